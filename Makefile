@@ -14,7 +14,7 @@ PIP := -m pip --disable-pip-version-check -qq
 CHROMIUM := /usr/bin/chromium
 
 .PHONY: help setup demo test nightly nightly-faults nightly-vllm vllm test-vllm test-browser check format demo-cassette \
-	regress wheel test-wheel clean bench bench-small bench-serving-small mutants
+	docs regress wheel test-wheel clean bench bench-small bench-serving-small mutants
 
 help:
 	@echo "make demo       set up everything and run every task on its sample, offline"
@@ -23,6 +23,7 @@ help:
 	@echo "make nightly    kill, starve and mislead every command, start and stop servers (about 40 minutes)"
 	@echo "make test-vllm  install the CPU build of vLLM, once for all clones, and run the tests against a real server"
 	@echo "make test-browser  open a report in Debian's Chromium and use it"
+	@echo "make docs       build the documentation in docs/_build/html"
 	@echo "make test-wheel build the wheel and run the demo from an empty environment"
 	@echo "make mutants    change the code of each package in 200 places, one at a time, and count what the tests notice (hours)"
 	@echo "make bench-small run the benchmarks that need no vLLM at a small size: do they work?"
@@ -82,6 +83,15 @@ $(CHROMIUM):
 test-browser: $(STAMP) | $(CHROMIUM)
 	@$(BIN)/python -m pytest -m browser tests/browser
 
+$(VENV)/.docs: $(STAMP)
+	$(BIN)/python $(PIP) install --constraint constraints.txt --editable '.[docs]'
+	@touch $@
+
+# Every warning is an error: a link without a target, a page without a place.
+docs: $(VENV)/.docs
+	@$(BIN)/python -m sphinx -q -W --keep-going -b html docs docs/_build/html
+	@echo "docs/_build/html/index.html"
+
 wheel: $(STAMP)
 	@rm -rf dist
 	@$(BIN)/python $(PIP) wheel --no-deps --wheel-dir dist .
@@ -106,7 +116,7 @@ bench: $(STAMP) vllm
 	$(BIN)/python -m benchmarks.evaluation
 	$(BIN)/python -m benchmarks.serving
 	$(BIN)/python -m benchmarks.gpu --cpu --size tiny --vocabulary 4096 --topics 10 --depth 20
-	$(BIN)/python -m benchmarks.growth --write docs
+	$(BIN)/python -m benchmarks.growth --write docs/explanation
 
 # Of some packages, or fewer of each: make mutants PACKAGES="ranking evaluation" MUTANTS=40
 PACKAGES ?=

@@ -6,7 +6,7 @@ The documents of a topic are its judged passages as far as the corpus holds them
 the first stage, where a passage that nobody judged has grade 0. The first stage is BM25 over the whole corpus; judged
 passages that it does not find come last. Topics without a passage of a grade above 0 are left out. The engine is
 `tests.oracle_engine.OracleEngine`, without a position bias and with one of 1.5 grades. Prints a table of
-`docs/ranking_methods.md`. It compares methods and says nothing about a language model.
+`docs/explanation/ranking-methods.md`. It compares methods and says nothing about a language model.
 """
 
 from __future__ import annotations

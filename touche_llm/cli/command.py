@@ -53,11 +53,15 @@ class Command(TyperCommand):
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
         """Write the options by panel, required and common ones first; hidden ones only if all are requested."""
+        _write_panels(formatter, self.list_options(ctx, with_hidden=bool(ctx.meta.get(_ALL))))
+
+    def list_options(self, ctx: Any, *, with_hidden: bool) -> dict[str, list[tuple[str, str]]]:
+        """Return names and descriptions of the arguments and options by panel, required and common ones first."""
         panels: dict[str, list[tuple[str, str]]] = {}
         for parameter in sorted(
             self.get_params(ctx), key=lambda item: (not item.required, getattr(item, "hidden", False))
         ):
-            if ctx.meta.get(_ALL):
+            if with_hidden:
                 parameter = copy(parameter)
                 parameter.hidden = False  # type: ignore[attr-defined]
             record = parameter.get_help_record(ctx)
@@ -68,7 +72,7 @@ class Command(TyperCommand):
             else:
                 panel = getattr(parameter, "rich_help_panel", None) or _OTHER_PANEL
                 panels.setdefault(panel, []).append((_TYPE.sub(_name_type, record[0]), record[1]))
-        _write_panels(formatter, {panel: panels[panel] for panel in _PANELS if panel in panels})
+        return {panel: panels[panel] for panel in _PANELS if panel in panels}
 
     def get_help(self, ctx: Any) -> str:
         """Return the help, in characters that standard output can show."""

@@ -89,7 +89,8 @@ class Request:
     def key(self) -> str:
         """SHA-256 in hexadecimal over the canonical JSON of everything that can change the answer.
 
-        Number of retries, addresses, concurrency and `origin` are not part of it. The contract is docs/answer-key.md.
+        Number of retries, addresses, concurrency and `origin` are not part of it. The contract is in
+        docs/reference/answer-key.md.
         """
         # Parts that came later are left out where they are not used, so that earlier keys stay valid.
         later = {"repeat": self.repeat, "stop": self.stop}

@@ -25,7 +25,7 @@ OMIT = "omit"
 MAX_LABELS = 20
 # Objective of a ranking.
 Objective = Literal["relevance", "quality", "both"]
-# What needs code; docs/tasks.md describes each.
+# What needs code; docs/reference/tasks.md describes each.
 Feature = Literal["objects", "stance_prompt", "pairs", "excerpts"]
 ReaderName = Literal["json_lines", "args_me"]
 MeasureName = Literal["nDCG@5", "nDCG@10", "macro-F1"]
@@ -200,7 +200,7 @@ class DocumentLimits(Strict):
 
 
 class TaskDefinition(Strict):
-    """Content of a `task.yaml`; docs/tasks.md describes its keys.
+    """Content of a `task.yaml`; docs/reference/tasks.md describes its keys.
 
     Attributes:
         name: Name of the task, also of the folder of its templates below `--prompts`.

@@ -1,0 +1,27 @@
+"""Configuration of the documentation, which `make docs` builds."""
+
+import sys
+from pathlib import Path
+
+from touche_llm import __version__
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+project = "touche_llm"
+release = version = __version__
+copyright = "the authors of touche_llm"
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "generated"]
+exclude_patterns = ["_build"]
+myst_enable_extensions = ["deflist"]
+myst_heading_anchors = 3
+autodoc_typehints = "signature"
+autodoc_member_order = "bysource"
+autodoc_preserve_defaults = True
+napoleon_numpy_docstring = False
+maximum_signature_line_length = 88
+html_theme = "furo"
+html_title = f"touche_llm {release}"
+html_static_path = ["_static"]
+html_css_files = ["style.css"]
+html_copy_source = False
+html_show_sphinx = False

@@ -1,0 +1,299 @@
+"""Parts of the reference that are generated from the code when the documentation is built.
+
+A line `<!-- generated: NAME -->` of a page becomes the Markdown that the function of this name returns.
+"""
+
+from __future__ import annotations
+
+import re
+import types
+from collections.abc import Callable, Iterator, Mapping
+from enum import StrEnum
+from functools import cache
+from pathlib import Path
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+
+import typer
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
+
+import touche_llm
+from touche_llm import cli, errors
+from touche_llm.cli.setting_options import OPTIONS
+from touche_llm.config import Config
+from touche_llm.data import records
+from touche_llm.llm.answers import AnswerModel
+from touche_llm.prompts.purposes import Purpose, purposes_of
+from touche_llm.tasks import TASKS
+
+_MARKER = re.compile(r"^<!-- generated: (\w+) -->$", re.MULTILINE)
+_ATTRIBUTE = re.compile(r"^    (\w+): (.*(?:\n     .*)*)", re.MULTILINE)
+_BOUNDS = {"gt": "above", "ge": "at least", "lt": "below", "le": "at most"}
+_KINDS = {int: "whole number", float: "number", str: "text", bool: "true or false", Path: "path"}
+# Files of a run's folder and the record of a line.
+_RECORDS: Mapping[str, type[Any]] = {
+    "judgments.jsonl, sentence_judgments.jsonl": records.Judgment,
+    "stances.jsonl": records.StanceReading,
+    "comparisons.jsonl": records.Comparison,
+    "objects.jsonl": records.Objects,
+    "queries.jsonl": records.Queries,
+    "failures.jsonl, comparison_failures.jsonl, query_failures.jsonl": records.Failure,
+}
+_INNER_RECORDS = (records.Reading, records.Cut, records.Attempt)
+
+
+def command_line() -> str:
+    """Return all commands with their arguments and options."""
+    return "\n".join(_describe_commands(typer.main.get_command(cli.app), None, "touche-llm"))
+
+
+def _describe_commands(group: Any, parent: Any, path: str) -> Iterator[str]:
+    context = typer.Context(group, info_name=path.split()[-1], parent=parent)
+    if not hasattr(group, "list_commands"):
+        yield from _describe_command(group, context, path)
+        return
+    for name in group.list_commands(context):
+        command = group.get_command(context, name)
+        if parent is None:
+            yield f"## {name}\n"
+        if hasattr(command, "list_commands"):
+            yield _escape(command.help or "") + "\n"
+        yield from _describe_commands(command, context, f"{path} {name}")
+
+
+def _describe_command(command: Any, context: Any, path: str) -> Iterator[str]:
+    if len(path.split()) > 2:
+        yield f"### {path.removeprefix('touche-llm ')}\n"
+    yield _escape(command.help or "") + "\n"
+    yield f"```text\n{path} {' '.join(command.collect_usage_pieces(context))}\n```\n"
+    for panel, options in command.list_options(context, with_hidden=True).items():
+        yield f"**{panel}**\n"
+        for name, description in options:
+            yield f"`{name.strip()}`\n: {_escape(' '.join(description.split()))}\n"
+
+
+def _escape(text: str) -> str:
+    """Return text with the characters that Markdown would interpret escaped, apart from code."""
+    parts = re.split(r"(`[^`]*`)", text)
+    return "".join(part if part.startswith("`") else re.sub(r"([<*\[_])", r"\\\1", part) for part in parts)
+
+
+def settings() -> str:
+    """Return all settings of a configuration, by section."""
+    sections: dict[str, list[str]] = {}
+    for name, field, attributes in _list_settings(Config, ""):
+        section = name.rpartition(".")[0]
+        sections.setdefault(section, []).append(_describe_setting(name, field, attributes))
+    return "\n".join(
+        "\n".join([f"## {f'`{section}`' if section else 'At the top level'}\n", *entries])
+        for section, entries in sections.items()
+    )
+
+
+def _list_settings(section: type[BaseModel], prefix: str) -> Iterator[tuple[str, FieldInfo, Mapping[str, str]]]:
+    attributes = _read_attributes(section)
+    for name, field in section.model_fields.items():
+        inner = [
+            kind
+            for kind in (field.annotation, *get_args(field.annotation))
+            if isinstance(kind, type) and issubclass(kind, BaseModel)
+        ]
+        if inner:
+            yield from _list_settings(inner[0], f"{prefix}{name}.")
+        else:
+            yield prefix + name, field, attributes
+
+
+def _describe_setting(name: str, field: FieldInfo, attributes: Mapping[str, str]) -> str:
+    options = [option for setting, option in OPTIONS.items() if setting == name or setting.startswith(f"{name}.")]
+    own = [option for option in options if option.setting == name]
+    facts = [_name_kind(field.annotation), *_list_bounds(field)]
+    if not field.is_required() and field.default is not None:
+        facts.append(f"default {_format_value(field.default)}")
+    if options:
+        facts.append(", ".join(f"`{option.flag}`" for option in options))
+    text = attributes.get(name.rpartition(".")[2]) or (f"{own[0].option.help}." if own else "")
+    heading = f"`{name}`"
+    return f"{heading}\n: {'; '.join(facts)}.{f' {_escape(text)}' if text else ''}\n"
+
+
+def _name_kind(kind: Any) -> str:
+    origin, inner = get_origin(kind), [item for item in get_args(kind) if item is not type(None)]
+    if origin in (Union, types.UnionType):
+        return " or ".join(map(_name_kind, inner))
+    if origin is Literal:
+        return ", ".join(f"`{item}`" for item in inner)
+    if origin is not None and hasattr(kind, "__metadata__"):
+        return _name_kind(inner[0])
+    if origin in (tuple, list):
+        return "list"
+    if origin is dict or kind is dict:
+        return "names and values"
+    if isinstance(kind, type) and issubclass(kind, StrEnum):
+        return ", ".join(f"`{item}`" for item in kind)
+    return _KINDS.get(kind, "value")
+
+
+def _list_bounds(field: FieldInfo) -> Iterator[str]:
+    for item in field.metadata:
+        for bound, words in _BOUNDS.items():
+            if getattr(item, bound, None) is not None:
+                yield f"{words} {getattr(item, bound):,}"
+
+
+def _format_value(value: Any) -> str:
+    match value:
+        case bool():
+            return f"`{str(value).lower()}`"
+        case tuple() | list():
+            return f"`[{', '.join(map(str, value))}]`"
+        case _:
+            return f"`{value}`" if str(value) else "empty"
+
+
+def _read_attributes(documented: type[Any]) -> dict[str, str]:
+    """Return the descriptions of attributes in a docstring of Google's style."""
+    _, found, section = (documented.__doc__ or "").partition("Attributes:\n")
+    lines = re.sub(r"^    ", "", section, flags=re.MULTILINE)
+    return {name: " ".join(text.split()) for name, text in _ATTRIBUTE.findall(lines)} if found else {}
+
+
+def file_records() -> str:
+    """Return the fields of the records in the JSON Lines of a run's folder."""
+    parts = []
+    for files, record in _RECORDS.items():
+        names = ", ".join(f"`{name}`" for name in files.split(", "))
+        parts.append(f"## {names}\n\n{_describe_record(record)}")
+    parts.append("## Records in these lines\n")
+    parts += [f"### {record.__name__}\n\n{_describe_record(record)}" for record in _INNER_RECORDS]
+    return "\n".join(parts)
+
+
+def _describe_record(record: type[Any]) -> str:
+    attributes = _read_attributes(record)
+    summary = (record.__doc__ or "").partition("Attributes:")[0].strip()
+    lines = [" ".join(_escape(summary).split()), ""]
+    hints = get_type_hints(record)
+    for field, name in zip(record.__struct_fields__, record.__struct_encode_fields__, strict=True):
+        text = attributes.get(field, "")
+        lines.append(f"`{name}`\n: {_name_type(hints[field])}.{f' {_escape(text)}' if text else ''}\n")
+    return "\n".join(lines)
+
+
+def _name_type(kind: Any) -> str:
+    """Return the type of a value in JSON."""
+    origin, inner = get_origin(kind), get_args(kind)
+    if origin in (Union, types.UnionType):
+        return " or ".join(map(_name_type, inner))
+    if kind is type(None):
+        return "null"
+    if origin is Literal:
+        return ", ".join(f'`"{item}"`' for item in inner)
+    if origin is dict:
+        return f"object of {_name_type(inner[1])}"
+    if origin in (list, tuple):
+        return f"list of {_name_type(inner[0])}"
+    if isinstance(kind, type) and kind in _INNER_RECORDS:
+        return f"[{kind.__name__}](#{kind.__name__.lower()})"
+    return {str: "text", int: "whole number", float: "number", bool: "true or false"}.get(kind, "number")
+
+
+def prompt_variables() -> str:
+    """Return the variables and the answer of each prompt of each task."""
+    parts = []
+    for task in TASKS.values():
+        rows = ["| prompt | must use | may use | answer |", "|---|---|---|---|"]
+        for purpose in purposes_of(task).values():
+            needed = ", ".join(f"`{name}`" for name, is_needed in purpose.variables.items() if is_needed)
+            others = ", ".join(f"`{name}`" for name, is_needed in purpose.variables.items() if not is_needed)
+            rows.append(f"| `{purpose.name}` | {needed} | {others} | {_describe_answer(purpose)} |")
+        parts.append(f"### `{task.name}`\n\n" + "\n".join(rows) + "\n")
+    return "\n".join(parts)
+
+
+def _describe_answer(purpose: Purpose) -> str:
+    topic = records.Topic("1", "Is tea better than coffee?", "", "", ("tea", "coffee"))
+    answer: type[AnswerModel] = purpose.answer_for(topic, 3)
+    fields = []
+    for name, field in answer.model_fields.items():
+        labels = get_args(field.annotation) if get_origin(field.annotation) is Literal else ()
+        fields.append(f"`{name}`" + (f": {' '.join(f'`{label}`' for label in labels)}" if 0 < len(labels) < 9 else ""))
+    return "; ".join(fields)
+
+
+def tasks() -> str:
+    """Return a table of the project's own tasks."""
+    rows = [
+        "| `--task` | shared task | corpus | aspects | stances | official measures |",
+        "|---|---|---|---|---|---|",
+    ]
+    for task in TASKS.values():
+        cells = (
+            f"`{task.name}`",
+            task.title,
+            " or ".join(f"`{name}`" for name in task.corpus_files),
+            ", ".join(task.scales),
+            " ".join(f"`{label}`" for label in task.stances) or "none",
+            ", ".join(f"{aspect} {measure}" for aspect, measure in task.definition.measures.items()),
+        )
+        rows.append(f"| {' | '.join(cells)} |")
+    return "\n".join(rows)
+
+
+def exceptions() -> str:
+    """Return a table of the exceptions with the exit codes of the command line."""
+    rows = ["| exception | exit code | raised for |", "|---|---|---|"]
+    for value in vars(errors).values():
+        if isinstance(value, type) and issubclass(value, errors.ToucheError):
+            summary = " ".join((value.__doc__ or "").split())
+            rows.append(f"| `{value.__name__}` | {value.exit_code} | {_escape(summary)} |")
+    return "\n".join(rows)
+
+
+def python_interface() -> str:
+    """Return directives of autodoc for the public names."""
+    groups: dict[str, list[str]] = {"Functions": [], "Classes": [], "Settings": [], "Errors and warnings": []}
+    for name in touche_llm.__all__:
+        value = getattr(touche_llm, name)
+        if not isinstance(value, type):
+            groups["Functions"].append(f".. autofunction:: touche_llm.{name}")
+        elif issubclass(value, Exception):
+            groups["Errors and warnings"].append(f".. autoexception:: touche_llm.{name}")
+        elif issubclass(value, BaseModel):
+            groups["Settings"].append(f".. autoclass:: touche_llm.{name}()")
+        else:
+            groups["Classes"].append(f".. autoclass:: touche_llm.{name}\n   :members:")
+    return "\n".join(
+        f"## {title}\n\n" + "".join(f"```{{eval-rst}}\n{directive}\n```\n\n" for directive in directives)
+        for title, directives in groups.items()
+    )
+
+
+# By the name in a page.
+GENERATORS: Mapping[str, Callable[[], str]] = {
+    function.__name__: cache(function)
+    for function in (
+        command_line,
+        settings,
+        file_records,
+        prompt_variables,
+        tasks,
+        exceptions,
+        python_interface,
+    )
+}
+
+
+def generate(source: str) -> str:
+    """Return a page with its markers replaced; raises KeyError for an unknown name."""
+    return _MARKER.sub(lambda match: GENERATORS[match[1]](), source)
+
+
+def _replace_markers(app: Any, document: str, source: list[str]) -> None:
+    source[0] = generate(source[0])
+
+
+def setup(app: Any) -> dict[str, bool]:
+    """Register with Sphinx."""
+    app.connect("source-read", _replace_markers)
+    return {"parallel_read_safe": True, "parallel_write_safe": True}
