@@ -320,7 +320,7 @@ def _counted(topics: int) -> str:
 def written(folder: Path, options: argparse.Namespace, tables: list[Grid], end: str, lines: dict[str, Line]) -> None:
     """Write the tables and the picture."""
     sizes = [f"--{name} {' '.join(map(str, getattr(options, name)))}" for name in ("topics", "passages")]
-    made_by = " ".join(["python -m benchmarks.growth", *sizes, f"--depth {options.depth} --write {folder.name}"])
+    made_by = " ".join(["python -m benchmarks.growth", *sizes, f"--depth {options.depth} --write {folder}"])
     first, second, followed, hours = (each.markdown() for each in tables)
     texts = [
         "# Growth",

@@ -19,7 +19,7 @@ from touche_llm.llm.request import Message, Origin, Request, Sampling, hash_cont
 RECORDED = [
     orjson.loads(line) for line in Path(__file__).with_name("recorded_requests.jsonl").read_bytes().splitlines()
 ]
-CONTRACT = Path(__file__).parents[2] / "docs" / "answer-key.md"
+CONTRACT = Path(__file__).parents[2] / "docs" / "reference" / "answer-key.md"
 
 BASE = Request(
     messages=(Message("system", "Judge."), Message("user", "Passage.")),
