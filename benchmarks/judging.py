@@ -46,6 +46,7 @@ from touche_llm.data.json_records import decode_json
 from touche_llm.data.records import Candidate
 from touche_llm.data.topics import read_topics
 from touche_llm.data.trec_runs import write_candidates
+from touche_llm.llm.answer_forms import AnswerForm, Layout
 from touche_llm.llm.cache import Cache
 from touche_llm.llm.counts import Counts
 from touche_llm.llm.engines.base import Completion, EngineInfo
@@ -110,13 +111,14 @@ def _sent(piece: str, generator: random.Random) -> dict[str, Any]:
     return {**top[0], "top_logprobs": top}
 
 
+_LAYOUT = Layout(AnswerForm.OBJECT, ("relevance", "quality", "stance"))
+
+
 class _AtOnce:
     """An engine in process that has its answers ready."""
 
     def __init__(self) -> None:
-        found = [
-            read_completion(decode_json(each, ChatReply), ("relevance", "quality", "stance")) for each in replies()
-        ]
+        found = [read_completion(decode_json(each, ChatReply), _LAYOUT) for each in replies()]
         self._answers: Iterator[Completion] = cycle(found)
 
     async def complete(self, request: Request) -> Completion:

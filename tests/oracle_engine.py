@@ -12,6 +12,7 @@ from pathlib import Path
 from string import ascii_uppercase
 from typing import Any
 
+from tests.prompt_variants import load_prompt
 from tests.scripted_engine import FACTS, Label, ScriptedEngine
 from touche_llm.data.records import Candidate, Document, Judgment, Topic
 from touche_llm.errors import DataError
@@ -19,7 +20,7 @@ from touche_llm.judging.pointwise import RequestBuilder, judge
 from touche_llm.llm.cache import Cache, CacheMode
 from touche_llm.llm.model import ModelClient
 from touche_llm.llm.request import Request, Sampling
-from touche_llm.prompts.prompt import Prompt, load_prompt
+from touche_llm.prompts.prompt import Prompt
 from touche_llm.prompts.purposes import list_template_variables
 from touche_llm.ranking.steps import RankingSettings, list_comparison_kinds, parse_steps
 from touche_llm.ranking.topics import ComparisonResources, RankedTopics, RankingPlan, rank_topics

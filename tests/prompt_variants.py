@@ -14,11 +14,21 @@ from touche_llm.config import Config, load_config
 from touche_llm.llm.cache import Cache
 from touche_llm.llm.model import ModelClient
 from touche_llm.llm.request import Request
+from touche_llm.prompts import prompt
+from touche_llm.prompts.prompt import Prompt
+from touche_llm.prompts.purposes import purposes_of
 from touche_llm.tasks import prompts_folder
+from touche_llm.tasks.base import Task
 
 LABELS = ("FIRST", "SECOND", "NEUTRAL", "NO")
 DOCUMENTS = 6
 Opens = Callable[[Any, Any, Any], AbstractAsyncContextManager[ModelClient]]
+
+
+def load_prompt(task: Task, name: str, answer: str, variables: Mapping[str, bool], **given: Any) -> Prompt:
+    """The prompt, with the answer model of its purpose unless another is given."""
+    answer_for = given.pop("answer_for", purposes_of(task)[answer].answer_for)
+    return prompt.load_prompt(task, name, answer, variables, answer_for=answer_for, **given)
 
 
 def collection(folder: Path, topics: int = 16, text: str = "") -> dict[str, Path]:

@@ -176,7 +176,7 @@ def listed(_: Path) -> list[Row]:
         purpose, prompt = each.loaded
         row = {"task": "comparative", "name": each.name, "version": 1, "hash": prompt.hash, "answer": purpose.name}
         row |= {
-            "fields": describe_fields(purpose),
+            "fields": describe_fields(purpose, prompt),
             "purpose": prompt.header.purpose,
             "examples": 0,
             "path": str(prompt.path),

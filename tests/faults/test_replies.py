@@ -161,7 +161,7 @@ def check(sent: list[Sent], result: Result) -> str:
         assert json.loads(source.text) == result.value.model_dump()
     for name, labels in LABELS.items():
         label = getattr(result.value, name)
-        reading = read_label(result.answer.text, result.answer.tokens, name, labels, label)
+        reading = read_label(result.answer.text, result.answer.tokens, result.layout, name, labels, label)
         if reading.probabilities is not None:
             assert sum(reading.probabilities.values()) == pytest.approx(1.0, abs=1e-6)
             assert all(0.0 <= share <= 1.0 for share in reading.probabilities.values())

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from tests.answer_models import ComparativeJudgment
 from tests.scripted_engine import spell
 from touche_llm.data.records import Reading
+from touche_llm.llm.answer_forms import AnswerForm, Layout
 from touche_llm.llm.answers import Token, Unusable, get_labels
 from touche_llm.llm.logprobs import (
     check_logprobs,
@@ -23,6 +24,7 @@ from touche_llm.llm.logprobs import (
 )
 
 LABELS = get_labels(ComparativeJudgment)
+LAYOUT = Layout(AnswerForm.OBJECT, (*LABELS, "depth"))
 # A token of the answer, or a token with the probabilities of its alternatives.
 Piece = str | tuple[str, Mapping[str, float]]
 
@@ -40,7 +42,7 @@ def tokens_of(pieces: Sequence[Piece]) -> tuple[str, list[Token]]:
 
 def read(pieces: Sequence[Piece], field: str, answered: int | str) -> Reading:
     text, tokens = tokens_of(pieces)
-    return read_label(text, tokens, field, LABELS[field], answered)
+    return read_label(text, tokens, LAYOUT, field, LABELS[field], answered)
 
 
 def test_a_grade_of_one_token() -> None:
@@ -84,7 +86,7 @@ def test_probabilities_of_tokens_with_the_same_text_add_up() -> None:
     text = '{"relevance":2,"quality":1,"stance":"NO"}'
     top = [("2", math.log(0.4)), ("1", math.log(0.3)), ("1", math.log(0.3))]
     token = Token(at=13, token="2", logprob=math.log(0.4), top=top)
-    reading = read_label(text, [token], "relevance", LABELS["relevance"], 2)
+    reading = read_label(text, [token], LAYOUT, "relevance", LABELS["relevance"], 2)
     assert reading.probabilities == pytest.approx({"0": 0.0, "1": 0.6, "2": 0.4, "3": 0.0})
     assert get_most_probable(reading) == "1"
 
@@ -113,11 +115,11 @@ def test_a_number_that_begins_another_one_keeps_the_probability_of_both() -> Non
     # The brace after the number is no part of its value.
     shares = {"1": 0.6, "7": 0.3, "2": 0.1}
     text, tokens = tokens_of(['{"depth":', ("1", shares), ("}", {"}": 0.7, "0": 0.3})])
-    reading = read_label(text, tokens, "depth", range(11), 1)
+    reading = read_label(text, tokens, LAYOUT, "depth", range(11), 1)
     assert reading.probabilities == pytest.approx({str(grade): shares.get(str(grade), 0.0) for grade in range(11)})
     assert reading.shared == pytest.approx(0.6) and reading.off_label_mass == pytest.approx(0.0, abs=1e-9)
     text, tokens = tokens_of(['{"depth":', ("1", shares), ("0", {"0": 0.75, "}": 0.25}), "}"])
-    reading = read_label(text, tokens, "depth", range(11), 10)
+    reading = read_label(text, tokens, LAYOUT, "depth", range(11), 10)
     assert reading.probabilities is not None
     assert (reading.probabilities["10"], reading.probabilities["1"]) == pytest.approx((0.45, 0.15))
 
@@ -140,8 +142,12 @@ def test_the_quote_may_be_merged_with_the_label() -> None:
 
 def test_each_field_is_read_at_its_own_place() -> None:
     text, tokens = spell({"relevance": {0: 0.9, 3: 0.1}, "quality": {3: 0.8, 0: 0.2}, "stance": {"NO": 1.0}})
-    assert compute_expected_grade(read_label(text, tokens, "relevance", LABELS["relevance"], 0)) == pytest.approx(0.3)
-    assert compute_expected_grade(read_label(text, tokens, "quality", LABELS["quality"], 3)) == pytest.approx(2.4)
+    assert compute_expected_grade(
+        read_label(text, tokens, LAYOUT, "relevance", LABELS["relevance"], 0)
+    ) == pytest.approx(0.3)
+    assert compute_expected_grade(read_label(text, tokens, LAYOUT, "quality", LABELS["quality"], 3)) == pytest.approx(
+        2.4
+    )
 
 
 @pytest.mark.parametrize(
@@ -154,7 +160,9 @@ def test_each_field_is_read_at_its_own_place() -> None:
     ],
 )
 def test_without_matching_log_probabilities_there_are_no_probabilities(tokens: list[Token]) -> None:
-    reading = read_label('{"relevance":2,"quality":1,"stance":"NO"}', tokens, "relevance", LABELS["relevance"], 2)
+    reading = read_label(
+        '{"relevance":2,"quality":1,"stance":"NO"}', tokens, LAYOUT, "relevance", LABELS["relevance"], 2
+    )
     assert reading == Reading(answered=2)
     assert (compute_expected_grade(reading), get_most_probable(reading)) == (2.0, "2")
 
@@ -163,9 +171,8 @@ def test_only_white_space_may_precede_a_label() -> None:
     spaces = {chr(code) for code in range(sys.maxunicode + 1) if chr(code).isspace()}
     for before in [*spaces, "", "x", "\u200b", "\ufeff"]:
         top = [("1", math.log(0.5)), (f"{before}2", math.log(0.25))]
-        reading = read_label(
-            '{"relevance":1}', [Token(at=13, token="1", logprob=-0.1, top=top)], "relevance", LABELS["relevance"], 1
-        )
+        tokens = [Token(at=13, token="1", logprob=-0.1, top=top)]
+        reading = read_label('{"relevance":1}', tokens, LAYOUT, "relevance", LABELS["relevance"], 1)
         assert reading.off_label_mass == pytest.approx(0.25 if before in spaces or not before else 0.5)
 
 
@@ -196,7 +203,7 @@ def test_probabilities_exceed_1_by_no_more_than_rounding(
 def test_no_expected_grade_exceeds_the_highest_grade_because_of_rounding() -> None:
     top = [("3", 0.0), ("2", math.log(5.000000344e-10))]
     reading = read_label(
-        '{"relevance":3}', [Token(at=13, token="3", logprob=0.0, top=top)], "relevance", LABELS["relevance"], 3
+        '{"relevance":3}', [Token(at=13, token="3", logprob=0.0, top=top)], LAYOUT, "relevance", LABELS["relevance"], 3
     )
     assert reading.probabilities is not None and sum(reading.probabilities.values()) > 1
     assert compute_expected_grade(reading) == 3.0
@@ -210,10 +217,10 @@ def test_the_most_probable_label_can_differ_from_the_answered_one_but_not_in_a_t
 def test_the_tokens_of_labels_suffice_for_the_readings() -> None:
     pieces: list[Piece] = ["{", '"relevance', '":', ("2", {"2": 0.9, "1": 0.1}), ',"quality":', "1", ',"stance":"NO"}']
     text, tokens = tokens_of(pieces)
-    kept = select_label_tokens(text, tokens, ["relevance"])
+    kept = select_label_tokens(text, tokens, LAYOUT, ["relevance"])
     assert [token.token for token in kept] == ["2"]
     arguments = ("relevance", LABELS["relevance"], 2)
-    assert read_label(text, kept, *arguments) == read_label(text, tokens, *arguments)
+    assert read_label(text, kept, LAYOUT, *arguments) == read_label(text, tokens, LAYOUT, *arguments)
 
 
 @st.composite
@@ -243,7 +250,7 @@ def split_answers(draw: st.DrawFn) -> tuple[str, list[Token], Mapping[str, int |
 def test_any_split_gives_a_distribution_over_the_labels(case: tuple[str, list[Token], Mapping[str, int | str]]) -> None:
     text, tokens, answered = case
     for field, labels in LABELS.items():
-        reading = read_label(text, tokens, field, labels, answered[field])
+        reading = read_label(text, tokens, LAYOUT, field, labels, answered[field])
         assert reading.probabilities is not None
         assert sum(reading.probabilities.values()) == pytest.approx(1.0, abs=1e-6)
         assert all(share >= 0 for share in reading.probabilities.values())
@@ -253,7 +260,7 @@ def test_any_split_gives_a_distribution_over_the_labels(case: tuple[str, list[To
 
 def test_a_token_missing_from_its_alternatives_counts_with_its_own_probability() -> None:
     token = Token(at=13, token="2", logprob=math.log(0.1), top=[("1", math.log(0.5)), ("0", math.log(0.2))])
-    reading = read_label('{"relevance":2}', [token], "relevance", LABELS["relevance"], 2)
+    reading = read_label('{"relevance":2}', [token], LAYOUT, "relevance", LABELS["relevance"], 2)
     assert reading.probabilities == pytest.approx({"0": 0.25, "1": 0.625, "2": 0.125, "3": 0.0})
     assert reading.off_label_mass == pytest.approx(0.2)
 
@@ -264,7 +271,7 @@ def test_offsets_are_in_bytes() -> None:
     reading = read(pieces, "relevance", 2)
     assert reading.probabilities == pytest.approx({"0": 0.0, "1": 0.25, "2": 0.75, "3": 0.0})
     text, tokens = tokens_of(pieces)
-    assert [token.token for token in select_label_tokens(text, tokens, ["relevance", "quality"])] == ["2", "1"]
+    assert [token.token for token in select_label_tokens(text, tokens, LAYOUT, ["relevance", "quality"])] == ["2", "1"]
 
 
 @pytest.mark.parametrize("length", [10, 5000])
@@ -277,7 +284,7 @@ def test_a_repeated_field_has_no_probabilities() -> None:
     pieces: list[Piece] = ['{"relevance":', ("2", {"2": 0.5, "3": 0.5}), ',"quality":', "1", ',"relevance":', "3", "}"]
     assert read(pieces, "relevance", 3) == Reading(answered=3)
     text, tokens = tokens_of(pieces)
-    assert [token.token for token in select_label_tokens(text, tokens, ["relevance", "quality"])] == ["1"]
+    assert [token.token for token in select_label_tokens(text, tokens, LAYOUT, ["relevance", "quality"])] == ["1"]
 
 
 def test_tokens_that_share_a_byte_with_a_value_are_selected_and_its_neighbours_are_not() -> None:
@@ -287,7 +294,7 @@ def test_tokens_that_share_a_byte_with_a_value_are_selected_and_its_neighbours_a
         (['{"relevance":', "2,", '"quality":1}'], ["2,"]),
     ):
         text, tokens = tokens_of(pieces)
-        assert [token.token for token in select_label_tokens(text, tokens, ["relevance"])] == kept
+        assert [token.token for token in select_label_tokens(text, tokens, LAYOUT, ["relevance"])] == kept
 
 
 def test_the_first_of_several_other_most_probable_labels_is_returned() -> None:

@@ -8,8 +8,9 @@ from string import ascii_uppercase
 
 import pytest
 
+from tests.prompt_variants import load_prompt
 from touche_llm.data.records import Topic
-from touche_llm.prompts.prompt import Prompt, load_prompt
+from touche_llm.prompts.prompt import Prompt
 from touche_llm.tasks import get_task
 
 TOPIC = Topic("2", "THE QUESTION", "THE DESCRIPTION", "THE NARRATIVE", ("OBJECT ONE", "OBJECT TWO"))

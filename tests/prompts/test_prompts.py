@@ -11,10 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.expect import raises_at
+from tests.prompt_variants import load_prompt
 from touche_llm.data.records import Document, Topic
 from touche_llm.errors import PromptError
 from touche_llm.llm.answers import get_labels
-from touche_llm.prompts.prompt import load_prompt
 from touche_llm.tasks import TASKS, get_task, prompts_folder
 from touche_llm.tasks.base import Question
 from touche_llm.text.sanitize import sanitize

@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.expect import raises_at
+from tests.prompt_variants import load_prompt
 from tests.scripted_engine import FACTS, Script, ScriptedEngine
 from touche_llm.data.records import Attempt, Document, Topic
 from touche_llm.errors import PromptError
@@ -25,7 +26,7 @@ from touche_llm.llm.engines.base import Completion, Rejected, Transient
 from touche_llm.llm.model import MAX_SAMPLES, ModelClient
 from touche_llm.llm.request import Message, Request, Sampling
 from touche_llm.llm.truncation import CUT_MARK
-from touche_llm.prompts.prompt import Prompt, load_prompt
+from touche_llm.prompts.prompt import Prompt
 from touche_llm.prompts.purposes import (
     LABELS,
     build_best_answer,

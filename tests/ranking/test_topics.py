@@ -12,6 +12,7 @@ import pytest
 from aiohttp import web
 
 from tests.fake_server import FakeServer, good, reply
+from tests.prompt_variants import load_prompt
 from tests.ranking.test_comparer import Held
 from tests.sample_runs import SAMPLE, config_for, run_scripted
 from tests.scripted_engine import FACTS, Script, ScriptedEngine
@@ -23,7 +24,6 @@ from touche_llm.llm.cache import Cache, CacheMode
 from touche_llm.llm.model import MAX_SAMPLES, ModelClient
 from touche_llm.llm.request import Request, Sampling
 from touche_llm.pipeline.run_files import COMPARISON_FAILURES, COMPARISONS
-from touche_llm.prompts.prompt import load_prompt
 from touche_llm.prompts.purposes import LABELS, list_template_variables
 from touche_llm.ranking.steps import RankingSettings, parse_steps
 from touche_llm.ranking.topics import ComparisonResources, RankedTopics, RankingPlan, rank_topics

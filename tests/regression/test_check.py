@@ -14,6 +14,7 @@ from tests.regression.conftest import Copy, all_checked, checked, edit, overlay
 from tests.write_regressions import FOLDER
 from touche_llm.cli.demo import SAMPLE_TASKS
 from touche_llm.errors import UsageError
+from touche_llm.llm.answer_forms import AnswerForm
 from touche_llm.llm.answers import AnswerModel, build_schema
 from touche_llm.regression.differences import RunDifference, group_by_kind
 from touche_llm.regression.format_diff import format_differences
@@ -285,8 +286,8 @@ def test_changed_sampling_is_reported_as_a_setting_and_as_request_parameters(cop
 
 
 def test_a_changed_schema_is_told_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    def with_a_title(model: type[AnswerModel]) -> dict[str, Any]:
-        return {**build_schema(model), "title": "Answer"}
+    def with_a_title(model: type[AnswerModel], form: AnswerForm) -> dict[str, Any]:
+        return {**build_schema(model, form), "title": "Answer"}
 
     monkeypatch.setattr("touche_llm.judging.pointwise.build_schema", with_a_title)
     found = group_by_kind(checked(FOLDER / "comparative"))

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from tests.prompt_variants import load_prompt
 from tests.vllm.command import touche
 from tests.vllm.conftest import Tell
 from tests.vllm.real_data import TaskInput
@@ -22,7 +23,6 @@ from touche_llm.data.records import Failure, Judgment
 from touche_llm.data.topics import read_topics
 from touche_llm.data.trec_runs import read_candidates
 from touche_llm.llm.cache import Cache
-from touche_llm.prompts.prompt import load_prompt
 from touche_llm.tasks import get_task
 
 pytestmark = pytest.mark.vllm

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
+from tests.prompt_variants import load_prompt
 from tests.vllm.make_tiny_model import SPECIAL_TOKENS
 from tests.vllm.server import token_ids
 from touche_llm.data.records import Topic
 from touche_llm.llm.request import Message
-from touche_llm.prompts.prompt import load_prompt
 from touche_llm.tasks import get_task
 
 pytestmark = pytest.mark.vllm

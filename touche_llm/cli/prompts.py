@@ -30,7 +30,7 @@ from touche_llm.prompt_lab.lint import CheckedPrompt, Finding, Share, check, det
 from touche_llm.prompt_lab.material import make_invented_material, take_corpus_material
 from touche_llm.prompt_lab.prefix_sharing import Count, estimate
 from touche_llm.prompts.catalog import CatalogEntry, find_prompt, find_prompts, load_named
-from touche_llm.prompts.prompt import examples_path
+from touche_llm.prompts.prompt import Prompt, examples_path
 from touche_llm.prompts.purposes import Purpose
 from touche_llm.prompts.templates import read_text
 from touche_llm.tasks import DEFAULT_TASK, TASK_HELP, TASKS, get_task
@@ -92,7 +92,7 @@ def show_(given: s.Given, name: NameArgument, output: FormatOption = Format.TABL
         return
     header = prompt.header
     print(to_printable(f"{prompt.name}, version {header.version}, hash {prompt.hash}: {header.purpose}"))
-    print(to_printable(f"answer: {purpose.name}: {describe_fields(purpose)}"))
+    print(to_printable(f"answer: {purpose.name}: {describe_fields(purpose, prompt)}"))
     if prompt.examples:
         print(to_printable(f"{len(prompt.examples)} examples: {examples_path(prompt.path)}"))
     for path, text in texts.items():
@@ -273,7 +273,7 @@ def _cells(found: CatalogEntry) -> tuple[str, ...]:
         return name, "", "", "does not load, see below", "", place
     purpose, prompt = found.loaded
     examples = f" ({len(prompt.examples)} examples)" if prompt.examples else ""
-    answer = f"{purpose.name}: {describe_fields(purpose)}"
+    answer = f"{purpose.name}: {describe_fields(purpose, prompt)}"
     return name, str(prompt.header.version), prompt.hash, answer, prompt.header.purpose + examples, place
 
 
@@ -286,20 +286,20 @@ def _row(found: CatalogEntry) -> dict[str, Any]:
             "version": prompt.header.version,
             "hash": prompt.hash,
             "answer": purpose.name,
-            "fields": describe_fields(purpose),
+            "fields": describe_fields(purpose, prompt),
         }
         row |= {"purpose": prompt.header.purpose, "examples": len(prompt.examples)}
     return row
 
 
-def describe_fields(purpose: Purpose) -> str:
+def describe_fields(purpose: Purpose, prompt: Prompt) -> str:
     """Describe the fields of the answer and their labels."""
     if purpose.depends_on == "documents":
         what = "a label" if purpose.name == "best" else "all labels"
         return f"{what} of the documents"
     if purpose.depends_on == "topic":
         return "first, second (words of the title)"
-    model = purpose.answer_for(Topic("", ""), 1)
+    model = prompt.answer_for(Topic("", ""), 1)
     labels = get_labels(model)
     return ", ".join(
         f"{name} ({_format_labels(labels[name])})" if name in labels else name for name in model.model_fields

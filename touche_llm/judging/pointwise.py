@@ -8,7 +8,8 @@ from typing import Any, Protocol
 
 from touche_llm.data.records import Cut, Document, Failure, Judgment, Reading, Topic
 from touche_llm.data.trec_runs import NO_STANCE_COLUMN
-from touche_llm.llm.answers import AnswerModel, FailedRequest, build_schema, get_labels
+from touche_llm.judging.stance import combine_position
+from touche_llm.llm.answers import AnswerModel, FailedRequest, build_schema, count_alternatives, get_labels
 from touche_llm.llm.concurrency import map_in_order
 from touche_llm.llm.logprobs import compute_expected_grade, get_most_probable, read_label
 from touche_llm.llm.model import AnsweredRequest, ModelClient
@@ -35,7 +36,7 @@ class Documents(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class RequestBuilder:
-    """Builder of a stage's requests."""
+    """Builder of a stage's requests, with at most the alternatives of `sampling`, and no more than the answer needs."""
 
     model: ModelClient
     sampling: Sampling
@@ -43,13 +44,14 @@ class RequestBuilder:
     concurrency: int
 
     def build(
-        self, prompt: Prompt, schema: Mapping[str, Any], topic: Topic, document_id: str | None, **variables: Any
+        self, prompt: Prompt, answer: type[AnswerModel], topic: Topic, document_id: str | None, **variables: Any
     ) -> Request:
         """Build the request of a prompt about a topic, or about a document for the topic."""
+        schema = build_schema(answer, prompt.header.form)
         return Request(
             messages=prompt.render(topic=topic, **variables),
             schema=schema,
-            sampling=self.sampling,
+            sampling=replace(self.sampling, top_logprobs=min(self.sampling.top_logprobs, count_alternatives(schema))),
             model=self.model.engine_info.model,
             revision=self.model.engine_info.revision,
             chat_template_kwargs=self.chat_template_kwargs,
@@ -79,7 +81,7 @@ async def find_objects(
         if topic.objects is not None:
             return topic, None
         answer_model = build(topic)
-        request = builder.build(prompt, build_schema(answer_model), topic, None)
+        request = builder.build(prompt, answer_model, topic, None)
         result = await builder.model.request(request, answer_model)
         done()
         if not isinstance(result, AnsweredRequest):
@@ -101,24 +103,25 @@ async def request_answer(
     Returns:
         The answer or the failed request, and the truncation of the document, None if the model saw all of it.
     """
-    schema = build_schema(question.answer)
+    answer = prompt.answer_for(topic, 1)
     shown = question.render(topic, documents.get(document_id))
 
     def request(document: str) -> Request:
-        return builder.build(prompt, schema, topic, document_id, document=document, **shown.variables)
+        return builder.build(prompt, answer, topic, document_id, document=document, **shown.variables)
 
-    return await builder.model.request_truncated(request, sanitize_document(shown), question.answer)
+    return await builder.model.request_truncated(request, sanitize_document(shown), answer)
 
 
-def read_labels(result: AnsweredRequest[AnswerModel], question: Question) -> dict[str, Reading]:
-    """Read the label of each field, without probabilities if any field lacks them.
+def read_labels(result: AnsweredRequest[AnswerModel]) -> dict[str, Reading]:
+    """Read the label of each field that has labels, without probabilities if any field lacks them.
 
     An answer is read in one way only: expectations are not mixed with plain labels.
     """
-    answered = result.value.model_dump()
+    labels = get_labels(type(result.value))
+    answered = result.value.model_dump(include=set(labels))
     readings = {
-        field: read_label(result.answer.text, result.answer.tokens, field, labels, answered[field])
-        for field, labels in get_labels(question.answer).items()
+        field: read_label(result.answer.text, result.answer.tokens, result.layout, field, allowed, answered[field])
+        for field, allowed in labels.items()
     }
     if all(reading.probabilities is not None for reading in readings.values()):
         return readings
@@ -159,7 +162,11 @@ def _make_judgment(
     question: Question,
     cut: Cut | None,
 ) -> Judgment:
-    readings = read_labels(result, question)
+    readings = read_labels(result)
+    if "position" in readings:
+        labels, sides = (get_labels(answer)["stance"] for answer in (question.answer, type(result.value)))
+        order = [str(label) for label in sorted(labels, key=lambda label: label in sides)]
+        readings["stance"] = combine_position(readings.pop("position"), readings["stance"], order)
     complete = all(reading.probabilities is not None for reading in readings.values())
     return Judgment(
         topic_id=topic.id,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from pydantic import BeforeValidator, Field, ValidationError
 
 from touche_llm.data.files import open_atomic
+from touche_llm.data.records import Reading
 from touche_llm.data.settings import Option, Section, describe_first_problem, read_values
 from touche_llm.data.yaml_text import to_yaml
 from touche_llm.errors import UsageError
@@ -52,6 +53,37 @@ class StanceSettings(Section):
     ] = {}
     calibrated_on: tuple[_TopicId, ...] = ()
     calibrated_for: str = ""
+
+
+def combine_shares(position: Mapping[str, float], side: Mapping[str, float], labels: Sequence[str]) -> dict[str, float]:
+    """Return the probability of each label of a stance: that of YES times that of the side, or that of NO.
+
+    The side is read after the position that the model wrote, so for a document with an unlikely position it is the side
+    to which the document leans.
+
+    Args:
+        position: Probabilities of YES and NO.
+        side: Probabilities of the labels that an answer with the position YES can have.
+        labels: The label of documents without a position, then all others.
+    """
+    without, *others = labels
+    yes = position.get("YES", 0.0)
+    return {without: position.get("NO", 0.0), **{label: yes * side.get(label, 0.0) for label in others}}
+
+
+def combine_position(position: Reading, side: Reading, labels: Sequence[str]) -> Reading:
+    """Return the reading of a stance from those of a position and of a side; `labels` are as in `combine_shares`."""
+    answered = labels[0] if position.answered == "NO" else side.answered
+    if position.probabilities is None or side.probabilities is None:
+        return Reading(answered=answered)
+    shares = combine_shares(position.probabilities, side.probabilities, labels)
+    inside = (1.0 - (position.off_label_mass or 0.0)) * (1.0 - (side.off_label_mass or 0.0))
+    return Reading(
+        answered=answered,
+        probabilities={label: round(share, 9) for label, share in shares.items()},
+        off_label_mass=round(1.0 - inside, 9),
+        shared=max(position.shared or 0.0, side.shared or 0.0),
+    )
 
 
 def choose_stance(probabilities: Mapping[str, float], thresholds: Mapping[str, float], task: Task) -> str:

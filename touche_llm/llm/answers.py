@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
@@ -15,6 +16,7 @@ from pydantic_core import from_json
 
 from touche_llm.data.json_records import Count, JsonStruct
 from touche_llm.data.records import Attempt
+from touche_llm.llm.answer_forms import AnswerForm, list_fields
 
 # The model refused; the answer reached the length limit; it is not JSON; it does not fit the schema; its
 # log-probabilities are impossible.
@@ -38,6 +40,8 @@ class AnswerModel(BaseModel):
 AnswerT = TypeVar("AnswerT", bound=AnswerModel)
 # Max characters of a text whose parsed answer is cached.
 _MAX_CACHED_CHARS = 1000
+# Alternatives per token that vLLM sends at most by default.
+MAX_ALTERNATIVES = 20
 _PAIRS = json.JSONDecoder(object_pairs_hook=list)
 
 
@@ -137,18 +141,47 @@ def get_labels(model: type[AnswerModel]) -> Mapping[str, tuple[int | str, ...]]:
 
 
 @lru_cache(maxsize=256)
-def build_schema(model: type[AnswerModel]) -> Mapping[str, Any]:
-    """Return the JSON Schema of an answer model: a closed object with all keys required, in order."""
+def build_schema(model: type[AnswerModel], form: AnswerForm = AnswerForm.OBJECT) -> Mapping[str, Any]:
+    """Return the JSON Schema of an answer model in a form; all fields are required, in order.
+
+    The schema of a line is a string with a pattern, which a server gets as a regular expression; like that of an array,
+    it lists the fields in `prefixItems`, by their titles.
+    """
     labels = get_labels(model)
-    return {
-        "type": "object",
-        "properties": {
-            name: {"enum": list(labels[name])} if name in labels else {"type": "string", "pattern": _get_pattern(field)}
-            for name, field in model.model_fields.items()
-        },
-        "required": list(model.model_fields),
-        "additionalProperties": False,
+    fields = {
+        name: {"enum": list(labels[name])} if name in labels else {"type": "string", "pattern": _get_pattern(field)}
+        for name, field in model.model_fields.items()
     }
+    if form is AnswerForm.OBJECT:
+        return {"type": "object", "properties": fields, "required": list(fields), "additionalProperties": False}
+    parts = [{"title": name, **field} for name, field in fields.items()]
+    if form is AnswerForm.ARRAY:
+        return {"type": "array", "prefixItems": parts, "items": False, "minItems": len(parts), "maxItems": len(parts)}
+    patterns = [
+        f"(?:{'|'.join(re.escape(str(label)) for label in labels[name])})"
+        if name in labels
+        else str(fields[name]["pattern"]).removeprefix("^").removesuffix("$")
+        for name in fields
+    ]
+    return {"type": "string", "pattern": f"^{' '.join(patterns)}$", "prefixItems": parts}
+
+
+def can_be_line(model: type[AnswerModel]) -> bool:
+    """Return whether an answer can be a line: the values of several fields must have no spaces."""
+    labels = get_labels(model)
+    has_spaces = any(len(str(label).split()) != 1 for allowed in labels.values() for label in allowed)
+    return len(model.model_fields) == 1 or (len(labels) == len(model.model_fields) and not has_spaces)
+
+
+def count_alternatives(schema: Mapping[str, Any]) -> int:
+    """Return the number of alternatives per token from which the labels of an answer can be read.
+
+    It depends on form and labels alone, never on a server. A label can begin with its whole token or with a shorter
+    one, hence two per label, at most the 20 that vLLM sends by default. Objects have 20, as stored answers have.
+    """
+    if schema["type"] == "object":
+        return MAX_ALTERNATIVES
+    return min(MAX_ALTERNATIVES, 2 * max(len(field.get("enum", ())) for field in list_fields(schema).values()))
 
 
 def _get_pattern(field: FieldInfo) -> str | None:
@@ -156,41 +189,57 @@ def _get_pattern(field: FieldInfo) -> str | None:
     return next((pattern for pattern in patterns if pattern), None)
 
 
-def parse_answer(text: str, model: type[AnswerT]) -> AnswerT:
+def parse_answer(text: str, model: type[AnswerT], form: AnswerForm = AnswerForm.OBJECT) -> AnswerT:
     """Parse the text of an answer, which may be any text.
 
     Raises:
         Unusable: Of kind `not_json` or `outside_schema`.
     """
     parse = _parse if len(text) <= _MAX_CACHED_CHARS else _parse.__wrapped__
-    return cast(AnswerT, parse(text, model))
+    return cast(AnswerT, parse(text, model, form))
 
 
 # Few different answers consist of labels, and each is parsed when it arrives and when it is read from the cache.
 @lru_cache(maxsize=1024)
-def _parse(text: str, model: type[AnswerModel]) -> AnswerModel:
+def _parse(text: str, model: type[AnswerModel], form: AnswerForm) -> AnswerModel:
+    labels = get_labels(model)
+    if not text.strip():
+        raise Unusable("not_json", "the answer is empty", text)
+    values: Any = _split_line(text, labels, len(model.model_fields)) if form is AnswerForm.LINE else _read_json(text)
+    if form is not AnswerForm.OBJECT:
+        if not isinstance(values, list) or len(values) != len(model.model_fields):
+            raise Unusable("outside_schema", f"expected {len(model.model_fields)} values in {form} form", text)
+        values = dict(zip(model.model_fields, values, strict=True))
     try:
-        # Lone surrogates cannot be encoded; no engine sends them, but a cassette can hold them.
-        value = model.model_validate_json(text.encode("utf-8", errors="replace"))
+        answer = model.model_validate(values)
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
-        if first["type"] == "json_invalid":
-            raise Unusable("not_json", "the answer is empty" if not text.strip() else first["msg"], text) from error
-        try:
-            # pydantic accepts `NaN` and `Infinity`, which are not JSON.
-            from_json(text.encode("utf-8", errors="replace"), allow_inf_nan=False)
-        except ValueError as no_json:
-            raise Unusable("not_json", str(no_json)[:300], text) from error
         where = ".".join(str(part) for part in first["loc"])
         reason = f"{where}: {first['msg']}" if where else first["msg"]
         raise Unusable("outside_schema", reason[:300], text) from error
-    # The text is a flat object. JSON does not define which value of a repeated key counts, so none does; and `false`
-    # and `0.0` equal 0 in Python, but not in JSON.
-    pairs = _PAIRS.decode(text)
-    if len(pairs) != len(model.model_fields):
+    # JSON does not define which value of a repeated key counts, so none does.
+    if form is AnswerForm.OBJECT and len(_PAIRS.decode(text)) != len(values):
         raise Unusable("outside_schema", "a key occurs twice", text)
-    labels = get_labels(model)
-    for name, found in pairs:
+    # `false` and `0.0` equal 0 in Python, but not in JSON.
+    for name, found in values.items():
         if name in labels and not any(type(found) is type(label) and found == label for label in labels[name]):
             raise Unusable("outside_schema", f"{name}: {found!r} is no label", text)
-    return value
+    return answer
+
+
+def _read_json(text: str) -> Any:
+    try:
+        # Lone surrogates cannot be encoded; no engine sends them, but a cassette can hold them.
+        return from_json(text.encode("utf-8", errors="replace"), allow_inf_nan=False)
+    except ValueError as error:
+        raise Unusable("not_json", f"Invalid JSON: {error}"[:300], text) from error
+
+
+def _split_line(text: str, labels: Mapping[str, tuple[int | str, ...]], number: int) -> list[int | str]:
+    """Return the values in a line, of which the names of labels become the labels."""
+    # The value of a single field can have spaces.
+    words = text.split() if number > 1 else [text.strip()]
+    named = [{str(label): label for label in allowed} for allowed in labels.values()] or [{}]
+    if len(words) != number:
+        return []
+    return [by_name.get(word, word) for word, by_name in zip(words, named, strict=True)]

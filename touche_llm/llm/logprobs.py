@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import math
-import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from functools import lru_cache
 
-import orjson
-
 from touche_llm.data.records import Reading
+from touche_llm.llm.answer_forms import Layout
 from touche_llm.llm.answers import Token, Unusable
 
 Label = int | str
@@ -26,35 +24,9 @@ _WHITE_SPACE = (
 _MAX_CACHED_CHARS, _MAX_CACHED = 1000, 20_000
 
 
-def find_value_spans(text: str, fields: Sequence[str]) -> Mapping[str, tuple[int, int]]:
-    """Return the spans of the values of fields in a flat JSON object, as byte offsets `(first, end)`.
-
-    A field that occurs more than once as a key is left out: its readings cannot be distinguished.
-    """
-    find = _find_value_spans if len(text) <= _MAX_CACHED_CHARS else _find_value_spans.__wrapped__
-    return find(text, tuple(fields))
-
-
-# Few different answers consist of labels, and each is searched once per field.
-@lru_cache(maxsize=1024)
-def _find_value_spans(text: str, fields: tuple[str, ...]) -> Mapping[str, tuple[int, int]]:
-    content = text.encode("utf-8", errors="replace")
-    spans: dict[str, tuple[int, int]] = {}
-    for field in fields:
-        matches = list(_compile_value_pattern(field).finditer(content))
-        if len(matches) == 1:
-            spans[field] = matches[0].span(1)
-    return spans
-
-
-@lru_cache(maxsize=256)
-def _compile_value_pattern(field: str) -> re.Pattern[bytes]:
-    return re.compile(rb'"%s"\s*:\s*("(?:[^"\\]|\\.)*"|[^\s,}]+)' % re.escape(field.encode()))
-
-
-def select_label_tokens(text: str, tokens: Sequence[Token], fields: Sequence[str]) -> list[Token]:
+def select_label_tokens(text: str, tokens: Sequence[Token], layout: Layout, fields: Container[str]) -> list[Token]:
     """Return the tokens of an answer that overlap the value of a field, which are all that `read_label` needs."""
-    spans = find_value_spans(text, fields).values()
+    spans = [span for name, span in layout.find_values(text).items() if name in fields]
     return [token for token in tokens if overlaps(token.at, token.token, spans)]
 
 
@@ -83,7 +55,9 @@ def overlaps(at: int, token: str, spans: Iterable[tuple[int, int]]) -> bool:
     return False
 
 
-def read_label(text: str, tokens: Sequence[Token], field: str, labels: Sequence[Label], answered: Label) -> Reading:
+def read_label(
+    text: str, tokens: Sequence[Token], layout: Layout, field: str, labels: Sequence[Label], answered: Label
+) -> Reading:
     """Return the probabilities of the labels of a field, renormalised over the labels.
 
     At the token with which the value begins, the probability of each alternative goes to the label that the value can
@@ -96,8 +70,8 @@ def read_label(text: str, tokens: Sequence[Token], field: str, labels: Sequence[
     Returns:
         The reading; without probabilities if the engine sent none or none that match the text.
     """
-    path, lead = _find_path(text, tokens, field)
-    spelled = _spell(lead, tuple(labels))
+    path, lead = _find_path(text, tokens, layout, field)
+    spelled = tuple(lead + layout.spell_value(label) for label in labels)
     mass = [0.0] * len(labels)
     followed, written, shared, ignored = 1.0, "", 0.0, 0.0
     for token in path:
@@ -109,7 +83,7 @@ def read_label(text: str, tokens: Sequence[Token], field: str, labels: Sequence[
             alternatives = [*alternatives, (token.token, token.logprob)]
         # Several tokens can have the same text (a byte and a character, with and without white space), so sums are
         # needed.
-        reached = _get_reached_labels(spelled, written)
+        reached = _get_reached_labels(spelled, written, layout.ends)
         leading = reached.leading
         for alternative, logprob in alternatives:
             # Most alternatives are words that lead to no label.
@@ -146,12 +120,12 @@ def read_label(text: str, tokens: Sequence[Token], field: str, labels: Sequence[
     )
 
 
-def _find_path(text: str, tokens: Sequence[Token], field: str) -> tuple[Sequence[Token], str]:
+def _find_path(text: str, tokens: Sequence[Token], layout: Layout, field: str) -> tuple[Sequence[Token], str]:
     """Return the tokens of a field's value, and the text before the value in the first of them.
 
     White space, which may differ between alternatives, is removed from the text. There are no tokens if none match.
     """
-    span = find_value_spans(text, [field]).get(field)
+    span = layout.find_values(text).get(field)
     if span is None or not tokens:
         return (), ""
     first, end = span
@@ -191,12 +165,6 @@ def _to_names(labels: tuple[Label, ...]) -> tuple[str, ...]:
     return tuple(map(str, labels))
 
 
-@lru_cache(maxsize=256)
-def _spell(lead: str, labels: tuple[Label, ...]) -> tuple[str, ...]:
-    """Return the labels as JSON, each after the text `lead`."""
-    return tuple(lead + orjson.dumps(label).decode() for label in labels)
-
-
 class _ReachedLabels(dict[str, tuple[int, ...]]):
     """Indices of the labels that the text can be or become with an alternative after `written`, by alternative.
 
@@ -204,12 +172,12 @@ class _ReachedLabels(dict[str, tuple[int, ...]]):
         leading: First characters of alternatives that can lead to a label; "" stands for an empty alternative.
     """
 
-    def __init__(self, spelled: tuple[str, ...], written: str) -> None:
+    def __init__(self, spelled: tuple[str, ...], written: str, ends: str) -> None:
         super().__init__()
-        self._spelled, self._written = spelled, written
+        self._spelled, self._written, self._ends = spelled, written, ends
         following = {label[len(written) :][:1] for label in spelled if label.startswith(written)}
         # After a complete label, its value ends.
-        self.leading = frozenset(_WHITE_SPACE) | following | ({",", "}"} if "" in following else set()) | {""}
+        self.leading = frozenset(_WHITE_SPACE) | following | (set(ends) if "" in following else set()) | {""}
 
     def __missing__(self, alternative: str) -> tuple[int, ...]:
         reached = self._written + _squeeze(alternative)
@@ -217,7 +185,7 @@ class _ReachedLabels(dict[str, tuple[int, ...]]):
             place
             for place, label in enumerate(self._spelled)
             # The label or its beginning, or the label and the JSON after it.
-            if label.startswith(reached) or (reached.startswith(label) and reached[len(label)] in ",}")
+            if label.startswith(reached) or (reached.startswith(label) and reached[len(label)] in self._ends)
         )
         if len(alternative) <= _MAX_CACHED_CHARS and len(self) < _MAX_CACHED:
             self[alternative] = places
@@ -226,8 +194,8 @@ class _ReachedLabels(dict[str, tuple[int, ...]]):
 
 # The alternatives of a model are much the same from answer to answer.
 @lru_cache(maxsize=32)
-def _get_reached_labels(spelled: tuple[str, ...], written: str) -> _ReachedLabels:
-    return _ReachedLabels(spelled, written)
+def _get_reached_labels(spelled: tuple[str, ...], written: str, ends: str) -> _ReachedLabels:
+    return _ReachedLabels(spelled, written, ends)
 
 
 def _squeeze(text: str) -> str:

@@ -12,6 +12,7 @@ from typing import Any, Generic
 
 from touche_llm.data.records import Attempt, Cut
 from touche_llm.errors import DataError, EngineError, ReplayMiss
+from touche_llm.llm.answer_forms import Layout
 from touche_llm.llm.answers import (
     OUTCOMES,
     Answer,
@@ -46,8 +47,15 @@ class AnsweredRequest(Generic[AnswerT]):
 
     value: AnswerT
     answer: Answer
+    layout: Layout
     key: str
     sample: int
+
+    @classmethod
+    def read(cls, answer: Answer, request: Request, model: type[AnswerT]) -> AnsweredRequest[AnswerT]:
+        """Return a request with its answer; raise Unusable if it does not fit."""
+        value = parse_answer(answer.text, model, request.layout.form)
+        return cls(value, answer, request.layout, request.key, request.sample)
 
 
 @dataclass(slots=True)
@@ -195,7 +203,7 @@ class ModelClient(TokenCountingClient):
             if completion.cached_tokens is not None:
                 self.counts.prefix_cached_tokens += completion.cached_tokens
                 self.counts.prefix_reports += 1
-            result = _read_completion(completion, model)
+            result = _read_completion(completion, model, sample.layout)
         except Unusable as unusable:
             result = UnusableAnswer.create(unusable.kind, unusable.reason, unusable.text)
         except Rejected as rejected:
@@ -229,7 +237,7 @@ def _has_failed(known: Mapping[int, UnusableAnswer]) -> bool:
 def _read_stored(answer: Answer, request: Request, model: type[AnswerT]) -> AnsweredRequest[AnswerT]:
     try:
         check_logprobs(answer.text, answer.tokens)
-        return AnsweredRequest(parse_answer(answer.text, model), answer, request.key, request.sample)
+        return AnsweredRequest.read(answer, request, model)
     except Unusable as error:
         raise DataError(
             f"cache entry {request.key}: the answer is unusable ({error}); delete the entry, or request all answers "
@@ -237,7 +245,7 @@ def _read_stored(answer: Answer, request: Request, model: type[AnswerT]) -> Answ
         ) from error
 
 
-def _read_completion(completion: Completion, model: type[AnswerModel]) -> Answer:
+def _read_completion(completion: Completion, model: type[AnswerModel], layout: Layout) -> Answer:
     """Return a completion as an answer to store; raise Unusable if it is none."""
     if completion.refusal or completion.finish_reason == "content_filter":
         raise Unusable("refused", "the model refused", completion.refusal or completion.text)
@@ -248,8 +256,9 @@ def _read_completion(completion: Completion, model: type[AnswerModel]) -> Answer
         raise Unusable(
             "not_json", "the answer is empty and the reasoning is not: switch thinking off", completion.reasoning
         )
-    parse_answer(completion.text, model)
-    tokens = select_label_tokens(completion.text, completion.tokens, list(get_labels(model)))
+    parse_answer(completion.text, model, layout.form)
+    labels = get_labels(model)
+    tokens = select_label_tokens(completion.text, completion.tokens, layout, labels)
     check_logprobs(completion.text, tokens)
     return Answer(
         text=completion.text,

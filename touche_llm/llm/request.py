@@ -10,6 +10,8 @@ from typing import Any
 
 import orjson
 
+from touche_llm.llm.answer_forms import Layout
+
 # Increased whenever the meaning of a key changes, so that no answer is found under a key with another meaning.
 KEY_VERSION = 1
 
@@ -112,9 +114,9 @@ class Request:
         )
 
     @property
-    def logprob_fields(self) -> tuple[str, ...]:
-        """Fields of the answer for which log-probabilities are requested."""
-        return tuple(self.schema["properties"]) if self.sampling.top_logprobs else ()
+    def layout(self) -> Layout:
+        """Layout of the answer, by its schema."""
+        return Layout.of_schema(self.schema)
 
     def resample(self, sample: int, temperature: float) -> Request:
         """Return the request for another sample, drawn at `temperature` with a seed of its own."""

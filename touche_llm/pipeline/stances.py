@@ -10,6 +10,7 @@ from statistics import fmean
 
 from touche_llm.data.records import Failure, Reading, StanceReading, Topic
 from touche_llm.judging.pointwise import Documents, RequestBuilder, make_failure, read_labels, request_answer
+from touche_llm.judging.stance import combine_shares
 from touche_llm.llm.answers import AnswerModel
 from touche_llm.llm.concurrency import map_in_order
 from touche_llm.llm.model import AnsweredRequest
@@ -69,7 +70,7 @@ async def judge_stances(
             answers.setdefault((topic.id, document_id), []).append((result, swapped))
     stances = []
     for (topic_id, document_id), both in answers.items():
-        readings = [(read_labels(result, question), swapped) for result, swapped in both]
+        readings = [(read_labels(result), swapped) for result, swapped in both]
         known = all(labels["stance"].probabilities is not None for labels, _ in readings)
         # Labels count as certain unless all orders have probabilities.
         shares = [_probabilities(labels, task, swapped, known) for labels, swapped in readings]
@@ -88,14 +89,10 @@ async def judge_stances(
 
 
 def _probabilities(readings: Mapping[str, Reading], task: Task, swapped: bool, known: bool) -> dict[str, float]:
-    """Return the probability of each label of the task: no position, or the position times the side.
-
-    The side is read after the position that the model wrote, so for a document with an unlikely position it is the side
-    that the document leans to. Without `known` probabilities, labels count as certain.
-    """
+    """Return the probability of each label of the task; without `known` probabilities, labels count as certain."""
     kinds = (readings[field] for field in ("position", "stance"))
-    position, stance = (each.shares if known else {str(each.answered): 1.0} for each in kinds)
-    shares = {label: position.get("YES", 0.0) * share for label, share in stance.items()}
+    position, side = (each.shares if known else {str(each.answered): 1.0} for each in kinds)
     if swapped:
-        shares = {task.swapped_stances.get(label, label): share for label, share in shares.items()}
-    return {**dict.fromkeys(task.stances, 0.0), **shares, task.no_stances[0]: position.get("NO", 0.0)}
+        side = {task.swapped_stances.get(label, label): share for label, share in side.items()}
+    without = task.no_stances[0]
+    return combine_shares(position, side, [without, *(label for label in task.stances if label != without)])

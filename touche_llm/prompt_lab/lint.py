@@ -10,6 +10,7 @@ from typing import Any, Literal, get_args
 from touche_llm.data.records import Topic
 from touche_llm.errors import DataError, PromptError
 from touche_llm.judging.pointwise import Documents
+from touche_llm.llm.answer_forms import list_fields
 from touche_llm.llm.answers import build_schema, get_labels
 from touche_llm.llm.cache import Cache
 from touche_llm.prompt_lab.material import Material, Texts
@@ -148,12 +149,16 @@ def _whose(prompt: Prompt, digest: str) -> str:
 def list_schema_problems(schema: Mapping[str, Any]) -> list[str]:
     """List the parts of an answer schema that a structured-output backend may not enforce or compiles slowly.
 
-    Closed flat objects of enumerations and of short patterns for whole texts of bounded length are safe.
+    Closed flat objects and arrays of enumerations and of short patterns for whole texts of bounded length are safe.
     """
-    found = []
-    if schema.get("additionalProperties") is not False or schema.get("required") != list(schema["properties"]):
+    found, fields = [], list_fields(schema)
+    closed = {"required": list(fields), "additionalProperties": False}
+    if schema["type"] != "object":
+        closed = {"items": False, "minItems": len(fields), "maxItems": len(fields)}
+    if schema["type"] != "string" and any(schema.get(name) != value for name, value in closed.items()):
         found.append("it must be closed, with all fields required")
-    for name, values in schema["properties"].items():
+    for name, schema_of_field in fields.items():
+        values = {key: value for key, value in schema_of_field.items() if key != "title"}
         if set(values) == {"enum"}:
             if not 0 < len(values["enum"]) <= _MAX_LABELS:
                 found.append(f"{name}: {len(values['enum']):,} labels; expected 1 to {_MAX_LABELS:,}")
@@ -223,7 +228,7 @@ class _Linter:
     def check_labels(self, subject: Subject, messages: Messages) -> None:
         """Check that the text names the possible labels and no labels of other tasks."""
         text = f"{messages[0].content}\n{messages[-1].content}"
-        model = self.purpose.answer_for(subject.topic, len(subject.ids))
+        model = self.prompt.answer_for(subject.topic, len(subject.ids))
         for name in model.model_fields:
             if not _has_word(text, name):
                 self.error(f"the answer's field {name!r} is not named in the text")
@@ -243,7 +248,7 @@ class _Linter:
     async def check_variables(self, subject: Subject, messages: Messages) -> None:
         """Check that the prompt uses its variables and shows the objects that labels refer to."""
         unused = sorted(variable for variable in self.purpose.variables if variable not in self.prompt.files.used)
-        model = self.purpose.answer_for(subject.topic, len(subject.ids))
+        model = self.prompt.answer_for(subject.topic, len(subject.ids))
         labels = {label for allowed in get_labels(model).values() for label in allowed}
         for place, name in enumerate(("first", "second")):
             if name in self.purpose.variables and name.upper() in labels:
@@ -297,7 +302,8 @@ class _Linter:
         for topic in topics if self.purpose.depends_on == "topic" else topics[:1]:
             for number in numbers:
                 try:
-                    problems = list_schema_problems(build_schema(self.purpose.answer_for(topic, number)))
+                    answer = self.prompt.answer_for(topic, number)
+                    problems = list_schema_problems(build_schema(answer, self.prompt.header.form))
                 except DataError as error:
                     problems = [str(error)]
                 for problem in problems:

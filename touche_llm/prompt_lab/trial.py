@@ -8,11 +8,11 @@ from typing import Any
 
 from touche_llm.data.records import Cut, Reading, Topic
 from touche_llm.errors import DataError, UsageError
-from touche_llm.judging.pointwise import Documents, RequestBuilder, find_objects, request_answer
-from touche_llm.llm.answers import Answer, AnswerModel, AnswerT, FailedRequest, UnusableAnswer, get_labels
+from touche_llm.judging.pointwise import Documents, RequestBuilder, find_objects, read_labels, request_answer
+from touche_llm.llm.answers import Answer, AnswerModel, AnswerT, FailedRequest, UnusableAnswer
 from touche_llm.llm.concurrency import Slots, map_in_order
 from touche_llm.llm.engines.base import Engine
-from touche_llm.llm.logprobs import compute_expected_grade, get_most_probable, read_label
+from touche_llm.llm.logprobs import compute_expected_grade, get_most_probable
 from touche_llm.llm.model import AnsweredRequest, ModelClient
 from touche_llm.llm.request import Request
 from touche_llm.pipeline.context import RunContext
@@ -79,16 +79,7 @@ class Trial:
         """Return the reading of each field that has labels; empty without a usable answer."""
         if not isinstance(self.result, AnsweredRequest):
             return {}
-        answer, values = self.result.answer, self.result.value.model_dump()
-        labels = get_labels(type(self.result.value))
-        readings = {
-            name: read_label(answer.text, answer.tokens, name, allowed, values[name])
-            for name, allowed in labels.items()
-        }
-        # As in a judgment, labels have probabilities in all fields or in none.
-        if any(reading.probabilities is None for reading in readings.values()):
-            return {name: Reading(answered=values[name]) for name in labels}
-        return readings
+        return read_labels(self.result)
 
     @cached_property
     def values(self) -> dict[str, float | str]:

@@ -15,13 +15,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
-import orjson
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from touche_llm.data.records import LabelledDocument, Topic
 from touche_llm.data.settings import describe_first_problem
 from touche_llm.data.yaml_text import YamlError, parse_yaml
 from touche_llm.errors import DataError, PromptError
+from touche_llm.llm.answer_forms import AnswerForm, Layout
 from touche_llm.llm.answers import AnswerModel, Unusable, parse_answer
 
 EXAMPLES_SUFFIX = ".examples.yaml"
@@ -58,9 +58,13 @@ class _Topic(BaseModel):
 
 
 def parse_examples(
-    path: Path, text: str, names: Collection[str], answer_for: Callable[[Topic, int], type[AnswerModel]]
+    path: Path,
+    text: str,
+    names: Collection[str],
+    answer_for: Callable[[Topic, int], type[AnswerModel]],
+    form: AnswerForm,
 ) -> tuple[FewShotExample, ...]:
-    """Parse the examples of a file; each has a topic, the variables `names` and an answer.
+    """Parse the examples of a file; each has a topic, the variables `names` and an answer, written in the given form.
 
     Raises:
         PromptError: The file is not YAML or has too many examples, or an example has wrong or missing names or an
@@ -75,13 +79,17 @@ def parse_examples(
     if len(values) > MAX_EXAMPLES:
         raise PromptError(f"{path}: {len(values)} examples, more than {MAX_EXAMPLES}")
     return tuple(
-        _parse_example(f"{path}: example {number}", value, names, answer_for)
+        _parse_example(f"{path}: example {number}", value, names, answer_for, form)
         for number, value in enumerate(values, start=1)
     )
 
 
 def _parse_example(
-    where: str, value: Any, names: Collection[str], answer_for: Callable[[Topic, int], type[AnswerModel]]
+    where: str,
+    value: Any,
+    names: Collection[str],
+    answer_for: Callable[[Topic, int], type[AnswerModel]],
+    form: AnswerForm,
 ) -> FewShotExample:
     _check_names(where, value, ["topic", *sorted(names), "answer"])
     try:
@@ -98,7 +106,7 @@ def _parse_example(
         model = answer_for(topic, len(variables[_DOCUMENTS]) if _DOCUMENTS in variables else 1)
     except DataError as error:
         raise PromptError(f"{where}: {error}") from error
-    return FewShotExample(topic, variables, _spell_answer(f"{where}: answer", value["answer"], model))
+    return FewShotExample(topic, variables, _spell_answer(f"{where}: answer", value["answer"], model, form))
 
 
 def _check_names(where: str, value: Any, names: list[str]) -> None:
@@ -126,13 +134,13 @@ def _parse_documents(where: str, value: Any) -> list[LabelledDocument]:
     ]
 
 
-def _spell_answer(where: str, value: Any, model: type[AnswerModel]) -> str:
+def _spell_answer(where: str, value: Any, model: type[AnswerModel], form: AnswerForm) -> str:
     """Return an answer as the grammar lets a model spell it: fields in their order, no white space between them."""
     fields = list(model.model_fields)
     _check_names(where, value, fields)
     try:
-        spelled = orjson.dumps({name: value[name] for name in fields}).decode()
-        parse_answer(spelled, model)
+        spelled = Layout(form, tuple(fields)).spell(value)
+        parse_answer(spelled, model, form)
     except (Unusable, TypeError) as error:
         reason = error.reason.replace("Value error, ", "") if isinstance(error, Unusable) else error
         raise PromptError(f"{where}: {reason}; not {value!r:.200}") from error

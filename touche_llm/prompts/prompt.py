@@ -6,7 +6,7 @@ import hashlib
 import os
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -18,24 +18,37 @@ from touche_llm.data.records import Topic
 from touche_llm.data.settings import Section, describe_first_problem
 from touche_llm.data.yaml_text import YamlError, parse_yaml
 from touche_llm.errors import PromptError, UsageError
-from touche_llm.llm.answers import AnswerModel
+from touche_llm.llm.answer_forms import AnswerForm
+from touche_llm.llm.answers import AnswerModel, can_be_line
 from touche_llm.llm.request import Message, Origin
 from touche_llm.prompts.few_shot import EXAMPLES_SUFFIX, FewShotExample, parse_examples
 from touche_llm.prompts.templates import HEADER, ROLES, TemplateFiles, read_text, resolve_reference
 from touche_llm.tasks.base import Task
 from touche_llm.text.sanitize import SanitizedText, sanitize
 
+# Returns the answer model for a topic and a number of documents.
+AnswerFor = Callable[[Topic, int], type[AnswerModel]]
 _HASH_DIGITS = 12
+# Its objects have spaces, as those of other topics can.
+_ANY_TOPIC = Topic("0", "green tea or black coffee")
 # In characters; longer texts are not kept in memory.
 _SHORT = 10_000
 
 
 class PromptHeader(Section):
-    """The YAML front matter of a template."""
+    """The YAML front matter of a template.
+
+    Attributes:
+        answer: Purpose of the prompt, which determines the fields of the answer.
+        form: Form in which the answer is written.
+        position: Whether the answer to a judge prompt says first whether the document takes a position, then its side.
+    """
 
     version: int = Field(ge=1, lt=2**53)
     purpose: str
     answer: str
+    form: AnswerForm = AnswerForm.OBJECT
+    position: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +59,7 @@ class Prompt:
         name: `task/name`.
         hash: Hash of the file's text and, if there are any, of the files that it references and of its examples.
         files: The template with the files that it references.
+        answer_for: Returns the answer model for a topic and a number of documents.
         examples: Few-shot examples, sent before the question.
         shared: Variables that the examples take from the question, such as the comparison criterion.
     """
@@ -55,6 +69,7 @@ class Prompt:
     header: PromptHeader
     hash: str
     files: TemplateFiles
+    answer_for: AnswerFor
     examples: tuple[FewShotExample, ...] = ()
     shared: tuple[str, ...] = ()
     _turns: dict[tuple[Any, ...], tuple[Message, ...]] = field(default_factory=dict, repr=False, compare=False)
@@ -156,7 +171,7 @@ def load_prompt(
     variables: Mapping[str, bool],
     *,
     folder: Path | None = None,
-    answer_for: Callable[[Topic, int], type[AnswerModel]] | None = None,
+    answer_for: Callable[[PromptHeader, Topic, int], type[AnswerModel]],
     shared: Collection[str] = (),
 ) -> Prompt:
     """Load the prompt `name` of a task, or the template file if `name` is a path (it ends in `.jinja`).
@@ -167,7 +182,7 @@ def load_prompt(
         answer: Answer model that the caller reads; the front matter must name the same.
         variables: Variables that the template may use; True if it must use them.
         folder: Folder of templates that replace the task's own, as `folder/task/name.jinja`.
-        answer_for: Returns the answer model, for a topic and a number of documents, that examples must fit.
+        answer_for: Returns the answer model by front matter, topic and number of documents.
         shared: Variables that examples take from the question.
 
     Raises:
@@ -191,21 +206,39 @@ def load_prompt(
         raise PromptError(
             f"{path}: front matter: the answer is {header.answer!r}; for this purpose it must be {answer!r}"
         )
+    answers = _check_answer(path, header, answer_for)
     files = TemplateFiles(path, source, variables, _sanitize_value)
     for unused in sorted(variable for variable, must in variables.items() if must and variable not in files.used):
         raise PromptError(f"{path}: the variable {unused!r} is not used, so its text would never be sent; insert it")
     texts, examples = dict(files.texts), tuple[FewShotExample, ...]()
     example_file = examples_path(path)
     if os.path.lexists(example_file):
-        if answer_for is None:
-            raise TypeError(f"{example_file}: the prompt has examples; `answer_for` is needed to check their answers")
         texts[example_file.name] = _read_examples(example_file)
         names = files.used - {"topic", *shared}
-        examples = parse_examples(example_file, texts[example_file.name], names, answer_for)
-    prompt = Prompt(f"{task.name}/{path.stem}", path, header, _hash(source, texts), files, examples, tuple(shared))
+        examples = parse_examples(example_file, texts[example_file.name], names, answers, header.form)
+    digest = _hash(source, texts)
+    prompt = Prompt(f"{task.name}/{path.stem}", path, header, digest, files, answers, examples, tuple(shared))
     if not files.used.intersection(shared):
         prompt._render_examples({})  # raises errors now rather than at the first question
     return prompt
+
+
+def _check_answer(
+    path: Path, header: PromptHeader, answer_for: Callable[[PromptHeader, Topic, int], type[AnswerModel]]
+) -> AnswerFor:
+    """Return the function that gives the answer model; raise PromptError if it does not fit the front matter."""
+    answers = partial(answer_for, header)
+    model = answers(_ANY_TOPIC, 2)
+    if header.position and (header.answer != "judge" or "position" not in model.model_fields):
+        raise PromptError(
+            f"{path}: front matter: `position: true` is for judge prompts of tasks with a label without a side"
+        )
+    if header.form is AnswerForm.LINE and not can_be_line(model):
+        raise PromptError(
+            f"{path}: front matter: `form: line` is for values without spaces; {', '.join(model.model_fields)} can "
+            "have some; use `form: array`"
+        )
+    return answers
 
 
 def _read_examples(path: Path) -> str:

@@ -15,7 +15,7 @@ from pydantic import BeforeValidator, Field, create_model
 from touche_llm.data.records import LabelledDocument, Topic
 from touche_llm.errors import PromptError
 from touche_llm.llm.answers import AnswerModel
-from touche_llm.prompts.prompt import Prompt, load_prompt
+from touche_llm.prompts.prompt import Prompt, PromptHeader, load_prompt
 from touche_llm.tasks.base import Question, Task
 
 # The comparison criterion is the same for all questions of a run, so few-shot examples use it too.
@@ -36,7 +36,7 @@ class Purpose:
 
     name: str
     variables: Mapping[str, bool]
-    answer_for: Callable[[Topic, int], type[AnswerModel]]
+    answer_for: Callable[[PromptHeader, Topic, int], type[AnswerModel]]
     depends_on: Literal["nothing", "topic", "documents"] = "nothing"
     question: Question | None = None
     shared: tuple[str, ...] = ()
@@ -110,22 +110,25 @@ def _list_purposes(task: Task) -> Iterator[Purpose]:
         ("stance", task.stance_question),
     ):
         if question is not None:
-            yield Purpose(name, question.template_variables, _ignore_arguments(question.answer), question=question)
+            yield Purpose(name, question.template_variables, _choose_answer(question), question=question)
     build = task.objects_answer
     if build is not None:
-        yield Purpose("objects", {"topic": True}, lambda topic, _: build(topic), "topic")
-    yield Purpose("queries", {"topic": True}, _ignore_arguments(AlternativeQueries))
+        yield Purpose("objects", {"topic": True}, lambda header, topic, _: build(topic), "topic")
+    yield Purpose("queries", {"topic": True}, lambda *_: AlternativeQueries)
     for name, answer in (("best", build_best_answer), ("order", build_order_answer)):
         variables = list_template_variables(task.question)
         yield Purpose(name, variables, _ignore_topic(answer), "documents", task.question, _SHARED)
 
 
-def _ignore_arguments(model: type[AnswerModel]) -> Callable[[Topic, int], type[AnswerModel]]:
-    return lambda topic, documents: model
+_AnswerFor = Callable[[PromptHeader, Topic, int], type[AnswerModel]]
 
 
-def _ignore_topic(answer: Callable[[int], type[AnswerModel]]) -> Callable[[Topic, int], type[AnswerModel]]:
-    return lambda topic, documents: answer(documents)
+def _choose_answer(question: Question) -> _AnswerFor:
+    return lambda header, topic, documents: (header.position and question.position_answer) or question.answer
+
+
+def _ignore_topic(answer: Callable[[int], type[AnswerModel]]) -> _AnswerFor:
+    return lambda header, topic, documents: answer(documents)
 
 
 LABELS = string.ascii_uppercase

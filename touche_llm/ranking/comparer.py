@@ -15,7 +15,7 @@ from typing import Any, Literal
 from touche_llm.data.records import Comparison, Cut, Failure, LabelledDocument, Topic
 from touche_llm.errors import PromptError
 from touche_llm.judging.pointwise import Documents, RequestBuilder, make_failure, sanitize_document
-from touche_llm.llm.answers import AnswerModel, FailedRequest, build_schema
+from touche_llm.llm.answers import AnswerModel, FailedRequest
 from touche_llm.llm.concurrency import PRIORITY, ItemT, ResultT, Slots, map_in_order
 from touche_llm.llm.logprobs import read_label
 from touche_llm.llm.model import AnsweredRequest
@@ -155,7 +155,7 @@ class Comparer:
             topic_id=self.topic.id,
             step=self.step,
             documents=list(documents),
-            best=read_label(result.answer.text, result.answer.tokens, kind, labels, answered)
+            best=read_label(result.answer.text, result.answer.tokens, result.layout, kind, labels, answered)
             if kind == "best"
             else None,
             order=[by_label[label] for label in answered.split(ORDER_SEPARATOR)] if kind == "order" else None,
@@ -171,10 +171,9 @@ class Comparer:
         if kind == "order":
             max_tokens = builder.sampling.max_tokens + _TOKENS_PER_LABEL * len(texts)
             builder = replace(builder, sampling=replace(builder.sampling, max_tokens=max_tokens))
-        schema = build_schema(_ANSWERS[kind](len(texts)))
         origin = " ".join(documents) or None
         variables = {"documents": labelled, "aim": self.objective, **self.question.topic_variables(self.topic)}
-        return builder.build(self.prompts[kind], schema, self.topic, origin, **variables)
+        return builder.build(self.prompts[kind], _ANSWERS[kind](len(texts)), self.topic, origin, **variables)
 
     async def _get_share(self, kind: Kind, documents: int) -> int | FailedRequest:
         """Return the maximum number of tokens for each of `documents` documents."""

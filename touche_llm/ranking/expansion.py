@@ -11,7 +11,6 @@ from pydantic import Field
 from touche_llm.data.records import Candidate, Failure, Queries, ScoredDocument, Topic
 from touche_llm.data.settings import Option, Section
 from touche_llm.judging.pointwise import Done, RequestBuilder, make_failure
-from touche_llm.llm.answers import build_schema
 from touche_llm.llm.concurrency import map_in_order
 from touche_llm.llm.model import AnsweredRequest
 from touche_llm.prompts.prompt import Prompt
@@ -47,10 +46,9 @@ async def find_queries(
     # In the worst case each character is a token.
     max_tokens = builder.sampling.max_tokens + MAX_QUERY_LENGTH * len(AlternativeQueries.model_fields)
     builder = replace(builder, sampling=replace(builder.sampling, max_tokens=max_tokens))
-    schema = build_schema(AlternativeQueries)
 
     async def find(topic: Topic) -> Queries | Failure | None:
-        result = await builder.model.request(builder.build(prompt, schema, topic, None), AlternativeQueries)
+        result = await builder.model.request(builder.build(prompt, AlternativeQueries, topic, None), AlternativeQueries)
         done()
         if isinstance(result, AnsweredRequest):
             queries = tuple(result.value.model_dump().values())

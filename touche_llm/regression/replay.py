@@ -12,7 +12,7 @@ from typing import NamedTuple
 from touche_llm.config import Config
 from touche_llm.data.records import Cut
 from touche_llm.errors import ToucheError
-from touche_llm.llm.answers import Answer, AnswerT, FailedRequest, Unusable, parse_answer
+from touche_llm.llm.answers import Answer, AnswerT, FailedRequest, Unusable
 from touche_llm.llm.cache import Cache, CacheMode, ValueType
 from touche_llm.llm.cache_file import Entry, ValueT
 from touche_llm.llm.engines.base import EngineInfo
@@ -191,7 +191,7 @@ class _SubstitutingClient(ModelClient):
         for entry in self._find_similar("answer", request):
             answer = entry.read(Answer)
             try:
-                return AnsweredRequest(parse_answer(answer.text, model), answer, request.key, request.sample)
+                return AnsweredRequest.read(answer, request, model)
             except Unusable:
                 continue  # an answer to another prompt
         return result

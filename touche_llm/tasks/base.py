@@ -32,6 +32,8 @@ class Question:
 
     Attributes:
         answer: Answer model; its integer fields are grades, and a field `stance` has labels.
+        position_answer: The same with the field `position`, whether the document takes one (YES or NO), before its
+            `stance`, which has the other labels; None if all labels take a side.
         variables: Variables of the template beside `topic` and `document`, and whether each is required.
         render: Renders a document for a topic.
         topic_variables: Returns the values of the variables that depend on the topic alone.
@@ -41,6 +43,7 @@ class Question:
     render: Callable[[Topic, Document], RenderedDocument]
     variables: Mapping[str, bool] = field(default_factory=dict)
     topic_variables: Callable[[Topic], Mapping[str, Any]] = lambda topic: {}
+    position_answer: type[AnswerModel] | None = None
 
     @property
     def template_variables(self) -> dict[str, bool]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -37,7 +38,9 @@ def build_task(definition: TaskDefinition, folder: Path, *, is_own: bool) -> Tas
         folder=folder,
         is_own=is_own,
         shared_folder=_find_shared_folder(definition, folder),
-        question=_build_question(definition, _build_judgment(definition)),
+        question=replace(
+            _build_question(definition, _build_judgment(definition)), position_answer=_build_position(definition)
+        ),
         objects_answer=features.objects_answer if "objects" in has else None,
         sentence_question=_build_sentence_question(definition) if "pairs" in has else None,
         stance_question=_build_question(definition, _build_stance(definition)) if "stance_prompt" in has else None,
@@ -79,10 +82,21 @@ def _build_judgment(definition: TaskDefinition) -> type[AnswerModel]:
     return _create("Judgment", *((name, scale.grades) for name, scale in definition.aspects.items()), *stance)
 
 
+def _build_position(definition: TaskDefinition) -> type[AnswerModel] | None:
+    if definition.stance is None or not definition.stance.no_side:
+        return None
+    grades = ((name, scale.grades) for name, scale in definition.aspects.items())
+    return _create("Judgment", *grades, *_position_and_side(definition))
+
+
 def _build_stance(definition: TaskDefinition) -> type[AnswerModel]:
+    return _create("Stance", *_position_and_side(definition))
+
+
+def _position_and_side(definition: TaskDefinition) -> tuple[tuple[str, tuple[str, ...]], ...]:
     assert definition.stance is not None
-    labels = [label for label in definition.stance.labels if label != definition.stance.no_side[0]]
-    return _create("Stance", ("position", ("YES", "NO")), ("stance", tuple(labels)))
+    labels = tuple(label for label in definition.stance.labels if label != definition.stance.no_side[0])
+    return ("position", ("YES", "NO")), ("stance", labels)
 
 
 def _create(name: str, *fields: tuple[str, Iterable[int | str]]) -> type[AnswerModel]:

@@ -81,7 +81,7 @@ def probabilities(result: AnsweredRequest[Any], model: type[AnswerModel]) -> Map
     found = {}
     for field, labels in get_labels(model).items():
         value = getattr(result.value, field)
-        reading = read_label(result.answer.text, result.answer.tokens, field, labels, value)
+        reading = read_label(result.answer.text, result.answer.tokens, result.layout, field, labels, value)
         assert reading.probabilities is not None
         assert (reading.off_label_mass, reading.shared) == (0.0, 0.0)
         found[field] = reading.probabilities
@@ -108,7 +108,9 @@ async def test_for_one_document_grades_are_equally_probable_and_the_first_word_i
 
 async def test_the_expected_grade_is_the_middle() -> None:
     result = await answered(ComparativeJudgment, "d1")
-    reading = read_label(result.answer.text, result.answer.tokens, "quality", (0, 1, 2, 3), result.value.quality)
+    reading = read_label(
+        result.answer.text, result.answer.tokens, result.layout, "quality", (0, 1, 2, 3), result.value.quality
+    )
     assert compute_expected_grade(reading) == 1.5
 
 
@@ -132,7 +134,8 @@ async def test_an_order_lists_the_documents_forwards_or_backwards(
 
 
 async def test_objects_that_all_share_a_word_are_the_first_and_the_last() -> None:
-    schema = {"properties": {"first": {"enum": ["green tea", "tea"]}, "second": {"enum": ["tea", "iced tea", "a tea"]}}}
+    fields = {"first": {"enum": ["green tea", "tea"]}, "second": {"enum": ["tea", "iced tea", "a tea"]}}
+    schema = {"type": "object", "properties": fields}
     completion = await DryEngine("first").complete(replace(request_for(ComparativeJudgment, None), schema=schema))
     assert orjson.loads(completion.text) == {"first": "green tea", "second": "a tea"}
 

@@ -59,7 +59,7 @@ class BatchEngine:
             self.pending[key] = request
             raise asyncio.CancelledError
         self.taken.add(key)
-        completion = read_completion(reply, request.logprob_fields)
+        completion = read_completion(reply, request.layout if request.sampling.top_logprobs else None)
         self.fingerprint = self.fingerprint or completion.fingerprint
         return completion
 

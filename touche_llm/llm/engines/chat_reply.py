@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import builtins
-from collections.abc import Collection, Sequence
+from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from typing import Annotated, Any
 
@@ -11,10 +11,12 @@ import msgspec
 
 from touche_llm.data.json_records import Count, Malformed, decode_json
 from touche_llm.data.transport import BROKEN_TRIES
+from touche_llm.errors import EngineError
+from touche_llm.llm.answer_forms import Layout
 from touche_llm.llm.answers import Token
 from touche_llm.llm.engines.base import Completion, MissingLogprobs, Transient
 from touche_llm.llm.engines.vllm_common import to_chat
-from touche_llm.llm.logprobs import LOGPROB_ROUNDING, find_value_spans, overlaps
+from touche_llm.llm.logprobs import LOGPROB_ROUNDING, overlaps
 from touche_llm.llm.request import Request
 
 
@@ -120,16 +122,18 @@ class ChatReply(msgspec.Struct, gc=False):
 
 
 def build_chat_body(request: Request, delivery: Delivery = Delivery.STRUCTURED_OUTPUTS) -> dict[str, Any]:
-    """Return the body of a request to `CHAT_PATH`, with the schema in the field that the server knows."""
+    """Return the body of a request to `CHAT_PATH`, with the schema in the field that the server knows.
+
+    Raises:
+        EngineError: A line is requested of a server that enforces JSON schemas only.
+    """
     sampling = request.sampling
     body: dict[str, Any] = {
         "model": request.model,
         "messages": to_chat(request.messages),
         "temperature": sampling.temperature,
         "max_tokens": sampling.max_tokens,
-        delivery.value: {"json": request.schema}
-        if delivery is Delivery.STRUCTURED_OUTPUTS
-        else {"type": "json_schema", "json_schema": {"name": "answer", "schema": request.schema, "strict": True}},
+        delivery.value: _constrain(request.schema, delivery),
         "chat_template_kwargs": request.chat_template_kwargs,
     }
     # Without effect at temperature 0, where vLLM's CPU engine died with seeds.
@@ -142,12 +146,23 @@ def build_chat_body(request: Request, delivery: Delivery = Delivery.STRUCTURED_O
     return body
 
 
-def read_completion(reply: ChatReply, fields: Collection[str] = ()) -> Completion:
-    """Return the completion in a reply, with the tokens of the values of `fields`.
+def _constrain(schema: Mapping[str, Any], delivery: Delivery) -> dict[str, Any]:
+    if delivery is Delivery.RESPONSE_FORMAT:
+        if schema["type"] == "string":
+            raise EngineError(
+                "the server enforces JSON schemas, but no regular expressions, which answers in the form `line` need; "
+                "use prompts with `form: array` in their front matter"
+            )
+        return {"type": "json_schema", "json_schema": {"name": "answer", "schema": schema, "strict": True}}
+    return {"regex": schema["pattern"]} if schema["type"] == "string" else {"json": schema}
+
+
+def read_completion(reply: ChatReply, layout: Layout | None = None) -> Completion:
+    """Return the completion in a reply, with the tokens of its values if their layout is given.
 
     Raises:
         Transient: The reply is incomplete.
-        MissingLogprobs: There are `fields`, but no log-probabilities.
+        MissingLogprobs: There is a layout, but no log-probabilities.
     """
     if not reply.choices:
         raise Transient("server_error", "the reply has no choices", max_tries=BROKEN_TRIES)
@@ -155,12 +170,12 @@ def read_completion(reply: ChatReply, fields: Collection[str] = ()) -> Completio
     if choice.finish_reason not in ("stop", "length", "content_filter"):
         reason = f"the answer ended with {choice.finish_reason!r}"
         raise Transient("server_error", reason, max_tries=BROKEN_TRIES)
-    if fields and reply.lacks_logprobs:
+    if layout is not None and reply.lacks_logprobs:
         raise MissingLogprobs("server_error", LOGPROBS_MISSING, max_tries=BROKEN_TRIES)
     text = choice.message.content or ""
     sent = choice.logprobs.content if choice.logprobs and choice.logprobs.content else []
     try:
-        tokens = _align_tokens(sent, text, fields)
+        tokens = _align_tokens(sent, text, layout)
     except Malformed as error:
         raise Transient("server_error", f"malformed alternatives: {error}", max_tries=BROKEN_TRIES) from error
     return Completion(
@@ -176,8 +191,8 @@ def read_completion(reply: ChatReply, fields: Collection[str] = ()) -> Completio
     )
 
 
-def _align_tokens(sent: Sequence[_Token], text: str, fields: Collection[str]) -> list[Token]:
-    """Return the tokens of the values of fields, with their offsets in the answer.
+def _align_tokens(sent: Sequence[_Token], text: str, layout: Layout | None) -> list[Token]:
+    """Return the tokens of the values, with their offsets in the answer.
 
     White space is not compared: some tokenizers have it in their tokens but not in the tokens' texts. Tokens before
     the answer (reasoning), after it (the end token) and of white space alone are left out. A log-probability that
@@ -189,7 +204,7 @@ def _align_tokens(sent: Sequence[_Token], text: str, fields: Collection[str]) ->
     Raises:
         Malformed: The alternatives of a token have another form.
     """
-    if not fields:
+    if layout is None:
         return []
     content = text.encode("utf-8", "replace")
     places = [place for place, byte in enumerate(content) if byte not in _WHITE_SPACE]
@@ -198,7 +213,7 @@ def _align_tokens(sent: Sequence[_Token], text: str, fields: Collection[str]) ->
     if start < 0 or not places:
         return []
     found: list[Token] = []
-    spans = find_value_spans(text, tuple(fields)).values()
+    spans = layout.find_values(text).values()
     at = -start
     for token, piece in zip(sent, pieces, strict=True):
         if piece and 0 <= at < len(places) and overlaps(places[at], token.token, spans):

@@ -13,6 +13,7 @@ from uuid import uuid4
 import orjson
 
 from touche_llm.data.records import Reading
+from touche_llm.llm.answer_forms import AnswerForm, Layout
 from touche_llm.llm.engines.base import Completion, Rejected, Transient
 from touche_llm.llm.engines.chat_reply import ChatReply, read_completion
 from touche_llm.llm.engines.server import ChatServer
@@ -209,7 +210,10 @@ async def _check_determinism(examination: _Examination) -> ServerCheck:
 def _read_fields(completion: Completion, labels: Sequence[Label]) -> list[Reading]:
     answered = _parse(completion)
     fields: dict[str, Sequence[Label]] = {"relevance": _GRADES, "stance": labels}
-    return [read_label(completion.text, completion.tokens, name, fields[name], answered[name]) for name in fields]
+    layout = Layout(AnswerForm.OBJECT, tuple(fields))
+    return [
+        read_label(completion.text, completion.tokens, layout, name, fields[name], answered[name]) for name in fields
+    ]
 
 
 def _parse(completion: Completion) -> dict[str, Any]:

@@ -10,9 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-import orjson
-
 from touche_llm.errors import EngineError
+from touche_llm.llm.answer_forms import Layout, list_fields
 from touche_llm.llm.answers import Token
 from touche_llm.llm.cache import Cache, CacheMode
 from touche_llm.llm.cache_file import Entry
@@ -60,7 +59,7 @@ class DryEngine:
 
     async def complete(self, request: Request) -> Completion:
         """Return an answer that fits the schema; raise EngineError if no text is known for a pattern."""
-        text, tokens = _spell(self._choose_labels(request))
+        text, tokens = _spell(self._choose_labels(request), request.layout)
         return Completion(
             text=text,
             finish_reason="stop",
@@ -90,7 +89,7 @@ class DryEngine:
 
     def _choose_labels(self, request: Request) -> dict[str, Sequence[Label]]:
         """Return the probable labels of each field, that of the text first."""
-        fields: Mapping[str, Any] = request.schema["properties"]
+        fields = list_fields(request.schema)
         documents = (request.origin.document_id or "").split()
         if not documents and list(fields) == ["first", "second"]:
             return _choose_objects(*(field["enum"] for field in fields.values()))
@@ -185,18 +184,18 @@ def _choose_objects(firsts: Sequence[str], seconds: Sequence[str]) -> dict[str, 
     return {"first": firsts[:1], "second": [next(disjoint, seconds[-1])]}
 
 
-def _spell(answer: Mapping[str, Sequence[Label]]) -> tuple[str, list[Token]]:
+def _spell(answer: Mapping[str, Sequence[Label]], layout: Layout) -> tuple[str, list[Token]]:
     """Return the text of an answer, and for each field the token of its value, with all labels as alternatives."""
-    text, tokens = "{", []
-    for number, (name, labels) in enumerate(answer.items(), start=1):
-        text += f"{orjson.dumps(name).decode()}:"
+    text, tokens = "", []
+    for name, before, after in zip(layout.fields, layout.frame, layout.frame[1:], strict=False):
+        text += before
         # Including the character after the value, no label is the beginning of another.
-        values = [orjson.dumps(label).decode() + ("," if number < len(answer) else "}") for label in labels]
-        shares = [1.0 + isinstance(label, str) * (place == 0) for place, label in enumerate(labels)]
+        values = [layout.spell_value(label) + after[:1] for label in answer[name]]
+        shares = [1.0 + isinstance(label, str) * (place == 0) for place, label in enumerate(answer[name])]
         top = [(value, math.log(share / sum(shares))) for value, share in zip(values, shares, strict=True)]
         tokens.append(Token(at=len(text.encode()), token=values[0], logprob=top[0][1], top=top))
-        text += values[0]
-    return text, tokens
+        text += layout.spell_value(answer[name][0])
+    return text + layout.frame[-1], tokens
 
 
 def _count_shared(text: str, other: str) -> int:

@@ -64,7 +64,7 @@ class ChatServer(HttpClient):
             EngineDeath: The server has died.
             EngineError: Another model answers than before.
         """
-        return read_completion(await self.exchange(request), request.logprob_fields)
+        return read_completion(await self.exchange(request), request.layout if request.sampling.top_logprobs else None)
 
     async def exchange(self, request: Request) -> ChatReply:
         """Return the reply to a request as it is; raise as `complete` does."""

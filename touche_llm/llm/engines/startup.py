@@ -10,6 +10,7 @@ import orjson
 
 from touche_llm.data.json_records import Count
 from touche_llm.errors import EngineError
+from touche_llm.llm.answer_forms import AnswerForm, Layout
 from touche_llm.llm.answers import Unusable
 from touche_llm.llm.engines.base import BrokenReply, Completion, EngineInfo, MissingLogprobs, Rejected, Transient
 from touche_llm.llm.engines.chat_reply import ChatReply, Delivery, read_completion
@@ -17,7 +18,7 @@ from touche_llm.llm.engines.http_client import API_KEY_VARIABLE
 from touche_llm.llm.engines.server import ChatServer
 from touche_llm.llm.engines.server_checks import REMEDIES, ServerCheck, block
 from touche_llm.llm.engines.token_counters import LlamaCppTokenCounter, LocalTokenCounter
-from touche_llm.llm.logprobs import LOGPROB_ROUNDING, check_logprobs, find_value_spans
+from touche_llm.llm.logprobs import LOGPROB_ROUNDING, check_logprobs
 from touche_llm.llm.request import Message, Origin, Request, Sampling
 from touche_llm.llm.settings import EngineConfig, SamplingConfig
 from touche_llm.llm.tokenizer import ChatTokenizer
@@ -34,6 +35,7 @@ _VERSION_PATHS = {
 }
 # No model answers with this word unless the schema is enforced.
 PROBE_WORD = "quokka-7351"
+_PROBE_LAYOUT = Layout(AnswerForm.OBJECT, ("word",))
 _PROBE_ANSWER = f'{{"word":"{PROBE_WORD}"}}'
 _PROBE_MESSAGES = (Message("user", "Say hello."),)
 _PLAIN_GRADES = (
@@ -295,7 +297,7 @@ def _check_logprobs(model: str, reply: ChatReply, sampling: SamplingConfig, refu
     if refusal:
         return block("logprobs", f"{model} refuses log-probabilities ({refusal})", remedy, _PLAIN_GRADES)
     try:
-        completion = read_completion(reply, ("word",))
+        completion = read_completion(reply, _PROBE_LAYOUT)
     except MissingLogprobs:
         return block("logprobs", f"{model} sends no log-probabilities", remedy, _PLAIN_GRADES)
     if not any(token.top for token in completion.tokens):
@@ -310,8 +312,8 @@ def _check_logprobs(model: str, reply: ChatReply, sampling: SamplingConfig, refu
 
 def is_renormalised(probe: ChatReply) -> bool:
     """Return whether only tokens that the schema allows have a probability, by the reply with the one word allowed."""
-    completion = read_completion(probe, ("word",))
-    first, _ = find_value_spans(completion.text, ("word",))["word"]
+    completion = read_completion(probe, _PROBE_LAYOUT)
+    first, _ = _PROBE_LAYOUT.find_values(completion.text)["word"]
     inside = [token for token in completion.tokens if token.at > first] or completion.tokens
     for token in inside:
         rest = completion.text[token.at :]

@@ -1,0 +1,179 @@
+"""Answers as JSON objects, JSON arrays and lines: their text, their values, and what is read from their tokens."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Annotated, Any, Literal
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import Field
+
+from tests.answer_models import ComparativeJudgment
+from tests.llm.engines.test_server import question
+from touche_llm.errors import EngineError
+from touche_llm.llm.answer_forms import AnswerForm, Layout, list_fields
+from touche_llm.llm.answers import (
+    AnswerModel,
+    Token,
+    Unusable,
+    build_schema,
+    can_be_line,
+    count_alternatives,
+    get_labels,
+    parse_answer,
+)
+from touche_llm.llm.engines.chat_reply import Delivery, build_chat_body
+from touche_llm.llm.logprobs import Label, read_label
+
+VALUES: Mapping[str, Label] = {"relevance": 2, "quality": 1, "stance": "NO"}
+LABELS = get_labels(ComparativeJudgment)
+
+
+class Order(AnswerModel):
+    order: Annotated[str, Field(pattern="^[A-C](?: > [A-C]){2}$")]
+
+
+class Objects(AnswerModel):
+    first: Literal["tea", "iced tea"]
+    second: Literal["coffee"]
+
+
+def layout_of(model: type[AnswerModel], form: AnswerForm) -> Layout:
+    return Layout.of_schema(build_schema(model, form))
+
+
+@pytest.mark.parametrize(
+    ("form", "text"),
+    [
+        (AnswerForm.OBJECT, '{"relevance":2,"quality":1,"stance":"NO"}'),
+        (AnswerForm.ARRAY, '[2,1,"NO"]'),
+        (AnswerForm.LINE, "2 1 NO"),
+    ],
+)
+def test_each_form_has_its_text_schema_and_spans(form: AnswerForm, text: str) -> None:
+    schema = build_schema(ComparativeJudgment, form)
+    layout = Layout.of_schema(schema)
+    assert layout == Layout(form, tuple(VALUES))
+    assert {name: tuple(field["enum"]) for name, field in list_fields(schema).items()} == LABELS
+    assert layout.spell(VALUES) == text
+    assert parse_answer(text, ComparativeJudgment, form).model_dump() == VALUES
+    spelled = {name: text[slice(*span)] for name, span in layout.find_values(text).items()}
+    assert spelled == {name: layout.spell_value(value) for name, value in VALUES.items()}
+
+
+@given(st.sampled_from(AnswerForm), st.tuples(*(st.sampled_from(allowed) for allowed in LABELS.values())), st.data())
+def test_a_form_is_read_back_and_no_other_form_is(form: AnswerForm, chosen: tuple[Label, ...], data: Any) -> None:
+    values = dict(zip(LABELS, chosen, strict=True))
+    text = layout_of(ComparativeJudgment, form).spell(values)
+    assert parse_answer(text, ComparativeJudgment, form).model_dump() == values
+    other = data.draw(st.sampled_from([each for each in AnswerForm if each is not form]))
+    with pytest.raises(Unusable):
+        parse_answer(text, ComparativeJudgment, other)
+
+
+@pytest.mark.parametrize(
+    ("form", "text", "kind"),
+    [
+        (AnswerForm.ARRAY, '[2,1,"NO"', "not_json"),
+        (AnswerForm.ARRAY, '[2,1,"NO",0]', "outside_schema"),
+        (AnswerForm.ARRAY, "[2,1]", "outside_schema"),
+        (AnswerForm.ARRAY, '[2,true,"NO"]', "outside_schema"),
+        (AnswerForm.ARRAY, '[2,1.0,"NO"]', "outside_schema"),
+        (AnswerForm.ARRAY, '[2,1,["NO"]]', "outside_schema"),
+        (AnswerForm.ARRAY, '["2",1,"NO"]', "outside_schema"),
+        (AnswerForm.ARRAY, "3", "outside_schema"),
+        (AnswerForm.ARRAY, "[" * 100_000, "not_json"),
+        (AnswerForm.LINE, "2 1", "outside_schema"),
+        (AnswerForm.LINE, "2 1 NO NO", "outside_schema"),
+        (AnswerForm.LINE, "2 4 NO", "outside_schema"),
+        (AnswerForm.LINE, "2 1 no", "outside_schema"),
+        (AnswerForm.LINE, " \n", "not_json"),
+    ],
+)
+def test_another_text_is_a_typed_failure(form: AnswerForm, text: str, kind: str) -> None:
+    with pytest.raises(Unusable) as caught:
+        parse_answer(text, ComparativeJudgment, form)
+    assert caught.value.kind == kind
+
+
+@given(st.sampled_from(AnswerForm), st.text())
+def test_any_text_gives_an_answer_or_a_typed_failure(form: AnswerForm, text: str) -> None:
+    layout = layout_of(ComparativeJudgment, form)
+    assert set(layout.find_values(text)) <= set(VALUES)
+    try:
+        value = parse_answer(text, ComparativeJudgment, form)
+    except Unusable as unusable:
+        assert unusable.kind in ("not_json", "outside_schema")
+    else:
+        assert set(value.model_dump()) == set(VALUES)
+
+
+def test_the_pattern_of_a_line_fits_the_answers_alone() -> None:
+    pattern = build_schema(ComparativeJudgment, AnswerForm.LINE)["pattern"]
+    assert re.fullmatch(pattern, "2 1 NO") and re.fullmatch(pattern, "0 3 NEUTRAL")
+    assert not any(re.fullmatch(pattern, text) for text in ("2 1", "4 1 NO", "2 1 NON", "2  1 NO", "21 NO"))
+    assert build_schema(Order, AnswerForm.LINE)["pattern"] == "^[A-C](?: > [A-C]){2}$"
+
+
+def test_values_with_spaces_are_no_line_unless_there_is_one() -> None:
+    assert can_be_line(ComparativeJudgment) and can_be_line(Order) and not can_be_line(Objects)
+    assert parse_answer("C > A > B", Order, AnswerForm.LINE).order == "C > A > B"
+    assert parse_answer('["iced tea","coffee"]', Objects, AnswerForm.ARRAY).first == "iced tea"
+    assert layout_of(Order, AnswerForm.LINE).find_values(" C > A > B\n") == {"order": (1, 10)}
+
+
+def pieces_of(form: AnswerForm, shares: Mapping[str, Mapping[Label, float]]) -> tuple[str, list[Token]]:
+    """An answer with a token for each value, together with the character after it where there is one."""
+    layout = layout_of(ComparativeJudgment, form)
+    text, tokens = "", []
+    for name, before, after in zip(layout.fields, layout.frame, layout.frame[1:], strict=False):
+        text += before
+        top = [(layout.spell_value(label) + after[:1], math.log(share)) for label, share in shares[name].items()]
+        tokens.append(Token(at=len(text), token=top[0][0], logprob=top[0][1], top=top))
+        text += layout.spell_value(next(iter(shares[name])))
+    return text + layout.frame[-1], tokens
+
+
+@pytest.mark.parametrize("form", AnswerForm)
+def test_probabilities_do_not_depend_on_the_form(form: AnswerForm) -> None:
+    shares: dict[str, dict[Label, float]] = {
+        "relevance": {2: 0.5, 3: 0.25, 0: 0.25},
+        "quality": {1: 1.0},
+        "stance": {"NO": 0.75, "NEUTRAL": 0.25},
+    }
+    text, tokens = pieces_of(form, shares)
+    layout = layout_of(ComparativeJudgment, form)
+    for name, labels in LABELS.items():
+        reading = read_label(text, tokens, layout, name, labels, next(iter(shares[name])))
+        assert reading.probabilities == pytest.approx({str(label): shares[name].get(label, 0.0) for label in labels})
+        assert reading.off_label_mass == pytest.approx(0.0, abs=1e-9)
+
+
+def test_a_label_that_begins_another_is_followed_in_a_line() -> None:
+    layout = layout_of(ComparativeJudgment, AnswerForm.LINE)
+    first = Token(at=4, token="N", logprob=math.log(0.8), top=[("N", math.log(0.8)), ("FIRST", math.log(0.2))])
+    second = Token(at=5, token="O", logprob=math.log(0.75), top=[("O", math.log(0.75)), ("EUTRAL", math.log(0.25))])
+    reading = read_label("2 1 NO", [first, second], layout, "stance", LABELS["stance"], "NO")
+    assert reading.probabilities == pytest.approx({"FIRST": 0.2, "SECOND": 0.0, "NEUTRAL": 0.2, "NO": 0.6})
+
+
+def test_the_number_of_alternatives_depends_on_form_and_labels_alone() -> None:
+    by_form = {form: count_alternatives(build_schema(ComparativeJudgment, form)) for form in AnswerForm}
+    assert by_form == {AnswerForm.OBJECT: 20, AnswerForm.ARRAY: 8, AnswerForm.LINE: 8}
+    assert count_alternatives(build_schema(Order, AnswerForm.ARRAY)) == 0
+
+
+def test_a_server_gets_a_schema_or_a_regular_expression() -> None:
+    array, line = (build_schema(ComparativeJudgment, form) for form in (AnswerForm.ARRAY, AnswerForm.LINE))
+    request = replace(question(), schema=array)
+    assert build_chat_body(request)["structured_outputs"] == {"json": array}
+    assert build_chat_body(request, Delivery.RESPONSE_FORMAT)["response_format"]["json_schema"]["schema"] == array
+    request = replace(request, schema=line)
+    assert build_chat_body(request)["structured_outputs"] == {"regex": line["pattern"]}
+    with pytest.raises(EngineError):
+        build_chat_body(request, Delivery.RESPONSE_FORMAT)
