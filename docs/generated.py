@@ -22,9 +22,9 @@ from touche_llm import cli, errors
 from touche_llm.cli.setting_options import OPTIONS
 from touche_llm.config import Config
 from touche_llm.data import records
-from touche_llm.llm.answers import AnswerModel
-from touche_llm.prompts.purposes import Purpose, purposes_of
+from touche_llm.prompts.purposes import Purpose, load, purposes_of
 from touche_llm.tasks import TASKS
+from touche_llm.tasks.base import Task
 
 _MARKER = re.compile(r"^<!-- generated: (\w+) -->$", re.MULTILINE)
 _ATTRIBUTE = re.compile(r"^    (\w+): (.*(?:\n     .*)*)", re.MULTILINE)
@@ -206,14 +206,14 @@ def prompt_variables() -> str:
         for purpose in purposes_of(task).values():
             needed = ", ".join(f"`{name}`" for name, is_needed in purpose.variables.items() if is_needed)
             others = ", ".join(f"`{name}`" for name, is_needed in purpose.variables.items() if not is_needed)
-            rows.append(f"| `{purpose.name}` | {needed} | {others} | {_describe_answer(purpose)} |")
+            rows.append(f"| `{purpose.name}` | {needed} | {others} | {_describe_answer(task, purpose)} |")
         parts.append(f"### `{task.name}`\n\n" + "\n".join(rows) + "\n")
     return "\n".join(parts)
 
 
-def _describe_answer(purpose: Purpose) -> str:
+def _describe_answer(task: Task, purpose: Purpose) -> str:
     topic = records.Topic("1", "Is tea better than coffee?", "", "", ("tea", "coffee"))
-    answer: type[AnswerModel] = purpose.answer_for(topic, 3)
+    answer = load(task, purpose, purpose.name).answer_for(topic, 3)
     fields = []
     for name, field in answer.model_fields.items():
         labels = get_args(field.annotation) if get_origin(field.annotation) is Literal else ()

@@ -49,7 +49,7 @@ DEFAULTS: Mapping[type[Section], Mapping[str, object]] = {
         "no_side_above": 0.5,
         "same_argument": 0.1,
     },
-    StanceSettings: {"depth": 20, "both_orders": True},
+    StanceSettings: {"prompt": "shared", "depth": 20},
     EngineConfig: {
         "name": "server",
         "runner": Runner.VLLM,
@@ -124,7 +124,6 @@ LIMITS: Mapping[type[Section], Mapping[str, tuple[float, float]]] = {
         "no_side_above": (0.0, 1.0),
         "same_argument": (0.0, 1.0),
     },
-    StanceSettings: {"depth": (0, math.inf)},
     EngineConfig: {
         "context": (1, math.inf),
         "concurrency": (1, 65536),

@@ -216,8 +216,8 @@ class Config(Section):
             why = f"every document of {task.name} takes a side" if task.stances else f"{task.name} has no stances"
             raise ValueError(f"stance: {why}; leave the section out")
         if self.stance is not None:
-            if self.stance.depth and task.stance_question is None:
-                raise ValueError(f"stance.depth: {task.name} has no stance prompt; give 0")
+            if self.stance.prompt != "shared" and task.stance_question is None:
+                raise ValueError(f"stance.prompt: {task.name} has no stance prompt; give shared")
             for label in self.stance.thresholds:
                 if label not in task.no_stances:
                     known = ", ".join(task.no_stances)
@@ -346,8 +346,6 @@ def _complete_sections(values: dict[str, Any], task: Task) -> None:
     """Add the sections that the task has."""
     if task.no_stances:
         values["stance"] = values.get("stance") or {}
-        if task.stance_question is None and isinstance(values["stance"], dict):
-            values["stance"].setdefault("depth", 0)
     if task.sentence_question is not None:
         for section in ("sentences", "pairs"):
             values[section] = values.get(section) or {}

@@ -48,7 +48,12 @@ def reading(**given: Any) -> StanceReading:
         (judgment(), None, StanceSettings(depth=0, thresholds={"NO": 0.3}), ChosenStance("NO", "threshold", SHARES)),
         (judgment(), None, StanceSettings(depth=0, thresholds={"NO": 0.4}), ChosenStance("FIRST", "judge", SHARES)),
         # The thresholds belong to the stance prompt here.
-        (judgment(), None, StanceSettings(thresholds={"NO": 0.3}), ChosenStance("FIRST", "judge", SHARES)),
+        (
+            judgment(),
+            None,
+            StanceSettings(prompt="own", thresholds={"NO": 0.3}),
+            ChosenStance("FIRST", "judge", SHARES),
+        ),
         (judgment(), reading(), StanceSettings(thresholds={"NO": 0.2}), ChosenStance("NO", "threshold", OTHER_SHARES)),
         (
             judgment(),

@@ -285,7 +285,7 @@ async def test_a_task_without_objects_is_asked_once(tmp_path: Path) -> None:
         return {"relevance": 2, "quality": 1, "stance": "PRO"}
 
     config = config_for(tmp_path, task="controversial", limit_topics=1, depth=4, stance__depth=3)
-    assert config.stance is not None and config.stance.both_orders
+    assert config.stance is not None and config.stance.prompt == "both_orders"
     _, asked = await judged(config, tmp_path / "out", script)
     assert len(asked) == 3
     assert len(readings(tmp_path / "out")) == 3

@@ -292,9 +292,11 @@ def test_a_changed_schema_is_told_by_name(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr("touche_llm.judging.pointwise.build_schema", with_a_title)
     found = group_by_kind(checked(FOLDER / "comparative"))
     assert {(each.name, each.old, each.new) for each in found["request"]} == {
-        (f"{purpose}.schema.title", None, "Answer") for purpose in ("judge", "stance", "objects")
+        (f"{purpose}.schema.title", None, "Answer") for purpose in ("judge", "stance", "objects", "best", "order")
     }
-    assert "prompt" not in found and {each.name for each in found["missing"]} == {"judge", "stance", "objects"}
+    assert "prompt" not in found and {each.name for each in found["missing"]} == {
+        *("judge", "stance", "objects", "best", "order")
+    }
 
 
 def test_a_change_of_rendering_by_the_program_is_reported_without_a_changed_template(

@@ -4,11 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import BeforeValidator, Field, ValidationError
+from pydantic import (
+    BeforeValidator,
+    Field,
+    SerializerFunctionWrapHandler,
+    ValidationError,
+    model_serializer,
+    model_validator,
+)
 
 from touche_llm.data.files import open_atomic
 from touche_llm.data.records import Reading
@@ -17,6 +24,7 @@ from touche_llm.data.yaml_text import to_yaml
 from touche_llm.errors import UsageError
 from touche_llm.tasks.base import Task
 
+StancePrompt = Literal["shared", "own", "both_orders"]
 # A topic's id; YAML reads `12` as a number.
 _TopicId = Annotated[str, Field(coerce_numbers_to_str=True)]
 
@@ -30,22 +38,50 @@ def _restore_no(values: Any) -> Any:
     return {"NO" if name is False else name: value for name, value in values.items()}
 
 
+def translate_settings(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return settings by their current names; before version 0.2 the depth was 0 for no stance prompt.
+
+    Raises:
+        ValueError: Whether to send both orders is no truth value.
+    """
+    kept = {name: value for name, value in values.items() if name != "both_orders"}
+    both, depth = values.get("both_orders"), values.get("depth")
+    if both not in (None, True, False):
+        raise ValueError("both_orders: no truth value; give `prompt: both_orders` or `prompt: own`")
+    if depth == 0 and type(depth) is int:
+        del kept["depth"]
+        return {**kept, "prompt": "shared"}
+    if "prompt" not in values and (both is not None or depth is not None):
+        return {**kept, "prompt": "own" if both is False else "both_orders"}
+    return kept
+
+
 class StanceSettings(Section):
     """Settings of stance detection.
 
     Attributes:
-        depth: Number of documents per topic, best first, that the stance prompt labels; 0 for none. The others keep
-            the probabilities of the judge prompt.
-        both_orders: Whether to send the two objects in both orders and take the mean, if the task has objects.
+        prompt: Prompt whose answers give the stance: `shared`, that of the judge prompt; `own`, that of the stance
+            prompt for the best documents; `both_orders`, the same with the two objects in both orders, of which the
+            mean is taken, if the task has objects.
+        depth: Number of documents per topic, best first, that the stance prompt labels. The others keep the
+            probabilities of the judge prompt.
         thresholds: For labels that take no side, the share (0 to 1) from which they are chosen, see `choose_stance`.
         calibrated_on: Ids of the topics that the thresholds were fitted on; empty if they were chosen by hand.
         calibrated_for: Name, version and hash of the prompt whose probabilities the thresholds were fitted on.
     """
 
+    prompt: Annotated[
+        StancePrompt,
+        Option(
+            "--stance-prompt",
+            "Prompt of the stance: shared (the judge prompt), own, or both_orders (own, objects in both orders)",
+            "Judging",
+            metavar="NAME",
+        ),
+    ] = "shared"
     depth: Annotated[
-        int, Option("--stance-depth", "Best documents per topic that the stance prompt labels", "Judging")
-    ] = Field(20, ge=0)
-    both_orders: bool = True
+        int, Option("--stance-depth", "Best documents per topic that a stance prompt of its own labels", "Judging")
+    ] = Field(20, ge=1)
     thresholds: Annotated[
         dict[str, Annotated[float, Field(ge=0.0, le=1.0)]],
         BeforeValidator(_restore_no),
@@ -53,6 +89,25 @@ class StanceSettings(Section):
     ] = {}
     calibrated_on: tuple[_TopicId, ...] = ()
     calibrated_for: str = ""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _translate(cls, values: Any) -> Any:
+        if not isinstance(values, dict):
+            return values
+        if values.get("prompt") == "shared" and values.get("depth"):
+            raise ValueError("depth: a shared prompt labels all documents; give `prompt: own` or `prompt: both_orders`")
+        return translate_settings(values)
+
+    @model_serializer(mode="wrap")
+    def _leave_out(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        values: dict[str, Any] = serialize(self)
+        return {name: value for name, value in values.items() if name != "depth" or self.prompt != "shared"}
+
+    @property
+    def prompt_depth(self) -> int:
+        """Number of documents per topic that the stance prompt labels; 0 if it is not used."""
+        return 0 if self.prompt == "shared" else self.depth
 
 
 def combine_shares(position: Mapping[str, float], side: Mapping[str, float], labels: Sequence[str]) -> dict[str, float]:

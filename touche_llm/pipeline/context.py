@@ -92,7 +92,7 @@ class RunContext:
             PromptError: A prompt is missing or invalid.
             UsageError: A folder of templates has none that the run needs, or an example's topic is a chosen one.
         """
-        stance_depth = 0 if self.config.stance is None else self.config.stance.depth
+        stance_depth = 0 if self.config.stance is None else self.config.stance.prompt_depth
         needed = {
             *list_judging_purposes(self.task, self.topics, stance_depth),
             *list_comparison_kinds(self.config.steps),

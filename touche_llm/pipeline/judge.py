@@ -159,14 +159,14 @@ class _Judge:
             )
         self.builder.model.raise_on_misses()
         self.failures += failures
-        if stance is None or "stance" not in self.prompts:
+        if stance is None or not stance.prompt_depth or "stance" not in self.prompts:
             return
         self.stances, failures = await judge_stances(
             _choose_best(chosen, self.judgments, stance.depth),
             documents,
             self.task,
             self.prompts["stance"],
-            stance.both_orders,
+            stance.prompt == "both_orders",
             self.builder,
             self.stage,
         )

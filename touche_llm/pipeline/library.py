@@ -166,7 +166,7 @@ async def _judge(
         model: Open model.
         prompt: Judge prompt: a name or the path of a `.jinja` file; None for the task's own.
         prompts: Prompts of other purposes: objects, sentence, stance.
-        stance: Settings of the stance prompt; None for the defaults, `StanceSettings(depth=0)` to leave it out.
+        stance: Settings of the stance prompt; None for the defaults.
         pairs: Settings of sentence pairs; None for the defaults.
         progress: Display of the progress; None for a bar in a terminal or notebook.
 
@@ -181,7 +181,7 @@ async def _judge(
     task = candidates.task
     stance = read_settings(StanceSettings, stance, "stance")
     pairs = read_settings(PairSettings, pairs, "pairs")
-    needed = list_judging_purposes(task, candidates.topics, stance.depth)
+    needed = list_judging_purposes(task, candidates.topics, stance.prompt_depth)
     given = {**(prompts or {}), **({} if prompt is None else {"judge": prompt})}
     loaded = _load_prompts(task, needed, given, ("judge", "objects", "sentence", "stance"))
     _check_prompts(loaded, candidates.topics, progress)

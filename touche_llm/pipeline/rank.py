@@ -229,7 +229,7 @@ def _warn_of_thresholds(judgments: Judgments, settings: StanceSettings | None, p
             f"the thresholds of the stance were fitted on {len(both)} of these topics, so measures on them say "
             f"nothing about other topics: {shorten(both)}"
         )
-    answers: Collection[Judgment | StanceReading] = judgments.stances if settings.depth else judgments.judgments
+    answers: Collection[Judgment | StanceReading] = judgments.stances if settings.prompt_depth else judgments.judgments
     prompts = {answer.prompt for answer in answers}
     if settings.calibrated_for and prompts - {settings.calibrated_for}:
         progress.warn(

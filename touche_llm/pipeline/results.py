@@ -50,7 +50,7 @@ def choose_label(
         return ChosenStance(judgment.stance, "inherited", None)
     probabilities = judgment.readings["stance"].probabilities if "stance" in judgment.readings else None
     # Thresholds belong to one prompt: the judge prompt only if the stance prompt is not used.
-    if probabilities and settings is not None and settings.depth == 0 and settings.thresholds:
+    if probabilities and settings is not None and not settings.prompt_depth and settings.thresholds:
         return _apply_thresholds(probabilities, settings.thresholds, task, "judge")
     return ChosenStance(judgment.stance, "judge", probabilities)
 

@@ -38,7 +38,7 @@ OF_RETRIEVE = (
     *("expansion", "prompts.queries", "sentences", "chatnoir", "elasticsearch.index", "elasticsearch.shards"),
 )
 OF_JUDGE = (
-    *("depth", "pairs", "sampling", "stance.depth", "stance.both_orders"),
+    *("depth", "pairs", "sampling", "stance.prompt", "stance.depth"),
     *(f"prompts.{name}" for name in ("folder", *PURPOSES["judge"])),
 )
 OF_RANK = ("rank", "objective", "weights", "ranking", "stance.thresholds", "tag")

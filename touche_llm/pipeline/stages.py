@@ -108,7 +108,7 @@ async def rank_stage(context: RunContext, directory: RunDirectory) -> Ranking:
     started, before = time.monotonic(), count_requests(context.model)
     judgments = directory.read_judgments(context)
     config, kinds = context.config, list_comparison_kinds(context.config.steps)
-    if config.stance is not None and config.stance.depth and not directory.stances_file.exists():
+    if config.stance is not None and config.stance.prompt_depth and not directory.stances_file.exists():
         context.progress.warn(f"{directory.stances_file}: no such file; every stance is that of the judge prompt")
     ranking = await rank_judgments(context, judgments)
     facts: dict[str, Any] = {"steps": list(config.rank), "objective": config.objective, "weights": dict(config.weights)}

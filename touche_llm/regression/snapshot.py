@@ -22,6 +22,7 @@ from touche_llm.data.scratch import remove_abandoned
 from touche_llm.data.settings import describe_first_problem
 from touche_llm.errors import DataError, UsageError
 from touche_llm.evaluation.qrels import Qrels, read_qrels
+from touche_llm.judging.stance import translate_settings
 from touche_llm.llm.cache import CacheMode
 from touche_llm.llm.request import Request
 from touche_llm.llm.settings import CacheConfig
@@ -113,7 +114,9 @@ class Manifest(BaseModel):
     @field_validator("settings")
     @classmethod
     def _rename_settings(cls, settings: dict[str, Any]) -> dict[str, Any]:
-        return rename_settings(settings)
+        stance = {name.removeprefix("stance."): value for name, value in settings.items() if name.startswith("stance.")}
+        others = {name: value for name, value in settings.items() if not name.startswith("stance.")}
+        return rename_settings(others) | {f"stance.{name}": value for name, value in translate_settings(stance).items()}
 
     def write(self, folder: Path) -> None:
         """Write the manifest, the same bytes for the same values."""
