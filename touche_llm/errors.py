@@ -2,7 +2,8 @@
 
 import errno
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from difflib import get_close_matches
 from pathlib import Path
 
@@ -94,3 +95,19 @@ class EngineError(ToucheError):
 
 class ReplayMiss(ToucheError):
     """Replay that needs answers which the cache lacks."""
+
+
+@contextmanager
+def needs_extra(extra: str, what: str) -> Iterator[None]:
+    """Turn a failed import of an optional library into a UsageError that names the extra to install.
+
+    Args:
+        extra: Extra of this package that brings the library.
+        what: Option, setting or feature that needs the library.
+    """
+    try:
+        yield
+    except ImportError as error:
+        raise UsageError(
+            f"{what}: needs {error.name or error}, which is not installed; pip install 'touche-llm[{extra}]'"
+        ) from error

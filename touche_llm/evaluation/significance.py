@@ -12,7 +12,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from touche_llm.data.records import Candidate
-from touche_llm.errors import UsageError
+from touche_llm.errors import UsageError, needs_extra
 from touche_llm.evaluation.estimate import Array, Estimate
 
 CONFIDENCE = 0.95
@@ -233,7 +233,8 @@ def _correct_holm(p: Array) -> Array:
     if defined.sum() < 2:
         return p
     # Imported here, since it takes a quarter of a second and a comparison of two runs does not need it.
-    from statsmodels.stats.multitest import multipletests
+    with needs_extra("statistics", "Holm's correction for several runs"):
+        from statsmodels.stats.multitest import multipletests
 
     corrected = np.full_like(p, np.nan)
     corrected[defined] = multipletests(p[defined], method="holm")[1]

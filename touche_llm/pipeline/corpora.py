@@ -11,7 +11,7 @@ from touche_llm.config import Config, index_folder
 from touche_llm.corpus.json_lines import TOUCHE_KEYS
 from touche_llm.corpus.store import DocumentStore, TextTable, ensure_store
 from touche_llm.data.records import Candidate, Topic
-from touche_llm.errors import DataError, UsageError, Warn, shorten
+from touche_llm.errors import DataError, UsageError, Warn, needs_extra, shorten
 from touche_llm.judging.pointwise import Documents
 from touche_llm.judging.sentence_pairs import PairDocuments
 from touche_llm.retrieval.base import FirstStage
@@ -226,7 +226,8 @@ class ChatNoirCorpus(Corpus):
     ) -> list[list[Candidate]]:
         """Search with ChatNoir; see the base class."""
         # Imported here because the HTTP libraries are slow to load.
-        from touche_llm.retrieval.chatnoir.client import retrieve_chatnoir
+        with needs_extra("chatnoir", "`retriever.name: chatnoir`"):
+            from touche_llm.retrieval.chatnoir.client import retrieve_chatnoir
 
         return await retrieve_chatnoir(topics, self._settings, fields, depth, self._warn, done)
 

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from markupsafe import Markup
 
+from touche_llm.errors import needs_extra
 from touche_llm.report.overview import BANDS
 
 if TYPE_CHECKING:
@@ -56,7 +57,8 @@ _SETTINGS: dict[str, Any] = {
 @contextmanager
 def _style() -> Iterator[None]:
     """Apply the settings of all plots; ticks are made when they are first used, so that this lasts until the end."""
-    from matplotlib import style
+    with needs_extra("plots", "plots"):
+        from matplotlib import style
 
     with style.context(["default", _SETTINGS]):
         yield

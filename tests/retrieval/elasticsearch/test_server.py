@@ -259,5 +259,5 @@ def test_errors_hold_no_more_than_a_line_of_what_the_server_said(server: FakeEla
 def test_without_the_client_the_message_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(sys.modules, "touche_llm.retrieval.elasticsearch.server")
     monkeypatch.setitem(sys.modules, "elasticsearch", None)
-    with pytest.raises(UsageError, match="pip install 'elasticsearch>=8.17'"):
+    with pytest.raises(UsageError, match=r"pip install 'touche-llm\[elasticsearch\]'"):
         open_server(ElasticsearchSettings(), print)

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Annotated, cast, get_args
 
 from pydantic import AfterValidator, Field, SecretStr
 
 from touche_llm.data.settings import Section, check_address
+from touche_llm.errors import needs_extra
 
 API_KEY_VARIABLE = "CHATNOIR_API_KEY"
+_NEEDS_CLIENT = partial(needs_extra, "chatnoir", "`retriever.name: chatnoir`")
 
 
 def _check_index(name: str) -> str:
     # Imported here because the client is slow to load, and every command reads these settings.
-    from chatnoir_api.model import Index
+    with _NEEDS_CLIENT():
+        from chatnoir_api.model import Index
 
     if name not in get_args(Index):
         raise ValueError(f"must be one of {', '.join(get_args(Index))}")
@@ -45,6 +49,7 @@ class ChatNoirSettings(Section):
     @property
     def index_id(self) -> str:
         """Id of the index in requests."""
-        from chatnoir_api.model import Index, index_id
+        with _NEEDS_CLIENT():
+            from chatnoir_api.model import Index, index_id
 
         return index_id(cast(Index, self.index))

@@ -13,7 +13,7 @@ from touche_llm.data.lines import is_word
 from touche_llm.data.records import Candidate, Document, Topic
 from touche_llm.data.topics import build_query
 from touche_llm.data.transport import run_coroutine
-from touche_llm.errors import DataError, UsageError, Warn
+from touche_llm.errors import DataError, UsageError, Warn, needs_extra
 from touche_llm.retrieval.elasticsearch.settings import (
     ANALYSIS,
     FORMAT,
@@ -261,12 +261,8 @@ def _check_manifest(
 
 def open_server(settings: ElasticsearchSettings, warn: Warn) -> Server:
     """Return the server; raises UsageError if the client is not installed, and as `Server`."""
-    try:
+    with needs_extra("elasticsearch", "`retriever.name: elasticsearch`"):
         from touche_llm.retrieval.elasticsearch.server import Server
-    except ImportError as error:
-        raise UsageError(
-            f"`retriever.name: elasticsearch` needs the official client ({error}): pip install 'elasticsearch>=8.17'"
-        ) from error
     return Server(settings, warn)
 
 

@@ -1,0 +1,86 @@
+"""Optional libraries: what the core does without them, and the extras that bring them."""
+
+from __future__ import annotations
+
+import ast
+import sys
+import tomllib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.test_layers import MODULES, PACKAGE
+from touche_llm.errors import UsageError
+from touche_llm.evaluation.significance import _correct_holm
+from touche_llm.report.plots import plot_stances
+from touche_llm.retrieval.chatnoir.settings import ChatNoirSettings
+
+PROJECT = tomllib.loads((PACKAGE.parent / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+# Libraries of the extras, by the names that they are imported by.
+OPTIONAL = {
+    *("chatnoir_api", "elasticsearch", "ir_datasets", "matplotlib", "pyarrow", "ray", "resiliparse", "statsmodels"),
+    *("transformers", "vllm", "warc"),
+}
+# Modules that are imported only by functions that need the library.
+BOUND = {
+    "touche_llm.retrieval.chatnoir.client": "chatnoir_api",
+    "touche_llm.retrieval.elasticsearch.server": "elasticsearch",
+}
+
+
+def imported_at_once(path: Path) -> Iterator[str]:
+    """Yield the libraries that are imported as soon as a module is."""
+    for node in ast.parse(path.read_text(encoding="utf-8")).body:
+        if isinstance(node, ast.Import):
+            yield from (each.name.partition(".")[0] for each in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            yield str(node.module).partition(".")[0]
+
+
+def test_only_modules_of_a_feature_import_its_optional_library() -> None:
+    found = {
+        (module, library)
+        for module, path in MODULES.items()
+        for library in imported_at_once(path)
+        if library in OPTIONAL
+    }
+    assert found == set(BOUND.items())
+
+
+def test_every_extra_in_a_message_exists() -> None:
+    named = {extra for path in MODULES.values() for extra in named_extras(path)}
+    assert {"plots", "statistics", "chatnoir", "elasticsearch"} <= named
+    assert named <= PROJECT["optional-dependencies"].keys()
+
+
+def named_extras(path: Path) -> Iterator[str]:
+    """Yield the first arguments of `needs_extra`, called or given to `partial`."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Call):
+            names = [item.id if isinstance(item, ast.Name) else "" for item in (node.func, *node.args)]
+            texts = [item.value for item in node.args if isinstance(item, ast.Constant)]
+            if "needs_extra" in names[:2]:
+                yield str(texts[0])
+
+
+@pytest.mark.parametrize(
+    ("extra", "library", "use"),
+    [
+        ("plots", "matplotlib", lambda: plot_stances({}, ("FIRST", "NO"))),
+        ("statistics", "statsmodels.stats.multitest", lambda: _correct_holm(np.array([0.1, 0.2]))),
+        ("chatnoir", "chatnoir_api.model", lambda: ChatNoirSettings(index="clueweb12")),
+    ],
+)
+def test_without_its_library_a_feature_names_the_extra(
+    monkeypatch: pytest.MonkeyPatch, extra: str, library: str, use: Callable[[], object]
+) -> None:
+    monkeypatch.setitem(sys.modules, library, None)
+    with pytest.raises(UsageError, match=rf"pip install 'touche-llm\[{extra}\]'"):
+        use()
+
+
+def test_a_comparison_of_two_runs_needs_no_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "statsmodels.stats.multitest", None)
+    assert _correct_holm(np.array([0.25])).tolist() == [0.25]
