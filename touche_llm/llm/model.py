@@ -68,6 +68,7 @@ class ModelClient(TokenCountingClient):
         lost: Requests that fail without being sent.
     """
 
+    engine: Engine | None
     resample_temperature: float = 0.7
     retry_failures: bool = False
     lost: LostRequests = field(default_factory=dict)

@@ -15,7 +15,7 @@ from touche_llm.llm.answers import FailedRequest
 from touche_llm.llm.cache import Cache, describe_resume
 from touche_llm.llm.cache_file import EntryMetadata
 from touche_llm.llm.counts import Counts
-from touche_llm.llm.engines.base import Engine, EngineDeath, EngineInfo, Rejected, Transient
+from touche_llm.llm.engines.base import CountingEngine, EngineDeath, EngineInfo, Rejected, Transient
 from touche_llm.llm.request import Message, Request, hash_content
 from touche_llm.llm.request_log import log_retry
 from touche_llm.llm.truncation import Truncation, apply_truncation, fit_document
@@ -29,7 +29,7 @@ _MAX_LOST_IN_A_ROW = 32
 
 @dataclass(slots=True)
 class TokenCountingClient:
-    """Client that counts prompt tokens and truncates documents; base of `ModelClient`.
+    """Client that counts prompt tokens and truncates documents; base of the clients of models.
 
     Attributes:
         engine_info: Description of the engine; in a replay, from the cache.
@@ -39,7 +39,7 @@ class TokenCountingClient:
     """
 
     engine_info: EngineInfo
-    engine: Engine | None
+    engine: CountingEngine | None
     cache: Cache
     retry_for: float = 600.0
     counts: Counts = field(default_factory=Counts)
@@ -65,7 +65,7 @@ class TokenCountingClient:
         if bound <= room:
             return apply_truncation(document, Truncation(prompt_tokens=0))
 
-        async def fit(engine: Engine) -> Truncation:
+        async def fit(engine: CountingEngine) -> Truncation:
             return await fit_document(
                 lambda messages: self._retry(partial(engine.count_tokens, messages)),
                 lambda text, max_tokens: self._retry(partial(engine.truncate, text, max_tokens)),
@@ -85,14 +85,14 @@ class TokenCountingClient:
     async def count_tokens(self, request: Request) -> int | FailedRequest:
         """Return the number of prompt tokens of a request, as the engine counts them."""
 
-        async def count(engine: Engine) -> Truncation:
+        async def count(engine: CountingEngine) -> Truncation:
             return Truncation(prompt_tokens=await self._retry(partial(engine.count_tokens, request.messages)))
 
         counted = await self._measure(request, count)
         return counted if isinstance(counted, FailedRequest) else counted.prompt_tokens
 
     async def _measure(
-        self, request: Request, measure: Callable[[Engine], Awaitable[Truncation]], **parameters: Any
+        self, request: Request, measure: Callable[[CountingEngine], Awaitable[Truncation]], **parameters: Any
     ) -> Truncation | FailedRequest:
         """Return the measurement of a request from the cache or from the engine."""
         key = hash_content(

@@ -28,6 +28,10 @@ def _check_options(options: dict[str, Any]) -> dict[str, Any]:
     return options
 
 
+def _check_optional_address(url: str | None) -> str | None:
+    return None if url is None else check_address(url, secret="VLLM_API_KEY")
+
+
 class Runner(StrEnum):
     """Program that answers batch files: `vllm run-batch`, or a Ray Data job."""
 
@@ -107,6 +111,30 @@ class EngineConfig(Section):
     def model_name(self) -> str | None:
         """Name of the model in keys and files."""
         return get_model_name(self.model) if self.model and self.name != "server" else self.model
+
+
+class PoolingConfig(Section):
+    """Settings of a server with an embedding model or a cross-encoder.
+
+    Attributes:
+        url: Address of the server; not needed where its results are in the cache.
+        model: Name of the served model; not needed if there is only one.
+        revision: The user's name for the version of the weights.
+        context: Context in tokens; the server's own if None.
+        batch: Max number of texts in a request.
+        concurrency: Max number of requests at a time.
+        request_timeout: Seconds that the server may take for a request, excluding its queue.
+        retry_for: Seconds after which a failing request is no longer retried.
+    """
+
+    url: Annotated[str | None, AfterValidator(_check_optional_address)] = None
+    model: str | None = None
+    revision: str = ""
+    context: int | None = Field(None, ge=16)
+    batch: int = Field(32, ge=1, le=1024)
+    concurrency: int = Field(16, ge=1, le=1024)
+    request_timeout: float = Field(300.0, gt=0.0)
+    retry_for: float = Field(600.0, ge=0.0)
 
 
 class SamplingConfig(Section):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -94,12 +95,8 @@ class Rejected(Exception):
         return self.status < 400 or self.status in (401, 403, 404)
 
 
-class Engine(Protocol):
-    """Access to a model. Methods raise Transient, Rejected or EngineDeath."""
-
-    async def complete(self, request: Request) -> Completion:
-        """Return the completion of a request."""
-        ...
+class CountingEngine(Protocol):
+    """Access to a model's tokenizer. Methods raise Transient, Rejected or EngineDeath."""
 
     async def count_tokens(self, messages: tuple[Message, ...]) -> int:
         """Return the number of prompt tokens of a chat, template included."""
@@ -107,4 +104,24 @@ class Engine(Protocol):
 
     async def truncate(self, text: str, max_tokens: int) -> str:
         """Return the beginning of `text` with about this many tokens."""
+        ...
+
+
+class Engine(CountingEngine, Protocol):
+    """Access to a model. Methods raise Transient, Rejected or EngineDeath."""
+
+    async def complete(self, request: Request) -> Completion:
+        """Return the completion of a request."""
+        ...
+
+
+class PoolingEngine(CountingEngine, Protocol):
+    """Access to an embedding model or a cross-encoder. Methods raise as those of `Engine`."""
+
+    async def embed(self, texts: Sequence[str], dimensions: int | None) -> list[bytes]:
+        """Return the vector of each text as little-endian float32; `dimensions` None requests the model's own."""
+        ...
+
+    async def score(self, query: str, documents: Sequence[str]) -> list[float]:
+        """Return the relevance of each document to the query."""
         ...

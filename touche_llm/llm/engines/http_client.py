@@ -61,6 +61,8 @@ class HttpClient:
         self._timeout = QueueTimeout(request_timeout)
         self._session: aiohttp.ClientSession | None = None
         self._restart = restart
+        # Name of the model in the first reply; it can be an alias of the requested name.
+        self._reply_model: str | None = None
         self._monitor = HealthMonitor(self._is_alive, None if restart is None else self._move)
 
     async def __aenter__(self) -> Self:
@@ -104,6 +106,19 @@ class HttpClient:
                 raise
             self._slots.grow()
         return _read(path, content, reply)
+
+    def check_model(self, reply_model: str | None, requested: str) -> None:
+        """Raise EngineError if another model replies than in the first reply; replies need not name their model."""
+        if reply_model is None:
+            return
+        if self._reply_model is None:
+            self._reply_model = reply_model
+        if reply_model != self._reply_model:
+            raise EngineError(
+                f"{self.base_url}: {reply_model!r:.200} answers now, {self._reply_model!r:.200} answered before; its "
+                f"answers are not stored under the name {requested!r}; serve one model and run the same command "
+                "again, or keep the new answers separate with `engine.revision`"
+            )
 
     async def _is_alive(self) -> bool:
         """Return whether the server shows a sign of life; one that is slow or has no `/health` does."""

@@ -6,7 +6,6 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 from uuid import uuid4
 
-from touche_llm.errors import EngineError
 from touche_llm.llm.engines.base import Completion, Transient
 from touche_llm.llm.engines.chat_reply import CHAT_PATH, ChatReply, Delivery, build_chat_body, read_completion
 from touche_llm.llm.engines.http_client import HttpClient
@@ -46,8 +45,6 @@ class ChatServer(HttpClient):
         self.chat_template_kwargs = dict(chat_template_kwargs)
         self.delivery = Delivery.STRUCTURED_OUTPUTS
         self.choose("")
-        # Name of the model in the first reply; it can be an alias of the requested name.
-        self._reply_model: str | None = None
         # True for vLLM, unless a proxy assigns ids of its own; None before the first reply.
         self._repeats_ids: bool | None = None
 
@@ -72,7 +69,7 @@ class ChatServer(HttpClient):
         body = build_chat_body(request, self.delivery) | {"request_id": sent_id}
         reply = await self.post(CHAT_PATH, body, ChatReply)
         self._check_id(reply.id, sent_id)
-        self._check_model(reply.model)
+        self.check_model(reply.model, self.model)
         return reply
 
     async def count_tokens(self, messages: tuple[Message, ...]) -> int:
@@ -82,19 +79,6 @@ class ChatServer(HttpClient):
     async def truncate(self, text: str, max_tokens: int) -> str:
         """Return a prefix of `text` with about this many tokens."""
         return await self.counter.truncate(text, max_tokens)
-
-    def _check_model(self, reply_model: str | None) -> None:
-        """Raise EngineError if another model answers than in the first reply."""
-        if reply_model is None:
-            return  # replies need not name their model
-        if self._reply_model is None:
-            self._reply_model = reply_model
-        if reply_model != self._reply_model:
-            raise EngineError(
-                f"{self.base_url}: {reply_model!r:.200} answers now, {self._reply_model!r:.200} answered before; its "
-                f"answers are not stored under the name {self.model!r}; serve one model and run the same command "
-                "again, or keep the new answers separate with `engine.revision`"
-            )
 
     def _check_id(self, reply_id: str | None, sent_id: str) -> None:
         """Raise Transient for a reply to another request, if the server repeats the ids of requests."""

@@ -14,7 +14,7 @@ from touche_llm.llm.answer_forms import AnswerForm, Layout
 from touche_llm.llm.answers import Unusable
 from touche_llm.llm.engines.base import BrokenReply, Completion, EngineInfo, MissingLogprobs, Rejected, Transient
 from touche_llm.llm.engines.chat_reply import ChatReply, Delivery, read_completion
-from touche_llm.llm.engines.http_client import API_KEY_VARIABLE
+from touche_llm.llm.engines.http_client import API_KEY_VARIABLE, HttpClient
 from touche_llm.llm.engines.server import ChatServer
 from touche_llm.llm.engines.server_checks import REMEDIES, ServerCheck, block
 from touche_llm.llm.engines.token_counters import LlamaCppTokenCounter, LocalTokenCounter
@@ -46,14 +46,18 @@ _PLAIN_GRADES = (
 _MAX_COUNT_ERROR = 8
 
 
-class _Model(msgspec.Struct):
+class ServedModel(msgspec.Struct):
+    """Model in the list of a server."""
+
     id: str
     owned_by: str | None = None
     max_model_len: Count | None = None
 
 
-class _ModelList(msgspec.Struct):
-    data: list[_Model]
+class ModelList(msgspec.Struct):
+    """Reply of `/v1/models`."""
+
+    data: list[ServedModel]
 
 
 class _Generation(msgspec.Struct):
@@ -119,9 +123,9 @@ async def survey(server: ChatServer, engine: EngineConfig, sampling: SamplingCon
 
 
 async def _survey(server: ChatServer, engine: EngineConfig, sampling: SamplingConfig) -> Survey:
-    model = _choose(server.base_url, (await server.get("/v1/models", _ModelList)).data, engine.model)
+    model = choose_model(server.base_url, (await server.get("/v1/models", ModelList)).data, engine.model)
     server.choose(model.id)
-    kind, version = await _identify(server, model)
+    kind, version = await identify(server, model)
     title = f"{kind} {version.version or version.build_info}".strip() or "unknown server"
     served = model.max_model_len or version.default_generation_settings.n_ctx
     checks = [
@@ -138,7 +142,10 @@ async def _survey(server: ChatServer, engine: EngineConfig, sampling: SamplingCo
     return Survey(kind, [*checks, counting, *schema], info, probe)
 
 
-def _choose(base_url: str, served: list[_Model], model: str | None) -> _Model:
+def choose_model(
+    base_url: str, served: list[ServedModel], model: str | None, setting: str = "engine.model"
+) -> ServedModel:
+    """Return the served model of this name, or the only one; raise EngineError, which names the setting."""
     if model is None and len(served) == 1:
         return served[0]
     by_name = {choice.id: choice for choice in served}
@@ -146,10 +153,10 @@ def _choose(base_url: str, served: list[_Model], model: str | None) -> _Model:
         return by_name[model]
     names = ", ".join(by_name) or "no model"
     wanted = "" if model is None else f", not {model!r}"
-    raise EngineError(f"{base_url}: serves {names}{wanted}; choose one with `engine.model`")
+    raise EngineError(f"{base_url}: serves {names}{wanted}; choose one with `{setting}`")
 
 
-async def _identify(server: ChatServer, model: _Model) -> tuple[str, _Version]:
+async def identify(server: HttpClient, model: ServedModel) -> tuple[str, _Version]:
     """Return the program that serves, and its version; empty ones if they are unknown."""
     owner = _OWNERS.get(model.owned_by or "", "")
     for kind in [owner] if owner else _VERSION_PATHS:

@@ -1,0 +1,208 @@
+"""Embedding models and cross-encoders: keys, cache, replay, and each fault of a server in one line."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+import pytest
+
+from tests.fake_pooling import DIMENSIONS, FakePooling, embed_words
+from touche_llm.errors import EngineError, PromptError, ReplayMiss
+from touche_llm.llm.cache import Cache, CacheMode
+from touche_llm.llm.engines.base import EngineInfo
+from touche_llm.llm.engines.pooling_server import PoolingServer, Purpose, read_vector
+from touche_llm.llm.pooling import PooledText, PoolingClient
+from touche_llm.llm.settings import PoolingConfig
+
+ResultT = TypeVar("ResultT")
+TEXTS = [PooledText("cats chase mice", "1"), PooledText("dogs bark", "1"), PooledText("cats chase mice", "2")]
+
+
+def run(
+    server: FakePooling,
+    work: Callable[[PoolingClient], Awaitable[ResultT]],
+    path: Path,
+    *,
+    purpose: Purpose = "embedding",
+    dimensions: int | None = None,
+    **settings: Any,
+) -> ResultT:
+    """Connect to the server and work with a client that stores in `path`."""
+
+    async def connected() -> ResultT:
+        async with server.running():
+            values = PoolingConfig(url=server.url, retry_for=0.0, **settings)
+            async with PoolingServer(server.url, purpose, values) as engine:
+                info = await engine.connect(dimensions)
+                with Cache(path) as cache:
+                    client = PoolingClient(info, engine, cache, retry_for=0.0, batch=2, dimensions=dimensions)
+                    return await work(client)
+
+    return asyncio.run(connected())
+
+
+def replay(work: Callable[[PoolingClient], Awaitable[ResultT]], path: Path) -> ResultT:
+    """Work without a server."""
+    with Cache(path, CacheMode.REPLAY) as cache:
+        info = EngineInfo(model="pooling", revision="", context=128, overhead=8, engine="")
+        client = PoolingClient(info, None, cache)
+
+        async def work_and_check() -> ResultT:
+            result = await work(client)
+            client.raise_on_misses()
+            return result
+
+        return asyncio.run(work_and_check())
+
+
+def test_equal_texts_are_embedded_once_and_replayed(tmp_path: Path) -> None:
+    server = FakePooling()
+    vectors = run(server, lambda client: client.embed(TEXTS), tmp_path / "cache.sqlite")
+    assert [read_vector(vector).tolist() for vector in vectors] == [
+        np.array(embed_words(each.text), "<f4").tolist() for each in TEXTS
+    ]
+    assert server.sent[-1]["input"] == ["cats chase mice", "dogs bark"]
+    assert replay(lambda client: client.embed(TEXTS), tmp_path / "cache.sqlite") == vectors
+    with pytest.raises(ReplayMiss, match="lacks 1 results"):
+        replay(lambda client: client.embed([*TEXTS, PooledText("birds", "3")]), tmp_path / "cache.sqlite")
+
+
+def test_scores_are_stored_for_each_pair(tmp_path: Path) -> None:
+    server, path = FakePooling(), tmp_path / "cache.sqlite"
+    documents = [PooledText(text, "1", text[0]) for text in ("dogs bark", "cats sleep", "cats chase mice")]
+    scores = run(server, lambda client: client.score("cats chase", documents), path, purpose="score")
+    assert [len(body["documents"]) for body in server.sent[-2:]] == [2, 1]
+    assert sorted(range(3), key=lambda index: -scores[index]) == [2, 1, 0]
+    assert replay(lambda client: client.score("cats chase", documents[::-1]), path) == scores[::-1]
+
+
+@pytest.mark.parametrize("dimensions", [None, DIMENSIONS])
+def test_the_keys_are_those_of_the_contract(tmp_path: Path, dimensions: int | None) -> None:
+    path = tmp_path / "cache.sqlite"
+    run(FakePooling(), lambda client: client.embed(TEXTS[:1]), path, revision="r", dimensions=dimensions)
+    parts = {"kind": "embedding", "model": "pooling", "revision": "r", "text": "cats chase mice", "version": 1}
+    parts |= {} if dimensions is None else {"dimensions": dimensions}
+    with Cache(path) as cache:
+        assert [(entry.kind, entry.key) for entry in cache.iterate_entries()] == [("embedding", _hash(parts))]
+
+
+def test_the_key_of_a_score_is_that_of_the_contract(tmp_path: Path) -> None:
+    path = tmp_path / "cache.sqlite"
+    run(FakePooling(), lambda client: client.score("q", [PooledText("d", "1", "x")]), path, purpose="score")
+    parts = {"document": "d", "kind": "score", "model": "pooling", "query": "q", "revision": "", "version": 1}
+    with Cache(path) as cache:
+        entries = list(cache.iterate_entries())
+    assert [(entry.key, entry.topic, entry.document) for entry in entries] == [(_hash(parts), "1", "x")]
+
+
+def _hash(parts: dict[str, Any]) -> str:
+    content = json.dumps(parts, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(content.encode()).hexdigest()
+
+
+def test_vectors_of_numbers_are_read_too(tmp_path: Path) -> None:
+    server = FakePooling(fault="floats")
+    (vector,) = run(server, lambda client: client.embed(TEXTS[:1]), tmp_path / "cache.sqlite")
+    assert read_vector(vector).tolist() == np.array(embed_words(TEXTS[0].text), "<f4").tolist()
+
+
+@pytest.mark.parametrize(
+    ("purpose", "fault", "named"),
+    [
+        ("embedding", "constant", "same vector for clearly different texts"),
+        ("embedding", "truncated", "cuts a text of 80 tokens to 24"),
+        ("embedding", "nan", "NaN"),
+        ("embedding", "zero", "vector of zeros"),
+        ("embedding", "dimensions", "31 dimensions, the first had 32"),
+        ("embedding", "short", "2 results for 3 texts"),
+        ("score", "constant", "issues/27857"),
+        ("score", "truncated", "cuts a text of 80 tokens to 24"),
+        ("score", "nan", "no number"),
+        ("score", "short", "2 results for 3 texts"),
+    ],
+)
+def test_faults_are_found_at_the_start(tmp_path: Path, purpose: Purpose, fault: str, named: str) -> None:
+    with pytest.raises(EngineError, match=named) as raised:
+        run(FakePooling(fault=fault), lambda client: client.embed([]), tmp_path / "cache.sqlite", purpose=purpose)
+    assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("purpose", "fault", "named"),
+    [
+        ("embedding", "model", "'another' answers now, 'pooling' answered before"),
+        ("embedding", "dimensions", "31 dimensions, the first had 32"),
+        ("embedding", "nan", "NaN"),
+        ("embedding", "short", "1 results for 2 texts"),
+        ("embedding", "refused", "too many tokens"),
+        ("score", "model", "'another' answers now, 'pooling' answered before"),
+        ("score", "nan", "no number"),
+        ("score", "short", "1 results for 2 texts"),
+    ],
+)
+def test_later_faults_end_the_work(tmp_path: Path, purpose: Purpose, fault: str, named: str) -> None:
+    path, server = tmp_path / "cache.sqlite", FakePooling(fault=fault, healthy=2)
+
+    async def work(client: PoolingClient) -> None:
+        await (client.embed(TEXTS[:2]) if purpose == "embedding" else client.score("q", TEXTS[:2]))
+
+    with pytest.raises(EngineError, match=named) as raised:
+        run(server, work, path, purpose=purpose)
+    assert "\n" not in str(raised.value)
+    with Cache(path) as cache:
+        assert list(cache.iterate_entries()) == []
+
+
+def test_a_server_of_another_kind_or_model_or_length_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "cache.sqlite"
+
+    async def connect(server: FakePooling, **settings: Any) -> None:
+        async with server.running(), PoolingServer(server.url, "embedding", PoolingConfig(**settings)) as engine:
+            await engine.connect(settings.pop("dimensions", None))
+
+    with pytest.raises(EngineError, match=r"serves pooling, not 'other'; choose one with `dense\.model`"):
+        asyncio.run(connect(FakePooling(), model="other"))
+    with pytest.raises(EngineError, match="context of 128 tokens, 256 are configured"):
+        asyncio.run(connect(FakePooling(), context=256))
+    with pytest.raises(EngineError, match="32 dimensions, 8 are configured"):
+        run(FakePooling(), lambda client: client.embed([]), path, dimensions=8)
+
+    class Generating(FakePooling):
+        def add_routes(self, app: Any) -> None:
+            app.router.add_get("/version", self.version)
+
+    with pytest.raises(EngineError, match="--runner pooling"):
+        asyncio.run(connect(Generating()))
+
+
+def test_long_documents_are_truncated_in_tokens(tmp_path: Path) -> None:
+    long = PooledText("word " * 200, "1", "d")
+
+    async def fit(client: PoolingClient) -> tuple[str, str]:
+        short = await client.fit(lambda text: f"passage: {text}", PooledText("short", "1", "e"), 100)
+        return short, await client.fit(lambda text: f"passage: {text}", long, 100)
+
+    short, cut = run(FakePooling(), fit, tmp_path / "cache.sqlite")
+    assert short == "short" and long.text.startswith(cut.removesuffix(" …"))
+    assert 50 < len(cut.split()) < 100
+    assert replay(fit, tmp_path / "cache.sqlite") == (short, cut)
+    with pytest.raises(PromptError):
+        run(
+            FakePooling(), lambda client: client.fit("word ".__mul__(200).__add__, long, 100), tmp_path / "cache.sqlite"
+        )
+
+
+def test_without_a_tokenizer_a_long_document_is_an_error(tmp_path: Path) -> None:
+    server = FakePooling(has_tokenizer=False)
+    with pytest.raises(EngineError, match="document d: too long, and its tokens cannot be counted"):
+        run(
+            server,
+            lambda client: client.fit(str, PooledText("word " * 200, "1", "d"), 100),
+            tmp_path / "cache.sqlite",
+        )

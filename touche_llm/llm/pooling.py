@@ -1,0 +1,182 @@
+"""Client of embedding models and cross-encoders: results from the cache or the server, with retries."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Annotated, TypeVar
+
+import msgspec
+
+from touche_llm.data.json_records import JsonStruct
+from touche_llm.errors import EngineError, ReplayMiss
+from touche_llm.llm.answers import FailedRequest
+from touche_llm.llm.cache import describe_resume
+from touche_llm.llm.cache_file import EntryMetadata
+from touche_llm.llm.concurrency import map_in_order
+from touche_llm.llm.engines.base import PoolingEngine, Rejected, Transient
+from touche_llm.llm.prompt_tokens import TokenCountingClient
+from touche_llm.llm.request import Message, Origin, Request, Sampling, hash_content
+
+# Max characters of a stored vector: 16,384 dimensions.
+_MAX_VECTOR = 2**17
+_ResultT = TypeVar("_ResultT")
+
+
+class Embedding(JsonStruct, frozen=True):
+    """Vector of a text, as base64 of little-endian float32."""
+
+    vector: Annotated[str, msgspec.Meta(min_length=4, max_length=_MAX_VECTOR)]
+
+
+class Score(JsonStruct, frozen=True):
+    """Relevance of a document to a query."""
+
+    score: float
+
+
+_StoredT = TypeVar("_StoredT", Embedding, Score)
+
+
+@dataclass(frozen=True, slots=True)
+class PooledText:
+    """Text to send, with topic and document for messages and the columns of the cache."""
+
+    text: str
+    topic_id: str | None = None
+    document_id: str | None = None
+
+
+@dataclass(slots=True)
+class PoolingClient(TokenCountingClient):
+    """Client of one embedding model or cross-encoder.
+
+    Attributes:
+        batch: Max number of texts in a request.
+        concurrency: Max number of requests at a time.
+        dimensions: Length of the vectors; None for the model's own.
+        missing: Results that a replay did not find in the cache.
+    """
+
+    engine: PoolingEngine | None
+    batch: int = 32
+    concurrency: int = 16
+    dimensions: int | None = None
+    missing: list[PooledText] = field(default_factory=list)
+    # Keys that this run has stored.
+    _stored: set[str] = field(default_factory=set)
+
+    async def embed(self, texts: Sequence[PooledText]) -> list[bytes]:
+        """Return the vectors of texts as little-endian float32; empty for those that a replay misses.
+
+        Raises:
+            EngineError: The server failed.
+        """
+        info = self.engine_info
+        optional = {} if self.dimensions is None else {"dimensions": self.dimensions}
+        keys = [
+            hash_content("embedding", model=info.model, revision=info.revision, text=each.text, **optional)
+            for each in texts
+        ]
+
+        async def send(engine: PoolingEngine, positions: Sequence[int]) -> list[Embedding]:
+            vectors = await engine.embed([texts[position].text for position in positions], self.dimensions)
+            return [Embedding(base64.b64encode(vector).decode()) for vector in vectors]
+
+        found = await self._request("embedding", texts, keys, Embedding, send)
+        return [b"" if each is None else base64.b64decode(each.vector) for each in found]
+
+    async def score(self, query: str, documents: Sequence[PooledText]) -> list[float]:
+        """Return the relevance of documents to a query; 0 for those that a replay misses; raise as `embed`."""
+        info = self.engine_info
+        keys = [
+            hash_content("score", model=info.model, revision=info.revision, query=query, document=each.text)
+            for each in documents
+        ]
+
+        async def send(engine: PoolingEngine, positions: Sequence[int]) -> list[Score]:
+            scores = await engine.score(query, [documents[position].text for position in positions])
+            return [Score(score) for score in scores]
+
+        found = await self._request("score", documents, keys, Score, send)
+        return [0.0 if each is None else each.score for each in found]
+
+    async def fit(self, build: Callable[[str], str], document: PooledText, room: int) -> str:
+        """Return the text of a document, truncated if `build` would make it longer than `room` tokens.
+
+        Raises:
+            EngineError: The server cannot count tokens.
+            PromptError: There is no room for the document.
+        """
+        origin = Origin("pooling", 0, "", document.topic_id or "", document.document_id)
+
+        def wrap(text: str) -> Request:
+            info = self.engine_info
+            messages = (Message("user", build(text)),)
+            return Request(messages, {}, Sampling(), info.model, info.revision, {}, origin)
+
+        fitted = await self.truncate_document(wrap, wrap(document.text), document.text, room)
+        if isinstance(fitted, FailedRequest):
+            if not fitted.attempts:
+                self.missing.append(document)
+                return document.text
+            reason = fitted.attempts[-1].reason
+            raise self._fail_with(f"{origin.subject}: too long, and its tokens cannot be counted: {reason}")
+        return fitted[0]
+
+    def raise_on_misses(self) -> None:
+        """Raise ReplayMiss if a replay needed results that the cache lacks."""
+        if self.missing:
+            first = self.missing[0]
+            document = f", document {first.document_id}" if first.document_id else ""
+            raise ReplayMiss(
+                f"{self.cache.path}: the cache lacks {len(self.missing)} results of {self.engine_info.model} that the "
+                f"run needs, the first for topic {first.topic_id}{document}; run with `cache.mode: reuse` and its "
+                "server to request them"
+            )
+
+    async def _request(
+        self,
+        kind: str,
+        texts: Sequence[PooledText],
+        keys: Sequence[str],
+        model: type[_StoredT],
+        send: Callable[[PoolingEngine, Sequence[int]], Awaitable[list[_StoredT]]],
+    ) -> list[_StoredT | None]:
+        """Return the results for texts; those that the cache lacks are requested, each once."""
+        found = {key: self.cache.get(key, model, refreshed=key in self._stored) for key in dict.fromkeys(keys)}
+        self.counts.cache_hits += sum(value is not None for value in found.values())
+        lacking = [keys.index(key) for key, value in found.items() if value is None]
+        engine = self.engine
+        if engine is None:
+            self.missing += [texts[position] for position in lacking]
+            return [found[key] for key in keys]
+
+        async def request(positions: Sequence[int]) -> None:
+            self.counts.requests += 1
+            results = await self._send(partial(send, engine, positions))
+            self._lost_in_a_row = 0
+            for position, result in zip(positions, results, strict=True):
+                key, text = keys[position], texts[position]
+                metadata = EntryMetadata(
+                    key=key, kind=kind, model=self.engine_info.model, topic=text.topic_id, document=text.document_id
+                )
+                self._stored.add(key)
+                found[key] = await self.cache.store(metadata, result)
+
+        batches = [lacking[start : start + self.batch] for start in range(0, len(lacking), self.batch)]
+        await map_in_order(request, batches, self.concurrency)
+        return [found[key] for key in keys]
+
+    async def _send(self, call: Callable[[], Awaitable[_ResultT]]) -> _ResultT:
+        try:
+            return await self._retry(call)
+        except Rejected as rejected:
+            raise self._fail_with(f"the server refuses the request: {rejected}") from rejected
+        except Transient as transient:
+            raise self._fail_with(transient.reason) from transient
+
+    def _fail_with(self, problem: str) -> EngineError:
+        return EngineError(f"{self.engine_info.model}: {problem}; {describe_resume(self.cache.path, self.cache.mode)}")
