@@ -87,10 +87,13 @@ def has_format(database: sqlite3.Connection, form: DatabaseFormat, path: Path | 
     Raises:
         DataError: It is a file of another program or version, or as `check_schema`.
     """
-    (application,) = database.execute("PRAGMA application_id").fetchone()
-    (version,) = database.execute("PRAGMA user_version").fetchone()
+    # One statement sees one state of the file: another process may be creating its tables.
+    application, version, entries = database.execute(
+        "SELECT application_id, user_version, (SELECT count(*) FROM sqlite_master)"
+        " FROM pragma_application_id, pragma_user_version"
+    ).fetchone()
     if application != form.application:
-        if database.execute("SELECT count(*) FROM sqlite_master").fetchone() != (0,):
+        if entries:
             raise DataError(f"{path}: not {form.noun} of this program; use another file")
         return False
     if version != form.version:
