@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+import threading
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -138,6 +139,26 @@ class FakeServer:
             yield self
         finally:
             await runner.cleanup()
+
+    @contextmanager
+    def in_thread(self) -> Iterator[FakeServer]:
+        """Serve in a thread, for commands called in this one."""
+        loop, ready, ended = asyncio.new_event_loop(), threading.Event(), asyncio.Event()
+
+        async def serve() -> None:
+            async with self.running():
+                ready.set()
+                await ended.wait()
+
+        thread = threading.Thread(target=loop.run_until_complete, args=(serve(),))
+        thread.start()
+        ready.wait()
+        try:
+            yield self
+        finally:
+            loop.call_soon_threadsafe(ended.set)
+            thread.join()
+            loop.close()
 
 
 def status(code: int, **headers: str) -> Behaviour:

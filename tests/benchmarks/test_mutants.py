@@ -122,10 +122,9 @@ def test_each_place_outside_of_annotations_is_found_with_all_of_its_changes(modu
     assert changed["def least(values: list[int | None], most: int = 3) -> int | None:"] == 2, "3 becomes 2 and 4"
 
 
-def test_a_draw_is_that_of_its_seed_and_begins_like_a_longer_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(mutants, "TREE", mutants.ROOT)
-    one, longer, other = draw("tasks", 12, 1), draw("tasks", 15, 1), draw("tasks", 12, 2)
-    assert one == longer[:12] and one != other and len(one) == 12
+def test_a_draw_is_that_of_its_seed_and_begins_like_a_longer_one(module: Path) -> None:
+    one, longer, other = draw("top", 4, 1), draw("top", 6, 1), draw("top", 4, 2)
+    assert one == longer[:4] and one != other and len(one) == 4
     assert all(mutant.before != mutant.after for mutant in one)
 
 
@@ -136,10 +135,7 @@ def test_tests_are_chosen_that_execute_the_line(module: Path, workers: ProcessPo
     assert names(tests.choose(FILE, line_of("return found"), 60)) == {"two", "none"}
     assert names(tests.choose(FILE, line_of("return [5"), 60)) == {"two", "none", "end", "values"}, "a shared fixture"
     assert names(tests.choose(FILE, line_of("def least"), 60)) == {"two", "none", "end", "values"}, "an import"
-
-
-def test_the_quickest_tests_are_chosen_within_the_bound(module: Path, workers: ProcessPoolExecutor) -> None:
-    tests = recorded(workers)
+    # The quickest are chosen within the bound.
     tests.seconds.update({f"tests/test_least.py::test_{name}": of for name, of in {"two": 4.0, "none": 3.0}.items()})
     line = line_of("return found")
     assert [names([test]) for test in tests.choose(FILE, line, 7)] == [{"none"}, {"two"}]
@@ -171,6 +167,7 @@ def test_a_line_belongs_to_a_statement_without_its_body(line: int, lines: set[in
     assert executed_lines(STATEMENTS, line) == (lines, is_import)
 
 
+@pytest.mark.nightly  # One mutant is endless and ends with the time that it has.
 def test_mutants_are_killed_or_survive_and_only_survivors_are_tried_again(
     module: Path, workers: ProcessPoolExecutor
 ) -> None:

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import subprocess
-import sys
+import importlib
 
 import pytest
 
 from benchmarks.sizes import at_least
-from tests.vllm.server import ROOT
 
 
 @pytest.mark.parametrize("text", ["0", "-3", "1.5", "many", "", "²"])
@@ -31,9 +29,12 @@ def test_a_size_is_an_integer() -> None:
         ("evaluation", ["--judged", "0"], "argument --judged: '0' is no integer of 1 or more"),
     ],
 )
-def test_a_benchmark_of_no_size_says_so_and_measures_nothing(module: str, given: list[str], said: str) -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", f"benchmarks.{module}", *given], cwd=ROOT, capture_output=True, text=True
-    )
-    assert (done.returncode, done.stdout) == (2, "")
-    assert said in done.stderr
+def test_a_benchmark_of_no_size_says_so_and_measures_nothing(
+    module: str, given: list[str], said: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.argv", [module, *given])
+    with pytest.raises(SystemExit) as ended:
+        importlib.import_module(f"benchmarks.{module}").main()
+    printed = capsys.readouterr()
+    assert (ended.value.code, printed.out) == (2, "")
+    assert said in printed.err

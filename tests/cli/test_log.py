@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
-import os
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +10,7 @@ import orjson
 import pytest
 from aiohttp import web
 
+from tests.cli.conftest import Done, Touche
 from tests.fake_server import FakeServer, good, reply
 from touche_llm.cli.demo import SAMPLES
 from touche_llm.cli.log import LogOptions, logged, take_options
@@ -38,46 +36,39 @@ class Misbehaving(FakeServer):
         return reply(quoted) if len(self.bodies) % 9 == 0 else await good(request, body)
 
 
-async def run(folder: Path, *more: str) -> tuple[int | None, str]:
-    """Exit code and standard error of a run on a server that misbehaves."""
-    server = Misbehaving()
-    server.rest = server.misbehave
-    async with server.running():
-        files = ["--topics", SAMPLE / "topics.xml", "--corpus", SAMPLE / "passages.jsonl", "--out", folder / "out"]
-        sizes = ["--topic", "3", "--depth", "12", "--cache-mode", "refresh", "--cache", folder / "answers.sqlite"]
-        command = [sys.executable, "-m", "touche_llm", "run", *files, *sizes, "--base-url", server.url, *more]
-        process = await asyncio.create_subprocess_exec(
-            *map(str, command),
-            cwd=folder,
-            env={**os.environ, "VLLM_API_KEY": KEY, "PYTHONPATH": str(Path(__file__).parents[2])},
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.PIPE,
-        )
-        _, errors = await process.communicate()
-    return process.returncode, errors.decode()
+def test_the_log_of_a_run_has_requests_retries_and_timings_but_no_key_and_no_text(
+    touche: Touche, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("VLLM_API_KEY", KEY)
+    files = ["--topics", str(SAMPLE / "topics.xml"), "--corpus", str(SAMPLE / "passages.jsonl"), "--out", "out"]
+    sizes = ["--topic", "3", "--depth", "12", "--cache-mode", "refresh", "--cache", "answers.sqlite"]
 
+    def run(*more: str) -> Done:
+        """Run on a server that misbehaves."""
+        server = Misbehaving()
+        server.rest = server.misbehave
+        with server.in_thread():
+            return touche("run", *files, *sizes, "--base-url", server.url, *more)
 
-@pytest.mark.slow
-async def test_the_log_of_a_run_has_requests_retries_and_timings_but_no_key_and_no_text(tmp_path: Path) -> None:
     log = tmp_path / "run.log"
-    code, errors = await run(tmp_path, "--log-file", str(log))
+    done = run("--log-file", str(log))
     text = log.read_text()
-    assert code in (0, 3), errors
+    assert done.returncode in (0, 3), done.stderr
     assert "comparative/judge, topic 3, document" in text and " tokens" in text
     assert "retry: server_error: HTTP 503" in text
-    assert f"run: exit code {code} after " in text
+    assert f"run: exit code {done.returncode} after " in text
     assert KEY not in text
     known = passages()
     assert len(known) > 10
     assert not [passage for passage in known if passage in text]
-    assert "sample 0" not in errors
+    assert "sample 0" not in done.stderr
     # Another run is appended, this one with what it sent.
-    _, errors = await run(tmp_path, "--verbose", f"--log-file={log}", "--log-text")
+    done = run("--verbose", f"--log-file={log}", "--log-text")
     longer = log.read_text()
     assert longer.startswith(text)
     assert [passage for passage in known if passage in longer]
     assert KEY not in longer
-    assert "sample 0" in errors and KEY not in errors
+    assert "sample 0" in done.stderr and KEY not in done.stderr
 
 
 @pytest.mark.parametrize(

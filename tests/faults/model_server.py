@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 import random
 import re
-import threading
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -57,27 +55,12 @@ class Model:
 
     def __init__(self) -> None:
         self.server = FakeServer(rest=steady)
-        self._loop = asyncio.new_event_loop()
 
     @contextmanager
     def running(self) -> Iterator[Model]:
         """Serve until the block ends."""
-        ready, ended = threading.Event(), asyncio.Event()
-
-        async def serve() -> None:
-            async with self.server.running():
-                ready.set()
-                await ended.wait()
-
-        thread = threading.Thread(target=self._loop.run_until_complete, args=(serve(),))
-        thread.start()
-        ready.wait()
-        try:
+        with self.server.in_thread():
             yield self
-        finally:
-            self._loop.call_soon_threadsafe(ended.set)
-            thread.join()
-            self._loop.close()
 
     def take(self) -> Counter[str]:
         """Return how often each request came since the last time."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import random
 import re
 import shutil
 import signal
@@ -121,8 +120,12 @@ def honest_peak(honest: Path) -> int:
     return outcome.peak
 
 
-def check(name: str, honest: Path, honest_peak: int, folder: Path, tally: Tally) -> None:
-    place = folder / name
+@pytest.mark.nightly  # The peak of memory is that of a process of its own.
+@pytest.mark.parametrize("name", CASES)
+def test_every_hostile_file_ends_with_an_answer_or_an_error(
+    name: str, honest: Path, honest_peak: int, tmp_path: Path, tally: Tally
+) -> None:
+    place = tmp_path / name
     shutil.copytree(honest, place)
     arguments = CASES[name](place)
     outcome = command(place, arguments)
@@ -135,19 +138,3 @@ def check(name: str, honest: Path, honest_peak: int, folder: Path, tally: Tally)
     assert outcome.peak < honest_peak + MOST_MEMORY
     tally.add(kind, held=1)
     shutil.rmtree(place)
-
-
-@pytest.mark.slow
-def test_some_hostile_files_end_with_an_answer_or_an_error(
-    honest: Path, honest_peak: int, tmp_path: Path, tally: Tally, fault_seed: int
-) -> None:
-    for name in random.Random(fault_seed).sample(sorted(CASES), 6):
-        check(name, honest, honest_peak, tmp_path, tally)
-
-
-@pytest.mark.nightly
-@pytest.mark.parametrize("name", CASES)
-def test_every_hostile_file_ends_with_an_answer_or_an_error(
-    name: str, honest: Path, honest_peak: int, tmp_path: Path, tally: Tally
-) -> None:
-    check(name, honest, honest_peak, tmp_path, tally)

@@ -241,7 +241,6 @@ async def strays(folder: Path, seed: int, rounds: int, tally: Tally) -> None:
 
 ROUNDS = [
     pytest.param(1, marks=pytest.mark.slow),
-    pytest.param(6, marks=pytest.mark.slow),
     pytest.param(75, marks=pytest.mark.nightly),
 ]
 

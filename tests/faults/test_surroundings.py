@@ -20,10 +20,11 @@ _ODD: Mapping[str, Mapping[str, str | None]] = {
 }
 # What a shell does with the command: nobody reads its output, or it has none.
 _PIPES = {"closed pipe": "{} | true; exit ${{PIPESTATUS[0]}}", "no output": "{} >&- 2>&-", "no input": "{} <&-"}
-_SOME = ("judge", "fuse", "report")
 
 
-def _try_odd(place: Workplace, tally: Tally, scenario: Scenario) -> None:
+@pytest.mark.nightly  # Six processes for each command; tests/cli/test_streams.py tries odd streams by default.
+@pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda each: each.name)
+def test_surroundings_change_nothing(place: Workplace, tally: Tally, scenario: Scenario) -> None:
     undisturbed, problems = prepare(place, scenario), []
     for kind in (*_ODD, *_PIPES):
         place.restore(scenario.name)
@@ -50,15 +51,3 @@ def _try_odd(place: Workplace, tally: Tally, scenario: Scenario) -> None:
         tally.add(f"odd: {kind}", tried=1, held=not found)
         problems += [f"{kind}: {each}" for each in found]
     assert not problems, "\n".join(problems)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("scenario", [each for each in SCENARIOS if each.name in _SOME], ids=lambda each: each.name)
-def test_surroundings_change_nothing(place: Workplace, tally: Tally, scenario: Scenario) -> None:
-    _try_odd(place, tally, scenario)
-
-
-@pytest.mark.nightly
-@pytest.mark.parametrize("scenario", [each for each in SCENARIOS if each.name not in _SOME], ids=lambda each: each.name)
-def test_surroundings_change_nothing_for_any_command(place: Workplace, tally: Tally, scenario: Scenario) -> None:
-    _try_odd(place, tally, scenario)

@@ -24,6 +24,8 @@ from touche_llm.errors import DataError
 
 # Makes it cheap to check whether there are resamples; older caches get it when they are opened for writing.
 _INDEX_OF_SAMPLES = "CREATE INDEX IF NOT EXISTS samples ON entries (sample) WHERE sample > 0"
+# With write-ahead logging a killed process loses nothing that it committed; only a crash of the machine could.
+SYNCHRONOUS = "NORMAL"
 
 ValueT = TypeVar("ValueT", bound=JsonRecord)
 
@@ -101,7 +103,6 @@ def open_file(path: Path | None, read_only: bool = False) -> NamedDatabase:
                 raise DataError(f"{path}: empty, not {_FORMAT.noun}; use another file")
             return database
         create_if_empty(database, _FORMAT, path)
-        # With write-ahead logging a killed process loses nothing that it committed; only a crash of the machine could.
         # SQLite does not wait for other processes when it switches the mode.
         retrying = Retrying(
             retry=retry_if_exception(_is_busy),
@@ -110,7 +111,7 @@ def open_file(path: Path | None, read_only: bool = False) -> NamedDatabase:
             reraise=True,
         )
         retrying(database.execute, "PRAGMA journal_mode = WAL")
-        database.execute("PRAGMA synchronous = NORMAL")
+        database.execute(f"PRAGMA synchronous = {SYNCHRONOUS}")
         retrying(database.execute, _INDEX_OF_SAMPLES)
     except BaseException:
         database.close()
