@@ -25,6 +25,7 @@ from touche_llm.data import records
 from touche_llm.prompts.purposes import Purpose, load, purposes_of
 from touche_llm.tasks import TASKS
 from touche_llm.tasks.base import Task
+from touche_llm.tasks.published import read_published
 
 _MARKER = re.compile(r"^<!-- generated: (\w+) -->$", re.MULTILINE)
 _ATTRIBUTE = re.compile(r"^    (\w+): (.*(?:\n     .*)*)", re.MULTILINE)
@@ -240,6 +241,23 @@ def tasks() -> str:
     return "\n".join(rows)
 
 
+def published_files() -> str:
+    """Return a table of the published files of each task."""
+    published, parts = read_published(), []
+    for task in TASKS.values():
+        rows = ["| what | file | bytes | records | licence |", "|---|---|--:|--:|---|"]
+        for file in published.files:
+            if task.name in file.tasks:
+                records = "" if file.records is None else f"{file.records:,}"
+                name = f"[{file.name}]({file.url})" + (f", with `{file.holds}`" if file.holds else "")
+                rows.append(f"| {file.role} | {name} | {file.bytes:,} | {records} | {file.licence or ''} |")
+        for corpus in published.restricted:
+            if task.name in corpus.tasks:
+                rows.append(f"| corpus | [{corpus.name}]({corpus.url}) | | | by agreement |")
+        parts.append(f"## `{task.name}`\n\n{task.title}.\n\n" + "\n".join(rows) + "\n")
+    return "\n".join(parts)
+
+
 def exceptions() -> str:
     """Return a table of the exceptions with the exit codes of the command line."""
     rows = ["| exception | exit code | raised for |", "|---|---|---|"]
@@ -278,6 +296,7 @@ GENERATORS: Mapping[str, Callable[[], str]] = {
         file_records,
         prompt_variables,
         tasks,
+        published_files,
         exceptions,
         python_interface,
     )

@@ -1,0 +1,61 @@
+"""Where topics, corpora and judgments of the tasks are published."""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from touche_llm.tasks.definition import Strict, read_definition
+
+Role = Literal["corpus", "topics", "relevance", "quality", "stance", "coherence"]
+_Url = Annotated[str, Field(pattern=r"^https://\S+$")]
+
+
+class PublishedFile(Strict):
+    """A published file.
+
+    Attributes:
+        name: Its name as published.
+        tasks: Tasks that use it.
+        role: What it holds: a corpus, topics, or the qrels of an aspect.
+        url: Where it is.
+        bytes: Its size.
+        md5: Its checksum.
+        records: Number of documents, topics or judgments in it; None if unknown.
+        holds: Name of the file inside an archive.
+        licence: Its licence; None if its source states none.
+    """
+
+    name: str
+    tasks: list[str] = Field(min_length=1)
+    role: Role
+    url: _Url
+    bytes: int = Field(ge=1)
+    md5: str = Field(pattern=r"^[0-9a-f]{32}$")
+    records: int | None = Field(None, ge=1)
+    holds: str | None = None
+    licence: str | None = None
+
+
+class RestrictedCorpus(Strict):
+    """A corpus that is given out under an agreement, and the page that says how."""
+
+    name: str
+    tasks: list[str] = Field(min_length=1)
+    url: _Url
+
+
+class Published(Strict):
+    """All published files of the tasks."""
+
+    files: list[PublishedFile]
+    restricted: list[RestrictedCorpus]
+
+
+@cache
+def read_published() -> Published:
+    """Read the list of published files."""
+    return read_definition(Path(__file__).with_name("published.yaml"), Published)
