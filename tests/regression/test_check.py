@@ -199,8 +199,11 @@ def test_examples_that_are_added_are_shown_as_turns(tmp_path: Path) -> None:
 
 def test_a_changed_weight_moves_ranks_and_figures(copy_of: Copy) -> None:
     folder = copy_of("comparative")
-    with (folder / "config.yaml").open("a") as stream:
-        stream.write("weights: {relevance: 0.0, quality: 0.0, first_stage: 1.0}\n")
+    edit(
+        folder / "config.yaml",
+        "  relevance: 1.0\n  quality: 0.5\n  first_stage: 0.05\n",
+        "  relevance: 0.0\n  quality: 0.0\n  first_stage: 1.0\n",
+    )
     edit(folder / "config.yaml", "- listwise:4\n- pairwise:3\n", "")
     found = group_by_kind(checked(folder))
     assert {each.name: (each.old, each.new) for each in found["setting"]} == {

@@ -1,0 +1,303 @@
+"""Weights and stance thresholds on recorded answers, cross-validated over topics.
+
+    python -m benchmarks.defaults FOLDER [--answers stand_in.tsv] [--folds 5] [--seeds 5]
+
+FOLDER holds the topics, passages and qrels of the comparative task, and a table of answers: `topic`, `document`, an
+expected grade for each aspect, a probability for each stance. BM25 retrieves as many passages as the answers cover;
+the program's own functions rank, measure and calibrate. Every measure has its share of judged documents beside it, and
+a second view, in which unjudged documents are removed from the ranking before it is cut off.
+
+Weights are given as shares: `quality` of relevance and quality together (relevance has the rest), and `first stage` on
+top of these. Leave-one-out takes the best cell of a grid on all other topics, and measures it on the one left out.
+A difference between that value and the grid's best is what the choice owes to the topics that it was made on.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean
+from typing import get_args
+
+import numpy as np
+from numpy.typing import NDArray
+
+from benchmarks.sizes import at_least
+from touche_llm import open_corpus, read_topics, retrieve
+from touche_llm.data.records import Candidate, Judgment, Reading, ScoredDocument
+from touche_llm.data.trec_runs import ParsedRun
+from touche_llm.errors import ToucheError
+from touche_llm.evaluation.calibration import CalibrationExample, cross_validate
+from touche_llm.evaluation.estimate import estimate_mean
+from touche_llm.evaluation.measures import CUTOFF, JUDGED, NDCG, estimate_grades
+from touche_llm.evaluation.qrels import Qrels, read_qrels
+from touche_llm.evaluation.significance import compute_interval
+from touche_llm.pipeline.progress import SilentProgress
+from touche_llm.ranking.order import rank_by_first_stage, rank_by_judgment
+from touche_llm.tasks import get_task
+from touche_llm.tasks.base import Task
+from touche_llm.tasks.definition import FIRST_STAGE, Objective
+
+TASK = get_task("comparative")
+ASPECTS = tuple(TASK.scales)
+CONDENSED = f"condensed {NDCG}"
+MEASURES = (NDCG, CONDENSED)
+QUALITY = (0.0, 0.1, 0.2, 0.25, 0.3, 1 / 3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
+FIRST = (0.0, 0.02, 0.05, 0.1, 0.15, 0.2, 0.25, 0.3, 0.4, 0.5, 0.75, 1.0)
+
+Answers = Mapping[str, Mapping[str, Judgment]]
+# By aspect and measure, the values of the topics, (topics,).
+Values = dict[tuple[str, str], NDArray[np.float64]]
+Shares = tuple[float, float]
+
+
+@dataclass(frozen=True, slots=True)
+class Material:
+    """Answers of the judged topics, what they are ranked from, and people's judgments."""
+
+    answers: Answers
+    first_stage: Mapping[str, list[ScoredDocument]]
+    qrels: Qrels
+
+    def measure(self, weights: Mapping[str, float]) -> Values:
+        """Rank by the answers with these weights, and measure each topic."""
+        return self.measure_rankings(
+            {
+                topic: rank_by_judgment(ranking, self.answers[topic], weights, TASK.scales)
+                for topic, ranking in self.first_stage.items()
+            }
+        )
+
+    def measure_rankings(self, rankings: Mapping[str, Sequence[ScoredDocument]]) -> Values:
+        """Measure rankings of all topics in both views."""
+        values: Values = {}
+        for aspect, grades in self.qrels.grades.items():
+            complete, condensed = _to_run(rankings), _to_run(rankings, grades)
+            found = estimate_grades(complete, grades, CUTOFF)
+            values[aspect, NDCG] = found[NDCG].by_topic()
+            values[aspect, JUDGED] = found[JUDGED].by_topic()
+            values[aspect, CONDENSED] = estimate_grades(condensed, grades, CUTOFF)[NDCG].by_topic()
+        return values
+
+
+def _to_run(
+    rankings: Mapping[str, Sequence[ScoredDocument]], judged: Mapping[str, Mapping[str, float]] | None = None
+) -> ParsedRun:
+    """Return a run of the rankings, or of their judged documents only."""
+    kept = {
+        topic: [scored for scored in ranking if judged is None or scored.document_id in judged[topic]]
+        for topic, ranking in rankings.items()
+    }
+    return ParsedRun(
+        {
+            topic: [Candidate(topic, scored.document_id, rank, scored.score) for rank, scored in enumerate(ranking, 1)]
+            for topic, ranking in kept.items()
+        },
+        {},
+    )
+
+
+def read_answers(path: Path, task: Task) -> dict[str, dict[str, Judgment]]:
+    """Read a table of answers as judgments by topic and document."""
+    answers: dict[str, dict[str, Judgment]] = {}
+    with path.open(encoding="utf-8", newline="") as lines:
+        for row in csv.DictReader(lines, delimiter="\t"):
+            shares = {label: float(row[label]) for label in task.stances}
+            probabilities = {label: share / sum(shares.values()) for label, share in shares.items()}
+            stance = max(probabilities, key=probabilities.__getitem__)
+            answers.setdefault(row["topic"], {})[row["document"]] = Judgment(
+                topic_id=row["topic"],
+                document_id=row["document"],
+                grades={aspect: float(row[aspect]) for aspect in task.scales},
+                stance=stance,
+                readings={"stance": Reading(answered=stance, probabilities=probabilities)},
+                source="probabilities",
+                prompt=path.name,
+            )
+    return answers
+
+
+def read_material(folder: Path, answers: Path) -> Material:
+    """Read answers and qrels, and retrieve the documents of the answers.
+
+    Raises:
+        ToucheError: A file cannot be read, or BM25 does not find the answers' documents.
+    """
+    known = read_answers(answers, TASK)
+    qrels = read_qrels({aspect: folder / f"qrels-{aspect}.txt" for aspect in (*ASPECTS, "stance")}, task=TASK)
+    topics = [topic for topic in read_topics(folder / "topics.xml") if topic.id in known]
+    depth = max(map(len, known.values()))
+    with (
+        tempfile.TemporaryDirectory() as index,
+        open_corpus(
+            folder / "passages.jsonl.gz", task=TASK.name, index=index, skip_bad_lines=True, progress=SilentProgress()
+        ) as corpus,
+    ):
+        rankings = retrieve(topics, corpus, depth=depth, progress=SilentProgress()).rankings
+    missing = sum(item.document_id not in known[topic] for topic, ranking in rankings.items() for item in ranking)
+    if missing:
+        sys.exit(f"{answers}: lacks {missing} of the first {depth} passages; give the answers to these")
+    return Material(known, {topic: rank_by_first_stage(list(ranking)) for topic, ranking in rankings.items()}, qrels)
+
+
+def to_weights(shares: Shares) -> dict[str, float]:
+    """Return the weights of a cell of the grid."""
+    quality, first = shares
+    return {"relevance": 1.0 - quality, "quality": quality, FIRST_STAGE: first}
+
+
+def to_shares(weights: Mapping[str, float]) -> Shares:
+    """Return the shares of weights, the inverse of `to_weights`."""
+    graded = sum(weights[aspect] for aspect in ASPECTS)
+    return weights["quality"] / graded, weights[FIRST_STAGE] / graded
+
+
+def aim(values: Values, objective: Objective, measure: str) -> NDArray[np.float64]:
+    """Return what an objective wants to be high, by topic: one aspect's measure, or the mean of both."""
+    wanted = ASPECTS if objective == "both" else (objective,)
+    mean: NDArray[np.float64] = np.mean([values[aspect, measure] for aspect in wanted], axis=0)
+    return mean
+
+
+def leave_one_out(cells: NDArray[np.float64]) -> tuple[NDArray[np.float64], list[int]]:
+    """Take the best cell on all topics but one, for each topic.
+
+    Args:
+        cells: Values of shape (cells, topics).
+
+    Returns:
+        The left-out topics' values, (topics,), and the cell taken for each.
+    """
+    others = cells.sum(axis=1, keepdims=True) - cells
+    taken = others.argmax(axis=0)
+    return cells[taken, np.arange(cells.shape[1])], taken.tolist()
+
+
+def report_weights(material: Material) -> Iterator[str]:
+    """Yield the lines on each objective: sweeps of one share, and the choice of one or both."""
+    yield "| ranking | " + " | ".join(f"{aspect} {name}" for aspect in ASPECTS for name in (*MEASURES, JUDGED)) + " |"
+    yield "|---|" + "--:|" * (len(ASPECTS) * 3)
+    yield _row("first stage", material.measure_rankings(material.first_stage))
+    objectives: tuple[Objective, ...] = get_args(Objective)
+    for objective in objectives:
+        yield _row(f"objective {objective}, defaults", material.measure(TASK.objectives[objective]))
+    grid = {(quality, first): material.measure(to_weights((quality, first))) for quality in QUALITY for first in FIRST}
+    for objective in objectives:
+        quality, first = default = to_shares(TASK.objectives[objective])
+        baseline = material.measure(to_weights(default))
+        sweeps = {
+            "quality": {(share, first): material.measure(to_weights((share, first))) for share in QUALITY},
+            "first stage": {(quality, share): material.measure(to_weights((quality, share))) for share in FIRST},
+        }
+        yield ""
+        yield f"## Objective {objective}: default quality {quality:.3f}, first stage {first:.3f}"
+        for place, (name, cells) in enumerate(sweeps.items()):
+            yield ""
+            yield (
+                f"| {name} | "
+                + " | ".join(f"{measure} | less the default's" for measure in MEASURES)
+                + f" | {JUDGED} |"
+            )
+            yield "|--:|" + "--:|" * 5
+            for cell, values in cells.items():
+                yield _compare(f"{cell[place]:.3f}", values, baseline, objective)
+        yield ""
+        yield "| searched | measure | best | its value | left-out topics | less the default's | most often | near |"
+        yield "|---|---|---|--:|--:|--:|---|---|"
+        for name, cells in {**sweeps, "both": grid}.items():
+            for measure in MEASURES:
+                chosen = _describe_choice(cells, baseline, objective, measure)
+                yield f"| {name} | {measure} | {' | '.join(chosen)} |"
+
+
+def _describe_choice(
+    searched: Mapping[Shares, Values], baseline: Values, objective: Objective, measure: str
+) -> Iterator[str]:
+    """Yield the columns on a choice; `near` are the shares whose loss against the best is within its standard error."""
+    cells = list(searched)
+    values = np.array([aim(searched[cell], objective, measure) for cell in cells])
+    held_out, taken = leave_one_out(values)
+    best = int(values.mean(axis=1).argmax())
+    (place, count), *_ = Counter(taken).most_common(1)
+    losses = values[best] - values
+    errors = losses.std(axis=1, ddof=1) / np.sqrt(losses.shape[1])
+    near = [cell for cell, loss, error in zip(cells, losses.mean(axis=1), errors, strict=True) if loss <= error]
+    yield _name(cells[best])
+    yield f"{values[best].mean():.4f}"
+    yield f"{held_out.mean():.4f}"
+    yield _difference(held_out - aim(baseline, objective, measure))
+    yield f"{_name(cells[place])} ({count})"
+    yield " / ".join(f"{min(shares):.2f}..{max(shares):.2f}" for shares in zip(*near, strict=True))
+
+
+def _row(name: str, values: Values) -> str:
+    columns = [fmean(values[aspect, measure]) for aspect in ASPECTS for measure in (*MEASURES, JUDGED)]
+    return f"| {name} | " + " | ".join(f"{value:.4f}" for value in columns) + " |"
+
+
+def _compare(name: str, values: Values, baseline: Values, objective: Objective) -> str:
+    parts = []
+    for measure in MEASURES:
+        ours, theirs = aim(values, objective, measure), aim(baseline, objective, measure)
+        parts.append(f"{ours.mean():.4f} | {_difference(ours - theirs)}")
+    return f"| {name} | {' | '.join(parts)} | {aim(values, objective, JUDGED).mean():.3f} |"
+
+
+def _difference(by_topic: NDArray[np.float64]) -> str:
+    low, high = compute_interval(estimate_mean(dict(enumerate(by_topic.tolist()))))  # type: ignore[arg-type]
+    return f"{by_topic.mean():+.4f} ({low:+.3f} to {high:+.3f})"
+
+
+def _name(shares: Shares) -> str:
+    return f"{shares[0]:.2f}/{shares[1]:.2f}"
+
+
+def report_stances(material: Material, folds: int, seeds: int) -> Iterator[str]:
+    """Yield the lines on thresholds: held-out topics against the most probable label."""
+    examples = [
+        CalibrationExample(topic, document, reading, label)
+        for topic, labels in material.qrels.stances.items()
+        for document, label in labels.items()
+        if (reading := _read_stance(material.answers, topic, document)) is not None
+    ]
+    yield ""
+    yield "## Stance thresholds"
+    for seed in range(seeds):
+        found = cross_validate(examples, TASK, folds, seed)
+        yield (
+            f"seed {seed}, {folds} folds, {found.scores.documents} documents: macro-F1 {found.scores.macro_f1:.4f} "
+            f"with thresholds of the other folds, {found.most_probable.macro_f1:.4f} by the most probable label; "
+            f"accuracy {found.scores.accuracy:.4f}, {found.most_probable.accuracy:.4f}; fitted on all: "
+            + ", ".join(f"{label} {value:.3f}" for label, value in found.thresholds.items())
+        )
+
+
+def _read_stance(answers: Answers, topic: str, document: str) -> Mapping[str, float] | None:
+    judgment = answers.get(topic, {}).get(document)
+    return judgment.readings["stance"].probabilities if judgment else None
+
+
+def main() -> None:
+    """Print the report."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--answers", default="stand_in.tsv", help="table of answers, in the folder")
+    parser.add_argument("--folds", type=at_least(2), default=5)
+    parser.add_argument("--seeds", type=at_least(1), default=5, help="divisions into folds")
+    options = parser.parse_args()
+    try:
+        material = read_material(options.folder, options.folder / options.answers)
+    except (OSError, ToucheError) as error:
+        sys.exit(str(error))
+    for line in (*report_weights(material), *report_stances(material, options.folds, options.seeds)):
+        print(line)
+
+
+if __name__ == "__main__":
+    main()
