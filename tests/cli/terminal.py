@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import pty
 import re
-import struct
 import subprocess
 import sys
-import termios
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
@@ -18,11 +15,12 @@ ROWS = 24
 _MARK = "=====\n"
 # All commands run in one process, since it takes a second to start.
 _SCRIPT = f"""
-import json, sys
+import fcntl, json, struct, sys, termios
 from touche_llm.cli import main
 from touche_llm.evaluation import significance
 significance.RESAMPLES = 300
-for arguments in json.loads(sys.argv[1]):
+for columns, arguments in json.loads(sys.argv[1]):
+    fcntl.ioctl(0, termios.TIOCSWINSZ, struct.pack("HHHH", {ROWS}, columns, 0, 0))
     sys.argv[1:] = arguments
     try:
         main()
@@ -34,16 +32,14 @@ for arguments in json.loads(sys.argv[1]):
 _ESCAPE = re.compile(r"\x1b\[[0-9;?]*[a-zA-Z]")
 
 
-def run_on_terminal(calls: Iterable[Sequence[str]], columns: int, folder: Path) -> list[str]:
+def run_on_terminal(calls: Iterable[tuple[int, Sequence[str]]], folder: Path) -> list[str]:
     """Run commands whose standard streams are a terminal; return what each of them printed.
 
     Args:
-        calls: Arguments of each command; all must succeed.
-        columns: Width of the terminal.
+        calls: Width of the terminal and arguments of each command; all must succeed.
         folder: Current folder of the commands.
     """
     terminal, end = pty.openpty()
-    fcntl.ioctl(end, termios.TIOCSWINSZ, struct.pack("HHHH", ROWS, columns, 0, 0))
     # Python and rich would take the width from these.
     environment = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES")}
     environment |= {"TERM": "xterm", "PYTHONPATH": str(Path(__file__).parents[2])}

@@ -6,10 +6,9 @@ import asyncio
 import gzip
 import io
 import json
+import os
 import shutil
 import signal
-import subprocess
-import sys
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -126,43 +125,22 @@ def test_an_error_is_one_line_and_an_exit_code(
     assert not (tmp_path / "o" / "run.txt").exists()
 
 
-@pytest.mark.slow
-async def test_a_run_with_failures_ends_with_3_and_ctrl_c_with_130(tmp_path: Path) -> None:
-    async def slow_and_bad(request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
-        await asyncio.sleep(0.05)
+def test_a_run_with_failures_ends_with_3_and_ctrl_c_with_130(touche: Touche) -> None:
+    async def interrupts(request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
+        os.kill(os.getpid(), signal.SIGINT)
         return await says("no JSON")(request, body)
 
-    server = FakeServer(rest=slow_and_bad)
-    async with server.running():
-        command = [
-            sys.executable,
-            "-m",
-            "touche_llm",
-            "run",
-            *DATA,
-            "--out",
-            "o",
-            "--base-url",
-            server.url,
-            "--topic",
-            "3",
-        ]
-        pipes = {"stdout": asyncio.subprocess.PIPE, "stderr": asyncio.subprocess.PIPE, "cwd": tmp_path}
-        run = await asyncio.create_subprocess_exec(*command, "--depth", "4", **pipes)  # type: ignore[arg-type]
-        out, _ = await run.communicate()
-        assert (run.returncode, b"failures: 4 not_json; most often: Invalid JSON" in out) == (3, True)
-        assert (await _code(tmp_path, "rank", "--out", "o")) == 3
-        server.bodies.clear()
-        command += ["--concurrency", "1", "--overwrite"]
-        run = await asyncio.create_subprocess_exec(*command, **pipes)  # type: ignore[arg-type]
-        while not server.bodies:
-            await asyncio.sleep(0.01)
-            assert run.returncode is None
-        run.send_signal(signal.SIGINT)
-        _, errors = await run.communicate()
-    assert run.returncode == 130
-    assert b"interrupted" in errors and b".touche-llm/answers.sqlite" in errors
-    assert b"Traceback" not in errors
+    server = FakeServer(rest=says("no JSON"))
+    with server.in_thread():
+        command = ["run", *DATA, "--out", "o", "--base-url", server.url, "--topic", "3"]
+        done = touche(*command, "--depth", "4")
+        assert (done.returncode, "failures: 4 not_json; most often: Invalid JSON" in done.stdout) == (3, True)
+        assert touche("rank", "--out", "o").returncode == 3
+        server.rest = interrupts
+        done = touche(*command, "--overwrite")
+    assert done.returncode == 130
+    assert "interrupted" in done.stderr and ".touche-llm/answers.sqlite" in done.stderr
+    assert "Traceback" not in done.stderr
 
 
 @pytest.mark.parametrize("ending", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
@@ -187,17 +165,6 @@ async def _raising(ending: signal.Signals) -> str:
     signal.raise_signal(ending)
     await asyncio.sleep(0)
     return "done"
-
-
-async def _code(folder: Path, *arguments: str) -> int | None:
-    done = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "touche_llm", *arguments),
-        cwd=folder,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    )
-    await done.communicate()
-    return done.returncode
 
 
 @pytest.mark.parametrize(

@@ -35,7 +35,7 @@ IS_LONG = {path for path, command in COMMANDS.items() if any(item.name == "help_
 def helps() -> dict[tuple[str, ...], str]:
     """The help of each command as a terminal of 80 columns shows it, by its arguments."""
     calls = [(*path, "--help") for path in COMMANDS] + [(*path, "--help-all") for path in sorted(IS_LONG)]
-    return dict(zip(calls, run_on_terminal(calls, COLUMNS, Path.cwd()), strict=True))
+    return dict(zip(calls, run_on_terminal([(COLUMNS, call) for call in calls], Path.cwd()), strict=True))
 
 
 def test_the_help_of_a_command_fits_two_screens(helps: dict[tuple[str, ...], str]) -> None:

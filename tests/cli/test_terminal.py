@@ -71,11 +71,20 @@ COMMANDS = {
 }
 
 
+@pytest.fixture(scope="module")
+def printed(place: Path) -> dict[tuple[str, int], list[str]]:
+    """The lines of each command, by its name and the width of the terminal."""
+    widths = [(name, width) for width in (80, 100) for name in COMMANDS] + [("compare", 60), ("compare", 140)]
+    calls = [(width, COMMANDS[name][0].format(width=width).split()) for name, width in widths]
+    return dict(zip(widths, map(str.splitlines, run_on_terminal(calls, place)), strict=True))
+
+
 @pytest.mark.parametrize("width", (80, 100))
-def test_no_line_is_wider_than_the_terminal_and_first_columns_are_whole(place: Path, width: int) -> None:
-    calls = [command.format(width=width).split() for command, _ in COMMANDS.values()]
-    for (name, (_, cells)), text in zip(COMMANDS.items(), run_on_terminal(calls, width, place), strict=True):
-        lines = text.splitlines()
+def test_no_line_is_wider_than_the_terminal_and_first_columns_are_whole(
+    printed: dict[tuple[str, int], list[str]], width: int
+) -> None:
+    for name, (_, cells) in COMMANDS.items():
+        lines = printed[name, width]
         assert lines, name
         assert [line for line in lines if cell_len(line) > width] == [], name
         for cell in cells:
@@ -93,14 +102,15 @@ def test_no_line_is_wider_than_the_terminal_and_first_columns_are_whole(place: P
 def test_a_ranking_of_pairs_keeps_their_long_ids_on_a_narrow_terminal(tmp_path: Path) -> None:
     run = sample_run("sentence_pairs", tmp_path)
     ids = {line.split()[2] for line in (run / "run.txt").read_text().splitlines() if line.startswith("3 ")}
-    (text,) = run_on_terminal([["show", str(run), "--topic", "3", "--top", "5"]], 80, tmp_path)
+    (text,) = run_on_terminal([(80, ["show", str(run), "--topic", "3", "--top", "5"])], tmp_path)
     shown = [line.split()[1] for line in text.splitlines() if re.match(r" +\d+  ", line)]
     assert len(shown) == 5 and set(shown) <= ids
 
 
-def test_a_narrow_terminal_drops_the_least_important_columns_and_names_them(place: Path) -> None:
-    call = COMMANDS["compare"][0].split()
-    narrow, wide = (run_on_terminal([call], width, place)[0].splitlines() for width in (60, 140))
+def test_a_narrow_terminal_drops_the_least_important_columns_and_names_them(
+    printed: dict[tuple[str, int], list[str]],
+) -> None:
+    narrow, wide = (printed["compare", width] for width in (60, 140))
     (head, *_) = (line for line in narrow if line.startswith("measure"))
     assert head.split() == ["measure", "run", "change", "95", "%", "interval", "p", "Holm"]
     assert any(line.startswith("(not shown in 60 columns: value, baseline, +") for line in narrow)
@@ -121,7 +131,7 @@ def test_a_task_of_many_aspects_with_long_names_fits_a_narrow_terminal(tmp_path:
     task = tmp_path / "many"
     shutil.copytree(EXAMPLE, task)
     (task / TASK_FILE).write_text(yaml.safe_dump(definition, sort_keys=False))
-    (text,) = run_on_terminal([["tasks", "show", "many"]], 80, tmp_path)
+    (text,) = run_on_terminal([(80, ["tasks", "show", "many"])], tmp_path)
     assert [line for line in text.splitlines() if cell_len(line) > 80] == []
     rows = [
         {"topic": "1", "title": "Title", "rank": rank, "document": f"d{rank}", "stance": labels[0], "score": 0.5}

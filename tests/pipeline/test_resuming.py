@@ -14,25 +14,14 @@ import yaml
 from aiohttp import web
 
 from tests.fake_server import FakeServer, good, says, status
-from tests.sample_runs import SAMPLE, Silent, config_for, rank_stage, run_lines, run_on
-from touche_llm.config import Config
+from tests.sample_runs import SAMPLE, Silent, config_for, rank_stage, run_lines, run_on, with_cache
+from touche_llm.config import Config, load_config
 from touche_llm.errors import DataError, EngineError, ReplayMiss, UsageError
 from touche_llm.llm.cache import Cache
 from touche_llm.pipeline import run_all as pipeline
 from touche_llm.pipeline.dry_run import estimate_cost
 
 
-async def start(server: FakeServer, folder: Path, out: str, *more: str) -> asyncio.subprocess.Process:
-    arguments = ["--topics", SAMPLE / "topics.xml", "--corpus", SAMPLE / "passages.jsonl", "--out", folder / out]
-    arguments += ["--cache", folder / "answers.sqlite", "--index", folder / "index", "--base-url", server.url]
-    return await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "touche_llm", "run", *map(str, arguments), *more),
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.PIPE,
-    )
-
-
-@pytest.mark.slow
 async def test_a_run_that_is_killed_goes_on_and_asks_only_for_what_is_missing(tmp_path: Path) -> None:
     async def slow(request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
         await asyncio.sleep(0.02)
@@ -40,38 +29,39 @@ async def test_a_run_that_is_killed_goes_on_and_asks_only_for_what_is_missing(tm
 
     server = FakeServer(rest=slow)
     async with server.running():
-        process = await start(server, tmp_path, "killed", "--concurrency", "4")
+        files = {"topics": SAMPLE / "topics.xml", "corpus": SAMPLE / "passages.jsonl", "index": tmp_path / "index"}
+        settings = {"cache.file": tmp_path / "answers.sqlite", "engine.base_url": server.url, "engine.concurrency": 4}
+        (tmp_path / "config.yaml").write_text(yaml.safe_dump({name: str(path) for name, path in files.items()}))
+        flags = [f"--set={name}={value}" for name, value in settings.items()]
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "touche_llm", "run", f"--config={tmp_path / 'config.yaml'}"),
+            *(f"--out={tmp_path / 'killed'}", *flags),
+        )
         while len(server.bodies) < 40:
             await asyncio.sleep(0.01)
             assert process.returncode is None
         process.send_signal(signal.SIGKILL)
-        await process.communicate()
+        await process.wait()
         with Cache(tmp_path / "answers.sqlite") as cache:
             stored = len(cache.find("answer"))
         assert stored > 0
         assert not (tmp_path / "killed" / "run.txt").exists()
         server.bodies.clear()
-        again = await start(server, tmp_path, "killed", "--concurrency", "4")
-        _, errors = await again.communicate()
-        assert again.returncode == 0, errors
+        # The same command in this process.
+        config = load_config(None, files | settings)
+        await pipeline.run_all(config, tmp_path / "killed", Silent())
         with Cache(tmp_path / "answers.sqlite") as cache:
             total = len(cache.find("answer"))
         assert 0 < len(server.bodies) == total - stored
         first = (tmp_path / "killed" / "run.txt").read_bytes()
-        whole = await start(server, tmp_path, "whole", "--cache", str(tmp_path / "other.sqlite"))
-        await whole.communicate()
+        await pipeline.run_all(with_cache(config, file=tmp_path / "other.sqlite"), tmp_path / "whole", Silent())
     assert (tmp_path / "whole" / "run.txt").read_bytes() == first
 
 
-@pytest.mark.slow
 async def test_replay_gives_the_same_bytes_with_the_server_gone(tmp_path: Path) -> None:
-    server = FakeServer()
-    async with server.running():
-        process = await start(server, tmp_path, "asked")
-        await process.communicate()
-    process = await start(server, tmp_path, "replayed", "--cache-mode", "replay")
-    _, errors = await process.communicate()
-    assert process.returncode == 0, errors
+    await run_on(FakeServer(), config_for(tmp_path, topic=("3", "7")), tmp_path / "asked")
+    replay = config_for(tmp_path, topic=("3", "7"), cache__mode="replay")
+    await pipeline.run_all(replay, tmp_path / "replayed", Silent())
     for name in ("run.txt", "judgments.jsonl", "candidates.run.txt"):
         assert (tmp_path / "asked" / name).read_bytes() == (tmp_path / "replayed" / name).read_bytes()
 
@@ -188,18 +178,19 @@ async def fails_often(request: web.Request, body: dict[str, Any]) -> web.StreamR
     return await [good, status(400), says("Well, ")][len(shown[-1]) % 3](request, body)
 
 
-@pytest.mark.slow
 async def test_a_run_with_failures_is_replayed_whole_and_sends_them_again_only_on_demand(tmp_path: Path) -> None:
     server = FakeServer(rest=fails_often)
-    options = ["--topic", "3", "--depth", "12", "--stance-depth", "0", "--rank", "judge,pairwise:4"]
 
-    async def run(out: str, *more: str) -> tuple[str, int]:
+    async def run(out: str, **cache: Any) -> tuple[str, int]:
         """What a run says, and how many requests it sends."""
         server.bodies.clear()
-        process = await start(server, tmp_path, out, *options, *more)
-        written, errors = await process.communicate()
-        assert process.returncode == 3, errors
-        return (written + errors).decode(), len(server.bodies)
+        progress = Silent()
+        config = config_for(
+            tmp_path, topic=("3",), depth=12, rank=("judge", "pairwise:4"), engine__base_url=server.url, **cache
+        )
+        result = await pipeline.run_all(config, tmp_path / out, progress)
+        assert result.failures
+        return "\n".join(progress.notices), len(server.bodies)
 
     async with server.running():
         said, sent = await run("first")
@@ -209,18 +200,18 @@ async def test_a_run_with_failures_is_replayed_whole_and_sends_them_again_only_o
             for line in (tmp_path / "first" / name).read_bytes().splitlines()
         ]
         assert {each["kind"] for each in failures} == {"not_json", "server_error"}
-        assert sent > 0 and "--retry-failures" not in said
+        assert sent > 0 and "retry_failures" not in said
         said, sent = await run("second")
-        assert sent == 0 and "--retry-failures" in said
+        assert sent == 0 and "retry_failures" in said
         judged = yaml.safe_load((tmp_path / "second" / "ir-metadata.yml").read_text())["stages"]["judge"]["requests"]
         of_judge = [each for each in failures if each["prompt"].startswith("comparative/judge")]
         assert judged["known_failures"] == len(of_judge) > 1
         assert judged["unusable_records"] == sum(len(each["attempts"]) for each in of_judge)
         assert f"{len(of_judge)} had no usable answer before" in said
-        _, retried = await run("retried", "--retry-failures")
+        _, retried = await run("retried", cache__retry_failures=True)
         assert retried == sum(len(each["attempts"]) for each in failures)
-    said, _ = await run("replayed", "--cache-mode", "replay")
-    assert "--retry-failures" not in said
+    said, _ = await run("replayed", cache__mode="replay")
+    assert "retry_failures" not in said
     for out in ("second", "retried", "replayed"):
         for name in FAILING_FILES:
             assert (tmp_path / out / name).read_bytes() == (tmp_path / "first" / name).read_bytes(), (out, name)
