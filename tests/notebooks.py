@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -42,10 +42,10 @@ CELLS = (
 )
 
 
-def run_notebook(folder: Path, values: Mapping[str, Any]) -> list[list[Any]]:
+def run_notebook(folder: Path, values: Mapping[str, Any], cells: Sequence[str] = CELLS) -> list[list[Any]]:
     """Execute the cells; return the outputs of each."""
     notebook = nbformat.v4.new_notebook()  # type: ignore[no-untyped-call]
-    for cell in CELLS:
+    for cell in cells:
         lines = cell.format(**values).strip("\n").splitlines()
         source = "\n".join(line.removeprefix("    ") for line in lines).rstrip()
         cell_of = nbformat.v4.new_code_cell(source)  # type: ignore[no-untyped-call]

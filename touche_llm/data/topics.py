@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import re
 from codecs import BOM_UTF8
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 from xml.etree.ElementTree import Element, ParseError
@@ -57,7 +57,7 @@ def read_topics(path: Path | str) -> list[Topic]:
         _check_format(content, path)
     topics: dict[str, Topic] = {}
     for where, fields in _parse_json_lines(content, path) if is_json else _parse_xml(content, path):
-        topic = _make_topic(fields, where, path)
+        topic = make_topic(fields, where, path)
         if topic.id in topics:
             raise DataError(f"{path}: topic {topic.id}: the number occurs twice; give each topic its own")
         topics[topic.id] = topic
@@ -110,7 +110,17 @@ def _parse_json_lines(content: bytes, path: Path) -> Iterator[tuple[str, _Fields
         yield f"in line {line}", fields
 
 
-def _make_topic(fields: _Fields, where: str, path: Path) -> Topic:
+def make_topic(fields: Mapping[str, Any], where: str, path: Path | str) -> Topic:
+    """Make a topic of its fields: number, title or query, description, narrative, objects.
+
+    Args:
+        fields: Values by name; None for missing ones. Objects are two texts, or one with a comma between them.
+        where: Place of the topic in the file, for errors.
+        path: File, or another name of the source, for errors.
+
+    Raises:
+        DataError: A field is malformed, or number and title are missing.
+    """
     number = _collapse_white_space(fields.get("number"), f"{path}: topic {where}: the number")
     if not number:
         raise DataError(f"{path}: topic {where}: no <number> (TIRA: qid); every topic needs one")

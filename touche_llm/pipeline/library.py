@@ -31,7 +31,7 @@ from touche_llm.pipeline.rank import Ranking
 from touche_llm.prompts.prompt import Prompt
 from touche_llm.prompts.purposes import list_judging_purposes, load, purposes_of
 from touche_llm.ranking.expansion import ExpansionSettings
-from touche_llm.ranking.steps import RankingSettings, check_steps, list_comparison_kinds, parse_steps
+from touche_llm.ranking.steps import RankingSettings, Step, check_steps, list_comparison_kinds, parse_steps
 from touche_llm.ranking.topics import ComparisonResources, RankingPlan
 from touche_llm.retrieval.chatnoir.settings import ChatNoirSettings
 from touche_llm.retrieval.elasticsearch.settings import ElasticsearchSettings
@@ -222,12 +222,7 @@ async def _rank(
     if (judged := judgments.candidates.task.name) != task.name:
         raise UsageError(f"judgments: of the task {judged}, not of {task.name}; give the judgments of these candidates")
     check_judgments(judgments.judgments, task.question, "judgments")
-    steps = steps.split(",") if isinstance(steps, str) else steps
-    try:
-        parsed = parse_steps(steps)
-        check_steps(parsed, options.settings.fusion, task.sides)
-    except ValueError as error:
-        raise UsageError(f"steps: {error}") from error
+    parsed = read_steps(steps, options, task)
     weights = {**task.objectives[options.objective], **options.weights}
     if unknown := [name for name in weights if name not in task.weight_names]:
         raise UsageError(f"weights: no {', '.join(unknown)}; {task.name} has {', '.join(task.weight_names)}")
@@ -236,12 +231,22 @@ async def _rank(
     resources = None
     if kinds := list_comparison_kinds(parsed):
         if model is None:
-            raise UsageError(f"model: missing; the steps {', '.join(steps)} compare documents")
+            raise UsageError(f"model: missing; the steps {', '.join(map(str, parsed))} compare documents")
         loaded = _load_prompts(task, kinds, prompts or {}, ("best", "order"))
         _check_prompts(loaded, candidates.topics, progress)
         resources = ComparisonResources(model.builder, loaded, judgments.candidates.documents, options.objective)
     plan = RankingPlan(task, weights, parsed, options.settings, "touche-llm")
     return await ranking.rank(judgments, plan, progress, stance=options.stance, resources=resources)
+
+
+def read_steps(steps: Sequence[str], options: RankOptions, task: Task) -> tuple[Step, ...]:
+    """Parse the steps of a ranking; raise UsageError if one is unknown or does not fit the options or the task."""
+    try:
+        parsed = parse_steps(steps.split(",") if isinstance(steps, str) else steps)
+        check_steps(parsed, options.settings.fusion, task.sides)
+    except ValueError as error:
+        raise UsageError(f"steps: {error}") from error
+    return parsed
 
 
 def _check_types(**arguments: tuple[object, type]) -> None:

@@ -1,0 +1,295 @@
+"""PyTerrier transformers: BM25, judging and reranking as parts of a pipeline.
+
+    import pyterrier as pt
+    import touche_llm as tl
+    from touche_llm.integrations.pyterrier import BM25, LLMJudge, LLMRerank
+
+    bm25 = BM25(tl.open_corpus("passages.jsonl.gz", task="comparative"), depth=20)
+    with tl.LanguageModel("http://127.0.0.1:8000", cache="answers.sqlite") as model:
+        judge = LLMJudge(model, task="comparative")
+        rerank = LLMRerank(model, ["pairwise:10"], task="comparative")
+        systems = [bm25, bm25 >> judge, bm25 >> judge >> rerank]
+        pt.Experiment(systems, topics, qrels, [pt.measures.nDCG @ 5], plan="tree")
+
+A topic is made of the columns `qid`, `query` (its title) and, if present, `description`, `narrative` and `objects`; a
+document of `docno`, `text` and, for arguments, `title` (the conclusion) and `side`. Ranks count from 0, as PyTerrier's.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+import pandas as pd
+
+from touche_llm.errors import ToucheWarning, UsageError, needs_extra, shorten
+from touche_llm.integrations.pyterrier_frames import (
+    KEYS,
+    TOPIC_COLUMNS,
+    list_text_columns,
+    read_candidates,
+    read_judgments,
+    read_topics,
+    use_text_ids,
+)
+from touche_llm.judging.sentence_pairs import PairSettings
+from touche_llm.judging.stance import StanceSettings
+from touche_llm.pipeline import event_loop, library
+from touche_llm.pipeline.candidates import Candidates
+from touche_llm.pipeline.corpora import Corpus
+from touche_llm.pipeline.judge import Judgments
+from touche_llm.pipeline.language_model import LanguageModel
+from touche_llm.pipeline.results import list_result_columns
+from touche_llm.ranking.steps import JUDGE, list_comparison_kinds
+from touche_llm.retrieval.settings import QueryField
+from touche_llm.tasks import get_task
+from touche_llm.tasks.base import Task
+from touche_llm.tasks.definition import FIRST_STAGE
+
+with needs_extra("pyterrier", "touche_llm.integrations.pyterrier"):
+    import pyterrier as pt
+
+
+class BM25(pt.Transformer):
+    """First stage: retrieves the documents of a corpus; a search engine if the corpus is one."""
+
+    def __init__(
+        self,
+        corpus: Corpus,
+        *,
+        depth: int = 100,
+        fields: QueryField | Sequence[QueryField] = ("title",),
+        with_text: bool = True,
+    ) -> None:
+        """Set up the transformer.
+
+        Args:
+            corpus: Open corpus to search.
+            depth: Maximum number of documents per topic.
+            fields: Fields of a topic that make the query; `title` is the column `query`.
+            with_text: Whether to add the documents' texts; without them, give the corpus to the next transformers.
+        """
+        self.corpus, self.depth, self.fields, self.with_text = corpus, depth, fields, with_text
+
+    def __repr__(self) -> str:
+        return f"BM25({self.depth})"
+
+    def transform(self, inp: pd.DataFrame) -> pd.DataFrame:
+        """Return a row per candidate, with the columns of the topics and docno, score, rank and the texts.
+
+        Raises:
+            DataError: No topic has a candidate, or a topic is malformed.
+        """
+        names = [self.fields] if isinstance(self.fields, str) else self.fields
+        needed = [name for name in names if name in TOPIC_COLUMNS]
+        pt.validate.query_frame(inp, extra_columns=["query", *needed], context=self)
+        texts = list_text_columns(self.corpus.task) if self.with_text else []
+        if inp.empty:
+            return _make_empty(inp, ["docno", "score", "rank", *texts])
+        frame = use_text_ids(inp)
+        candidates = library.retrieve(read_topics(frame), self.corpus, depth=self.depth, fields=self.fields)
+        found = _rename(candidates.to_frame())
+        if self.with_text:
+            event_loop.run(candidates.check())
+            found = _add_texts(found, candidates)
+        return _merge(frame, found, ["qid"])
+
+
+class LLMJudge(pt.Transformer):
+    """Second stage: the model judges documents, which are ranked by their grades."""
+
+    def __init__(
+        self,
+        model: LanguageModel,
+        *,
+        task: str | None = None,
+        corpus: Corpus | None = None,
+        depth: int | None = None,
+        prompts: Mapping[str, str] | None = None,
+        pairs: PairSettings | None = None,
+        options: library.RankOptions | None = None,
+    ) -> None:
+        """Set up the transformer.
+
+        Args:
+            model: Model, open when the transformer is used.
+            task: Name of the task; None for that of the corpus.
+            corpus: Corpus that holds the documents; None to take them from the column `text`. Needed for pairs.
+            depth: Number of candidates per topic to judge; all if None.
+            prompts: Prompts by purpose, for example `{"judge": "mine.jinja"}`; None for the task's own.
+            pairs: Settings of sentence pairs; None for the defaults.
+            options: Weights and settings of the stance; None for the defaults.
+
+        Raises:
+            UsageError: Neither a task nor a corpus is given, or they do not fit.
+        """
+        _find_task(task, corpus)
+        self.model, self.task, self.corpus, self.depth = model, task, corpus, depth
+        self.prompts, self.pairs, self.options = prompts, pairs, options
+
+    def __repr__(self) -> str:
+        return f"LLMJudge({_find_task(self.task, self.corpus).name})"
+
+    def transform(self, inp: pd.DataFrame) -> pd.DataFrame:
+        """Return the documents ranked by their grades; pairs, if the task ranks pairs of sentences.
+
+        Added or replaced are `score`, `rank`, `stance`, `stance_source`, the grades, `p_LABEL` for the probability of
+        each stance, `first_stage` for the score before, and `objects` if the task compares two.
+
+        Raises:
+            DataError: The frame is malformed.
+            EngineError: The engine failed; answers so far are in the cache.
+            ReplayMiss: The cache of a replay lacks an answer.
+        """
+        task = _find_task(self.task, self.corpus)
+        pt.validate.result_frame(inp, extra_columns=["query", *([] if self.corpus else ["text"])], context=self)
+        if inp.empty:
+            objects = ["objects"] if task.objects_answer is not None else []
+            return _make_empty(inp, [*_rename(pd.DataFrame(columns=list_result_columns(task))), FIRST_STAGE, *objects])
+        frame = use_text_ids(inp)
+        candidates = read_candidates(frame, task, self.corpus, "score", self.depth)
+        options = self.options or library.RankOptions()
+        judgments = library.judge(candidates, self.model, prompts=self.prompts, stance=options.stance, pairs=self.pairs)
+        ranking = library.rank(candidates, judgments, options=options)
+        _warn_of_failures(self, len(judgments.failures))
+        judged = judgments.candidates
+        before = _rename(judged.to_frame()).rename(columns={"score": FIRST_STAGE})
+        results = _rename(ranking.to_frame()).merge(before.drop(columns="rank"), on=KEYS)
+        if task.objects_answer is not None:
+            objects_of = {topic.id: topic.objects for topic in judged.topics}
+            results["objects"] = results["qid"].map(objects_of)
+        if not judged.are_pairs:
+            return _merge(frame, results, KEYS)
+        topics = frame[[*pt.model.query_columns(frame), *(name for name in TOPIC_COLUMNS if name in frame)]]
+        return _merge(topics.drop_duplicates("qid"), _add_texts(results, judged), ["qid"])
+
+
+class LLMRerank(pt.Transformer):
+    """Last stage: ranks the best documents again in the given steps."""
+
+    def __init__(
+        self,
+        model: LanguageModel | None,
+        steps: Sequence[str],
+        *,
+        task: str | None = None,
+        corpus: Corpus | None = None,
+        prompts: Mapping[str, str] | None = None,
+        options: library.RankOptions | None = None,
+    ) -> None:
+        """Set up the transformer.
+
+        The steps rank the documents in the order of the frame. If `judge` is the first step, they are ranked by the
+        columns that `LLMJudge` added, as `touche-llm rank` does; only then does `fusion` include the first stage.
+
+        Args:
+            model: Model, open when the transformer is used; None if no step compares documents.
+            steps: Steps in order, with a number of documents, such as `pairwise:10`.
+            task: Name of the task; None for that of the corpus.
+            corpus: Corpus that holds the documents; None to take them from the column `text`. Needed for pairs.
+            prompts: Prompts of the comparisons: best, order.
+            options: Objective, weights and settings of the steps; None for the defaults.
+
+        Raises:
+            UsageError: A step is unknown or needs a model, neither a task nor a corpus is given, or they do not fit.
+        """
+        options_of_steps = options or library.RankOptions()
+        parsed = library.read_steps(steps, options_of_steps, _find_task(task, corpus))
+        self._compares = bool(list_comparison_kinds(parsed))
+        if self._compares and model is None:
+            raise UsageError(f"model: missing; the steps {', '.join(map(str, parsed))} compare documents")
+        self.model, self.steps, self.task, self.corpus = model, [str(step) for step in parsed], task, corpus
+        self.prompts, self.options = prompts, options
+
+    def __repr__(self) -> str:
+        return f"LLMRerank({','.join(self.steps)})"
+
+    def transform(self, inp: pd.DataFrame) -> pd.DataFrame:
+        """Return the documents with new `score` and `rank`, and a `stance` if they had no grades.
+
+        Raises:
+            DataError: The frame is malformed.
+            EngineError: The engine failed; answers so far are in the cache.
+            ReplayMiss: The cache of a replay lacks an answer.
+        """
+        task = _find_task(self.task, self.corpus)
+        judged_columns = [*task.question.grades, *(["stance"] if task.stances else [])]
+        by_judgments = self.steps[0] == JUDGE
+        needed = judged_columns if by_judgments else []
+        if self._compares:
+            needed = [*needed, *([] if self.corpus else ["text"]), *(["objects"] if task.objects_answer else [])]
+        pt.validate.result_frame(inp, extra_columns=["query", *needed], context=self)
+        is_judged = set(judged_columns) <= set(inp.columns)
+        added = ["score", "rank", *(["stance"] if task.stances and not is_judged else [])]
+        if inp.empty:
+            return _make_empty(inp, added)
+        frame = use_text_ids(inp)
+        order = FIRST_STAGE if by_judgments and FIRST_STAGE in frame else "score"
+        candidates = read_candidates(frame, task, self.corpus, order)
+        candidates = replace(candidates, are_pairs=task.sentence_question is not None)
+        _warn_of_objects(self, candidates)
+        # The stance of the frame is final, so its thresholds do not apply again.
+        options = (self.options or library.RankOptions()).model_copy(update={"stance": StanceSettings()})
+        judgments = Judgments(candidates, read_judgments(frame, task) if is_judged else [])
+        ranking = library.rank(
+            candidates, judgments, steps=self.steps, model=self.model, prompts=self.prompts, options=options
+        )
+        _warn_of_failures(self, len(ranking.failures))
+        return _merge(frame, _rename(ranking.to_frame())[[*KEYS, *added]], KEYS)
+
+
+def _find_task(task: str | None, corpus: Corpus | None) -> Task:
+    if corpus is None:
+        if task is None:
+            raise UsageError("task: missing; give the name of the task, or the corpus")
+        found = get_task(task)
+        if found.sentence_question is not None:
+            raise UsageError(f"corpus: missing; {found.name} ranks pairs of sentences, which are made of a corpus")
+        return found
+    if task is not None and get_task(task).name != corpus.task.name:
+        raise UsageError(f"task: {task} is not that of the corpus, {corpus.task.name}; leave it out")
+    return corpus.task
+
+
+def _add_texts(found: pd.DataFrame, candidates: Candidates) -> pd.DataFrame:
+    """Return rows with the texts of their documents."""
+    documents = {name: candidates.documents.get(name) for name in found["docno"].unique()}
+    columns = {
+        column: [getattr(documents[name], column) for name in found["docno"]]
+        for column in list_text_columns(candidates.task)
+    }
+    return found.assign(**columns)
+
+
+def _rename(results: pd.DataFrame) -> pd.DataFrame:
+    """Return results of the library with PyTerrier's names and ranks."""
+    results = results.rename(columns={"topic": "qid", "document": "docno"})
+    return results.assign(rank=results["rank"] - 1 + pt.model.FIRST_RANK)
+
+
+def _merge(frame: pd.DataFrame, results: pd.DataFrame, keys: list[str]) -> pd.DataFrame:
+    """Return the columns of a frame with those of the results, which replace others of the same name."""
+    replaced = [name for name in results.columns if name in frame and name not in keys]
+    merged = frame.drop(columns=replaced).merge(results, on=keys)
+    places = {qid: place for place, qid in enumerate(frame["qid"].unique())}
+    order = merged.assign(place=merged["qid"].map(places)).sort_values(["place", "rank"], kind="stable").index
+    return merged.loc[order].reset_index(drop=True)
+
+
+def _make_empty(inp: pd.DataFrame, added: Sequence[str]) -> pd.DataFrame:
+    """Return a frame without rows, from whose columns PyTerrier infers those of a result."""
+    return pd.DataFrame(columns=list(dict.fromkeys([*inp.columns, *added])))
+
+
+def _warn_of_failures(transformer: pt.Transformer, count: int) -> None:
+    if count:
+        warnings.warn(f"{transformer}: {count:,} requests without a usable answer", ToucheWarning, stacklevel=3)
+
+
+def _warn_of_objects(rerank: LLMRerank, candidates: Candidates) -> None:
+    """Warn of topics that are not compared because their objects are unknown."""
+    lacking = [topic.id for topic in candidates.topics if topic.objects is None]
+    if rerank.model is not None and candidates.task.objects_answer is not None and lacking:
+        message = f"{rerank}: no objects, so no comparisons, for {len(lacking)} topics: {shorten(lacking)}"
+        warnings.warn(message, ToucheWarning, stacklevel=3)
