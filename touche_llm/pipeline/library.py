@@ -294,7 +294,9 @@ class _LibraryProgress:
 
 
 def _default_progress() -> Progress:
-    if "ipykernel" in sys.modules:
+    # Programs that start notebooks import `ipykernel` as well; only within one the shell has a kernel.
+    ipython = sys.modules.get("IPython")
+    if ipython is not None and hasattr(ipython.get_ipython(), "kernel"):
         return NotebookProgress()
     return ConsoleProgress() if sys.stderr.isatty() else SilentProgress()
 
