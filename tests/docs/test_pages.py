@@ -1,0 +1,92 @@
+"""Options, settings, messages and links on the pages exist."""
+
+from __future__ import annotations
+
+import re
+import runpy
+from pathlib import Path
+
+import pytest
+
+from tests.cli.test_help import COMMANDS
+from tests.docs.pages import DOCS, PAGES, ROOT, list_code, list_targets
+from touche_llm.config import Config
+from touche_llm.data.settings import list_fields
+
+OPTIONS = {
+    option
+    for command in COMMANDS.values()
+    for parameter in command.params
+    for option in (*parameter.opts, *parameter.secondary_opts)
+}
+# Of vLLM, pytest and typer.
+OTHER_OPTIONS = {
+    "--help",
+    "--fault-seed",
+    "--fault-trial",
+    "--structured-outputs-config",
+    "--enable-prompt-tokens-details",
+    "--enable-prefix-caching",
+    "--tensor-parallel-size",
+    "--data-parallel-size",
+    "--touche-regress",
+}
+SETTINGS = {name for name, _ in list_fields(Config)}
+SECTIONS = {name.partition(".")[0] for name in SETTINGS if "." in name}
+MARKER = re.compile(r"^<!-- generated: (\w+) -->$", re.MULTILINE)
+# What a page says of the past.
+HISTORY = {DOCS / "changelog.md"}
+BY_PAGE = pytest.mark.parametrize(
+    "page", [page for page in PAGES if page not in HISTORY], ids=lambda page: str(page.relative_to(ROOT))
+)
+
+
+@BY_PAGE
+def test_an_option_of_a_page_exists(page: Path) -> None:
+    codes = [code for code in list_code(page) if not code.startswith("python ")]
+    named = {option for code in codes for option in re.findall(r"(?<!\S)--[a-z][\w-]*", code)}
+    unknown = {option for option in named if not option.endswith("-")} - OPTIONS - OTHER_OPTIONS
+    assert not unknown
+
+
+@BY_PAGE
+def test_a_setting_of_a_page_exists(page: Path) -> None:
+    named = {name for code in list_code(page) for name in re.findall(r"(?<![\w./-])([a-z]+(?:\.[a-z_0-9]+)+)", code)}
+    unknown = {name for name in named if name.partition(".")[0] in SECTIONS} - SETTINGS
+    # Files, keys of a dictionary, and keys of task.yaml.
+    unknown = {name for name in unknown if not re.search(r"\.(jinja|yaml|jsonl|sqlite|txt|py)$", name)}
+    assert not {name for name in unknown if not is_key(name)}
+
+
+def is_key(name: str) -> bool:
+    """Whether it is a key in a setting that is a dictionary, or a key of a task's definition."""
+    return name.rpartition(".")[0] in SETTINGS or name in {
+        "stance.labels",
+        "stance.no_side",
+        "stance.swapped",
+        "stance.unanswered",
+    }
+
+
+@BY_PAGE
+def test_a_link_of_a_page_leads_to_a_file(page: Path) -> None:
+    for target in list_targets(page):
+        if not target.startswith(("https://", "#")):
+            assert (page.parent / target.partition("#")[0]).exists(), target
+
+
+def test_a_message_on_the_page_of_errors_is_one_of_the_program() -> None:
+    rows = re.findall(r"^\| `([^`]+)` \| (?!.*exit)", (DOCS / "reference" / "errors.md").read_text(), re.MULTILINE)
+    source = "".join(path.read_text() for path in sorted((ROOT / "touche_llm").rglob("*.py")))
+    assert rows and not [row for row in rows if row not in source]
+
+
+def test_each_generated_part_has_its_place() -> None:
+    generators = runpy.run_path(str(DOCS / "generated.py"))["GENERATORS"]
+    assert {name for page in PAGES for name in MARKER.findall(page.read_text())} == set(generators)
+    for name in ("command_line", "settings", "file_records", "prompt_variables", "published_files"):
+        assert len(generators[name]()) > 500
+
+
+def test_the_readme_is_one_page() -> None:
+    assert len((ROOT / "README.md").read_text().splitlines()) <= 150
