@@ -53,7 +53,7 @@ def test_what_is_special_about_the_runs_is_said(touche: Touche, runs: Path) -> N
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines() == [
         "topics that only some of the runs have (2): 1",
-        "documents with different stances, of which the first run's is kept: 1",
+        "documents with different stances, the first run's kept: 1",
         "documents without a stance, labelled NO: 1",
         "run: new/run.txt (5 lines, 2 topics)",
     ]

@@ -108,7 +108,7 @@ async def import_replies(
 def _count_unanswered(
     replies: Replies, engine: BatchEngine, cache: OverlayCache, failed: dict[str, UnusableAnswer], result: Import
 ) -> list[str]:
-    """Add the responses without a new answer to the result; return `file:line: id` of those to no known request."""
+    """Add the responses without a new answer to the result; return `file:line: id` of responses to unknown requests."""
     unused: list[str] = []
     for key, reply in replies.by_key.items():
         if key in engine.taken:

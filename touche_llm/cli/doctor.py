@@ -1,4 +1,4 @@
-"""The command that examines a server."""
+"""Command that examines a server."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ def doctor(
     url: Annotated[str, typer.Argument(metavar="URL", help="Address of the server, as http://127.0.0.1:8000.")],
     output: FormatOption = Format.TABLE,
 ) -> None:
-    """Check what a server can do, and which of its options mend the rest.
+    """Check what a server can do, and name the options for the rest.
 
-    Sends about seventy short requests. Exit code 1 if a run could not be made.
+    Sends about seventy short requests. Exit code 1 if a run is impossible.
     """
     engine = s.validate(EngineConfig, {**given, "engine.base_url": url}, "engine")
     sampling = s.validate(SamplingConfig, given, "sampling")

@@ -80,7 +80,7 @@ def fuse(
     label = known.unknown_stance if known is not None else ""
     counts = {
         f"topics that only some of the runs have ({shorten(fused.partial)})": len(fused.partial),
-        "documents with different stances, of which the first run's is kept": fused.disagreeing,
+        "documents with different stances, the first run's kept": fused.disagreeing,
         f"documents without a stance, labelled {label}": fused.imputed,
         "documents without a stance, left out because the task has no label for them": fused.left_out,
     }

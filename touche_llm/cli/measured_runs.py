@@ -191,7 +191,7 @@ def keep_shared_topics(qrels: Qrels, runs: Sequence[Given]) -> Qrels:
     """Return the judgments of the topics that every run has.
 
     Raises:
-        DataError: None of these topics is judged.
+        DataError: No topic of all runs is judged.
     """
     first, *others = (each.run.rankings.keys() for each in runs)
     shared = set(first).intersection(*others)

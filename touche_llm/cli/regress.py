@@ -41,7 +41,7 @@ def record_(
 ) -> None:
     """Store a finished run with everything that a replay needs, in DIR/NAME.
 
-    Its first stage is kept as it is and never repeated. With qrels, a check also reports how the measures change.
+    Its first stage is copied and never repeated. With qrels, a check also reports how the measures change.
     """
     from touche_llm.regression.record import load_finished_run, record
     from touche_llm.regression.snapshot import QUERIES_NOT_CHECKED, check_name

@@ -53,7 +53,7 @@ def show_table(
 ) -> None:
     """Print a table without line breaks in cells; drop columns, in their order, that the terminal has no room for.
 
-    Text from outside is shown as it is: without markup and control characters.
+    Text from outside is printed literally: without markup and control characters.
 
     Args:
         columns: Columns; the first one is neither dropped nor cut.

@@ -1,4 +1,4 @@
-"""Commands about tasks: list and show them, and begin a new one."""
+"""Commands that list and show tasks, and create a new one."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _COLUMNS = (
     Column("title", cut=40),
 )
 
-app = typer.Typer(no_args_is_help=True, help="List and show tasks, and begin a new one.")
+app = typer.Typer(no_args_is_help=True, help="List and show tasks, and create a new one.")
 
 
 @app.command("list")
@@ -89,7 +89,7 @@ def new(
         print_rows(output, [{"task": name, "file": folder / file} for file in EXAMPLE_FILES])
     command = format_program()
     place = {file: shlex.quote(str(folder / file)) for file in EXAMPLE_FILES}
-    # As it is, the path would be the name of a task of the project, or an option.
+    # Without `./` the path would be read as a task of the project or an option.
     is_misread = str(folder) in TASKS or str(folder).startswith("-")
     place[""] = shlex.quote(f"./{folder}" if is_misread else str(folder))
     for line in (

@@ -61,8 +61,8 @@ def read_whole_arguments(
 ) -> Iterator[tuple[int, Document]]:
     """Yield `(number, argument)` for each argument of args.me, without its sentences.
 
-    The file is JSON, see `read_json_arguments`, or the table of `read_arguments`, told apart by their first byte. The
-    number is that of the argument, or that of the first line of its row. `text` has the premises, separated by line
+    The file is JSON, see `read_json_arguments`, or the table of `read_arguments`; the first byte decides. The number
+    is that of the argument, or that of the first line of its row. `text` has the premises, separated by line
     feeds, `title` the conclusion with white space collapsed, and `side` the stance of the first premise.
 
     Raises:

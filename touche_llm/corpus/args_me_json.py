@@ -1,4 +1,4 @@
-"""Streaming reader for the JSON files of args.me, of which the largest does not fit in memory."""
+"""Streaming reader for the JSON files of args.me, the largest of which does not fit in memory."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ _START_CHARS = 1000
 def read_json_arguments(path: Path) -> Iterator[tuple[int, Any]]:
     """Yield `(number, value)` for each value in the list `arguments` of a JSON object, one in memory at a time.
 
-    args.me 2020-04-01 has five such files; several of them, one after the other in one file, are read in their order,
-    with numbers that go on. The file may be gzipped.
+    args.me 2020-04-01 has five such files; several of them, concatenated into one file, are read in their order
+    and numbered consecutively. The file may be gzipped.
 
     Raises:
         DataError: The file cannot be read, is not UTF-8 or is not such an object, or a value has more than

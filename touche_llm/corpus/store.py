@@ -72,8 +72,8 @@ class StoreManifest(JsonModel):
     documents: int
     parts: int
     bad_lines: int
-    # Keys of id and text that the reader searched, or what else it made of the corpus; empty in stores of earlier
-    # versions, and for the keys of Touché.
+    # Keys of id and text, or another way of reading the corpus; empty in stores of earlier versions, and for the keys
+    # of Touché.
     keys: str = ""
 
 

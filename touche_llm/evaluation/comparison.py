@@ -1,4 +1,4 @@
-"""Comparisons of runs with a baseline, and what unjudged documents have to do with the differences."""
+"""Comparisons of runs with a baseline, and the effect of unjudged documents on the differences."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def compare_runs(baseline: Evaluation, others: Sequence[Evaluation]) -> tuple[pd
 
 
 def describe_judging(run: Evaluation, baseline: Evaluation) -> list[str]:
-    """Describe what unjudged documents, which count 0, may have to do with a run's difference from a baseline.
+    """Describe the possible effect of unjudged documents, which count 0, on a run's difference from a baseline.
 
     A note for each aspect with losses that could come from unjudged documents alone, see `find_unjudged_losses`, or
     with a much larger share of one run's top documents judged than of the other's.
@@ -105,9 +105,9 @@ def find_unjudged_losses(run: Evaluation, baseline: Evaluation, aspect: str) -> 
 
     A run loses if its mean over the topics of both is lower. The second comparison is of condensed lists: unjudged
     documents are removed from both rankings before they are cut off, so judged ones move up (Sakai, Alternatives to
-    Bpref, SIGIR 2007). Where unjudged documents leave a topic fewer judged ones in one list, both are cut to its
-    length: places that unjudged documents took are not held against a run, places that it left empty are. If the run is
-    not lower then, unjudged documents, which count 0, make the loss.
+    Bpref, SIGIR 2007). If the removal shortens a list, both are cut to the shorter length, so that a run is penalised
+    for ranks that it left empty, but not for unjudged documents. If the run is not lower then, the loss comes from
+    unjudged documents, which count 0.
 
     Condensed lists favour a run with many unjudged documents (Fröbe et al., Bootstrapped nDCG Estimation in the
     Presence of Unjudged Documents, ECIR 2023): such a loss is unproven, not refuted. Bounds of the measure are no

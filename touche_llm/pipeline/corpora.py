@@ -156,7 +156,7 @@ class LocalCorpus(Corpus):
         return candidates
 
     def open_first_stages(self) -> list[FirstStage]:
-        """Open the index of the documents and, if pairs are made, that of the sentences; build what is missing."""
+        """Open the index of the documents and, if pairs are made, that of the sentences; build missing ones."""
         tables = [self.store] if self.task.sentence_question is None else [self.store, self.store.parts]
         return [self._open_first_stage(table) for table in tables]
 

@@ -75,7 +75,7 @@ class ConsoleProgress:
 
     @contextmanager
     def stage(self, title: str, total: int, counts: Counts | None = None) -> Iterator[Callable[[], None]]:
-        """Show a stage of `total` steps; gives what is called after each. Ends the bar whatever happens."""
+        """Show a stage of `total` steps; yields the function to call after each step. Always ends the bar."""
         state = _Stage(title, total, counts)
         _LOG.info("%s: %d to do", title, total)
         if self.console.is_terminal:

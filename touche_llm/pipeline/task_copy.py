@@ -1,4 +1,4 @@
-"""Copy of a task's folder beside the configuration of a run, for when that folder moves or changes."""
+"""Copy of a task's folder in the folder of a run, in case the original moves or changes."""
 
 from __future__ import annotations
 

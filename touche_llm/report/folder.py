@@ -153,7 +153,7 @@ class RunFolder:
         return rows
 
     def texts(self, topic_id: str, document_ids: Iterable[str]) -> dict[str, str]:
-        """Return the texts of those documents that the corpus has, or the parts that the model saw."""
+        """Return the texts of the documents in the corpus, or the parts that the model saw."""
         if self.corpus is None:
             return {}
         requested = list(document_ids)

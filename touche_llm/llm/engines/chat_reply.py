@@ -21,7 +21,7 @@ from touche_llm.llm.request import Request
 
 
 class Delivery(StrEnum):
-    """Field of a request's body with which a server is made to keep to a JSON schema."""
+    """Field of a request's body that makes a server enforce a JSON schema."""
 
     STRUCTURED_OUTPUTS = "structured_outputs"
     RESPONSE_FORMAT = "response_format"

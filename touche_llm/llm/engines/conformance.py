@@ -1,4 +1,4 @@
-"""Conformance card of a server: the start-up check, and what it leaves to a closer look."""
+"""Conformance card of a server: the start-up check and further checks."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class _Examination:
 async def examine(
     server: ChatServer, engine: EngineConfig, sampling: SamplingConfig, labels: Sequence[Label]
 ) -> list[ServerCheck]:
-    """Examine a server with about fifty short requests.
+    """Examine a server with about seventy short requests.
 
     Args:
         server: The server.
@@ -166,7 +166,7 @@ async def _check_labels(examination: _Examination) -> ServerCheck:
     read = sum(probability > 0.0 for probability in reading.probabilities.values())
     labels = f"{read} of {len(examination.labels)} labels have a probability"
     if (reading.shared or 0.0) <= _MAX_SHARED:
-        return ServerCheck(name, True, f"{labels}, single tokens tell them apart")
+        return ServerCheck(name, True, f"{labels}, single tokens distinguish them")
     cost = "the probability of a shared token is split evenly"
     return ServerCheck(name, False, f"{labels}, {reading.shared:.3f} is on shared tokens", cost)
 

@@ -178,7 +178,7 @@ class OverlayCache(Cache):
 
 
 def _choose_objects(firsts: Sequence[str], seconds: Sequence[str]) -> dict[str, Sequence[Label]]:
-    """Return the first label, and the last that shares no word with it: objects of which none contains the other."""
+    """Return the first label, and the last that shares no word with it, as two objects."""
     words = set(firsts[0].casefold().split())
     disjoint = (label for label in reversed(seconds) if words.isdisjoint(label.casefold().split()))
     return {"first": firsts[:1], "second": [next(disjoint, seconds[-1])]}

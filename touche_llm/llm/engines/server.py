@@ -19,7 +19,7 @@ class ChatServer(HttpClient):
     Attributes:
         model: Name of the served model.
         chat_template_kwargs: Switches of the chat template.
-        delivery: How the server is made to keep to a schema.
+        delivery: Field with which the server enforces a schema.
         counter: Counter of prompt tokens.
     """
 
@@ -64,7 +64,7 @@ class ChatServer(HttpClient):
         return read_completion(await self.exchange(request), request.layout if request.sampling.top_logprobs else None)
 
     async def exchange(self, request: Request) -> ChatReply:
-        """Return the reply to a request as it is; raise as `complete` does."""
+        """Return the unprocessed reply to a request; raise as `complete` does."""
         sent_id = uuid4().hex
         body = build_chat_body(request, self.delivery) | {"request_id": sent_id}
         reply = await self.post(CHAT_PATH, body, ChatReply)

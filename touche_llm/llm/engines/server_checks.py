@@ -1,10 +1,10 @@
-"""Results of the checks of a server, and what mends a missing part."""
+"""Results of the checks of a server, and remedies for missing parts."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-# What mends a missing part, by check and server.
+# Options that add a missing part, by check and server.
 REMEDIES = {
     (
         "white space",
@@ -28,11 +28,11 @@ class ServerCheck:
 
     Attributes:
         name: Name of the check.
-        is_ok: Whether nothing is missing; None if this cannot be found out.
-        value: What was found.
-        cost: What the missing part costs.
-        remedy: What mends it.
-        is_blocking: Whether a run cannot be made.
+        is_ok: Whether nothing is missing; None if unknown.
+        value: Finding.
+        cost: Consequence of the missing part.
+        remedy: How to add it.
+        is_blocking: Whether no run is possible without it.
     """
 
     name: str
@@ -47,5 +47,5 @@ class ServerCheck:
 
 
 def block(name: str, value: str, remedy: str, cost: str = "") -> ServerCheck:
-    """Return the result of a check without which a run cannot be made."""
+    """Return the result of a failed check that makes a run impossible."""
     return ServerCheck(name, False, value, cost, remedy, is_blocking=True)

@@ -1,4 +1,4 @@
-"""Start-up check of a server: what it can do, how it is made to do it, and what is missing."""
+"""Start-up check of a server: its capabilities, and how to use them."""
 
 from __future__ import annotations
 
@@ -252,7 +252,7 @@ async def _find_delivery(
 
 
 def _check_cut_off(model: str, completion: Completion, delivery: Delivery, kind: str) -> list[ServerCheck]:
-    """Return the checks for an answer that would keep to the schema if white space did not fill it, else nothing."""
+    """Return the checks for an answer that fits the schema apart from endless white space; none for other answers."""
     written = "".join(completion.text.split())
     is_beginning = _PROBE_ANSWER.startswith(written) and len(written) >= len('{"word"')
     if completion.finish_reason != "length" or not is_beginning:
