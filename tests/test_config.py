@@ -98,9 +98,9 @@ def test_an_index_is_enough_without_its_corpus() -> None:
 
 
 def test_neither_corpus_nor_index_is_refused(tmp_path: Path) -> None:
-    with raises_at(UsageError, "options", "--corpus", "--index"):
+    with raises_at(UsageError, "options", "`corpus: FILE`", "`index: FOLDER`"):
         load_config(None, {"topics": Path("t.xml")})
-    with raises_at(UsageError, tmp_path / "config.yaml", "--corpus", "--index"):
+    with raises_at(UsageError, tmp_path / "config.yaml", "`corpus: FILE`", "`index: FOLDER`"):
         load_config(config_file(tmp_path, "topics: t.xml\n"), {})
 
 
@@ -473,7 +473,7 @@ def test_a_problem_names_the_option_that_was_given() -> None:
 
 
 def test_topics_and_corpus_that_are_missing_are_named_together() -> None:
-    with pytest.raises(UsageError, match=r"--topics.*--corpus.*--index"):
+    with pytest.raises(UsageError, match=r"`topics: .*`corpus: .*`index: "):
         load_config(None, {})
 
 

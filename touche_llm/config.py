@@ -322,10 +322,10 @@ def _complete_first_stage(values: dict[str, Any], source: str) -> None:
         retriever.setdefault("method", "lucene")
     elif not values.get("index"):
         if not values.get("corpus"):
-            topics = "" if values.get("topics") else "the topics (--topics FILE), and "
+            topics = "" if values.get("topics") else "the topics (`topics: FILE`), and "
             raise UsageError(
-                f"{source}: give {topics}the corpus (--corpus FILE), an index of it (--index FOLDER) or, "
-                "for web documents, --retriever chatnoir"
+                f"{source}: give {topics}the corpus (`corpus: FILE`), an index of it (`index: FOLDER`) or, "
+                "for web documents, `retriever.name: chatnoir`"
             )
         values["index"] = index_folder(Path(str(values["corpus"])))
 

@@ -202,8 +202,8 @@ async def test_requests_of_a_topic_stay_together(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("flags", "location"),
     [
-        ({"engine__model": None}, "--model"),
-        ({"engine__context": None}, "--context"),
+        ({"engine__model": None}, "engine.model"),
+        ({"engine__context": None}, "engine.context"),
         ({"cache__mode": "refresh"}, "cache.mode"),
         ({"cache__mode": "off"}, "cache.mode"),
     ],
@@ -242,4 +242,4 @@ async def test_the_tokeniser_of_another_model_is_refused(tmp_path: Path, monkeyp
     monkeypatch.setattr(export, "ChatTokenizer", TokenCounter)
     with pytest.raises(UsageError, match=r"\b0 tokens.*\bscripted\b.*\b32\b") as caught:
         await export_stage(config, out, tokenizer=tmp_path)
-    assert caught.value.location == "--tokenizer"
+    assert caught.value.location == "engine.tokenizer"

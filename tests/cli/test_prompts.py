@@ -334,8 +334,8 @@ def test_a_topic_alone_needs_no_corpus_and_documents_do(touche: Touche) -> None:
     [
         ("judge", [], "--doc: missing, since the prompt for judge is about documents; name one or more"),
         ("best", [], "--doc: missing, since the prompt for best is about documents; name one or more"),
-        ("queries", ["--doc", ONE], "the prompt for queries asks about a topic alone; leave --doc out"),
-        ("best", ["--doc", ONE], "compares 2 to 20 documents; 1 given"),
+        ("queries", ["--doc", ONE], "the prompt for queries asks about a topic alone; name no document"),
+        ("best", ["--doc", ONE], "compares 2 to 20 documents, not 1"),
         ("judge", ["--doc", ONE, "--doc", ONE], "a document is given twice"),
         ("judge", ["--doc", "none"], "document 'none' is not in the corpus"),
         ("none", ["--doc", ONE], "cannot read the prompt: No such file"),

@@ -79,7 +79,7 @@ def test_the_chance_level_stands_below_the_figures(touche: Touche, engine: Engin
 
 def test_it_is_told_whose_stance_is_measured(touche: Touche, engine: Engine) -> None:
     done = compare(touche, "--html", "matrix.html")
-    told = "macro-F1: of the judge prompt's stance; in a run it counts only below stance.depth (--stance-depth)"
+    told = "macro-F1: of the judge prompt's stance; in a run it counts only below stance.depth"
     assert told in done.stdout and "judge prompt's stance macro-F1" in done.stdout
     page = html.unescape(Path("matrix.html").read_text())
     assert told in page and "<th>judge prompt's stance macro-F1" in page and "<th>random order" in page

@@ -194,7 +194,7 @@ def test_where_answers_are_missing_an_update_wants_a_new_run(touche: Touche, cop
     mine = overlay(tmp_path / "mine", "controversial", judge=("You are an assessor", "You assess"))
     given = ("regress", "update", "controversial", "--prompts", str(mine), "--yes")
     done = touche(*given)
-    assert done.returncode == 2 and "answers missing: 8 of judge" in done.stdout and "with --run" in done.stderr
+    assert done.returncode == 2 and "answers missing: 8 of judge" in done.stdout and "(--run)" in done.stderr
     run = asyncio.run(make_run("controversial", tmp_path / "new", prompts__folder=str(mine), depth=3))
     done = touche(*given, "--run", str(run))
     assert done.returncode == 0, done.stderr

@@ -17,7 +17,7 @@ from touche_llm.llm.tokenizer import ChatTokenizer
 def test_a_tokenizer_is_loaded_from_a_folder_alone_and_runs_no_code(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with pytest.raises(UsageError, match="--tokenizer") as caught:
+    with pytest.raises(UsageError, match="engine.tokenizer") as caught:
         ChatTokenizer(tmp_path, {})
     assert caught.value.location == str(tmp_path)
     (tmp_path / "tokenizer_config.json").write_text("{}")

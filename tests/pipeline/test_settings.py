@@ -73,7 +73,7 @@ async def test_a_run_with_other_settings_is_left_as_it_is_and_what_differs_is_li
     for command in (pipeline.run_all, pipeline.run_retrieve, pipeline.run_judge):
         if flags.get("prompts__judge") and command is pipeline.run_all:
             continue  # There is no such template, which is said first.
-        with pytest.raises(UsageError, match="--overwrite") as caught:
+        with pytest.raises(UsageError, match="overwrite: true") as caught:
             await command(changed, out, Silent())
         (name,) = (name.replace("__", ".") for name in flags)
         assert [each for each in changes(caught.value) if not each.startswith(name)] == []
@@ -190,7 +190,7 @@ def test_without_a_corpus_the_index_says_which_documents_are_meant(tmp_path: Pat
 @pytest.mark.parametrize("text", ["- another program's\n", "port: 8080\n", "{"])
 async def test_a_configuration_of_another_program_is_not_replaced(tmp_path: Path, text: str) -> None:
     (tmp_path / "config.yaml").write_text(text)
-    with pytest.raises(UsageError, match="--overwrite"):
+    with pytest.raises(UsageError, match="overwrite: true"):
         await pipeline.run_retrieve(short(tmp_path), tmp_path, Silent())
     assert (tmp_path / "config.yaml").read_text() == text
     await pipeline.run_retrieve(short(tmp_path), tmp_path, Silent(), overwrite=True)
@@ -200,7 +200,7 @@ async def test_a_configuration_of_another_program_is_not_replaced(tmp_path: Path
 @pytest.mark.parametrize("name", ["run.txt", "judgments.jsonl", "candidates.run.txt"])
 async def test_an_output_without_a_configuration_is_not_replaced(tmp_path: Path, name: str) -> None:
     (tmp_path / name).write_text("of another tool")
-    with pytest.raises(UsageError, match=rf"{name}.*--overwrite"):
+    with pytest.raises(UsageError, match=rf"{name}.*overwrite: true"):
         await pipeline.run_retrieve(short(tmp_path), tmp_path, Silent())
     assert (tmp_path / name).read_text() == "of another tool"
     # To judge the candidates of another tool is no loss of them.
@@ -253,7 +253,7 @@ async def test_a_template_that_was_edited_is_a_change_with_its_old_and_new_hash(
     template = tmp_path / "prompts" / "comparative" / "judge.jinja"
     old = yaml.safe_load(before["ir-metadata.yml"])["stages"]["judge"]["prompts"]["judge"]
     template.write_text(template.read_text() + "{# another wording #}\n")
-    with pytest.raises(UsageError, match="--overwrite") as caught:
+    with pytest.raises(UsageError, match="overwrite: true") as caught:
         await run_on(server, short(tmp_path, **own), out)
     (line,) = str(caught.value).splitlines()[1:]
     name, _, values = line.strip().partition(": ")

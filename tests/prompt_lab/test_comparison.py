@@ -156,7 +156,7 @@ def test_the_chance_level_is_the_mean_over_all_orders() -> None:
 
 async def test_a_sample_without_a_relevant_document_is_refused(bench: Bench, blunt: Path, sharp: Path) -> None:
     bench.files["relevance"].write_text("1 0 1-0 0\n1 0 1-1 -2\n")
-    with pytest.raises(UsageError, match="--split"):
+    with pytest.raises(UsageError, match="split"):
         await bench.compare(blunt, sharp)
     assert bench.engine.requests == []
 

@@ -31,7 +31,7 @@ async def test_held_out_topics_are_judged_only_to_confirm_the_choice(bench: Benc
     assert {request.origin.topic_id for request in bench.engine.requests} == {str(n) for n in range(1, 17, 2)}
     assert [part.name for part in found.parts] == ["choice"]
     assert (found.verdict.winner, found.verdict.confirmed, found.earlier_looks) == (str(sharp), None, None)
-    assert "--confirm opens the topics held out" in found.verdict.sentence
+    assert "confirm it on the topics held out" in found.verdict.sentence
     assert any("8 topics to choose on; 8 are held out" in notice for notice in bench.notices)
     assert [set(look.topics) for look in read_looks(bench.log)] == [{str(n) for n in range(1, 17, 2)}]
 
@@ -41,7 +41,7 @@ async def test_a_split_of_all_topics_holds_none_out(bench: Bench, blunt: Path, s
     (part,) = found.parts
     assert (part.name, len(part.topics)) == ("all", 16)
     assert "no topics were held out" in found.verdict.sentence
-    with pytest.raises(UsageError, match="--split"):
+    with pytest.raises(UsageError, match="split"):
         await bench.compare(blunt, sharp, split="all", confirm=True)
 
 
@@ -156,7 +156,7 @@ async def test_too_few_held_out_topics_are_reported_before_the_engine_starts(
 
 async def test_too_small_halves_are_refused_before_any_request(bench: Bench, blunt: Path, sharp: Path) -> None:
     (bench.folder / "half").write_text("1\n")
-    with pytest.raises(UsageError, match=r"^1 topics.* 15 .*--split"):
+    with pytest.raises(UsageError, match=r"^1 topics.* 15 .*split"):
         await bench.compare(blunt, sharp, split="half", confirm=True)
     assert bench.engine.requests == []
 

@@ -170,21 +170,21 @@ def _known_facts(config: Config, cache: Cache, tokenizer: ChatTokenizer | None) 
     known = assume_engine_info(config.engine, cache)
     if not known.model:
         raise UsageError(
-            "--model: the name of the model is unknown, and keys and requests contain it; give the name under which "
-            "vLLM will serve it (--model NAME)"
+            "engine.model: the name of the model is unknown, and keys and requests contain it; give the name under "
+            "which vLLM will serve it"
         )
     if not known.engine and config.engine.context is None:
         raise UsageError(
-            "--context: the context of the model is unknown, and documents are truncated to fit; give the number of "
-            "tokens that vLLM will allow (--context N)"
+            "engine.context: the context of the model is unknown, and documents are truncated to fit; give the "
+            "number of tokens that vLLM will allow"
         )
     overhead = known.overhead if known.engine else _ASSUMED_OVERHEAD
     if tokenizer is not None:
         counted = tokenizer.count_tokens((Message("system", ""), Message("user", "")))
         if known.engine and counted != overhead and (overhead != _ASSUMED_OVERHEAD or counted > overhead):
             raise UsageError(
-                f"--tokenizer: its chat template adds {counted} tokens, but that of {known.model} in {cache.path} adds "
-                f"{overhead}; give the folder of that model"
+                f"engine.tokenizer: its chat template adds {counted} tokens, but that of {known.model} in {cache.path} "
+                f"adds {overhead}; give the folder of that model"
             )
         overhead = counted
     return known.model_copy(update={"overhead": overhead, "engine": ENGINE})

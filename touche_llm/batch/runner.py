@@ -122,7 +122,7 @@ def run_batch(
 
 def _ray_job(engine: EngineConfig, requests: Path, responses: Path, folder: Path) -> list[str]:
     if engine.context is None:
-        raise UsageError("engine.context: not set, and the Ray Data job needs the context in tokens; add --context N")
+        raise UsageError("engine.context: not set, and the Ray Data job needs the context in tokens")
     for name in ("ray", "vllm"):
         if find_spec(name) is None:
             raise EngineError(

@@ -70,7 +70,7 @@ def check_cache(config: Config) -> None:
             f"cache.mode: {cache.mode}: batch files hold the requests that the cache cannot answer; set it to reuse"
         )
     if cache.file.suffix == ".jsonl":
-        raise UsageError(f"{cache.file}: a cassette can only be replayed; name an .sqlite cache with --cache")
+        raise UsageError(f"{cache.file}: a cassette can only be replayed; name an .sqlite file (`cache.file`)")
 
 
 def make_model(config: Config, facts: EngineInfo, engine: BatchEngine, cache: Cache, lost: LostRequests) -> ModelClient:

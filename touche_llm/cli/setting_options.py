@@ -173,7 +173,7 @@ def takes_settings(*settings: str, without: Collection[str] = ()) -> Callable[[C
 
 _SETTINGS = {name for name, _ in list_fields(Config)}
 # Arguments of the library that are options of commands, but no settings.
-_ARGUMENTS = ("overwrite",)
+_ARGUMENTS = ("overwrite", "run")
 # A dotted setting in a message of the library, or any setting or argument with its value; other words are commands.
 _NAMED = re.compile(r"`(?=[^`]*[.:])([a-z][a-z0-9_.]*)(?:: ([^`\n]+))?`")
 
@@ -318,7 +318,7 @@ def validate(model: type[ModelT], values: Mapping[str, Any], section: str) -> Mo
 
     Args:
         model: Record.
-        values: Values by dotted name, of which those of the record's section are taken.
+        values: Values by dotted name; those outside the record's section are ignored.
         section: Dotted name of the section; empty for a record of a command's own options.
     """
     prefix = section and f"{section}."

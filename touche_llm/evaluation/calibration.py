@@ -229,9 +229,7 @@ def cross_validate(examples: Sequence[CalibrationExample], task: Task, folds: in
         raise UsageError(f"{folds} folds: cross-validation needs at least 2")
     topics = list(dict.fromkeys(example.topic_id for example in examples))
     if len(topics) < folds:
-        raise DataError(
-            f"{len(topics)} judged topics are too few for {folds} folds; judge more, or use fewer (--folds)"
-        )
+        raise DataError(f"{len(topics)} judged topics are too few for {folds} folds; judge more, or use fewer folds")
     dealt = sorted(topics)
     random.Random(seed).shuffle(dealt)
     probabilities, truth = _make_arrays(examples, task)

@@ -66,9 +66,7 @@ def describe_grades(
     grades = qrels.grades[aspect]
     highest = {topic: max(judged.values()) for topic, judged in grades.items()}
     topics = {
-        "judged, but not in the run, so they count 0 (unless --run-topics is given)": [
-            topic for topic in grades if topic not in run.rankings
-        ],
+        "judged, but not in the run, so they count 0": [topic for topic in grades if topic not in run.rankings],
         "without a grade above 0, so they count 0": [topic for topic, most in highest.items() if most <= 0.0],
         f"without a grade of 1 or more, so they count 0 for P@{cutoff} and recall": [
             topic for topic, most in highest.items() if 0.0 < most < 1.0

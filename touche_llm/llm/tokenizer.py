@@ -22,11 +22,13 @@ class ChatTokenizer:
             EngineError: The transformers library is not installed.
         """
         if not (folder / "tokenizer_config.json").is_file():
-            raise UsageError(f"{folder}: no tokenizer; give a folder with tokenizer_config.json (--tokenizer FOLDER)")
+            raise UsageError(f"{folder}: no tokenizer; give a folder with tokenizer_config.json (`engine.tokenizer`)")
         try:
             from transformers import AutoTokenizer
         except ImportError as error:
-            raise EngineError("--tokenizer: needs transformers, which vLLM brings: pip install transformers") from error
+            raise EngineError(
+                "engine.tokenizer: needs transformers, which vLLM brings: pip install transformers"
+            ) from error
         try:
             self._tokenizer = AutoTokenizer.from_pretrained(
                 str(folder), local_files_only=True, trust_remote_code=False, use_fast=True

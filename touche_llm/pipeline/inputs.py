@@ -38,10 +38,10 @@ def check_settings(directory: RunDirectory, context: RunContext, command: str, *
         context: The command's context; its model and context length may still be unknown.
         command: run, retrieve or judge. Judging replaces no candidates: it may have its own settings until there are
             judgments.
-        overwrite: Whether the user gave `--overwrite`.
+        overwrite: Whether these outputs may be replaced.
 
     Raises:
-        UsageError: Names each changed setting with its old and new value; with `--overwrite`, each changed input.
+        UsageError: Names each changed setting with its old and new value; if they may be replaced, each changed input.
         PromptError: A prompt of the run is missing or invalid.
     """
     folder, config = directory.path, context.config
@@ -55,13 +55,13 @@ def check_settings(directory: RunDirectory, context: RunContext, command: str, *
             if os.path.lexists(folder / name):
                 raise UsageError(
                     f"{folder / name}: without a {directory.config_file.name} beside it, this file was not written by "
-                    "this program; give another folder with --out, or replace it with --overwrite"
+                    "this program; give another folder, or replace it (`overwrite: true`)"
                 )
         return
     try:
         old = directory.read_config()
     except UsageError as error:
-        raise UsageError(f"{error}; give another folder with --out, or replace it with --overwrite") from error
+        raise UsageError(f"{error}; give another folder, or replace it (`overwrite: true`)") from error
     recorded = directory.read_metadata().stages
     made = {
         name: recorded.get(name, {})
@@ -77,8 +77,8 @@ def check_settings(directory: RunDirectory, context: RunContext, command: str, *
     changes += [*_input_changes(made, config, changed), *_prompt_changes(made, context, changed)]
     if changes:
         raise UsageError(
-            f"{folder}: holds a run with other settings or inputs; give another folder with --out, or replace it "
-            "with --overwrite (answers stay in the cache):\n" + _listed(changes)
+            f"{folder}: holds a run with other settings or inputs; give another folder, or replace it "
+            "(`overwrite: true`; answers stay in the cache):\n" + _listed(changes)
         )
 
 

@@ -143,7 +143,7 @@ class RunDirectory:
             return get_task(find_task_folder(self.config_file) or str(read_yaml(self.config_file)["task"]))
         except (OSError, YamlError, KeyError, TypeError) as error:
             raise DataError(
-                f"{self.config_file}: cannot read the task of the run ({error!s:.200}); give --task"
+                f"{self.config_file}: cannot read the task of the run ({error!s:.200}); name it (`task: NAME`)"
             ) from error
 
     def read_metadata(self) -> Metadata:
@@ -389,7 +389,9 @@ def find_task(name: str | None, runs: Iterable[Path]) -> Task:
             raise DataError(f"{path}: no such file or folder; give a run file or the folder of a run")
         if (directory := find_run_directory(path)) is not None:
             return directory.read_task()
-    raise UsageError("--task: missing; name the task of the runs (`touche-llm tasks list`), or give its folder")
+    raise UsageError(
+        "no run says of which task it is; name the task or its folder (`task: NAME`; see `touche-llm tasks list`)"
+    )
 
 
 def is_page(path: Path) -> bool:

@@ -1,6 +1,6 @@
 """Log of looks at topics: each earlier look at held-out topics weakens a confirmation on them.
 
-Choices are logged like confirmations, so that a change of `--split` hides no look.
+Choices are logged like confirmations, so that a change of the split hides no look.
 """
 
 from __future__ import annotations

@@ -91,7 +91,7 @@ def describe_stance_measure(task: Task) -> str:
     """Describe the measured stance for the user."""
     if "stance" not in purposes_of(task):
         return "macro-F1: of the judge prompt's stance."
-    return "macro-F1: of the judge prompt's stance; in a run it counts only below stance.depth (--stance-depth)."
+    return "macro-F1: of the judge prompt's stance; in a run it counts only below stance.depth."
 
 
 def measure_part(
@@ -173,7 +173,7 @@ def decide_verdict(parts: Sequence[PartMeasures]) -> Verdict:
         f"{winner} has the best {measure} on {on}: {values[winner]:.4f}, and {first}, the first, {values[first]:.4f}."
     )
     if len(parts) == 1:
-        how = "--confirm opens the topics held out" if chosen else "no topics were held out"
+        how = "confirm it on the topics held out" if chosen else "no topics were held out"
         return Verdict(winner, None, f"{best} Not confirmed: the best of several can be it by chance; {how}.")
     row = parts[1].differences[winner, measure]
     confirmed = row["difference"] > 0.0 and row["p"] < CONFIRMED_BELOW

@@ -180,7 +180,7 @@ def provide_sample(
     grades = qrels.grades[aspect]
     if plan.file is not None and plan.file.exists():
         if plan.size is not None or plan.seed is not None:
-            raise UsageError(f"{plan.file}: exists and is used as it is; leave size and seed out, or name a new file")
+            raise UsageError(f"{plan.file}: exists and is used unchanged; leave size and seed out, or name a new file")
         return (*_read_again(plan.file, grades, topics, corpus), [])
     pool, notes = select_judged(grades, topics, corpus.documents)
     sample = _draw(plan, pool, halves)
@@ -227,7 +227,7 @@ def divide_sample(plan: Plan, sample: Sequence[Sampled], halves: Halves) -> tupl
     counts, notes = Counter(item.topic_id for item in sample), list[str]()
     if plan.split == ALL:
         if plan.confirm:
-            raise UsageError(f"--split {ALL} holds no topic out to confirm a choice on; give another --split")
+            raise UsageError(f"split: {ALL} holds no topic out to confirm a choice on; give another split")
         parts = {ALL: list(sample)}
     else:
         named = zip((CHOICE, HOLD_OUT), halves, strict=True)
@@ -235,17 +235,16 @@ def divide_sample(plan: Plan, sample: Sequence[Sampled], halves: Halves) -> tupl
         if not plan.confirm:
             held = len({item.topic_id for item in parts.pop(HOLD_OUT)})
             chosen = len({item.topic_id for item in parts[CHOICE]})
-            notes.append(f"{chosen} topics to choose on; {held} are held out, and --confirm opens them for the best")
+            notes.append(f"{chosen} topics to choose on; {held} are held out to confirm the best")
     check_parts(parts)
     if plan.confirm and (min_p := min_p_value(held := len(_list_relevant_topics(parts[HOLD_OUT])))) >= CONFIRMED_BELOW:
         notes.append(
             f"{held} topics held out with a grade above 0: p cannot be below {min_p:.4f}, so that no choice can be "
-            f"confirmed; that takes {MIN_TOPICS_IN_HALF} (a larger --sample, or judgments of more topics)"
+            f"confirmed; that takes {MIN_TOPICS_IN_HALF} (a larger sample, or judgments of more topics)"
         )
     if thin := [topic for topic, count in counts.items() if count <= _ALL_COUNT]:
         notes.append(
-            f"topics with {_ALL_COUNT} sampled documents or fewer, of which any order has a high nDCG@5: "
-            f"{shorten(thin)}"
+            f"topics with {_ALL_COUNT} sampled documents or fewer, where any order has a high nDCG@5: {shorten(thin)}"
         )
     return parts, notes
 
@@ -257,13 +256,13 @@ def check_parts(parts: Mapping[str, Sequence[Sampled]]) -> None:
         if min(counts.values()) < 2:
             raise UsageError(
                 f"{counts[CHOICE]} topics to choose on and {counts[HOLD_OUT]} to confirm the choice on, with a "
-                "document above grade 0: each side needs two; leave --confirm out, or give another --split or "
-                "judgments of more topics"
+                "document above grade 0: each side needs two; give another split or "
+                "judgments of more topics, or do not confirm"
             )
     elif not min(counts.values()):
         raise UsageError(
             "no sampled document of these topics has a grade above 0, so no order of them is better; draw more of "
-            "them, or give another --split"
+            "them, or give another split"
         )
 
 

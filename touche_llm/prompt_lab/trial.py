@@ -44,16 +44,16 @@ class Subject:
         """Raise UsageError if the prompt does not take this number of documents."""
         purpose, number = self.purpose.name, len(self.ids)
         if len(set(self.ids)) < number:
-            raise UsageError("a document is given twice; name each once (--doc)")
+            raise UsageError("a document is given twice; name each once")
         if self.purpose.question is None:
             if number:
-                raise UsageError(f"the prompt for {purpose} asks about a topic alone; leave --doc out")
+                raise UsageError(f"the prompt for {purpose} asks about a topic alone; name no document")
         elif self.purpose.depends_on == "documents":
             most = MAX_CHOICES if purpose == "best" else MAX_DOCUMENTS
             if not 2 <= number <= most:
-                raise UsageError(f"the prompt for {purpose} compares 2 to {most} documents; {number} given (--doc)")
+                raise UsageError(f"the prompt for {purpose} compares 2 to {most} documents, not {number}")
         elif not number:
-            raise UsageError(f"the prompt for {purpose} asks about documents; name one or more (--doc ID)")
+            raise UsageError(f"the prompt for {purpose} asks about documents; name one or more")
 
 
 @dataclass(frozen=True)

@@ -179,6 +179,6 @@ def require_run(snapshot: Snapshot, preview: ReplayComparison) -> Path:
     if preview.run is None:
         raise UsageError(
             f"{snapshot.folder}: the recorded answers no longer suffice; make a new run of its topics, and give its "
-            "folder with --run"
+            "folder (`run: FOLDER`)"
         )
     return preview.run

@@ -89,12 +89,12 @@ class Task:
 
     @property
     def name(self) -> str:
-        """Name of the task, and of the folder of its templates below `--prompts`."""
+        """Name of the task, and of the folder of its templates below `prompts.folder`."""
         return self.definition.name
 
     @property
     def reference(self) -> str:
-        """What `--task` takes: the name of one of the project's own tasks, else the path of the folder."""
+        """Value of the setting `task`: the name of one of the project's own tasks, else the path of the folder."""
         return self.name if self.is_own else str(self.folder)
 
     def find_template(self, file: str) -> Path:

@@ -203,7 +203,7 @@ class TaskDefinition(Strict):
     """Content of a `task.yaml`; docs/reference/tasks.md describes its keys.
 
     Attributes:
-        name: Name of the task, also of the folder of its templates below `--prompts`.
+        name: Name of the task, also of the folder of its templates below `prompts.folder`.
         title: Title for people.
         features: Features that need code.
         templates: Task of the project whose templates are used where the folder has none.

@@ -101,6 +101,6 @@ class BatchClient(ModelClient):
 
 def _build_error(request: Request, problem: str) -> UsageError:
     return UsageError(
-        f"{request.origin.location}: {problem}; give a folder with the model's tokenizer (--tokenizer FOLDER) or more "
+        f"{request.origin.location}: {problem}; give a folder with the model's tokenizer (`engine.tokenizer`) or more "
         "room (`engine.context`; in comparisons `ranking.document_tokens`)"
     )
