@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import sqlite3
@@ -52,6 +53,12 @@ def _no_wait_for_the_disk() -> Iterator[None]:
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--fault-seed", type=int, default=1, help="seed of the trials in tests/faults (default: 1)")
     parser.addoption("--fault-trial", type=int, default=None, help="the number of the one trial to repeat")
+
+
+def pytest_collection_finish() -> None:
+    """Exclude modules and collected tests from garbage collection, which took a quarter of the time."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture

@@ -8,12 +8,10 @@ import tomllib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from tests.test_layers import MODULES, PACKAGE
 from touche_llm.errors import UsageError
-from touche_llm.evaluation.significance import _correct_holm
 from touche_llm.report.plots import plot_stances
 from touche_llm.retrieval.chatnoir.settings import ChatNoirSettings
 
@@ -51,7 +49,7 @@ def test_only_modules_of_a_feature_import_its_optional_library() -> None:
 
 def test_every_extra_in_a_message_exists() -> None:
     named = {extra for path in MODULES.values() for extra in named_extras(path)}
-    assert {"plots", "statistics", "chatnoir", "elasticsearch"} <= named
+    assert {"plots", "chatnoir", "elasticsearch"} <= named
     assert named <= PROJECT["optional-dependencies"].keys()
 
 
@@ -69,7 +67,6 @@ def named_extras(path: Path) -> Iterator[str]:
     ("extra", "library", "use"),
     [
         ("plots", "matplotlib", lambda: plot_stances({}, ("FIRST", "NO"))),
-        ("statistics", "statsmodels.stats.multitest", lambda: _correct_holm(np.array([0.1, 0.2]))),
         ("chatnoir", "chatnoir_api.model", lambda: ChatNoirSettings(index="clueweb12")),
     ],
 )
@@ -79,8 +76,3 @@ def test_without_its_library_a_feature_names_the_extra(
     monkeypatch.setitem(sys.modules, library, None)
     with pytest.raises(UsageError, match=rf"pip install 'touche-llm\[{extra}\]'"):
         use()
-
-
-def test_a_comparison_of_two_runs_needs_no_extra(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "statsmodels.stats.multitest", None)
-    assert _correct_holm(np.array([0.25])).tolist() == [0.25]

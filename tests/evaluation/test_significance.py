@@ -9,11 +9,12 @@ import pytest
 import scipy.stats
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from statsmodels.stats.multitest import multipletests
 
 from tests.evaluation.judged_runs import qrels_of, run_of
 from touche_llm.errors import UsageError
 from touche_llm.evaluation.estimate import Estimate, estimate_mean
-from touche_llm.evaluation.significance import compare, compute_bounds, compute_interval
+from touche_llm.evaluation.significance import _correct_holm, compare, compute_bounds, compute_interval
 from touche_llm.evaluation.stance_measures import estimate_stances
 
 
@@ -129,6 +130,14 @@ def test_holm_corrects_over_the_runs_of_a_measure() -> None:
     assert (p["m", "strong"], p["m", "weak"]) == pytest.approx((2 / 64, 4 / 64))
     assert (corrected["m", "strong"], corrected["m", "weak"]) == pytest.approx((4 / 64, 4 / 64))
     assert corrected["k", "strong"] == 1
+
+
+@pytest.mark.parametrize("p", [[0.04, np.nan, 0.01, 0.01, 0.6, 0.5], [np.nan, 0.03], [0.5, 0.9]])
+def test_holm_is_that_of_statsmodels(p: list[float]) -> None:
+    defined = [each for each in p if not np.isnan(each)]
+    expected = iter(multipletests(defined, method="holm")[1] if len(defined) > 1 else defined)
+    corrected = [np.nan if np.isnan(each) else next(expected) for each in p]
+    np.testing.assert_array_equal(_correct_holm(np.array(p)), corrected)
 
 
 def test_only_topics_of_both_runs_are_compared() -> None:

@@ -159,7 +159,6 @@ def import_all() -> None:
         "matplotlib.pyplot",
         "matplotlib.backends.backend_svg",
         "scipy.stats",
-        "statsmodels.stats.multitest",
         "bm25s",
         "ir_measures",
         "rank_bm25",
