@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from pathlib import Path
 
@@ -55,5 +56,5 @@ def test_demo_and_new_tasks_print_the_same_call(
 ) -> None:
     for module in ("demo", "tasks"):
         monkeypatch.setattr(f"touche_llm.cli.{module}.format_program", lambda: "mine/bin/python -m touche_llm")
-    lines = [line for line in touche(*command).stdout.splitlines() if line.startswith("    ") and line[4] != " "]
+    lines = [line for line in touche(*command).stdout.splitlines() if re.match(r" {4}[^\d ]", line)]
     assert len(lines) >= 2 and all(line.startswith("    mine/bin/python -m touche_llm ") for line in lines)

@@ -11,6 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from touche_llm.cli import options as o
+from touche_llm.cli.demo_measures import describe_report, find_judgments, measure_run, show_places
 from touche_llm.cli.output import Format, FormatOption, format_program, print_rows, say
 from touche_llm.cli.progress import CommandProgress
 from touche_llm.cli.rankings import list_rows, read_run_topics, show_rankings
@@ -39,7 +40,7 @@ def demo(
     overwrite: o.OverwriteOption = False,
     output: FormatOption = Format.TABLE,
 ) -> None:
-    """Run the tasks on small samples, offline, with invented answers."""
+    """Run the tasks on small samples, offline, with invented answers, and measure with invented judgments."""
     names = SAMPLE_TASKS if task is None else [get_task(task).name]
     if not set(names) <= set(SAMPLE_TASKS):
         raise UsageError(f"--task {task}: the demo has no sample of it; give {', '.join(SAMPLE_TASKS)}")
@@ -48,12 +49,17 @@ def demo(
         if output is Format.TABLE:
             print(f"{TASKS[name].title}\n")
         config = sample_config(name, out / name, {})
-        asyncio.run(pipeline.run_all(config, out / name, CommandProgress(), overwrite=overwrite))
+        done = asyncio.run(pipeline.run_all(config, out / name, CommandProgress(), overwrite=overwrite))
         known, by_id = get_task(name), read_run_topics(out / name, config)
         ranked = list_rows(out / name, config, known, by_id, _SHOWN_RANKS)
+        judgments = find_judgments(SAMPLES / name, known)
+        measured = measure_run(done, config, known, judgments, out / name) if judgments else []
         if output is Format.TABLE:
             show_rankings(ranked, known, by_id, width=_WIDTH)
             print()
+            if measured:
+                show_places(measured, _WIDTH)
+                print()
         rows += ({"task": name} | {column: row.get(column) for column in _COLUMNS} for row in ranked)
     if output is not Format.TABLE:
         print_rows(output, rows)
@@ -64,7 +70,8 @@ def demo(
     command = format_program()
     for line in (
         "The answers above were invented for this demo; no model gave them,",
-        "and nothing follows from them.",
+        "and nothing follows from them. The same is true of the judgments.",
+        *describe_report(out / names[0], find_judgments(SAMPLES / names[0], TASKS[names[0]])),
         "Each run is a file; check one with",
         f"    {command} validate {run} \\",
         f"        --task {name} --topics {topics}",
