@@ -24,7 +24,7 @@ help:
 	@echo "make test-vllm  install the CPU build of vLLM, once for all clones, and run the tests against a real server"
 	@echo "make test-browser  open a report in Debian's Chromium and use it"
 	@echo "make docs       build the documentation in docs/_build/html"
-	@echo "make test-wheel build the wheel and run the demo from an empty environment"
+	@echo "make test-wheel build and check the distributions, and run the demo from an empty environment"
 	@echo "make mutants    change the code of each package in 200 places, one at a time, and count what the tests notice (hours)"
 	@echo "make bench-small run the benchmarks that need no vLLM at a small size: do they work?"
 	@echo "make bench      run them at the real sizes, which takes 30 to 40 minutes"
@@ -92,11 +92,20 @@ docs: $(VENV)/.docs
 	@$(BIN)/python -m sphinx -q -W --keep-going -b html docs docs/_build/html
 	@echo "docs/_build/html/index.html"
 
-wheel: $(STAMP)
+$(VENV)/.packaging: $(STAMP)
+	$(BIN)/python $(PIP) install --constraint constraints.txt --editable '.[packaging]'
+	@touch $@
+
+# The wheel is built from the source distribution, which therefore is complete.
+wheel: $(VENV)/.packaging
 	@rm -rf dist
-	@$(BIN)/python $(PIP) wheel --no-deps --wheel-dir dist .
+	@$(BIN)/python -m build --outdir dist . >/dev/null
+	@$(BIN)/twine check --strict dist/*
+	@$(BIN)/check-wheel-contents dist/*.whl
 
 test-wheel: wheel
+	@$(BIN)/hadolint Dockerfile
+	@$(BIN)/pre-commit validate-config
 	@sh tests/wheel/run.sh "$(PYTHON)" "$(abspath constraints.txt)" "$(abspath dist)"
 
 # Sizes at which nothing can be said, to see that the scripts work; then those of the shared tasks.

@@ -9,7 +9,6 @@ import json
 import os
 import shutil
 import signal
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +20,7 @@ from rich.console import Console
 
 from tests.cli.conftest import Touche
 from tests.fake_server import FakeServer, says
+from touche_llm import __version__
 from touche_llm.cli.demo import SAMPLES
 from touche_llm.cli.stages import run_requests
 from touche_llm.config import load_config
@@ -226,7 +226,7 @@ def test_on_a_terminal_a_bar_is_shown_and_always_ended(monkeypatch: pytest.Monke
 
 
 def test_the_version_is_printed(touche: Touche) -> None:
-    assert touche("--version").stdout == f"touche-llm {version('touche-llm')}\n"
+    assert touche("--version").stdout == f"touche-llm {__version__}\n"
 
 
 def test_a_context_of_one_server_is_not_asked_of_another(touche: Touche, tmp_path: Path) -> None:

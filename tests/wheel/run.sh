@@ -12,6 +12,8 @@ case "$samples" in "$work"/*) ;; *) echo "the package was not taken from the whe
 "$work/venv/bin/python" -c '
 from importlib.metadata import distribution
 found = distribution("touche-llm")
+import touche_llm
+assert found.version == touche_llm.__version__, found.version
 assert found.metadata["License-Expression"] == "Apache-2.0", found.metadata
 assert "Apache License" in found.read_text("licenses/LICENSE")
 '

@@ -1,0 +1,60 @@
+"""What the package says of its license and version, how it is built, and what runs elsewhere."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import tomllib
+from pathlib import Path
+
+import yaml
+
+from touche_llm import __version__
+
+ROOT = Path(__file__).parents[1]
+# Of https://www.apache.org/licenses/LICENSE-2.0.txt
+APACHE = "cfc7749b96f63bd31c3c42b5c471bf756814053e847c10f3eb003417bc523d30"
+
+
+def test_the_license_is_apache_2_word_for_word_and_travels_with_the_package() -> None:
+    described = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    assert described["project"]["license"] == "Apache-2.0"
+    assert described["project"]["license-files"] == ["LICENSE"]
+    assert hashlib.sha256((ROOT / "LICENSE").read_bytes()).hexdigest() == APACHE
+
+
+def test_the_image_copies_what_the_build_needs() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    copied = next(line for line in (ROOT / "Dockerfile").read_text().splitlines() if "pyproject.toml" in line).split()
+    assert {project["readme"], *project["license-files"]} <= set(copied)
+
+
+def test_the_version_is_the_same_wherever_it_is_named() -> None:
+    assert yaml.safe_load((ROOT / "CITATION.cff").read_text())["version"] == __version__
+    released = re.findall(r"^## (\S+) - \d{4}-\d\d-\d\d$", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
+    assert released[0] == __version__
+
+
+def test_the_changelog_has_the_form_of_keep_a_changelog() -> None:
+    headings = re.findall(r"^##+ (.*)$", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
+    assert headings[0] == "Unreleased"
+    kinds = {heading for heading in headings[1:] if " - " not in heading}
+    assert kinds <= {"Added", "Changed", "Deprecated", "Removed", "Fixed", "Security"}
+
+
+def test_the_workflow_runs_targets_of_the_makefile_on_each_supported_python() -> None:
+    jobs = yaml.safe_load((ROOT / ".github" / "workflows" / "checks.yml").read_text())["jobs"]
+    commands = [step["run"] for job in jobs.values() for step in job["steps"] if "run" in step]
+    targets = set(re.findall(r"^([a-z][a-z-]*):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    assert {"make check", "make docs", "make test-wheel"} <= set(commands)
+    assert {command.removeprefix("make ") for command in commands} <= targets
+    pythons = jobs["check"]["strategy"]["matrix"]["python"]
+    needed = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["requires-python"]
+    assert needed == f">={pythons[0]}" and len(pythons) == 3
+
+
+def test_a_commit_is_checked_by_the_tools_of_make_check() -> None:
+    hooks = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text())["repos"][0]["hooks"]
+    tools = {hook["entry"].split()[0].rpartition("/")[2] for hook in hooks}
+    # Nothing is downloaded, so that versions are those of the constraints.
+    assert {"ruff", "mypy"} <= tools and {hook["language"] for hook in hooks} == {"system"}
