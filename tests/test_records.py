@@ -22,6 +22,7 @@ MUTABLE = {
     "Import",
     "JudgedPairs",
     "ModelClient",
+    "PoolingClient",
     "RankedTopics",
     "RunFolder",
     "TokenCountingClient",
