@@ -23,7 +23,7 @@ from touche_llm.llm.request import Request, Sampling
 from touche_llm.prompts.prompt import Prompt
 from touche_llm.prompts.purposes import list_template_variables
 from touche_llm.ranking.steps import RankingSettings, list_comparison_kinds, parse_steps
-from touche_llm.ranking.topics import ComparisonResources, RankedTopics, RankingPlan, rank_topics
+from touche_llm.ranking.topics import ComparisonResources, RankedTopics, RankingModels, RankingPlan, rank_topics
 from touche_llm.tasks import get_task
 
 # By topic and document, from 0 to 3.
@@ -149,8 +149,10 @@ async def rank_with(
             RankingPlan(
                 _TASK, _TASK.objectives["relevance"], parsed, RankingSettings.model_validate(settings or {}), "oracle"
             ),
-            ComparisonResources(
-                builder, {kind: _prompt(kind) for kind in list_comparison_kinds(parsed)}, _Texts(), "relevance"
+            RankingModels(
+                ComparisonResources(
+                    builder, {kind: _prompt(kind) for kind in list_comparison_kinds(parsed)}, _Texts(), "relevance"
+                )
             ),
             lambda: None,
         )

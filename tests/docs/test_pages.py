@@ -27,6 +27,7 @@ OTHER_OPTIONS = {
     "--structured-outputs-config",
     "--enable-prompt-tokens-details",
     "--enable-prefix-caching",
+    "--chat-template",
     "--tensor-parallel-size",
     "--data-parallel-size",
     "--touche-regress",

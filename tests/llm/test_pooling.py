@@ -16,11 +16,12 @@ from tests.fake_pooling import DIMENSIONS, FakePooling, embed_words
 from touche_llm.errors import EngineError, PromptError, ReplayMiss
 from touche_llm.llm.cache import Cache, CacheMode
 from touche_llm.llm.engines.base import EngineInfo
-from touche_llm.llm.engines.pooling_server import PoolingServer, Purpose, read_vector
+from touche_llm.llm.engines.pooling_server import PoolingServer, read_vector
 from touche_llm.llm.pooling import PooledText, PoolingClient
-from touche_llm.llm.settings import PoolingConfig
+from touche_llm.llm.settings import PoolingConfig, Purpose
 
 ResultT = TypeVar("ResultT")
+LONG = "word " * 200
 TEXTS = [PooledText("cats chase mice", "1"), PooledText("dogs bark", "1"), PooledText("cats chase mice", "2")]
 
 
@@ -182,20 +183,16 @@ def test_a_server_of_another_kind_or_model_or_length_is_refused(tmp_path: Path) 
 
 
 def test_long_documents_are_truncated_in_tokens(tmp_path: Path) -> None:
-    long = PooledText("word " * 200, "1", "d")
-
     async def fit(client: PoolingClient) -> tuple[str, str]:
-        short = await client.fit(lambda text: f"passage: {text}", PooledText("short", "1", "e"), 100)
-        return short, await client.fit(lambda text: f"passage: {text}", long, 100)
+        short = await client.fit(lambda text: f"passage: {text}", "short", "1", "e")
+        return short, await client.fit(lambda text: f"passage: {text}", LONG, "1", "d")
 
     short, cut = run(FakePooling(), fit, tmp_path / "cache.sqlite")
-    assert short == "short" and long.text.startswith(cut.removesuffix(" …"))
-    assert 50 < len(cut.split()) < 100
+    assert short == "short" and LONG.startswith(cut.removesuffix(" …"))
+    assert 80 < len(cut.split()) < 120
     assert replay(fit, tmp_path / "cache.sqlite") == (short, cut)
     with pytest.raises(PromptError):
-        run(
-            FakePooling(), lambda client: client.fit("word ".__mul__(200).__add__, long, 100), tmp_path / "cache.sqlite"
-        )
+        run(FakePooling(), lambda client: client.fit(LONG.__add__, LONG, "1", "d"), tmp_path / "cache.sqlite")
 
 
 def test_without_a_tokenizer_a_long_document_is_an_error(tmp_path: Path) -> None:
@@ -203,6 +200,6 @@ def test_without_a_tokenizer_a_long_document_is_an_error(tmp_path: Path) -> None
     with pytest.raises(EngineError, match="document d: too long, and its tokens cannot be counted"):
         run(
             server,
-            lambda client: client.fit(str, PooledText("word " * 200, "1", "d"), 100),
+            lambda client: client.fit(str, LONG, "1", "d"),
             tmp_path / "cache.sqlite",
         )

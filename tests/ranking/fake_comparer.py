@@ -58,6 +58,12 @@ class FakeComparer(Comparer):
         self.compared: list[Shown] = []
         self.answered: list[Shown] = []
 
+    async def __call__(self, documents: Sequence[str]) -> list[float]:
+        """The scores of a cross-encoder, which fall in the order that `order` gives."""
+        self.compared.append(tuple(documents))
+        order = list(self.order_of(tuple(documents)) or documents)
+        return [-float(order.index(each)) for each in documents]
+
     async def _request_comparison(self, kind: Kind, documents: Shown) -> Comparison | None:
         self.compared.append(documents)
         for _ in range(self.turns.randrange(6) if self.turns else 1):

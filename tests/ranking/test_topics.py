@@ -26,7 +26,7 @@ from touche_llm.llm.request import Request, Sampling
 from touche_llm.pipeline.run_files import COMPARISON_FAILURES, COMPARISONS
 from touche_llm.prompts.purposes import LABELS, list_template_variables
 from touche_llm.ranking.steps import RankingSettings, parse_steps
-from touche_llm.ranking.topics import ComparisonResources, RankedTopics, RankingPlan, rank_topics
+from touche_llm.ranking.topics import ComparisonResources, RankedTopics, RankingModels, RankingPlan, rank_topics
 from touche_llm.tasks import get_task
 
 TASK = get_task("comparative")
@@ -74,11 +74,13 @@ async def rank(
         {},
         {topic: {each.document_id: "NO" for each in ranking} for topic, ranking in candidates.items()},
         RankingPlan(TASK, WEIGHTS, parse_steps(steps.split(",")), RankingSettings(), "tag"),
-        ComparisonResources(
-            RequestBuilder(ModelClient(engine_info=FACTS, engine=engine, cache=cache), Sampling(), {}, 3),
-            prompts,
-            Held({each: f"Text of {each}." for each in ids}),
-            "both",
+        RankingModels(
+            ComparisonResources(
+                RequestBuilder(ModelClient(engine_info=FACTS, engine=engine, cache=cache), Sampling(), {}, 3),
+                prompts,
+                Held({each: f"Text of {each}." for each in ids}),
+                "both",
+            )
         ),
         lambda: None,
     )

@@ -41,7 +41,7 @@ from touche_llm.pipeline.corpora import Corpus
 from touche_llm.pipeline.judge import Judgments
 from touche_llm.pipeline.language_model import LanguageModel
 from touche_llm.pipeline.results import list_result_columns
-from touche_llm.ranking.steps import JUDGE, list_comparison_kinds
+from touche_llm.ranking.steps import JUDGE, list_comparison_kinds, needs_texts
 from touche_llm.retrieval.settings import QueryField
 from touche_llm.tasks import get_task
 from touche_llm.tasks.base import Task
@@ -196,8 +196,8 @@ class LLMRerank(pt.Transformer):
         """
         options_of_steps = options or library.RankOptions()
         parsed = library.read_steps(steps, options_of_steps, _find_task(task, corpus))
-        self._compares = bool(list_comparison_kinds(parsed))
-        if self._compares and model is None:
+        self._needs_texts = needs_texts(parsed)
+        if list_comparison_kinds(parsed) and model is None:
             raise UsageError(f"model: missing; the steps {', '.join(map(str, parsed))} compare documents")
         self.model, self.steps, self.task, self.corpus = model, [str(step) for step in parsed], task, corpus
         self.prompts, self.options = prompts, options
@@ -217,7 +217,7 @@ class LLMRerank(pt.Transformer):
         judged_columns = [*task.question.grades, *(["stance"] if task.stances else [])]
         by_judgments = self.steps[0] == JUDGE
         needed = judged_columns if by_judgments else []
-        if self._compares:
+        if self._needs_texts:
             needed = [*needed, *([] if self.corpus else ["text"]), *(["objects"] if task.objects_answer else [])]
         pt.validate.result_frame(inp, extra_columns=["query", *needed], context=self)
         is_judged = set(judged_columns) <= set(inp.columns)

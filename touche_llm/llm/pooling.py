@@ -19,6 +19,8 @@ from touche_llm.llm.concurrency import map_in_order
 from touche_llm.llm.engines.base import PoolingEngine, Rejected, Transient
 from touche_llm.llm.prompt_tokens import TokenCountingClient
 from touche_llm.llm.request import Message, Origin, Request, Sampling, hash_content
+from touche_llm.llm.settings import SECTIONS, Purpose
+from touche_llm.text.passages import RankedPassages
 
 # Max characters of a stored vector: 16,384 dimensions.
 _MAX_VECTOR = 2**17
@@ -54,6 +56,7 @@ class PoolingClient(TokenCountingClient):
     """Client of one embedding model or cross-encoder.
 
     Attributes:
+        purpose: What the model is for.
         batch: Max number of texts in a request.
         concurrency: Max number of requests at a time.
         dimensions: Length of the vectors; None for the model's own.
@@ -61,6 +64,7 @@ class PoolingClient(TokenCountingClient):
     """
 
     engine: PoolingEngine | None
+    purpose: Purpose = "embedding"
     batch: int = 32
     concurrency: int = 16
     dimensions: int | None = None
@@ -103,39 +107,50 @@ class PoolingClient(TokenCountingClient):
         found = await self._request("score", documents, keys, Score, send)
         return [0.0 if each is None else each.score for each in found]
 
-    async def fit(self, build: Callable[[str], str], document: PooledText, room: int) -> str:
-        """Return the text of a document, truncated if `build` would make it longer than `room` tokens.
+    async def fit(
+        self,
+        build: Callable[[str], str],
+        document: str | RankedPassages,
+        topic_id: str | None = None,
+        document_id: str | None = None,
+    ) -> str:
+        """Return the text of a document, truncated if `build` would make it longer than the context.
 
         Raises:
             EngineError: The server cannot count tokens.
             PromptError: There is no room for the document.
         """
-        origin = Origin("pooling", 0, "", document.topic_id or "", document.document_id)
+        info = self.engine_info
+        origin = Origin("pooling", 0, "", topic_id or "", document_id)
 
         def wrap(text: str) -> Request:
-            info = self.engine_info
             messages = (Message("user", build(text)),)
             return Request(messages, {}, Sampling(), info.model, info.revision, {}, origin)
 
-        fitted = await self.truncate_document(wrap, wrap(document.text), document.text, room)
+        whole = document if isinstance(document, str) else document.whole.text
+        # The model may add as many tokens as the overhead to those that the server counts.
+        fitted = await self.truncate_document(wrap, wrap(whole), document, info.context - info.overhead)
         if isinstance(fitted, FailedRequest):
             if not fitted.attempts:
-                self.missing.append(document)
-                return document.text
+                self.missing.append(PooledText(whole, topic_id, document_id))
+                return whole
             reason = fitted.attempts[-1].reason
             raise self._fail_with(f"{origin.subject}: too long, and its tokens cannot be counted: {reason}")
         return fitted[0]
 
     def raise_on_misses(self) -> None:
         """Raise ReplayMiss if a replay needed results that the cache lacks."""
-        if self.missing:
-            first = self.missing[0]
-            document = f", document {first.document_id}" if first.document_id else ""
-            raise ReplayMiss(
-                f"{self.cache.path}: the cache lacks {len(self.missing)} results of {self.engine_info.model} that the "
-                f"run needs, the first for topic {first.topic_id}{document}; run with `cache.mode: reuse` and its "
-                "server to request them"
-            )
+        if not self.missing:
+            return
+        # A text whose length is missing as well counts once.
+        count = len({(each.topic_id, each.document_id or each.text) for each in self.missing})
+        first = self.missing[0]
+        document = f", document {first.document_id}" if first.document_id else ""
+        raise ReplayMiss(
+            f"{self.cache.path}: the cache lacks {count} results of {self.engine_info.model} that the run needs, the "
+            f"first for topic {first.topic_id}{document}; request them with `cache.mode: reuse` and the address of its "
+            f"server (`{SECTIONS[self.purpose]}.url`)"
+        )
 
     async def _request(
         self,

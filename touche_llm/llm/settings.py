@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from enum import StrEnum
 from functools import partial
 from pathlib import Path
@@ -30,6 +31,9 @@ def _check_options(options: dict[str, Any]) -> dict[str, Any]:
 
 def _check_optional_address(url: str | None) -> str | None:
     return None if url is None else check_address(url, secret="VLLM_API_KEY")
+
+
+OptionalAddress = Annotated[str | None, AfterValidator(_check_optional_address)]
 
 
 class Runner(StrEnum):
@@ -113,6 +117,12 @@ class EngineConfig(Section):
         return get_model_name(self.model) if self.model and self.name != "server" else self.model
 
 
+# What a pooling model is for.
+Purpose = Literal["embedding", "score"]
+# Sections of the settings of a pooling model, for messages.
+SECTIONS: Mapping[Purpose, str] = {"embedding": "dense", "score": "ranking.cross_encoder"}
+
+
 class PoolingConfig(Section):
     """Settings of a server with an embedding model or a cross-encoder.
 
@@ -127,7 +137,7 @@ class PoolingConfig(Section):
         retry_for: Seconds after which a failing request is no longer retried.
     """
 
-    url: Annotated[str | None, AfterValidator(_check_optional_address)] = None
+    url: OptionalAddress = None
     model: str | None = None
     revision: str = ""
     context: int | None = Field(None, ge=16)

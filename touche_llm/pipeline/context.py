@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
 from functools import cached_property
 from pathlib import Path
 from typing import Self
@@ -16,15 +16,19 @@ from touche_llm.data.trec_runs import read_candidates
 from touche_llm.errors import DataError, UsageError, shorten
 from touche_llm.judging.pointwise import RequestBuilder
 from touche_llm.llm.model import ModelClient
+from touche_llm.llm.pooling import PoolingClient
 from touche_llm.llm.request import Sampling
 from touche_llm.llm.settings import EngineConfig, SamplingConfig
 from touche_llm.pipeline.candidates import Candidates
 from touche_llm.pipeline.corpora import Corpus, open_corpus
+from touche_llm.pipeline.engines import open_pooling
 from touche_llm.pipeline.progress import Progress
 from touche_llm.prompts.prompt import Prompt, check_overlay, examples_path
 from touche_llm.prompts.purposes import list_judging_purposes, load, purposes_of
-from touche_llm.ranking.steps import list_comparison_kinds
+from touche_llm.ranking.steps import list_comparison_kinds, needs_cross_encoder
 from touche_llm.tasks import get_task
+
+OpenPooling = Callable[..., AbstractAsyncContextManager[PoolingClient]]
 
 
 class RunContext:
@@ -39,6 +43,8 @@ class RunContext:
         topics: Chosen topics, in the order of their file.
         progress: Receives warnings and the progress of each stage.
         model: Model client; None until one is opened, and for stages without requests.
+        reranker: Client of the cross-encoder; None unless it is open.
+        open_pooling: Opens pooling models; a dry run has another function.
     """
 
     def __init__(self, config: Config, progress: Progress, model: ModelClient | None = None) -> None:
@@ -49,6 +55,8 @@ class RunContext:
             UsageError: A chosen topic is not in the file.
         """
         self.config, self.task, self.progress, self.model = config, get_task(config.task), progress, model
+        self.reranker: PoolingClient | None = None
+        self.open_pooling: OpenPooling = open_pooling
         self.file_topics = read_topics(config.topics)
         self.topics = choose_topics(self.file_topics, config)
         self._prompts: dict[str, Prompt] = {}
@@ -81,6 +89,26 @@ class RunContext:
             yield self
         finally:
             self.model = None
+
+    @asynccontextmanager
+    async def using_reranker(self) -> AsyncIterator[Self]:
+        """Open the cross-encoder while the block runs, if a step needs one and it is not open.
+
+        The configuration takes its name and context, which only the server may know.
+        """
+        ranking = self.config.ranking
+        if self.reranker is not None or not needs_cross_encoder(self.config.steps):
+            yield self
+            return
+        async with self.open_pooling("score", ranking.cross_encoder, self.config.cache) as client:
+            known = {"model": client.engine_info.model, "context": client.engine_info.context}
+            completed = ranking.model_copy(update={"cross_encoder": ranking.cross_encoder.model_copy(update=known)})
+            self.config = self.config.model_copy(update={"ranking": completed})
+            self.reranker = client
+            try:
+                yield self
+            finally:
+                self.reranker = None
 
     def load_prompts(self, *names: str) -> dict[str, Prompt]:
         """Return the prompts of the run by purpose, each loaded once.

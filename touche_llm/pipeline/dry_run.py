@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
@@ -12,15 +12,19 @@ from typing import Literal
 from touche_llm.config import Config
 from touche_llm.llm.cache import Cache, CacheMode
 from touche_llm.llm.counts import Counts
-from touche_llm.llm.engines.dry_run import DryEngine, OverlayCache, Usage
+from touche_llm.llm.engines.dry_run import DryEngine, DryPoolingEngine, OverlayCache, Usage
 from touche_llm.llm.model import ModelClient
-from touche_llm.pipeline.context import RunContext
-from touche_llm.pipeline.engines import assume_engine_info
+from touche_llm.llm.pooling import PoolingClient
+from touche_llm.llm.settings import CacheConfig, PoolingConfig, Purpose
+from touche_llm.pipeline.context import OpenPooling, RunContext
+from touche_llm.pipeline.engines import assume_engine_info, assume_pooling_info
 from touche_llm.pipeline.progress import Progress
 from touche_llm.pipeline.rank import Ranking
 from touche_llm.pipeline.run_directory import RunDirectory
 from touche_llm.pipeline.stages import StageName, compute_stage
 
+# Names of the requests to pooling models, beside those of the prompts.
+_POOLING_NAMES: Mapping[Purpose, str] = {"embedding": "embeddings", "score": "cross_encoder"}
 # Answers that confirm the ranking, and answers that reverse it.
 _POLICIES: tuple[Literal["first", "second"], ...] = ("first", "second")
 
@@ -83,6 +87,7 @@ async def estimate_cost(config: Config, folder: Path | None, stages: Sequence[St
                         cache.import_cassette(learnt)
                     retry = config.cache.retry_failures
                     context.model = ModelClient(engine_info=facts, engine=engine, cache=cache, retry_failures=retry)
+                    context.open_pooling = _make_opener(context.task.name, engine, context.model)
                     output = await compute_stage(stage, context, directory, earlier)
                     if not isinstance(output, Ranking):
                         earlier = output
@@ -95,6 +100,29 @@ async def estimate_cost(config: Config, folder: Path | None, stages: Sequence[St
                 found = sorted((each.get(prompt, Usage()) for each in spent), key=lambda each: each.requests)
                 result.costs.append(Cost(stage, prompt, found[0], found[-1]))
     return result
+
+
+def _make_opener(task: str, engine: DryEngine, model: ModelClient) -> OpenPooling:
+    """Return a function that opens pooling models which send nothing, and whose requests `engine` records."""
+
+    @asynccontextmanager
+    async def open_dry(
+        purpose: Purpose, asked: PoolingConfig, answers: CacheConfig, dimensions: int | None = None
+    ) -> AsyncIterator[PoolingClient]:
+        # Prompts are named by task and purpose.
+        pooling = DryPoolingEngine(engine.answers, engine.usage, f"{task}/{_POOLING_NAMES[purpose]}")
+        yield PoolingClient(
+            engine_info=assume_pooling_info(purpose, asked, model.cache),
+            engine=pooling,
+            cache=model.cache,
+            purpose=purpose,
+            counts=model.counts,
+            batch=asked.batch,
+            concurrency=asked.concurrency,
+            dimensions=dimensions,
+        )
+
+    return open_dry
 
 
 def _cache(config: Config) -> Cache:

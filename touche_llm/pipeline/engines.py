@@ -1,9 +1,10 @@
-"""Opening of a language model."""
+"""Opening of models: language models, embedding models and cross-encoders."""
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +14,9 @@ from touche_llm.llm.cache_file import Entry
 from touche_llm.llm.engines.base import Engine, EngineInfo
 from touche_llm.llm.engines.vllm_common import check_model_folder
 from touche_llm.llm.model import NOTHING_LOST, LostRequests, ModelClient
+from touche_llm.llm.pooling import PoolingClient
 from touche_llm.llm.request import hash_content
-from touche_llm.llm.settings import CacheConfig, EngineConfig, SamplingConfig
+from touche_llm.llm.settings import SECTIONS, CacheConfig, EngineConfig, PoolingConfig, Purpose, SamplingConfig
 
 # Log of a vLLM server that the program starts, beside the answer cache.
 LOG = "vllm.log"
@@ -99,10 +101,56 @@ async def _server(
         yield server, await connect(server, asked, sampling)
 
 
-def store_engine_info(facts: EngineInfo, cache: Cache) -> None:
-    """Store the facts about an engine in the cache, for a replay without the engine."""
-    key = hash_content("engine", **facts.model_dump())
-    cache.put(Entry(key=key, kind="engine", model=facts.model, value=facts.model_dump()), EngineInfo)
+@asynccontextmanager
+async def open_pooling(
+    purpose: Purpose, asked: PoolingConfig, answers: CacheConfig, dimensions: int | None = None
+) -> AsyncIterator[PoolingClient]:
+    """Open an embedding model or a cross-encoder.
+
+    A replay needs no server, nor does a configuration without an address: the cache must have all results.
+
+    Args:
+        purpose: What the model is for.
+        asked: Server and model.
+        answers: Cache of the results.
+        dimensions: Length of the vectors; None for the model's own.
+
+    Raises:
+        UsageError: There is no address, and the cache does not know the model.
+        EngineError: The server cannot be used.
+    """
+    with Cache(answers.file, answers.mode) as cache:
+        policy: Mapping[str, Any] = {
+            "cache": cache,
+            "purpose": purpose,
+            "retry_for": asked.retry_for,
+            "batch": asked.batch,
+            "concurrency": asked.concurrency,
+            "dimensions": dimensions,
+        }
+        if cache.mode is CacheMode.REPLAY or asked.url is None:
+            yield PoolingClient(engine_info=replay_pooling_info(purpose, asked, cache), engine=None, **policy)
+            return
+        # Imported here because the HTTP libraries are slow to load.
+        from touche_llm.llm.engines.pooling_server import PoolingServer
+
+        async with PoolingServer(asked.url, purpose, asked) as server:
+            facts = await server.connect(dimensions)
+            store_engine_info(facts, cache, purpose)
+            yield PoolingClient(engine_info=facts, engine=server, **policy)
+
+
+def store_engine_info(facts: EngineInfo, cache: Cache, purpose: Purpose | None = None) -> None:
+    """Store the facts about an engine in the cache, for a replay without the engine.
+
+    Args:
+        facts: Description of the engine.
+        cache: Cache of its results.
+        purpose: What a pooling model is for; None for an engine of chats.
+    """
+    kind = name_kind(purpose)
+    key = hash_content(kind, **facts.model_dump())
+    cache.put(Entry(key=key, kind=kind, model=facts.model, value=facts.model_dump()), EngineInfo)
 
 
 def assume_engine_info(asked: EngineConfig, cache: Cache) -> EngineInfo:
@@ -111,47 +159,92 @@ def assume_engine_info(asked: EngineConfig, cache: Cache) -> EngineInfo:
     For an unknown engine `engine` is empty, as is the model if the configuration names none; a context that is not
     configured is so long that nothing is truncated.
     """
-    fitting = _known_facts(asked, cache)
-    if fitting:
-        return _one_of(fitting, cache)
-    model, context = asked.model_name or "", asked.context or _ENDLESS
-    return EngineInfo(model=model, revision=asked.revision, context=context, overhead=0, engine="")
+    return _assume(_Wanted(None, asked.model_name, asked.revision, asked.context), cache)
+
+
+def assume_pooling_info(purpose: Purpose, asked: PoolingConfig, cache: Cache) -> EngineInfo:
+    """Return the facts about a pooling model without a request, as `assume_engine_info` does."""
+    return _assume(_Wanted(purpose, asked.model, asked.revision, asked.context), cache)
+
+
+def replay_pooling_info(purpose: Purpose, asked: PoolingConfig, cache: Cache) -> EngineInfo:
+    """Return the facts about a pooling model from the cache.
+
+    Raises:
+        UsageError: The cache does not know the model.
+    """
+    wanted = _Wanted(purpose, asked.model, asked.revision, asked.context)
+    if cache.mode is not CacheMode.REPLAY and not wanted.find(cache):
+        raise UsageError(f"{wanted.section}.url: missing; give the address of a server with the model")
+    return _replay(wanted, cache)
 
 
 def _replayed_facts(asked: EngineConfig, cache: Cache) -> EngineInfo:
-    fitting = _known_facts(asked, cache)
+    return _replay(_Wanted(None, asked.model_name, asked.revision, asked.context), cache)
+
+
+def name_kind(purpose: Purpose | None) -> str:
+    """Return the kind of the cache entries with facts about an engine; None is an engine of chats."""
+    return "engine" if purpose is None else f"{purpose} engine"
+
+
+@dataclass(frozen=True, slots=True)
+class _Wanted:
+    """Engine that a configuration asks for; None for a value that it leaves open."""
+
+    purpose: Purpose | None
+    model: str | None
+    revision: str
+    context: int | None
+
+    @property
+    def section(self) -> str:
+        return "engine" if self.purpose is None else SECTIONS[self.purpose]
+
+    def find(self, cache: Cache) -> list[EngineInfo]:
+        """Return the cached facts about engines that fit."""
+        known = [_facts(entry, cache) for entry in cache.find(name_kind(self.purpose))]
+        models = sorted({facts.model for facts in known})
+        if self.model is None and len(models) > 1:
+            raise UsageError(
+                f"{cache.path}: holds answers of {', '.join(models)}; choose one with `{self.section}.model`"
+            )
+        return [
+            facts
+            for facts in known
+            if facts.model == (self.model or facts.model)
+            and facts.revision == self.revision
+            and (self.context is None or facts.context == self.context)
+        ]
+
+    def choose(self, fitting: list[EngineInfo], cache: Cache) -> EngineInfo:
+        """Return the facts about the engine among those that fit."""
+        contexts = sorted({facts.context for facts in fitting})
+        if len(contexts) > 1:
+            raise UsageError(
+                f"{cache.path}: {fitting[0].model} was used with contexts of {', '.join(map(str, contexts))} tokens, "
+                f"and documents were truncated to fit; choose one with `{self.section}.context`"
+            )
+        # The smallest overhead needs no measurement that another did not need.
+        return min(fitting, key=lambda facts: (facts.overhead, facts.engine))
+
+
+def _assume(wanted: _Wanted, cache: Cache) -> EngineInfo:
+    fitting = wanted.find(cache)
+    if fitting:
+        return wanted.choose(fitting, cache)
+    context = wanted.context or _ENDLESS
+    return EngineInfo(model=wanted.model or "", revision=wanted.revision, context=context, overhead=0, engine="")
+
+
+def _replay(wanted: _Wanted, cache: Cache) -> EngineInfo:
+    fitting = wanted.find(cache)
     if not fitting:
-        models = sorted({entry.model for entry in cache.find("engine")})
-        wanted = f"model {asked.model_name or 'any'}, revision {asked.revision!r}"
-        wanted += f", context {asked.context}" if asked.context is not None else ""
-        raise UsageError(f"{cache.path}: holds {', '.join(models) or 'no model'}; nothing to replay of {wanted}")
-    return _one_of(fitting, cache)
-
-
-def _known_facts(asked: EngineConfig, cache: Cache) -> list[EngineInfo]:
-    """Return the cached facts about engines that fit the configuration."""
-    known = [_facts(entry, cache) for entry in cache.find("engine")]
-    models = sorted({facts.model for facts in known})
-    if asked.model_name is None and len(models) > 1:
-        raise UsageError(f"{cache.path}: holds answers of {', '.join(models)}; choose one with `engine.model`")
-    return [
-        facts
-        for facts in known
-        if facts.model == (asked.model_name or facts.model)
-        and facts.revision == asked.revision
-        and (asked.context is None or facts.context == asked.context)
-    ]
-
-
-def _one_of(fitting: list[EngineInfo], cache: Cache) -> EngineInfo:
-    contexts = sorted({facts.context for facts in fitting})
-    if len(contexts) > 1:
-        raise UsageError(
-            f"{cache.path}: {fitting[0].model} was used with contexts of {', '.join(map(str, contexts))} tokens, and "
-            "documents were truncated to fit; choose one with `engine.context`"
-        )
-    # The smallest overhead needs no measurement that another did not need.
-    return min(fitting, key=lambda facts: (facts.overhead, facts.engine))
+        models = sorted({entry.model for entry in cache.find(name_kind(wanted.purpose))})
+        sought = f"model {wanted.model or 'any'}, revision {wanted.revision!r}"
+        sought += f", context {wanted.context}" if wanted.context is not None else ""
+        raise UsageError(f"{cache.path}: holds {', '.join(models) or 'no model'}; nothing to replay of {sought}")
+    return wanted.choose(fitting, cache)
 
 
 def _facts(entry: Entry, cache: Cache) -> EngineInfo:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import sys
 import warnings
 from collections.abc import Callable, Coroutine, Mapping, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import replace
 from functools import wraps
 from pathlib import Path
 from typing import Annotated, Any, ParamSpec, TypeVar, get_args
@@ -17,6 +19,7 @@ from touche_llm.errors import ToucheWarning, UsageError
 from touche_llm.judging.grades import check_judgments
 from touche_llm.judging.sentence_pairs import PairSettings
 from touche_llm.judging.stance import StanceSettings
+from touche_llm.llm.settings import CacheConfig
 from touche_llm.pipeline import event_loop
 from touche_llm.pipeline import judge as judging
 from touche_llm.pipeline import rank as ranking
@@ -24,15 +27,24 @@ from touche_llm.pipeline import retrieve as retrieval
 from touche_llm.pipeline.candidates import Candidates
 from touche_llm.pipeline.context import check_examples
 from touche_llm.pipeline.corpora import ChatNoirCorpus, Corpus, ElasticsearchCorpus, open_local_corpus
+from touche_llm.pipeline.engines import open_pooling
 from touche_llm.pipeline.judge import Judgments
 from touche_llm.pipeline.language_model import LanguageModel
 from touche_llm.pipeline.progress import ConsoleProgress, NotebookProgress, Progress, SilentProgress
 from touche_llm.pipeline.rank import Ranking
 from touche_llm.prompts.prompt import Prompt
 from touche_llm.prompts.purposes import list_judging_purposes, load, purposes_of
+from touche_llm.ranking.cross_encoder import CrossEncoder
 from touche_llm.ranking.expansion import ExpansionSettings
-from touche_llm.ranking.steps import RankingSettings, Step, check_steps, list_comparison_kinds, parse_steps
-from touche_llm.ranking.topics import ComparisonResources, RankingPlan
+from touche_llm.ranking.steps import (
+    RankingSettings,
+    Step,
+    check_steps,
+    list_comparison_kinds,
+    needs_cross_encoder,
+    parse_steps,
+)
+from touche_llm.ranking.topics import ComparisonResources, RankingModels, RankingPlan
 from touche_llm.retrieval.chatnoir.settings import ChatNoirSettings
 from touche_llm.retrieval.elasticsearch.settings import ElasticsearchSettings
 from touche_llm.retrieval.settings import QueryField, RetrieverConfig
@@ -52,12 +64,14 @@ class RankOptions(Section):
         weights: Weights of grades and first-stage score that differ from those of the objective.
         settings: Settings of the steps.
         stance: Thresholds of the stance.
+        cache: Cache of the cross-encoder's scores.
     """
 
     objective: Objective = "both"
     weights: Mapping[str, Annotated[float, Field(ge=0.0, allow_inf_nan=False)]] = {}
     settings: RankingSettings = RankingSettings()
     stance: StanceSettings = StanceSettings()
+    cache: CacheConfig = CacheConfig()
 
 
 def open_corpus(
@@ -211,6 +225,7 @@ async def _rank(
 
     Raises:
         UsageError: A step or weight is unknown, a step needs a model, or the judgments are of another task.
+        EngineError: A server failed.
         DataError: There is no candidate to rank, or a judgment has a grade or label that the task does not have.
         ReplayMiss: The cache of a replay lacks an answer.
     """
@@ -228,15 +243,22 @@ async def _rank(
         raise UsageError(f"weights: no {', '.join(unknown)}; {task.name} has {', '.join(task.weight_names)}")
     if judgments.pairs is None:
         judgments = judgments.of_candidates(candidates)
-    resources = None
+    models = RankingModels()
     if kinds := list_comparison_kinds(parsed):
         if model is None:
             raise UsageError(f"model: missing; the steps {', '.join(map(str, parsed))} compare documents")
         loaded = _load_prompts(task, kinds, prompts or {}, ("best", "order"))
         _check_prompts(loaded, candidates.topics, progress)
-        resources = ComparisonResources(model.builder, loaded, judgments.candidates.documents, options.objective)
+        documents = judgments.candidates.documents
+        models = RankingModels(ComparisonResources(model.builder, loaded, documents, options.objective))
     plan = RankingPlan(task, weights, parsed, options.settings, "touche-llm")
-    return await ranking.rank(judgments, plan, progress, stance=options.stance, resources=resources)
+    async with AsyncExitStack() as stack:
+        if needs_cross_encoder(parsed):
+            settings = options.settings.cross_encoder
+            client = await stack.enter_async_context(open_pooling("score", settings, options.cache))
+            scorer = CrossEncoder(client, settings, task.question, judgments.candidates.documents)
+            models = replace(models, cross_encoder=scorer)
+        return await ranking.rank(judgments, plan, progress, stance=options.stance, models=models)
 
 
 def read_steps(steps: Sequence[str], options: RankOptions, task: Task) -> tuple[Step, ...]:

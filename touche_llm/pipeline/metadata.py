@@ -15,6 +15,7 @@ from typing import Any
 from touche_llm import __version__
 from touche_llm.config import Config
 from touche_llm.pipeline.run_files import CONFIG
+from touche_llm.pipeline.settings import POOLING_DELIVERY
 from touche_llm.ranking.steps import JUDGE
 from touche_llm.retrieval.elasticsearch import settings as elastic
 from touche_llm.tasks import get_task
@@ -101,9 +102,9 @@ def _method(config: Config, task: Task, stages: Mapping[str, Any]) -> dict[str, 
         retrieval.append({"name": "stance", "reranks": "nothing: labels", **stance})
     for step in config.steps if judged else ():
         name = "pointwise" if step.name == JUDGE else step.name
-        settings = (
-            {"weights": dict(config.weights)} if step.name == JUDGE else getattr(config.ranking, name).model_dump()
-        )
+        settings = {"weights": dict(config.weights)}
+        if step.name != JUDGE:
+            settings = getattr(config.ranking, name).model_dump(exclude=set(POOLING_DELIVERY), exclude_none=True)
         last = retrieval[-1]["name"]
         method = f"touche_llm.ranking.{name}"
         retrieval.append({"name": str(step), "method": method, "reranks": last, "params": settings})

@@ -20,8 +20,9 @@ from touche_llm.pipeline.frames import make_frame
 from touche_llm.pipeline.judge import Judgments
 from touche_llm.pipeline.progress import Progress
 from touche_llm.pipeline.results import ChosenStance, choose_label, list_result_columns
-from touche_llm.ranking.steps import list_comparison_kinds
-from touche_llm.ranking.topics import ComparisonResources, RankingPlan, rank_topics
+from touche_llm.ranking.cross_encoder import CrossEncoder
+from touche_llm.ranking.steps import list_comparison_kinds, needs_texts
+from touche_llm.ranking.topics import NO_MODELS, ComparisonResources, RankingModels, RankingPlan, rank_topics
 from touche_llm.tasks.base import Task
 
 if TYPE_CHECKING:
@@ -102,7 +103,7 @@ async def rank(
     progress: Progress,
     *,
     stance: StanceSettings | None = None,
-    resources: ComparisonResources | None = None,
+    models: RankingModels = NO_MODELS,
 ) -> Ranking:
     """Rank the candidates of all topics.
 
@@ -111,7 +112,7 @@ async def rank(
         plan: Task, weights, steps and tag.
         progress: Receives warnings and the progress.
         stance: Thresholds of the stance; None for the most probable label.
-        resources: Resources of the steps that compare documents; None if no step does.
+        models: Models that the steps use.
 
     Raises:
         DataError: There is no candidate to rank.
@@ -126,11 +127,9 @@ async def rank(
         topic_id: {document_id: chosen.label for document_id, chosen in chosen_labels.items()}
         for topic_id, chosen_labels in labels.items()
     }
-    counts = resources.builder.model.counts if resources is not None else None
-    with progress.stage("ranking", len(candidates.topics), counts) as done:
-        ranked = await rank_topics(candidates.topics, candidates.rankings, by_document, stances, plan, resources, done)
-    if resources is not None:
-        resources.builder.model.raise_on_misses()
+    with progress.stage("ranking", len(candidates.topics), models.counts) as done:
+        ranked = await rank_topics(candidates.topics, candidates.rankings, by_document, stances, plan, models, done)
+    models.raise_on_misses()
     if not ranked.lines:
         raise DataError(f"{candidates.source}: no candidate to rank for the chosen topics; judge them first")
     rankings: dict[str, list[Candidate]] = {}
@@ -154,12 +153,19 @@ async def rank_judgments(context: RunContext, judgments: Judgments) -> Ranking:
     """Rank the judgments of a run by its configuration; see `rank`."""
     config = context.config
     plan = RankingPlan(context.task, config.weights, config.steps, config.ranking, config.tag)
-    resources = None
-    if kinds := list_comparison_kinds(config.steps):
+    models = NO_MODELS
+    if needs_texts(config.steps):
         await replace(judgments.candidates, corpus=context.corpus).check()
-        prompts = context.load_prompts(*kinds)
-        resources = ComparisonResources(context.builder, prompts, context.corpus.documents, config.objective)
-    return await rank(judgments, plan, context.progress, stance=config.stance, resources=resources)
+        documents = context.corpus.documents
+        if kinds := list_comparison_kinds(config.steps):
+            prompts = context.load_prompts(*kinds)
+            comparisons = ComparisonResources(context.builder, prompts, documents, config.objective)
+            models = replace(models, comparisons=comparisons)
+        if context.reranker is not None:
+            settings = config.ranking.cross_encoder
+            scorer = CrossEncoder(context.reranker, settings, context.task.question, documents)
+            models = replace(models, cross_encoder=scorer)
+    return await rank(judgments, plan, context.progress, stance=config.stance, models=models)
 
 
 def describe_ranking(ranking: Ranking, judgments: Judgments) -> dict[str, Any]:

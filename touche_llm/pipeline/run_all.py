@@ -20,7 +20,7 @@ from touche_llm.pipeline.progress import Progress
 from touche_llm.pipeline.rank import Ranking
 from touche_llm.pipeline.run_directory import RunDirectory
 from touche_llm.pipeline.stages import count_requests, judge_stage, rank_stage, retrieve_stage
-from touche_llm.ranking.steps import list_comparison_kinds
+from touche_llm.ranking.steps import list_comparison_kinds, needs_texts
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +55,7 @@ async def run_all(config: Config, folder: Path, progress: Progress, *, overwrite
         context.check_files()
         directory.create()
         with directory.lock("run", progress.warn):
-            async with _open_model(context, directory, "run", overwrite):
+            async with _open_model(context, directory, "run", overwrite), context.using_reranker():
                 return await run_stages(context, directory)
 
 
@@ -109,17 +109,18 @@ async def run_rank(config: Config, folder: Path, progress: Progress, *, lost: Lo
     """Run the last stage, with a model if documents are compared; arguments as `run_retrieve`.
 
     Raises:
-        UsageError: Documents are compared, and topics or corpus changed since the first stage.
+        UsageError: A model sees documents, and topics or corpus changed since the first stage.
     """
     directory = RunDirectory(folder)
     with directory.lock("rank", progress.warn):
+        if needs_texts(config.steps):
+            check_inputs(directory, config)
         if not list_comparison_kinds(config.steps):
             if directory.config_file.exists():
                 # Ranking without comparisons uses no engine, so the metadata keeps the one of the judgments.
                 config = config.model_copy(update={"engine": directory.read_config().engine})
             with RunContext(config, progress) as context:
                 return await rank_stage(context, directory)
-        check_inputs(directory, config)
         with RunContext(config, progress) as context:
             async with open_model(config.engine, config.sampling, config.cache, lost) as model:
                 with context.using(model):

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 from touche_llm.config import Config
 from touche_llm.errors import DataError, UsageError
+from touche_llm.llm.settings import SECTIONS
 from touche_llm.tasks import get_task
 
 # How requests reach the engine.
@@ -15,6 +16,8 @@ DELIVERY = (
     *(f"engine.{name}" for name in ("name", "runner", "base_url", "options")),
     *(f"engine.{name}" for name in ("tokenizer", "concurrency", "request_timeout", "retry_for")),
 )
+# The same for pooling models, within their sections.
+POOLING_DELIVERY = ("url", "batch", "concurrency", "request_timeout", "retry_for")
 # Settings that change neither an answer nor an output: locations, speed, names of people.
 # All other settings are compared, so a new setting is compared unless it is listed here.
 INCIDENTAL = (
@@ -25,6 +28,7 @@ INCIDENTAL = (
         for name in ("base_url", "cache", "requests_per_second", "page_size", "request_timeout", "retry_for")
     ),
     *(f"elasticsearch.{name}" for name in ("url", "request_timeout", "retry_for")),
+    *(f"ranking.cross_encoder.{name}" for name in POOLING_DELIVERY),
 )
 # Purposes of the prompts that a stage may use. Those of the ranking depend on its steps.
 PURPOSES: Mapping[str, tuple[str, ...]] = {
@@ -48,6 +52,8 @@ OF_STAGE: Mapping[str, tuple[str, ...]] = {
     "judge": (*INPUTS, *OF_JUDGE, "engine", "cache"),
     "rank": (*INPUTS, *OF_RANK, "engine", "cache"),
 }
+# Settings whose values are the server's unless they are configured, and known only after connecting.
+OF_SERVER = tuple(f"{section}.{name}" for section in ("engine", *SECTIONS.values()) for name in ("model", "context"))
 # The ranking may use another model than the judgments.
 OF_ENGINE = ("engine.model", "engine.revision", "engine.context")
 _PATHS = ("topics", "corpus", "index", "candidates", "prompts")
@@ -83,8 +89,7 @@ def compare_settings(old: Config, new: Config, at_stake: tuple[str, ...] | None)
     before, after = _values(old), _values(new)
     for name in dict.fromkeys((*before, *after)):
         first, second = before.get(name, _NOT_SET), after.get(name, _NOT_SET)
-        # A value that is not configured is the server's and known only after connecting.
-        unknown = name in ("engine.model", "engine.context") and _NOT_SET in (first, second)
+        unknown = name in OF_SERVER and _NOT_SET in (first, second)
         if (at_stake is None or is_one_of(name, at_stake)) and not unknown and not _is_same(name, first, second):
             yield SettingChange(name, f"{first!s:.100}", f"{second!s:.100}")
 

@@ -12,6 +12,8 @@ from touche_llm.data.records import Failure
 from touche_llm.errors import DataError, UsageError
 from touche_llm.llm.counts import Counts
 from touche_llm.llm.model import ModelClient
+from touche_llm.llm.pooling import PoolingClient
+from touche_llm.llm.pooling_texts import TemplateConfig
 from touche_llm.pipeline.candidates import Candidates
 from touche_llm.pipeline.context import RunContext
 from touche_llm.pipeline.inputs import INPUTS, hash_inputs
@@ -110,8 +112,12 @@ async def rank_stage(context: RunContext, directory: RunDirectory) -> Ranking:
     config, kinds = context.config, list_comparison_kinds(context.config.steps)
     if config.stance is not None and config.stance.prompt_depth and not directory.stances_file.exists():
         context.progress.warn(f"{directory.stances_file}: no such file; every stance is that of the judge prompt")
-    ranking = await rank_judgments(context, judgments)
     facts: dict[str, Any] = {"steps": list(config.rank), "objective": config.objective, "weights": dict(config.weights)}
+    async with context.using_reranker():
+        ranking = await rank_judgments(context, judgments)
+        config = context.config
+        if context.reranker is not None:
+            facts["cross-encoder"] = describe_pooling(context.reranker, config.ranking.cross_encoder)
     if kinds:
         facts |= _describe_model_use(context, kinds, before)
         facts["comparisons"] = dict(Counter(comparison.step for comparison in ranking.comparisons))
@@ -145,7 +151,8 @@ async def compute_stage(
             return judgments
         case "rank":
             judged = earlier if isinstance(earlier, Judgments) else directory.read_judgments(context)
-            return await rank_judgments(context, judged)
+            async with context.using_reranker():
+                return await rank_judgments(context, judged)
 
 
 def read_first_stage(context: RunContext, directory: RunDirectory) -> Candidates:
@@ -227,6 +234,21 @@ def _describe_model_use(context: RunContext, purposes: Iterable[str], before: Co
         },
         "documents cut": counts.cut,
         "requests": counts.as_dict(),
+    }
+
+
+def describe_pooling(client: PoolingClient, settings: TemplateConfig) -> dict[str, Any]:
+    """Return the use of a pooling model for the metadata."""
+    info, counts = client.engine_info, client.counts
+    return {
+        "model": info.model,
+        "revision": info.revision,
+        "engine": info.engine,
+        "context": info.context,
+        "templates": settings.templates._asdict(),
+        "instruction": settings.instruction,
+        "documents cut": counts.cut,
+        "requests": {name: getattr(counts, name) for name in ("requests", "cache_hits", "retries")},
     }
 
 

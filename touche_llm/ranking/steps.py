@@ -10,9 +10,10 @@ from pydantic import Field, model_validator
 
 from touche_llm.data.records import ScoredDocument
 from touche_llm.data.settings import Section
-from touche_llm.ranking import listwise, pairwise, setwise, sliding, tournament
+from touche_llm.ranking import cross_encoder, listwise, pairwise, setwise, sliding, tournament
 from touche_llm.ranking.balance import BalanceSettings, balance
 from touche_llm.ranking.comparer import Comparer, Kind
+from touche_llm.ranking.cross_encoder import CrossEncoderSettings, Score
 from touche_llm.ranking.fusion import FusionStepSettings, fuse
 from touche_llm.ranking.listwise import ListwiseSettings
 from touche_llm.ranking.pairwise import PairwiseSettings
@@ -38,6 +39,7 @@ class RankingSettings(Section):
     insertion: SetwiseSettings = SetwiseSettings()
     listwise: ListwiseSettings = ListwiseSettings()
     tournament: TournamentSettings = TournamentSettings()
+    cross_encoder: CrossEncoderSettings = CrossEncoderSettings()
     fusion: FusionStepSettings = FusionStepSettings()
     balance: BalanceSettings = BalanceSettings()
 
@@ -54,16 +56,16 @@ class RankingSettings(Section):
 
 @dataclass(frozen=True, slots=True)
 class Method:
-    """A method of reranking documents by comparing them.
+    """A method of reranking documents with a model.
 
     Attributes:
         rerank: Takes documents, best first, and returns them, best first, with scores between 0 and 1.
-        kind: Kind of comparison, which is also the name of its prompt.
+        kind: Kind of comparison, which is also the name of its prompt; None if a cross-encoder scores the documents.
         max_depth: Maximum number of documents; all pairs of many more would not fit in memory.
     """
 
-    rerank: Callable[[list[str], Comparer, Any], Awaitable[list[ScoredDocument]]]
-    kind: Kind
+    rerank: Callable[[list[str], Any, Any], Awaitable[list[ScoredDocument]]]
+    kind: Kind | None
     max_depth: int = 1000
 
 
@@ -74,6 +76,7 @@ METHODS: Mapping[str, Method] = {
     "insertion": Method(setwise.rerank_by_insertion, "best"),
     "listwise": Method(listwise.rerank, "order"),
     "tournament": Method(tournament.rerank, "order"),
+    "cross_encoder": Method(cross_encoder.rerank, None),
 }
 
 
@@ -125,7 +128,18 @@ def _parse(text: str) -> Step:
 
 def list_comparison_kinds(steps: Sequence[Step]) -> tuple[Kind, ...]:
     """Return the kinds of comparison that the steps request from the model."""
-    return tuple(sorted({METHODS[step.name].kind for step in steps if step.name in METHODS}))
+    kinds = (METHODS[step.name].kind for step in steps if step.name in METHODS)
+    return tuple(sorted({kind for kind in kinds if kind is not None}))
+
+
+def needs_cross_encoder(steps: Sequence[Step]) -> bool:
+    """Return whether a step scores documents with a cross-encoder."""
+    return any(step.name in METHODS and METHODS[step.name].kind is None for step in steps)
+
+
+def needs_texts(steps: Sequence[Step]) -> bool:
+    """Return whether a model sees the documents' texts in a step."""
+    return any(step.name in METHODS for step in steps)
 
 
 def check_steps(steps: Sequence[Step], settings: FusionStepSettings, sides: Collection[str]) -> None:
@@ -148,7 +162,7 @@ async def rank_topic(
     judged: list[ScoredDocument],
     steps: Sequence[Step],
     settings: RankingSettings,
-    make_comparer: Callable[[Step], Comparer],
+    use_model: Callable[[Step], Comparer | Score],
     stances: Mapping[str, str],
     sides: Sequence[str],
 ) -> list[ScoredDocument]:
@@ -162,7 +176,7 @@ async def rank_topic(
         judged: The same documents ranked by their judgments, with scores up to 1.
         steps: Steps in order.
         settings: Settings of all steps.
-        make_comparer: Makes the comparer of a step.
+        use_model: Returns the comparer of a step, or the scores of the cross-encoder.
         stances: Stance label of each document.
         sides: Labels that take a side.
     """
@@ -187,7 +201,7 @@ async def rank_topic(
                 continue  # the topic could not be compared, so none of the rankings to fuse exists
             found = fuse(parts, weights, settings.fusion)
         else:
-            found = await METHODS[step.name].rerank(documents, make_comparer(step), getattr(settings, step.name))
+            found = await METHODS[step.name].rerank(documents, use_model(step), getattr(settings, step.name))
         ranking = [ScoredDocument(scored.document_id, level + scored.score) for scored in found] + rest
         rankings.insert(0, (step.name, found))
     return ranking

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import partial
 
 from touche_llm.data.records import Candidate, Comparison, Failure, Judgment, RunLine, Topic
 from touche_llm.data.trec_runs import make_strictly_decreasing
 from touche_llm.judging.pointwise import Documents, Done, RequestBuilder
 from touche_llm.llm.concurrency import Slots, map_in_order
+from touche_llm.llm.counts import Counts
 from touche_llm.prompts.prompt import Prompt
 from touche_llm.ranking.comparer import Comparer, Kind
+from touche_llm.ranking.cross_encoder import CrossEncoder, Score
 from touche_llm.ranking.order import rank_by_first_stage, rank_by_judgment
 from touche_llm.ranking.steps import METHODS, RankingSettings, Step, rank_topic
 from touche_llm.tasks.base import Task
@@ -38,6 +41,31 @@ class ComparisonResources:
     objective: Objective
 
 
+@dataclass(frozen=True, slots=True)
+class RankingModels:
+    """The models that the steps use; None for a model that no step needs."""
+
+    comparisons: ComparisonResources | None = None
+    cross_encoder: CrossEncoder | None = None
+
+    @property
+    def counts(self) -> Counts | None:
+        """Counts of the requests to show with the progress, those of comparisons if there are any."""
+        if self.comparisons is not None:
+            return self.comparisons.builder.model.counts
+        return None if self.cross_encoder is None else self.cross_encoder.client.counts
+
+    def raise_on_misses(self) -> None:
+        """Raise ReplayMiss if the cache of a replay lacked a result."""
+        if self.comparisons is not None:
+            self.comparisons.builder.model.raise_on_misses()
+        if self.cross_encoder is not None:
+            self.cross_encoder.client.raise_on_misses()
+
+
+NO_MODELS = RankingModels()
+
+
 @dataclass(slots=True)
 class RankedTopics:
     """The lines of a run, with the comparisons behind them and the failed ones, topic by topic."""
@@ -53,7 +81,7 @@ async def rank_topics(
     judgments: Mapping[str, Mapping[str, Judgment]],
     stances: Mapping[str, Mapping[str, str]],
     plan: RankingPlan,
-    resources: ComparisonResources | None,
+    models: RankingModels,
     done: Done,
 ) -> RankedTopics:
     """Rank the candidates of all topics; documents without a stance label are left out.
@@ -61,6 +89,7 @@ async def rank_topics(
     Requests of all topics share the builder's concurrency; those of earlier topics go first, so that a server's prefix
     cache serves the requests of a topic together.
     """
+    resources = models.comparisons
     slots = Slots(resources.builder.concurrency) if resources is not None else None
 
     async def rank_one(item: tuple[int, Topic]) -> tuple[list[RunLine], list[Comparer]]:
@@ -72,7 +101,10 @@ async def rank_topics(
         comparers: list[Comparer] = []
         unanswered: set[tuple[Kind, tuple[str, ...]]] = set()
 
-        def make_comparer(step: Step) -> Comparer:
+        def use_model(step: Step) -> Comparer | Score:
+            if METHODS[step.name].kind is None:
+                assert models.cross_encoder is not None
+                return partial(models.cross_encoder.score, topic)
             assert resources is not None and slots is not None
             comparer = Comparer(
                 step=str(step),
@@ -91,7 +123,7 @@ async def rank_topics(
             return comparer
 
         steps = _select_steps(topic, plan)
-        ranking = await rank_topic(first_stage, judged, steps, plan.settings, make_comparer, labels, plan.task.sides)
+        ranking = await rank_topic(first_stage, judged, steps, plan.settings, use_model, labels, plan.task.sides)
         ranking = ranking[: plan.task.max_per_topic]
         scores = make_strictly_decreasing([scored.score for scored in ranking])
         done()
@@ -110,7 +142,7 @@ async def rank_topics(
 
 
 def _select_steps(topic: Topic, plan: RankingPlan) -> tuple[Step, ...]:
-    """Leave out comparisons if the topic's objects are unknown; the failure to find them is recorded."""
+    """Leave out steps with a model if the topic's objects are unknown; the failure to find them is recorded."""
     if plan.task.objects_answer is None or topic.objects is not None:
         return plan.steps
     return tuple(step for step in plan.steps if step.name not in METHODS)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from touche_llm.config import Config
+from touche_llm.data.settings import list_fields
 from touche_llm.data.trec_runs import read_run
 from touche_llm.errors import PromptError, ToucheError, UsageError, describe_os_error
 from touche_llm.pipeline.run_files import RUN
@@ -109,7 +110,7 @@ async def compare_replay(snapshot: Snapshot, prompts: Path | None, work: Path) -
     name, requests = snapshot.name, snapshot.manifest.examples
     (folder := work / "now").mkdir()
     config = snapshot.config(prompts).model_copy(update={"index": folder / "index"})
-    settings = compare_values(name, "setting", snapshot.manifest.settings, run_settings(config))
+    settings = compare_settings(snapshot, config)
     try:
         now = await replay(config, snapshot.first_stage, folder, snapshot.folder)
     except ToucheError as error:
@@ -133,6 +134,18 @@ async def compare_replay(snapshot: Snapshot, prompts: Path | None, work: Path) -
         return ReplayComparison(differences, config, None)
     differences = compare_runs(snapshot, now.run)
     return ReplayComparison([*settings, *differences] if differences else [], config, now.directory.path)
+
+
+def compare_settings(snapshot: Snapshot, config: Config) -> list[RunDifference]:
+    """Compare the settings with the recorded ones; a default that the program did not have then is no difference."""
+    recorded, now = snapshot.manifest.settings, run_settings(config)
+    defaults = {name: field.default for name, field in list_fields(Config)}
+    new = {
+        name: value
+        for name, value in now.items()
+        if name in recorded or (tuple(value) if isinstance(value, list) else value) != defaults.get(name)
+    }
+    return compare_values(snapshot.name, "setting", recorded, new)
 
 
 def compare_runs(snapshot: Snapshot, run: Path) -> list[RunDifference]:
@@ -170,7 +183,7 @@ async def preview_update(snapshot: Snapshot, prompts: Path | None, run: Path | N
     # Settings and ranks are those of the new run, not of the replay.
     kinds = ("error", "prompt", "version", "request", "missing")
     kept = [difference for difference in compared.differences if difference.kind in kinds]
-    settings = compare_values(snapshot.name, "setting", snapshot.manifest.settings, run_settings(config))
+    settings = compare_settings(snapshot, config)
     return ReplayComparison([*settings, *kept, *compare_runs(snapshot, run / RUN)], config, run)
 
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Mapping
-from contextlib import closing
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager, closing
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
@@ -18,10 +18,12 @@ from touche_llm.llm.cache_file import Entry, ValueT
 from touche_llm.llm.engines.base import EngineInfo
 from touche_llm.llm.engines.dry_run import TOKEN_CHARS
 from touche_llm.llm.model import AnsweredRequest, ModelClient
+from touche_llm.llm.pooling import PoolingClient
 from touche_llm.llm.request import Request
+from touche_llm.llm.settings import CacheConfig, PoolingConfig, Purpose
 from touche_llm.llm.truncation import Truncation, apply_truncation
-from touche_llm.pipeline.context import RunContext
-from touche_llm.pipeline.engines import open_model
+from touche_llm.pipeline.context import OpenPooling, RunContext
+from touche_llm.pipeline.engines import name_kind, open_model, replay_pooling_info
 from touche_llm.pipeline.progress import SilentProgress
 from touche_llm.pipeline.run_directory import RunDirectory
 from touche_llm.pipeline.stages import judge_stage, rank_stage
@@ -101,6 +103,7 @@ async def replay(config: Config, first_stage: Path, work: Path, place: Path) -> 
                         cache=cache,
                         resample_temperature=opened.resample_temperature,
                     )
+                    context.open_pooling = _make_opener(cache)
                     try:
                         await judge_stage(context, directory)
                         await rank_stage(context, directory)
@@ -171,6 +174,20 @@ class _RecordingCache(Cache):
         if value is not None:
             self.used.add(key)
         return value
+
+
+def _make_opener(cache: _RecordingCache) -> OpenPooling:
+    """Return a function that opens cross-encoders whose scores are those of the cache."""
+
+    @asynccontextmanager
+    async def open_recorded(
+        purpose: Purpose, asked: PoolingConfig, answers: CacheConfig
+    ) -> AsyncIterator[PoolingClient]:
+        facts = replay_pooling_info(purpose, asked, cache)
+        cache.used |= {entry.key for entry in cache.find(name_kind(purpose)) if entry.read(EngineInfo) == facts}
+        yield PoolingClient(engine_info=facts, engine=None, cache=cache, purpose=purpose)
+
+    return open_recorded
 
 
 @dataclass

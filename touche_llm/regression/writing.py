@@ -19,6 +19,7 @@ from touche_llm.corpus.args_me import HEADER
 from touche_llm.corpus.json_lines import DocumentKeys
 from touche_llm.corpus.store import DocumentStore
 from touche_llm.data.files import open_atomic
+from touche_llm.data.json_records import JsonRecord
 from touche_llm.data.records import Document, Topic
 from touche_llm.data.yaml_text import to_yaml
 from touche_llm.errors import DataError, shorten
@@ -26,14 +27,24 @@ from touche_llm.evaluation.qrels import STANCE, Qrels
 from touche_llm.judging.pointwise import Documents
 from touche_llm.llm.answers import OUTCOMES
 from touche_llm.llm.cache import Cache, CacheMode
+from touche_llm.llm.engines.base import EngineInfo
+from touche_llm.llm.pooling import Score
 from touche_llm.llm.settings import EngineConfig
 from touche_llm.llm.truncation import Truncation
-from touche_llm.pipeline.engines import store_engine_info
+from touche_llm.pipeline.engines import name_kind, store_engine_info
 from touche_llm.pipeline.run_files import CONFIG
 from touche_llm.prompts.prompt import Prompt, examples_path
 from touche_llm.regression.replay import ReplayResult
 from touche_llm.regression.snapshot import CASSETTE, DECISIVE, TOPICS, corpus_file, qrels_file
 from touche_llm.tasks import get_task
+
+# Types of the entries that a cassette gets, by kind.
+_COPIED: Mapping[str, type[JsonRecord]] = {
+    **OUTCOMES,
+    "fit": Truncation,
+    "score": Score,
+    name_kind("score"): EngineInfo,
+}
 
 
 def copy_template(prompt: Prompt, folder: Path) -> None:
@@ -55,7 +66,9 @@ def write_config(config: Config, target: Path, folder: Path) -> None:
     places = {"topics": TOPICS, "corpus": corpus_file(task)}
     defaults = load_config(None, {"task": config.task, "objective": config.objective, **places})
     known = {"model": config.engine.model_name, "revision": config.engine.revision, "context": config.engine.context}
-    config = config.model_copy(update={"engine": EngineConfig.model_validate(known)})
+    cross_encoder = config.ranking.cross_encoder.model_copy(update={"url": None})
+    ranking = config.ranking.model_copy(update={"cross_encoder": cross_encoder})
+    config = config.model_copy(update={"engine": EngineConfig.model_validate(known), "ranking": ranking})
     values = {
         "task": task.name if task.is_own else os.path.relpath(task.folder, target),
         **places,
@@ -158,7 +171,7 @@ def write_cassette(replayed: ReplayResult, source: Path, work: Path, cassette: P
     """Write the entries that a replay read and the facts about its engine; return their number."""
     with Cache(source, CacheMode.REPLAY) as cache, Cache(work) as chosen:
         store_engine_info(replayed.facts, chosen)
-        for kind, model in {**OUTCOMES, "fit": Truncation}.items():
+        for kind, model in _COPIED.items():
             for key in replayed.used_keys:
                 for entry in cache.find(kind, key=key):
                     chosen.put(entry, model)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 import re
 import string
+import struct
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -52,7 +54,7 @@ class DryEngine:
     """
 
     def __init__(self, answers: Literal["first", "second"]) -> None:
-        self.answers = answers
+        self.answers: Literal["first", "second"] = answers
         self.usage: dict[str, Usage] = {}
         self._last_text: dict[str, str] = {}
         self._chosen: dict[tuple[str, frozenset[str]], str] = {}
@@ -120,6 +122,47 @@ class DryEngine:
                 f"the pattern {pattern!r:.200}"
             )
         return text
+
+
+class DryPoolingEngine:
+    """Pooling engine that answers without a model and records what would have been sent.
+
+    Scores fall with each document if `answers` is "first", so that they confirm the order of the ranking, and rise if
+    it is "second". Vectors depend on the text alone and mean nothing.
+    """
+
+    def __init__(self, answers: Literal["first", "second"], usage: dict[str, Usage], name: str) -> None:
+        """Record in `usage` under this name."""
+        self.answers, self._usage, self._name = answers, usage, name
+        self._scored = 0
+
+    async def embed(self, texts: Sequence[str], dimensions: int | None) -> list[bytes]:
+        """Return vectors of `dimensions` values."""
+        self._record("".join(texts))
+        seeds = [hashlib.sha256(text.encode()).digest() for text in texts]
+        return [
+            b"".join(struct.pack("<f", seed[place % 32] - 127.5) for place in range(dimensions or 1)) for seed in seeds
+        ]
+
+    async def score(self, query: str, documents: Sequence[str]) -> list[float]:
+        """Return falling or rising scores."""
+        self._record("".join(query + document for document in documents))
+        self._scored += len(documents)
+        last = range(self._scored - len(documents), self._scored)
+        return [float(-place if self.answers == "first" else place) for place in last]
+
+    async def count_tokens(self, messages: tuple[Message, ...]) -> int:
+        """Return the estimated number of tokens of a text."""
+        return _estimate(_join(messages))
+
+    async def truncate(self, text: str, max_tokens: int) -> str:
+        """Return the beginning of `text` with about this many tokens."""
+        return text[: max_tokens * TOKEN_CHARS]
+
+    def _record(self, text: str) -> None:
+        usage = self._usage.setdefault(self._name, Usage())
+        usage.requests += 1
+        usage.prompt_tokens += _estimate(text)
 
 
 class OverlayCache(Cache):

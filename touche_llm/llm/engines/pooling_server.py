@@ -6,7 +6,7 @@ import base64
 import binascii
 import math
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -20,11 +20,8 @@ from touche_llm.llm.engines.http_client import API_KEY_VARIABLE, HttpClient
 from touche_llm.llm.engines.startup import ModelList, choose_model, identify
 from touche_llm.llm.engines.token_counters import VllmTokenCounter
 from touche_llm.llm.request import Message
-from touche_llm.llm.settings import PoolingConfig
+from touche_llm.llm.settings import SECTIONS, PoolingConfig, Purpose
 
-Purpose = Literal["embedding", "score"]
-# Settings by purpose, for messages.
-SECTIONS: dict[Purpose, str] = {"embedding": "dense", "score": "ranking.cross_encoder"}
 _PATHS: dict[Purpose, str] = {"embedding": "/v1/embeddings", "score": "/v1/rerank"}
 _NOUNS: dict[Purpose, str] = {"embedding": "embeddings", "score": "scores of pairs"}
 # Texts of the start-up check that no model may confuse: a question, its answer, and something else.

@@ -1,0 +1,135 @@
+"""Runs that rank with a cross-encoder: what is sent, stored, counted, replayed, and refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.fake_pooling import FakePooling
+from tests.pipeline.test_rank import ids, judged, lines_of, short
+from tests.sample_runs import Silent
+from touche_llm.config import Config
+from touche_llm.errors import ReplayMiss, UsageError
+from touche_llm.llm.cache import Cache, CacheMode
+from touche_llm.pipeline.dry_run import estimate_cost
+from touche_llm.pipeline.rank import Ranking
+from touche_llm.pipeline.run_all import run_rank
+
+STEPS = ("judge", "cross_encoder:6")
+PROBES = 2  # of the start-up check: clearly different pairs, and a long text
+
+
+def crossing(folder: Path, url: str | None = None, **flags: Any) -> Config:
+    return short(folder, **{"rank": STEPS, "ranking__cross_encoder__url": url, **flags})
+
+
+async def rank_on(server: FakePooling, folder: Path, **flags: Any) -> Ranking:
+    async with server.running():
+        config = crossing(folder, server.url, ranking__cross_encoder__retry_for=0.0, **flags)
+        return await run_rank(config, folder / "out", Silent())
+
+
+def facts(out: Path) -> dict[str, Any]:
+    found: dict[str, Any] = yaml.safe_load((out / "ir-metadata.yml").read_text())["stages"]["rank"]["cross-encoder"]
+    return found
+
+
+async def test_the_best_are_ranked_by_their_scores_and_replayed_without_the_server(tmp_path: Path) -> None:
+    await judged(tmp_path)
+    out, server = tmp_path / "out", FakePooling()
+    await run_rank(short(tmp_path), out, Silent())
+    before = ids(lines_of(out))
+    await rank_on(server, tmp_path)
+    run = (out / "run.txt").read_bytes()
+    assert [len(body["documents"]) for body in server.sent[PROBES:]] == [6, 6]
+    after = ids(lines_of(out))
+    assert sorted(after[:6]) == sorted(before[:6]) and after[:6] != before[:6]
+    assert after[6:] == before[6:]
+    assert facts(out)["model"] == "pooling"
+    assert facts(out)["requests"] == {"requests": 2, "cache_hits": 0, "retries": 0}
+    assert facts(out)["templates"] == {"query": "{query}", "document": "{document}"}
+    # Nothing is sent again, with the server or without it, and without its address.
+    again = FakePooling()
+    await rank_on(again, tmp_path)
+    assert len(again.sent) == PROBES and (out / "run.txt").read_bytes() == run
+    for mode in (CacheMode.REPLAY, CacheMode.REUSE):
+        (out / "run.txt").unlink()
+        await run_rank(crossing(tmp_path, cache__mode=mode), out, Silent())
+        assert (out / "run.txt").read_bytes() == run
+        assert facts(out)["requests"] == {"requests": 0, "cache_hits": 12, "retries": 0}
+
+
+async def test_the_dry_run_counts_the_requests_that_are_sent(tmp_path: Path) -> None:
+    await judged(tmp_path)
+    config, server = crossing(tmp_path, ranking__cross_encoder__batch=4), FakePooling()
+    (cost,) = (await estimate_cost(config, tmp_path / "out", ("rank",), Silent())).costs
+    assert (cost.stage, cost.prompt) == ("rank", "comparative/cross_encoder")
+    assert cost.least.requests == cost.most.requests == 4  # two topics, six documents in two requests
+    assert cost.least.prompt_tokens > 100
+    await rank_on(server, tmp_path, ranking__cross_encoder__batch=4)
+    assert len(server.sent) == PROBES + cost.least.requests
+    after = await estimate_cost(config, tmp_path / "out", ("rank",), Silent())
+    assert (after.costs, after.known) == ([], {"rank": 12})
+
+
+async def test_another_model_revision_or_template_has_scores_of_its_own(tmp_path: Path) -> None:
+    await judged(tmp_path)
+    await rank_on(FakePooling(), tmp_path)
+    for flags in ({"revision": "2"}, {"preset": "qwen3"}, {"query": ("description",)}):
+        server = FakePooling()
+        await rank_on(server, tmp_path, **{f"ranking__cross_encoder__{name}": value for name, value in flags.items()})
+        assert len(server.sent) == PROBES + 2, flags
+
+
+async def test_a_cross_encoder_and_a_fusion_of_its_ranking_with_the_judgments(tmp_path: Path) -> None:
+    await judged(tmp_path)
+    await rank_on(FakePooling(), tmp_path, rank=("judge", "cross_encoder:8", "fusion:8"))
+    weights = {"cross_encoder": 1.0, "judge": 0.0, "first_stage": 0.0}
+    fused = ids(lines_of(tmp_path / "out"))
+    alone = await rank_on(
+        FakePooling(),
+        tmp_path,
+        rank=("judge", "cross_encoder:8", "fusion:8"),
+        ranking__fusion__weights=weights,
+    )
+    crossed = await rank_on(FakePooling(), tmp_path, rank=("judge", "cross_encoder:8"))
+    assert [each.document_id for each in alone.rankings["3"]] == [each.document_id for each in crossed.rankings["3"]]
+    assert sorted(fused) == sorted(ids(lines_of(tmp_path / "out")))
+
+
+async def test_without_address_or_scores_the_setting_is_named(tmp_path: Path) -> None:
+    await judged(tmp_path)
+    with pytest.raises(UsageError, match=r"^ranking\.cross_encoder\.url: missing"):
+        await run_rank(crossing(tmp_path), tmp_path / "out", Silent())
+    with pytest.raises(UsageError, match="nothing to replay of model any"):
+        await run_rank(crossing(tmp_path, cache__mode=CacheMode.REPLAY), tmp_path / "out", Silent())
+
+
+async def test_a_score_that_is_missing_in_a_replay_is_an_error_and_nothing_is_written(tmp_path: Path) -> None:
+    await judged(tmp_path)
+    await rank_on(FakePooling(), tmp_path, topic=("3",))
+    before = (tmp_path / "out" / "run.txt").read_bytes()
+    for mode in (CacheMode.REPLAY, CacheMode.REUSE):
+        with pytest.raises(ReplayMiss, match="lacks 6 results of pooling.*topic 20"):
+            await run_rank(crossing(tmp_path, cache__mode=mode), tmp_path / "out", Silent())
+    assert (tmp_path / "out" / "run.txt").read_bytes() == before
+
+
+async def test_documents_that_changed_since_the_first_stage_are_not_scored(tmp_path: Path) -> None:
+    await judged(tmp_path)
+    (tmp_path / "topics.xml").write_text(short(tmp_path).topics.read_text().replace("better", "worse"))
+    with pytest.raises(UsageError, match="topics: sha256"):
+        await rank_on(FakePooling(), tmp_path, topics=tmp_path / "topics.xml")
+
+
+async def test_the_cache_stores_a_score_for_each_pair(tmp_path: Path) -> None:
+    await judged(tmp_path)
+    await rank_on(FakePooling(), tmp_path)
+    with Cache(short(tmp_path).cache.file) as cache:
+        stored = cache.find("score")
+        assert [entry.model for entry in cache.find("score engine")] == ["pooling"]
+    assert len(stored) == 12 and {entry.topic for entry in stored} == {"3", "20"}
+    assert all(isinstance(entry.value["score"], float) for entry in stored)

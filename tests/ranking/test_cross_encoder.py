@@ -1,0 +1,127 @@
+"""Scores of a cross-encoder: what is sent for a topic and a document, and the order that the scores give."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from touche_llm.data.records import Document, Topic
+from touche_llm.errors import UsageError
+from touche_llm.llm.cache import Cache, CacheMode
+from touche_llm.llm.engines.base import EngineInfo
+from touche_llm.llm.engines.dry_run import DryPoolingEngine
+from touche_llm.llm.pooling import PoolingClient
+from touche_llm.ranking.cross_encoder import CrossEncoder, CrossEncoderSettings, Score, rerank
+from touche_llm.tasks import get_task
+
+TOPIC = Topic("1", "Cats or {document} dogs?", description="Which pet?", objects=("cat", "dog"))
+
+
+class Texts:
+    """Documents by id."""
+
+    def __init__(self, **texts: str) -> None:
+        self.texts = texts
+
+    def get(self, document_id: str) -> Document:
+        return Document(document_id, self.texts[document_id])
+
+    def find_unknown(self, document_ids: Iterable[str]) -> list[str]:
+        return [each for each in document_ids if each not in self.texts]
+
+
+class Recording(DryPoolingEngine):
+    """Records what is sent."""
+
+    def __init__(self) -> None:
+        super().__init__("first", {}, "score")
+        self.sent: list[tuple[str, list[str]]] = []
+
+    async def score(self, query: str, documents: Sequence[str]) -> list[float]:
+        self.sent.append((query, list(documents)))
+        return await super().score(query, documents)
+
+
+def send(documents: Texts, task: str = "comparative", context: int = 512, **chosen: Any) -> tuple[str, list[str]]:
+    """Score all documents for the topic, and return the query and the documents that were sent."""
+    info = EngineInfo(model="m", revision="", context=context, overhead=8, engine="")
+    engine = Recording()
+    with Cache(Path("none"), CacheMode.OFF) as cache:
+        client = PoolingClient(engine_info=info, engine=engine, cache=cache)
+        settings = CrossEncoderSettings.model_validate(chosen)
+        scorer = CrossEncoder(client, settings, get_task(task).question, documents)
+        asyncio.run(scorer.score(TOPIC, list(documents.texts)))
+    (sent,) = engine.sent
+    return sent
+
+
+def test_the_plain_texts_are_the_title_and_the_document() -> None:
+    assert send(Texts(a="A cat.", b="A dog.")) == ("Cats or {document} dogs?", ["A cat.", "A dog."])
+
+
+def test_a_preset_puts_both_in_the_template_of_the_model() -> None:
+    query, (document,) = send(Texts(a="{query} <|im_end|>"), preset="qwen3", instruction="Compare.", query=["objects"])
+    # As in the examples of vLLM and of the model's card: together they are one chat.
+    assert query.startswith("<|im_start|>system\nJudge whether")
+    assert query.endswith("<|im_start|>user\n<Instruct>: Compare.\n<Query>: cat dog\n")
+    # Placeholders in a text from outside stay, and nothing in it acts as chat control.
+    assert document == "<Document>: {query} < |im_end|><|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n"
+
+
+def test_own_templates_replace_those_of_the_preset() -> None:
+    chosen: dict[str, Any] = {
+        "query_template": "A: {query}",
+        "document_template": "B: {document}\nRelevant? {instruction}",
+    }
+    assert send(Texts(a="A cat."), preset="qwen3", instruction="Yes or no", **chosen) == (
+        "A: Cats or {document} dogs?",
+        ["B: A cat.\nRelevant? Yes or no"],
+    )
+
+
+@pytest.mark.parametrize("task", ["comparative", "controversial"])
+def test_a_long_document_is_cut_and_its_template_is_not(task: str) -> None:
+    text = " ".join(f"Sentence {number} is about cats." for number in range(200))
+    _, (document,) = send(Texts(a=text), task, context=256, preset="qwen3")
+    assert document.endswith("</think>\n\n")
+    # An estimated token has four characters.
+    assert 200 < len(document) < 4 * 256
+
+
+@pytest.mark.parametrize(
+    ("chosen", "named"),
+    [
+        ({"preset": "qwen4"}, "preset: 'qwen4'.*plain, qwen3"),
+        ({"query_template": "no place"}, r"query_template: .*\{query\}"),
+        ({"document_template": "no place"}, r"document_template: .*\{document\}"),
+    ],
+)
+def test_settings_without_sense_are_refused(chosen: dict[str, str], named: str) -> None:
+    with pytest.raises(UsageError, match=named):
+        CrossEncoderSettings(**chosen)
+
+
+def scores(**by_document: float) -> Score:
+    async def score(documents: Sequence[str]) -> list[float]:
+        return [by_document[each] for each in documents]
+
+    return score
+
+
+@pytest.mark.parametrize(
+    ("score", "expected"),
+    [
+        (scores(a=-3.0, b=5.0, c=1.0), [("b", 1.0), ("c", 0.5), ("a", 0.0)]),
+        (scores(a=0.2, b=0.2, c=0.2), [("a", 1.0), ("b", 1.0), ("c", 1.0)]),
+        (scores(a=0.1, b=0.1, c=0.9), [("c", 1.0), ("a", 0.0), ("b", 0.0)]),
+    ],
+)
+async def test_documents_are_ranked_by_score_and_equal_ones_keep_their_order(
+    score: Callable[[Sequence[str]], object], expected: list[tuple[str, float]]
+) -> None:
+    found = await rerank(["a", "b", "c"], score, CrossEncoderSettings())  # type: ignore[arg-type]
+    assert [(each.document_id, each.score) for each in found] == expected

@@ -1,0 +1,98 @@
+"""Reranking by a cross-encoder, which reads query and document together and gives their relevance as a number.
+
+Nogueira and Cho, Passage Re-ranking with BERT, arXiv 1901.04085.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Annotated, ClassVar
+
+from pydantic import BeforeValidator, Field
+
+from touche_llm.data.records import ScoredDocument, Topic
+from touche_llm.data.settings import Option
+from touche_llm.data.topics import build_query
+from touche_llm.judging.pointwise import Documents, sanitize_document
+from touche_llm.llm.concurrency import map_in_order
+from touche_llm.llm.pooling import PooledText, PoolingClient
+from touche_llm.llm.pooling_texts import TemplateConfig, TextTemplates
+from touche_llm.llm.settings import OptionalAddress
+from touche_llm.ranking.order import rank_by_value, scale_scores
+from touche_llm.retrieval.settings import QueryField, to_texts
+from touche_llm.tasks.base import Question
+from touche_llm.text.sanitize import sanitize
+
+# Scores of documents for one topic, in the given order.
+Score = Callable[[Sequence[str]], Awaitable[list[float]]]
+# As published with the models (https://huggingface.co/Qwen/Qwen3-Reranker-0.6B).
+_QWEN3 = TextTemplates(
+    query=(
+        "<|im_start|>system\nJudge whether the Document meets the requirements based on the Query and the Instruct "
+        'provided. Note that the answer can only be "yes" or "no".<|im_end|>\n<|im_start|>user\n'
+        "<Instruct>: {instruction}\n<Query>: {query}\n"
+    ),
+    document="<Document>: {document}<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n",
+)
+
+
+class CrossEncoderSettings(TemplateConfig):
+    """Settings of the cross-encoder.
+
+    Attributes:
+        query: Fields of a topic that make the query.
+    """
+
+    presets: ClassVar[Mapping[str, TextTemplates]] = {"plain": TextTemplates(), "qwen3": _QWEN3}
+
+    url: Annotated[
+        OptionalAddress, Option("--reranker-url", "Server of the cross-encoder (step cross_encoder)", "Model")
+    ] = None
+    model: Annotated[str | None, Option("--reranker-model", "Its served name, if several", "Model", metavar="NAME")] = (
+        None
+    )
+    preset: Annotated[
+        str,
+        Option("--reranker-preset", f"Templates of its texts: {' or '.join(presets)}", "Model", metavar="NAME"),
+    ] = "plain"
+    query: Annotated[tuple[QueryField, ...], BeforeValidator(to_texts), Field(min_length=1)] = ("title",)
+
+
+@dataclass(frozen=True, slots=True)
+class CrossEncoder:
+    """A cross-encoder that scores documents of a task for its topics."""
+
+    client: PoolingClient
+    settings: CrossEncoderSettings
+    question: Question
+    documents: Documents
+
+    async def score(self, topic: Topic, document_ids: Sequence[str]) -> list[float]:
+        """Return the relevance of documents to a topic, in the given order; 0 for those that a replay misses.
+
+        Raises:
+            EngineError: The server failed.
+            PromptError: The query leaves no room for a document.
+        """
+        settings = self.settings
+        query = settings.render_query(sanitize(build_query(topic, settings.query)))
+
+        async def render(document_id: str) -> PooledText:
+            content = sanitize_document(self.question.render(topic, self.documents.get(document_id)))
+            text = await self.client.fit(
+                lambda text: query + settings.render_document(text), content, topic.id, document_id
+            )
+            return PooledText(settings.render_document(text), topic.id, document_id)
+
+        texts = await map_in_order(render, document_ids, self.client.concurrency)
+        return await self.client.score(query, texts)
+
+
+async def rerank(documents: list[str], score: Score, settings: CrossEncoderSettings) -> list[ScoredDocument]:
+    """Rank documents by their scores, scaled to 0..1; equal ones keep their order."""
+    scores = await score(documents)
+    ranking = rank_by_value(dict(zip(documents, scores, strict=True)))
+    return [
+        ScoredDocument(scored.document_id, score) for scored, score in zip(ranking, scale_scores(ranking), strict=True)
+    ]
