@@ -391,5 +391,5 @@ def test_every_command_has_the_option_with_a_table_as_its_default() -> None:
         assert option.default == "table", name
     elsewhere = {"demo", "evaluate", "compare", "regress record", "regress check", "regress update", "prompts compare"}
     elsewhere |= {"show", "runs", "prompts show", "prompts render", "batch export", "batch import", "batch run"}
-    elsewhere |= {"tasks list", "tasks show", "tasks new", "doctor"}
+    elsewhere |= {"tasks list", "tasks show", "tasks new", "doctor", "data"}
     assert set(found) - elsewhere == {name for name in found for case in CASES if case.partition(",")[0] == name}

@@ -43,6 +43,7 @@ COMMANDS = {
     "batch": "batch",
     "prompts": "prompts",
     "tasks": "tasks",
+    "data": "data",
 }
 
 

@@ -16,8 +16,6 @@ RowT = TypeVar("RowT")
 # With more bad lines than this, and more than documents, the file is probably not the corpus.
 MAX_BAD_LINES = 100_000
 _REPORTED_BAD_LINES = 10
-# First bytes of args_processed_04_01.csv, and the magic number of a tar archive.
-_ARGUMENTS, _TAR = b"id,conclusion,premises,", b"ustar"
 
 
 class DocumentKeys(NamedTuple):
@@ -50,10 +48,15 @@ def read_passages(
     )
 
 
+def is_arguments_table(start: bytes) -> bool:
+    """Return whether a file that begins with these bytes is the table of args.me, or a tar archive."""
+    return start.startswith(b"id,conclusion,premises,") or start[257:262] == b"ustar"
+
+
 def read_json_lines(path: Path) -> Iterator[tuple[int, bytes]]:
     """Yield lines as `read_lines`; raise DataError if the file is the corpus of another task."""
     for line, raw in read_lines(path, MAX_LINE):
-        if line == 1 and (raw.startswith(_ARGUMENTS) or raw[257:262] == _TAR):
+        if line == 1 and is_arguments_table(raw):
             raise DataError(
                 f"{path}: looks like the arguments of args.me, but this task needs JSON Lines; give `task: NAME` with "
                 "the reader args_me (`touche-llm tasks list`)"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from functools import cache
 from pathlib import Path
 from typing import Annotated, Literal
@@ -26,6 +27,8 @@ class PublishedFile(Strict):
         md5: Its checksum.
         records: Number of documents, topics or judgments in it; None if unknown.
         holds: Name of the file inside an archive.
+        first: Number and title of the first topic.
+        numbers: Lowest and highest number of the topics.
         licence: Its licence; None if its source states none.
     """
 
@@ -37,6 +40,8 @@ class PublishedFile(Strict):
     md5: str = Field(pattern=r"^[0-9a-f]{32}$")
     records: int | None = Field(None, ge=1)
     holds: str | None = None
+    first: str | None = None
+    numbers: tuple[int, int] | None = Field(None, strict=False)
     licence: str | None = None
 
 
@@ -48,11 +53,30 @@ class RestrictedCorpus(Strict):
     url: _Url
 
 
+class DocumentIds(Strict):
+    """Form of the ids of documents.
+
+    Attributes:
+        tasks: Tasks that rank such documents.
+        stored: Tasks whose corpus has such documents, while they rank others.
+        ids: Regular expression.
+    """
+
+    tasks: list[str] = Field(min_length=1)
+    stored: list[str] = []
+    ids: str
+
+
 class Published(Strict):
     """All published files of the tasks."""
 
     files: list[PublishedFile]
     restricted: list[RestrictedCorpus]
+    documents: list[DocumentIds]
+
+    def find_form(self, document: str) -> DocumentIds | None:
+        """Return the form that an id has; None if it has none of them."""
+        return next((form for form in self.documents if re.fullmatch(form.ids, document)), None)
 
 
 @cache

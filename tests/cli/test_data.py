@@ -1,0 +1,50 @@
+"""`touche-llm data` lists where the files of the tasks are, and checks downloaded ones."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.cli.conftest import Touche
+from touche_llm.tasks import TASKS
+from touche_llm.tasks.published import read_published
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_the_list_has_each_file_of_a_task_with_its_facts(task: str, touche: Touche) -> None:
+    expected = [file for file in read_published().files if task in file.tasks]
+    done = touche("data", "--task", task)
+    assert done.returncode == 0
+    for file in expected:
+        assert f"{file.bytes:,} bytes" in done.stdout and file.url in done.stdout and file.md5 in done.stdout
+    for corpus in read_published().restricted:
+        assert (corpus.url in done.stdout) is (task in corpus.tasks)
+    rows = json.loads(touche("data", "--task", task, "--format", "json").stdout)
+    assert [(row["task"], row["name"], row["bytes"]) for row in rows] == [(task, f.name, f.bytes) for f in expected]
+
+
+def test_without_a_task_the_list_has_all_of_them(touche: Touche) -> None:
+    rows = json.loads(touche("data", "--format", "json").stdout)
+    assert {row["task"] for row in rows} == set(TASKS)
+
+
+def test_a_problem_of_one_file_is_the_exit_code(touche: Touche, tmp_path: Path) -> None:
+    (tmp_path / "run.txt").write_text("60 FIRST clueweb12-0001wb-05-12311___3 1 2.0 t\n")
+    (tmp_path / "other").write_text("nothing known\n")
+    assert touche("data", "run.txt").returncode == 0
+    done = touche("data", "run.txt", "other", "--format", "json")
+    good, bad = json.loads(done.stdout)
+    assert done.returncode == 1
+    assert (good["kind"], good["tasks"], good["problem"]) == ("run", "comparative", None)
+    assert bad["problem"] and bad["tasks"] is None
+    table = touche("data", "other", "run.txt")
+    assert table.returncode == 1 and "problem: " in table.stdout and "comparative: " in table.stdout
+
+
+def test_a_check_takes_no_task(touche: Touche, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    assert touche("data", "file", "--task", "comparative").returncode == 2
+    assert touche("data", "--task", "nothing").returncode == 2
+    assert touche("data", "nowhere").returncode == 1

@@ -1,0 +1,206 @@
+"""Downloaded files are recognised by their checksum or their content, and what is wrong with them is found."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import json
+import zipfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from touche_llm.cli.demo import SAMPLES
+from touche_llm.data.topics import read_topics
+from touche_llm.errors import DataError
+from touche_llm.tasks import TASKS, downloads
+from touche_llm.tasks.downloads import FileCheck, check_file
+from touche_llm.tasks.published import Published, PublishedFile, read_published
+
+REAL = Path(__file__).resolve().parents[3] / "shared/data"
+OWN = {"comparative": "passages.jsonl", "sentence_pairs": "args_processed_04_01.csv"}
+
+
+def write_topics(path: Path, first: str, count: int) -> Path:
+    number, title = first.split(" ", 1)
+    topics = [(number, title), *((str(int(number) + n), f"Question {n}?") for n in range(1, count))]
+    elements = (f"<topic><number>{each}</number><title>{name}</title></topic>" for each, name in topics)
+    path.write_text(f"<topics>{''.join(elements)}</topics>")
+    return path
+
+
+def write_qrels(path: Path, topics: Iterator[int] | range, document: str, value: str) -> Path:
+    path.write_text("".join(f"{topic} 0 {document} {value}\n" for topic in topics))
+    return path
+
+
+@pytest.fixture
+def publish(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Publish files of other names, sizes and counts."""
+
+    def replace(*files: PublishedFile) -> None:
+        known = read_published()
+        changed = Published(files=list(files), restricted=known.restricted, documents=known.documents)
+        monkeypatch.setattr(downloads, "read_published", lambda: changed)
+
+    return replace
+
+
+def published_file(name: str, content: bytes, **given: Any) -> PublishedFile:
+    facts: dict[str, Any] = {"tasks": ["comparative"], "role": "corpus", "records": 9} | given
+    md5 = hashlib.md5(content).hexdigest()
+    return PublishedFile(name=name, url=f"https://example.org/{name}", bytes=len(content), md5=md5, **facts)
+
+
+@pytest.mark.parametrize(
+    ("first", "count", "tasks"),
+    [
+        ("2 Which is better, a laptop or a desktop?", 50, ("comparative",)),
+        ("1 Should teachers get tenure?", 50, ("sentence_pairs", "controversial")),
+        ("1 Should Teachers Get Tenure?", 49, ("arguments_2020",)),
+        ("51 Do we need sex education in schools?", 50, ("arguments_2021",)),
+        ("1 What is the difference between sex and love?", 50, ("comparative_2020",)),
+        ("51 What is better at reducing fever in children, Ibuprofen or Aspirin?", 50, ("comparative_2021",)),
+    ],
+)
+def test_topics_are_those_of_the_task_with_this_first_topic(
+    first: str, count: int, tasks: tuple[str, ...], tmp_path: Path
+) -> None:
+    found = check_file(write_topics(tmp_path / "renamed.xml", first, count))
+    assert (found.kind, found.tasks, found.records, found.problem) == ("topics", tasks, count, "")
+    assert found.first == first
+    less = check_file(write_topics(tmp_path / "less.xml", first, 30))
+    assert set(tasks) <= set(less.tasks) and less.problem and less.expected in (49, 50)
+
+
+@pytest.mark.parametrize(
+    ("topics", "document", "value", "tasks", "roles"),
+    [
+        (range(1, 50), "S1-Ab", "-2", ("arguments_2020",), ("relevance",)),
+        (range(51, 100), "S1-Ab", "2", ("arguments_2021",), ("relevance", "quality")),
+        (range(1, 50), "clueweb12-0001wb-05-12311", "1", ("comparative_2020",), ("relevance",)),
+        (range(60, 80), "clueweb12-0001wb-05-12311", "1", ("comparative_2021",), ("relevance", "quality")),
+        (range(60, 80), "clueweb12-0001wb-05-12311___3", "1", ("comparative",), ("relevance", "quality")),
+        (range(60, 80), "clueweb12-0001wb-05-12311___3", "FIRST", ("comparative",), ("stance",)),
+        (
+            range(1, 9),
+            "S1-Ab__CONC__1,S1-Ab__PREMISE__1",
+            "0",
+            ("sentence_pairs",),
+            ("relevance", "quality", "coherence"),
+        ),
+        (range(1, 9), "clueweb22-en0000-00-00000", "0", ("controversial",), ()),
+        (range(1, 9), "elsewhere", "0", (), ()),
+    ],
+)
+def test_judgments_are_those_of_the_task_with_such_documents_and_topics(
+    topics: range, document: str, value: str, tasks: tuple[str, ...], roles: tuple[str, ...], tmp_path: Path
+) -> None:
+    found = check_file(write_qrels(tmp_path / "qrels.txt", topics, document, value))
+    assert (found.kind, found.tasks, found.roles) == ("qrels", tasks, roles)
+    # Where the number of judgments is published, these are too few.
+    assert bool(found.problem) is bool(roles) and found.records == len(topics)
+
+
+def test_a_corpus_is_complete_if_it_has_as_many_documents_as_one_file_or_all_files(
+    publish: Callable[..., None], tmp_path: Path
+) -> None:
+    both = [published_file(name, b"x", tasks=["arguments_2020"], records=n) for name, n in (("a.zip", 2), ("b.zip", 3))]
+    publish(*both)
+
+    def check(count: int) -> FileCheck:
+        arguments = [
+            {"id": f"S1-A{n}", "conclusion": "c", "premises": [{"text": "t", "stance": "PRO"}]} for n in range(count)
+        ]
+        (tmp_path / "args.json").write_text(json.dumps({"arguments": arguments}))
+        return check_file(tmp_path / "args.json")
+
+    assert [check(count).problem == "" for count in (1, 2, 3, 4, 5)] == [False, True, True, False, True]
+    assert [check(count).expected for count in (1, 2, 4)] == [2, 2, 5]
+    assert check(4).tasks == ("arguments_2020",)
+
+
+def test_a_file_with_the_published_checksum_is_not_counted(publish: Callable[..., None], tmp_path: Path) -> None:
+    lines = b'{"id": "clueweb12-0000tw-00-00000___1", "contents": "text"}\nnot JSON\n'
+    publish(published_file("passages.jsonl", lines, records=868_655))
+    (tmp_path / "renamed").write_bytes(lines)
+    found = check_file(tmp_path / "renamed")
+    assert (found.is_published, found.records, found.problem, found.roles) == (True, 868_655, "", ("corpus",))
+    assert found.first == "clueweb12-0000tw-00-00000___1 text"
+    (tmp_path / "renamed").write_bytes(lines.replace(b"text", b"test"))
+    changed = check_file(tmp_path / "renamed")
+    assert not changed.is_published and "not JSON" in changed.problem
+
+
+def test_a_download_that_was_cut_off_is_compared_with_the_published_size(
+    publish: Callable[..., None], tmp_path: Path
+) -> None:
+    packed = gzip.compress((SAMPLES / "comparative" / "passages.jsonl").read_bytes())
+    with zipfile.ZipFile(tmp_path / "whole.zip", "w") as archive:
+        archive.writestr("topics.xml", "<topics/>")
+    zipped = (tmp_path / "whole.zip").read_bytes()
+    publish(published_file("passages.jsonl.gz", packed), published_file("topics.zip", zipped, role="topics"))
+    for name, content in (("passages.jsonl.gz", packed), ("topics.zip", zipped)):
+        (tmp_path / name).write_bytes(content)
+        assert check_file(tmp_path / name).problem == ""
+        (tmp_path / name).write_bytes(content[:-50])
+        found = check_file(tmp_path / name)
+        assert f"https://example.org/{name}" in found.problem and f"{len(content):,}" in found.problem
+
+
+@pytest.mark.parametrize("content", [b"", b"some text\n", b"\xff\xfe\x00", b"PK\x03\x04other", b"<topics></topics>"])
+def test_a_file_of_another_kind_is_a_problem(content: bytes, tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(content)
+    found = check_file(tmp_path / "file")
+    assert found.problem and not found.tasks
+
+
+def test_numbers_of_thousands_of_digits_and_long_ids_are_read(tmp_path: Path) -> None:
+    (tmp_path / "qrels").write_text(f"1 0 S1-A2 1\n{'9' * 5000} 0 S{'1' * 2000}-A{'_' * 2000} 1\n")
+    found = check_file(tmp_path / "qrels")
+    assert (found.kind, found.records) == ("qrels", 2)
+
+
+def test_a_missing_file_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="nowhere"):
+        check_file(tmp_path / "nowhere")
+
+
+@pytest.mark.parametrize(("task", "file"), OWN.items())
+def test_the_own_samples_are_read(task: str, file: str) -> None:
+    found = check_file(SAMPLES / task / file)
+    assert found.kind == "corpus" and found.records == {"comparative": 44, "sentence_pairs": 24}[task]
+
+
+def test_what_is_published_names_tasks_and_identifies_their_topics() -> None:
+    published = read_published()
+    named = [*(file.tasks for file in published.files), *(corpus.tasks for corpus in published.restricted)]
+    assert {task for tasks in named for task in tasks} == TASKS.keys()
+    for task in TASKS:
+        (topics,) = (file for file in published.files if task in file.tasks and file.role == "topics")
+        assert topics.first is not None and topics.numbers is not None and topics.records is not None
+        assert int(topics.first.split()[0]) == topics.numbers[0]
+        assert any(task in form.tasks for form in published.documents)
+
+
+@pytest.mark.skipif(not REAL.is_dir(), reason="needs the real data")
+@pytest.mark.parametrize(
+    ("file", "tasks", "records"),
+    [
+        ("comparative/topics.xml", ("comparative",), 50),
+        ("comparative/passages.jsonl.gz", ("comparative",), 2587),
+        ("comparative/qrels-stance.txt", ("comparative",), 1084),
+        ("comparative/candidates.run.txt", ("comparative",), 2428),
+        ("controversial/topics.xml", ("sentence_pairs", "controversial"), 50),
+        ("sentence_pairs/args_processed_04_01.csv.gz", ("sentence_pairs",), 4967),
+        ("sentence_pairs/qrels-arguments-2020.txt", ("arguments_2020",), 1174),
+    ],
+)
+def test_real_files_are_those_of_their_task(file: str, tasks: tuple[str, ...], records: int) -> None:
+    found = check_file(REAL / file)
+    assert (found.tasks, found.records) == (tasks, records)
+    if file.endswith("topics.xml"):
+        topics = read_topics(REAL / file)
+        assert found.problem == "" and found.first == f"{topics[0].id} {topics[0].title}"
