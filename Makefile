@@ -22,7 +22,7 @@ help:
 	@echo "make check      format, lint, types, all of the tests that need neither a browser nor vLLM"
 	@echo "make nightly    kill, starve and mislead every command, start and stop servers (about 40 minutes)"
 	@echo "make test-vllm  install the CPU build of vLLM, once for all clones, and run the tests against a real server"
-	@echo "make test-browser  open a report in Debian's Chromium and use it"
+	@echo "make test-browser  open reports and the documentation in Debian's Chromium and use them"
 	@echo "make docs       build the documentation in docs/_build/html"
 	@echo "make test-wheel build and check the distributions, and run the demo from an empty environment"
 	@echo "make mutants    change the code of each package in 200 places, one at a time, and count what the tests notice (hours)"
@@ -80,7 +80,7 @@ $(CHROMIUM):
 	@test "$$(id -u)" = 0 || { echo "$(CHROMIUM) is not there; as root: apt-get install chromium fonts-dejavu-core"; exit 1; }
 	apt-get -qq update && apt-get -qq install --yes --no-install-recommends chromium fonts-dejavu-core
 
-test-browser: $(STAMP) | $(CHROMIUM)
+test-browser: docs | $(CHROMIUM)
 	@$(BIN)/python -m pytest -m browser tests/browser
 
 $(VENV)/.docs: $(STAMP)

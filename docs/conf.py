@@ -24,4 +24,6 @@ html_title = f"touche_llm {release}"
 html_static_path = ["_static"]
 html_css_files = ["style.css"]
 html_copy_source = False
+# A page that is opened from a folder may not fetch the others for their summaries.
+html_show_search_summary = False
 html_show_sphinx = False
