@@ -8,7 +8,7 @@ from typing import Any
 
 import orjson
 
-from tests.scripted_engine import Script, spell
+from tests.scripted_engine import Script, answer
 from touche_llm.llm.answers import Token
 from touche_llm.llm.request import Request
 
@@ -69,7 +69,7 @@ def refused(key: str, status: int = 400, message: str = "too long") -> Line:
 
 def answers(requests: Iterable[Request], script: Script) -> list[Line]:
     """What a model would reply that says what the script says."""
-    return [replied(request.key, body(*spell(script(request)))) for request in requests]
+    return [replied(request.key, body(*answer(script(request), request.schema))) for request in requests]
 
 
 def write(path: Path, lines: Iterable[Mapping[str, Any]]) -> Path:

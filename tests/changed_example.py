@@ -22,7 +22,7 @@ def change_example(touche: Touche, stance: str, aspects: str) -> None:
     path.write_text(f"{head}aspects: {aspects}\n{stance}\n{tail}")
     template = Path("essays/judge.jinja")
     text = template.read_text().replace("support", "depth").replace("PRO", " ".join(LABELS))
-    template.write_text(text.replace("0 to 3", "0 to 2").replace('"depth": 0 to 2', '"depth": 0 to 4'))
+    template.write_text(text.replace("0 to 3", "0 to 2").replace("depth 0 to 2", "depth 0 to 4"))
 
 
 def write_qrels() -> tuple[str, ...]:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 import orjson
 from aiohttp import web
+
+from touche_llm.llm.answer_forms import Layout, list_fields
 
 GOOD = '{"relevance":2,"quality":1,"stance":"FIRST"}'
 # Handles one chat request; gets the request and its body.
@@ -47,13 +49,23 @@ def schema_in(body: dict[str, Any]) -> Any:
     return body["response_format"]["json_schema"]["schema"] if "response_format" in body else None
 
 
+def fields_in(body: dict[str, Any]) -> dict[str, Any]:
+    """The schema of each field of the answer, whatever its form; empty if there is no schema."""
+    schema = schema_in(body)
+    return dict(list_fields(schema)) if schema else {}
+
+
+def spell(body: dict[str, Any], values: Mapping[str, Any]) -> str:
+    """The text of an answer in the form that a request has."""
+    return Layout.of_schema(schema_in(body)).spell(values)
+
+
 async def good(_: web.Request, body: dict[str, Any]) -> web.StreamResponse:
     """The first label of each field, and the last for `second`, since two objects differ; a greeting without schema."""
-    schema = schema_in(body)
-    if schema is None:
+    fields = fields_in(body)
+    if not fields:
         return reply("Hello! How can I help?")
-    properties = schema["properties"]
-    return reply(orjson.dumps({name: each["enum"][-(name == "second")] for name, each in properties.items()}).decode())
+    return reply(spell(body, {name: each["enum"][-(name == "second")] for name, each in fields.items()}))
 
 
 @dataclass
@@ -79,7 +91,7 @@ class FakeServer:
     async def chat(self, request: web.Request) -> web.StreamResponse:
         sent = orjson.loads(await request.read())
         body = {name: value for name, value in sent.items() if name not in self.ignored}
-        if list((schema_in(sent) or {"properties": {}})["properties"]) == ["word"]:
+        if list(fields_in(sent)) == ["word"]:
             return await self.probe(request, body)
         self.bodies.append(sent)
         behaviour = self.behaviours.pop(0) if self.behaviours else self.rest

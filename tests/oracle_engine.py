@@ -17,6 +17,7 @@ from tests.scripted_engine import FACTS, Label, ScriptedEngine
 from touche_llm.data.records import Candidate, Document, Judgment, Topic
 from touche_llm.errors import DataError
 from touche_llm.judging.pointwise import RequestBuilder, judge
+from touche_llm.llm.answer_forms import list_fields
 from touche_llm.llm.cache import Cache, CacheMode
 from touche_llm.llm.model import ModelClient
 from touche_llm.llm.request import Request, Sampling
@@ -58,7 +59,7 @@ class OracleEngine(ScriptedEngine):
         self._levels = {topic: sorted(set(known.values())) for topic, known in grades.items()}
 
     def _answer(self, request: Request) -> Mapping[str, Label | Mapping[Label, float]]:
-        fields: Mapping[str, Any] = request.schema["properties"]
+        fields: Mapping[str, Any] = list_fields(request.schema)
         seen = self._seen(request.origin.topic_id, str(request.origin.document_id).split(" "), " ".join(fields))
         if "best" in fields:
             weights = [math.exp((each - max(seen)) / TEMPERATURE) for each in seen]

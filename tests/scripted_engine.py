@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from typing import Any
 
-import orjson
-
+from touche_llm.llm.answer_forms import AnswerForm, Layout, list_fields
 from touche_llm.llm.answers import Token
 from touche_llm.llm.engines.base import Completion, EngineInfo
 from touche_llm.llm.request import Message, Request
 
 Label = int | str
 # What is answered: for each field its label, or the probabilities of its labels.
-Script = Callable[[Request], Mapping[str, Label | Mapping[Label, float]]]
+Values = Mapping[str, Label | Mapping[Label, float]]
+Script = Callable[[Request], Values]
 
 FACTS = EngineInfo(model="scripted", revision="", context=32768, overhead=32, engine="scripted")
 
@@ -27,7 +28,7 @@ class ScriptedEngine:
 
     async def complete(self, request: Request) -> Completion:
         self.requests.append(request)
-        text, tokens = spell(self.script(request))
+        text, tokens = answer(self.script(request), request.schema)
         return Completion(
             text=text, finish_reason="stop", prompt_tokens=100, completion_tokens=len(tokens), tokens=tokens
         )
@@ -40,7 +41,7 @@ class ScriptedEngine:
         return text[: max_tokens * 4]
 
 
-def spell(fields: Mapping[str, Label | Mapping[Label, float]]) -> tuple[str, list[Token]]:
+def spell(values: Values, layout: Layout) -> tuple[str, list[Token]]:
     """The text of an answer and its tokens; the most probable label is the one written."""
     text = ""
     tokens: list[Token] = []
@@ -50,13 +51,37 @@ def spell(fields: Mapping[str, Label | Mapping[Label, float]]) -> tuple[str, lis
         tokens.append(Token(at=len(text.encode()), token=top[0][0], logprob=top[0][1], top=top))
         text += top[0][0]
 
-    separator = "{"
-    for field, value in fields.items():
+    *before, end = layout.frame
+    quote = ""
+    for frame, value in zip(before, values.values(), strict=True):
         shares = value if isinstance(value, Mapping) else {value: 1.0}
-        quote = '"' if isinstance(next(iter(shares)), str) else ""
-        add([(f'{separator}"{field}":{quote}', 0.0)])
+        opening = '"' if isinstance(next(iter(shares)), str) and layout.form is not AnswerForm.LINE else ""
+        add([(quote + frame + opening, 0.0)])
         add(sorted(((str(label), math.log(share)) for label, share in shares.items() if share), key=lambda t: -t[1]))
-        separator = f"{quote},"
-    add([(quote + "}", 0.0)])
-    orjson.loads(text)
+        quote = opening
+    add([(quote + end, 0.0)])
     return text, tokens
+
+
+def divide_stance(values: Values, schema: Mapping[str, Any]) -> Values:
+    """The same answer with its stance divided into position and side, if the schema has both and the answer has not."""
+    fields = list_fields(schema)
+    if "position" not in fields or "position" in values or "stance" not in values:
+        return values
+    stance = values["stance"]
+    shares = stance if isinstance(stance, Mapping) else {stance: 1.0}
+    sides = {label: share for label, share in shares.items() if label in fields["stance"]["enum"]}
+    yes = math.fsum(sides.values())
+    leaning = {label: share / yes for label, share in sides.items()} if yes else fields["stance"]["enum"][-1]
+    return {**values, "position": {"YES": yes, "NO": 1.0 - yes}, "stance": leaning}
+
+
+def answer(values: Values, schema: Mapping[str, Any]) -> tuple[str, list[Token]]:
+    """The text and tokens of an answer in the form of a schema, whose fields the values may lack."""
+    values = divide_stance(values, schema)
+    fields = [name for name in list_fields(schema) if name in values]
+    # Wrong names are written as they are, as an object.
+    if set(fields) != set(values):
+        return spell(values, Layout(AnswerForm.OBJECT, tuple(values)))
+    layout = Layout(Layout.of_schema(schema).form, tuple(fields))
+    return spell({name: values[name] for name in fields}, layout)

@@ -21,6 +21,7 @@ from touche_llm.cli.demo import SAMPLE_TASKS, SAMPLES, sample_config
 from touche_llm.cli.tasks import EXAMPLE
 from touche_llm.config import Config, load_config
 from touche_llm.data.topics import read_topics
+from touche_llm.llm.answer_forms import list_fields
 from touche_llm.llm.cache import Cache, CacheMode
 from touche_llm.llm.engines.base import EngineInfo
 from touche_llm.llm.model import ModelClient
@@ -61,7 +62,7 @@ def script_of(task: str) -> Script:
 
     def script(request: Request) -> Mapping[str, Label | Mapping[Label, float]]:
         topic, document = request.origin.topic_id, request.origin.document_id
-        fields = list(request.schema["properties"])
+        fields = list(list_fields(request.schema))
         if document is None:
             about_topic: Mapping[str, Label] = answers["queries" if "query1" in fields else "objects"][topic]
             return about_topic
@@ -73,6 +74,7 @@ def script_of(task: str) -> Script:
         return {
             field: dict(enumerate(answer[field])) if isinstance(answer[field], list) else answer[field]
             for field in fields
+            if field != "position"  # is in the stance
         }
 
     topics = read_topics(SAMPLES / task / "topics.xml")
@@ -86,7 +88,7 @@ def script_with_queries(task: str) -> Script:
     answers = script_of(task)
 
     def script(request: Request) -> Mapping[str, Label | Mapping[Label, float]]:
-        if "query1" in request.schema["properties"]:
+        if "query1" in list_fields(request.schema):
             return {"query1": "cost and comfort", "query2": "reasons for it", "query3": "what people say"}
         return answers(request)
 

@@ -30,8 +30,13 @@ from touche_llm.tasks import get_task
 FOLDER = Path(__file__).parent / "regress"
 # Few topics and documents, but every prompt; of the controversial task so little context that pages are cut.
 FLAGS: Mapping[str, Mapping[str, Any]] = {
-    "comparative": {"topic": ("3", "20"), "depth": 6, "rank": ("judge", "listwise:4", "pairwise:3")},
-    "controversial": {"limit_topics": 2, "depth": 4, "rank": ("judge", "setwise:3"), "engine.context": 1300},
+    "comparative": {
+        "topic": ("3", "20"),
+        "depth": 6,
+        "rank": ("judge", "listwise:4", "pairwise:3"),
+        "weights": {"relevance": 1.0, "quality": 0.5, "first_stage": 0.05},
+    },
+    "controversial": {"limit_topics": 2, "depth": 4, "rank": ("judge", "setwise:3"), "engine.context": 1200},
     "sentence_pairs": {
         "limit_topics": 1,
         "depth": 16,

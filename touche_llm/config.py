@@ -301,9 +301,13 @@ def _drop_outdated(values: dict[str, Any], flags: Mapping[str, Any]) -> None:
     default_index = str(index_folder(Path(str(values.get("corpus")))))
     if flags.get("corpus") is not None and values.get("index") == default_index:
         del values["index"]
-    if "stance.thresholds" in flags and isinstance(values.get("stance"), dict):
+    stance = values.get("stance")
+    if "stance.thresholds" in flags and isinstance(stance, dict):
         for name in ("calibrated_on", "calibrated_for"):
-            values["stance"].pop(name, None)
+            stance.pop(name, None)
+    if flags.get("stance.depth") is not None and isinstance(stance, dict) and stance.get("prompt") == "shared":
+        # A shared prompt has no depth.
+        del stance["prompt"]
     engine = values.get("engine")
     for name in ("model", "base_url"):
         given = flags.get(f"engine.{name}")

@@ -43,6 +43,8 @@ def value(schema, name):
     return schema.get("const", f"words of {{name}}")
 def answer(body):
     schema = body["structured_outputs"]["json"]
+    if "prefixItems" in schema:
+        return json.dumps([value(each, each["title"]) for each in schema["prefixItems"]])
     return json.dumps({{name: value(each, name) for name, each in schema["properties"].items()}})
 model = how.get("model", flags["--served-model-name"])
 def reply(text):
@@ -110,7 +112,10 @@ def answer(row):
         return {"__inference_error__": "VLLMValidationError: the grammar does not know allOf"}
     if "broken" in "".join(map(chr, row["tokenized_prompt"])):
         return {"__inference_error__": "RuntimeError: the request is not finished"}
-    text = json.dumps({name: labels["enum"][0] for name, labels in schema["properties"].items()})
+    if "prefixItems" in schema:
+        text = json.dumps([labels["enum"][0] for labels in schema["prefixItems"]])
+    else:
+        text = json.dumps({name: labels["enum"][0] for name, labels in schema["properties"].items()})
     tokens = [*map(ord, text), 0][:params["max_tokens"]]
     others = {n: {"logprob": -math.inf, "decoded_token": chr(n)} for n in range(200, 230)}
     return {

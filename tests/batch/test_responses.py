@@ -12,7 +12,6 @@ from msgspec.structs import replace
 
 from tests import batch_replies as b
 from tests.batch.stages import COMPARATIVE, Waiting, export_stage, import_files, simple_config, stored_keys
-from tests.fake_server import GOOD as GOOD_ANSWER
 from tests.sample_runs import Silent, retrieve_stage, run_directly, with_cache
 from tests.scripted_engine import FACTS, ScriptedEngine
 from touche_llm.batch import responses
@@ -109,7 +108,7 @@ async def test_answers_need_log_probabilities_only_if_requested(tmp_path: Path) 
     config, out = simple_config(tmp_path, sampling__logprobs=False), tmp_path / "out"
     await retrieve_stage(config, out, Silent())
     requests = (await export_stage(config, out)).requests
-    lines = [b.replied(each.key, b.body(GOOD_ANSWER, [])) for each in requests]
+    lines = [b.replied(each.key, b.body('[2,1,"YES","FIRST"]', [])) for each in requests]
     assert (await import_files(out, b.write(out / "r.jsonl", lines))).stored == len(requests)
 
 

@@ -8,7 +8,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import orjson
 import pytest
 from aiohttp import web
 
@@ -36,6 +35,7 @@ from touche_llm.data.files import read_records
 from touche_llm.data.records import Failure
 from touche_llm.data.trec_runs import read_candidates
 from touche_llm.errors import DataError, ReplayMiss, UsageError
+from touche_llm.llm.answer_forms import Layout, list_fields
 from touche_llm.llm.cache import CacheMode
 from touche_llm.llm.engines.chat_reply import build_chat_body
 from touche_llm.llm.model import MAX_SAMPLES
@@ -113,8 +113,9 @@ async def test_failures_by_files_equal_those_of_a_server(tmp_path: Path) -> None
         failed = fails(body)
         if failed == "too long":
             return b.refused(request.key)
-        labels = {name: each["enum"][0] for name, each in request.schema["properties"].items()}
-        return b.replied(request.key, b.body(failed or orjson.dumps(labels).decode(), model="fake"))
+        labels = {name: each["enum"][0] for name, each in list_fields(request.schema).items()}
+        text = failed or Layout.of_schema(request.schema).spell(labels)
+        return b.replied(request.key, b.body(text, model="fake"))
 
     came: list[Failure] = []
     for stage in ("judge", "rank"):
@@ -209,7 +210,7 @@ async def test_answers_of_a_stage_that_fails_are_stored(tmp_path: Path) -> None:
     assert last and last <= stored_keys(config)
 
 
-@pytest.mark.parametrize(("task", "context"), [("comparative", 850), ("controversial", 1100)])
+@pytest.mark.parametrize(("task", "context"), [("comparative", 1000), ("controversial", 1100)])
 async def test_documents_are_truncated_as_by_an_engine_with_this_tokeniser(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, task: str, context: int
 ) -> None:

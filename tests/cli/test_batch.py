@@ -21,7 +21,7 @@ DATA = ["--topics", str(SAMPLE / "topics.xml"), "--corpus", str(SAMPLE / "passag
 MODEL = ["--model", "served", "--context", "32768", "--stance-depth", "0"]
 EXPORT = ["batch", "export", "judge", "--out", "run", "-o", "requests.jsonl", *MODEL]
 REPLAY = ["--out", "run", "--cache-mode", "replay", "--stance-depth", "0"]
-GOOD = '{"relevance":2,"quality":1,"stance":"FIRST"}'
+GOOD = '[2,1,"YES","FIRST"]'
 
 
 @pytest.fixture
@@ -86,7 +86,7 @@ def test_following_the_printed_commands_ranks_as_was_exported(touche: Touche, tm
     assert done.returncode == 0, done.stderr
     for _ in range(9):
         import_, again = commands_in(done)
-        lines = replied(tmp_path / "my requests.jsonl", '{"order":"C > B > A"}')
+        lines = replied(tmp_path / "my requests.jsonl", '["C > B > A"]')
         b.write(tmp_path / "responses.jsonl", lines)
         imported = touche(*import_)
         assert imported.returncode == 0, imported.stderr
@@ -199,11 +199,11 @@ def test_what_does_not_fit_is_one_line_that_says_what_to_do(touche: Touche, tmp_
         assert said in done.stderr and "Traceback" not in done.stderr
 
     fails(1, "run `touche-llm batch export` for this folder first", "batch", "import", "r.jsonl", "--out", "run")
-    fails(2, "--model NAME", *EXPORT[:7])
-    fails(2, "--context N", *EXPORT[:7], "--model", "served")
+    fails(2, "--model", *EXPORT[:7])
+    fails(2, "--context", *EXPORT[:7], "--model", "served")
     fails(2, "--k1: not an option of `touche-llm judge`", *EXPORT, "--k1", "1")
     fails(2, "a stage before `judge` depends on it", *EXPORT, "--set", "retriever.k1=1")
-    fails(2, "--tokenizer FOLDER", *EXPORT, "--context", "1100")
+    fails(2, "--tokenizer", *EXPORT, "--context", "1100")
     fails(2, "nowhere: no tokenizer", *EXPORT, "--tokenizer", "nowhere")
     fails(
         1,

@@ -6,9 +6,10 @@ import asyncio
 import gzip
 import io
 import json
-import os
 import shutil
 import signal
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from aiohttp import web
 from rich.console import Console
 
 from tests.cli.conftest import Touche
-from tests.fake_server import FakeServer, says
+from tests.fake_server import FakeServer, good, says
 from touche_llm import __version__
 from touche_llm.cli.demo import SAMPLES
 from touche_llm.cli.stages import run_requests
@@ -125,22 +126,28 @@ def test_an_error_is_one_line_and_an_exit_code(
     assert not (tmp_path / "o" / "run.txt").exists()
 
 
-def test_a_run_with_failures_ends_with_3_and_ctrl_c_with_130(touche: Touche) -> None:
-    async def interrupts(request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
-        os.kill(os.getpid(), signal.SIGINT)
-        return await says("no JSON")(request, body)
+def test_a_run_with_failures_ends_with_3(touche: Touche) -> None:
+    with FakeServer(rest=says("no JSON")).in_thread() as server:
+        done = touche("run", *DATA, "--out", "o", "--base-url", server.url, "--topic", "3", "--depth", "4")
+    assert (done.returncode, "failures: 4 not_json; most often: Invalid JSON" in done.stdout) == (3, True)
+    assert touche("rank", "--out", "o").returncode == 3
 
-    server = FakeServer(rest=says("no JSON"))
+
+def test_ctrl_c_ends_a_run_with_130(tmp_path: Path) -> None:
+    """In a process of its own, since a signal leaves connections of this one open."""
+
+    async def interrupts(request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
+        server.rest = good
+        process.send_signal(signal.SIGINT)
+        return await good(request, body)
+
+    server = FakeServer(rest=interrupts)
     with server.in_thread():
-        command = ["run", *DATA, "--out", "o", "--base-url", server.url, "--topic", "3"]
-        done = touche(*command, "--depth", "4")
-        assert (done.returncode, "failures: 4 not_json; most often: Invalid JSON" in done.stdout) == (3, True)
-        assert touche("rank", "--out", "o").returncode == 3
-        server.rest = interrupts
-        done = touche(*command, "--overwrite")
-    assert done.returncode == 130
-    assert "interrupted" in done.stderr and ".touche-llm/answers.sqlite" in done.stderr
-    assert "Traceback" not in done.stderr
+        command = [sys.executable, "-m", "touche_llm", "run", *DATA, "--out", "o", "--base-url", server.url]
+        with subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True) as process:
+            _, errors = process.communicate(timeout=120)
+    assert process.returncode == 130
+    assert "interrupted" in errors and ".touche-llm/answers.sqlite" in errors and "Traceback" not in errors
 
 
 @pytest.mark.parametrize("ending", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])

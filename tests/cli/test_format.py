@@ -174,7 +174,13 @@ def listed(_: Path) -> list[Row]:
     for each in find_prompts(get_task("comparative")):
         assert each.loaded
         purpose, prompt = each.loaded
-        row = {"task": "comparative", "name": each.name, "version": 1, "hash": prompt.hash, "answer": purpose.name}
+        row = {
+            "task": "comparative",
+            "name": each.name,
+            "version": prompt.header.version,
+            "hash": prompt.hash,
+            "answer": purpose.name,
+        }
         row |= {
             "fields": describe_fields(purpose, prompt),
             "purpose": prompt.header.purpose,
@@ -190,7 +196,13 @@ def found_good(_: Path) -> list[Row]:
     for name in ("judge", "stance"):
         purpose, prompt = load_named(get_task("comparative"), name)
         checked = asyncio.run(check(get_task("comparative"), purpose, prompt, make_invented_material(), estimate))
-        row: Row = {"task": "comparative", "name": name, "version": 1, "hash": prompt.hash, "path": str(prompt.path)}
+        row: Row = {
+            "task": "comparative",
+            "name": name,
+            "version": prompt.header.version,
+            "hash": prompt.hash,
+            "path": str(prompt.path),
+        }
         row |= {"longest_topic": checked.longest_topic, "tokens": checked.tokens, "estimated": True}
         for what, share in (("topics", checked.between_topics), ("documents", checked.between_documents)):
             assert share

@@ -12,6 +12,7 @@ from tests.changed_example import FIVE, INPUTS, LABELS, TWO_SCALES, change_examp
 from tests.cli.conftest import Touche
 from tests.prompt_variants import opening
 from tests.scripted_engine import Label, ScriptedEngine
+from touche_llm.llm.answer_forms import list_fields
 from touche_llm.llm.request import Request
 
 OPTIONS = (*INPUTS, "--task", "essays", "--index", "index", "--cache", "answers.sqlite")
@@ -23,7 +24,7 @@ def answer(request: Request) -> Mapping[str, Label | Mapping[Label, float]]:
     if "BLUNT" in request.messages[0].content:
         number = 4 - number
     answers: dict[str, Label | Mapping[Label, float]] = {}
-    for field, values in request.schema["properties"].items():
+    for field, values in list_fields(request.schema).items():
         labels = values["enum"]
         label, following = labels[number % len(labels)], labels[(number + 1) % len(labels)]
         answers[field] = {label: 0.75, following: 0.25} if field == "depth" else label

@@ -21,6 +21,7 @@ from tests.scripted_engine import FACTS, Script, ScriptedEngine
 from tests.write_demo_cassette import script_of
 from touche_llm.cli import prompts_try
 from touche_llm.cli.demo import SAMPLE_TASKS, SAMPLES
+from touche_llm.llm.answer_forms import list_fields
 from touche_llm.llm.answers import Token
 from touche_llm.llm.cache import Cache
 from touche_llm.llm.engines.base import Completion, Rejected
@@ -76,8 +77,8 @@ def test_the_list_names_the_prompts_and_where_they_lie(touche: Touche, folder: P
     found = {(row["task"], row["name"]): row for row in rows(touche("prompts", "list", "--format", "json"))}
     assert {task for task, _ in found} == set(TASKS) and len(found) == 32
     own = found["comparative", "judge"]
-    assert own["path"] == str(OWN) and own["version"] == 1 and own["examples"] == 0 and own["error"] is None
-    assert own["fields"] == "relevance (0 to 3), quality (0 to 3), stance (FIRST SECOND NEUTRAL NO)"
+    assert own["path"] == str(OWN) and own["version"] == 2 and own["examples"] == 0 and own["error"] is None
+    assert own["fields"] == "relevance (0 to 3), quality (0 to 3), position (YES NO), stance (FIRST SECOND NEUTRAL)"
     given = ["prompts", "list", "--task", "comparative", "--prompts", str(folder)]
     mine = {row["name"]: row for row in rows(touche(*given, "--format", "json"))}
     assert "shown" not in mine and mine["best"]["path"] == found["comparative", "best"]["path"]
@@ -107,7 +108,7 @@ def test_a_folder_without_templates_of_the_task_is_told(touche: Touche, folder: 
 
 def test_a_prompt_is_shown_with_what_it_takes_in(touche: Touche, folder: Path) -> None:
     done = touche("prompts", "show", "judge", "--prompts", str(folder))
-    assert done.returncode == 0 and "comparative/judge, version 1, hash " in done.stdout
+    assert done.returncode == 0 and "comparative/judge, version 2, hash " in done.stdout
     assert '{% include "shown.jinja" %}' in done.stdout
     assert f"── {folder / 'comparative' / 'shown.jinja'} ──\n{{{{ document }}}}" in done.stdout
     files = rows(touche("prompts", "show", str(folder / "comparative" / "judge.jinja"), "--format", "json"))
@@ -127,7 +128,7 @@ def test_a_check_ends_with_one_only_where_there_are_errors(touche: Touche, folde
     template.write_text(text.replace("NEUTRAL", "neither"))
     done = touche(*given)
     assert done.returncode == 1 and "does not name NEUTRAL" in done.stdout
-    template.write_text(text.replace("version: 1", "version: one"))
+    template.write_text(text.replace("version: 2", "version: one"))
     (row,) = json.loads(touche(*given, "--format", "json").stdout)
     assert (row["errors"], row["version"], row["tokens"]) == (1, None, None)
     assert "front matter: version: must be a whole number" in row["problems"]
@@ -188,7 +189,7 @@ def test_an_example_about_a_given_topic_is_an_error_as_in_a_run(touche: Touche, 
     (folder / "comparative" / "judge.examples.yaml").write_text(
         "- topic: {id: 99, title: 'Which is better for heating an old house, a heat pump or a gas boiler?'}\n"
         "  document: Some text.\n  first: heat pump\n  second: gas boiler\n"
-        "  answer: {relevance: 3, quality: 2, stance: FIRST}\n"
+        "  answer: {relevance: 3, quality: 2, position: YES, stance: FIRST}\n"
     )
     given = ["prompts", "check", "judge", "--prompts", str(folder)]
     assert "good" in touche(*given).stdout
@@ -204,11 +205,11 @@ def test_a_copy_is_the_same_prompt_with_all_that_it_takes_in(touche: Touche, fol
     (place / "shown.jinja").write_text('{{ document }}{% include "deep/more.jinja" %}')
     (place / "judge.examples.yaml").write_text(
         "- topic: {id: 99, title: 'Tea or coffee?'}\n  document: Tea – it is better.\n  first: tea\n  second: coffee\n"
-        "  answer: {relevance: 3, quality: 2, stance: FIRST}\n"
+        "  answer: {relevance: 3, quality: 2, position: YES, stance: FIRST}\n"
     )
     given = ["prompts", "copy", "judge", "new/mine.jinja", "--prompts", str(folder)]
     done = touche(*given)
-    assert done.returncode == 0 and "raise its version, 1 to 2" in done.stdout, done.stderr
+    assert done.returncode == 0 and "raise its version, 2 to 3" in done.stdout, done.stderr
     assert "touche-llm prompts check new/mine.jinja --task comparative" in done.stdout
     written = {str(path.relative_to(tmp_path / "new")) for path in (tmp_path / "new").rglob("*") if path.is_file()}
     assert written == {"mine.jinja", "shown.jinja", "deep/more.jinja", "mine.examples.yaml"}
@@ -263,7 +264,7 @@ async def asked_by_a_run(task: str, folder: Path, context: int, **flags: Any) ->
     [
         ("comparative", 32768, {"judge", "stance", "objects", "best"}),
         # So short that documents are cut, as the engine measured it.
-        ("comparative", 840, {"judge"}),
+        ("comparative", 1000, {"judge"}),
         ("controversial", 1300, {"judge", "stance", "best"}),
         ("sentence_pairs", 32768, {"judge", "sentence"}),
     ],
@@ -296,7 +297,7 @@ def test_the_parts_of_a_prompt_are_named_where_there_are_no_colours(touche: Touc
     assert f"── system ──\n‹shared by all› {SENTENCE}" in done.stdout
     assert "Question: ‹shared by the topic› Which is better" in done.stdout
     assert "Passage A:\n‹this request alone› We swapped" in done.stdout
-    assert "shared by all: 1,912 characters, about 478 tokens" in done.stdout
+    assert re.search(r"shared by all: [1-9],\d{3} characters, about \d{3} tokens\n", done.stdout)
     assert "the context is not known" in done.stderr
 
 
@@ -306,7 +307,7 @@ def test_an_answer_that_the_prompt_gives_away_is_not_tried(folder: Path, touche:
         "document": "A pump.",
         "first": "pump",
         "second": "boiler",
-        "answer": {"relevance": 3, "quality": 2, "stance": "FIRST"},
+        "answer": {"relevance": 3, "quality": 2, "position": "YES", "stance": "FIRST"},
     }
     (folder / "comparative" / "judge.examples.yaml").write_text(json.dumps([example]))
     done = touche("prompts", "try", "judge", "--prompts", str(folder), *ABOUT, *DATA, *REPLAY)
@@ -389,7 +390,7 @@ def test_answers_are_shown_with_their_probabilities_and_what_people_said(touche:
     assert done.returncode == 0, done.stderr
     one, two = done.stdout.split("\n\n")[1:]
     assert one.startswith(ONE) and "people: 2   0 ▏ 2%" in one and "people: SECOND   FIRST ███████▎ 91%" in one
-    assert 'answer: {"relevance":3,"quality":3,"stance":"FIRST"}' in one and "from the cache" in one
+    assert 'answer: [3,3,"YES","FIRST"]' in one and "from the cache" in one
     assert two.startswith(TWO) and two.count("people: not judged") == 2
     assert SENTENCE not in done.stdout and SENTENCE in touche(*given, "--verbose").stdout
     found = {(row["documents"], row["field"]): row for row in rows(touche(*given, "--format", "json"))}
@@ -418,7 +419,7 @@ def test_every_kind_of_prompt_can_be_tried(
     def script(request: Request) -> Any:
         if request.origin.document_id is not None:
             return answers(request)
-        fields = list(request.schema["properties"])
+        fields = list(list_fields(request.schema))
         return {"first": "heat pump", "second": "gas boiler"} if "first" in fields else dict.fromkeys(fields, "a word")
 
     requests = scripted(script)
@@ -518,7 +519,7 @@ def test_watching_asks_again_and_shows_what_changed(
     done = touche(*given, "--watch")
     assert done.returncode == 0, done.stderr
     rounds = done.stdout.split("waiting for the template to be saved; Ctrl-C ends")
-    assert [each for each in range(7) if "changes, comparative/judge@1-" in rounds[each]] == [1, 2, 5]
+    assert [each for each in range(7) if "changes, comparative/judge@2-" in rounds[each]] == [1, 2, 5]
     assert f"{ONE}: relevance 1.20 → 0.60\n" in rounds[1]
     assert f"{ONE}: stance FIRST → NO\n" in rounds[2]
     assert "error: " in rounds[3] and "undefined variable 'documnt'" in rounds[3]

@@ -19,7 +19,7 @@ EXAMPLE = """
   document: Tea has less of it.
   first: tea
   second: coffee
-  answer: {relevance: 3, quality: 1, stance: FIRST}
+  answer: {relevance: 3, quality: 1, position: YES, stance: FIRST}
 """
 
 

@@ -25,6 +25,7 @@ from touche_llm.cli.tasks import EXAMPLE, EXAMPLE_FILES
 from touche_llm.config import load_config
 from touche_llm.data.files import read_records, write_records
 from touche_llm.data.records import Judgment, Reading
+from touche_llm.llm.answer_forms import list_fields
 from touche_llm.llm.cache import Cache, CacheMode
 from touche_llm.llm.model import ModelClient
 from touche_llm.llm.request import Request
@@ -102,7 +103,7 @@ def script(request: Request) -> Mapping[str, Label | Mapping[Label, float]]:
     """Answer by the number of the document, with shares for two grades and labels next to each other."""
     number = int((request.origin.document_id or "0")[-1])
     answer: dict[str, Label | Mapping[Label, float]] = {}
-    for field, values in request.schema["properties"].items():
+    for field, values in list_fields(request.schema).items():
         labels = values["enum"]
         place = number % len(labels)
         answer[field] = {labels[place]: 0.75, labels[place - 1]: 0.25}

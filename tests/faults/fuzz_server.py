@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 import orjson
 
+from tests.fake_server import fields_in, spell
 from tests.faults.reply_kinds import End, Pieces
 
 # What to send for a path and a body.
@@ -95,10 +96,10 @@ class FuzzServer:
 def probe(body: bytes) -> bytes | None:
     """Return the JSON that answers the start-up check; None for other requests."""
     request = orjson.loads(body)
-    fields = request["structured_outputs"]["json"]["properties"]
+    fields = fields_in(request)
     if list(fields) != ["word"]:
         return None
-    text = orjson.dumps({"word": fields["word"]["enum"][0]}).decode()
+    text = spell(request, {"word": fields["word"]["enum"][0]})
     tokens = [{"token": c, "logprob": -0.1, "top_logprobs": [{"token": c, "logprob": -0.1}]} for c in text]
     choice = {"message": {"content": text}, "finish_reason": "stop", "logprobs": {"content": tokens}}
     usage = {"prompt_tokens": 9, "completion_tokens": 9}

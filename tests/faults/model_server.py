@@ -13,7 +13,7 @@ from typing import Any
 import orjson
 from aiohttp import web
 
-from tests.fake_server import FakeServer, reply
+from tests.fake_server import FakeServer, fields_in, reply, spell
 
 
 async def steady(_: web.Request, body: dict[str, Any]) -> web.StreamResponse:
@@ -23,8 +23,8 @@ async def steady(_: web.Request, body: dict[str, Any]) -> web.StreamResponse:
 
 def steady_text(body: dict[str, Any]) -> str:
     """The text of the answer to a request."""
-    fields: dict[str, Any] = body["structured_outputs"]["json"]["properties"]
-    return orjson.dumps(_drawn(fields, digest(body))).decode()
+    fields: dict[str, Any] = fields_in(body)
+    return spell(body, _drawn(fields, digest(body)))
 
 
 def _drawn(fields: dict[str, Any], seed: str) -> dict[str, Any]:

@@ -12,6 +12,7 @@ import orjson
 
 from tests.answer_models import ComparativeJudgment
 from tests.scripted_engine import spell
+from touche_llm.llm.answer_forms import AnswerForm, Layout
 from touche_llm.llm.answers import get_labels
 
 LABELS = get_labels(ComparativeJudgment)
@@ -47,13 +48,19 @@ class Good(NamedTuple):
         ]
 
 
-def good(rng: random.Random, request_id: str, serial: str, fields: Mapping[str, Sequence[int | str]] = LABELS) -> Good:
+def good(
+    rng: random.Random,
+    request_id: str,
+    serial: str,
+    fields: Mapping[str, Sequence[int | str]] = LABELS,
+    form: AnswerForm = AnswerForm.OBJECT,
+) -> Good:
     """Return a completion with probabilities of all labels of the fields; `serial` is its fingerprint."""
     shares: dict[str, dict[int | str, float]] = {}
     for field, labels in fields.items():
         weights = [rng.uniform(0.01, 1.0) ** 3 for _ in labels]
         shares[field] = {label: weight / sum(weights) for label, weight in zip(labels, weights, strict=True)}
-    text, tokens = spell(shares)
+    text, tokens = spell(shares, Layout(form, tuple(shares)))
     content = [
         {
             "token": token.token,

@@ -9,6 +9,7 @@ from pathlib import Path
 import orjson
 import pytest
 
+from tests.fake_server import fields_in, schema_in
 from tests.faults import reply_bodies, reply_logprobs, reply_wires
 from tests.faults.fuzz_server import FuzzServer, Plan, honest, probe
 from tests.faults.reply_kinds import KINDS, Good, Kind, Pieces, good, http
@@ -18,6 +19,7 @@ from touche_llm.config import Config
 from touche_llm.data import transport
 from touche_llm.errors import EngineError, ReplayMiss
 from touche_llm.evaluation.run_validation import validate_run
+from touche_llm.llm.answer_forms import Layout
 from touche_llm.llm.cache import CacheMode
 from touche_llm.llm.engines.server import ChatServer
 from touche_llm.llm.engines.startup import connect
@@ -65,10 +67,10 @@ def run_plan(share: float, rng: random.Random) -> Plan:
             is_checked.append(True)
             return [http(start_up)]
         request = orjson.loads(body)
-        properties = request["structured_outputs"]["json"]["properties"]
-        fields = {name: each["enum"] for name, each in properties.items()}
+        fields = {name: each["enum"] for name, each in fields_in(request).items()}
+        form = Layout.of_schema(schema_in(request)).form
         kind = rng.choice(PASSING) if rng.random() < share else KINDS["good"]
-        return kind.make(rng, good(rng, request["request_id"], "", fields))
+        return kind.make(rng, good(rng, request["request_id"], "", fields, form))
 
     is_checked: list[bool] = []
     return plan

@@ -43,9 +43,9 @@ def test_what_has_no_effect_or_no_meaning_is_refused(given: dict[str, Any]) -> N
 def test_a_stance_is_no_position_or_a_position_times_a_side() -> None:
     position = Reading(answered="YES", probabilities={"YES": 0.6, "NO": 0.4}, off_label_mass=0.1, shared=0.0)
     side = Reading(answered="PRO", probabilities={"PRO": 0.75, "CON": 0.25}, off_label_mass=0.5, shared=0.2)
-    found = combine_position(position, side, ["NO", "PRO", "CON"])
+    found = combine_position(position, side, ["PRO", "CON", "NO"], "NO")
     assert found.answered == "PRO"
     assert found.probabilities == pytest.approx({"NO": 0.4, "PRO": 0.45, "CON": 0.15})
     assert found.off_label_mass == pytest.approx(0.55) and found.shared == 0.2
-    plain = combine_position(Reading(answered="NO"), Reading(answered="PRO"), ["NO", "PRO", "CON"])
+    plain = combine_position(Reading(answered="NO"), Reading(answered="PRO"), ["PRO", "CON", "NO"], "NO")
     assert plain == Reading(answered="NO")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -141,7 +142,10 @@ def test_the_quote_may_be_merged_with_the_label() -> None:
 
 
 def test_each_field_is_read_at_its_own_place() -> None:
-    text, tokens = spell({"relevance": {0: 0.9, 3: 0.1}, "quality": {3: 0.8, 0: 0.2}, "stance": {"NO": 1.0}})
+    text, tokens = spell(
+        {"relevance": {0: 0.9, 3: 0.1}, "quality": {3: 0.8, 0: 0.2}, "stance": {"NO": 1.0}},
+        replace(LAYOUT, fields=tuple(LABELS)),
+    )
     assert compute_expected_grade(
         read_label(text, tokens, LAYOUT, "relevance", LABELS["relevance"], 0)
     ) == pytest.approx(0.3)
@@ -227,7 +231,7 @@ def test_the_tokens_of_labels_suffice_for_the_readings() -> None:
 def split_answers(draw: st.DrawFn) -> tuple[str, list[Token], Mapping[str, int | str]]:
     """Generate an answer split into tokens anywhere, with arbitrary alternatives and probabilities."""
     answered = {field: draw(st.sampled_from(labels)) for field, labels in LABELS.items()}
-    text, _ = spell(answered)
+    text, _ = spell(answered, replace(LAYOUT, fields=tuple(LABELS)))
     tokens, at = [], 0
     while at < len(text):
         end = draw(st.integers(at + 1, len(text)))

@@ -20,6 +20,7 @@ from touche_llm.data.files import read_records
 from touche_llm.data.records import Judgment
 from touche_llm.errors import DataError
 from touche_llm.evaluation.qrels import read_qrels
+from touche_llm.llm.answer_forms import list_fields
 from touche_llm.llm.cache import Cache
 from touche_llm.llm.model import ModelClient
 from touche_llm.llm.request import Request
@@ -56,9 +57,9 @@ class Killer:
 def answer(request: Request) -> Mapping[str, Any]:
     if request.origin.document_id is None:
         return {"first": "tea", "second": "coffee"}
-    if "best" in request.schema["properties"]:
+    if "best" in list_fields(request.schema):
         return {"best": {"A": 0.2, "B": 0.8}}
-    if "position" in request.schema["properties"]:
+    if list(list_fields(request.schema)) == ["position", "stance"]:
         return {"position": {"YES": 0.7, "NO": 0.3}, "stance": "SECOND"}
     return {"relevance": len(request.messages[1].content) % 4, "quality": 1, "stance": "FIRST"}
 

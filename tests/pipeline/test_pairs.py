@@ -19,6 +19,7 @@ from touche_llm.data.records import Failure, Judgment, RunLine
 from touche_llm.data.trec_runs import read_candidates
 from touche_llm.errors import DataError, EngineError
 from touche_llm.evaluation.run_validation import validate_run
+from touche_llm.llm.answer_forms import list_fields
 from touche_llm.llm.request import Request
 from touche_llm.tasks import get_task
 
@@ -88,7 +89,7 @@ async def test_both_orders_are_asked_only_where_wanted(tmp_path: Path) -> None:
 
 async def test_a_pair_without_a_usable_answer_inherits_from_its_sentences(tmp_path: Path) -> None:
     def broken_for_pairs(request: Request) -> Fields:
-        return {"free": "text"} if "coherence" in request.schema["properties"] else SCRIPT(request)
+        return {"free": "text"} if "coherence" in list_fields(request.schema) else SCRIPT(request)
 
     lines, _ = await run(tmp_path, broken_for_pairs, topic=("3",), pairs__judged=5)
     found = judgments(tmp_path)

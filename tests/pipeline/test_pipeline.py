@@ -12,7 +12,7 @@ import pytest
 import yaml
 from aiohttp import web
 
-from tests.fake_server import FakeServer, good, says
+from tests.fake_server import FakeServer, fields_in, good, says
 from tests.sample_runs import SAMPLE, Silent, config_for, rank_stage, retrieve_stage, run_lines, run_on, run_scripted
 from tests.scripted_engine import Label
 from touche_llm.data.files import read_records
@@ -91,7 +91,7 @@ async def test_documents_that_fail_keep_their_first_stage_order_behind_the_judge
 
 async def test_a_topic_whose_objects_are_not_found_is_not_judged_and_not_lost(tmp_path: Path) -> None:
     async def no_objects(request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
-        if "first" in body["structured_outputs"]["json"]["properties"]:
+        if "first" in fields_in(body):
             return await says('{"first":"tea","second":"tea"}')(request, body)
         return await good(request, body)
 

@@ -17,6 +17,7 @@ from touche_llm.data.files import read_records
 from touche_llm.data.records import Comparison, Failure, Objects, RunLine
 from touche_llm.errors import DataError, ReplayMiss
 from touche_llm.evaluation.run_validation import validate_run
+from touche_llm.llm.answer_forms import list_fields
 from touche_llm.llm.cache import Cache, CacheMode
 from touche_llm.llm.model import ModelClient
 from touche_llm.llm.request import Request
@@ -62,7 +63,7 @@ def ids(lines: list[RunLine]) -> list[str]:
 
 def last_is_best(request: Request) -> Answer:
     """The later a document stands in the candidates' alphabet, the better."""
-    if request.origin.document_id is None or "best" not in request.schema["properties"]:
+    if request.origin.document_id is None or "best" not in list_fields(request.schema):
         return SCRIPT(request)
     documents = request.origin.document_id.split()
     return {"best": {"AB"[documents.index(each)]: 0.9 if each == max(documents) else 0.1 for each in documents}}

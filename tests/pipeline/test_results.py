@@ -13,6 +13,7 @@ from tests.sample_runs import Silent, config_for, rank_stage, run_lines, run_scr
 from touche_llm.data.files import read_records
 from touche_llm.data.records import Judgment, Reading, RunLine, StanceReading
 from touche_llm.judging.stance import StanceSettings
+from touche_llm.llm.answer_forms import list_fields
 from touche_llm.llm.request import Request
 from touche_llm.pipeline.rank import Ranking
 from touche_llm.pipeline.results import ChosenStance, choose_label, write_results
@@ -89,7 +90,7 @@ def rows_of(path: Path) -> list[dict[str, str]]:
 def script(request: Request) -> Any:
     if request.origin.document_id is None:
         return {"first": "tea", "second": "coffee"}
-    if "position" in request.schema["properties"]:
+    if list(list_fields(request.schema)) == ["position", "stance"]:
         return {"position": {"YES": 0.8, "NO": 0.2}, "stance": {"FIRST": 0.7, "SECOND": 0.1, "NEUTRAL": 0.2}}
     if len(request.messages[1].content) % 5 == 0:
         return {"relevance": 9}

@@ -13,7 +13,7 @@ import pytest
 import yaml
 from aiohttp import web
 
-from tests.fake_server import FakeServer, good, says, status
+from tests.fake_server import FakeServer, fields_in, good, says, status
 from tests.sample_runs import SAMPLE, Silent, config_for, rank_stage, run_lines, run_on, with_cache
 from touche_llm.config import Config, load_config
 from touche_llm.errors import DataError, EngineError, ReplayMiss, UsageError
@@ -173,7 +173,7 @@ FAILING_FILES = ("run.txt", "judgments.jsonl", "failures.jsonl", "comparisons.js
 async def fails_often(request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
     """No usable answer to many questions, and a status 400 to others: the same ones each time."""
     shown = body["messages"][-1]["content"].split("Passage")
-    if "best" in body["structured_outputs"]["json"]["properties"]:
+    if "best" in fields_in(body):
         return await (good if len(shown[1]) > len(shown[2]) else says('{"best":NaN}'))(request, body)
     return await [good, status(400), says("Well, ")][len(shown[-1]) % 3](request, body)
 

@@ -17,6 +17,7 @@ from touche_llm.config import Config, load_config
 from touche_llm.data.files import read_records
 from touche_llm.data.records import Failure, Judgment, RunLine, StanceReading
 from touche_llm.errors import DataError, UsageError
+from touche_llm.llm.answer_forms import list_fields
 from touche_llm.llm.cache import Cache, CacheMode
 from touche_llm.llm.engines.base import Completion
 from touche_llm.llm.model import ModelClient
@@ -43,7 +44,7 @@ class Judge:
         self.straight, self.swapped, self.judged = straight, swapped, judged
 
     def __call__(self, request: Request) -> Answer:
-        if "position" in request.schema["properties"]:
+        if list(list_fields(request.schema)) == ["position", "stance"]:
             return self.swapped if is_swapped(request, HEAT_PUMP) else self.straight
         judged: Answer = self.judged(request) if callable(self.judged) else self.judged
         return judged
@@ -117,7 +118,7 @@ async def test_objects_that_the_model_found_are_swapped_too(tmp_path: Path) -> N
     def script(request: Request) -> Answer:
         if request.origin.document_id is None:
             return {"first": "coffee", "second": "tea"}
-        return FIRST_PLEASE if "position" in request.schema["properties"] else JUDGED
+        return FIRST_PLEASE if list(list_fields(request.schema)) == ["position", "stance"] else JUDGED
 
     _, asked = await judged(heating(tmp_path, topic=("20",), depth=1), tmp_path / "out", script)
     assert ["First object (FIRST): tea" in request.messages[1].content for request in asked] == [False, True]
@@ -280,7 +281,7 @@ async def test_without_log_probabilities_the_answered_labels_count(tmp_path: Pat
 
 async def test_a_task_without_objects_is_asked_once(tmp_path: Path) -> None:
     def script(request: Request) -> Answer:
-        if "position" in request.schema["properties"]:
+        if list(list_fields(request.schema)) == ["position", "stance"]:
             return {"position": {"YES": 0.5, "NO": 0.5}, "stance": {"CON": 0.8, "PRO": 0.1, "NEU": 0.1}}
         return {"relevance": 2, "quality": 1, "stance": "PRO"}
 

@@ -24,6 +24,7 @@ from touche_llm.errors import EngineError, PromptError, ReplayMiss, UsageError
 from touche_llm.evaluation.agreement import round_grade
 from touche_llm.evaluation.measures import estimate_grades
 from touche_llm.evaluation.qrels import read_qrels
+from touche_llm.llm.answer_forms import list_fields
 from touche_llm.llm.cache import CacheMode
 from touche_llm.llm.engines.base import Rejected
 from touche_llm.prompt_lab.comparison import compare_prompts
@@ -187,7 +188,7 @@ async def test_a_sample_file_is_used_again(bench: Bench, blunt: Path, sharp: Pat
 async def test_an_example_of_a_sampled_topic_is_refused(bench: Bench, blunt: Path, sharp: Path) -> None:
     sharp.with_name("sharp.examples.yaml").write_text(
         "- topic: {id: '99', title: 'Is TEA 3 better than coffee'}\n  document: x\n  first: tea\n  second: coffee\n"
-        "  answer: {relevance: 1, quality: 1, stance: NO}\n"
+        "  answer: {relevance: 1, quality: 1, position: NO, stance: NEUTRAL}\n"
     )
     with pytest.raises(UsageError, match="topic 99.*topic 3"):
         await bench.compare(blunt, sharp)
@@ -261,7 +262,7 @@ async def test_missing_objects_are_extracted_first(bench: Bench, blunt: Path, sh
     script = bench.engine.script
 
     def answer(request: Any) -> Any:
-        fields = request.schema["properties"]
+        fields = list_fields(request.schema)
         return {"first": "tea", "second": "coffee"} if "first" in fields else script(request)
 
     bench.engine = ScriptedEngine(answer)

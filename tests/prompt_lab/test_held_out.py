@@ -13,6 +13,7 @@ from tests.prompt_variants import asked_with, collection, reader
 from tests.scripted_engine import ScriptedEngine
 from touche_llm.errors import DataError, EngineError, UsageError
 from touche_llm.evaluation.qrels import read_qrels
+from touche_llm.llm.answer_forms import list_fields
 from touche_llm.llm.engines.base import Rejected
 from touche_llm.prompt_lab.looks import hash_grades, read_looks
 
@@ -134,7 +135,7 @@ async def test_a_topic_without_objects_does_not_move_others_between_halves(
     script = bench.engine.script
 
     def answer(request: Any) -> Any:
-        return {"first": "none", "second": "none"} if "first" in request.schema["properties"] else script(request)
+        return {"first": "none", "second": "none"} if "first" in list_fields(request.schema) else script(request)
 
     bench.engine = ScriptedEngine(answer)
     found = await bench.compare(blunt, sharp, confirm=True)

@@ -11,12 +11,14 @@ import pytest
 import yaml
 
 from tests.expect import raises_at
+from tests.prompt_variants import load_prompt
 from tests.prompts.test_prompts import CONTROL_TOKENS
 from tests.sample_runs import Silent, config_for, judge_stage, run_scripted
 from tests.scripted_engine import FACTS, Label, ScriptedEngine
 from touche_llm.config import Config
 from touche_llm.data.records import LabelledDocument, Topic
 from touche_llm.errors import PromptError, UsageError
+from touche_llm.llm.answer_forms import AnswerForm
 from touche_llm.llm.answers import build_schema, get_labels, parse_answer
 from touche_llm.llm.cache import Cache, CacheMode
 from touche_llm.llm.engines.dry_run import DryEngine
@@ -35,12 +37,12 @@ JUDGE: dict[str, Any] = {
     "document": "Tea has less of it.\n",
     "first": "tea",
     "second": "coffee",
-    "answer": {"stance": "NO", "quality": 2, "relevance": 3},
+    "answer": {"stance": "NEUTRAL", "position": "NO", "quality": 2, "relevance": 3},
 }
 # For each purpose of the task an example, and how its answer is spelled.
 EXAMPLES: dict[str, tuple[dict[str, Any], str]] = {
-    "judge": (JUDGE, '{"relevance":3,"quality":2,"stance":"NO"}'),
-    "stance": (JUDGE | {"answer": {"position": "YES", "stance": "FIRST"}}, '{"position":"YES","stance":"FIRST"}'),
+    "judge": (JUDGE, '[3,2,"NO","NEUTRAL"]'),
+    "stance": (JUDGE | {"answer": {"position": "YES", "stance": "FIRST"}}, '["YES","FIRST"]'),
     "objects": (
         {"topic": {"id": "1", "title": "Is tea better than coffee?"}, "answer": {"first": "tea", "second": "coffee"}},
         '{"first":"tea","second":"coffee"}',
@@ -60,7 +62,7 @@ EXAMPLES: dict[str, tuple[dict[str, Any], str]] = {
             "documents": ["ONE", "TWO", "THREE"],
             "answer": {"best": "C"},
         },
-        '{"best":"C"}',
+        '["C"]',
     ),
     "order": (
         {
@@ -70,7 +72,7 @@ EXAMPLES: dict[str, tuple[dict[str, Any], str]] = {
             "documents": ["ONE", "TWO", "THREE"],
             "answer": {"order": "C > A > B"},
         },
-        '{"order":"C > A > B"}',
+        '["C > A > B"]',
     ),
 }
 
@@ -117,21 +119,25 @@ def test_an_example_is_a_question_and_an_answer_between_the_instructions_and_the
 
 @pytest.mark.parametrize("task", TASKS)
 def test_the_answer_of_an_example_is_spelled_as_an_engine_answers(tmp_path: Path, task: str) -> None:
-    model = get_task(task).question.answer
+    own = load_prompt(get_task(task), "judge", "judge", get_task(task).question.template_variables)
+    model = own.answer_for(Topic("1", "T"), 1)
     answer = {name: labels[-1] for name, labels in get_labels(model).items()}
     names = {"comparative": {"first": "a", "second": "b"}}.get(task, {})
     example = {"topic": {"id": "1", "title": "T"}, "document": "D", **names}
     prompt = loaded(tmp_path, "judge", [example | {"answer": dict(reversed(answer.items()))}], task)
     text = prompt.examples[0].answer
-    assert parse_answer(text, model).model_dump() == answer and text == orjson.dumps(answer).decode()
+    assert parse_answer(text, model, own.header.form).model_dump() == answer
+    assert text == orjson.dumps(list(answer.values())).decode()
 
 
 async def test_that_is_how_the_dry_engine_spells_too(tmp_path: Path) -> None:
-    model = get_task("comparative").question.answer
+    model = get_task("comparative").question.position_answer
+    assert model is not None
     origin = Origin("p", 1, "h", "1", "d")
-    request = Request((Message("user", "x"),), build_schema(model), Sampling(), "m", "", {}, origin)
+    request = Request((Message("user", "x"),), build_schema(model, AnswerForm.ARRAY), Sampling(), "m", "", {}, origin)
     text = (await DryEngine("first").complete(request)).text
-    prompt = loaded(tmp_path, "judge", [JUDGE | {"answer": orjson.loads(text)}])
+    answer = dict(zip(model.model_fields, orjson.loads(text), strict=True))
+    prompt = loaded(tmp_path, "judge", [JUDGE | {"answer": answer}])
     assert prompt.examples[0].answer == text
 
 
@@ -174,13 +180,13 @@ def test_what_an_example_says_is_harmless(tmp_path: Path) -> None:
         ({"topic": {"id": "1", "title": " "}}, ["topic.title", "at least 1"]),
         ({"topic": {"id": "1", "title": "T", "query": "x"}}, ["topic.query"]),
         ({"topic": {"id": "1", "title": "T", "objects": ["x"]}}, ["topic.objects"]),
-        ({"answer": "relevant"}, ["answer: ", "relevance, quality, stance", "'relevant'"]),
-        ({"answer": {"relevance": 3, "stance": "NO"}}, ["answer: ", "'quality'"]),
+        ({"answer": "relevant"}, ["answer: ", "relevance, quality, position, stance", "'relevant'"]),
+        ({"answer": {"relevance": 3, "position": "NO", "stance": "NEUTRAL"}}, ["answer: ", "'quality'"]),
         ({"answer": JUDGE["answer"] | {"x": 1}}, ["answer: ", "'x'"]),
         ({"answer": JUDGE["answer"] | {"relevance": 4}}, ["answer: relevance: ", "'relevance': 4", "0, 1, 2 or 3"]),
         ({"answer": JUDGE["answer"] | {"relevance": "3"}}, ["answer: relevance: ", "'relevance': '3'", "0, 1, 2 or 3"]),
         ({"answer": JUDGE["answer"] | {"relevance": 3.0}}, ["answer: relevance: 3.0"]),
-        ({"answer": JUDGE["answer"] | {"stance": "PRO"}}, ["'PRO'", "'FIRST', 'SECOND', 'NEUTRAL' or 'NO'"]),
+        ({"answer": JUDGE["answer"] | {"stance": "PRO"}}, ["'PRO'", "'FIRST', 'SECOND' or 'NEUTRAL'"]),
         ({"answer": JUDGE["answer"] | {"stance": ["NO"]}}, ["answer: stance: ", "['NO']"]),
     ],
 )
@@ -258,7 +264,7 @@ def test_labels_and_titles_are_words_as_they_are_written(tmp_path: Path) -> None
     (example,) = loaded(tmp_path, "stance", text).examples
     assert (example.topic.id, example.topic.title) == ("7", "2020-01-01")
     assert example.variables == {"document": "NO", "first": "yes", "second": "On"}
-    assert example.answer == '{"position":"NO","stance":"FIRST"}'
+    assert example.answer == '["NO","FIRST"]'
 
 
 def test_examples_beside_a_template_that_is_named_by_its_path_are_found(tmp_path: Path) -> None:

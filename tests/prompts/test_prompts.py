@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 import unicodedata
 from pathlib import Path
@@ -51,8 +52,11 @@ def test_a_prompt_names_every_label_and_the_topic_before_the_document(task: str,
     shown = question.render(TOPIC, Document("d", "A page.", "ITS CONCLUSION", "CON"))
     system, user = prompt.render(topic=TOPIC, document="THE PASSAGE", **shown.variables)
     assert (system.role, user.role) == ("system", "user")
-    for field, labels in get_labels(question.answer).items():
-        assert f'"{field}"' in system.content and f"{field}: " in system.content
+    form = system.content.splitlines()[-1]
+    answer = prompt.answer_for(TOPIC, 1)
+    assert re.findall(r"(?:\[|, )(\w+) (?:0 to|\")", form) == list(answer.model_fields)
+    for field, labels in get_labels(answer).items():
+        assert f"{field}: " in system.content
         assert all(f"\n{label} = " in system.content for label in labels)
     assert "THE PASSAGE" not in system.content
     assert user.content.endswith("THE PASSAGE")

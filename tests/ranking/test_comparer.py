@@ -19,6 +19,7 @@ from tests.scripted_engine import FACTS, Script, ScriptedEngine
 from touche_llm.data.records import Attempt, Document, Topic
 from touche_llm.errors import PromptError
 from touche_llm.judging.pointwise import RequestBuilder
+from touche_llm.llm.answer_forms import list_fields
 from touche_llm.llm.answers import Unusable, build_schema, parse_answer
 from touche_llm.llm.cache import Cache, CacheMode
 from touche_llm.llm.concurrency import Slots
@@ -92,7 +93,7 @@ class StrictEngine(ScriptedEngine):
 def first_shown(request: Request) -> Mapping[str, Any]:
     """A judge that likes the first one best, by 0.7, and turns orders round."""
     count = len((request.origin.document_id or "").split())
-    if "order" in request.schema["properties"]:
+    if "order" in list_fields(request.schema):
         return {"order": " > ".join(reversed(LABELS[:count]))}
     return {"best": {label: 0.7 if label == "A" else 0.3 / (count - 1) for label in LABELS[:count]}}
 

@@ -11,7 +11,7 @@ import orjson
 import pytest
 from aiohttp import web
 
-from tests.fake_server import FakeServer, good, reply
+from tests.fake_server import FakeServer, fields_in, good, reply
 from tests.prompt_variants import load_prompt
 from tests.ranking.test_comparer import Held
 from tests.sample_runs import SAMPLE, config_for, run_scripted
@@ -20,6 +20,7 @@ from tests.write_demo_cassette import script_of
 from touche_llm.data.files import read_records
 from touche_llm.data.records import Candidate, Comparison, Failure, RunLine, Topic
 from touche_llm.judging.pointwise import RequestBuilder
+from touche_llm.llm.answer_forms import list_fields
 from touche_llm.llm.cache import Cache, CacheMode
 from touche_llm.llm.model import MAX_SAMPLES, ModelClient
 from touche_llm.llm.request import Request, Sampling
@@ -42,7 +43,7 @@ def cache() -> Iterator[Cache]:
 def last_best(request: Request) -> Mapping[str, str]:
     """A judge for whom what is shown last is the best."""
     count = len((request.origin.document_id or "").split())
-    if "order" in request.schema["properties"]:
+    if "order" in list_fields(request.schema):
         return {"order": " > ".join(reversed(LABELS[:count]))}
     return {"best": LABELS[count - 1]}
 
@@ -142,7 +143,7 @@ async def test_a_question_that_failed_in_one_step_is_not_sent_again_in_the_next_
     steps: str, cache: Cache
 ) -> None:
     ranked, engine = await rank(
-        cache, {"1": 2}, steps, lambda request: {name: "Z" for name in request.schema["properties"]}
+        cache, {"1": 2}, steps, lambda request: {name: "Z" for name in list_fields(request.schema)}
     )
     questions = {(request.origin.prompt, request.origin.document_id) for request in engine.requests}
     assert len(engine.requests) == MAX_SAMPLES * len(questions)
@@ -161,7 +162,7 @@ def with_bad_orders(labels: list[str]) -> Script:
     known = script_of("comparative")
 
     def script(request: Request) -> Mapping[str, Any]:
-        if list(request.schema["properties"]) == ["order"] and request.origin.topic_id == "7":
+        if list(list_fields(request.schema)) == ["order"] and request.origin.topic_id == "7":
             return {"order": " > ".join(labels)}
         return known(request)
 
@@ -191,7 +192,7 @@ async def test_a_repeated_label_is_recorded_by_its_kind_and_leaves_the_window_as
 @pytest.mark.slow
 async def test_a_run_with_an_order_that_cannot_be_used_is_written_and_ends_with_3(tmp_path: Path) -> None:
     async def bad_orders(request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
-        if "order" in body["structured_outputs"]["json"]["properties"]:
+        if "order" in fields_in(body):
             return reply(orjson.dumps({"order": "A > B > A > D"}).decode())
         return await good(request, body)
 

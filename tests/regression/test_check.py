@@ -16,9 +16,11 @@ from touche_llm.cli.demo import SAMPLE_TASKS
 from touche_llm.errors import UsageError
 from touche_llm.llm.answer_forms import AnswerForm
 from touche_llm.llm.answers import AnswerModel, build_schema
+from touche_llm.prompts.prompt import read_header
+from touche_llm.prompts.templates import HEADER
 from touche_llm.regression.differences import RunDifference, group_by_kind
 from touche_llm.regression.format_diff import format_differences
-from touche_llm.regression.snapshot import QUERIES_NOT_CHECKED
+from touche_llm.regression.snapshot import QUERIES_NOT_CHECKED, open_snapshot
 from touche_llm.tasks import prompts_folder
 from touche_llm.text.sanitize import sanitize
 
@@ -26,6 +28,15 @@ from touche_llm.text.sanitize import sanitize
 @pytest.mark.parametrize("task", SAMPLE_TASKS)
 def test_the_project_s_own_recorded_runs_come_out_as_they_were_recorded(task: str) -> None:
     assert format_differences(task, checked(FOLDER / task)) == f"{task}: as recorded"
+
+
+def test_a_run_with_prompts_in_the_object_form_of_version_1_replays_unchanged() -> None:
+    folder = FOLDER.with_name("regress_objects") / "comparative"
+    prompts = open_snapshot(folder).config().prompts
+    matches = [HEADER.match(Path(name).read_text()) for name in (prompts.judge, prompts.best)]
+    headers = [read_header(Path("x"), match.group(1)) for match in matches if match]
+    assert [(header.version, header.form) for header in headers] == [(1, AnswerForm.OBJECT)] * 2
+    assert checked(folder) == []
 
 
 def test_the_recorded_runs_are_small_and_name_no_place_of_a_machine() -> None:
@@ -189,12 +200,12 @@ def test_examples_that_are_added_are_shown_as_turns(tmp_path: Path) -> None:
     mine = overlay(tmp_path / "mine", "controversial", judge=("{% block user %}", "{% block user %}"))
     (mine / "controversial" / "judge.examples.yaml").write_text(
         "- topic: {id: '900', title: 'Should cats vote?'}\n  document: They never asked to.\n"
-        "  answer: {relevance: 3, quality: 1, stance: CON}\n"
+        "  answer: {relevance: 3, quality: 1, position: YES, stance: CON}\n"
     )
     differences = checked(FOLDER / "controversial", mine)
     (prompt,) = group_by_kind(differences)["prompt"]
     assert prompt.name == "judge" and prompt.count == prompt.of
-    assert "+[assistant]" in prompt.text and '+{"relevance":3,"quality":1,"stance":"CON"}' in prompt.text
+    assert "+[assistant]" in prompt.text and '+[3,1,"YES","CON"]' in prompt.text
 
 
 def test_a_changed_weight_moves_ranks_and_figures(copy_of: Copy) -> None:

@@ -28,6 +28,7 @@ from touche_llm.data.files import read_records, write_records
 from touche_llm.data.records import Attempt, Failure, Topic
 from touche_llm.data.topics import read_topics
 from touche_llm.errors import DataError, ToucheError
+from touche_llm.llm.answer_forms import list_fields
 from touche_llm.llm.answers import FailureKind
 from touche_llm.llm.cache import Cache, CacheMode
 from touche_llm.llm.cache_file import Entry
@@ -100,7 +101,18 @@ def test_what_is_not_the_default_is_kept_to_the_letter(tmp_path: Path) -> None:
     recorded(run, tmp_path / "regress" / "name")
     values = yaml.safe_load((tmp_path / "regress" / "name" / "config.yaml").read_text())
     assert values["sampling"] == {"chat_template_kwargs": kwargs}
-    assert set(values) == {"task", "topics", "corpus", "depth", "sampling", "stance", "tag", "engine", "cache"}
+    assert set(values) == {
+        "task",
+        "topics",
+        "corpus",
+        "depth",
+        "weights",
+        "sampling",
+        "stance",
+        "tag",
+        "engine",
+        "cache",
+    }
     assert not checked(tmp_path / "regress" / "name")
 
 
@@ -112,7 +124,7 @@ def test_templates_are_kept_with_what_they_pull_in_and_their_examples(tmp_path: 
     (mine / "controversial" / "a" / "b.jinja").write_text("Take care.\n")
     (mine / "controversial" / "judge.examples.yaml").write_text(
         "- topic: {id: '900', title: 'Should cats vote?'}\n  document: They never asked to.\n"
-        "  answer: {relevance: 3, quality: 1, stance: CON}\n"
+        "  answer: {relevance: 3, quality: 1, position: YES, stance: CON}\n"
     )
     run = asyncio.run(make_run("controversial", tmp_path, prompts__folder=str(mine)))
     folder = tmp_path / "regress" / "name"
@@ -158,9 +170,9 @@ def failing_for(document: str) -> Script:
     answers = script_of("comparative")
 
     def script(request: Request) -> Mapping[str, Any]:
-        if request.origin.document_id == document and "relevance" in request.schema["properties"]:
+        if request.origin.document_id == document and "relevance" in list_fields(request.schema):
             return {"relevance": 2, "quality": 2, "stance": "MAYBE"}
-        return {"order": "A > A"} if "order" in request.schema["properties"] else answers(request)
+        return {"order": "A > A"} if "order" in list_fields(request.schema) else answers(request)
 
     return script
 

@@ -20,6 +20,7 @@ from touche_llm.config import load_config
 from touche_llm.data.files import write_records
 from touche_llm.data.records import Attempt, Failure
 from touche_llm.data.trec_runs import read_run
+from touche_llm.llm.answer_forms import list_fields
 from touche_llm.llm.request import Request
 from touche_llm.pipeline import run_all as pipeline
 from touche_llm.tasks.definition import Scale, Strict
@@ -135,7 +136,7 @@ def steady(grade: int) -> Script:
     """Answers each question with this grade, or else with the first label that the schema allows."""
 
     def answer(request: Request) -> dict[str, int | str]:
-        fields = request.schema["properties"]
+        fields = list_fields(request.schema)
         return {name: grade if grade in field["enum"] else field["enum"][0] for name, field in fields.items()}
 
     return answer

@@ -9,11 +9,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import orjson
 import pytest
 from aiohttp import web
 
-from tests.fake_server import FakeServer, good, reply
+from tests.fake_server import FakeServer, fields_in, good, reply, spell
 from tests.sample_runs import SAMPLE, config_for, run_on
 from touche_llm.data.topics import read_topics
 from touche_llm.prompts.purposes import LABELS
@@ -43,7 +42,7 @@ class Comparisons:
     reached: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def __call__(self, request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
-        properties = body["structured_outputs"]["json"]["properties"]
+        properties = fields_in(body)
         if not {"best", "order"} & set(properties):
             return await good(request, body)
         message = body["messages"][1]["content"]
@@ -56,8 +55,8 @@ class Comparisons:
             self.reached.set()
         order = sorted(range(len(texts)), key=lambda place: (-len(texts[place]), texts[place]))
         if "best" in properties:
-            return reply(orjson.dumps({"best": LABELS[order[0]]}).decode())
-        return reply(orjson.dumps({"order": " > ".join(LABELS[place] for place in order)}).decode())
+            return reply(spell(body, {"best": LABELS[order[0]]}))
+        return reply(spell(body, {"order": " > ".join(LABELS[place] for place in order)}))
 
 
 def shown_texts(message: str) -> list[str]:

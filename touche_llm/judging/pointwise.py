@@ -112,11 +112,27 @@ async def request_answer(
     return await builder.model.request_truncated(request, sanitize_document(shown), answer)
 
 
-def read_labels(result: AnsweredRequest[AnswerModel]) -> dict[str, Reading]:
+def read_labels(result: AnsweredRequest[AnswerModel], question: Question | None = None) -> dict[str, Reading]:
     """Read the label of each field that has labels, without probabilities if any field lacks them.
 
     An answer is read in one way only: expectations are not mixed with plain labels.
+
+    Args:
+        result: Answer to read.
+        question: If its answer has no position but this one has, position and side are combined into the stance.
     """
+    readings = _read_fields(result)
+    if question is None or "position" not in readings or "position" in question.answer.model_fields:
+        return readings
+    labels, sides = (
+        [str(label) for label in get_labels(answer)["stance"]] for answer in (question.answer, type(result.value))
+    )
+    (without,) = set(labels) - set(sides)
+    position = readings.pop("position")
+    return {**readings, "stance": combine_position(position, readings["stance"], labels, without)}
+
+
+def _read_fields(result: AnsweredRequest[AnswerModel]) -> dict[str, Reading]:
     labels = get_labels(type(result.value))
     answered = result.value.model_dump(include=set(labels))
     readings = {
@@ -162,11 +178,7 @@ def _make_judgment(
     question: Question,
     cut: Cut | None,
 ) -> Judgment:
-    readings = read_labels(result)
-    if "position" in readings:
-        labels, sides = (get_labels(answer)["stance"] for answer in (question.answer, type(result.value)))
-        order = [str(label) for label in sorted(labels, key=lambda label: label in sides)]
-        readings["stance"] = combine_position(readings.pop("position"), readings["stance"], order)
+    readings = read_labels(result, question)
     complete = all(reading.probabilities is not None for reading in readings.values())
     return Judgment(
         topic_id=topic.id,

@@ -94,5 +94,4 @@ def _probabilities(readings: Mapping[str, Reading], task: Task, swapped: bool, k
     position, side = (each.shares if known else {str(each.answered): 1.0} for each in kinds)
     if swapped:
         side = {task.swapped_stances.get(label, label): share for label, share in side.items()}
-    without = task.no_stances[0]
-    return combine_shares(position, side, [without, *(label for label in task.stances if label != without)])
+    return combine_shares(position, side, task.stances, task.no_stances[0])

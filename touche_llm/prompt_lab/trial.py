@@ -9,7 +9,7 @@ from typing import Any
 from touche_llm.data.records import Cut, Reading, Topic
 from touche_llm.errors import DataError, UsageError
 from touche_llm.judging.pointwise import Documents, RequestBuilder, find_objects, read_labels, request_answer
-from touche_llm.llm.answers import Answer, AnswerModel, AnswerT, FailedRequest, UnusableAnswer
+from touche_llm.llm.answers import Answer, AnswerModel, AnswerT, FailedRequest, UnusableAnswer, get_labels
 from touche_llm.llm.concurrency import Slots, map_in_order
 from touche_llm.llm.engines.base import Engine
 from touche_llm.llm.logprobs import compute_expected_grade, get_most_probable
@@ -23,7 +23,7 @@ from touche_llm.prompts.prompt import Prompt
 from touche_llm.prompts.purposes import MAX_DOCUMENTS, Purpose, load, purposes_of
 from touche_llm.ranking.comparer import MAX_CHOICES, Comparer
 from touche_llm.ranking.expansion import find_queries
-from touche_llm.tasks.base import Task
+from touche_llm.tasks.base import Question, Task
 from touche_llm.tasks.definition import Objective
 
 # Number of documents that an error suggests.
@@ -66,6 +66,7 @@ class Trial:
         result: The answer or the failure.
         cut: Omitted text by document.
         cached: Whether the answer came from the cache.
+        question: Question of the prompt; None if it is about the topic alone.
     """
 
     ids: tuple[str, ...]
@@ -73,20 +74,21 @@ class Trial:
     result: AnsweredRequest[AnswerModel] | FailedRequest
     cut: dict[str, Cut]
     cached: bool
+    question: Question | None = None
 
     @cached_property
     def readings(self) -> dict[str, Reading]:
         """Return the reading of each field that has labels; empty without a usable answer."""
         if not isinstance(self.result, AnsweredRequest):
             return {}
-        return read_labels(self.result)
+        return read_labels(self.result, self.question)
 
     @cached_property
     def values(self) -> dict[str, float | str]:
         """Return expected grades, most probable labels, and texts; empty without a usable answer."""
         if not isinstance(self.result, AnsweredRequest):
             return {}
-        said: dict[str, Any] = self.result.value.model_dump()
+        said: dict[str, Any] = self.result.value.model_dump(exclude=set(get_labels(type(self.result.value))))
         for name, reading in self.readings.items():
             graded = isinstance(reading.answered, int)
             said[name] = compute_expected_grade(reading) if graded else get_most_probable(reading)
@@ -190,6 +192,7 @@ async def ask(
             result=result,
             cut=cut,
             cached=isinstance(result, AnsweredRequest) and result.key not in model.sent,
+            question=subject.purpose.question,
         )
         for ids, result, cut in trials
     ]

@@ -11,7 +11,7 @@ import orjson
 import pytest
 from aiohttp import web
 
-from tests.fake_server import FakeServer, reply, says, schema_in
+from tests.fake_server import FakeServer, fields_in, reply, says, spell
 from touche_llm.llm.engines.conformance import examine
 from touche_llm.llm.engines.server import ChatServer
 from touche_llm.llm.engines.server_checks import ServerCheck
@@ -32,10 +32,10 @@ class Model:
         faults, number = self.faults, next(self.number)
         if "no system" in faults and body["messages"][0]["role"] == "system":
             return web.json_response({"error": {"message": "System role not supported"}}, status=400)
-        labels = {name: each["enum"][0] for name, each in schema_in(body)["properties"].items()}
+        labels = {name: each["enum"][0] for name, each in fields_in(body).items()}
         if "noise" in faults and "relevance" in labels and number % 3 == 0:
             labels["relevance"] = 1
-        text = orjson.dumps(labels).decode()
+        text = spell(body, labels)
         if "white space" in faults:
             text = text.replace(",", ", ").replace(":", " : ")
         elif "spaces" in faults:
