@@ -27,6 +27,7 @@ MUTABLE = {
     "RunFolder",
     "TokenCountingClient",
     "Usage",
+    "_FileContent",
     "_Judge",
     "_Prepared",
     "_RecordingClient",
