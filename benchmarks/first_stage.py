@@ -31,6 +31,7 @@ from benchmarks.figures import Figure, show
 from benchmarks.processes import read_status, run_alone
 from benchmarks.sizes import at_least
 from benchmarks.synthetic import PASSAGES, SENTENCES, write_arguments, write_passages, write_topics
+from touche_llm.corpus.sources import CorpusFile
 from touche_llm.corpus.store import DocumentStore, TextTable, ensure_store
 from touche_llm.data.records import Candidate, Topic
 from touche_llm.data.topics import read_topics
@@ -97,7 +98,7 @@ class Searched:
 def stored(place: Place) -> float:
     """Seconds to store the corpus."""
     started = time.perf_counter()
-    ensure_store(place.corpus, place.index, get_task(place.task).read_corpus, warn=lambda _: None).close()
+    ensure_store(CorpusFile(place.corpus, get_task(place.task).read_corpus), place.index, warn=lambda _: None).close()
     return time.perf_counter() - started
 
 

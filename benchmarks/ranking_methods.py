@@ -22,6 +22,7 @@ from statistics import fmean, stdev
 from typing import Any
 
 from tests.oracle_engine import Grades, OracleEngine, judge_with, mean_ndcg, rank_with, read_grades
+from touche_llm.corpus.sources import CorpusFile
 from touche_llm.corpus.store import ensure_store
 from touche_llm.data.records import Comparison
 from touche_llm.data.topics import read_topics
@@ -78,7 +79,7 @@ def documents_of(folder: Path, pool: int | None) -> tuple[dict[str, list[str]], 
     rankings: dict[str, list[str]] = {}
     with tempfile.TemporaryDirectory() as index:
         corpus = folder / "passages.jsonl.gz"
-        with ensure_store(corpus, Path(index), task.read_corpus, skip_bad_lines=False, warn=_tell) as store:
+        with ensure_store(CorpusFile(corpus, task.read_corpus), Path(index), skip_bad_lines=False, warn=_tell) as store:
             found = ensure_index(store, retriever.bm25, _tell).retrieve(
                 topics, fields=retriever.query, depth=len(store)
             )

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import gc
 import os
+import shutil
 import signal
 import sqlite3
 import sys
+import tempfile
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import suppress
@@ -24,6 +26,9 @@ PROPERTY = "tally"
 # The speed of a busy machine is no property of the program.
 settings.register_profile("project", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("project")
+# ir_datasets reads the place of its files when it is imported; without this, tests would use those of the user.
+IR_DATASETS_HOME = tempfile.mkdtemp(prefix="ir-datasets-")
+os.environ["IR_DATASETS_HOME"] = IR_DATASETS_HOME
 # Without bytecode every worker and every program that a test starts compiles all modules again.
 sys.dont_write_bytecode = False
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
@@ -53,6 +58,10 @@ def _no_wait_for_the_disk() -> Iterator[None]:
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--fault-seed", type=int, default=1, help="seed of the trials in tests/faults (default: 1)")
     parser.addoption("--fault-trial", type=int, default=None, help="the number of the one trial to repeat")
+
+
+def pytest_unconfigure() -> None:
+    shutil.rmtree(IR_DATASETS_HOME, ignore_errors=True)
 
 
 def pytest_collection_finish() -> None:

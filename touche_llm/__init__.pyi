@@ -17,6 +17,7 @@ from .judging.stance import StanceSettings as StanceSettings
 from .llm.settings import EngineConfig as EngineConfig
 from .llm.settings import SamplingConfig as SamplingConfig
 from .pipeline.candidates import Candidates as Candidates
+from .pipeline.datasets import Dataset as Dataset
 from .pipeline.frames import from_frame as from_frame
 from .pipeline.frames import to_frame as to_frame
 from .pipeline.judge import Judgments as Judgments

@@ -12,6 +12,7 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, BeforeValidator, Field, ValidationError, model_validator
 from pydantic_core import ErrorDetails
 
+from touche_llm.corpus.ir_dataset import check_dataset_id, dataset_index, topics_file
 from touche_llm.data.files import open_atomic
 from touche_llm.data.settings import (
     Option,
@@ -34,7 +35,7 @@ from touche_llm.retrieval.chatnoir.settings import ChatNoirSettings
 from touche_llm.retrieval.elasticsearch.settings import ElasticsearchSettings
 from touche_llm.retrieval.sentences import SentenceSettings
 from touche_llm.retrieval.settings import RetrieverConfig, to_texts
-from touche_llm.tasks import DEFAULT_TASK, TASK_HELP, get_task
+from touche_llm.tasks import DEFAULT_TASK, TASK_HELP, find_dataset_task, get_task
 from touche_llm.tasks.base import Task
 from touche_llm.tasks.definition import FIRST_STAGE, Objective, Weight
 
@@ -82,6 +83,18 @@ class Config(Section):
     """The complete configuration of a run."""
 
     task: Annotated[str, Option("--task", TASK_HELP, "Input", is_common=True, metavar="NAME")] = DEFAULT_TASK
+    # Of ir_datasets, whose topics and documents take the place of `topics` and `corpus`.
+    dataset: Annotated[
+        str | None,
+        AfterValidator(lambda name: None if name is None else check_dataset_id(name)),
+        Option(
+            "--dataset",
+            "Dataset of ir_datasets, instead of files",
+            "Input",
+            is_common=True,
+            metavar="ID",
+        ),
+    ] = None
     topics: Annotated[
         Path,
         Option("--topics", "topics.xml, or queries.jsonl or queries.xml of TIRA", "Input", is_common=True),
@@ -278,6 +291,7 @@ def load_config(file: Path | None, flags: Mapping[str, Any], options: Mapping[st
     stored_objective = values.get("objective")
     _drop_outdated(values, flags)
     set_values(values, given, source)
+    _complete_dataset(values, source)
     _complete_first_stage(values, source)
     try:
         task = get_task(str(values.setdefault("task", DEFAULT_TASK)))
@@ -301,6 +315,9 @@ def _drop_outdated(values: dict[str, Any], flags: Mapping[str, Any]) -> None:
     default_index = str(index_folder(Path(str(values.get("corpus")))))
     if flags.get("corpus") is not None and values.get("index") == default_index:
         del values["index"]
+    if flags.get("dataset") not in (None, values.get("dataset")):
+        for name in ("topics", "corpus", "index"):
+            values.pop(name, None)
     stance = values.get("stance")
     if "stance.thresholds" in flags and isinstance(stance, dict):
         for name in ("calibrated_on", "calibrated_for"):
@@ -316,6 +333,19 @@ def _drop_outdated(values: dict[str, Any], flags: Mapping[str, Any]) -> None:
             engine.pop("context", None)
 
 
+def _complete_dataset(values: dict[str, Any], source: str) -> None:
+    """Add the topics and the index of a dataset, and its task if the project has one for it."""
+    dataset = values.get("dataset")
+    if not isinstance(dataset, str):
+        return
+    topics = str(topics_file(dataset))
+    if values.get("corpus") is not None or str(values.get("topics") or topics) != topics:
+        raise UsageError(f"{source}: `dataset: {dataset:.200}` has topics and documents; leave out topics and corpus")
+    values["topics"] = topics
+    if not values.get("task"):
+        values["task"] = find_dataset_task(dataset)
+
+
 def _complete_first_stage(values: dict[str, Any], source: str) -> None:
     """Add the settings of the chosen search engine, or the default index of the corpus."""
     retriever = values.get("retriever")
@@ -325,11 +355,14 @@ def _complete_first_stage(values: dict[str, Any], source: str) -> None:
         values["elasticsearch"] = values.get("elasticsearch") or {}
         retriever.setdefault("method", "lucene")
     elif not values.get("index"):
+        if isinstance(values.get("dataset"), str):
+            values["index"] = dataset_index(values["dataset"])
+            return
         if not values.get("corpus"):
             topics = "" if values.get("topics") else "the topics (`topics: FILE`), and "
             raise UsageError(
                 f"{source}: give {topics}the corpus (`corpus: FILE`), an index of it (`index: FOLDER`) or, "
-                "for web documents, `retriever.name: chatnoir`"
+                "for web documents, `retriever.name: chatnoir`; or give `dataset: ID` for both"
             )
         values["index"] = index_folder(Path(str(values["corpus"])))
 

@@ -5,7 +5,6 @@ import re
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from difflib import get_close_matches
-from pathlib import Path
 
 # Shows a line that the user should read.
 Warn = Callable[[str], None]
@@ -74,9 +73,10 @@ class DataError(ToucheError):
 class BadLine(DataError):
     """Line of a corpus, or a row that begins in it, that is not a document."""
 
-    def __init__(self, path: Path, line: int, reason: str) -> None:
-        super().__init__(f"{path}:{line}: {reason}")
-        self.path, self.line, self.reason = path, line, reason
+    def __init__(self, source: object, line: int, reason: str) -> None:
+        """Name the source, mostly the path of a file, and a line or number in it."""
+        super().__init__(f"{source}:{line}: {reason}")
+        self.source, self.line, self.reason = source, line, reason
 
 
 class UsageError(ToucheError):

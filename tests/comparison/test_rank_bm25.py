@@ -19,6 +19,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from touche_llm.corpus.json_lines import read_passages
+from touche_llm.corpus.sources import CorpusFile
 from touche_llm.corpus.store import DocumentStore, ensure_store
 from touche_llm.data.records import Candidate, Topic
 from touche_llm.data.topics import read_topics
@@ -37,7 +38,7 @@ def store_of(folder: Path, documents: list[list[str]]) -> DocumentStore:
     corpus = folder / "corpus.jsonl"
     lines = (json.dumps({"id": f"d{n}", "contents": " ".join(words)}) for n, words in enumerate(documents))
     corpus.write_text("\n".join(lines))
-    return ensure_store(corpus, folder / "index", read_passages, warn=quiet)
+    return ensure_store(CorpusFile(corpus, read_passages), folder / "index", warn=quiet)
 
 
 def rankings(
@@ -60,7 +61,9 @@ def test_real_rankings_are_the_same(tmp_path: Path) -> None:
     if not (REAL / "passages.jsonl.gz").exists():
         pytest.skip(f"no {REAL / 'passages.jsonl.gz'}")
     topics = read_topics(REAL / "topics.xml")
-    with closing(ensure_store(REAL / "passages.jsonl.gz", tmp_path / "index", read_passages, warn=quiet)) as store:
+    with closing(
+        ensure_store(CorpusFile(REAL / "passages.jsonl.gz", read_passages), tmp_path / "index", warn=quiet)
+    ) as store:
         pairs = rankings(store, topics)
     assert len(pairs) == 50
     for ours, theirs in pairs:

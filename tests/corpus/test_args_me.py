@@ -191,7 +191,7 @@ def test_a_bad_row_stops_with_file_and_line(tmp_path: Path, bad: list[str], reas
     assert next(reader)[1].id == "a"
     with pytest.raises(BadLine) as caught:
         next(reader)
-    assert (caught.value.path, caught.value.line) == (path, 4)
+    assert (caught.value.source, caught.value.line) == (path, 4)
     assert reason in caught.value.reason
 
 

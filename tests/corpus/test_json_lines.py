@@ -127,7 +127,7 @@ def test_a_bad_line_stops_with_file_and_line(tmp_path: Path, line: bytes, reason
     path.write_bytes(LINES[0] + LINES[1] + line + b"\n" + LINES[2])
     with pytest.raises(BadLine) as caught:
         list(read_passages(path))
-    assert (caught.value.path, caught.value.line) == (path, 3)
+    assert (caught.value.source, caught.value.line) == (path, 3)
     assert str(caught.value).startswith(f"{path}:3: ")
     assert reason in caught.value.reason
 

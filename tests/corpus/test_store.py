@@ -12,7 +12,8 @@ import pytest
 
 from tests.expect import raises_at
 from touche_llm.corpus.json_lines import read_passages
-from touche_llm.corpus.store import DocumentStore, Reader, ensure_store
+from touche_llm.corpus.sources import CorpusFile, Reader
+from touche_llm.corpus.store import DocumentStore, ensure_store
 from touche_llm.data.records import Document, Part
 from touche_llm.data.scratch import RETIRED, open_scratch
 from touche_llm.errors import BadLine, DataError, UsageError
@@ -42,7 +43,9 @@ class Stores:
 
     def ensure(self, corpus: Path, read: Reader = read_passages, *, skip_bad_lines: bool = False) -> DocumentStore:
         self.notices.clear()
-        store = ensure_store(corpus, self.folder, read, skip_bad_lines=skip_bad_lines, warn=self.notices.append)
+        store = ensure_store(
+            CorpusFile(corpus, read), self.folder, skip_bad_lines=skip_bad_lines, warn=self.notices.append
+        )
         self.opened.append(store)
         return store
 
@@ -428,7 +431,7 @@ ARGUMENTS = [
 def test_parts_are_found_with_their_documents(tmp_path: Path) -> None:
     path = tmp_path / "arguments"
     path.touch()
-    with ensure_store(path, tmp_path / "index", read_arguments_of(ARGUMENTS), warn=lambda _: None) as store:
+    with ensure_store(CorpusFile(path, read_arguments_of(ARGUMENTS)), tmp_path / "index", warn=lambda _: None) as store:
         assert (len(store), len(store.parts)) == (3, 3)
         assert store.parts.get("A1_2") == Document("A1_2", "Two.", "A conclusion", "PRO")
         assert [store.parts.locate(name) for name in ("A1_2", "A2_1")] == [(0, 1), (1, 2)]
@@ -449,9 +452,9 @@ def test_a_part_that_occurs_twice_is_a_bad_line(tmp_path: Path) -> None:
     path.touch()
     twice = [ARGUMENTS[0], Document("B", "x", parts=(Part("B_1", "x"), Part("A1_2", "again"))), ARGUMENTS[1]]
     with raises_at(BadLine, f"{path}:3", "document B", "A1_2", "line 2"):
-        ensure_store(path, tmp_path / "index", read_arguments_of(twice), warn=lambda _: None)
+        ensure_store(CorpusFile(path, read_arguments_of(twice)), tmp_path / "index", warn=lambda _: None)
     read = read_arguments_of(twice)
-    with ensure_store(path, tmp_path / "index", read, skip_bad_lines=True, warn=lambda _: None) as store:
+    with ensure_store(CorpusFile(path, read), tmp_path / "index", skip_bad_lines=True, warn=lambda _: None) as store:
         assert store.manifest.bad_lines == 1
         assert store.parts.get_ids([0, 1, 2]) == ["A1_1", "A1_2", "A2_1"]
         assert store.parts.load_parents().tolist() == [0, 0, 1]
@@ -479,7 +482,7 @@ def test_values_of_another_type_are_a_damaged_index(
     path.touch()
     # Without a title: SQLite would make a text of a title and a BLOB.
     untitled = [replace(each, title="") for each in ARGUMENTS]
-    ensure_store(path, folder, read_arguments_of(untitled), warn=lambda _: None).close()
+    ensure_store(CorpusFile(path, read_arguments_of(untitled)), folder, warn=lambda _: None).close()
     with closing(sqlite3.connect(folder / "documents.sqlite")) as database:
         database.execute(damage)
         database.commit()

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from tests.expect import raises_at
 from touche_llm.corpus.ids import IdReader, IdWriter
 from touche_llm.corpus.json_lines import read_passages
+from touche_llm.corpus.sources import CorpusFile
 from touche_llm.corpus.store import DocumentStore, ensure_store
 from touche_llm.errors import DataError
 
@@ -46,7 +47,7 @@ def test_ids_that_are_damaged_or_gone_are_an_error_that_says_what_to_do(
     corpus = tmp_path / "corpus.jsonl"
     corpus.write_text('{"id": "a", "contents": "one"}\n{"id": "b", "contents": "two"}\n')
     folder = tmp_path / "index"
-    ensure_store(corpus, folder, read_passages, warn=lambda _: None).close()
+    ensure_store(CorpusFile(corpus, read_passages), folder, warn=lambda _: None).close()
     file = folder / name
     if change is None:
         file.unlink()

@@ -121,7 +121,7 @@ def test_a_bad_argument_is_named_and_can_be_left_out(tmp_path: Path, bad: Any, p
     path = write(tmp_path, json.dumps({"arguments": [argument("a"), bad, argument("b")]}))
     with pytest.raises(BadLine, match=problem) as caught:
         documents(path)
-    assert (caught.value.path, caught.value.line) == (path, 2)
+    assert (caught.value.source, caught.value.line) == (path, 2)
     left_out: list[BadLine] = []
     assert [document.id for _, document in read_whole_arguments(path, left_out.append)] == ["a", "b"]
     assert [each.line for each in left_out] == [2]

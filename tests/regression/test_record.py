@@ -23,10 +23,11 @@ from tests.write_regressions import FOLDER, make_run
 from touche_llm.cli.demo import SAMPLES
 from touche_llm.config import load_config
 from touche_llm.corpus.args_me import HEADER, read_arguments
+from touche_llm.corpus.sources import CorpusFile
 from touche_llm.corpus.store import ensure_store
 from touche_llm.data.files import read_records, write_records
 from touche_llm.data.records import Attempt, Failure, Topic
-from touche_llm.data.topics import read_topics
+from touche_llm.data.topics import read_topics, write_topics
 from touche_llm.errors import DataError, ToucheError
 from touche_llm.llm.answer_forms import list_fields
 from touche_llm.llm.answers import FailureKind
@@ -40,7 +41,7 @@ from touche_llm.pipeline.run_files import ALL_FAILURES
 from touche_llm.regression.check import check_snapshot
 from touche_llm.regression.record import Recording, load_finished_run, record
 from touche_llm.regression.snapshot import open_snapshot
-from touche_llm.regression.writing import write_arguments, write_topics
+from touche_llm.regression.writing import write_arguments
 from touche_llm.retrieval.chatnoir.cache import ChatNoirDocuments
 from touche_llm.retrieval.chatnoir.settings import ChatNoirSettings
 
@@ -289,7 +290,9 @@ def test_texts_of_any_kind_come_back_as_they_were(tmp_path: Path) -> None:
         csv.writer(stream).writerows([HEADER, *map(row, range(3))])
     whole = {part.id: (part, each) for _, each in read_arguments(tmp_path / "args.csv") for part in each.parts}
     wanted = {"2__0", "0__2", "0__1"}
-    with ensure_store(tmp_path / "args.csv", tmp_path / "index", read_arguments, warn=lambda _: None) as store:
+    with ensure_store(
+        CorpusFile(tmp_path / "args.csv", read_arguments), tmp_path / "index", warn=lambda _: None
+    ) as store:
         with (tmp_path / "kept.csv").open("wb") as kept:
             write_arguments(wanted, store, kept)
     found = [each for _, each in read_arguments(tmp_path / "kept.csv")]

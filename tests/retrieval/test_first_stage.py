@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from tests.expect import raises_at
 from touche_llm.corpus.json_lines import read_passages
+from touche_llm.corpus.sources import CorpusFile
 from touche_llm.corpus.store import DocumentStore, ensure_store
 from touche_llm.data.records import Candidate, Topic
 from touche_llm.errors import DataError
@@ -45,7 +46,7 @@ def make_store(tmp_path: Path) -> Iterator[MakeStore]:
     def make(texts: dict[str, str]) -> DocumentStore:
         corpus = tmp_path / "corpus.jsonl"
         corpus.write_text("".join(json.dumps({"id": i, "contents": text}) + "\n" for i, text in texts.items()))
-        opened.append(ensure_store(corpus, tmp_path / "index", read_passages, warn=lambda message: None))
+        opened.append(ensure_store(CorpusFile(corpus, read_passages), tmp_path / "index", warn=lambda message: None))
         return opened[-1]
 
     yield make

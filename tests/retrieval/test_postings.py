@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 
 from tests.expect import raises_at
 from touche_llm.corpus.json_lines import read_passages
+from touche_llm.corpus.sources import CorpusFile
 from touche_llm.corpus.store import DocumentStore, ensure_store
 from touche_llm.errors import DataError
 from touche_llm.retrieval import postings
@@ -33,7 +34,7 @@ def store_of(folder: Path, texts: list[str]) -> DocumentStore:
     folder.mkdir(exist_ok=True)
     corpus = folder / "corpus.jsonl"
     corpus.write_text("".join(json.dumps({"id": f"d{n}", "contents": text}) + "\n" for n, text in enumerate(texts)))
-    return ensure_store(corpus, folder / "index", read_passages, warn=lambda _: None)
+    return ensure_store(CorpusFile(corpus, read_passages), folder / "index", warn=lambda _: None)
 
 
 @pytest.fixture

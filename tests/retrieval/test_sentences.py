@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from touche_llm.corpus.sources import CorpusFile
 from touche_llm.corpus.store import DocumentStore, ensure_store
 from touche_llm.data.records import Document, Part, Topic
 from touche_llm.errors import BadLine
@@ -47,7 +48,7 @@ def make_store(folder: Path) -> DocumentStore:
             yield line, Document(name, " ".join(texts), title="A conclusion", side="PRO", parts=parts)
 
     (folder / "corpus").touch()
-    return ensure_store(folder / "corpus", folder / "index", read, warn=lambda _: None)
+    return ensure_store(CorpusFile(folder / "corpus", read), folder / "index", warn=lambda _: None)
 
 
 def retrieved(folder: Path, **settings: float) -> list[tuple[str, float]]:

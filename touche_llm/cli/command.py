@@ -20,7 +20,10 @@ from touche_llm.errors import BadLine, UsageError
 ParserError: Any = typer.BadParameter.__base__
 # Commands that begin a run, and what these need unless a configuration has it; any one option gives it.
 _BEGIN = ("run", "retrieve")
-_OF_CONFIGURATION = {"--topics": ("topics",), "--corpus": ("corpus", "index", "retriever__name")}
+_OF_CONFIGURATION = {
+    "--topics": ("topics", "dataset"),
+    "--corpus": ("corpus", "index", "retriever__name", "dataset"),
+}
 RENAMED_OPTIONS = {
     "--aim": "--objective",
     "--expand": "--query-expansion",

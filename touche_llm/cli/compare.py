@@ -10,6 +10,7 @@ import typer
 
 from touche_llm.cli import measured_runs as m
 from touche_llm.cli import options as o
+from touche_llm.cli import setting_options as s
 from touche_llm.cli.output import Format, FormatOption, say
 from touche_llm.cli.tables import Column, format_interval, format_value, show_lines, show_table
 from touche_llm.data.files import check_output
@@ -23,8 +24,10 @@ if TYPE_CHECKING:
     from touche_llm.evaluation.measures import Evaluation
 
 
+@s.takes_settings("dataset")
 @o.takes_qrels
 def compare(
+    given: s.Given,
     qrels_files: o.QrelsFiles,
     runs: m.RunsArgument,
     baseline: Annotated[Path, typer.Option("--baseline", help="The run that the others are compared with.")],
@@ -51,9 +54,8 @@ def compare(
 
     If --limit-topics or --topic limited a run, only topics that all runs have count; otherwise a missing one counts 0.
 
-    Without qrels, those of the last evaluation are used.
-
-    Stances are compared over the documents that both runs label. Notes on standard error are those of `evaluate`.
+    Without qrels, those of the last evaluation or the runs' dataset are used. Stances are compared over the documents
+    that both runs label. Notes on standard error are those of `evaluate`.
     """
     from touche_llm.evaluation.comparison import compare_runs
 
@@ -61,11 +63,13 @@ def compare(
         runs = [baseline, *runs]
     if len(runs) < 2:
         raise UsageError(f"{baseline} alone cannot be compared; name another run")
-    known = find_task(task, runs)
-    files = m.find_qrels_files(known, runs, qrels_files)
+    known = find_task(task, runs, given.get("dataset"))
+    files = m.find_qrels_files(known, runs, qrels_files, given.get("dataset"))
+    if not files and (dataset := m.find_run_dataset(runs)) is not None:
+        files = m.find_qrels_files(known, runs, {}, dataset)
     qrels = m.require_qrels(known, files)
-    given = m.given_runs(runs, qrels, known)
-    kept = [each for each in given if not each.first_stage]
+    measured = m.given_runs(runs, qrels, known)
+    kept = [each for each in measured if not each.first_stage]
     if html is not None:
         from touche_llm.report.comparison_page import render_comparison
         from touche_llm.report.page import write_page
@@ -78,7 +82,7 @@ def compare(
     is_limited = any(each.limited for each in kept)
     if run_topics or is_limited:
         qrels = m.keep_shared_topics(qrels, kept)
-    evaluations = m.evaluate_runs(kept, qrels, depth or m.find_recall_depth(given))
+    evaluations = m.evaluate_runs(kept, qrels, depth or m.find_recall_depth(measured))
     number = runs.index(baseline)
     shown = kept
     # The page names runs by their paths.

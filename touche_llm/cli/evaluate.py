@@ -12,6 +12,7 @@ import typer
 
 from touche_llm.cli import measured_runs as m
 from touche_llm.cli import options as o
+from touche_llm.cli import setting_options as s
 from touche_llm.cli.output import Format, FormatOption
 from touche_llm.cli.progress import CommandProgress
 from touche_llm.cli.standings import show_standings, standings
@@ -34,8 +35,10 @@ _NO_FIRST_STAGE = (
 )
 
 
+@s.takes_settings("dataset")
 @o.takes_qrels
 def evaluate(
+    given: s.Given,
     qrels_files: o.QrelsFiles,
     runs: m.RunsArgument,
     task: m.TaskOption = None,
@@ -67,20 +70,22 @@ def evaluate(
     """
     if per_topic + leaderboard + confusion > 1:
         raise UsageError("--per-topic, --leaderboard, --confusion: each prints its own table; give one of them")
-    known = find_task(task, runs)
-    files = m.find_qrels_files(known, runs, qrels_files)
+    known = find_task(task, runs, given.get("dataset"))
+    files = m.find_qrels_files(known, runs, qrels_files, given.get("dataset"))
+    if not files and (dataset := m.find_run_dataset(runs)) is not None:
+        files = m.find_qrels_files(known, runs, {}, dataset)
     qrels = m.require_qrels(known, files)
     if confusion and not qrels.stances:
         raise UsageError("--confusion: needs true stances; give their qrels with --stance")
-    given = m.given_runs(runs, qrels, known, first_stage)
+    measured = m.given_runs(runs, qrels, known, first_stage)
     if run_topics:
-        qrels = m.keep_shared_topics(qrels, given)
-    evaluations = m.evaluate_runs(given, qrels, depth or m.find_recall_depth(given))
+        qrels = m.keep_shared_topics(qrels, measured)
+    evaluations = m.evaluate_runs(measured, qrels, depth or m.find_recall_depth(measured))
     if not run_topics or len(runs) == 1:
-        _record(given, evaluations, known, files)
-    shown = given
+        _record(measured, evaluations, known, files)
+    shown = measured
     if output is Format.TABLE:
-        shown, evaluations = m.use_labels(given, evaluations)
+        shown, evaluations = m.use_labels(measured, evaluations)
     notes = [*m.list_limited(shown), *m.list_fitted(shown, qrels), *_describe_judging(shown, evaluations)]
     if per_topic:
         frame, show = _by_topic(evaluations), _show_topics
@@ -94,10 +99,10 @@ def evaluate(
             notes += unplaced
     if output is Format.TABLE:
         show(frame, evaluations)
-        m.show_legend(given)
+        m.show_legend(measured)
     else:
         m.print_frame(frame, output)
-    alone = [] if any(each.first_stage for each in given) or not qrels.grades else [_NO_FIRST_STAGE]
+    alone = [] if any(each.first_stage for each in measured) or not qrels.grades else [_NO_FIRST_STAGE]
     m.print_notes(qrels, evaluations, shown, *notes, *alone)
 
 

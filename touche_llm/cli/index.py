@@ -12,26 +12,30 @@ from touche_llm.pipeline.corpora import open_local_corpus
 from touche_llm.retrieval.elasticsearch.load import load_corpus
 from touche_llm.retrieval.elasticsearch.settings import ElasticsearchSettings
 from touche_llm.retrieval.settings import RetrieverConfig
-from touche_llm.tasks import DEFAULT_TASK, get_task
+from touche_llm.tasks import DEFAULT_TASK, find_dataset_task, get_task
 from touche_llm.tasks.base import Task
 
 
 @s.takes_settings(
-    "task", "corpus", "index", "skip_bad_lines", "retriever", "elasticsearch", without=("retriever.query",)
+    "task", "dataset", "corpus", "index", "skip_bad_lines", "retriever", "elasticsearch", without=("retriever.query",)
 )
 def index(given: s.Given, values: s.SetOption = None, output: FormatOption = Format.TABLE) -> None:
     """Store a corpus and build its BM25 index. Does nothing if both exist and are up to date.
 
     With `--retriever elasticsearch` the corpus is loaded into an index there; a load that was stopped resumes.
     """
-    if "corpus" not in given:
-        raise UsageError("index: missing --corpus; see touche-llm index --help")
-    corpus, task = given["corpus"], get_task(given.get("task", DEFAULT_TASK))
+    dataset, _, file, folder = s.read_inputs(given)
+    corpus = dataset or file
+    if corpus is None:
+        raise UsageError("index: missing --corpus or --dataset; see touche-llm index --help")
+    task = get_task(given.get("task") or (find_dataset_task(dataset) if dataset else DEFAULT_TASK))
     retriever = given.get("retriever.name", "bm25")
     is_elastic = any(name.startswith("elasticsearch.") for name in given)
     if retriever == "elasticsearch":
         if "index" in given or given.get("retriever.method", "lucene") != "lucene":
             raise UsageError("--retriever elasticsearch: stores the index itself and scores as --bm25-method lucene")
+        if dataset is not None:
+            raise UsageError("--dataset: cannot be loaded into Elasticsearch; give its file as --corpus")
         _load_elasticsearch(task, given, values or [], output)
         return
     if retriever != "bm25":
@@ -40,9 +44,7 @@ def index(given: s.Given, values: s.SetOption = None, output: FormatOption = For
         raise UsageError("--elasticsearch, --elasticsearch-index, --set: only with --retriever elasticsearch")
     settings, skip = s.validate(RetrieverConfig, given, "retriever"), given.get("skip_bad_lines", False)
     warn = CommandProgress().warn
-    with open_local_corpus(
-        corpus, given.get("index"), task, skip_bad_lines=skip, warn=warn, retriever=settings
-    ) as opened:
+    with open_local_corpus(corpus, folder, task, skip_bad_lines=skip, warn=warn, retriever=settings) as opened:
         opened.open_first_stages()
         store = opened.store
         documents, sentences = len(store), len(store.parts)

@@ -21,6 +21,7 @@ from touche_llm.data.trec_runs import ParsedRun, read_run
 from touche_llm.errors import DataError, UsageError, to_printable
 from touche_llm.evaluation.notes import describe_fitted, describe_limits
 from touche_llm.evaluation.qrels import Qrels, read_qrels
+from touche_llm.pipeline.datasets import Dataset
 from touche_llm.pipeline.recorded_evaluation import find_known_qrels
 from touche_llm.pipeline.run_directory import RunDirectory, find_run_directory, find_run_file
 from touche_llm.pipeline.run_files import RUN
@@ -64,11 +65,28 @@ RunTopicsOption = Annotated[
 ]
 
 
-def find_qrels_files(task: Task, runs: Iterable[Path], given: Mapping[str, Path]) -> Mapping[str, Path]:
+def find_qrels_files(
+    task: Task, runs: Iterable[Path], given: Mapping[str, Path], dataset: str | None
+) -> Mapping[str, Path]:
     """Return the qrels files that were given, else those of the runs' last evaluation; empty if there are none.
 
     Qrels of the last evaluation are named on standard error.
+
+    Args:
+        task: Task of the runs.
+        runs: Run files and folders of runs.
+        given: Files by aspect.
+        dataset: Id of a dataset whose judgments are used; None if none was given.
+
+    Raises:
+        UsageError: Files and a dataset are given, or the dataset has no judgments of the task.
+        DataError: The judgments of the dataset cannot be read, or a file of the last evaluation changed.
     """
+    if dataset is not None:
+        if given:
+            options = ", ".join(map(format_qrels_option, given))
+            raise UsageError(f"--dataset {dataset:.200}: has qrels of its own; leave it out, or {options}")
+        return Dataset(dataset, task.reference).qrels_files
     if given:
         return given
     known = find_known_qrels(filter(None, map(find_run_directory, runs)), task)
@@ -78,12 +96,20 @@ def find_qrels_files(task: Task, runs: Iterable[Path], given: Mapping[str, Path]
     return known
 
 
+def find_run_dataset(runs: Iterable[Path]) -> str | None:
+    """Return the dataset of the first run that was made of one; None if there is none."""
+    folders = (directory for path in runs if (directory := find_run_directory(path)) is not None)
+    made = (directory.read_config().dataset for directory in folders if directory.config_file.exists())
+    return next(filter(None, made), None)
+
+
 def require_qrels(task: Task, files: Mapping[str, Path]) -> Qrels:
     """Read qrels files; raise UsageError if there are none."""
     if not files:
         options = ", ".join(format_qrels_option(aspect) for aspect in task.judged_aspects)
         raise UsageError(
-            f"{options}: no qrels given, and these runs have none from an earlier evaluation; give one or more"
+            f"{options}: no qrels given, and these runs have none from an earlier evaluation; give one or more, "
+            "or --dataset ID"
         )
     return read_qrels(files, task)
 

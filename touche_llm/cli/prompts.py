@@ -17,6 +17,7 @@ from touche_llm.cli.output import Format, FormatOption, print_rows, say
 from touche_llm.cli.progress import CommandProgress
 from touche_llm.cli.prompts_render import NameArgument, TokenizerOption
 from touche_llm.cli.tables import TEXT_WIDTH, Column, show_lines, show_table
+from touche_llm.corpus.ir_dataset import topics_file
 from touche_llm.data.records import Topic
 from touche_llm.data.topics import read_topics
 from touche_llm.errors import UsageError, to_printable
@@ -26,6 +27,7 @@ from touche_llm.llm.settings import CacheConfig, SamplingConfig
 from touche_llm.llm.tokenizer import ChatTokenizer
 from touche_llm.pipeline.context import check_examples
 from touche_llm.pipeline.corpora import LocalCorpus, open_local_corpus
+from touche_llm.pipeline.datasets import Dataset
 from touche_llm.prompt_lab.lint import CheckedPrompt, Finding, Share, check, detect_changed_text
 from touche_llm.prompt_lab.material import make_invented_material, take_corpus_material
 from touche_llm.prompt_lab.prefix_sharing import Count, estimate
@@ -33,7 +35,7 @@ from touche_llm.prompts.catalog import CatalogEntry, find_prompt, find_prompts, 
 from touche_llm.prompts.prompt import Prompt, examples_path
 from touche_llm.prompts.purposes import Purpose
 from touche_llm.prompts.templates import read_text
-from touche_llm.tasks import DEFAULT_TASK, TASK_HELP, TASKS, get_task
+from touche_llm.tasks import DEFAULT_TASK, TASK_HELP, TASKS, find_dataset_task, get_task
 
 EveryTaskOption = Annotated[
     str | None,
@@ -100,7 +102,7 @@ def show_(given: s.Given, name: NameArgument, output: FormatOption = Format.TABL
 
 
 @app.command("check")
-@s.takes_settings("prompts.folder", "topics", "corpus", "index", "skip_bad_lines")
+@s.takes_settings("prompts.folder", "dataset", "topics", "corpus", "index", "skip_bad_lines")
 def check_(
     given: s.Given,
     names: Annotated[
@@ -132,15 +134,17 @@ def check_(
 
     Without topics and a corpus, invented ones are used. Exit code 1 if there are errors; warnings leave it at 0.
     """
-    folder, topics, corpus, index = (given.get(name) for name in ("prompts.folder", "topics", "corpus", "index"))
-    if task is None and not (names or topics or corpus or index):
+    folder, (dataset, topics, corpus, index) = given.get("prompts.folder"), s.read_inputs(given)
+    if task is None and not (names or dataset or topics or corpus or index):
         tasks = list(TASKS.values())
     else:
-        tasks = [get_task(task or DEFAULT_TASK)]
+        tasks = [get_task(task or (find_dataset_task(dataset) if dataset else DEFAULT_TASK))]
     if cache is not None:
         o.require_cache(cache)
     count = _make_counter(tokenizer)
     read = [] if topics is None else read_topics(topics)
+    if dataset is not None:
+        read, topics = Dataset(dataset, tasks[0].reference).topics, topics_file(dataset)
     warn = CommandProgress().warn
     if names:
         found = [find_prompt(tasks[0], name, folder) for name in names]
@@ -152,9 +156,9 @@ def check_(
         if cache is not None or _DEFAULT_CACHE.is_file():
             answers = stack.enter_context(Cache(cache or _DEFAULT_CACHE, CacheMode.REPLAY))
         opened = None
-        if corpus is not None or index is not None:
-            skip = given.get("skip_bad_lines", False)
-            opened = stack.enter_context(open_local_corpus(corpus, index, tasks[0], skip_bad_lines=skip, warn=warn))
+        if dataset is not None or corpus is not None or index is not None:
+            skip, source = given.get("skip_bad_lines", False), dataset or corpus
+            opened = stack.enter_context(open_local_corpus(source, index, tasks[0], skip_bad_lines=skip, warn=warn))
         rows = [(entry, _check_entry(entry, read, topics, opened, count, answers, warn)) for entry in found]
     _print_checks(output, rows, tokenizer)
     if any(checked.of("error") for _, checked in rows):

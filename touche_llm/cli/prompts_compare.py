@@ -20,6 +20,7 @@ from touche_llm.config import Config
 from touche_llm.data.files import check_output
 from touche_llm.errors import UsageError, to_printable
 from touche_llm.evaluation.qrels import Qrels, read_qrels
+from touche_llm.pipeline.datasets import Dataset
 from touche_llm.pipeline.settings import INPUTS
 
 if TYPE_CHECKING:
@@ -110,6 +111,8 @@ def compare(
     from touche_llm.prompt_lab.comparison import compare_prompts
     from touche_llm.prompt_lab.sample import Plan
 
+    if not qrels_files and config.dataset is not None:
+        qrels_files = Dataset(config.dataset, config.task).qrels_files
     qrels = read_qrels(qrels_files, config.task)
     progress = CommandProgress()
     for note in qrels.notes():

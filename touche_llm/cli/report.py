@@ -9,6 +9,7 @@ import typer
 
 from touche_llm.cli import measured_runs as m
 from touche_llm.cli import options as o
+from touche_llm.cli import setting_options as s
 from touche_llm.cli.output import Format, FormatOption, print_result
 from touche_llm.cli.progress import CommandProgress
 from touche_llm.data.files import check_output
@@ -19,8 +20,10 @@ from touche_llm.tasks import get_task
 _TOP = 20
 
 
+@s.takes_settings("dataset")
 @o.takes_qrels
 def report(
+    given: s.Given,
     qrels_files: o.QrelsFiles,
     run_dir: Annotated[Path, typer.Argument(metavar="RUN_DIR", help="The folder of a run.")],
     out: Annotated[
@@ -45,7 +48,7 @@ def report(
     if target != run_dir / REPORT or not is_page(target):
         check_output(target, overwrite, qrels_files.values())
     task = get_task(RunDirectory(run_dir).read_config().task)
-    known = m.find_qrels_files(task, [run_dir], qrels_files)
+    known = m.find_qrels_files(task, [run_dir], qrels_files, given.get("dataset"))
     qrels = m.require_qrels(task, known) if known else None
     found = gather_report(run_dir, qrels, top, run_topics=run_topics)
     for note in found.notes:

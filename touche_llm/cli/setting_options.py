@@ -35,7 +35,7 @@ Given = dict[str, Any]
 # Settings of all stages.
 OF_RUN = tuple(dict.fromkeys(name for names in OF_STAGE.values() for name in names))
 # A command with more options of settings lists the common ones in `--help`, and all of them in `--help-all`.
-_MAX_LISTED = 10
+_MAX_LISTED = 11
 _METAVARS = {int: "N", float: "NUMBER", Path: "PATH", str: "TEXT"}
 # Settings of the stages before a command; a change of them would make the configuration differ from what was done.
 _DONE_BEFORE = {"judge": OF_RETRIEVE, "rank": (*OF_RETRIEVE, *OF_JUDGE)}
@@ -287,6 +287,14 @@ def set_values(given: list[str], command: str) -> dict[str, Any]:
         if values[name] is None:
             raise UsageError(f"{where}: has no value; to unset it, leave it out of a configuration file")
     return values
+
+
+def read_inputs(given: Given) -> tuple[str | None, Path | None, Path | None, Path | None]:
+    """Return the given dataset, topics, corpus and index; raise UsageError for files beside a dataset."""
+    dataset, topics, corpus, index = (given.get(name) for name in ("dataset", "topics", "corpus", "index"))
+    if dataset is not None and (topics is not None or corpus is not None):
+        raise UsageError(f"--dataset {dataset:.200}: has topics and documents; leave out --topics and --corpus")
+    return dataset, topics, corpus, index
 
 
 def name_options(text: str) -> str:

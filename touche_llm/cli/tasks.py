@@ -134,6 +134,7 @@ def _list_facts(task: Task) -> Iterator[tuple[str, str]]:
         yield f"weights for {objective}", ", ".join(f"{name} {weight:g}" for name, weight in weights.items())
     yield "official measures", ", ".join(f"{name} {measure}" for name, measure in definition.measures.items()) or "none"
     yield "corpus", f"{definition.corpus.reader}: {', '.join(task.corpus_files) or 'any file'}"
+    yield "datasets of ir_datasets", ", ".join(definition.corpus.datasets) or "none"
 
 
 def _row(task: Task) -> dict[str, Any]:
@@ -150,4 +151,5 @@ def _row(task: Task) -> dict[str, Any]:
         "max_per_topic": task.max_per_topic,
         "reader": task.definition.corpus.reader,
         "files": " ".join(task.corpus_files) or None,
+        "datasets": " ".join(task.definition.corpus.datasets) or None,
     }

@@ -18,6 +18,7 @@ from touche_llm.data.topics import read_topics
 from touche_llm.data.trec_runs import read_candidates
 from touche_llm.evaluation.run_validation import RunProblem, validate_run
 from touche_llm.pipeline.corpora import open_local_corpus
+from touche_llm.pipeline.datasets import Dataset
 from touche_llm.pipeline.run_directory import find_run_file, find_task
 from touche_llm.tasks.base import Task
 
@@ -29,7 +30,7 @@ _SHOWN = 3
 _VARYING = re.compile(r"""'[^']*'|"[^"]*"|\S*\d\S*|(?<=topic )[^\s:]+|(?<=document )[^\s:]+""")
 
 
-@s.takes_settings("topics", "corpus", "index", "skip_bad_lines")
+@s.takes_settings("dataset", "topics", "corpus", "index", "skip_bad_lines")
 def validate(
     given: s.Given,
     run: Annotated[Path, typer.Argument(help="A run file of this or any other program, or the folder of a run.")],
@@ -43,14 +44,21 @@ def validate(
 
     Prints the problems with their lines. Exit code 0 for a valid file, 1 for any other.
     """
-    topics, corpus, index = (given.get(name) for name in ("topics", "corpus", "index"))
-    known, run = find_task(task, [run]), find_run_file(run)
-    topic_ids = {topic.id for topic in read_topics(topics)} if topics else None
-    if corpus is None and index is None:
+    dataset, topics, corpus, index = s.read_inputs(given)
+    known, run = find_task(task, [run], dataset), find_run_file(run)
+    read = None if topics is None else read_topics(topics)
+    if dataset is not None:
+        read = Dataset(dataset, known.reference).topics
+    topic_ids = None if read is None else {topic.id for topic in read}
+    if dataset is None and corpus is None and index is None:
         problems = validate_run(run, known, topic_ids=topic_ids)
     else:
         with open_local_corpus(
-            corpus, index, known, skip_bad_lines=given.get("skip_bad_lines", False), warn=CommandProgress().warn
+            dataset or corpus,
+            index,
+            known,
+            skip_bad_lines=given.get("skip_bad_lines", False),
+            warn=CommandProgress().warn,
         ) as opened:
             unknown = opened.documents.find_unknown
             problems = validate_run(run, known, topic_ids=topic_ids, unknown_documents=unknown)
@@ -71,7 +79,7 @@ def validate(
     if problems:
         say(output, f"{len(problems):,} problem{'s' if len(problems) > 1 else ''}: not a valid {known.name} run")
         raise typer.Exit(1)
-    checked = [name for name, given in (("topics", topics), ("documents", corpus or index)) if given]
+    checked = [name for name, given in (("topics", topic_ids), ("documents", dataset or corpus or index)) if given]
     say(output, f"{run}: a valid {known.name} run" + (f", {' and '.join(checked)} checked" if checked else ""))
 
 

@@ -73,9 +73,9 @@ def read_whole_arguments(
         is_json = stream.read(_LEADING_SPACE).removeprefix(BOM_UTF8).lstrip().startswith(b"{")
     if is_json:
         return parse_documents(
-            read_json_arguments(path), lambda record, number: _parse_record(record, path, number), on_bad_line
+            read_json_arguments(path), lambda record, number: parse_whole_argument(record, path, number), on_bad_line
         )
-    return parse_documents(_read_rows(path), lambda row, line: _parse_whole_argument(row, path, line), on_bad_line)
+    return parse_documents(_read_rows(path), lambda row, line: _parse_whole_row(row, path, line), on_bad_line)
 
 
 @contextmanager
@@ -199,11 +199,10 @@ def _parse_argument(row: list[str] | BadLine, path: Path, line: int) -> Document
         parts = _make_parts(_parse_entries(sentences, _SENTENCE, ("sent_id", "sent_text")))
     except _InvalidField as error:
         raise BadLine(path, line, f"argument {identifier}: {error}") from error
-    text = " ".join(part.text for part in parts if "__CONC__" not in part.id)
-    return Document(identifier, text, title=" ".join(conclusion.split()), side=side, parts=parts)
+    return _make_argument(identifier, conclusion, side, parts)
 
 
-def _parse_whole_argument(row: list[str] | BadLine, path: Path, line: int) -> Document:
+def _parse_whole_row(row: list[str] | BadLine, path: Path, line: int) -> Document:
     identifier, conclusion, premises, _, _ = _check_row(row, path, line)
     try:
         return _make_whole_argument(identifier, conclusion, _parse_entries(premises, _PREMISE, ("text", "stance")))
@@ -211,15 +210,36 @@ def _parse_whole_argument(row: list[str] | BadLine, path: Path, line: int) -> Do
         raise BadLine(path, line, f"argument {identifier}: {error}") from error
 
 
-def _parse_record(record: Any, path: Path, number: int) -> Document:
+def parse_whole_argument(record: object, source: object, number: int) -> Document:
+    """Parse an argument without its sentences from an object of JSON: `id`, `conclusion` and `premises`.
+
+    Args:
+        record: The object.
+        source: Where it comes from, for errors.
+        number: Its place there.
+
+    Raises:
+        BadLine: It has no valid id or stance, neither conclusion nor premise, or another form.
+    """
     if not isinstance(record, dict):
-        raise BadLine(path, number, f"not a JSON object but {type(record).__name__}")
-    identifier = _check_id(record.get("id"), path, number)
+        raise BadLine(source, number, f"not a JSON object but {type(record).__name__}")
+    identifier = _check_id(record.get("id"), source, number)
     try:
         premises = _check_entries(record.get("premises"), ("text", "stance"))
         return _make_whole_argument(identifier, _check_text(record.get("conclusion"), "conclusion"), premises)
     except _InvalidField as error:
-        raise BadLine(path, number, f"argument {identifier}: {error}") from error
+        raise BadLine(source, number, f"argument {identifier}: {error}") from error
+
+
+def parse_argument(record: dict[str, Any], source: object, number: int) -> Document:
+    """Parse an argument with its `sentences` from an object of JSON; see `parse_whole_argument`."""
+    identifier = _check_id(record["id"], source, number)
+    try:
+        side = _get_side(_check_entries(record["premises"], ("text", "stance")))
+        parts = _make_parts(_check_entries(record["sentences"], ("sent_id", "sent_text")))
+        return _make_argument(identifier, _check_text(record["conclusion"], "conclusion"), side, parts)
+    except _InvalidField as error:
+        raise BadLine(source, number, f"argument {identifier}: {error}") from error
 
 
 def _check_row(row: list[str] | BadLine, path: Path, line: int) -> list[str]:
@@ -231,10 +251,15 @@ def _check_row(row: list[str] | BadLine, path: Path, line: int) -> list[str]:
     return row
 
 
-def _check_id(identifier: object, path: Path, number: int) -> str:
+def _check_id(identifier: object, source: object, number: int) -> str:
     if not is_word(identifier) or "," in identifier:
-        raise BadLine(path, number, f"`id` must be {ID_FORM}, without a comma, not {identifier!r:.80}")
+        raise BadLine(source, number, f"`id` must be {ID_FORM}, without a comma, not {identifier!r:.80}")
     return identifier
+
+
+def _make_argument(identifier: str, conclusion: str, side: str, parts: tuple[Part, ...]) -> Document:
+    text = " ".join(part.text for part in parts if "__CONC__" not in part.id)
+    return Document(identifier, text, title=" ".join(conclusion.split()), side=side, parts=parts)
 
 
 def _make_whole_argument(identifier: str, conclusion: str, premises: list[tuple[str, str]]) -> Document:

@@ -85,7 +85,7 @@ def parse_documents(
 class SkippedLines:
     """Skipped bad lines of a corpus: counted, written to a listing, the first ones reported."""
 
-    def __init__(self, corpus: Path, warn: Warn, listing: IO[str] | None = None) -> None:
+    def __init__(self, corpus: object, warn: Warn, listing: IO[str] | None = None) -> None:
         self.count = 0
         self._corpus, self._warn, self._listing = corpus, warn, listing
 

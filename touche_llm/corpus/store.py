@@ -5,19 +5,19 @@ from __future__ import annotations
 import errno
 import sqlite3
 from array import array
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from touche_llm.corpus.ids import IdReader, IdWriter
 from touche_llm.corpus.json_lines import SkippedLines
+from touche_llm.corpus.sources import Source, StoreManifest, hash_if_changed
 from touche_llm.data.databases import check_schema, connect
-from touche_llm.data.files import check_name, read_file_state, read_record, replace_folder, sha256, write_records
-from touche_llm.data.json_records import JsonModel
+from touche_llm.data.files import read_record, replace_folder, sha256, write_records
 from touche_llm.data.records import Document
 from touche_llm.data.scratch import recover
 from touche_llm.errors import BadLine, DataError, UsageError, Warn
@@ -44,37 +44,6 @@ _STORE_FILES = (
 _SQL_VARIABLES = 500  # max placeholders of a query; older versions of SQLite allow 999
 
 _NOT_THERE = (errno.ENOENT, errno.ENOTDIR, errno.EISDIR)
-
-
-class Reader(Protocol):
-    """Corpus reader that yields `(line number, document)` and reports skipped lines."""
-
-    def __call__(
-        self, path: Path, on_bad_line: Callable[[BadLine], None] | None = None
-    ) -> Iterator[tuple[int, Document]]:
-        """Read the corpus at `path`.
-
-        `on_bad_line` is called with each bad line, which is then skipped; if None, the first one is raised.
-        """
-        ...
-
-
-class StoreManifest(JsonModel):
-    """Source of a store; `mtime_ns` and `sample` avoid hashing an unchanged corpus."""
-
-    format: int
-    corpus: str
-    size: int
-    mtime_ns: int
-    # Empty in stores of earlier versions; their corpus is hashed each time.
-    sample: str = ""
-    sha256: str
-    documents: int
-    parts: int
-    bad_lines: int
-    # Keys of id and text, or another way of reading the corpus; empty in stores of earlier versions, and for the keys
-    # of Touché.
-    keys: str = ""
 
 
 class TextTable:
@@ -255,10 +224,8 @@ def _read_manifest(folder: Path) -> StoreManifest:
     return manifest
 
 
-def ensure_store(
-    corpus: Path, folder: Path, read: Reader, *, keys: str = "", skip_bad_lines: bool = False, warn: Warn
-) -> DocumentStore:
-    """Open the store of `corpus` in `folder`; build it if it is missing or outdated, also for a reader of other keys.
+def ensure_store(source: Source, folder: Path, *, skip_bad_lines: bool = False, warn: Warn) -> DocumentStore:
+    """Open the store of a source in `folder`; build it if it is missing or outdated, also for a reader of other keys.
 
     A changed corpus is stored again, with a notice, and its BM25 index is removed. After an interruption the old
     folder remains.
@@ -267,20 +234,18 @@ def ensure_store(
         DataError: The corpus cannot be read or has a bad line (unless `skip_bad_lines`, which lists them instead).
         UsageError: The folder contains another corpus or is not an index, or the path of the corpus is not UTF-8.
     """
-    if not corpus.is_file():
-        raise DataError(f"{corpus}: no such corpus file")
-    check_name(corpus.absolute())
+    source.check()
     recover(folder.parent)
     if (folder / "manifest.json").exists():
-        stale = _why_stale(_read_manifest(folder), corpus, folder, keys, skip_bad_lines)
+        stale = _why_stale(_read_manifest(folder), source, folder, skip_bad_lines)
         if stale is None:
             return DocumentStore(folder)
-        warn(f"{stale}; storing {corpus} again")
+        warn(f"{stale}; storing {source} again")
     elif folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
         raise UsageError(f"{folder}: not empty and not an index; choose another folder")
     else:
-        warn(f"storing the documents of {corpus} in {folder}")
-    _build(corpus, folder, read, keys, skip_bad_lines, warn)
+        warn(f"storing the documents of {source} in {folder}")
+    _build(source, folder, skip_bad_lines, warn)
     return DocumentStore(folder)
 
 
@@ -292,31 +257,23 @@ def hash_corpus(corpus: Path | None, folder: Path) -> str | None:
         return _read_manifest(folder).sha256 if stored else None
     if not corpus.is_file():
         return None
-    return _hash_if_changed(_read_manifest(folder), corpus) if stored else sha256(corpus)
+    return hash_if_changed(_read_manifest(folder), corpus) if stored else sha256(corpus)
 
 
-def _hash_if_changed(manifest: StoreManifest, corpus: Path) -> str:
-    """Return the SHA-256 of a corpus; the file from which a store was built is not hashed again."""
-    same_place = manifest.corpus == str(corpus.absolute())
-    if same_place and read_file_state(corpus) == (manifest.size, manifest.mtime_ns, manifest.sample):
-        return manifest.sha256
-    return sha256(corpus)
-
-
-def _why_stale(manifest: StoreManifest, corpus: Path, folder: Path, keys: str, skip_bad_lines: bool) -> str | None:
-    if manifest.size != corpus.stat().st_size or manifest.sha256 != _hash_if_changed(manifest, corpus):
-        if manifest.corpus != str(corpus.absolute()):
-            raise UsageError(f"{folder}: holds the index of {manifest.corpus}, not of {corpus}; choose another folder")
-        return f"{corpus} changed since it was indexed in {folder}"
-    if manifest.keys != keys:
+def _why_stale(manifest: StoreManifest, source: Source, folder: Path, skip_bad_lines: bool) -> str | None:
+    if source.has_changed(manifest):
+        if manifest.corpus != source.name:
+            raise UsageError(f"{folder}: holds the index of {manifest.corpus}, not of {source}; choose another folder")
+        return f"{source} changed since it was indexed in {folder}"
+    if manifest.keys != source.keys:
         return f"{folder} was read with other keys of id and text, or for another task"
     if manifest.bad_lines and not skip_bad_lines:
         return f"{folder} was built without {manifest.bad_lines} bad lines, which `skip_bad_lines: true` allows"
     return None
 
 
-def _build(corpus: Path, folder: Path, read: Reader, keys: str, skip_bad_lines: bool, warn: Warn) -> None:
-    before = read_file_state(corpus)
+def _build(source: Source, folder: Path, skip_bad_lines: bool, warn: Warn) -> None:
+    before = source.read_state()
     ids, part_ids = IdWriter(), IdWriter()
     parents: array[int] = array("q")
     with replace_folder(folder, _STORE_FILES) as building:
@@ -325,7 +282,7 @@ def _build(corpus: Path, folder: Path, read: Reader, keys: str, skip_bad_lines: 
             closing(connect(str(building / _DATABASE))) as database,
             listing.open("w", encoding="utf-8") as lines,
         ):
-            left_out = SkippedLines(corpus, warn, lines)
+            left_out = SkippedLines(source, warn, lines)
 
             def on_bad_line(bad: BadLine) -> None:
                 left_out.add(bad, len(ids))
@@ -340,10 +297,10 @@ def _build(corpus: Path, folder: Path, read: Reader, keys: str, skip_bad_lines: 
                 "CREATE TABLE parts (row INTEGER PRIMARY KEY, id TEXT NOT NULL UNIQUE, document INTEGER NOT NULL, "
                 "text TEXT NOT NULL)"
             )
-            for line, document in read(corpus, on_bad_line if skip_bad_lines else None):
+            for line, document in source.read(on_bad_line if skip_bad_lines else None):
                 taken = _insert(database, document, line, len(ids), len(part_ids))
                 if taken:
-                    bad = BadLine(corpus, line, taken)
+                    bad = BadLine(source, line, taken)
                     if not skip_bad_lines:
                         raise bad
                     on_bad_line(bad)
@@ -356,25 +313,25 @@ def _build(corpus: Path, folder: Path, read: Reader, keys: str, skip_bad_lines: 
             ids.write(building, DocumentStore.name)
             part_ids.write(building, Parts.name)
         if not len(ids):
-            raise DataError(f"{corpus}: no usable document in it")
+            raise DataError(f"{source}: no usable document in it")
         if not left_out.count:
             listing.unlink()
-        digest = sha256(corpus)
-        if read_file_state(corpus) != before:
-            raise DataError(f"{corpus}: changed while it was read; run the command again")
+        digest = source.hash()
+        if source.read_state() != before:
+            raise DataError(f"{source}: changed while it was read; run the command again")
         manifest = StoreManifest(
             format=FORMAT,
-            corpus=str(corpus.absolute()),
+            corpus=source.name,
             **before._asdict(),
             sha256=digest,
             documents=len(ids),
             parts=len(parents),
             bad_lines=left_out.count,
-            keys=keys,
+            keys=source.keys,
         )
         write_records(building / "manifest.json", [manifest])
     if left_out.count:
-        warn(f"left out {left_out.count} bad lines of {corpus}, all listed in {folder / _BAD_LINES}")
+        warn(f"left out {left_out.count} bad lines of {source}, all listed in {folder / _BAD_LINES}")
 
 
 def _insert(database: sqlite3.Connection, document: Document, line: int, row: int, part_row: int) -> str:

@@ -1,4 +1,4 @@
-"""Reader for the topic files of all Touché editions and of TIRA."""
+"""Reader for the topic files of all Touché editions and of TIRA, and writer of the latter."""
 
 from __future__ import annotations
 
@@ -10,9 +10,11 @@ from pathlib import Path
 from typing import Any
 from xml.etree.ElementTree import Element, ParseError
 
+import orjson
 from defusedxml import DefusedXmlException
 from defusedxml.ElementTree import fromstring
 
+from touche_llm.data.files import open_atomic
 from touche_llm.data.lines import parse_json_object
 from touche_llm.data.records import Topic
 from touche_llm.errors import DataError
@@ -195,6 +197,16 @@ def _check_format(content: bytes, path: Path) -> None:
         f"{path}:1: {kind} ({line.strip()[:_QUOTED]!r}), not topics; give Touché's topics.xml or TIRA's queries.xml or "
         'queries.jsonl, whose lines are {"qid": "1", "query": "…"}'
     )
+
+
+def write_topics(topics: list[Topic], path: Path) -> None:
+    """Write topics in TIRA's format, which accepts any text."""
+    with open_atomic(path) as stream:
+        for topic in topics:
+            names = ("title", "description", "narrative", "objects")
+            original = {name: value for name in names if (value := getattr(topic, name))}
+            line = {"qid": topic.id, "query": topic.title, "original_query": original}
+            stream.write(orjson.dumps(line, option=orjson.OPT_APPEND_NEWLINE))
 
 
 def build_query(topic: Topic, fields: tuple[str, ...]) -> str:

@@ -95,6 +95,11 @@ def _select(judged: dict[str, dict[str, ValueT]], topics: Collection[str]) -> di
     return {topic: documents for topic, documents in judged.items() if topic in topics}
 
 
+def qrels_file(aspect: str) -> str:
+    """Return the name of the file with the judgments of an aspect, where this program writes one."""
+    return f"qrels-{aspect}.txt"
+
+
 def read_qrels(files: Mapping[str, Path | str], task: Task | str) -> Qrels:
     """Read the judgments of several files, in their order.
 

@@ -11,7 +11,6 @@ from typing import Self
 
 from touche_llm.config import Config
 from touche_llm.data.records import Topic
-from touche_llm.data.topics import read_topics
 from touche_llm.data.trec_runs import read_candidates
 from touche_llm.errors import DataError, UsageError, shorten
 from touche_llm.judging.pointwise import RequestBuilder
@@ -21,6 +20,7 @@ from touche_llm.llm.request import Sampling
 from touche_llm.llm.settings import EngineConfig, SamplingConfig
 from touche_llm.pipeline.candidates import Candidates
 from touche_llm.pipeline.corpora import Corpus, open_corpus
+from touche_llm.pipeline.datasets import read_run_topics
 from touche_llm.pipeline.engines import open_pooling
 from touche_llm.pipeline.progress import Progress
 from touche_llm.prompts.prompt import Prompt, check_overlay, examples_path
@@ -52,12 +52,12 @@ class RunContext:
 
         Raises:
             DataError: The topics cannot be read.
-            UsageError: A chosen topic is not in the file.
+            UsageError: A chosen topic is not in the file, or the dataset is unknown.
         """
         self.config, self.task, self.progress, self.model = config, get_task(config.task), progress, model
         self.reranker: PoolingClient | None = None
         self.open_pooling: OpenPooling = open_pooling
-        self.file_topics = read_topics(config.topics)
+        self.file_topics = read_run_topics(config)
         self.topics = choose_topics(self.file_topics, config)
         self._prompts: dict[str, Prompt] = {}
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Self
 
 from touche_llm.config import Config, index_folder
-from touche_llm.corpus.json_lines import TOUCHE_KEYS
+from touche_llm.corpus.ir_dataset import dataset_index
 from touche_llm.corpus.store import DocumentStore, TextTable, ensure_store
 from touche_llm.data.records import Candidate, Topic
 from touche_llm.errors import DataError, UsageError, Warn, needs_extra, shorten
@@ -246,7 +246,7 @@ def open_corpus(config: Config, task: Task, warn: Warn) -> Corpus:
     if config.elasticsearch is not None:
         return ElasticsearchCorpus(task, config.elasticsearch, config.retriever, warn)
     return open_local_corpus(
-        config.corpus,
+        config.dataset or config.corpus,
         config.index,
         task,
         skip_bad_lines=config.skip_bad_lines,
@@ -257,7 +257,7 @@ def open_corpus(config: Config, task: Task, warn: Warn) -> Corpus:
 
 
 def open_local_corpus(
-    file: Path | None,
+    corpus: Path | str | None,
     index: Path | None,
     task: Task,
     *,
@@ -266,10 +266,10 @@ def open_local_corpus(
     retriever: RetrieverConfig = RetrieverConfig(),  # noqa: B008, frozen
     sentences: SentenceSettings | None = None,
 ) -> LocalCorpus:
-    """Open a corpus file, stored first unless the store is up to date, or an index without its file.
+    """Open a corpus, stored first unless the store is up to date, or an index without its corpus.
 
     Args:
-        file: Corpus as published; None to open an index without its corpus.
+        corpus: Corpus file as published, or the id of a dataset; None to open an index without its corpus.
         index: Folder of the store and its index; None for the default folder of the corpus.
         task: Task of the corpus.
         skip_bad_lines: Whether to leave out lines that are not documents.
@@ -281,16 +281,13 @@ def open_local_corpus(
         DataError: The corpus cannot be read, or belongs to another task.
         UsageError: Neither a corpus nor an index is given.
     """
-    if file is not None:
-        folder = index or index_folder(file)
-        keys = "" if task.document_keys == TOUCHE_KEYS else str(tuple(task.document_keys))
-        if task.reads_arguments and task.sentence_question is None:
-            keys = "whole arguments"
-        store = ensure_store(file, folder, task.read_corpus, keys=keys, skip_bad_lines=skip_bad_lines, warn=warn)
+    if corpus is not None:
+        folder = index or (dataset_index(corpus) if isinstance(corpus, str) else index_folder(corpus))
+        store = ensure_store(task.make_source(corpus), folder, skip_bad_lines=skip_bad_lines, warn=warn)
     elif index is not None:
         store = DocumentStore(index)
     else:
-        raise UsageError("corpus: missing; give the corpus file or the folder of its index")
+        raise UsageError("corpus: missing; give the corpus file, the folder of its index, or `dataset: ID`")
     manifest = store.manifest
     if (task.sentence_question is not None) is not bool(manifest.parts):
         store.close()
@@ -301,5 +298,5 @@ def open_local_corpus(
         )
     if task.sentence_question is not None:
         sentences = sentences or SentenceSettings()
-    # Without its corpus file an index cannot be checked, so it is not built anew.
-    return LocalCorpus(task, store, retriever, sentences, None if file is None else warn)
+    # Without its corpus an index cannot be checked, so it is not built anew.
+    return LocalCorpus(task, store, retriever, sentences, None if corpus is None else warn)

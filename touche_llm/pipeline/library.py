@@ -27,6 +27,7 @@ from touche_llm.pipeline import retrieve as retrieval
 from touche_llm.pipeline.candidates import Candidates
 from touche_llm.pipeline.context import check_examples
 from touche_llm.pipeline.corpora import ChatNoirCorpus, Corpus, ElasticsearchCorpus, open_local_corpus
+from touche_llm.pipeline.datasets import Dataset
 from touche_llm.pipeline.engines import open_pooling
 from touche_llm.pipeline.judge import Judgments
 from touche_llm.pipeline.language_model import LanguageModel
@@ -75,9 +76,9 @@ class RankOptions(Section):
 
 
 def open_corpus(
-    file: Path | str | None = None,
+    file: Path | str | Dataset | None = None,
     *,
-    task: str,
+    task: str | None = None,
     index: Path | str | None = None,
     skip_bad_lines: bool = False,
     retriever: RetrieverConfig | None = None,
@@ -87,8 +88,8 @@ def open_corpus(
     """Open a corpus; a file is stored and indexed first unless that was done before.
 
     Args:
-        file: Corpus as published; None to open an index without its corpus, or a search engine.
-        task: Name of the task.
+        file: Corpus as published, or a dataset; None to open an index without its corpus, or a search engine.
+        task: Name of the task; None for that of the dataset.
         index: Folder of the store and its index; None for the default folder of the corpus.
         skip_bad_lines: Whether to leave out lines that are not documents, with a warning.
         retriever: Method and parameters of BM25; None for the defaults.
@@ -99,7 +100,10 @@ def open_corpus(
         DataError: The corpus cannot be read, or belongs to another task.
         UsageError: None of corpus, index and search engine is given, or more than one kind of them.
     """
-    found, retriever = get_task(task), read_settings(RetrieverConfig, retriever, "retriever")
+    if task is None and not isinstance(file, Dataset):
+        raise UsageError("task: missing; name the task of the corpus, see `touche-llm tasks list`")
+    found = file.task if isinstance(file, Dataset) and task is None else get_task(str(task))
+    retriever = read_settings(RetrieverConfig, retriever, "retriever")
     warn = (progress or _default_progress()).warn
     if search_engine is not None and (file is not None or index is not None):
         raise UsageError("search_engine: it holds the documents itself; leave out file and index")
@@ -109,7 +113,7 @@ def open_corpus(
         _check_types(search_engine=(search_engine, ElasticsearchSettings))
         return ElasticsearchCorpus(found, search_engine, retriever, warn)
     return open_local_corpus(
-        None if file is None else Path(file),
+        file.id if isinstance(file, Dataset) else None if file is None else Path(file),
         None if index is None else Path(index),
         found,
         skip_bad_lines=skip_bad_lines,

@@ -63,7 +63,11 @@ def describe_run(config: Config, folder: Path, stages: Mapping[str, Any]) -> dic
             "source": {"lang": ["python"]},
         },
         "data": {
-            "test collection": {"name": task.title, "topics": str(config.topics)},
+            "test collection": {
+                "name": task.title,
+                "topics": str(config.topics),
+                **({} if config.dataset is None else {"ir_datasets": config.dataset}),
+            },
             "training data": _training(config),
         },
         "method": {

@@ -18,7 +18,7 @@ from touche_llm.llm.counts import translate_old_counts
 from touche_llm.pipeline import run_files
 from touche_llm.pipeline.run_files import OUTPUTS, STAGES
 from touche_llm.pipeline.run_lock import lock_run
-from touche_llm.tasks import get_task
+from touche_llm.tasks import find_dataset_task, get_task
 from touche_llm.tasks.base import Question, Task
 
 if TYPE_CHECKING:
@@ -375,7 +375,7 @@ def find_run_file(path: Path) -> Path:
     return path if directory is None else directory.run_file
 
 
-def find_task(name: str | None, runs: Iterable[Path]) -> Task:
+def find_task(name: str | None, runs: Iterable[Path], dataset: str | None = None) -> Task:
     """Return the task of this name, or without a name the task of the first run that is a folder of this program.
 
     Raises:
@@ -389,6 +389,8 @@ def find_task(name: str | None, runs: Iterable[Path]) -> Task:
             raise DataError(f"{path}: no such file or folder; give a run file or the folder of a run")
         if (directory := find_run_directory(path)) is not None:
             return directory.read_task()
+    if dataset is not None:
+        return get_task(find_dataset_task(dataset))
     raise UsageError(
         "no run says of which task it is; name the task or its folder (`task: NAME`; see `touche-llm tasks list`)"
     )

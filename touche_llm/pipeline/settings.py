@@ -35,7 +35,7 @@ PURPOSES: Mapping[str, tuple[str, ...]] = {
     "retrieve": ("queries",),
     "judge": ("judge", "objects", "sentence", "stance"),
 }
-INPUTS = ("task", "topics", "corpus", "index")
+INPUTS = ("task", "dataset", "topics", "corpus", "index")
 OF_RETRIEVE = (
     *INPUTS,
     *("candidates", "skip_bad_lines", "limit_topics", "topic", "retriever"),
@@ -99,7 +99,7 @@ def _values(config: Config) -> dict[str, Any]:
     values = config.model_dump(mode="json")
     values["engine"]["model"] = config.engine.model_name
     counts = {name: value for name, value in flatten(values).items() if not is_one_of(name, INCIDENTAL)}
-    if config.corpus is None:
+    if config.corpus is None and config.dataset is None:
         counts["index"] = values["index"]  # the index is the corpus here, not just a location
     return {name: value for name, value in counts.items() if value is not None and value != {}}
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from touche_llm.config import Config
 from touche_llm.data.files import open_atomic, replace_folder
+from touche_llm.data.topics import write_topics
 from touche_llm.data.trec_runs import read_run
 from touche_llm.errors import DataError
 from touche_llm.evaluation.qrels import Qrels
@@ -44,7 +45,6 @@ from touche_llm.regression.writing import (
     write_config,
     write_documents,
     write_qrels,
-    write_topics,
     write_whole_arguments,
 )
 

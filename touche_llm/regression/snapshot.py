@@ -21,7 +21,7 @@ from touche_llm.data.files import open_atomic, shorten_path
 from touche_llm.data.scratch import remove_abandoned
 from touche_llm.data.settings import describe_first_problem
 from touche_llm.errors import DataError, UsageError
-from touche_llm.evaluation.qrels import Qrels, read_qrels
+from touche_llm.evaluation.qrels import Qrels, qrels_file, read_qrels
 from touche_llm.judging.stance import translate_settings
 from touche_llm.llm.cache import CacheMode
 from touche_llm.llm.request import Request
@@ -217,11 +217,6 @@ class Snapshot:
 def corpus_file(task: Task) -> str:
     """Return the name of the corpus file, which has the format of the task's reader."""
     return ARGUMENTS if task.reads_arguments else DOCUMENTS
-
-
-def qrels_file(aspect: str) -> str:
-    """Return the name of the file with the judgments of an aspect."""
-    return f"qrels-{aspect}.txt"
 
 
 def run_settings(config: Config) -> dict[str, Any]:

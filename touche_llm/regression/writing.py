@@ -20,10 +20,10 @@ from touche_llm.corpus.json_lines import DocumentKeys
 from touche_llm.corpus.store import DocumentStore
 from touche_llm.data.files import open_atomic
 from touche_llm.data.json_records import JsonRecord
-from touche_llm.data.records import Document, Topic
+from touche_llm.data.records import Document
 from touche_llm.data.yaml_text import to_yaml
 from touche_llm.errors import DataError, shorten
-from touche_llm.evaluation.qrels import STANCE, Qrels
+from touche_llm.evaluation.qrels import STANCE, Qrels, qrels_file
 from touche_llm.judging.pointwise import Documents
 from touche_llm.llm.answers import OUTCOMES
 from touche_llm.llm.cache import Cache, CacheMode
@@ -35,7 +35,7 @@ from touche_llm.pipeline.engines import name_kind, store_engine_info
 from touche_llm.pipeline.run_files import CONFIG
 from touche_llm.prompts.prompt import Prompt, examples_path
 from touche_llm.regression.replay import ReplayResult
-from touche_llm.regression.snapshot import CASSETTE, DECISIVE, TOPICS, corpus_file, qrels_file
+from touche_llm.regression.snapshot import CASSETTE, DECISIVE, TOPICS, corpus_file
 from touche_llm.tasks import get_task
 
 # Types of the entries that a cassette gets, by kind.
@@ -98,16 +98,6 @@ def _select_non_defaults(values: BaseModel, defaults: BaseModel, names: Iterable
         elif value != default:
             found[name] = dumped[name]
     return found
-
-
-def write_topics(topics: list[Topic], path: Path) -> None:
-    """Write topics in TIRA's format, which accepts any text."""
-    with open_atomic(path) as stream:
-        for topic in topics:
-            names = ("title", "description", "narrative", "objects")
-            original = {name: value for name in names if (value := getattr(topic, name))}
-            line = {"qid": topic.id, "query": topic.title, "original_query": original}
-            stream.write(orjson.dumps(line, option=orjson.OPT_APPEND_NEWLINE))
 
 
 def write_documents(ids: list[str], documents: Documents, keys: DocumentKeys, stream: IO[bytes]) -> None:

@@ -234,7 +234,8 @@ def _open_corpus(config: Config, task: Task, stages: Mapping[str, Any], notes: l
     elif config.chatnoir is not None:
         there, place = config.chatnoir.cache.is_file(), str(config.chatnoir.cache)
     else:
-        there, place = config.corpus is not None and config.corpus.is_file(), f"{config.corpus} and {config.index}"
+        there = config.corpus is not None and config.corpus.is_file()
+        place = f"{config.dataset or config.corpus} and {config.index}"
         if not there and config.index is not None and (config.index / "manifest.json").is_file():
             config, there = config.model_copy(update={"corpus": None}), True
     if not there:

@@ -35,7 +35,7 @@ def describe_run(config: Config, task: Task, stages: Mapping[str, Mapping[str, A
     """Return the facts about a run, by name; empty ones are omitted."""
     judge = stages.get("judge", {})
     engine = config.chatnoir or config.elasticsearch
-    corpus = config.corpus or config.index or (engine.index if engine is not None else "")
+    corpus = config.dataset or config.corpus or config.index or (engine.index if engine is not None else "")
     facts = {
         "task": task.title,
         "model": " ".join(str(judge.get(name, "")) for name in ("model", "revision")).strip(),

@@ -46,6 +46,22 @@ def get_task(name: str) -> Task:
     return _read_folder(folder)
 
 
+def find_dataset_task(dataset: str) -> str:
+    """Return the name of the task of a dataset of ir_datasets.
+
+    Raises:
+        UsageError: No task of the project names the dataset, so that the task has to be given.
+    """
+    for task in TASKS.values():
+        if dataset in task.definition.corpus.datasets:
+            return task.name
+    known = [name for task in TASKS.values() for name in task.definition.corpus.datasets]
+    raise UsageError(
+        f"dataset: the task of {dataset!r:.200} is not known{suggest(dataset, known)}; name it (`task: NAME`; see "
+        "`touche-llm tasks list`)"
+    )
+
+
 def _read_folder(folder: Path) -> Task:
     path = folder / TASK_FILE
     definition = read_definition(path, TaskDefinition)

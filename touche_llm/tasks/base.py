@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from touche_llm.corpus.args_me import read_arguments, read_whole_arguments
+from touche_llm.corpus.ir_dataset import DatasetDocuments, DocumentKind
 from touche_llm.corpus.json_lines import TOUCHE_KEYS, DocumentKeys, read_collection
-from touche_llm.corpus.store import Reader
+from touche_llm.corpus.sources import CorpusFile, Reader, Source
 from touche_llm.data.records import Document, Topic
 from touche_llm.data.trec_runs import NO_STANCE_COLUMN
 from touche_llm.llm.answers import AnswerModel, get_labels
@@ -176,6 +177,22 @@ class Task:
         if self.reads_arguments:
             return read_whole_arguments if self.sentence_question is None else read_arguments
         return partial(read_collection, keys=self.document_keys)
+
+    @property
+    def document_kind(self) -> DocumentKind:
+        """What a document of the corpus is."""
+        if self.sentence_question is not None:
+            return "sentences"
+        return "argument" if self.reads_arguments else "text"
+
+    def make_source(self, corpus: Path | str) -> Source:
+        """Return the source of a document store: a corpus file, or the documents of a dataset, given by its id."""
+        if isinstance(corpus, str):
+            return DatasetDocuments(corpus, self.document_kind)
+        keys = "" if self.document_keys == TOUCHE_KEYS else str(tuple(self.document_keys))
+        if self.document_kind == "argument":
+            keys = "whole arguments"
+        return CorpusFile(corpus, self.read_corpus, keys)
 
     @property
     def reads_arguments(self) -> bool:

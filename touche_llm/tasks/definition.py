@@ -132,12 +132,14 @@ class CorpusDefinition(Strict):
     Attributes:
         reader: Reader of the file: `json_lines`, or `args_me` for arguments with their sentences.
         files: Names of the published files, by which `tira` detects the task.
+        datasets: Ids of ir_datasets, by which the task of a dataset is known.
         id: Key of a document's id in JSON Lines; None for the keys of the Touché collections.
         text: Key of its text; likewise.
     """
 
     reader: ReaderName
     files: list[Annotated[str, AfterValidator(_check_file_name)]] = []
+    datasets: list[_Text] = []
     id: _Text | None = None
     text: _Text | None = None
 

@@ -15,6 +15,7 @@ from tests.fake_elasticsearch import ElasticRequest, FakeElasticsearch, Reply, f
 from tests.retrieval.elasticsearch.elastic_corpus import SOME, Loader, corpus_file, numbered, opened, retrieve, texts_in
 from touche_llm.cli.demo import SAMPLES
 from touche_llm.corpus.json_lines import read_passages
+from touche_llm.corpus.sources import CorpusFile
 from touche_llm.corpus.store import ensure_store
 from touche_llm.data.records import Candidate, Topic
 from touche_llm.data.topics import read_topics
@@ -53,7 +54,7 @@ def test_the_ranking_is_that_of_the_index_on_disk_with_lucenes_bm25(
 ) -> None:
     topics, corpus, fields = read_topics(SAMPLE / "topics.xml"), SAMPLE / "passages.jsonl", ("title", "narrative")
     Loader(server, corpus)(k1=k1, b=b)
-    with ensure_store(corpus, tmp_path / "index", read_passages, warn=print) as store:
+    with ensure_store(CorpusFile(corpus, read_passages), tmp_path / "index", warn=print) as store:
         index = ensure_index(store, Bm25Settings(method="lucene", k1=k1, b=b), print)
         local = list(index.retrieve(topics, fields=fields, depth=20))
     with opened(server, k1=k1, b=b) as there:

@@ -11,7 +11,7 @@ import orjson
 from pydantic import Field
 
 from touche_llm.corpus.json_lines import SkippedLines
-from touche_llm.corpus.store import Reader
+from touche_llm.corpus.sources import Reader
 from touche_llm.data.files import read_file_state, sha256
 from touche_llm.data.records import Document
 from touche_llm.data.transport import TransientFailure

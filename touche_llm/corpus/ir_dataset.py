@@ -1,0 +1,296 @@
+"""Datasets of ir_datasets (https://ir-datasets.com): their topics, documents and judgments as records."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+import re
+import sys
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager, redirect_stdout
+from enum import Enum
+from io import StringIO
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import orjson
+
+from touche_llm.corpus.args_me import parse_argument, parse_whole_argument
+from touche_llm.corpus.json_lines import parse_documents
+from touche_llm.corpus.sources import OnBadLine, StoreManifest
+from touche_llm.data.files import FileState
+from touche_llm.data.lines import ID_FORM, MAX_LINE, is_word
+from touche_llm.data.records import Document, Topic
+from touche_llm.data.topics import make_topic
+from touche_llm.errors import BadLine, DataError, ToucheError, UsageError, needs_extra, suggest
+from touche_llm.text.web_page import extract_text
+
+# What a document is: a text, an argument of args.me, or such an argument with its sentences.
+DocumentKind = Literal["text", "argument", "sentences"]
+# Libraries of the extra `warc` in messages of ir_datasets.
+_OF_WARC = ("warc", "zlib-state")
+_FOLDERS = Path(".touche-llm/datasets")
+_ID = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.:/-]{0,200}")
+# Fields of documents by which their kind is known; the classes of ir_datasets have no common base.
+_WEB_PAGE = ("body", "body_content_type")
+_ARGUMENT = ("conclusion", "premises")
+# The arguments of BEIR have one premise.
+_BEIR_ARGUMENT = ("title", "text", "stance")
+_MAX_CAUSE = 200
+
+
+def check_dataset_id(dataset_id: str) -> str:
+    """Return the id of a dataset; raise ValueError if no dataset can have it."""
+    if not _ID.fullmatch(dataset_id):
+        raise ValueError("must be the id of a dataset of ir_datasets, as clueweb12/touche-2022-task-2")
+    return dataset_id
+
+
+def dataset_folder(dataset_id: str) -> Path:
+    """Return the folder of a dataset's topics, judgments and index: below the current folder, one for each id."""
+    place = hashlib.sha256(dataset_id.encode()).hexdigest()[:8]
+    return _FOLDERS / f"{dataset_id.rstrip('/').rpartition('/')[2]}-{place}"
+
+
+def dataset_index(dataset_id: str) -> Path:
+    """Return the default folder of the store of a dataset's documents and its index."""
+    return dataset_folder(dataset_id) / "index"
+
+
+def topics_file(dataset_id: str) -> Path:
+    """Return the file of a dataset's topics."""
+    return dataset_folder(dataset_id) / "topics.jsonl"
+
+
+class DatasetJudgment(NamedTuple):
+    """A grade or label of a document for a topic."""
+
+    topic_id: str
+    document_id: str
+    value: str
+
+
+def read_dataset_topics(dataset_id: str) -> list[Topic]:
+    """Return the topics of a dataset; the title is the query's title, else its text.
+
+    Raises:
+        UsageError: There is no such dataset, it has no topics, or the library is missing.
+        DataError: The topics are not there and cannot be downloaded, or one has no text.
+    """
+    with _report_failures(dataset_id, "topics"):
+        topics = []
+        for number, query in enumerate(_load(dataset_id, "queries", "topics").queries_iter(), start=1):
+            fields = {name: getattr(query, name, None) for name in ("title", "description", "narrative", "objects")}
+            fields |= {"number": str(query.query_id), "title": fields["title"] or query.default_text()}
+            topics.append(make_topic(fields, str(number), _place(dataset_id)))
+    return topics
+
+
+def read_dataset_judgments(dataset_id: str, aspects: Collection[str]) -> dict[str, list[DatasetJudgment]]:
+    """Return the judgments of a dataset for each of the aspects that it judges, in its order.
+
+    Args:
+        dataset_id: Id of the dataset.
+        aspects: Names of aspects, as `relevance`; a judgment has a field of this name.
+
+    Raises:
+        UsageError: There is no such dataset, it judges none of these aspects, or the library is missing.
+        DataError: The judgments are not there and cannot be downloaded.
+    """
+    # One of its classes prints the path of its file.
+    with _report_failures(dataset_id, "judgments"), redirect_stdout(StringIO()):
+        found = list(_load(dataset_id, "qrels", "judgments").qrels_iter())
+        judged = {
+            aspect: [
+                DatasetJudgment(str(each.query_id), str(each.doc_id), _to_text(getattr(each, aspect))) for each in found
+            ]
+            for aspect in aspects
+            if found and hasattr(found[0], aspect)
+        }
+    if not judged:
+        raise UsageError(f"{_place(dataset_id)}: judges none of {', '.join(aspects)}; give the judgments as files")
+    return judged
+
+
+def _to_text(value: object) -> str:
+    return str(value.value if isinstance(value, Enum) else value)
+
+
+class DatasetDocuments:
+    """Documents of a dataset, the source of a document store."""
+
+    def __init__(self, dataset_id: str, kind: DocumentKind) -> None:
+        """Name the documents; the library is loaded when they are read."""
+        self.dataset_id, self.kind = dataset_id, kind
+        self._digest = hashlib.sha256()
+
+    def __str__(self) -> str:
+        return self.name
+
+    @property
+    def name(self) -> str:
+        """The id, after `irds:` as in PyTerrier."""
+        return _place(self.dataset_id)
+
+    @property
+    def keys(self) -> str:
+        """The kind of the documents."""
+        return self.kind
+
+    def check(self) -> None:
+        """Do nothing: a store does not need its source."""
+
+    def has_changed(self, manifest: StoreManifest) -> bool:
+        """Return whether a store is of another dataset; a published dataset keeps its id."""
+        return manifest.corpus != self.name
+
+    def read_state(self) -> FileState:
+        """Return the same for all datasets."""
+        return FileState(0, 0, "")
+
+    def hash(self) -> str:
+        """Return the SHA-256 of the documents that were read."""
+        return self._digest.hexdigest()
+
+    def read(self, on_bad_line: OnBadLine | None = None) -> Iterator[tuple[int, Document]]:
+        """Yield `(number, document)` for each document, one in memory at a time.
+
+        Raises:
+            BadLine: A document has no valid id, no text, or not the form of its kind.
+            UsageError: There is no such dataset, it has no documents, or a library is missing.
+            DataError: The documents are not there and cannot be downloaded.
+        """
+        self._digest = hashlib.sha256()
+        for number, document in parse_documents(self._read_records(), self._parse, on_bad_line):
+            parts = [(part.id, part.text) for part in document.parts]
+            self._digest.update(orjson.dumps((document.id, document.text, document.title, document.side, parts)))
+            yield number, document
+
+    def _read_records(self) -> Iterator[tuple[int, Any]]:
+        with _report_failures(self.dataset_id, "documents"):
+            dataset = _load(self.dataset_id, "docs", "documents")
+            yield from enumerate(dataset.docs_iter(), start=1)
+
+    def _parse(self, record: Any, number: int) -> Document:
+        """Return the document of a record of the library."""
+        if self.kind != "text":
+            return self._parse_argument(record, number)
+        document_id = str(record.doc_id)
+        if not is_word(document_id):
+            raise BadLine(self, number, f"`doc_id` must be {ID_FORM}, not {document_id!r:.80}")
+        try:
+            text = _get_text(record)
+            text.encode()
+        except ValueError as error:
+            raise BadLine(self, number, f"document {document_id}: {error}") from error
+        if not text.strip() or len(text) > MAX_LINE:
+            problem = f"longer than {MAX_LINE:,} characters" if text.strip() else "no text"
+            raise BadLine(self, number, f"document {document_id}: {problem}")
+        return Document(document_id, text)
+
+    def _parse_argument(self, record: Any, number: int) -> Document:
+        if _has(record, *_ARGUMENT):
+            conclusion = record.conclusion
+            premises = [{"text": each.text, "stance": each.stance.name} for each in record.premises]
+        elif _has(record, *_BEIR_ARGUMENT) and self.kind == "argument":
+            conclusion, premises = record.title, [{"text": record.text, "stance": record.stance}]
+        else:
+            raise self._refuse(record)
+        values = {"id": record.doc_id, "conclusion": conclusion, "premises": premises}
+        if self.kind == "argument":
+            return parse_whole_argument(values, self, number)
+        if not _has(record, "sentences"):
+            raise self._refuse(record)
+        sentences = [{"sent_id": each.id, "sent_text": each.text} for each in record.sentences]
+        return parse_argument(values | {"sentences": sentences}, self, number)
+
+    def _refuse(self, record: Any) -> UsageError:
+        wanted = "arguments with sentences" if self.kind == "sentences" else "arguments"
+        return UsageError(
+            f"{self}: its documents ({type(record).__name__}) are not {wanted}; name a task over other documents "
+            "(`task: NAME`)"
+        )
+
+
+def _has(record: object, *fields: str) -> bool:
+    return all(hasattr(record, field) for field in fields)
+
+
+def _get_text(record: Any) -> str:
+    """Return the text of a document; raise ValueError if it has none."""
+    if _has(record, *_WEB_PAGE):
+        return extract_text(record.body, record.body_content_type)
+    if not hasattr(record, "default_text"):
+        raise ValueError(f"{type(record).__name__} has no text")
+    return str(record.default_text())
+
+
+def _place(dataset_id: str) -> str:
+    return f"irds:{dataset_id}"
+
+
+def _import_library() -> Any:
+    with needs_extra("ir-datasets", "`dataset: ID`"):
+        import ir_datasets
+    return ir_datasets
+
+
+def _load(dataset_id: str, kind: Literal["docs", "queries", "qrels"], what: str) -> Any:
+    """Return the handler of a dataset; raise UsageError if it does not exist or has none of what is requested."""
+    ir_datasets = _import_library()
+    try:
+        dataset = ir_datasets.load(dataset_id)
+    except KeyError as error:
+        near = suggest(dataset_id, ir_datasets.registry)
+        raise UsageError(
+            f"{_place(dataset_id)}: ir_datasets has no such dataset{near}; see https://ir-datasets.com for the ids"
+        ) from error
+    if not dataset.has(kind):
+        raise UsageError(f"{_place(dataset_id)}: has no {what}; give a dataset that has, or files")
+    return dataset
+
+
+class _Advice(logging.Handler):
+    """Receiver of the library's messages, which say where a file is looked for before it is downloaded."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.text = ""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        text = " ".join(record.getMessage().split())
+        if " here" in text:
+            self.text = text
+
+
+@contextmanager
+def _report_failures(dataset_id: str, what: str) -> Iterator[None]:
+    """Turn errors of the library into one line, with what it said on where it looks for a file."""
+    if not sys.stderr.isatty():
+        # The library's bars would fill a log file.
+        os.environ.setdefault("TQDM_DISABLE", "1")
+    ir_datasets = _import_library()
+    place, advice, logger = _place(dataset_id), _Advice(), ir_datasets.log.easy().logger()
+    before, logger.handlers[:] = list(logger.handlers), [advice]
+    try:
+        yield
+    except ToucheError:
+        raise
+    except ImportError as error:
+        advised = "; pip install 'touche-llm[warc]'" if any(name in str(error) for name in _OF_WARC) else ""
+        raise UsageError(f"{place}: {error!s:.{_MAX_CAUSE}}{advised}") from error
+    except Exception as error:  # of any type: each class of the library reads its files in its own way
+        cause = " ".join(f"{type(error).__name__}: {error}".split())
+        home = ir_datasets.util.home_path()
+        # What its downloads raise; any other error is about the content of a file.
+        if isinstance(error, OSError | RuntimeError):
+            advised = advice.text or f"ir_datasets downloads to {home}: run this with a network, or copy that folder"
+        else:
+            advised = f"delete the damaged file in {home}, so that it is downloaded again"
+        raise DataError(
+            f"{place}: cannot read its {what} ({cause:.{_MAX_CAUSE}}); {advised}; "
+            f"see https://ir-datasets.com/{dataset_id.partition('/')[0]}.html"
+        ) from error
+    finally:
+        logger.handlers[:] = before
