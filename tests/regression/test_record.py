@@ -16,7 +16,7 @@ import yaml
 
 from tests.expect import raises_at
 from tests.regression.conftest import checked, edit, overlay
-from tests.sample_runs import Silent, judge_stage, rank_stage
+from tests.sample_runs import Silent, judge_stage, rank_stage, run_directly
 from tests.scripted_engine import Script, ScriptedEngine
 from tests.write_demo_cassette import FACTS, script_of
 from tests.write_regressions import FOLDER, make_run
@@ -302,3 +302,19 @@ def test_texts_of_any_kind_come_back_as_they_were(tmp_path: Path) -> None:
         for part in each.parts:
             old, argument = whole[part.id]
             assert (part, each.title, each.side) == (old, argument.title, argument.side)
+
+
+async def test_a_recording_says_that_its_texts_may_not_be_redistributed(tmp_path: Path) -> None:
+    (tmp_path / "topics.xml").write_text(
+        "<topics><topic><number>1</number><title>tea or coffee</title></topic></topics>"
+    )
+    texts = {f"clueweb12-0-{number}": text for number, text in enumerate(("Tea is mild.", "Rain.", "Oil.", "Air."))}
+    lines = (json.dumps({"id": name, "contents": text}) for name, text in texts.items())
+    (tmp_path / "pages.jsonl").write_text("\n".join(lines))
+    flags = {"topics": tmp_path / "topics.xml", "corpus": tmp_path / "pages.jsonl", "index": tmp_path / "index"}
+    config = load_config(None, flags | {"task": "comparative_2020", "cache.file": tmp_path / "answers.sqlite"})
+    await run_directly(config, tmp_path / "run", ScriptedEngine(lambda request: {"relevance": 2}))
+    made = await record(config, tmp_path / "run", tmp_path / "recorded", None)
+    assert made.documents == 1 and "ClueWeb12" in made.note
+    assert (tmp_path / "recorded/config.yaml").read_text().startswith(f"# documents.jsonl {made.note}.\n")
+    assert await check_snapshot(open_snapshot(tmp_path / "recorded")) == []

@@ -33,6 +33,7 @@ COMMANDS = {
     "evaluate": "evaluate",
     "compare": "compare",
     "report": "report",
+    "export": "export",
     "show": "show",
     "runs": "show",
     "tira": "tira",

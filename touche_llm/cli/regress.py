@@ -57,6 +57,8 @@ def record_(
     qrels = read_qrels(qrels_files, config.task) if qrels_files else None
     made = asyncio.run(record(config, run_dir, target, qrels))
     print_result(output, _describe(target, made), {"folder": target, **asdict(made)})
+    if made.note:
+        say(output, f"note: {target}: {made.note}")
     if config.expansion.use:
         say(output, f"note: {QUERIES_NOT_CHECKED}")
 

@@ -15,7 +15,9 @@ from touche_llm.pipeline.context import RunContext
 from touche_llm.pipeline.frames import make_frame
 from touche_llm.pipeline.judge import Judgments
 from touche_llm.pipeline.progress import SilentProgress
+from touche_llm.pipeline.results import list_result_columns
 from touche_llm.pipeline.run_directory import RunDirectory, find_run_directory
+from touche_llm.pipeline.run_overview import read_results
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -76,9 +78,8 @@ class Run:
     @cached_property
     def results(self) -> DataFrame:
         """A row per line of the run: topic, document, rank, score, stance, its source, grades and probabilities."""
-        import pandas as pd
-
-        return pd.read_csv(self._directory.results_file, sep="\t", dtype={"topic": str, "document": str})
+        rows = read_results(self._directory, self._directory.read_task())
+        return make_frame((list(row.values()) for row in rows), list_result_columns(self._directory.read_task()))
 
     @cached_property
     def comparisons(self) -> DataFrame:

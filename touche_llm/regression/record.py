@@ -47,17 +47,22 @@ from touche_llm.regression.writing import (
     write_qrels,
     write_whole_arguments,
 )
+from touche_llm.tasks.published import describe_restriction
 
 
 @dataclass(frozen=True, slots=True)
 class Recording:
-    """Counts of what was recorded; `size` is in bytes, `answers` counts cassette entries."""
+    """Counts of what was recorded; `size` is in bytes, `answers` counts cassette entries.
+
+    `note` is about texts that may not be redistributed; empty if there are none.
+    """
 
     files: int
     size: int
     topics: int
     documents: int
     answers: int
+    note: str
 
 
 def load_finished_run(run: Path) -> Config:
@@ -101,11 +106,12 @@ async def record(config: Config, run: Path, target: Path, qrels: Qrels | None) -
         RunContext(config, SilentProgress()) as context,
     ):
         work, topics = Path(name), context.topics
+        documents = await _write_documents(context, directory, folder)
+        note = describe_restriction(documents)
         # Paths of templates are relative to the final folder.
-        write_config(config, target, folder)
+        write_config(config, target, folder, note)
         copy_task(context.task, folder)
         write_topics(topics, folder / TOPICS)
-        documents = await _write_documents(context, directory, folder)
         if qrels is not None:
             write_qrels(qrels, [topic.id for topic in topics], folder)
         shutil.copyfile(directory.run_file, folder / directory.run_file.name)
@@ -131,11 +137,12 @@ async def record(config: Config, run: Path, target: Path, qrels: Qrels | None) -
             snapshot.with_recorded_templates(snapshot.config()), snapshot, work / "second", directory, target
         )
         files = [path for path in folder.rglob("*") if path.is_file()]
-        return Recording(len(files), sum(path.stat().st_size for path in files), len(topics), documents, answers)
+        size = sum(path.stat().st_size for path in files)
+        return Recording(len(files), size, len(topics), len(documents), answers, note)
 
 
-async def _write_documents(context: RunContext, directory: RunDirectory, folder: Path) -> int:
-    """Write the first stage and its documents; return the number of documents."""
+async def _write_documents(context: RunContext, directory: RunDirectory, folder: Path) -> set[str]:
+    """Write the first stage and its documents; return the ids of the documents."""
     candidates = _read_first_stage(context, directory)
     candidates.write(RunDirectory(folder).first_stage_file(context.task), tag=context.config.tag)
     corpus = context.corpus
@@ -148,7 +155,7 @@ async def _write_documents(context: RunContext, directory: RunDirectory, folder:
             write_whole_arguments(sorted(documents), corpus.documents, stream)
         else:
             write_documents(sorted(documents), corpus.documents, context.task.document_keys, stream)
-    return len(documents)
+    return documents
 
 
 def _read_first_stage(context: RunContext, directory: RunDirectory) -> Candidates:

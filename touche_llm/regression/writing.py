@@ -57,8 +57,10 @@ def copy_template(prompt: Prompt, folder: Path) -> None:
         shutil.copyfile(prompt.path.parent / name, folder / name)
 
 
-def write_config(config: Config, target: Path, folder: Path) -> None:
+def write_config(config: Config, target: Path, folder: Path, note: str = "") -> None:
     """Write the settings that differ from the defaults, so that a replay reveals a changed default.
+
+    A note on the recorded documents is the first line, as a comment.
 
     Names of people, URLs and paths of this machine are omitted; paths of templates are relative to the target folder.
     """
@@ -83,6 +85,8 @@ def write_config(config: Config, target: Path, folder: Path) -> None:
         values["prompts"] = prompts
     values["cache"] = {"file": CASSETTE, "mode": CacheMode.REPLAY.value}
     with open_atomic(folder / CONFIG) as stream:
+        if note:
+            stream.write(f"# {corpus_file(task)} {note}.\n".encode())
         stream.write(to_yaml(values))
 
 

@@ -34,6 +34,7 @@ from touche_llm.report.records import (
     describe_truncation,
 )
 from touche_llm.tasks.base import Task
+from touche_llm.tasks.published import describe_restriction
 from touche_llm.text.passages import GAP_MARK
 
 _FROM_HERE = "paths in config.yaml are relative to the current folder, as they were for the run"
@@ -61,6 +62,10 @@ def open_folder(path: Path) -> Iterator[RunFolder]:
             _open_corpus(config, context.task, stages, notes) as corpus,
             _open_answers(config, notes) as answers,
         ):
+            if corpus is not None:
+                ranked = (line.document_id for ranking in run.rankings.values() for line in ranking)
+                if restriction := describe_restriction(ranked):
+                    notes.append(f"This page {restriction}.")
             yield RunFolder(directory, context, run, judgments, stages, failures, corpus, answers, notes)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
 from typing import Annotated, Literal
@@ -12,6 +13,8 @@ from pydantic import Field
 from touche_llm.tasks.definition import Strict, read_definition
 
 Role = Literal["corpus", "topics", "relevance", "quality", "stance", "coherence"]
+# Characters of an id that name its corpus.
+_ID_CHARS = 12
 _Url = Annotated[str, Field(pattern=r"^https://\S+$")]
 
 
@@ -46,11 +49,19 @@ class PublishedFile(Strict):
 
 
 class RestrictedCorpus(Strict):
-    """A corpus that is given out under an agreement, and the page that says how."""
+    """A corpus that is given out under an agreement.
+
+    Attributes:
+        name: Its name.
+        tasks: Tasks that use it.
+        url: Page that says how to get it.
+        prefix: Beginning of the ids of its documents, in small letters.
+    """
 
     name: str
     tasks: list[str] = Field(min_length=1)
     url: _Url
+    prefix: str = Field(min_length=1)
 
 
 class DocumentIds(Strict):
@@ -77,6 +88,17 @@ class Published(Strict):
     def find_form(self, document: str) -> DocumentIds | None:
         """Return the form that an id has; None if it has none of them."""
         return next((form for form in self.documents if re.fullmatch(form.ids, document)), None)
+
+
+def describe_restriction(document_ids: Iterable[str]) -> str:
+    """Return a note on texts that may not be redistributed; empty if none of the documents is of such a corpus."""
+    beginnings = {document_id[:_ID_CHARS].lower() for document_id in document_ids}
+    corpora = [
+        f"{corpus.name} ({corpus.url})"
+        for corpus in read_published().restricted
+        if any(beginning.startswith(corpus.prefix) for beginning in beginnings)
+    ]
+    return f"holds texts of {' and '.join(corpora)}, which may not be redistributed" if corpora else ""
 
 
 @cache
