@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import io
 import json
 import subprocess
@@ -58,8 +59,8 @@ def test_json_has_one_object_for_each_run_and_measure(touche: Touche, judged: Pa
     assert done.returncode == 0, done.stderr
     found = rows_of(done.stdout)
     assert len(found) == len(json.loads(done.stdout))
-    columns = ("run", "measure", "value", "low", "high", "n", "topics", "missing", "judged_topics", "judged")
-    assert {tuple(row) for row in json.loads(done.stdout)} == {columns}
+    columns = ["run", "measure", "value", "low", "high", "n", "topics", "missing", "judged_topics", "judged"]
+    assert {tuple(row) for row in json.loads(done.stdout)} == {(*columns, "qrels", "qrels_sha256")}
     # Their order is that of a run without a first stage.
     alone = json.loads(touche("evaluate", "other", *ALL, "--format", "json").stdout)
     assert list(dict.fromkeys(measure for _, measure in found)) == [row["measure"] for row in alone]
@@ -231,7 +232,7 @@ def test_tables_show_values_with_intervals(touche: Touche, judged: Path) -> None
     alone = touche("evaluate", "other", *ALL)
     assert " other " in alone.stdout and "nDCG@5" in alone.stdout and "–" in alone.stdout
     topics = touche("evaluate", "mine", *ALL, "--per-topic").stdout
-    assert [line.split()[0] for line in topics.split("stance: mine\n")[1].splitlines()[3:] if line] == ["1", "2"]
+    assert [line.split()[0] for line in topics.split("stance: mine\n")[1].splitlines()[3:] if line][:2] == ["1", "2"]
 
 
 def test_what_should_be_known_of_the_figures_is_told(touche: Touche, judged: Path) -> None:
@@ -374,7 +375,27 @@ def test_python_gets_the_rows_of_the_command(touche: Touche, judged: Path) -> No
     assert touche_llm.read_qrels(files, "comparative") == qrels
     assert touche_llm.read_run(str(judged / "other")) == read_run(judged / "other")
     output = touche("evaluate", "other", *GRADED, "--format", "tsv").stdout
-    pd.testing.assert_frame_equal(table, pd.read_csv(io.StringIO(output), sep="\t"), check_dtype=False, atol=1e-12)
+    rows = pd.read_csv(io.StringIO(output), sep="\t").drop(columns=["qrels", "qrels_sha256"])
+    pd.testing.assert_frame_equal(table, rows, check_dtype=False, atol=1e-12)
+
+
+@pytest.mark.parametrize("what", ["", "--per-topic", "--confusion", "--leaderboard"])
+def test_every_output_names_the_qrels_and_their_hashes(touche: Touche, judged: Path, what: str) -> None:
+    # The leaderboard is over all judged topics.
+    (judged / "mine/run.txt").write_text(GOOD + "4 NO a 1 1 t\n")
+    command = ("evaluate", "mine", *ALL, *([what] if what else []))
+    hashes = {name: hashlib.sha256((judged / name).read_bytes()).hexdigest() for name in ("relevance", "stance")}
+    table = touche(*command)
+    for name, digest in hashes.items():
+        assert f"qrels: {name} {name} sha256 {digest[:12]}\n" in table.stdout
+    for row in json.loads(touche(*command, "--format", "json").stdout):
+        if what == "--per-topic":
+            assert row["relevance qrels"] == str(judged / "relevance")
+            assert row["relevance qrels_sha256"] == hashes["relevance"]
+        else:
+            aspect = row.get("measure", "stance").split()[0]
+            assert row["qrels"] == str(judged / aspect)
+            assert row["qrels_sha256"] == hashes.get(aspect, row["qrels_sha256"])
 
 
 @pytest.mark.slow

@@ -122,11 +122,14 @@ def test_passages_of_a_dataset_give_the_run_of_their_file(touche: Touche, tmp_pa
     # The folder knows its dataset: later stages and measures need no file, and no option.
     assert touche("judge", *REPLAY, "--out", "dataset").returncode == 0
     assert touche("rank", *REPLAY, "--out", "dataset").returncode == 0
-    own = touche("evaluate", "dataset", "--format", "tsv")
-    named = touche("evaluate", "dataset", "--format", "tsv", "--dataset", home.PASSAGES)
     given = [f"--{name}={SAMPLE}/qrels-{name}.txt" for name in ("relevance", "quality", "stance")]
-    of_files = touche("evaluate", "dataset", "--format", "tsv", *given)
-    assert own.stdout == named.stdout == of_files.stdout and "stance macro-F1" in own.stdout
+    own, named, of_files = (
+        json.loads(touche("evaluate", "dataset", "--format", "json", *options).stdout)
+        for options in ((), ("--dataset", home.PASSAGES), given)
+    )
+    assert {row["measure"] for row in own} >= {"relevance nDCG@5", "quality nDCG@5", "stance macro-F1"}
+    assert own == named == [row | {"qrels": mine["qrels"]} for row, mine in zip(of_files, own, strict=True)]
+    assert {Path(row["qrels"]).parent.name for row in own} == {tl.Dataset(home.PASSAGES).folder.name}
     compared = touche("compare", "dataset", "--baseline", "file/run.txt", "--task", "comparative")
     assert compared.returncode == 0, compared.stderr
     for command in (("show", "dataset"), ("runs", "."), ("report", "dataset")):

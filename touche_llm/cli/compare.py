@@ -99,8 +99,9 @@ def compare(
         labels = {each.name: each.label for each in kept}
         _show(frame.replace({"run": labels, "baseline": labels}), m.use_labels(kept, evaluations)[1])
         m.show_legend(kept)
+        show_lines(m.describe_qrels(files))
     else:
-        m.print_frame(frame, output)
+        m.print_frame(m.name_qrels(frame, files), output)
     m.print_notes(qrels, evaluations, shown, *notes)
     if page:
         say(output, page)

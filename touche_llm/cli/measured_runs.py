@@ -16,11 +16,11 @@ from touche_llm.cli.options import format_qrels_option
 from touche_llm.cli.output import Format, print_rows
 from touche_llm.cli.progress import CommandProgress
 from touche_llm.cli.tables import show_lines
-from touche_llm.data.files import shorten_path
+from touche_llm.data.files import sha256, shorten_path
 from touche_llm.data.trec_runs import ParsedRun, read_run
 from touche_llm.errors import DataError, UsageError, to_printable
 from touche_llm.evaluation.notes import describe_fitted, describe_limits
-from touche_llm.evaluation.qrels import Qrels, read_qrels
+from touche_llm.evaluation.qrels import STANCE, Qrels, read_qrels
 from touche_llm.pipeline.datasets import Dataset
 from touche_llm.pipeline.recorded_evaluation import find_known_qrels
 from touche_llm.pipeline.run_directory import RunDirectory, find_run_directory, find_run_file
@@ -37,6 +37,8 @@ if TYPE_CHECKING:
 # Longer names of runs are replaced by letters in tables.
 _LABEL_WIDTH = 12
 _ONLY_RUN = "run"
+# Columns of a qrels file in rows for other programs.
+_OF_QRELS = ("qrels", "qrels_sha256")
 JUDGED_LEGEND = "judged@k: share of judged documents among the first k, the measure's cutoff, or in the whole ranking"
 
 RunsArgument = Annotated[
@@ -112,6 +114,26 @@ def require_qrels(task: Task, files: Mapping[str, Path]) -> Qrels:
             "or --dataset ID"
         )
     return read_qrels(files, task)
+
+
+def describe_qrels(files: Mapping[str, Path]) -> list[str]:
+    """Return a line for each qrels file, with the beginning of its hash."""
+    return [f"qrels: {aspect} {shorten_path(path)} sha256 {sha256(path):.12}" for aspect, path in files.items()]
+
+
+def name_qrels(frame: DataFrame, files: Mapping[str, Path]) -> DataFrame:
+    """Return rows for other programs with the qrels file of their measure and its hash.
+
+    Rows of several measures have them for each aspect, as `relevance qrels`.
+    """
+    named = {aspect: (str(path.absolute()), sha256(path)) for aspect, path in files.items()}
+    if "measure" not in frame and "chosen" not in frame:
+        columns = {
+            f"{aspect} {name}": value for aspect, of in named.items() for name, value in zip(_OF_QRELS, of, strict=True)
+        }
+        return frame.assign(**columns)
+    aspects = frame["measure"].str.partition(" ")[0] if "measure" in frame else [STANCE] * len(frame)
+    return frame.assign(**{name: [named[each][place] for each in aspects] for place, name in enumerate(_OF_QRELS)})
 
 
 class Given(NamedTuple):
