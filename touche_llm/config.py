@@ -77,6 +77,8 @@ class ActorConfig(Section):
     mail: str | None = None
     role: str | None = None
     github: str | None = None
+    # Of the software, for `implementation.source.repository`.
+    repository: str | None = None
 
 
 class Config(Section):
@@ -174,6 +176,9 @@ class Config(Section):
         AfterValidator(_require_one_word),
         Option("--tag", "Last column of the run, one word", "Output", is_common=True),
     ] = "touche-llm"
+    energy: Annotated[
+        bool, Option("--energy/--no-energy", "Measure energy for ir-metadata.yml (extra tirex)", "Output")
+    ] = False
     actor: ActorConfig = ActorConfig()
 
     @model_validator(mode="before")

@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import yaml
 
+import touche_llm
 from tests.cli.conftest import Done, Touche
 from tests.sample_runs import run_lines
 from touche_llm.cli.demo import SAMPLE_TASKS, SAMPLES
+from touche_llm.data.files import sha256
 from touche_llm.data.topics import read_topics
 from touche_llm.evaluation.run_validation import validate_run
 from touche_llm.integrations.tira import detect_input
@@ -151,3 +156,94 @@ def test_without_a_home_the_message_asks_for_a_cache_folder(
     monkeypatch.setattr(Path, "home", nowhere)
     done = touche("tira", "-i", str(given), "-o", "out")
     assert (done.returncode, "--cache-folder: " in done.stderr) == (2, True)
+
+
+@pytest.mark.parametrize("task", SAMPLE_TASKS)
+def test_the_output_passes_the_checkers_of_tira(task: str, touche: Touche, prepared: Prepare, tmp_path: Path) -> None:
+    checkers = pytest.importorskip("tira.check_format")
+    given = prepared(task)
+    assert tira(touche, task, "-i", str(given), "-o", "out").returncode == 0
+    # They expect three topics at least; this sample has two.
+    few = {"minimum_queries": 2} if task == "sentence_pairs" else {}
+    runs, metadata = checkers.RunFormat(), checkers.RunWithIrMetadata()
+    runs.apply_configuration_and_throw_if_invalid(few)
+    metadata.apply_configuration_and_throw_if_invalid(None)
+    good = checkers.FormatMsgType.OK
+    assert runs.check_format(tmp_path / "out")[0] is good
+    level, message = metadata.check_ir_metadata(tmp_path / "out") if few else metadata.check_format(tmp_path / "out")
+    assert level is good, message
+    # The checkers would notice: without its last part, the description is incomplete.
+    described = yaml.safe_load((tmp_path / "out/ir-metadata.yml").read_text())
+    del described["method"]["description"]
+    (tmp_path / "out/ir-metadata.yml").write_text(yaml.safe_dump(described))
+    assert metadata.check_ir_metadata(tmp_path / "out")[0] is checkers.FormatMsgType.ERROR
+
+
+def test_the_metadata_names_what_a_configuration_gives(touche: Touche, prepared: Prepare, tmp_path: Path) -> None:
+    given = prepared("comparative")
+    (tmp_path / "mine.yaml").write_text(
+        (SAMPLES / "comparative/demo.yaml").read_text()
+        + "actor: {team: Group, name: A. Person, repository: https://example.org/code}\n"
+    )
+    done = touche("tira", "-i", str(given), "-o", "out", "--cache-mode", "replay", "--config", "mine.yaml")
+    assert done.returncode == 0, done.stderr
+    metadata = yaml.safe_load((tmp_path / "out/ir-metadata.yml").read_text())
+    assert metadata["actor"] == {"team": "Group", "name": "A. Person"}
+    assert metadata["implementation"]["source"]["repository"] == "https://example.org/code"
+    assert metadata["method"]["name"] == "bm25 > judge > pairwise:5"
+
+
+# In namespaces of its own: no network, the input and the cache mounted for reading alone.
+ISOLATED = """
+set -e
+for place in "$TIRA_INPUT_DATASET" "$TOUCHE_LLM_CACHE"; do
+    mount --bind "$place" "$place"
+    mount -o remount,bind,ro "$place"
+    if touch "$place/written" 2> /dev/null; then exit 99; fi
+done
+exec "$@"
+"""
+
+
+def can_isolate() -> bool:
+    """Whether this machine lets a user make namespaces."""
+    command = ["unshare", "--map-root-user", "--mount", "--net", "true"]
+    try:
+        return subprocess.run(command, capture_output=True, check=False).returncode == 0
+    except FileNotFoundError:
+        return False
+
+
+@pytest.mark.skipif(not can_isolate(), reason="needs `unshare` with user namespaces")
+@pytest.mark.parametrize("task", SAMPLE_TASKS)
+def test_a_submission_with_its_cache_is_executed_again_without_a_model(
+    task: str, touche: Touche, prepared: Prepare, tmp_path: Path
+) -> None:
+    given = prepared(task)
+    shutil.copy(SAMPLES / task / "demo.yaml", tmp_path / "demo.yaml")
+    assert tira(touche, task, "-i", str(given), "-o", "first").returncode == 0
+    before = hash_files(tmp_path / "cache") | hash_files(given)
+    variables = {
+        "TIRA_INPUT_DATASET": str(given),
+        "TIRA_OUTPUT_DIR": str(tmp_path / "second"),
+        "TOUCHE_LLM_CACHE": str(tmp_path / "cache"),
+        "TOUCHE_LLM_CONFIG": str(tmp_path / "demo.yaml"),
+        "PYTHONPATH": str(Path(touche_llm.__file__).parents[1]),
+        "PATH": os.environ["PATH"],
+    }
+    program = (sys.executable, "-m", "touche_llm", "tira", "--cache-mode", "replay")
+    done = subprocess.run(
+        ["unshare", "--map-root-user", "--mount", "--net", "sh", "-c", ISOLATED, "sh", *program],
+        env=variables,
+        cwd="/",
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "second/run.txt").read_bytes() == (tmp_path / "first/run.txt").read_bytes()
+    assert hash_files(tmp_path / "cache") | hash_files(given) == before
+
+
+def hash_files(folder: Path) -> dict[Path, str]:
+    return {path: sha256(path) for path in sorted(folder.rglob("*")) if path.is_file()}

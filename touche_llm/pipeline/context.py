@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
 from functools import cached_property
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 from touche_llm.config import Config
 from touche_llm.data.records import Topic
@@ -21,6 +21,7 @@ from touche_llm.llm.settings import EngineConfig, SamplingConfig
 from touche_llm.pipeline.candidates import Candidates
 from touche_llm.pipeline.corpora import Corpus, open_corpus
 from touche_llm.pipeline.datasets import read_run_topics
+from touche_llm.pipeline.energy import EnergyMeter
 from touche_llm.pipeline.engines import open_pooling
 from touche_llm.pipeline.progress import Progress
 from touche_llm.prompts.prompt import Prompt, check_overlay, examples_path
@@ -60,11 +61,13 @@ class RunContext:
         self.file_topics = read_run_topics(config)
         self.topics = choose_topics(self.file_topics, config)
         self._prompts: dict[str, Prompt] = {}
+        self._meter: EnergyMeter | None = None
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self.stop_meter()
         if "corpus" in self.__dict__:
             self.corpus.close()
 
@@ -78,6 +81,16 @@ class RunContext:
         """Builder of the requests to the model."""
         assert self.model is not None
         return make_request_builder(self.model, self.config.engine, self.config.sampling)
+
+    def start_meter(self) -> None:
+        """Start to measure the energy of a stage, if the configuration says so."""
+        if self.config.energy:
+            self._meter = EnergyMeter()
+
+    def stop_meter(self) -> dict[str, Any]:
+        """Return what was measured since `start_meter`, for the metadata; empty if nothing was."""
+        meter, self._meter = self._meter, None
+        return {} if meter is None else meter.stop()
 
     @contextmanager
     def using(self, model: ModelClient) -> Iterator[Self]:

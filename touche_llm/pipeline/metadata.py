@@ -24,6 +24,7 @@ from touche_llm.text import analysis
 
 # Key of the first stage's depth in its facts.
 DEPTH = "depth"
+_SOFTWARE = f"touche-llm=={__version__}"
 _LIBRARIES = ("bm25s", "rank-bm25", "PyStemmer", "sentencex", "jinja2", "pydantic", "aiohttp")
 
 
@@ -48,19 +49,19 @@ def describe_run(config: Config, folder: Path, stages: Mapping[str, Any]) -> dic
         "ir_metadata.version": "0.1",
         "tag": config.tag,
         # Names of people are optional; the tag identifies the team in every shared task.
-        "actor": {"team": config.tag} | config.actor.model_dump(exclude_none=True),
+        "actor": {"team": config.tag} | config.actor.model_dump(exclude_none=True, exclude={"repository"}),
         "research goal": {"description": f"{task.title}: rank zero-shot with an instruction model{stances}"},
         "platform": {
-            "hardware": {"cpu": {"architecture": platform.machine(), "number of cores": os.cpu_count()}},
+            "hardware": _describe_hardware(stages),
             "operating system": {"kernel": f"{platform.system()} {platform.release()}"},
             "software": {
                 "libraries": {"python": [f"{name}=={_version(name)}" for name in _LIBRARIES]},
-                "retrieval toolkit": [f"touche-llm=={__version__}"],
+                "retrieval toolkit": [_SOFTWARE],
             },
         },
         "implementation": {
             "executable": {"cmd": f"touche-llm run --config {folder / CONFIG} --out {folder}"},
-            "source": {"lang": ["python"]},
+            "source": {"lang": ["python"], "repository": config.actor.repository or _SOFTWARE},
         },
         "data": {
             "test collection": {
@@ -71,12 +72,36 @@ def describe_run(config: Config, folder: Path, stages: Mapping[str, Any]) -> dic
             "training data": _training(config),
         },
         "method": {
+            **_summarize_method(config, task, stages),
             "automatic": True,
             "score ties": "none, scores strictly decrease",
             **_method(config, task, stages),
         },
         "stages": stages,
     }
+
+
+def _describe_hardware(stages: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the hardware of the last stage that measured it, else what Python knows of this machine."""
+    measured = [facts["hardware"] for facts in stages.values() if "hardware" in facts]
+    if measured:
+        return dict(measured[-1])
+    return {"cpu": {"architecture": platform.machine(), "number of cores": os.cpu_count()}}
+
+
+def _summarize_method(config: Config, task: Task, stages: Mapping[str, Any]) -> dict[str, str]:
+    """Return the name of the method, its steps, and a sentence on it."""
+    first = "a given run" if config.candidates is not None else config.retriever.name
+    steps = [str(step) for step in config.steps] if "judge" in stages else []
+    model = stages.get("judge", {}).get("model") or config.engine.model_name or "an instruction model"
+    units = "documents" if task.sentence_question is None else "sentences"
+    judged = (
+        f"; {model} judges {units} zero-shot, from whose grades and comparisons the steps {', '.join(steps)} rank"
+        if steps
+        else ""
+    )
+    depth = f"up to {config.first_stage_depth} {units} for each topic"
+    return {"name": " > ".join([first, *steps]), "description": f"First stage: {first}, {depth}{judged}."}
 
 
 @cache
