@@ -80,8 +80,7 @@ def export(
 ) -> None:
     """Write the requests of a stage that the cache cannot answer.
 
-    Takes the stage's options. Requests that depend on answers come with a later export, which replaces the files of
-    the last one.
+    Has the stage's options. Requests that need answers follow in a later one.
     """
     _reject_foreign_options(stage, context)
     progress = CommandProgress()
