@@ -14,7 +14,7 @@ PIP := -m pip --disable-pip-version-check -qq
 CHROMIUM := /usr/bin/chromium
 
 .PHONY: help setup demo test nightly nightly-faults nightly-vllm vllm test-vllm test-browser check format demo-cassette \
-	docs regress wheel test-wheel clean bench bench-small bench-serving-small mutants
+	docs regress wheel test-wheel test-extras clean bench bench-small bench-serving-small mutants
 
 help:
 	@echo "make demo       set up everything and run every task on its sample, offline"
@@ -25,6 +25,7 @@ help:
 	@echo "make test-browser  open reports and the documentation in Debian's Chromium and use them"
 	@echo "make docs       build the documentation in docs/_build/html"
 	@echo "make test-wheel build and check the distributions, and run the demo from an empty environment"
+	@echo "make test-extras install each extra alone in an empty environment and use its feature (part of make nightly)"
 	@echo "make mutants    change the code of each package in 200 places, one at a time, and count what the tests notice (hours)"
 	@echo "make bench-small run the benchmarks that need no vLLM at a small size: do they work?"
 	@echo "make bench      run them at the real sizes, which takes 30 to 40 minutes"
@@ -49,7 +50,7 @@ check: $(STAMP)
 	@$(BIN)/mypy
 	@$(BIN)/python -m pytest -n auto -m 'not vllm and not browser and not nightly'
 
-nightly: nightly-faults nightly-vllm bench-serving-small
+nightly: nightly-faults nightly-vllm test-extras bench-serving-small
 
 # All of the fault harness; `make check` runs a short part of it. FAULT_SEED=N makes other trials.
 nightly-faults: $(STAMP)
@@ -107,6 +108,11 @@ test-wheel: wheel
 	@$(BIN)/hadolint Dockerfile
 	@$(BIN)/pre-commit validate-config
 	@sh tests/wheel/run.sh "$(PYTHON)" "$(abspath constraints.txt)" "$(abspath dist)"
+
+# Each extra in an empty environment of its own: about ten minutes. Not vllm and ray, with gigabytes of CUDA.
+EXTRAS ?= none plots chatnoir ir-datasets warc parquet elasticsearch pyterrier tirex docs packaging mutants dev
+test-extras: wheel
+	@sh tests/extras/run.sh "$(PYTHON)" "$(abspath constraints.txt)" "$(abspath dist)" $(EXTRAS)
 
 # Sizes at which nothing can be said, to see that the scripts work; then those of the shared tasks.
 bench-small: $(STAMP)

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.extras.features import APART, FEATURES
 from tests.test_layers import MODULES, PACKAGE
 from touche_llm.errors import UsageError
 from touche_llm.report.plots import plot_stances
@@ -51,6 +52,13 @@ def test_every_extra_in_a_message_exists() -> None:
     named = {extra for path in MODULES.values() for extra in named_extras(path)}
     assert {"plots", "chatnoir", "elasticsearch"} <= named
     assert named <= PROJECT["optional-dependencies"].keys()
+
+
+def test_each_extra_is_installed_alone_by_make_nightly() -> None:
+    makefile = (PACKAGE.parent / "Makefile").read_text()
+    installed = next(line for line in makefile.splitlines() if line.startswith("EXTRAS ?=")).split()[2:]
+    assert {*installed, *APART} == {"none", *PROJECT["optional-dependencies"]}
+    assert {name if name != "none" else "" for name in installed} == FEATURES.keys()
 
 
 def named_extras(path: Path) -> Iterator[str]:
