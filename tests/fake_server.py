@@ -7,7 +7,7 @@ import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Self
 
 import orjson
 from aiohttp import web
@@ -126,7 +126,7 @@ class FakeServer:
         app.router.add_post("/detokenize", self.detokenize)
 
     @asynccontextmanager
-    async def running(self) -> AsyncIterator[FakeServer]:
+    async def running(self) -> AsyncIterator[Self]:
         """Serve on a free port of this machine."""
 
         async def list_models(_: web.Request) -> web.Response:
@@ -153,7 +153,7 @@ class FakeServer:
             await runner.cleanup()
 
     @contextmanager
-    def in_thread(self) -> Iterator[FakeServer]:
+    def in_thread(self) -> Iterator[Self]:
         """Serve in a thread, for commands called in this one."""
         loop, ready, ended = asyncio.new_event_loop(), threading.Event(), asyncio.Event()
 

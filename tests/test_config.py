@@ -184,7 +184,7 @@ def test_a_written_configuration_reads_back_the_same(folder: Path, flags: dict[s
         ("topic: [3.5]", ["topic.0: "]),
         ("topic: [true]", ["topic.0: "]),
         ("retriever: 3", ["retriever: "]),
-        ("retriever: {name: splade}", ["retriever.name: ", "'bm25', 'okapi', 'chatnoir' or 'elasticsearch'"]),
+        ("retriever: {name: splade}", ["retriever.name: ", "'dense', 'hybrid', 'chatnoir' or 'elasticsearch'"]),
         ("retriever: {method: best}", ["retriever.method: ", "robertson"]),
         ("retriever: {k1: -0.1}", ["retriever.k1: "]),
         ("retriever: {k1: .nan}", ["retriever.k1: "]),

@@ -22,6 +22,7 @@ from .pipeline.frames import from_frame as from_frame
 from .pipeline.frames import to_frame as to_frame
 from .pipeline.judge import Judgments as Judgments
 from .pipeline.language_model import LanguageModel as LanguageModel
+from .pipeline.library import DenseOptions as DenseOptions
 from .pipeline.library import RankOptions as RankOptions
 from .pipeline.library import judge as judge
 from .pipeline.library import judge_async as judge_async

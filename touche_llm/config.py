@@ -32,6 +32,7 @@ from touche_llm.prompts.settings import PromptsConfig
 from touche_llm.ranking.expansion import ExpansionSettings
 from touche_llm.ranking.steps import BALANCE, FUSION, JUDGE, METHODS, RankingSettings, Step, check_steps, parse_steps
 from touche_llm.retrieval.chatnoir.settings import ChatNoirSettings
+from touche_llm.retrieval.dense import DenseSettings, find_dense_problem
 from touche_llm.retrieval.elasticsearch.settings import ElasticsearchSettings
 from touche_llm.retrieval.sentences import SentenceSettings
 from touche_llm.retrieval.settings import RetrieverConfig, to_texts
@@ -50,6 +51,13 @@ _RENAMED_VALUES: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
         "ray": {"name": "batch", "runner": "ray"},
     },
     "engine.concurrency": {"auto": {"concurrency": DEFAULT_CONCURRENCY}},
+}
+# Sections of the settings of a retriever alone, by its name.
+_RETRIEVER_SECTIONS: Mapping[str, str] = {
+    "chatnoir": "chatnoir",
+    "elasticsearch": "elasticsearch",
+    "dense": "dense",
+    "hybrid": "dense",
 }
 
 
@@ -170,6 +178,8 @@ class Config(Section):
     chatnoir: ChatNoirSettings | None = None
     # Only with Elasticsearch as first stage.
     elasticsearch: ElasticsearchSettings | None = None
+    # Only with vectors as first stage.
+    dense: DenseSettings | None = None
     cache: CacheConfig = CacheConfig()
     tag: Annotated[
         str,
@@ -230,6 +240,10 @@ class Config(Section):
                 raise ValueError("retriever.method: Elasticsearch scores like Lucene; use lucene")
         if (self.elasticsearch is not None) is not (self.retriever.name == "elasticsearch"):
             raise ValueError("elasticsearch: settings of a retriever that is not the chosen one; see `retriever.name`")
+        if (self.dense is not None) is not self.retriever.is_dense:
+            raise ValueError("dense: settings of a retriever that is not the chosen one; see `retriever.name`")
+        if self.dense is not None and (problem := find_dense_problem(task)):
+            raise ValueError(problem)
         if self.stance is not None and not task.no_stances:
             why = f"every document of {task.name} takes a side" if task.stances else f"{task.name} has no stances"
             raise ValueError(f"stance: {why}; leave the section out")
@@ -352,14 +366,14 @@ def _complete_dataset(values: dict[str, Any], source: str) -> None:
 
 
 def _complete_first_stage(values: dict[str, Any], source: str) -> None:
-    """Add the settings of the chosen search engine, or the default index of the corpus."""
+    """Add the settings of the chosen retriever, and the default index of a corpus that no search engine holds."""
     retriever = values.get("retriever")
-    if isinstance(retriever, dict) and retriever.get("name") == "chatnoir":
-        values["chatnoir"] = values.get("chatnoir") or {}
-    elif isinstance(retriever, dict) and retriever.get("name") == "elasticsearch":
-        values["elasticsearch"] = values.get("elasticsearch") or {}
+    name = retriever.get("name") if isinstance(retriever, dict) else None
+    if isinstance(name, str) and (section := _RETRIEVER_SECTIONS.get(name)):
+        values[section] = values.get(section) or {}
+    if isinstance(retriever, dict) and name == "elasticsearch":
         retriever.setdefault("method", "lucene")
-    elif not values.get("index"):
+    if name not in ("chatnoir", "elasticsearch") and not values.get("index"):
         if isinstance(values.get("dataset"), str):
             values["index"] = dataset_index(values["dataset"])
             return

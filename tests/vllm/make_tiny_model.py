@@ -1,6 +1,9 @@
 """Write a chat model of 0.6 million random weights, so that a real vLLM runs without a GPU and without a download.
 
-    python make_tiny_model.py OUT_DIR
+    python make_tiny_model.py OUT_DIR [classifier]
+
+With `classifier` it is a cross-encoder: the same layers with a head that gives one number. Served with
+`--runner pooling`, the chat model is an embedding model.
 
 The tokeniser is a byte-level BPE trained on the English text that ships with CPython. Its special tokens are the
 control tokens of several model families, so that a test can see whether text from outside reaches the model as one.
@@ -66,10 +69,10 @@ def make_tokenizer() -> Any:
     return fast
 
 
-def main(out: Path) -> None:
+def main(out: Path, kind: str = "chat") -> None:
     """Write the model and its tokeniser to `out`."""
     import torch
-    from transformers import AutoModelForCausalLM, LlamaConfig
+    from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, LlamaConfig
 
     tokenizer = make_tokenizer()
     torch.manual_seed(0)
@@ -86,8 +89,10 @@ def main(out: Path) -> None:
         bos_token_id=None,
         eos_token_id=tokenizer.eos_token_id,
         pad_token_id=tokenizer.pad_token_id,
+        **({"num_labels": 1} if kind == "classifier" else {}),
     )
-    model = AutoModelForCausalLM.from_config(config).to(torch.float32)
+    made_as = AutoModelForSequenceClassification if kind == "classifier" else AutoModelForCausalLM
+    model = made_as.from_config(config).to(torch.float32)
     out.mkdir(parents=True, exist_ok=True)
     model.save_pretrained(out, safe_serialization=True)
     tokenizer.save_pretrained(out)
@@ -97,4 +102,4 @@ def main(out: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main(Path(sys.argv[1]), *sys.argv[2:])

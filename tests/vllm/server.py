@@ -33,11 +33,11 @@ ENVIRONMENT = {
 }
 
 
-def make_model(folder: Path) -> Path:
-    """Write the tiny model; returns its folder."""
-    model = folder / MODEL_NAME
+def make_model(folder: Path, kind: str = "chat") -> Path:
+    """Write the tiny model, or one of another kind, which is then its name; returns its folder."""
+    model = folder / (MODEL_NAME if kind == "chat" else kind)
     script = Path(__file__).with_name("make_tiny_model.py")
-    subprocess.run([VENV / "bin" / "python", script, model], check=True, capture_output=True)
+    subprocess.run([VENV / "bin" / "python", script, model, kind], check=True, capture_output=True)
     return model
 
 

@@ -3,12 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import AbstractAsyncContextManager
+from typing import Any
 
 from touche_llm.cli import setting_options as s
 from touche_llm.cli.output import Format, FormatOption, print_result
 from touche_llm.cli.progress import CommandProgress
+from touche_llm.cli.stages import until_interrupted
 from touche_llm.errors import UsageError
-from touche_llm.pipeline.corpora import open_local_corpus
+from touche_llm.llm.cache import CacheMode
+from touche_llm.llm.pooling import PoolingClient
+from touche_llm.llm.settings import CacheConfig
+from touche_llm.pipeline.corpora import LocalCorpus, open_local_corpus
+from touche_llm.pipeline.dense_corpus import DenseCorpus
+from touche_llm.pipeline.engines import open_pooling
+from touche_llm.retrieval.dense import DenseSettings, find_dense_problem
 from touche_llm.retrieval.elasticsearch.load import load_corpus
 from touche_llm.retrieval.elasticsearch.settings import ElasticsearchSettings
 from touche_llm.retrieval.settings import RetrieverConfig
@@ -17,12 +26,15 @@ from touche_llm.tasks.base import Task
 
 
 @s.takes_settings(
-    "task", "dataset", "corpus", "index", "skip_bad_lines", "retriever", "elasticsearch", without=("retriever.query",)
+    *("task", "dataset", "corpus", "index", "skip_bad_lines", "retriever", "elasticsearch", "dense"),
+    without=("retriever.query",),
+    max_listed=14,
 )
 def index(given: s.Given, values: s.SetOption = None, output: FormatOption = Format.TABLE) -> None:
     """Store a corpus and build its BM25 index. Does nothing if both exist and are up to date.
 
-    With `--retriever elasticsearch` the corpus is loaded into an index there; a load that was stopped resumes.
+    With `--retriever dense` or `hybrid` a model embeds the documents, with `--retriever elasticsearch` they are loaded
+    into an index there; what was stopped resumes.
     """
     dataset, _, file, folder = s.read_inputs(given)
     corpus = dataset or file
@@ -38,14 +50,18 @@ def index(given: s.Given, values: s.SetOption = None, output: FormatOption = For
             raise UsageError("--dataset: cannot be loaded into Elasticsearch; give its file as --corpus")
         _load_elasticsearch(task, given, values or [], output)
         return
-    if retriever != "bm25":
-        raise UsageError(f"--retriever {retriever}: needs no index; give bm25 or elasticsearch")
-    if is_elastic or values:
-        raise UsageError("--elasticsearch, --elasticsearch-index, --set: only with --retriever elasticsearch")
+    if retriever in ("chatnoir", "okapi"):
+        raise UsageError(f"--retriever {retriever}: needs no index; give bm25, dense, hybrid or elasticsearch")
+    if is_elastic:
+        raise UsageError("--elasticsearch, --elasticsearch-index: only with --retriever elasticsearch")
     settings, skip = s.validate(RetrieverConfig, given, "retriever"), given.get("skip_bad_lines", False)
-    warn = CommandProgress().warn
-    with open_local_corpus(corpus, folder, task, skip_bad_lines=skip, warn=warn, retriever=settings) as opened:
-        opened.open_first_stages()
+    dense = _read_dense(settings, task, given, values or [])
+    progress = CommandProgress()
+    with open_local_corpus(corpus, folder, task, skip_bad_lines=skip, warn=progress.warn, retriever=settings) as opened:
+        if settings.name != "dense":
+            opened.open_first_stages()
+        if dense is not None:
+            _embed(opened, dense, progress)
         store = opened.store
         documents, sentences = len(store), len(store.parts)
         parts = f" and their {sentences:,} sentences" if sentences else ""
@@ -54,15 +70,45 @@ def index(given: s.Given, values: s.SetOption = None, output: FormatOption = For
         print_result(output, sentence, row)
 
 
+def _read_dense(retriever: RetrieverConfig, task: Task, given: s.Given, values: list[str]) -> DenseSettings | None:
+    """Return the settings of the vectors; None for a retriever without vectors, which has no such options."""
+    if not retriever.is_dense:
+        if values or any(name.startswith("dense.") for name in given):
+            raise UsageError(
+                "--embeddings-url, --embeddings-model, --embeddings-preset, --set: only with vectors, as "
+                "--retriever dense or hybrid, or --set with elasticsearch"
+            )
+        return None
+    if problem := find_dense_problem(task):
+        raise UsageError(problem)
+    return s.validate(DenseSettings, given | _read_assigned(values, "dense"), "dense")
+
+
+def _embed(corpus: LocalCorpus, settings: DenseSettings, progress: CommandProgress) -> None:
+    """Embed the documents of a corpus that have no vector."""
+
+    def open_client() -> AbstractAsyncContextManager[PoolingClient]:
+        return open_pooling("embedding", settings, CacheConfig(mode=CacheMode.OFF), settings.dimensions)
+
+    work = DenseCorpus(corpus, settings, open_client, progress).embed()
+    until_interrupted(work, lambda: "the vectors so far are stored; the same command resumes")
+
+
+def _read_assigned(values: list[str], section: str) -> dict[str, Any]:
+    """Return the values of `--set`; raise UsageError for a setting of another section."""
+    assigned = s.set_values(values, "index")
+    for name in assigned:
+        if name.partition(".")[0] != section:
+            raise UsageError(f"--set {name:.80}: not used here; only settings under `{section}` are")
+    return assigned
+
+
 def _load_elasticsearch(task: Task, given: s.Given, values: list[str], output: Format) -> None:
     """Load a corpus into Elasticsearch; `values` are those of `--set`, for the section `elasticsearch`."""
     if task.reads_arguments:
         what = "arguments of args.me" if task.sentence_question is None else "pairs of sentences"
         raise UsageError(f"--retriever elasticsearch: {task.name} ranks {what}; use bm25")
-    assigned = s.set_values(values, "index")
-    for name in assigned:
-        if name.partition(".")[0] != "elasticsearch":
-            raise UsageError(f"--set {name:.80}: not used here; only settings under `elasticsearch` are")
+    assigned = _read_assigned(values, "elasticsearch")
     bm25 = s.validate(RetrieverConfig, given, "retriever").bm25
     settings = s.validate(ElasticsearchSettings, given | assigned, "elasticsearch")
     corpus = given["corpus"]

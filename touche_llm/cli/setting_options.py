@@ -142,7 +142,9 @@ def _format_default(value: Any, option: Option) -> str:
 OPTIONS: Mapping[str, SettingOption] = {option.setting: option for option in _list_options()}
 
 
-def takes_settings(*settings: str, without: Collection[str] = ()) -> Callable[[Command], Command]:
+def takes_settings(
+    *settings: str, without: Collection[str] = (), max_listed: int = _MAX_LISTED
+) -> Callable[[Command], Command]:
     """Return a decorator that adds the options of settings to a command.
 
     The command receives the given values by dotted name as its first argument, and its own options by keyword.
@@ -150,9 +152,10 @@ def takes_settings(*settings: str, without: Collection[str] = ()) -> Callable[[C
     Args:
         settings: Dotted names of settings or sections.
         without: Settings or sections among them whose options are left out.
+        max_listed: Max number of options of which `--help` lists all.
     """
     options = [option for name, option in OPTIONS.items() if is_one_of(name, settings) and not is_one_of(name, without)]
-    is_long = len(options) > _MAX_LISTED
+    is_long = len(options) > max_listed
 
     def decorate(command: Command) -> Command:
         _, *own = inspect.signature(command, eval_str=True).parameters.values()

@@ -36,10 +36,13 @@ BM25_FILES = (
     *("params.index.json", "vocab.index.json"),
     *("data.csc.index.npy", "indices.csc.index.npy", "indptr.csc.index.npy"),
 )
+# The same of a dense index.
+DENSE_FILES = ("manifest.json", "vectors.npy")
 _STORE_FILES = (
     *("manifest.json", _DATABASE, _PARENTS, _BAD_LINES),
     *(f"{table}.{name}.npy" for table in _COLUMNS for name in ("ids", "id_ends")),
     *(f"bm25-{table}/{name}" for table in _COLUMNS for name in BM25_FILES),
+    *(f"dense-*/{name}" for name in DENSE_FILES),
 )
 _SQL_VARIABLES = 500  # max placeholders of a query; older versions of SQLite allow 999
 

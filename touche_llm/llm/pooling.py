@@ -92,6 +92,14 @@ class PoolingClient(TokenCountingClient):
         found = await self._request("embedding", texts, keys, Embedding, send)
         return [b"" if each is None else base64.b64decode(each.vector) for each in found]
 
+    async def embed_batch(self, texts: Sequence[str]) -> list[bytes]:
+        """Return the vectors of texts as `embed`, in one request; nothing is read from the cache or stored there."""
+        assert self.engine is not None
+        self.counts.requests += 1
+        vectors = await self._send(partial(self.engine.embed, texts, self.dimensions))
+        self._lost_in_a_row = 0
+        return vectors
+
     async def score(self, query: str, documents: Sequence[PooledText]) -> list[float]:
         """Return the relevance of documents to a query; 0 for those that a replay misses; raise as `embed`."""
         info = self.engine_info
@@ -194,4 +202,10 @@ class PoolingClient(TokenCountingClient):
             raise self._fail_with(transient.reason) from transient
 
     def _fail_with(self, problem: str) -> EngineError:
-        return EngineError(f"{self.engine_info.model}: {problem}; {describe_resume(self.cache.path, self.cache.mode)}")
+        return EngineError(f"{self.engine_info.model}: {problem}; {self._describe_resume()}")
+
+    def _describe_resume(self) -> str:
+        if self.purpose == "embedding":
+            # They are in the index, and only those of queries in the cache.
+            return "the vectors of documents so far are stored: resume with the same command"
+        return describe_resume(self.cache.path, self.cache.mode)

@@ -150,9 +150,13 @@ class TokenCountingClient:
         if self._lost_in_a_row >= _MAX_LOST_IN_A_ROW:
             raise EngineError(
                 f"{self._lost_in_a_row} requests in a row failed without a reply ({transient.reason}); "
-                f"check the server; {describe_resume(self.cache.path, self.cache.mode)}"
+                f"check the server; {self._describe_resume()}"
             )
         return Attempt(sample=sample, kind=transient.kind, reason=transient.reason)
+
+    def _describe_resume(self) -> str:
+        """Return where the results so far are and how to resume, for a message."""
+        return describe_resume(self.cache.path, self.cache.mode)
 
     async def _retry(self, call: Callable[[], Awaitable[_ResultT]]) -> _ResultT:
         """Call the engine, and retry transient failures."""
@@ -165,9 +169,7 @@ class TokenCountingClient:
         try:
             return await retry(call, self.retry_for, Transient, record)
         except EngineDeath as error:
-            raise EngineError(
-                f"{error}; start the server; {describe_resume(self.cache.path, self.cache.mode)}"
-            ) from error
+            raise EngineError(f"{error}; start the server; {self._describe_resume()}") from error
 
 
 def describe_entry(kind: str, request: Request, key: str) -> EntryMetadata:

@@ -19,8 +19,9 @@ from touche_llm.llm.pooling import PoolingClient
 from touche_llm.llm.request import Sampling
 from touche_llm.llm.settings import EngineConfig, SamplingConfig
 from touche_llm.pipeline.candidates import Candidates
-from touche_llm.pipeline.corpora import Corpus, open_corpus
+from touche_llm.pipeline.corpora import Corpus, LocalCorpus, open_corpus
 from touche_llm.pipeline.datasets import read_run_topics
+from touche_llm.pipeline.dense_corpus import DenseCorpus
 from touche_llm.pipeline.energy import EnergyMeter
 from touche_llm.pipeline.engines import open_pooling
 from touche_llm.pipeline.progress import Progress
@@ -74,7 +75,15 @@ class RunContext:
     @cached_property
     def corpus(self) -> Corpus:
         """Corpus of the run, opened at first use; stored first unless the store is up to date."""
-        return open_corpus(self.config, self.task, self.progress.warn)
+        corpus, settings = open_corpus(self.config, self.task, self.progress.warn), self.config.dense
+        if settings is None:
+            return corpus
+        assert isinstance(corpus, LocalCorpus)
+
+        def open_client() -> AbstractAsyncContextManager[PoolingClient]:
+            return self.open_pooling("embedding", settings, self.config.cache, settings.dimensions)
+
+        return DenseCorpus(corpus, settings, open_client, self.progress)
 
     @property
     def builder(self) -> RequestBuilder:
@@ -122,6 +131,11 @@ class RunContext:
                 yield self
             finally:
                 self.reranker = None
+
+    def complete_dense(self, model: str) -> None:
+        """Name the embedding model in the configuration, which only its server may know."""
+        assert self.config.dense is not None
+        self.config = self.config.model_copy(update={"dense": self.config.dense.model_copy(update={"model": model})})
 
     def load_prompts(self, *names: str) -> dict[str, Prompt]:
         """Return the prompts of the run by purpose, each loaded once.

@@ -127,7 +127,7 @@ class LocalCorpus(Corpus):
             warn: Receives a warning if an index is built; None if none may be built, but only opened.
         """
         self.task, self.store = task, store
-        self._retriever, self.sentences, self._warn = retriever, sentences, warn
+        self.retriever, self.sentences, self.warn = retriever, sentences, warn
         manifest = store.manifest
         self.description = {
             "file": manifest.corpus,
@@ -161,12 +161,12 @@ class LocalCorpus(Corpus):
         return [self._open_first_stage(table) for table in tables]
 
     def _open_first_stage(self, table: TextTable) -> FirstStage:
-        settings = self._retriever
+        settings = self.retriever
         if settings.name == "okapi":
             return OkapiIndex(table, k1=settings.k1, b=settings.b)
-        if self._warn is None:
+        if self.warn is None:
             return open_index(table, settings.bm25)
-        return ensure_index(table, settings.bm25, self._warn)
+        return ensure_index(table, settings.bm25, self.warn)
 
     def explain_empty(self) -> str:
         """See the base class."""

@@ -15,6 +15,7 @@ from touche_llm.llm.engines.base import Engine, EngineInfo
 from touche_llm.llm.engines.vllm_common import check_model_folder
 from touche_llm.llm.model import NOTHING_LOST, LostRequests, ModelClient
 from touche_llm.llm.pooling import PoolingClient
+from touche_llm.llm.pooling_texts import TemplateConfig
 from touche_llm.llm.request import hash_content
 from touche_llm.llm.settings import SECTIONS, CacheConfig, EngineConfig, PoolingConfig, Purpose, SamplingConfig
 
@@ -138,6 +139,21 @@ async def open_pooling(
             facts = await server.connect(dimensions)
             store_engine_info(facts, cache, purpose)
             yield PoolingClient(engine_info=facts, engine=server, **policy)
+
+
+def describe_pooling(client: PoolingClient, settings: TemplateConfig) -> dict[str, Any]:
+    """Return the use of a pooling model for the metadata."""
+    info, counts = client.engine_info, client.counts
+    return {
+        "model": info.model,
+        "revision": info.revision,
+        "engine": info.engine,
+        "context": info.context,
+        "templates": settings.templates._asdict(),
+        "instruction": settings.instruction,
+        "documents cut": counts.cut,
+        "requests": {name: getattr(counts, name) for name in ("requests", "cache_hits", "retries")},
+    }
 
 
 def store_engine_info(facts: EngineInfo, cache: Cache, purpose: Purpose | None = None) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import warnings
 from collections.abc import Callable, Coroutine, Mapping, Sequence
-from contextlib import AsyncExitStack
+from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from dataclasses import replace
 from functools import wraps
 from pathlib import Path
@@ -19,6 +19,7 @@ from touche_llm.errors import ToucheWarning, UsageError
 from touche_llm.judging.grades import check_judgments
 from touche_llm.judging.sentence_pairs import PairSettings
 from touche_llm.judging.stance import StanceSettings
+from touche_llm.llm.pooling import PoolingClient
 from touche_llm.llm.settings import CacheConfig
 from touche_llm.pipeline import event_loop
 from touche_llm.pipeline import judge as judging
@@ -28,6 +29,7 @@ from touche_llm.pipeline.candidates import Candidates
 from touche_llm.pipeline.context import check_examples
 from touche_llm.pipeline.corpora import ChatNoirCorpus, Corpus, ElasticsearchCorpus, open_local_corpus
 from touche_llm.pipeline.datasets import Dataset
+from touche_llm.pipeline.dense_corpus import DenseCorpus
 from touche_llm.pipeline.engines import open_pooling
 from touche_llm.pipeline.judge import Judgments
 from touche_llm.pipeline.language_model import LanguageModel
@@ -47,6 +49,7 @@ from touche_llm.ranking.steps import (
 )
 from touche_llm.ranking.topics import ComparisonResources, RankingModels, RankingPlan
 from touche_llm.retrieval.chatnoir.settings import ChatNoirSettings
+from touche_llm.retrieval.dense import DenseSettings
 from touche_llm.retrieval.elasticsearch.settings import ElasticsearchSettings
 from touche_llm.retrieval.settings import QueryField, RetrieverConfig
 from touche_llm.tasks import get_task
@@ -75,6 +78,18 @@ class RankOptions(Section):
     cache: CacheConfig = CacheConfig()
 
 
+class DenseOptions(Section):
+    """Options of dense retrieval.
+
+    Attributes:
+        settings: Embedding model and fusion.
+        cache: Cache of the queries' vectors.
+    """
+
+    settings: DenseSettings = DenseSettings()
+    cache: CacheConfig = CacheConfig()
+
+
 def open_corpus(
     file: Path | str | Dataset | None = None,
     *,
@@ -83,6 +98,7 @@ def open_corpus(
     skip_bad_lines: bool = False,
     retriever: RetrieverConfig | None = None,
     search_engine: ChatNoirSettings | ElasticsearchSettings | None = None,
+    dense: DenseOptions | None = None,
     progress: Progress | None = None,
 ) -> Corpus:
     """Open a corpus; a file is stored and indexed first unless that was done before.
@@ -94,6 +110,7 @@ def open_corpus(
         skip_bad_lines: Whether to leave out lines that are not documents, with a warning.
         retriever: Method and parameters of BM25; None for the defaults.
         search_engine: Search engine that holds the documents instead.
+        dense: Embedding model for the retrievers `dense` and `hybrid`, which embed the documents at the first search.
         progress: Receives what is stored, indexed or left out; None for a line in a terminal or notebook.
 
     Raises:
@@ -112,7 +129,9 @@ def open_corpus(
     if search_engine is not None:
         _check_types(search_engine=(search_engine, ElasticsearchSettings))
         return ElasticsearchCorpus(found, search_engine, retriever, warn)
-    return open_local_corpus(
+    if retriever.is_dense is not (dense is not None):
+        raise UsageError("dense: only for the retrievers dense and hybrid, which need it")
+    corpus = open_local_corpus(
         file.id if isinstance(file, Dataset) else None if file is None else Path(file),
         None if index is None else Path(index),
         found,
@@ -120,6 +139,14 @@ def open_corpus(
         retriever=retriever,
         warn=warn,
     )
+    if dense is None:
+        return corpus
+    options = read_settings(DenseOptions, dense, "dense")
+
+    def open_client() -> AbstractAsyncContextManager[PoolingClient]:
+        return open_pooling("embedding", options.settings, options.cache, options.settings.dimensions)
+
+    return DenseCorpus(corpus, options.settings, open_client, progress or _default_progress())
 
 
 async def _retrieve(

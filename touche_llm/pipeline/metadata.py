@@ -152,7 +152,14 @@ def _method(config: Config, task: Task, stages: Mapping[str, Any]) -> dict[str, 
     if config.elasticsearch is not None:
         first |= {"method": "Elasticsearch BM25", "params": {"index": config.elasticsearch.index, **params}}
         return {"indexing": {"tokenizer": elastic.ANALYSIS}, "retrieval": retrieval}
-    if retriever.name == "bm25":
+    if config.dense is not None:
+        dense = config.dense.model_dump(exclude=set(POOLING_DELIVERY), exclude_none=True)
+        method = "touche_llm.retrieval.dense"
+        if retriever.name == "hybrid":
+            method = f"reciprocal rank fusion of bm25s.BM25 and {method}"
+            params["variant"] = retriever.method
+        first |= {"method": method, "params": {**params, "vectors": dense}}
+    elif retriever.name == "bm25":
         first |= {"method": "bm25s.BM25", "params": {"variant": retriever.method, **params}}
     else:
         first |= {"method": "rank_bm25.BM25Okapi", "params": params}

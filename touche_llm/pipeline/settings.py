@@ -28,7 +28,7 @@ INCIDENTAL = (
         for name in ("base_url", "cache", "requests_per_second", "page_size", "request_timeout", "retry_for")
     ),
     *(f"elasticsearch.{name}" for name in ("url", "request_timeout", "retry_for")),
-    *(f"ranking.cross_encoder.{name}" for name in POOLING_DELIVERY),
+    *(f"{section}.{name}" for section in SECTIONS.values() for name in POOLING_DELIVERY),
 )
 # Purposes of the prompts that a stage may use. Those of the ranking depend on its steps.
 PURPOSES: Mapping[str, tuple[str, ...]] = {
@@ -39,7 +39,7 @@ INPUTS = ("task", "dataset", "topics", "corpus", "index")
 OF_RETRIEVE = (
     *INPUTS,
     *("candidates", "skip_bad_lines", "limit_topics", "topic", "retriever"),
-    *("expansion", "prompts.queries", "sentences", "chatnoir", "elasticsearch.index", "elasticsearch.shards"),
+    *("expansion", "prompts.queries", "sentences", "dense", "chatnoir", "elasticsearch.index", "elasticsearch.shards"),
 )
 OF_JUDGE = (
     *("depth", "pairs", "sampling", "stance.prompt", "stance.depth"),

@@ -12,10 +12,10 @@ from touche_llm.data.records import Failure
 from touche_llm.errors import DataError, UsageError
 from touche_llm.llm.counts import Counts
 from touche_llm.llm.model import ModelClient
-from touche_llm.llm.pooling import PoolingClient
-from touche_llm.llm.pooling_texts import TemplateConfig
 from touche_llm.pipeline.candidates import Candidates
 from touche_llm.pipeline.context import RunContext
+from touche_llm.pipeline.dense_corpus import DenseCorpus
+from touche_llm.pipeline.engines import describe_pooling
 from touche_llm.pipeline.inputs import INPUTS, hash_inputs
 from touche_llm.pipeline.judge import Judgments, describe_judgments, judge_candidates
 from touche_llm.pipeline.metadata import DEPTH
@@ -41,9 +41,13 @@ async def retrieve_stage(context: RunContext, directory: RunDirectory) -> Candid
     before = count_requests(context.model)
     corpus, opened = context.corpus, time.monotonic()
     candidates = await retrieve_candidates(context)
-    config, used = context.config, {}
+    used: dict[str, Any] = {}
+    if isinstance(corpus, DenseCorpus) and corpus.usage:
+        context.complete_dense(str(corpus.usage["model"]))
+        used["dense retrieval"] = corpus.usage
+    config = context.config
     if config.expansion.use:
-        used = _describe_model_use(context, ("queries",), before)
+        used |= _describe_model_use(context, ("queries",), before)
         used["failures"] = count_by_kind(candidates.failures)
     directory.create()
     directory.begin_stage(config, "retrieve")
@@ -239,21 +243,6 @@ def _describe_model_use(context: RunContext, purposes: Iterable[str], before: Co
         },
         "documents cut": counts.cut,
         "requests": counts.as_dict(),
-    }
-
-
-def describe_pooling(client: PoolingClient, settings: TemplateConfig) -> dict[str, Any]:
-    """Return the use of a pooling model for the metadata."""
-    info, counts = client.engine_info, client.counts
-    return {
-        "model": info.model,
-        "revision": info.revision,
-        "engine": info.engine,
-        "context": info.context,
-        "templates": settings.templates._asdict(),
-        "instruction": settings.instruction,
-        "documents cut": counts.cut,
-        "requests": {name: getattr(counts, name) for name in ("requests", "cache_hits", "retries")},
     }
 
 

@@ -8,14 +8,14 @@ from typing import Annotated
 
 from pydantic import Field
 
-from touche_llm.data.records import Candidate, Failure, Queries, ScoredDocument, Topic
+from touche_llm.data.records import Candidate, Failure, Queries, Topic
 from touche_llm.data.settings import Option, Section
 from touche_llm.judging.pointwise import Done, RequestBuilder, make_failure
 from touche_llm.llm.concurrency import map_in_order
 from touche_llm.llm.model import AnsweredRequest
 from touche_llm.prompts.prompt import Prompt
 from touche_llm.prompts.purposes import MAX_QUERY_LENGTH, AlternativeQueries
-from touche_llm.ranking.fusion import DEFAULT_K, fuse_reciprocal_ranks
+from touche_llm.ranking.fusion import DEFAULT_K, fuse_candidates
 
 
 class ExpansionSettings(Section):
@@ -62,8 +62,4 @@ async def find_queries(
 
 def fuse_queries(rankings: Sequence[list[Candidate]], settings: ExpansionSettings) -> list[Candidate]:
     """Fuse the rankings of one topic's queries, its own first, by reciprocal rank fusion."""
-    topic_id = next((candidate.topic_id for ranking in rankings for candidate in ranking), "")
-    scored = [[ScoredDocument(candidate.document_id, candidate.score) for candidate in ranking] for ranking in rankings]
-    weights = [1.0, *(settings.weight for _ in rankings[1:])]
-    ranking = fuse_reciprocal_ranks(scored, weights, settings.k)
-    return [Candidate(topic_id, scored.document_id, rank, scored.score) for rank, scored in enumerate(ranking, start=1)]
+    return fuse_candidates(rankings, [1.0, *(settings.weight for _ in rankings[1:])], settings.k)

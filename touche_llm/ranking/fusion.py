@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from touche_llm.data.records import RunLine, ScoredDocument
+from touche_llm.data.records import Candidate, RunLine, ScoredDocument
 from touche_llm.data.settings import Section
 from touche_llm.data.trec_runs import NO_STANCE_COLUMN, ParsedRun, make_strictly_decreasing
 from touche_llm.errors import DataError, UsageError
@@ -85,6 +85,14 @@ def fuse_reciprocal_ranks(
     if not (math.isfinite(k) and k >= 0):
         raise UsageError(f"k: must be a number of at least 0, not {k}")
     return _fuse_values(rankings, weights, lambda ranking: [(k + 1) / (k + n + 1) for n in range(len(ranking))])
+
+
+def fuse_candidates(rankings: Sequence[list[Candidate]], weights: Sequence[float], k: float) -> list[Candidate]:
+    """Fuse candidates of one topic with `fuse_reciprocal_ranks`; ranks start at 1."""
+    topic_id = next((candidate.topic_id for ranking in rankings for candidate in ranking), "")
+    scored = [[ScoredDocument(candidate.document_id, candidate.score) for candidate in ranking] for ranking in rankings]
+    fused = fuse_reciprocal_ranks(scored, weights, k)
+    return [Candidate(topic_id, scored.document_id, rank, scored.score) for rank, scored in enumerate(fused, start=1)]
 
 
 def interpolate(rankings: Sequence[Sequence[ScoredDocument]], weights: Sequence[float]) -> list[ScoredDocument]:

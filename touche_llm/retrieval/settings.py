@@ -22,10 +22,11 @@ class RetrieverConfig(Bm25Settings):
     """Settings of the first stage; `method`, `k1` and `b` belong to the index."""
 
     name: Annotated[
-        Literal["bm25", "okapi", "chatnoir", "elasticsearch"],
+        Literal["bm25", "okapi", "dense", "hybrid", "chatnoir", "elasticsearch"],
         Option(
             "--retriever",
-            "bm25 (index on disk), okapi (rank-bm25), elasticsearch or chatnoir",
+            "bm25 (index on disk), okapi (rank-bm25), dense (vectors), hybrid (bm25 and dense), elasticsearch "
+            "or chatnoir",
             "Retrieval",
             metavar="NAME",
         ),
@@ -41,6 +42,11 @@ class RetrieverConfig(Bm25Settings):
             metavar="FIELD",
         ),
     ] = ("title",)
+
+    @property
+    def is_dense(self) -> bool:
+        """Whether vectors of the documents are searched."""
+        return self.name in ("dense", "hybrid")
 
     @property
     def bm25(self) -> Bm25Settings:

@@ -1,0 +1,68 @@
+"""Cross-encoders and embedding models on a real vLLM, on all 50 real topics if available."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.vllm.command import touche
+from tests.vllm.conftest import Tell
+from tests.vllm.real_data import TaskInput
+from tests.vllm.server import make_model, vllm_server
+from touche_llm.llm.cache import Cache
+
+pytestmark = pytest.mark.vllm
+DEPTH = 6
+NOWHERE = "http://127.0.0.1:1"
+
+
+@pytest.fixture
+def data(inputs: Callable[[str], TaskInput]) -> TaskInput:
+    return inputs("comparative")
+
+
+@pytest.fixture(scope="module")
+def reranker_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The base URL of a cross-encoder with random weights."""
+    folder = tmp_path_factory.mktemp("reranker")
+    with vllm_server(make_model(folder, "classifier"), folder / "server.log", runner="pooling") as url:
+        yield url
+
+
+def stages_of(out: Path) -> dict[str, Any]:
+    found: dict[str, Any] = yaml.safe_load((out / "ir-metadata.yml").read_text())["stages"]
+    return found
+
+
+def test_a_cross_encoder_ranks_and_is_replayed_without_its_server(
+    data: TaskInput, vllm_url: str, reranker_url: str, tmp_path: Path, tell: Tell
+) -> None:
+    command = ["run", *data.options, "--model", "tiny", "--depth", DEPTH, "--cache", tmp_path / "answers.sqlite"]
+    command += ["--stance-depth", 0, "--rank", f"judge,cross_encoder:{DEPTH}"]
+    asked, replayed = tmp_path / "asked", tmp_path / "replayed"
+    tell(
+        touche(*command, "--base-url", vllm_url, "--reranker-url", reranker_url, "--out", asked).stderr.splitlines()[-1]
+    )
+    found = stages_of(asked)["rank"]["cross-encoder"]
+    with Cache(tmp_path / "answers.sqlite") as cache:
+        scores = {(entry.topic, entry.document): entry.value["score"] for entry in cache.find("score")}
+    assert (found["model"], found["context"], found["requests"]["cache_hits"]) == ("classifier", 2048, 0)
+    assert found["requests"]["requests"] == stages_of(asked)["retrieve"]["topics"]
+    assert len(scores) == stages_of(asked)["retrieve"]["candidates"] > 0
+    # Clearly different documents have different scores, and the run is in their order.
+    assert len(set(scores.values())) > len(scores) // 2
+    ranked: dict[str, list[float]] = {}
+    for line in (asked / "run.txt").read_text().splitlines():
+        topic, _, document, *_ = line.split()
+        ranked.setdefault(topic, []).append(scores[topic, document])
+    assert all(of_topic == sorted(of_topic, reverse=True) for of_topic in ranked.values())
+
+    touche(*command, "--base-url", NOWHERE, "--cache-mode", "replay", "--out", replayed)
+    assert (replayed / "run.txt").read_bytes() == (asked / "run.txt").read_bytes()
+    assert stages_of(replayed)["rank"]["cross-encoder"]["requests"]["requests"] == 0
+    # A step that reads the stored scores needs no address either.
+    touche("rank", "--out", asked, "--rank", f"cross_encoder:{DEPTH}")

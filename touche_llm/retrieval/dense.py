@@ -1,0 +1,252 @@
+"""Dense index: vectors of all documents from an embedding model, made once and resumed after an interruption."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Annotated, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field
+
+from touche_llm.corpus.store import DENSE_FILES, TextTable
+from touche_llm.data.files import read_record, write_records
+from touche_llm.data.json_records import JsonModel
+from touche_llm.data.records import Candidate, Topic
+from touche_llm.data.settings import Option
+from touche_llm.errors import DataError
+from touche_llm.llm.concurrency import map_in_order
+from touche_llm.llm.engines.base import EngineInfo
+from touche_llm.llm.pooling import PoolingClient
+from touche_llm.llm.pooling_texts import TemplateConfig, TextTemplates
+from touche_llm.llm.request import hash_content
+from touche_llm.llm.settings import OptionalAddress
+from touche_llm.retrieval.base import select_candidates
+from touche_llm.retrieval.vectors import VectorFile, open_writer
+from touche_llm.tasks.base import Task
+from touche_llm.text.sanitize import sanitize
+
+FORMAT = 1
+_MANIFEST, _VECTORS = DENSE_FILES
+
+
+class DenseSettings(TemplateConfig):
+    """Settings of dense retrieval.
+
+    Attributes:
+        dimensions: Length of the vectors, for models that can shorten them; None for the model's own.
+        pool: Documents of each ranking that `hybrid` fuses, or more if the depth is greater.
+        weight: Weight of the dense ranking in `hybrid`; that of BM25 has 1.
+        k: Constant of reciprocal rank fusion in `hybrid`.
+    """
+
+    # As published with the models; e5 is that of e5-base-v2 and its sizes.
+    presets: ClassVar[Mapping[str, TextTemplates]] = {
+        "plain": TextTemplates(),
+        "qwen3": TextTemplates(query="Instruct: {instruction}\nQuery:{query}"),
+        "bge": TextTemplates(query="Represent this sentence for searching relevant passages: {query}"),
+        "e5": TextTemplates(query="query: {query}", document="passage: {document}"),
+    }
+
+    url: Annotated[
+        OptionalAddress,
+        Option("--embeddings-url", "Server of the embedding model, for dense and hybrid", "Retrieval", metavar="URL"),
+    ] = None
+    model: Annotated[
+        str | None, Option("--embeddings-model", "Its served name, if several", "Retrieval", metavar="NAME")
+    ] = None
+    preset: Annotated[
+        str,
+        Option(
+            "--embeddings-preset", f"Instructions before its texts: {', '.join(presets)}", "Retrieval", metavar="NAME"
+        ),
+    ] = "plain"
+    dimensions: int | None = Field(None, ge=1, le=16384)
+    pool: int = Field(1000, ge=1)
+    weight: float = Field(1.0, gt=0.0, allow_inf_nan=False)
+    k: float = Field(60.0, ge=0.0, allow_inf_nan=False)
+
+
+class DenseManifest(JsonModel):
+    """Source of the vectors of an index.
+
+    Attributes:
+        context: Context to which documents were truncated; None for the server's own.
+        template: Template of the documents, with its instruction.
+        requested: Length of the vectors that was requested; None for the model's own.
+        dimensions: Length of the vectors.
+        is_complete: Whether every document has a vector.
+    """
+
+    format: int
+    model: str
+    revision: str
+    context: int | None
+    template: str
+    requested: int | None
+    dimensions: int
+    corpus_sha256: str
+    documents: int
+    is_complete: bool
+
+
+class DenseIndex:
+    """Index of the vectors of all documents by one model, with one template, in a folder of its own."""
+
+    def __init__(self, table: TextTable, settings: DenseSettings, info: EngineInfo) -> None:
+        """Look for the index; nothing is written.
+
+        Raises:
+            DataError: It is damaged, or of another corpus.
+        """
+        self._table, self._settings = table, settings
+        self._source = {
+            "model": info.model,
+            "revision": info.revision,
+            # Not that of the server: to serve the model with a longer one would be to embed all documents again.
+            "context": settings.context,
+            "template": settings.render_document("{document}"),
+            "requested": settings.dimensions,
+        }
+        self.folder = table.folder / f"dense-{hash_content('dense index', **self._source)[:8]}"
+        self._manifest = self._read_manifest()
+
+    @property
+    def dimensions(self) -> int | None:
+        """Length of the vectors; None before the first document is embedded."""
+        return None if self._manifest is None else self._manifest.dimensions
+
+    def find_missing(self) -> NDArray[np.int64]:
+        """Return the rows of the documents without a vector, ascending; reads all vectors unless it is complete."""
+        if self._manifest is None:
+            return np.arange(len(self._table))
+        return np.empty(0, dtype=np.int64) if self._manifest.is_complete else self._open().find_missing()
+
+    async def embed_missing(self, client: PoolingClient, done: Callable[[], None]) -> None:
+        """Embed the documents without a vector, at least one; each vector is stored as it arrives.
+
+        Args:
+            client: Client of the embedding model.
+            done: Called for each document.
+
+        Raises:
+            EngineError: The server failed; vectors so far are stored.
+            PromptError: The template leaves no room for a document.
+            UsageError: Another process writes there.
+        """
+        first, *others = split_rows(self.find_missing(), client.batch)
+        # The length of the vectors is known with the first ones.
+        vectors = await self.embed(client, first)
+        if self._manifest is None:
+            self._create(vectors.shape[1])
+        with open_writer(self._path, self._shape) as writer:
+
+            def store(rows: range, vectors: NDArray[np.float32]) -> None:
+                writer.store(rows, vectors)
+                for _ in rows:
+                    done()
+
+            async def embed(rows: range) -> None:
+                store(rows, await self.embed(client, rows))
+
+            store(first, vectors)
+            await map_in_order(embed, others, client.concurrency)
+        if len(missing := self._open().find_missing()):
+            raise DataError(f"{self.folder}: {len(missing)} documents still have no vector; run the same command again")
+        self._write_manifest(self._require().model_copy(update={"is_complete": True}))
+
+    def retrieve(self, topics: list[Topic], queries: NDArray[np.float32], depth: int) -> Iterator[list[Candidate]]:
+        """Yield the `depth` documents whose vectors are most similar to that of each topic's query.
+
+        Args:
+            topics: Topics.
+            queries: Vectors of their queries, of shape (topics, dimensions).
+            depth: Max number of candidates.
+        """
+        for topic, scores in zip(topics, self._open().score(queries), strict=True):
+            yield select_candidates(topic, scores, self._table.get_ids, depth)
+
+    async def embed(self, client: PoolingClient, rows: range) -> NDArray[np.float32]:
+        """Return the vectors of rows, of shape (rows, dimensions), without storing them; raise as `embed_missing`."""
+        ids, texts = self._table.get_ids(list(rows)), self._table.read_texts(rows.start, rows.stop)
+        render = self._settings.render_document
+        fitted = [await client.fit(render, sanitize(text), None, each) for each, text in zip(ids, texts, strict=True)]
+        return read_vectors(await client.embed_batch(list(map(render, fitted))))
+
+    @property
+    def _path(self) -> Path:
+        return self.folder / _VECTORS
+
+    @property
+    def _shape(self) -> tuple[int, int]:
+        return len(self._table), self._require().dimensions
+
+    def _open(self) -> VectorFile:
+        return VectorFile(self._path, self._shape)
+
+    def _require(self) -> DenseManifest:
+        assert self._manifest is not None
+        return self._manifest
+
+    def _create(self, dimensions: int) -> None:
+        self.folder.mkdir(exist_ok=True)
+        VectorFile.create(self._path, (len(self._table), dimensions))
+        self._write_manifest(
+            DenseManifest(
+                format=FORMAT,
+                **self._source,
+                dimensions=dimensions,
+                corpus_sha256=self._table.manifest.sha256,
+                documents=len(self._table),
+                is_complete=False,
+            )
+        )
+
+    def _write_manifest(self, manifest: DenseManifest) -> None:
+        write_records(self.folder / _MANIFEST, [manifest])
+        self._manifest = manifest
+
+    def _read_manifest(self) -> DenseManifest | None:
+        path = self.folder / _MANIFEST
+        if not path.exists():
+            return None
+        manifest = read_record(path, DenseManifest, "index manifest")
+        table = self._table
+        expected = {
+            **self._source,
+            "format": FORMAT,
+            "corpus_sha256": table.manifest.sha256,
+            "documents": len(table),
+        }
+        if manifest.model_dump(include=set(expected)) != expected:
+            raise DataError(
+                f"{self.folder}: vectors of another corpus, or of another version of this program; delete the folder "
+                "and index again"
+            )
+        return manifest
+
+
+def find_dense_problem(task: Task) -> str:
+    """Return why a task cannot be searched by vectors; empty if it can. Those of all sentences would be too many."""
+    if task.sentence_question is None:
+        return ""
+    return (
+        f"retriever.name: {task.name} retrieves sentences, and dense and hybrid search whole documents; use bm25, and "
+        "rank its candidates with the step cross_encoder"
+    )
+
+
+def read_vectors(contents: list[bytes]) -> NDArray[np.float32]:
+    """Return vectors from their little-endian float32 values, of shape (vectors, dimensions)."""
+    return np.stack([np.frombuffer(content, "<f4") for content in contents])
+
+
+def split_rows(rows: NDArray[np.int64], size: int) -> list[range]:
+    """Return ascending rows as ranges of at most `size` consecutive rows."""
+    runs = np.split(rows, np.flatnonzero(np.diff(rows) != 1) + 1) if len(rows) else []
+    return [
+        range(start, min(start + size, int(run[-1]) + 1))
+        for run in runs
+        for start in range(int(run[0]), int(run[-1]) + 1, size)
+    ]
