@@ -58,7 +58,9 @@ def run_in_fork(action: Callable[[], int], tree: Path) -> tuple[int, float]:
         os.environ.pop("PYTEST_CURRENT_TEST", None)
         signal.signal(signal.SIGALRM, signal.SIG_DFL)
         signal.signal(signal.SIGPROF, signal.SIG_DFL)
-        signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored in the background, but tests send it
+        # Ignored in the background and under nohup, but tests send them.
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)
         limit_time(PATIENCE, PATIENCE)
         resource.setrlimit(resource.RLIMIT_AS, (MEMORY, resource.RLIM_INFINITY))
         os.chdir(tree)
