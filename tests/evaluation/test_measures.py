@@ -196,6 +196,16 @@ def test_a_topic_with_grades_below_1_alone_is_told(tmp_path: Path) -> None:
     assert note == "topics without a grade of 1 or more, so they count 0 for P@5 and recall: 2"
 
 
+def test_unjudged_documents_are_counted_with_their_topics(tmp_path: Path) -> None:
+    qrels = QRELS + "2 0 a 1\n3 0 a 1\n"
+    for run, counted in (
+        ("1 Q0 x 1 3 t\n1 Q0 y 2 2 t\n2 Q0 a 1 3 t\n3 Q0 a 1 3 t\n", "2 in 1 topic;"),
+        ("1 Q0 x 1 3 t\n1 Q0 y 2 2 t\n2 Q0 x 1 3 t\n3 Q0 a 1 3 t\n", "3 in 2 topics;"),
+    ):
+        (note,) = (note.text for note in evaluated(tmp_path, run, qrels).notes if note.aspect == "relevance nDCG@5")
+        assert counted in note
+
+
 def test_what_holds_for_several_aspects_and_for_all_runs_is_said_once() -> None:
     both, one = Note("relevance", "short: 1"), Note("quality", "short: 1")
     assert format_notes({"a": [both, one], "b": [both, one]}) == ["relevance, quality: short: 1"]

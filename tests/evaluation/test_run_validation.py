@@ -80,7 +80,12 @@ def swap(line: int, old: str, new: str) -> str:
     ("content", "line", "fragment"),
     [
         pytest.param(swap(5, " tag", ""), 5, "5 columns", id="five columns"),
-        pytest.param("2 FIRST d1 1 3.5 my tag\n", 1, "7 columns, not six: a tag", id="tag with a space"),
+        pytest.param(
+            "2 FIRST d1 1 3.5 my tag\n",
+            1,
+            "7 columns, not six: a tag must not hold white space ('my tag')",
+            id="tag with a space",
+        ),
         pytest.param(swap(2, "SECOND d2", "SECOND\td2"), 2, "a tab", id="tab"),
         pytest.param(swap(2, " d2", "  d2"), 2, "more than one space", id="double space"),
         pytest.param(at(2, lambda text: " " + text), 2, "white space at the beginning", id="leading space"),

@@ -98,6 +98,13 @@ def test_few_topics_have_the_exact_randomisation_test() -> None:
     assert row["p"] == pytest.approx(exact)
 
 
+def test_two_topics_can_be_compared_and_one_cannot() -> None:
+    runs = {"low": {"m": means(0.1, 0.2)}, "high": {"m": means(0.5, 0.7)}}
+    assert compare("low", runs)["p"].tolist() == [2 / 4]
+    one = {"low": {"m": means(0.1)}, "high": {"m": means(0.5)}}
+    assert compare("low", one)["p"].isna().all()
+
+
 def test_whole_topics_change_places_in_the_test_of_pooled_documents() -> None:
     # The better run is better in all of three topics: of the eight ways to swap, two are as far from 0.
     runs = {"low": {"m": accuracies([5, 10, 15])}, "high": {"m": accuracies([20, 25, 30])}}
@@ -158,8 +165,9 @@ def test_what_cannot_be_compared_is_told() -> None:
         compare("x", {"a": estimates, "b": estimates})
     with pytest.raises(UsageError, match="'a'"):
         compare("a", {"a": estimates})
-    with pytest.raises(UsageError, match="'b'.*R@9"):
-        compare("a", {"a": estimates, "b": {"R@9": means(0.5, 0.6)}})
+    for measure in ("R@9", "z"):
+        with pytest.raises(UsageError, match=f"'b'.*{measure}"):
+            compare("a", {"a": estimates, "b": {measure: means(0.5, 0.6)}})
 
 
 def test_a_ranking_without_unjudged_documents_cannot_move() -> None:
