@@ -13,7 +13,7 @@ import pytest
 
 pytest.importorskip("cosmic_ray", reason="make mutants installs it")
 
-from benchmarks import mutants  # noqa: E402
+from benchmarks import covering_tests, mutants  # noqa: E402
 from benchmarks.covering_tests import CoveringTests, digests, executed_lines  # noqa: E402
 from benchmarks.mutants import Mutant, draw, make_mutant, places, record_tests, try_all  # noqa: E402
 
@@ -128,7 +128,9 @@ def test_a_draw_is_that_of_its_seed_and_begins_like_a_longer_one(module: Path) -
     assert all(mutant.before != mutant.after for mutant in one)
 
 
-def test_tests_are_chosen_that_execute_the_line(module: Path, workers: ProcessPoolExecutor) -> None:
+def test_tests_are_chosen_that_execute_the_line(
+    module: Path, workers: ProcessPoolExecutor, monkeypatch: pytest.MonkeyPatch
+) -> None:
     tests = recorded(workers)
     assert names(list(tests.failed)) == {"that_fails"}
     assert names(tests.choose(FILE, line_of("if each"), 60)) == {"two"}
@@ -141,6 +143,9 @@ def test_tests_are_chosen_that_execute_the_line(module: Path, workers: ProcessPo
     assert [names([test]) for test in tests.choose(FILE, line, 7)] == [{"none"}, {"two"}]
     assert [names([test]) for test in tests.choose(FILE, line, 6)] == [{"none"}]
     assert [names([test]) for test in tests.choose(FILE, line, 0)] == [{"none"}]
+    assert len(tests.choose(FILE, line_of("def least"), 0)) == 1
+    monkeypatch.setattr(covering_tests, "STRUCTURE", ("tests/test_least.py",))
+    assert len(tests.choose(FILE, line_of("def least"), 0)) == 4
 
 
 def test_test_files_of_the_module_and_its_package_come_first() -> None:
