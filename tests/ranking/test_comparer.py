@@ -367,6 +367,12 @@ async def test_documents_are_cut_to_equal_shares_with_which_the_request_fits_the
         assert engine.size((Message("user", text),)) - 10 >= 0.6 * min(longest, tokens)
 
 
+async def test_a_document_that_fits_its_share_exactly_is_shown_whole() -> None:
+    comparer = comparer_for(StrictEngine(first_shown), {"fits": "x" * 58, "over": "x" * 59}, tokens=58)
+    await comparer.estimate_best(["fits", "over"])
+    assert list(comparer.comparisons[0].cut) == ["over"]
+
+
 async def test_where_all_fits_nothing_is_measured() -> None:
     engine = StrictEngine(first_shown)
     await comparer_for(engine, tokens=4000).estimate_best(["a", "long"])
