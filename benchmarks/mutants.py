@@ -46,6 +46,9 @@ EXCLUDED = ("ray_job",)
 # These need names of variables, or change nothing for small integers, short strings and None.
 IDLE = ("VariableReplacer", "VariableInserter", "_Eq_Is", "_NotEq_IsNot", "_Is_Eq", "_IsNot_NotEq")
 
+# These guard against slips in the code.
+GUARDS = ("strict", "kw_only")
+
 
 @dataclass(frozen=True)
 class Mutant:
@@ -123,7 +126,7 @@ def make_mutant(file: str, source: str, operator: str, occurrence: int) -> Mutan
     ]
     before = " ".join(line.strip() for _, first, last, _, _ in differing for line in old[first:last])
     after = " ".join(line.strip() for _, _, _, first, last in differing for line in new[first:last])
-    if before.replace("strict=True", "strict=False") == after or "if TYPE_CHECKING:" in before:
+    if after in (before.replace(f"{name}=True", f"{name}=False") for name in GUARDS) or "if TYPE_CHECKING:" in before:
         raise SyntaxError("what only guards against a slip in the code, or runs for no one, is not a place for a bug")
     return Mutant(file, operator, occurrence, differing[0][1] + 1, before, after)
 
