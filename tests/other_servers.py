@@ -70,12 +70,13 @@ class FakeLlamaCpp(FakeServer):
 
     async def apply_template(self, request: web.Request) -> web.Response:
         messages = orjson.loads(await request.read())["messages"]
-        return web.json_response({"prompt": "".join(f"<{each['content']}>" for each in messages) + "......"})
+        return web.json_response({"prompt": "".join(f"<{each['content']}>" for each in messages) + "....."})
 
     async def tokenize(self, request: web.Request) -> web.Response:
-        """One token a byte; a request without `content` has no tokens."""
+        """One token a byte, after a special one if requested; a request without `content` has none of its own."""
         body = orjson.loads(await request.read())
-        return web.json_response({"tokens": list(body.get("content", "").encode())})
+        special = [0] if body.get("add_special") else []
+        return web.json_response({"tokens": [*special, *body.get("content", "").encode()]})
 
     async def detokenize(self, request: web.Request) -> web.Response:
         body = orjson.loads(await request.read())

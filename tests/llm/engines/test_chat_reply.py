@@ -50,6 +50,17 @@ def test_reasoning_is_read_under_either_name(name: str) -> None:
     assert (found.text, found.reasoning, found.refusal) == ("", "Let me think.", None)
 
 
+@pytest.mark.parametrize(
+    ("finish_reason", "message", "lacks"),
+    [("stop", {}, True), ("length", {}, False), ("stop", {"refusal": "No."}, False), ("stop", {"content": " "}, False)],
+)
+def test_only_a_complete_answer_can_lack_log_probabilities(
+    finish_reason: str, message: dict[str, str], lacks: bool
+) -> None:
+    choice = {"message": {"content": '{"relevance":2}'} | message, "finish_reason": finish_reason}
+    assert decode_json(orjson.dumps({"choices": [choice]}), ChatReply).lacks_logprobs is lacks
+
+
 def test_a_refusal_is_separate_from_the_text() -> None:
     found = completion(message={"content": None, "refusal": "I will not."})
     assert (found.text, found.refusal, found.reasoning) == ("", "I will not.", None)

@@ -63,7 +63,7 @@ class Model:
                 alternatives = {"0": 0.4, "1": 0.3, "2": 0.2, "3": 0.1}
             elif text[place:].startswith("FIRST"):
                 shared = {"N": 0.3} if "shared" in self.faults else {"NE": 0.2, "NO": 0.1}
-                alternatives = {"F": 0.4, "S": 0.3, **shared}
+                alternatives = {"F": 0.4, "S": 0.3, **shared} if "rare" not in self.faults else {"F": 0.6, "NO": 0.4}
             elif place == 0 and "optional" in self.faults:
                 alternatives = {"{": 0.9, "{\n": 0.1}
             if "raw" in self.faults:
@@ -105,6 +105,7 @@ async def test_a_server_without_a_fault_has_none(form: str) -> None:
         ("raw", "white space", None, "none in one answer", "disable_any_whitespace"),
         ("raw", "logprobs", True, "aligned, raw", ""),
         ("shared", "label tokens", False, "4 of 4 labels have a probability, 0.300 is", ""),
+        ("rare", "label tokens", True, "2 of 4 labels have a probability, single", ""),
         ("cold", "prefix cache", False, "0 of ", "--enable-prefix-caching"),
         ("silent", "prefix cache", None, "not reported", "--enable-prompt-tokens-details"),
         ("noise", "determinism", False, "of 40 answers differ", "--dtype float32"),
