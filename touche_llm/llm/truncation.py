@@ -129,7 +129,7 @@ def _end_at_sentence(text: str) -> str:
     """Return the text up to its last sentence end, if that is in its last fifth, otherwise up to its last word."""
     min_end = len(text) * 4 // 5
     ends = ((text.rfind(mark), len(mark.rstrip())) for mark in _SENTENCE_ENDS)
-    end = max((place + length for place, length in ends if place >= max(min_end, 1)), default=0)
+    end = max((place + length for place, length in ends if place >= min_end), default=0)
     if end:
         return text[:end]
     space = text.rfind(" ")

@@ -137,6 +137,7 @@ def test_a_request_that_fails_or_is_cancelled_extends_no_other() -> None:
         ((1024, 1_048_576), 256, 256, None),
         ((256, 1_048_576), 256, 256, 384),
         ((256, resource.RLIM_INFINITY), 256, 256, 384),
+        ((256, 1_048_576), 200, 200, 328),
         ((256, resource.RLIM_INFINITY), 65_536, 10_112, 10_240),
         ((256, 256), 256, 128, None),
         ((64, 64), 256, 1, None),
