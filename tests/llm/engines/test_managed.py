@@ -19,7 +19,7 @@ import pytest
 from tests.sample_runs import SAMPLE
 from touche_llm.errors import EngineError, UsageError
 from touche_llm.llm.cache import Cache, CacheMode
-from touche_llm.llm.engines import server_guard, vllm_process
+from touche_llm.llm.engines import vllm_process
 from touche_llm.llm.engines.base import EngineInfo
 from touche_llm.llm.engines.vllm_common import build_start_options
 from touche_llm.llm.engines.vllm_process import serve
@@ -255,10 +255,3 @@ async def test_replay_takes_the_folder_or_the_name(model: str | None, tmp_path: 
         store_engine_info(info, cache)
     async with open_managed(tmp_path, model, CacheMode.REPLAY) as opened:
         assert opened.engine_info == info
-
-
-@pytest.mark.parametrize(("script", "code"), [("exit 0", 0), ("exit 3", 3), ("kill -KILL $$", 128 + signal.SIGKILL)])
-def test_the_guard_ends_with_the_code_of_its_server(script: str, code: int) -> None:
-    command = [sys.executable, "-I", server_guard.__file__, "5", "sh", "-c", script]
-    with subprocess.Popen(command, stdin=subprocess.PIPE) as guard:
-        assert guard.wait(60) == code
