@@ -10,6 +10,7 @@ import re
 import signal
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -484,6 +485,24 @@ def test_an_answer_that_cannot_be_used_is_shown_as_it_came(
     assert done.returncode == 3
     (row,) = json.loads(done.stdout)
     assert (row["failure"], row["field"], row["cached"]) == ("not_json", None, False)
+
+
+def test_a_second_try_is_counted(
+    touche: Touche, monkeypatch: pytest.MonkeyPatch, scripted: Callable[[Script], list[Request]]
+) -> None:
+    complete = ScriptedEngine.complete
+
+    async def stammer(self: ScriptedEngine, request: Request) -> Completion:
+        found = await complete(self, request)
+        return found if request.sample else replace(found, text="no")
+
+    scripted(script_of("comparative"))
+    monkeypatch.setattr(ScriptedEngine, "complete", stammer)
+    done = touche("prompts", "try", "judge", *ABOUT, *DATA)
+    assert done.returncode == 0 and "; try 2: " in done.stdout
+    monkeypatch.setattr(ScriptedEngine, "complete", complete)
+    done = touche("prompts", "try", "judge", *ABOUT, *DATA, "--cache", "other.sqlite")
+    assert done.returncode == 0 and "; try " not in done.stdout
 
 
 def test_watching_asks_again_and_shows_what_changed(
