@@ -70,6 +70,39 @@ def pyterrier() -> None:
     assert list(found["rank"]) == [0, 1, 2, 3, 4]
 
 
+def search_dataset(dataset: str, write: str, task: str) -> list[str]:
+    """Return the lines of a first stage over files where ir_datasets looks for them before it downloads any."""
+    from tests import ir_datasets_home
+
+    home = Path("datasets").absolute()
+    getattr(ir_datasets_home, write)(home)
+    os.environ["IR_DATASETS_HOME"] = str(home)
+    touche("retrieve", "--task", task, "--dataset", dataset, "--out", "found", "--depth", 3)
+    return Path("found/candidates.run.txt").read_text().splitlines()
+
+
+def ir_datasets() -> None:
+    assert len(search_dataset("clueweb12/touche-2022-task-2", "write_passages", "comparative")) == 12
+
+
+def warc() -> None:
+    assert search_dataset("clueweb12/touche-2020-task-2", "write_pages", "comparative_2020")
+
+
+def parquet() -> None:
+    from pyarrow import parquet as files
+
+    touche("export", "demo/comparative", "-o", "results.parquet")
+    table = files.read_table("results.parquet")
+    assert table.num_rows == len(Path("demo/comparative/run.txt").read_text().splitlines())
+
+
+def tirex() -> None:
+    corpus, topics = SAMPLE / "passages.jsonl", SAMPLE / "topics.xml"
+    touche("retrieve", "--energy", "--corpus", corpus, "--topics", topics, "--out", "energy", "--depth", 5)
+    assert "energy" in Path("energy/ir-metadata.yml").read_text()
+
+
 def imports(*names: str) -> Callable[[], None]:
     """Return a check that modules can be imported."""
 
@@ -86,10 +119,10 @@ FEATURES: Mapping[str, Callable[[], None]] = {
     "chatnoir": chatnoir,
     "elasticsearch": elasticsearch,
     "pyterrier": pyterrier,
-    "ir-datasets": imports("ir_datasets", "ijson"),
-    "warc": imports("ir_datasets", "resiliparse", "warc"),
-    "parquet": imports("pyarrow.parquet"),
-    "tirex": imports("tirex_tracker"),
+    "ir-datasets": ir_datasets,
+    "warc": warc,
+    "parquet": parquet,
+    "tirex": tirex,
     # For work on the project; the targets of the Makefile use them.
     "dev": imports("hypothesis", "mypy", "playwright", "pytest", "tira"),
     "docs": imports("furo", "myst_parser", "sphinx"),
