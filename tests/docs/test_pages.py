@@ -5,13 +5,17 @@ from __future__ import annotations
 import re
 import runpy
 from pathlib import Path
+from typing import get_args
 
 import pytest
 
 from tests.cli.test_help import COMMANDS
 from tests.docs.pages import DOCS, PAGES, ROOT, list_code, list_targets
+from touche_llm import errors
 from touche_llm.config import Config
 from touche_llm.data.settings import list_fields
+from touche_llm.errors import ToucheError
+from touche_llm.llm.answers import FailureKind
 
 OPTIONS = {
     option
@@ -80,6 +84,18 @@ def test_a_message_on_the_page_of_errors_is_one_of_the_program() -> None:
     rows = re.findall(r"^\| `([^`]+)` \| (?!.*exit)", (DOCS / "reference" / "errors.md").read_text(), re.MULTILINE)
     source = "".join(path.read_text() for path in sorted((ROOT / "touche_llm").rglob("*.py")))
     assert rows and not [row for row in rows if row not in source]
+
+
+def test_the_page_of_errors_has_a_remedy_for_each_exception_and_each_kind_of_failure() -> None:
+    page = (DOCS / "reference" / "errors.md").read_text()
+    before, after = page.split("## Kinds of failures")
+    exceptions = {
+        name for name, each in vars(errors).items() if isinstance(each, type) and issubclass(each, ToucheError)
+    }
+    assert set(re.findall(r"^\| `(\w+)` \| \S", before, re.MULTILINE)) == exceptions
+    kinds = {name for part in get_args(FailureKind) for name in (get_args(part) or [part])}
+    table = after.split("## ")[0]
+    assert set(re.findall(r"^\| `(\w+)` \| .* \| .+ \|$", table, re.MULTILINE)) == kinds
 
 
 def test_each_generated_part_has_its_place() -> None:
