@@ -107,3 +107,8 @@ def test_each_generated_part_has_its_place() -> None:
 
 def test_the_readme_is_one_page() -> None:
     assert len((ROOT / "README.md").read_text().splitlines()) <= 150
+
+
+def test_each_how_to_is_in_the_list() -> None:
+    listed = (DOCS / "how-to" / "index.md").read_text().splitlines()
+    assert {page.stem for page in (DOCS / "how-to").glob("*.md")} - {"index"} <= set(listed)
