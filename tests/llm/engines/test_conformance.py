@@ -37,9 +37,9 @@ class Model:
             labels["relevance"] = 1
         text = spell(body, labels)
         if "white space" in faults:
-            text = text.replace(",", ", ").replace(":", " : ")
+            text = text.replace(",", " , ")
         elif "spaces" in faults:
-            text = text.replace(",", ", ").replace(":", ": ")
+            text = text.replace(",", ", ")
         message = {"reasoning_content": "Hm."} if "thinks" in faults else {}
         finish = "length" if "endless" in faults and "relevance" in labels else "stop"
         sent = orjson.loads(reply(text, finish, self.usage(body), **message).body)  # type: ignore[arg-type]
@@ -65,7 +65,7 @@ class Model:
                 shared = {"N": 0.3} if "shared" in self.faults else {"NE": 0.2, "NO": 0.1}
                 alternatives = {"F": 0.4, "S": 0.3, **shared} if "rare" not in self.faults else {"F": 0.6, "NO": 0.4}
             elif place == 0 and "optional" in self.faults:
-                alternatives = {"{": 0.9, "{\n": 0.1}
+                alternatives = {text[0]: 0.9, f"{text[0]}\n": 0.1}
             if "raw" in self.faults:
                 alternatives = {name: value / 2 for name, value in alternatives.items()} | {"the": 0.5}
             token["logprob"] = math.log(alternatives[text[place]])
@@ -104,8 +104,8 @@ async def test_a_server_without_a_fault_has_none(form: str) -> None:
         ("endless", "white space", False, "an answer was cut off", "disable_any_whitespace"),
         ("raw", "white space", None, "none in one answer", "disable_any_whitespace"),
         ("raw", "logprobs", True, "aligned, raw", ""),
-        ("shared", "label tokens", False, "4 of 4 labels have a probability, 0.300 is", ""),
-        ("rare", "label tokens", True, "2 of 4 labels have a probability, single", ""),
+        ("shared", "label tokens", False, "4 of 4 labels in 8 alternatives, 0.300 on", ""),
+        ("rare", "label tokens", True, "2 of 4 labels in 8 alternatives, single", ""),
         ("cold", "prefix cache", False, "0 of ", "--enable-prefix-caching"),
         ("silent", "prefix cache", None, "not reported", "--enable-prompt-tokens-details"),
         ("noise", "determinism", False, "of 40 answers differ", "--dtype float32"),

@@ -5,15 +5,17 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 from uuid import uuid4
 
 import orjson
+from pydantic import create_model
 
 from touche_llm.data.records import Reading
 from touche_llm.llm.answer_forms import AnswerForm, Layout
+from touche_llm.llm.answers import AnswerModel, build_schema, count_alternatives
 from touche_llm.llm.engines.base import Completion, Rejected, Transient
 from touche_llm.llm.engines.chat_reply import ChatReply, read_completion
 from touche_llm.llm.engines.server import ChatServer
@@ -50,16 +52,22 @@ class _Examination:
     is_renormalised: bool
 
     def build(self, text: str, system: str = _SYSTEM) -> Request:
-        fields = {"relevance": {"enum": list(_GRADES)}, "stance": {"enum": list(self.labels)}}
+        schema = self.schema
         return Request(
             messages=(*((Message("system", system),) if system else ()), Message("user", text)),
-            schema={"type": "object", "properties": fields, "required": list(fields), "additionalProperties": False},
-            sampling=Sampling(max_tokens=64, top_logprobs=self.top_logprobs),
+            schema=schema,
+            sampling=Sampling(max_tokens=64, top_logprobs=min(self.top_logprobs, count_alternatives(schema))),
             model=self.server.model,
             revision="",
             chat_template_kwargs=self.server.chat_template_kwargs,
             origin=Origin("doctor", 0, "", "", None),
         )
+
+    @property
+    def schema(self) -> Mapping[str, Any]:
+        """Schema of an answer in the form of the project's prompts."""
+        fields: dict[str, Any] = {"relevance": (Literal[_GRADES], ...), "stance": (Literal[tuple(self.labels)], ...)}
+        return build_schema(create_model("Examined", __base__=AnswerModel, **fields), AnswerForm.ARRAY)
 
     def remedy(self, name: str) -> str:
         return REMEDIES.get((name, self.kind), "")
@@ -133,8 +141,9 @@ async def _check_white_space(examination: _Examination) -> ServerCheck:
     if completion.finish_reason == "length":
         value = f"an answer was cut off after {completion.completion_tokens} tokens"
         return ServerCheck(name, False, value, cost, remedy)
-    # A compact grammar may require one space after `,` and `:`, as Python's json writes it.
-    if completion.text not in (orjson.dumps(_parse(completion)).decode(), json.dumps(_parse(completion))):
+    values = list(_parse(completion).values())
+    # A compact grammar may require one space after `,`, as Python's json writes it.
+    if completion.text not in (orjson.dumps(values).decode(), json.dumps(values)):
         return ServerCheck(name, False, "written between tokens", cost, remedy)
     if not examination.is_renormalised:
         return ServerCheck(name, None, "none in one answer; raw log-probabilities show no more", cost, remedy)
@@ -161,14 +170,16 @@ async def _check_labels(examination: _Examination) -> ServerCheck:
     completion = await examination.server.complete(examination.build(_PASSAGE))
     _, reading = _read_fields(completion, examination.labels)
     if reading.probabilities is None:
-        cost, remedy = "stances have no probabilities", "request plain grades with `sampling.logprobs: false`"
+        cost = "stances have no probabilities"
+        remedy = "use prompts of `form: object`, or request plain grades with `sampling.logprobs: false`"
         return ServerCheck(name, False, "no label can be read", cost, remedy)
     read = sum(probability > 0.0 for probability in reading.probabilities.values())
-    labels = f"{read} of {len(examination.labels)} labels have a probability"
+    sent = min(examination.top_logprobs, count_alternatives(examination.schema))
+    labels = f"{read} of {len(examination.labels)} labels in {sent} alternatives"
     if (reading.shared or 0.0) <= _MAX_SHARED:
         return ServerCheck(name, True, f"{labels}, single tokens distinguish them")
     cost = "the probability of a shared token is split evenly"
-    return ServerCheck(name, False, f"{labels}, {reading.shared:.3f} is on shared tokens", cost)
+    return ServerCheck(name, False, f"{labels}, {reading.shared:.3f} on shared tokens", cost)
 
 
 async def _check_prefix_cache(examination: _Examination) -> ServerCheck:
@@ -210,7 +221,7 @@ async def _check_determinism(examination: _Examination) -> ServerCheck:
 def _read_fields(completion: Completion, labels: Sequence[Label]) -> list[Reading]:
     answered = _parse(completion)
     fields: dict[str, Sequence[Label]] = {"relevance": _GRADES, "stance": labels}
-    layout = Layout(AnswerForm.OBJECT, tuple(fields))
+    layout = Layout(AnswerForm.ARRAY, tuple(fields))
     return [
         read_label(completion.text, completion.tokens, layout, name, fields[name], answered[name]) for name in fields
     ]
@@ -219,7 +230,7 @@ def _read_fields(completion: Completion, labels: Sequence[Label]) -> list[Readin
 def _parse(completion: Completion) -> dict[str, Any]:
     """Return the fields of an answer; raise Transient if it is not the JSON that was requested."""
     try:
-        fields = orjson.loads(completion.text)
-        return {name: fields[name] for name in ("relevance", "stance")}
-    except (orjson.JSONDecodeError, KeyError, TypeError) as error:
+        relevance, stance = orjson.loads(completion.text)
+        return {"relevance": relevance, "stance": stance}
+    except (ValueError, TypeError) as error:
         raise Transient("server_error", f"the answer is {' '.join(completion.text.split())[:40]!r}") from error
