@@ -141,7 +141,7 @@ def measure(
     Raises:
         UsageError: more than one round of a server whose prefix cache cannot be emptied.
     """
-    model, context = _served_model(url)
+    model, context = served_model(url)
     bodies = _prepare(work, topics, corpus, limit, depth, model, context)
     resettable = reset_prefix_cache(url)
     if resettable:
@@ -154,7 +154,7 @@ def measure(
 
     def ours(setting: int) -> float:
         before = metrics(url)
-        stage = _judge(work, url, model, setting)
+        stage = judge_candidates(work, url, model, setting)
         after = metrics(url)
         sent = stage["requests"]
         if sent["requests"] != len(bodies):
@@ -177,10 +177,10 @@ def measure(
             if resettable:
                 reset_prefix_cache(url)
             found.load.append(os.getloadavg()[0])
-            server, own = server_seconds(), _own_seconds()
+            server, own = server_seconds(), own_seconds()
             found.rates[name].append(len(bodies) / client())
             found.server[name].append(server_seconds() - server)
-            found.client[name].append(_own_seconds() - own)
+            found.client[name].append(own_seconds() - own)
             print(f"  round {number + 1}, {name}: {found.rates[name][-1]:.1f} requests/s", file=sys.stderr, flush=True)
     found.possible = possible_hits(asyncio.run(token_ids(url, bodies)), metrics(url).block)
     return found
@@ -219,7 +219,7 @@ def _share(found: Measured, client: str, peer: str, real_size: bool) -> Figure:
     who = f"`{GENERATOR}`, which streams" if peer == GENERATOR else f"a {BARE}, which does not stream"
     return Figure(
         f"{client}: share of the rate of {who}",
-        _range(shares, ".1%"),
+        format_range(shares, ".1%"),
         f">= {_SHARE:.0%}",
         _rate(rates),
         statistics.median(shares) >= _SHARE if real_size else None,
@@ -233,44 +233,49 @@ def _processor_time(whose: str, client: str, seconds: Mapping[str, Sequence[floa
 
 
 def _rate(values: Sequence[float]) -> str:
-    return f"{_range(values, '.1f')} requests/s"
+    return f"{format_range(values, '.1f')} requests/s"
 
 
-def _range(values: Sequence[float], form: str) -> str:
+def format_range(values: Sequence[float], form: str) -> str:
     """The median and, of several, the extremes."""
     middle = format(statistics.median(values), form)
     return middle if len(values) == 1 else f"{middle} ({min(values):{form}} to {max(values):{form}})"
 
 
-def _own_seconds() -> float:
+def own_seconds() -> float:
     """Processor seconds of this process and of its children that have ended."""
     times = os.times()
     return times.user + times.system + times.children_user + times.children_system
 
 
-def _served_model(url: str) -> tuple[str, int]:
+def served_model(url: str) -> tuple[str, int]:
     """Name and context of the one model that is served."""
     with urllib.request.urlopen(f"{url}/v1/models", timeout=30) as response:
         (model,) = orjson.loads(response.read())["data"]
     return str(model["id"]), int(model["max_model_len"])
 
 
+def retrieve_candidates(work: Path, topics: Path, corpus: Path, limit: int, depth: int) -> None:
+    """Make the candidates of `work/run`."""
+    where = ["--task", "comparative", "--topics", topics, "--corpus", corpus, "--index", work / "index"]
+    _call("retrieve", *where, "--limit-topics", limit, "--depth", depth, "--out", work / "run")
+
+
 def _prepare(work: Path, topics: Path, corpus: Path, limit: int, depth: int, model: str, context: int) -> list[Body]:
     """Make the candidates, and write what the judge stage will ask."""
-    run, requests = work / "run", work / "requests.jsonl"
-    where = ["--task", "comparative", "--topics", topics, "--corpus", corpus, "--index", work / "index"]
-    _call("retrieve", *where, "--limit-topics", limit, "--depth", depth, "--out", run)
-    asked = ["--model", model, "--context", context, "--cache", work / "export.sqlite", "--stance-depth", 0]
-    _call("batch", "export", "judge", *asked, "--out", run, "-o", requests)
+    retrieve_candidates(work, topics, corpus, limit, depth)
+    requests = work / "requests.jsonl"
+    asked = ["--model", model, "--context", context, "--cache", work / "export.sqlite"]
+    _call("batch", "export", "judge", *asked, "--out", work / "run", "-o", requests)
     return [orjson.loads(line)["body"] for line in requests.read_bytes().splitlines()]
 
 
-def _judge(work: Path, url: str, model: str, concurrency: int) -> dict[str, Any]:
-    """Judge with an empty answer cache; returns what the metadata says of the stage."""
+def judge_candidates(work: Path, url: str, model: str, concurrency: int, *options: Any) -> dict[str, Any]:
+    """Judge with an empty answer cache and further options; returns what the metadata says of the stage."""
     run = work / "run"
     with tempfile.TemporaryDirectory(dir=work) as name:
-        server = ["--base-url", url, "--model", model, "--concurrency", concurrency]
-        _call("judge", *server, "--stance-depth", 0, "--cache", Path(name) / "answers.sqlite", "--out", run)
+        server = ["--base-url", url, "--model", model, "--concurrency", concurrency, *options]
+        _call("judge", *server, "--overwrite", "--cache", Path(name) / "answers.sqlite", "--out", run)
     stage: dict[str, Any] = yaml.safe_load((run / "ir-metadata.yml").read_text())["stages"]["judge"]
     return stage
 

@@ -14,6 +14,7 @@ import sys
 import time
 import urllib.error
 import urllib.request
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -187,17 +188,28 @@ def read_result(file: Path, requests: int) -> float:
 
 
 def server_seconds() -> float:
-    """Processor seconds of the servers that this process has started, all their processes together (Linux)."""
-    processes = []
+    """Processor seconds of the servers that this process has started, with all their descendants (Linux)."""
+    ticks: dict[int, int] = {}
+    children: dict[int, list[int]] = defaultdict(list)
+    servers = []
     for stat in Path("/proc").glob("[0-9]*/stat"):
         try:
             # After the name, which may hold anything: state, parent, group, session, … (proc(5)).
             fields = stat.read_text().rpartition(")")[2].split()
         except (FileNotFoundError, ProcessLookupError):
             continue  # ended meanwhile
-        processes.append((int(stat.parent.name), int(fields[1]), int(fields[3]), int(fields[11]) + int(fields[12])))
-    sessions = {number for number, parent, session, _ in processes if parent == os.getpid() and session == number}
-    return sum(ticks for _, _, session, ticks in processes if session in sessions) / os.sysconf("SC_CLK_TCK")
+        number, parent, session = int(stat.parent.name), int(fields[1]), int(fields[3])
+        ticks[number] = int(fields[11]) + int(fields[12])
+        children[parent].append(number)
+        # A server begins a session of its own; its engine may begin another one.
+        if parent == os.getpid() and session == number:
+            servers.append(number)
+    total = 0
+    while servers:
+        number = servers.pop()
+        total += ticks.get(number, 0)
+        servers += children[number]
+    return total / os.sysconf("SC_CLK_TCK")
 
 
 def vllm_command() -> str:

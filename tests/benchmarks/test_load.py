@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from argparse import Namespace
 from itertools import combinations
 from pathlib import Path
@@ -13,7 +15,7 @@ from hypothesis import strategies as st
 
 from benchmarks.figures import Figure
 from benchmarks.judge_rate import BARE, GENERATOR, OURS, Measured, figures
-from benchmarks.load import possible_hits, read_metrics, read_result
+from benchmarks.load import possible_hits, read_metrics, read_result, server_seconds
 from benchmarks.serving import real_size
 from tests.expect import raises_at
 from touche_llm.errors import DataError, EngineError
@@ -133,3 +135,17 @@ def test_targets_are_held_against_real_data_of_the_full_size_alone(
 ) -> None:
     options = Namespace(**({"topics": 50, "depth": 20, "rounds": 3} | changes))
     assert real_size(options, Measured(requests=requests), real) is held
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="read from /proc")
+def test_the_time_of_a_server_includes_an_engine_in_a_session_of_its_own() -> None:
+    engine = "import sys, time\nwhile time.process_time() < 0.5: pass\nprint(flush=True)\nsys.stdin.read()"
+    guard = f"import subprocess, sys\nsubprocess.run([sys.executable, '-c', {engine!r}], start_new_session=True)"
+    before = server_seconds()
+    with subprocess.Popen(
+        [sys.executable, "-c", guard], stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True
+    ) as process:
+        assert process.stdin is not None and process.stdout is not None
+        process.stdout.readline()
+        assert server_seconds() - before >= 0.5
+        process.stdin.close()
