@@ -78,7 +78,7 @@ class Source(Protocol):
         ...
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class CorpusFile:
     """A corpus file as published.
 
