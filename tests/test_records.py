@@ -8,9 +8,11 @@ import pkgutil
 from collections.abc import Iterator
 from functools import cached_property
 
+import msgspec
 import pydantic
 
 import touche_llm
+from touche_llm.data import records
 from touche_llm.data.json_records import JsonStruct
 
 # To whose fields, or to those of whose base, some code assigns.
@@ -46,8 +48,8 @@ def classes() -> Iterator[type]:
 
 
 def test_a_dataclass_is_frozen_unless_code_assigns_to_its_fields() -> None:
-    records = [found for found in classes() if "__dataclass_params__" in vars(found)]
-    assert {found.__name__ for found in records if not vars(found)["__dataclass_params__"].frozen} == MUTABLE
+    dataclasses_found = [found for found in classes() if "__dataclass_params__" in vars(found)]
+    assert {found.__name__ for found in dataclasses_found if not vars(found)["__dataclass_params__"].frozen} == MUTABLE
 
 
 def test_a_dataclass_has_slots_unless_it_extends_another_or_caches_a_property() -> None:
@@ -65,6 +67,9 @@ def test_records_that_are_written_and_settings_are_frozen() -> None:
     written = [each for each in classes() if issubclass(each, JsonStruct) and each is not JsonStruct]
     assert len(written) > 10
     assert all(each.__struct_config__.frozen for each in written)
+    held = [each for each in classes() if issubclass(each, msgspec.Struct) and each.__module__ == records.__name__]
+    assert {"RunLine", "Candidate"} < {each.__name__ for each in held}
+    assert all(each.__struct_config__.frozen for each in held)
     models = [each for each in classes() if issubclass(each, pydantic.BaseModel)]
     closed = [each for each in models if each.model_config.get("extra") == "forbid" and each.__name__ != "_Topic"]
     assert len(closed) > 15

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -67,6 +68,34 @@ def test_a_run_is_shown_with_the_first_documents_of_each_topic(touche: Touche, r
     assert len(rows_of(touche, "show", "first", "--top", "1")) == 4
     shown = touche("show", "first").stdout
     assert all(word in shown for word in ("complete", "written-for-the-demo", "pairwise:5", "116 judgments"))
+
+
+def facts_of(touche: Touche, name: str) -> dict[str, str]:
+    """The settings in the head of a run, by name."""
+    head = touche("show", name).stdout.split("\n\n")[0].splitlines()[1:]
+    return dict(re.split(r"  +", line, maxsplit=1) for line in head)
+
+
+def test_the_settings_that_matter_are_shown(touche: Touche, run: Path) -> None:
+    facts = facts_of(touche, "first")
+    assert list(facts) == ["task", "model", "prompts", "topics", "first stage", "ranking", "tag"]
+    assert facts["task"].startswith("comparative (") and facts["model"] == "written-for-the-demo"
+    assert re.findall(r"(\w+)@\d+-", facts["prompts"]) == ["judge", "stance", "objects", "best"]
+    assert facts["topics"].startswith("4 of ") and facts["topics"].endswith("topics.xml")
+    assert facts["ranking"] == "judge, pairwise:5; objective both"
+    assert touche("evaluate", "first", *GRADED).returncode == 0
+    measured = json.loads(touche("evaluate", "first", *GRADED, "--format", "json").stdout)
+    (row,) = (row for row in measured if (row["run"], row["measure"]) == ("first", "quality nDCG@5"))
+    assert f"quality nDCG@5 {row['value']:.4f} (judged {row['judged']:.3f})" in facts_of(touche, "first")["measures"]
+
+
+def test_a_run_that_was_only_retrieved_has_no_model_yet(touche: Touche) -> None:
+    chosen = ["--topic", "3", "--limit-topics", "2", "--depth", "5"]
+    assert touche("retrieve", *DATA, *chosen, "--out", "begun").returncode == 0
+    facts = facts_of(touche, "begun")
+    assert (facts["model"], facts["first stage"]) == ("not known yet", "bm25, depth 5")
+    assert facts["topics"].startswith("1 of ") and facts["topics"].endswith("topics.xml, the first 2, only 3")
+    assert "prompts" not in facts
 
 
 def test_a_topic_is_shown_with_its_whole_ranking(touche: Touche, run: Path) -> None:

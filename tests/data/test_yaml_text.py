@@ -34,6 +34,7 @@ MERGES = "a0: &a0 {b: 1}\n" + "".join(
         ("1: a\n'1': b", {1: "a", "1": "b"}),
         ("[" * MAX_DEPTH + "1" + "]" * MAX_DEPTH, None),
         ("- a\n" * (MAX_NODES - 1), ["a"] * (MAX_NODES - 1)),
+        ("- &a a\n" + "- *a\n" * (MAX_NODES - 2), ["a"] * (MAX_NODES - 1)),
         (f"a: {'1' * 100}", {"a": int("1" * 100)}),
     ],
 )
@@ -63,6 +64,7 @@ def test_what_is_within_the_bounds_is_read(text: str, value: Any) -> None:
         ("- " * 100_000, 1, "50 levels"),
         ("x\n" + "{a: " * 100_000, 2, ""),
         ("- a\n" * MAX_NODES, MAX_NODES, "100,000"),
+        ("- &a a\n" + "- *a\n" * (MAX_NODES - 1), MAX_NODES, "100,000"),
         ("a: !!python/object/apply:os.getcwd []", 1, "os.getcwd"),
         ("a: !!int ''", 1, "tag"),
         ("a: !!timestamp x", 1, "tag"),
