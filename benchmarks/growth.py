@@ -27,6 +27,17 @@ import numpy as np
 from benchmarks import judging
 from benchmarks.figures import Figure, machine, peak_gib, show
 from benchmarks.first_stage import Place, command, indexed, made, stored
+from benchmarks.gpu_time import (
+    ANSWER_TOKENS,
+    AT_A_TIME,
+    BANDWIDTH_UTILISATION,
+    H100,
+    LLAMA,
+    NUMBER_BYTES,
+    UTILISATION,
+    output_seconds,
+    prompt_seconds,
+)
 from benchmarks.lines import Line, draw, memory_gib
 from benchmarks.processes import run_alone
 from benchmarks.sizes import at_least
@@ -34,29 +45,21 @@ from benchmarks.synthetic import PASSAGES, write_passages, write_topics
 
 MANY_PASSAGES, MANY_TOPICS = 200_000_000, 1_000
 
-# The example. Llama 3.1 8B (arXiv:2407.21783, table 3): 32 layers, 8 key/value heads of 128 numbers; in bfloat16.
-MODEL, PARAMETERS, NUMBER_BYTES = "Llama 3.1 8B in bfloat16", 8.03e9, 2
-KEY_VALUE_BYTES = 2 * 32 * 8 * 128 * NUMBER_BYTES
-# NVIDIA's data sheet of the H100 SXM: 1,979 teraFLOP/s with sparsity, half of it dense; 3.35 TB/s.
-GPU, PEAK_FLOPS, BANDWIDTH = "H100 SXM", 989e12, 3.35e12
-# Assumptions, not measurements.
-UTILISATION = 0.4
-BANDWIDTH_UTILISATION = 0.6
-AT_A_TIME = 256
-ANSWER_TOKENS = 17  # {"relevance":2,"quality":1,"stance":"FIRST"}, a token for each word and sign
+MODEL = "Llama 3.1 8B in bfloat16"
 
 FORMULA = f"""\
     prompt seconds = prompt tokens x 2 x parameters / (peak FLOP/s x utilisation)
-                   = prompt tokens x 2 x {PARAMETERS:.3g} / ({PEAK_FLOPS:.3g} x {UTILISATION})
+                   = prompt tokens x 2 x {LLAMA.active:.3g} / ({H100.flops:.3g} x {UTILISATION})
     output seconds = output tokens x (bytes of the weights / answers at a time + prompt tokens of a request x bytes of
                      keys and values a token) / (bytes/s x utilisation)
-                   = output tokens x ({NUMBER_BYTES} x {PARAMETERS:.3g} / {AT_A_TIME} + prompt tokens of a request \
-x {KEY_VALUE_BYTES:,})
-                     / ({BANDWIDTH:.3g} x {BANDWIDTH_UTILISATION})
+                   = output tokens x ({NUMBER_BYTES} x {LLAMA.active:.3g} / {AT_A_TIME} + prompt tokens of a request \
+x {LLAMA.key_value_bytes:,})
+                     / ({H100.bandwidth:.3g} x {BANDWIDTH_UTILISATION})
 """
 NOTES = f"""\
-{PARAMETERS:.3g} parameters and {KEY_VALUE_BYTES:,} bytes of keys and values a token are those of {MODEL}
-(arXiv:2407.21783), {PEAK_FLOPS:.3g} FLOP/s (dense) and {BANDWIDTH:.3g} bytes/s those of an {GPU} by its data sheet.
+{LLAMA.active:.3g} parameters and {LLAMA.key_value_bytes:,} bytes of keys and values a token are those of {MODEL}
+(arXiv:2407.21783), {H100.flops:.3g} FLOP/s (dense) and {H100.bandwidth:.3g} bytes/s those of an {H100.name} by its \
+data sheet.
 The utilisations {UTILISATION} and {BANDWIDTH_UTILISATION}, {AT_A_TIME} answers at a time and {ANSWER_TOKENS} tokens \
 an answer are assumptions; no GPU was
 measured for this (`benchmarks/gpu.py` does that).
@@ -126,18 +129,6 @@ class Judged:
     def computed(self) -> int:
         """Prompt tokens that are not shared."""
         return self.prompt_tokens - self.shared_tokens
-
-
-def prompt_seconds(tokens: float) -> float:
-    """GPU seconds of prompt tokens, by the formula above."""
-    return tokens * 2 * PARAMETERS / (PEAK_FLOPS * UTILISATION)
-
-
-def output_seconds(requests: float, prompt_tokens: float) -> float:
-    """GPU seconds of the answers to requests that have so many prompt tokens together, by the formula above."""
-    weights = NUMBER_BYTES * PARAMETERS / AT_A_TIME
-    read = weights + prompt_tokens / requests * KEY_VALUE_BYTES
-    return requests * ANSWER_TOKENS * read / (BANDWIDTH * BANDWIDTH_UTILISATION)
 
 
 def prepared(place: Place) -> float:
@@ -288,7 +279,7 @@ def grids(stages: dict[int, FirstStage], judges: dict[int, Judged], lines: dict[
         (f"both without a prefix cache: all {tokens:,.0f} prompt tokens", prompt_seconds(tokens) + output),
     ]
     hours = Grid(
-        f"{MANY_TOPICS:,} topics of {depth:,} documents in GPU hours, {MODEL} on an {GPU}",
+        f"{MANY_TOPICS:,} topics of {depth:,} documents in GPU hours, {MODEL} on an {H100.name}",
         ["", "GPU hours"],
         [[what, f"{seconds / 3600:,.2f}"] for what, seconds in kinds],
     )

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from touche_llm import __version__
 
-sys.path.insert(0, str(Path(__file__).parent))
+sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1])]
 
 project = "touche_llm"
 release = version = __version__

@@ -18,6 +18,7 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 import touche_llm
+from benchmarks import gpu_time
 from touche_llm import cli, errors
 from touche_llm.cli.setting_options import OPTIONS
 from touche_llm.config import Config
@@ -258,6 +259,56 @@ def published_files() -> str:
     return "\n".join(parts)
 
 
+def published_models() -> str:
+    """Return a table of the published facts of models."""
+    rows = [
+        "| model | parameters | context | keys and values a token | thinks | licence | source |",
+        "|---|--:|--:|--:|---|---|---|",
+    ]
+    for model in gpu_time.MODELS:
+        active = "" if model.active == model.parameters else f", {model.active / 1e9:.1f} of them for a token"
+        cells = (
+            model.name,
+            f"{model.parameters / 1e9:.1f} billion{active}",
+            f"{model.context:,}",
+            f"{model.key_value_bytes:,} bytes",
+            "can be switched off" if model.thinks else "no",
+            model.licence,
+            f"[card](https://huggingface.co/{model.card}), [arXiv:{model.paper}](https://arxiv.org/abs/{model.paper})",
+        )
+        rows.append(f"| {' | '.join(cells)} |")
+    return "\n".join(rows)
+
+
+def fitting_models() -> str:
+    """Return a table of the tokens that fit beside the weights of each model in the memory of each GPU."""
+    return _compare_models(lambda model, gpu: f"{round(gpu_time.tokens_at_a_time(model, gpu), -3):,.0f}")
+
+
+def run_minutes() -> str:
+    """Return a table of minutes by the formula: 5,000 requests of 800 tokens, 200 of which are not shared."""
+    requests = 5_000
+
+    def format_minutes(model: gpu_time.PublishedModel, gpu: gpu_time.PublishedGpu) -> str:
+        prompts = gpu_time.prompt_seconds(requests * 200, model, gpu)
+        return f"{(prompts + gpu_time.output_seconds(requests, requests * 800, model, gpu)) / 60:.1f}"
+
+    return _compare_models(format_minutes)
+
+
+def _compare_models(describe: Callable[[gpu_time.PublishedModel, gpu_time.PublishedGpu], str]) -> str:
+    """Return a table with a row for each model and a column for each GPU; a dash where the weights do not fit."""
+    heads = (f"{gpu.name}, {gpu.memory / 1e9:.0f} GB" for gpu in gpu_time.GPUS)
+    rows = [f"| model, weights | {' | '.join(heads)} |", f"|---|{'--:|' * len(gpu_time.GPUS)}"]
+    for model in gpu_time.MODELS:
+        cells = (
+            describe(model, gpu) if gpu_time.tokens_at_a_time(model, gpu) > 0 else "\N{EN DASH}"
+            for gpu in gpu_time.GPUS
+        )
+        rows.append(f"| {model.name}, {model.weight_bytes / 1e9:.1f} GB | {' | '.join(cells)} |")
+    return "\n".join(rows)
+
+
 def exceptions() -> str:
     """Return a table of the exceptions with the exit codes of the command line."""
     rows = ["| exception | exit code | raised for |", "|---|---|---|"]
@@ -297,6 +348,9 @@ GENERATORS: Mapping[str, Callable[[], str]] = {
         prompt_variables,
         tasks,
         published_files,
+        published_models,
+        fitting_models,
+        run_minutes,
         exceptions,
         python_interface,
     )

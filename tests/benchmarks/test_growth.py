@@ -6,7 +6,8 @@ import sys
 
 import pytest
 
-from benchmarks.growth import FirstStage, Judged, grids, lines_of, main, output_seconds, prompt_seconds
+from benchmarks.gpu_time import output_seconds, prompt_seconds
+from benchmarks.growth import FirstStage, Judged, grids, lines_of, main
 from benchmarks.lines import Line
 
 

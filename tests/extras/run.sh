@@ -2,6 +2,7 @@
 # Install the built wheel with each extra in an empty environment outside the checkout, and use its feature there.
 # Usage: run.sh PYTHON CONSTRAINTS FOLDER_WITH_THE_WHEEL [EXTRA...]; an extra `none` is the program alone.
 set -eu
+unset PYTHONPATH || :
 python=$1 constraints=$2
 wheel=$(echo "$3"/touche_llm-*.whl)
 shift 3
