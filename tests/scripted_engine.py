@@ -28,6 +28,9 @@ class ScriptedEngine:
 
     async def complete(self, request: Request) -> Completion:
         self.requests.append(request)
+        if not request.schema:
+            thought = f"Thought {request.repeat} about {request.origin.document_id}."
+            return Completion(text=thought, finish_reason="stop", prompt_tokens=100, completion_tokens=8)
         text, tokens = answer(self.script(request), request.schema)
         return Completion(
             text=text, finish_reason="stop", prompt_tokens=100, completion_tokens=len(tokens), tokens=tokens

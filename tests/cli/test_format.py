@@ -149,7 +149,7 @@ def with_judgments(at: Path) -> list[Row]:
 
 def spent(cost: Cost) -> Row:
     row: Row = {"stage": cost.stage, "prompt": cost.prompt}
-    for name in ("requests", "prompt_tokens", "shared_tokens"):
+    for name in ("requests", "prompt_tokens", "shared_tokens", "completion_tokens"):
         row |= {f"{name}_least": getattr(cost.least, name), f"{name}_most": getattr(cost.most, name)}
     return row | {"known": None}
 
@@ -164,7 +164,11 @@ def sent(at: Path) -> list[Row]:
 
 
 def known(at: Path) -> list[Row]:
-    names = [f"{name}_{end}" for name in ("requests", "prompt_tokens", "shared_tokens") for end in ("least", "most")]
+    names = [
+        f"{name}_{end}"
+        for name in ("requests", "prompt_tokens", "shared_tokens", "completion_tokens")
+        for end in ("least", "most")
+    ]
     compared = lines_in(at / "o" / "comparisons.jsonl")
     return [{"stage": "rank", "prompt": None, **dict.fromkeys(names, 0), "known": compared}]
 

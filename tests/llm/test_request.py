@@ -13,7 +13,16 @@ import pytest
 
 from touche_llm.llm import request as request_module
 from touche_llm.llm.model import MAX_SAMPLES
-from touche_llm.llm.request import Message, Origin, Request, Sampling, hash_content
+from touche_llm.llm.request import (
+    Message,
+    Origin,
+    Request,
+    Sampling,
+    continue_thought,
+    hash_content,
+    request_thought,
+)
+from touche_llm.llm.thinking import Thinking
 
 # Requests with the keys under which their answers were stored on 2026-11-22; never regenerated.
 RECORDED = [
@@ -68,7 +77,7 @@ CASES = [(name, value) for name, values in CHANGES.items() for value in values]
 
 
 def test_every_part_of_a_request_except_its_origin_is_covered() -> None:
-    assert set(CHANGES) == {field.name for field in fields(Request)} - {"origin"}
+    assert set(CHANGES) == {field.name for field in fields(Request)} - {"origin", "thinking"}
     assert {name for sampling in CHANGES["sampling"] for name in _changed(Sampling(), sampling)} == {
         field.name for field in fields(Sampling)
     }
@@ -90,6 +99,15 @@ def test_all_changes_have_different_keys() -> None:
 
 def test_the_origin_is_not_part_of_the_key() -> None:
     assert replace(BASE, origin=Origin("other/prompt", 9, "xyz", "77", None)).key == BASE.key
+
+
+def test_how_a_thought_was_limited_is_not_part_of_the_key_of_the_answer() -> None:
+    short, long = (replace(BASE, thinking=Thinking(budget, "<think>", "</think>", 0.6)) for budget in (1, 512))
+    assert continue_thought(short, 0, "Hm.").key == continue_thought(long, 0, "Hm.").key
+    assert continue_thought(short, 0, "Hm.").key != continue_thought(short, 0, "Ah.").key
+    thoughts = [request_thought(request, repeat) for request in (short, long) for repeat in (0, 1)]
+    assert len({request.key for request in thoughts}) == 4
+    assert [request.sampling.seed for request in thoughts] == [0, MAX_SAMPLES, 0, MAX_SAMPLES]
 
 
 def test_the_order_of_a_mapping_is_not_part_of_the_key() -> None:

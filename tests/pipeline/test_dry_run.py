@@ -77,6 +77,19 @@ async def test_the_run_sends_as_many_requests_as_the_dry_run_said(tmp_path: Path
     assert sum(again.known.values()) >= sum(requests(said).values())
 
 
+async def test_thoughts_are_counted_as_they_are_sent(tmp_path: Path) -> None:
+    budgets = {"judge": 100, "stance": 50, "compare": 200, "chains": 2}
+    config = short(tmp_path, rank=EXACT, sampling={"thinking": budgets}, ranking__listwise={"window": 4, "stride": 2})
+    without = short(tmp_path, rank=EXACT, ranking__listwise={"window": 4, "stride": 2})
+    said, plain = await dry(config), requests(await dry(without))
+    # Two chains of thought and answer each, but for the objects of a topic.
+    assert requests(said) == {prompt: count * (1 if "objects" in prompt else 4) for prompt, count in plain.items()}
+    (judge,) = (cost.least for cost in said.costs if cost.prompt == "comparative/judge")
+    assert judge.completion_tokens == 2 * plain["comparative/judge"] * (100 + 64)
+    assert requests(said) == await real(config, tmp_path / "out", script_with_queries("comparative"))
+    assert (await dry(config)).costs == []
+
+
 async def test_the_stages_are_told_one_by_one(tmp_path: Path) -> None:
     config = short(tmp_path, rank=("judge", "pairwise:4"))
     said = {(cost.stage, cost.prompt): cost.least.requests for cost in (await dry(config)).costs}

@@ -99,6 +99,17 @@ class SettingOption:
         return make_parameter(self.parameter_name, Annotated[kind | None, declared], None)
 
 
+def _split_pairs(option: SettingOption, text: str) -> Given:
+    """Return the settings in a text as `judge=512,stance=0`, by dotted name."""
+    found: Given = {}
+    for pair in text.split(","):
+        name, separator, number = pair.strip().partition("=")
+        if not separator or not name.isidentifier() or not number.isdecimal():
+            raise UsageError(f"{option.flag}: {pair!r:.80} must be {option.option.metavar}, as judge=512")
+        found[f"{option.setting}.{name}"] = int(number)
+    return found
+
+
 def _list_options() -> Iterator[SettingOption]:
     for name, field in list_fields(Config):
         for option in field.metadata:
@@ -133,7 +144,7 @@ def _format_default(value: Any, option: Option) -> str:
             return f"{value:g}"
         case tuple():
             return ",".join(value)
-        case None | dict():
+        case None | dict() | BaseModel():
             return ""
         case _:
             return str(value)
@@ -165,8 +176,12 @@ def takes_settings(
         @wraps(command)
         def expanded(**values: Any) -> None:
             values.pop("help_all", None)
-            given = {option.setting: values.pop(option.parameter_name) for option in options}
-            command({name: value for name, value in given.items() if value is not None and value != []}, **values)
+            given: Given = {}
+            for option in options:
+                value = values.pop(option.parameter_name)
+                if value is not None and value != []:
+                    given |= _split_pairs(option, value) if option.option.is_pairs else {option.setting: value}
+            command(given, **values)
 
         set_signature(expanded, [*parameters, *own, *help_all])
         return expanded

@@ -37,7 +37,8 @@ from touche_llm.tasks import get_task
 
 FAILURES_EXIT = 3
 ResultT = TypeVar("ResultT")
-_SPENT = ("requests", "prompt_tokens", "shared_tokens")
+# The table leaves out the last, which a note names.
+_SPENT = ("requests", "prompt_tokens", "shared_tokens", "completion_tokens")
 _ENDS = ("least", "most")
 _COST_COLUMNS = ("stage", "prompt", *(f"{name}_{end}" for name in _SPENT for end in _ENDS), "known")
 
@@ -236,6 +237,8 @@ def show_cost(output: Format, config: Config, folder: Path | None, stages: Seque
         "Nothing was sent. A token is estimated as four characters; retries of unusable answers are extra.",
         "shared: tokens at the start of a prompt that the previous prompt has too; a prefix cache computes them once.",
     ]
+    generated = _sum_costs(result.costs)["completion_tokens_most"]
+    notes.append(f"The model writes at most {generated:,} tokens, with any reasoning.")
     if known:
         notes.append(f"Answers that need no request: {known:,} (cached, or needed twice).")
     if any(cost.least.requests != cost.most.requests for cost in result.costs):
@@ -260,7 +263,7 @@ def _show_costs(costs: Sequence[Cost]) -> None:
 
 def _format_spans(costs: Sequence[Cost]) -> list[str]:
     figures = _sum_costs(costs)
-    ends = [(figures[f"{name}_least"], figures[f"{name}_most"]) for name in _SPENT]
+    ends = [(figures[f"{name}_least"], figures[f"{name}_most"]) for name in _SPENT[:-1]]
     return [f"{least:,}" if least == most else f"{least:,} to {most:,}" for least, most in ends]
 
 

@@ -53,6 +53,7 @@ class Option:
         metavar: Name of the value in the help; by default that of its type.
         key: Key that the option sets if the field is a dictionary.
         is_file: Whether the option names a file that holds the value.
+        is_pairs: Whether the option sets whole numbers of a section, as `judge=512,stance=0`.
         is_text: Whether a list is given as one text, which the field's validator splits; by default the option repeats.
     """
 
@@ -64,6 +65,7 @@ class Option:
     key: str = ""
     is_file: bool = False
     is_text: bool = False
+    is_pairs: bool = False
 
 
 def list_fields(section: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, FieldInfo]]:

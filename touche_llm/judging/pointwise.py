@@ -11,9 +11,10 @@ from touche_llm.data.trec_runs import NO_STANCE_COLUMN
 from touche_llm.judging.stance import combine_position
 from touche_llm.llm.answers import AnswerModel, FailedRequest, build_schema, count_alternatives, get_labels
 from touche_llm.llm.concurrency import map_in_order
-from touche_llm.llm.logprobs import compute_expected_grade, get_most_probable, read_label
+from touche_llm.llm.logprobs import average_readings, compute_expected_grade, get_most_probable, read_label
 from touche_llm.llm.model import AnsweredRequest, ModelClient
 from touche_llm.llm.request import Request, Sampling
+from touche_llm.llm.settings import ThinkingConfig
 from touche_llm.prompts.prompt import Prompt
 from touche_llm.tasks.base import Question, RenderedDocument, Task
 from touche_llm.text.passages import RankedPassages
@@ -36,26 +37,33 @@ class Documents(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class RequestBuilder:
-    """Builder of a stage's requests, with at most the alternatives of `sampling`, and no more than the answer needs."""
+    """Builder of a stage's requests, with at most the alternatives of `sampling`, and no more than the answer needs.
+
+    Attributes:
+        thinking: Reasoning before the answers, by purpose of the prompt.
+    """
 
     model: ModelClient
     sampling: Sampling
     chat_template_kwargs: Mapping[str, Any]
     concurrency: int
+    thinking: ThinkingConfig = ThinkingConfig()
 
     def build(
         self, prompt: Prompt, answer: type[AnswerModel], topic: Topic, document_id: str | None, **variables: Any
     ) -> Request:
         """Build the request of a prompt about a topic, or about a document for the topic."""
         schema = build_schema(answer, prompt.header.form)
+        thinking = self.thinking.think_for(prompt.header.answer)
         return Request(
             messages=prompt.render(topic=topic, **variables),
             schema=schema,
             sampling=replace(self.sampling, top_logprobs=min(self.sampling.top_logprobs, count_alternatives(schema))),
             model=self.model.engine_info.model,
             revision=self.model.engine_info.revision,
-            chat_template_kwargs=self.chat_template_kwargs,
+            chat_template_kwargs=self.thinking.chat_template_kwargs if thinking else self.chat_template_kwargs,
             origin=prompt.origin(topic.id, document_id),
+            thinking=thinking,
         )
 
 
@@ -133,6 +141,12 @@ def read_labels(result: AnsweredRequest[AnswerModel], question: Question | None 
 
 
 def _read_fields(result: AnsweredRequest[AnswerModel]) -> dict[str, Reading]:
+    chains = [_read_chain(chain) for chain in result.chains]
+    labels = get_labels(type(result.value))
+    return {field: average_readings([chain[field] for chain in chains], allowed) for field, allowed in labels.items()}
+
+
+def _read_chain(result: AnsweredRequest[AnswerModel]) -> dict[str, Reading]:
     labels = get_labels(type(result.value))
     answered = result.value.model_dump(include=set(labels))
     readings = {

@@ -1,4 +1,4 @@
-"""Forms of an answer: how the values of its fields are written, as a JSON object, a JSON array or a line."""
+"""Forms of an answer: how the values of its fields are written: a JSON object, a JSON array, a line or free text."""
 
 from __future__ import annotations
 
@@ -19,11 +19,12 @@ _WHOLE = re.compile(rb"\S(?:.*\S)?", re.DOTALL)
 
 
 class AnswerForm(StrEnum):
-    """Form of an answer: `{"relevance":2,"stance":"NO"}`, `[2,"NO"]` or `2 NO`."""
+    """Form of an answer: `{"relevance":2,"stance":"NO"}`, `[2,"NO"]`, `2 NO`, or any text for reasoning."""
 
     OBJECT = "object"
     ARRAY = "array"
     LINE = "line"
+    TEXT = "text"
 
 
 # By the type of the JSON Schema.
@@ -34,6 +35,8 @@ def list_fields(schema: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
     """Return the schema of each field of an answer by name, in order, for a schema of any form."""
     if "properties" in schema:
         return dict(schema["properties"])
+    if not schema:
+        return {}
     return {part["title"]: part for part in schema["prefixItems"]}
 
 
@@ -46,13 +49,15 @@ class Layout:
 
     @classmethod
     def of_schema(cls, schema: Mapping[str, Any]) -> Layout:
-        """Return the layout of the answers that a schema allows."""
+        """Return the layout of the answers that a schema allows; an empty schema allows any text."""
+        if not schema:
+            return cls(AnswerForm.TEXT, ())
         return cls(_FORMS[schema["type"]], tuple(list_fields(schema)))
 
     @property
     def ends(self) -> str:
         """Characters that can follow a value."""
-        return {AnswerForm.OBJECT: ",}", AnswerForm.ARRAY: ",]", AnswerForm.LINE: ""}[self.form]
+        return {AnswerForm.OBJECT: ",}", AnswerForm.ARRAY: ",]"}.get(self.form, "")
 
     def spell_value(self, value: Any) -> str:
         """Return a value as it is written."""
@@ -69,6 +74,8 @@ class Layout:
                 return ["[", *("," for _ in self.fields[1:]), "]"]
             case AnswerForm.LINE:
                 return ["", *(" " for _ in self.fields[1:]), ""]
+            case AnswerForm.TEXT:
+                raise TypeError("a free text has no fields")
 
     def spell(self, values: Mapping[str, Any]) -> str:
         """Return the text of an answer; raise TypeError if a value is no JSON."""

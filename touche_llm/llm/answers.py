@@ -10,7 +10,7 @@ from functools import lru_cache
 from typing import Annotated, Any, Literal, TypeVar, cast, get_args
 
 import msgspec
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from pydantic.fields import FieldInfo
 from pydantic_core import from_json
 
@@ -35,6 +35,12 @@ class AnswerModel(BaseModel):
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+
+class FreeText(AnswerModel):
+    """Any text, such as reasoning; it has no labels."""
+
+    text: Annotated[str, Field(pattern=r"[\s\S]*")]
 
 
 AnswerT = TypeVar("AnswerT", bound=AnswerModel)
@@ -145,8 +151,10 @@ def build_schema(model: type[AnswerModel], form: AnswerForm = AnswerForm.OBJECT)
     """Return the JSON Schema of an answer model in a form; all fields are required, in order.
 
     The schema of a line is a string with a pattern, which a server gets as a regular expression; like that of an array,
-    it lists the fields in `prefixItems`, by their titles.
+    it lists the fields in `prefixItems`, by their titles. That of a free text is empty.
     """
+    if form is AnswerForm.TEXT:
+        return {}
     labels = get_labels(model)
     fields = {
         name: {"enum": list(labels[name])} if name in labels else {"type": "string", "pattern": _get_pattern(field)}
@@ -203,6 +211,8 @@ def parse_answer(text: str, model: type[AnswerT], form: AnswerForm = AnswerForm.
 @lru_cache(maxsize=1024)
 def _parse(text: str, model: type[AnswerModel], form: AnswerForm) -> AnswerModel:
     labels = get_labels(model)
+    if form is AnswerForm.TEXT:
+        return model.model_validate({"text": text.encode("utf-8", errors="replace").decode()})
     if not text.strip():
         raise Unusable("not_json", "the answer is empty", text)
     values: Any = _split_line(text, labels, len(model.model_fields)) if form is AnswerForm.LINE else _read_json(text)

@@ -120,6 +120,30 @@ def read_label(
     )
 
 
+def average_readings(readings: Sequence[Reading], labels: Sequence[Label]) -> Reading:
+    """Return the mean of the readings of one field in the answers of several chains of reasoning.
+
+    If an answer has no probabilities, each answer counts as a vote for its label.
+    """
+    if len(readings) == 1:
+        return readings[0]
+    probabilities = [reading.probabilities for reading in readings]
+    known = [shares for shares in probabilities if shares is not None]
+    if len(known) < len(readings):
+        known = [{str(reading.answered): 1.0} for reading in readings]
+    means = {name: _round(_mean([shares.get(name, 0.0) for shares in known])) for name in _to_names(tuple(labels))}
+    return Reading(
+        answered=readings[0].answered,
+        probabilities=means,
+        off_label_mass=_round(_mean([reading.off_label_mass or 0.0 for reading in readings])),
+        shared=_round(_mean([reading.shared or 0.0 for reading in readings])),
+    )
+
+
+def _mean(values: Sequence[float]) -> float:
+    return math.fsum(values) / len(values)
+
+
 def _find_path(text: str, tokens: Sequence[Token], layout: Layout, field: str) -> tuple[Sequence[Token], str]:
     """Return the tokens of a field's value, and the text before the value in the first of them.
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import takewhile
 from types import MappingProxyType
@@ -12,23 +12,25 @@ from typing import Any, Generic
 
 from touche_llm.data.records import Attempt, Cut
 from touche_llm.errors import DataError, EngineError, ReplayMiss
-from touche_llm.llm.answer_forms import Layout
+from touche_llm.llm.answer_forms import AnswerForm, Layout
 from touche_llm.llm.answers import (
     OUTCOMES,
     Answer,
     AnswerModel,
     AnswerT,
     FailedRequest,
+    FreeText,
     Unusable,
     UnusableAnswer,
     get_labels,
     parse_answer,
 )
 from touche_llm.llm.cache import Cache, CacheMode, describe_resume
+from touche_llm.llm.concurrency import map_in_order
 from touche_llm.llm.engines.base import Completion, Engine, Rejected, Transient
 from touche_llm.llm.logprobs import check_logprobs, select_label_tokens
 from touche_llm.llm.prompt_tokens import TokenCountingClient, describe_entry
-from touche_llm.llm.request import Request
+from touche_llm.llm.request import Request, continue_thought, request_thought
 from touche_llm.llm.request_log import log_result
 from touche_llm.text.passages import RankedPassages
 
@@ -43,13 +45,27 @@ _MAX_LISTED = 3
 
 @dataclass(frozen=True, slots=True)
 class AnsweredRequest(Generic[AnswerT]):
-    """Request with a usable answer."""
+    """Request with a usable answer.
+
+    Attributes:
+        thought: Reasoning before the answer.
+        thought_key: Key of the reasoning; empty if the model did not reason.
+        others: Answers of the other chains.
+    """
 
     value: AnswerT
     answer: Answer
     layout: Layout
     key: str
     sample: int
+    thought: str = ""
+    thought_key: str = ""
+    others: tuple[AnsweredRequest[AnswerT], ...] = ()
+
+    @property
+    def chains(self) -> tuple[AnsweredRequest[AnswerT], ...]:
+        """The answers of all chains; only this one without chains."""
+        return (self, *self.others)
 
     @classmethod
     def read(cls, answer: Answer, request: Request, model: type[AnswerT]) -> AnsweredRequest[AnswerT]:
@@ -77,12 +93,49 @@ class ModelClient(TokenCountingClient):
     _in_flight: dict[str, asyncio.Future[AnsweredRequest[Any] | FailedRequest]] = field(default_factory=dict)
 
     async def request(self, request: Request, model: type[AnswerT]) -> AnsweredRequest[AnswerT] | FailedRequest:
-        """Return the answer to a request, from the cache or from the engine.
+        """Return the answer to a request, from the cache or from the engine, after reasoning if it requests that.
 
-        Equal requests at the same time are sent once. A replay miss is added to `misses`.
+        Of several chains, all have to succeed. A replay miss is added to `misses`.
 
         Raises:
             EngineError: The engine died, refuses all requests, or left many requests in a row without a reply.
+        """
+        if request.thinking is None:
+            return await self.request_one(request, model)
+        repeats = range(request.thinking.chains)
+        results = await map_in_order(lambda repeat: self._request_chain(request, model, repeat), repeats, len(repeats))
+        answered = [result for result in results if isinstance(result, AnsweredRequest)]
+        if len(answered) == len(results):
+            return replace(answered[0], others=tuple(answered[1:]))
+        # A replay miss has no attempts.
+        failed = [result for result in results if isinstance(result, FailedRequest)]
+        return max(failed, key=lambda result: len(result.attempts))
+
+    async def _request_chain(
+        self, request: Request, model: type[AnswerT], repeat: int
+    ) -> AnsweredRequest[AnswerT] | FailedRequest:
+        """Let the model reason, close its thought, and return the answer after it."""
+        assert request.thinking is not None
+        reasoned = await self.request_one(request_thought(request, repeat), FreeText)
+        if isinstance(reasoned, FailedRequest):
+            return reasoned
+        continued = partial(continue_thought, request, repeat)
+        thought = request.thinking.clean(reasoned.value.text)
+        # Encoded again, a text can have more tokens than the model generated.
+        room = self.engine_info.context - request.sampling.max_tokens
+        fitted = await self.truncate_document(continued, continued(thought), thought, room)
+        if isinstance(fitted, FailedRequest):
+            return fitted
+        result = await self.request_one(continued(fitted[0]), model)
+        if isinstance(result, FailedRequest):
+            return result
+        return replace(result, thought=fitted[0], thought_key=reasoned.key)
+
+    async def request_one(self, request: Request, model: type[AnswerT]) -> AnsweredRequest[AnswerT] | FailedRequest:
+        """Return the answer to a request that is sent as it is; equal requests at the same time are sent once.
+
+        Raises:
+            EngineError: As for `request`.
         """
         key = request.key
         in_flight = self._in_flight.get(key)
@@ -124,7 +177,7 @@ class ModelClient(TokenCountingClient):
         """
         complete = document if isinstance(document, str) else document.whole.text
         whole = build_request(complete)
-        room = self.engine_info.context - whole.sampling.max_tokens
+        room = self.engine_info.context - whole.max_tokens
         fitted = await self.truncate_document(build_request, whole, document, room)
         if isinstance(fitted, FailedRequest):
             return fitted, None
@@ -250,7 +303,10 @@ def _read_completion(completion: Completion, model: type[AnswerModel], layout: L
     """Return a completion as an answer to store; raise Unusable if it is none."""
     if completion.refusal or completion.finish_reason == "content_filter":
         raise Unusable("refused", "the model refused", completion.refusal or completion.text)
-    if completion.finish_reason == "length":
+    if layout.form is AnswerForm.TEXT:
+        # A server with a reasoning parser returns a thought in a field of its own.
+        completion = replace(completion, text=(completion.reasoning or "") + completion.text)
+    elif completion.finish_reason == "length":
         reason = f"the answer did not end within {completion.completion_tokens} tokens"
         raise Unusable("cut_off", reason, completion.text)
     if not completion.text.strip() and completion.reasoning:

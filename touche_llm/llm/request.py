@@ -11,9 +11,13 @@ from typing import Any
 import orjson
 
 from touche_llm.llm.answer_forms import Layout
+from touche_llm.llm.thinking import Thinking
 
 # Increased whenever the meaning of a key changes, so that no answer is found under a key with another meaning.
 KEY_VERSION = 1
+
+# Seeds of a request: that of the first sample, and of those requested after unusable answers.
+SEEDS = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +78,8 @@ class Request:
         sample: Index of the sample; above 0 after unusable answers.
         repeat: Index of the repetition; above 0 where one answer is requested several times on purpose.
         stop: Texts at which the completion ends, such as the closing delimiter of reasoning.
+        thinking: How the model reasons before this answer; not part of the key, since the messages of the request that
+            is sent hold the thought.
     """
 
     messages: tuple[Message, ...]
@@ -86,12 +92,13 @@ class Request:
     sample: int = 0
     repeat: int = 0
     stop: tuple[str, ...] = ()
+    thinking: Thinking | None = None
 
     @cached_property
     def key(self) -> str:
         """SHA-256 in hexadecimal over the canonical JSON of everything that can change the answer.
 
-        Number of retries, addresses, concurrency and `origin` are not part of it. The contract is in
+        Number of retries, addresses, concurrency, `origin` and `thinking` are not part of it. The contract is in
         docs/reference/answer-key.md.
         """
         # Parts that came later are left out where they are not used, so that earlier keys stay valid.
@@ -118,10 +125,54 @@ class Request:
         """Layout of the answer, by its schema."""
         return Layout.of_schema(self.schema)
 
+    @property
+    def max_tokens(self) -> int:
+        """Max tokens that the model adds to the prompt: the answer, and the reasoning before it."""
+        return self.sampling.max_tokens + (self.thinking.max_tokens if self.thinking is not None else 0)
+
+    @property
+    def is_continued(self) -> bool:
+        """Whether the completion continues the last message."""
+        return bool(self.messages) and self.messages[-1].role == "assistant"
+
     def resample(self, sample: int, temperature: float) -> Request:
         """Return the request for another sample, drawn at `temperature` with a seed of its own."""
         sampling = replace(self.sampling, temperature=temperature, seed=self.sampling.seed + sample)
         return replace(self, sampling=sampling, sample=sample)
+
+
+def request_thought(request: Request, repeat: int) -> Request:
+    """Return the request for the reasoning before an answer: free text that ends at the closing delimiter.
+
+    Args:
+        request: Request for the answer, with `thinking`.
+        repeat: Index of the chain.
+    """
+    thinking = request.thinking
+    assert thinking is not None
+    return replace(
+        request,
+        schema={},
+        sampling=Sampling(
+            thinking.temperature, request.sampling.seed + SEEDS * repeat, thinking.budget, top_logprobs=0
+        ),
+        repeat=repeat,
+        stop=(thinking.closing.strip(),),
+        thinking=None,
+    )
+
+
+def continue_thought(request: Request, repeat: int, thought: str) -> Request:
+    """Return the request for the answer after a thought: the same messages, and the thought, which it continues."""
+    thinking = request.thinking
+    assert thinking is not None
+    return replace(
+        request,
+        messages=(*request.messages, Message("assistant", thinking.delimit(thought))),
+        sampling=replace(request.sampling, seed=request.sampling.seed + SEEDS * repeat),
+        repeat=repeat,
+        thinking=None,
+    )
 
 
 def hash_content(kind: str, **parts: Any) -> str:

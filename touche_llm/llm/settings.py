@@ -8,14 +8,17 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BeforeValidator, Field
+from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from touche_llm.data.settings import Option, Section, check_address
 from touche_llm.llm.cache import CacheMode
 from touche_llm.llm.engines.vllm_common import get_model_name
+from touche_llm.llm.thinking import DELIMITERS, Thinking
 
 # vLLM queues requests beyond its batch, by default 256 (1,024 from 70 GiB of GPU memory on).
 DEFAULT_CONCURRENCY = 256
+# Purposes of budgets by the purpose of a prompt; others need no reasoning.
+_BUDGETS = {"judge": "judge", "sentence": "judge", "stance": "stance", "best": "compare", "order": "compare"}
 
 
 def _check_options(options: dict[str, Any]) -> dict[str, Any]:
@@ -147,6 +150,65 @@ class PoolingConfig(Section):
     retry_for: float = Field(600.0, ge=0.0)
 
 
+def _name_delimiters(value: Any) -> Any:
+    """Return the delimiters of a preset; other values as they are."""
+    if isinstance(value, str) and value not in DELIMITERS:
+        raise ValueError(f"must be {', '.join(DELIMITERS)}, or the opening and the closing delimiter")
+    return DELIMITERS[value] if isinstance(value, str) else value
+
+
+_Budget = Annotated[int, Field(ge=0, le=65536)]
+_Delimiter = Annotated[str, Field(pattern=r"\S")]
+
+
+class ThinkingConfig(Section):
+    """Settings of reasoning before answers.
+
+    Attributes:
+        judge: Max tokens of reasoning before the answer to a judge prompt, also for sentences; 0 for none.
+        stance: The same for the stance prompt.
+        compare: The same for prompts that compare documents.
+        chains: Number of thoughts for each answer, whose label probabilities are averaged.
+        delimiters: Texts before and after a thought; a preset by the model, or the two texts.
+        temperature: Temperature of thoughts; models that reason repeat themselves at 0.
+        chat_template_kwargs: Switches of the chat template, in place of those of `sampling`.
+    """
+
+    judge: _Budget = 0
+    stance: _Budget = 0
+    compare: _Budget = 0
+    chains: Annotated[int, Option("--chains", "Thoughts per answer, whose probabilities are averaged", "Judging")] = (
+        Field(1, ge=1, le=64)
+    )
+    delimiters: Annotated[tuple[_Delimiter, _Delimiter], BeforeValidator(_name_delimiters)] = DELIMITERS["qwen3"]
+    temperature: float = Field(0.6, ge=0.0, le=2.0)
+    chat_template_kwargs: dict[str, Any] = {"enable_thinking": True, "thinking": True}
+
+    @model_validator(mode="after")
+    def _check_chains(self) -> ThinkingConfig:
+        if self.chains > 1 and not self.budgets:
+            raise ValueError("chains: averages answers after reasoning, which is off; give a budget, as judge: 512")
+        if self.chains > 1 and not self.temperature:
+            raise ValueError("temperature: must be above 0 for chains, which would all be the same")
+        return self
+
+    @property
+    def budgets(self) -> dict[str, int]:
+        """Budgets by purpose, without those that are 0."""
+        budgets = {"judge": self.judge, "stance": self.stance, "compare": self.compare}
+        return {purpose: budget for purpose, budget in budgets.items() if budget}
+
+    def think_for(self, answer: str) -> Thinking | None:
+        """Return how the model reasons before an answer of this kind; None if it does not.
+
+        Args:
+            answer: Purpose of the prompt: `judge`, `best` and others.
+        """
+        budget = self.budgets.get(_BUDGETS.get(answer, ""), 0)
+        opening, closing = self.delimiters
+        return Thinking(budget, opening, closing, self.temperature, self.chains) if budget else None
+
+
 class SamplingConfig(Section):
     """Settings of sampling.
 
@@ -157,6 +219,7 @@ class SamplingConfig(Section):
         max_tokens: Max completion tokens.
         logprobs: Whether log-probabilities are requested.
         chat_template_kwargs: Switches of the chat template.
+        thinking: Reasoning before answers.
     """
 
     temperature: Annotated[float, Option("--temperature", "Sampling temperature", "Judging")] = Field(
@@ -172,6 +235,16 @@ class SamplingConfig(Section):
     ] = True
     # Qwen3, DeepSeek V3 and others look at one of these two; templates that know neither ignore them.
     chat_template_kwargs: dict[str, Any] = {"enable_thinking": False, "thinking": False}
+    thinking: Annotated[
+        ThinkingConfig,
+        Option(
+            "--thinking",
+            "Tokens of reasoning before answers, as judge=512,stance=512,compare=2048",
+            "Judging",
+            metavar="PURPOSE=N",
+            is_pairs=True,
+        ),
+    ] = ThinkingConfig()
 
     @property
     def top_logprobs(self) -> int:

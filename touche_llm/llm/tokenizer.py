@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from touche_llm.errors import EngineError, UsageError
-from touche_llm.llm.engines.vllm_common import match_prefix, to_chat
+from touche_llm.llm.engines.vllm_common import match_prefix, to_prompt
 from touche_llm.llm.request import Message
 
 
@@ -47,8 +47,9 @@ class ChatTokenizer:
             UsageError: The chat template refuses the messages.
         """
         try:
+            fields = {"add_generation_prompt": True} | to_prompt(messages)
             text = self._tokenizer.apply_chat_template(
-                to_chat(messages), tokenize=False, add_generation_prompt=True, **self._chat_template_kwargs
+                fields.pop("messages"), tokenize=False, **fields, **self._chat_template_kwargs
             )
         except Exception as error:  # templates can raise anything
             raise UsageError(f"{self._folder}: the chat template refuses the messages: {_describe(error)}") from error

@@ -148,9 +148,9 @@ class _RecordingClient(ModelClient):
     records: list[tuple[Request, AnsweredRequest[Any] | FailedRequest]] = field(default_factory=list)
     sent: set[str] = field(default_factory=set)
 
-    async def request(self, request: Request, model: type[AnswerT]) -> AnsweredRequest[AnswerT] | FailedRequest:
+    async def request_one(self, request: Request, model: type[AnswerT]) -> AnsweredRequest[AnswerT] | FailedRequest:
         """Send a request and record it with its result."""
-        result = await super().request(request, model)
+        result = await super().request_one(request, model)
         self.records.append((request, result))
         return result
 

@@ -233,6 +233,8 @@ def _check_answer(
         raise PromptError(
             f"{path}: front matter: `position: true` is for judge prompts of tasks with a label without a side"
         )
+    if header.form is AnswerForm.TEXT:
+        raise PromptError(f"{path}: front matter: `form: text` is for reasoning; give object, array or line")
     if header.form is AnswerForm.LINE and not can_be_line(model):
         raise PromptError(
             f"{path}: front matter: `form: line` is for values without spaces; {', '.join(model.model_fields)} can "

@@ -12,12 +12,12 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
-from touche_llm.data.records import Comparison, Cut, Failure, LabelledDocument, Topic
+from touche_llm.data.records import Comparison, Cut, Failure, LabelledDocument, Reading, Topic
 from touche_llm.errors import PromptError
 from touche_llm.judging.pointwise import Documents, RequestBuilder, make_failure, sanitize_document
 from touche_llm.llm.answers import AnswerModel, FailedRequest
 from touche_llm.llm.concurrency import PRIORITY, ItemT, ResultT, Slots, map_in_order
-from touche_llm.llm.logprobs import read_label
+from touche_llm.llm.logprobs import average_readings, read_label
 from touche_llm.llm.model import AnsweredRequest
 from touche_llm.llm.request import Message, Request
 from touche_llm.llm.truncation import CUT_MARK
@@ -148,17 +148,14 @@ class Comparer:
         if not isinstance(result, AnsweredRequest):
             self._record_failure(kind, documents, prompt, result)
             return None
-        answered = result.value.model_dump()[kind]
         by_label = dict(zip(LABELS, documents, strict=False))
         labels = LABELS[: len(documents)]
         return Comparison(
             topic_id=self.topic.id,
             step=self.step,
             documents=list(documents),
-            best=read_label(result.answer.text, result.answer.tokens, result.layout, kind, labels, answered)
-            if kind == "best"
-            else None,
-            order=[by_label[label] for label in answered.split(ORDER_SEPARATOR)] if kind == "order" else None,
+            best=_read_best(result, labels) if kind == "best" else None,
+            order=[by_label[label] for label in _read_order(result)] if kind == "order" else None,
             cut=cut,
             prompt=prompt.label,
             key=result.key,
@@ -189,7 +186,7 @@ class Comparer:
     async def _measure_share(self, kind: Kind, documents: int) -> int | FailedRequest:
         model, max_tokens = self.builder.model, self.document_tokens
         bare = self._build_request(kind, [CUT_MARK] * documents, ())
-        room = model.engine_info.context - bare.sampling.max_tokens
+        room = model.engine_info.context - bare.max_tokens
         most = await model.bound_tokens(bare)
         if isinstance(most, FailedRequest):
             return most
@@ -239,3 +236,20 @@ class Comparer:
         self.unanswered.add((kind, documents))
         if failure := make_failure(self.topic, " ".join(documents), prompt, result):
             self._failures[kind, documents] = failure
+
+
+def _read_best(result: AnsweredRequest[AnswerModel], labels: str) -> Reading:
+    """Return the mean over the chains of the probability that each label is the best."""
+    readings = [
+        read_label(
+            chain.answer.text, chain.answer.tokens, chain.layout, "best", labels, chain.value.model_dump()["best"]
+        )
+        for chain in result.chains
+    ]
+    return average_readings(readings, labels)
+
+
+def _read_order(result: AnsweredRequest[AnswerModel]) -> list[str]:
+    """Return the labels by their mean place in the orders of all chains; at equal places as in the first order."""
+    orders = [chain.value.model_dump()["order"].split(ORDER_SEPARATOR) for chain in result.chains]
+    return sorted(orders[0], key=lambda label: sum(order.index(label) for order in orders))

@@ -12,6 +12,7 @@ from touche_llm.data.settings import list_fields
 from touche_llm.data.trec_runs import read_run
 from touche_llm.errors import PromptError, ToucheError, UsageError, describe_os_error
 from touche_llm.pipeline.run_files import RUN
+from touche_llm.pipeline.settings import flatten
 from touche_llm.regression.differences import (
     RunDifference,
     compare_measures,
@@ -139,12 +140,8 @@ async def compare_replay(snapshot: Snapshot, prompts: Path | None, work: Path) -
 def compare_settings(snapshot: Snapshot, config: Config) -> list[RunDifference]:
     """Compare the settings with the recorded ones; a default that the program did not have then is no difference."""
     recorded, now = snapshot.manifest.settings, run_settings(config)
-    defaults = {name: field.default for name, field in list_fields(Config)}
-    new = {
-        name: value
-        for name, value in now.items()
-        if name in recorded or (tuple(value) if isinstance(value, list) else value) != defaults.get(name)
-    }
+    defaults = flatten({name: field.default for name, field in list_fields(Config)})
+    new = {name: value for name, value in now.items() if name in recorded or value != defaults.get(name)}
     return compare_values(snapshot.name, "setting", recorded, new)
 
 

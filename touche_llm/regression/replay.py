@@ -198,10 +198,10 @@ class _SubstitutingClient(ModelClient):
     unknown: dict[str, Request] = field(default_factory=dict)
     unmeasured: dict[str, Request] = field(default_factory=dict)
 
-    async def request(self, request: Request, model: type[AnswerT]) -> AnsweredRequest[AnswerT] | FailedRequest:
+    async def request_one(self, request: Request, model: type[AnswerT]) -> AnsweredRequest[AnswerT] | FailedRequest:
         """Return the result, or an answer about the same document that fits the answer model."""
         self.requests.append(request)
-        result = await super().request(request, model)
+        result = await super().request_one(request, model)
         if isinstance(result, AnsweredRequest) or result.attempts:
             return result
         self.unknown[request.key] = request

@@ -190,8 +190,9 @@ async def test_requests_tokens_and_shared_prefixes_are_counted_by_prompt() -> No
         await engine.complete(request_for(ComparativeJudgment, user=user))
     await engine.complete(request_for(Best, user="a" * 34, prompt="comparative/best"))
     assert list(engine.usage) == ["comparative/judge", "comparative/best"]
-    assert engine.usage["comparative/judge"] == Usage(requests=3, prompt_tokens=40, shared_tokens=round(30 / 4) + 2)
-    assert engine.usage["comparative/best"] == Usage(requests=1, prompt_tokens=10, shared_tokens=0)
+    judge, best = engine.usage["comparative/judge"], engine.usage["comparative/best"]
+    assert judge == Usage(requests=3, prompt_tokens=40, shared_tokens=round(30 / 4) + 2, completion_tokens=3 * 64)
+    assert best == Usage(requests=1, prompt_tokens=10, shared_tokens=0, completion_tokens=64)
 
 
 async def test_an_equal_request_is_answered_from_the_cache(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from touche_llm.errors import EngineError
 from touche_llm.llm.answer_forms import Layout
 from touche_llm.llm.answers import Token
 from touche_llm.llm.engines.base import Completion, MissingLogprobs, Transient
-from touche_llm.llm.engines.vllm_common import to_chat
+from touche_llm.llm.engines.vllm_common import to_prompt
 from touche_llm.llm.logprobs import LOGPROB_ROUNDING, overlaps
 from touche_llm.llm.request import Request
 
@@ -130,19 +130,20 @@ def build_chat_body(request: Request, delivery: Delivery = Delivery.STRUCTURED_O
     sampling = request.sampling
     body: dict[str, Any] = {
         "model": request.model,
-        "messages": to_chat(request.messages),
+        **to_prompt(request.messages),
         "temperature": sampling.temperature,
         "max_tokens": sampling.max_tokens,
-        delivery.value: _constrain(request.schema, delivery),
         "chat_template_kwargs": request.chat_template_kwargs,
     }
+    if request.schema:
+        body[delivery.value] = _constrain(request.schema, delivery)
     # Without effect at temperature 0, where vLLM's CPU engine died with seeds.
     if sampling.temperature:
         body["seed"] = sampling.seed
     if sampling.top_logprobs:
         body |= {"logprobs": True, "top_logprobs": sampling.top_logprobs}
     if request.stop:
-        body["stop"] = request.stop
+        body["stop"] = list(request.stop)
     return body
 
 

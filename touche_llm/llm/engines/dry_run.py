@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from touche_llm.errors import EngineError
-from touche_llm.llm.answer_forms import Layout, list_fields
+from touche_llm.llm.answer_forms import AnswerForm, Layout, list_fields
 from touche_llm.llm.answers import Token
 from touche_llm.llm.cache import Cache, CacheMode
 from touche_llm.llm.cache_file import Entry
@@ -30,6 +30,7 @@ class Usage:
     """Estimated usage of the requests of one prompt, without the chat template.
 
     Attributes:
+        completion_tokens: Max tokens that the model writes, including reasoning.
         shared_tokens: Those of `prompt_tokens` that are also the beginning of the prompt before, which are about the
             tokens that a prefix cache can save.
     """
@@ -37,6 +38,7 @@ class Usage:
     requests: int = 0
     prompt_tokens: int = 0
     shared_tokens: int = 0
+    completion_tokens: int = 0
 
 
 class DryEngine:
@@ -61,7 +63,12 @@ class DryEngine:
 
     async def complete(self, request: Request) -> Completion:
         """Return an answer that fits the schema; raise EngineError if no text is known for a pattern."""
-        text, tokens = _spell(self._choose_labels(request), request.layout)
+        if request.layout.form is AnswerForm.TEXT:
+            # As long as possible, since the next prompt repeats it: each word has the characters of a token.
+            text = "hm, " * request.sampling.max_tokens
+            tokens: list[Token] = []
+        else:
+            text, tokens = _spell(self._choose_labels(request), request.layout)
         return Completion(
             text=text,
             finish_reason="stop",
@@ -85,6 +92,7 @@ class DryEngine:
         tokens = _estimate(text)
         usage.requests += 1
         usage.prompt_tokens += tokens
+        usage.completion_tokens += request.sampling.max_tokens
         usage.shared_tokens += _estimate(text[: _count_shared(self._last_text.get(prompt, ""), text)])
         self._last_text[prompt] = text
         return tokens

@@ -9,7 +9,7 @@ import msgspec
 
 from touche_llm.data.json_records import Count
 from touche_llm.llm.engines.http_client import HttpClient
-from touche_llm.llm.engines.vllm_common import match_prefix, to_chat
+from touche_llm.llm.engines.vllm_common import match_prefix, to_prompt
 from touche_llm.llm.request import Message
 from touche_llm.llm.tokenizer import ChatTokenizer
 
@@ -61,7 +61,7 @@ class VllmTokenCounter:
         """Return the number of prompt tokens of a chat, template included."""
         body = {
             "model": self._model,
-            "messages": to_chat(messages),
+            **to_prompt(messages),
             "chat_template_kwargs": self._chat_template_kwargs,
         }
         return (await self._client.post("/tokenize", body, _TokenCount)).count
@@ -87,7 +87,7 @@ class LlamaCppTokenCounter:
 
     async def count_tokens(self, messages: tuple[Message, ...]) -> int:
         """Return the number of prompt tokens of a chat, template included."""
-        body = {"messages": to_chat(messages), "chat_template_kwargs": self._chat_template_kwargs}
+        body = {**to_prompt(messages), "chat_template_kwargs": self._chat_template_kwargs}
         prompt = (await self._client.post("/apply-template", body, _Prompt)).prompt
         return len(await self._tokenize(prompt, add_special=True))
 

@@ -55,6 +55,14 @@ def to_chat(messages: Sequence[Message]) -> list[dict[str, str]]:
     return [{"role": message.role, "content": message.content} for message in messages]
 
 
+def to_prompt(messages: Sequence[Message]) -> dict[str, Any]:
+    """Return the fields of a request that hold its messages; a last message of the assistant is continued."""
+    fields: dict[str, Any] = {"messages": to_chat(messages)}
+    if messages and messages[-1].role == "assistant":
+        fields |= {"continue_final_message": True, "add_generation_prompt": False}
+    return fields
+
+
 def match_prefix(text: str, decoded: str) -> str:
     """Return the prefix of `text` that corresponds to its first tokens, decoded.
 

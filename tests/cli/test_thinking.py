@@ -1,0 +1,38 @@
+"""Reasoning on the command line."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import touche_llm
+from tests.cli.conftest import Touche
+from tests.fake_server import FakeServer
+from touche_llm.config import load_config
+
+SAMPLE = Path(touche_llm.__file__).parent / "samples" / "comparative"
+CORPUS, TOPICS = SAMPLE / "passages.jsonl", SAMPLE / "topics.xml"
+RUN = ["run", "--topics", str(TOPICS), "--corpus", str(CORPUS), "--topic", "3", "--depth", "3", "--out", "out"]
+
+
+def test_budgets_of_the_command_line_are_settings_and_reach_the_server(touche: Touche, tmp_path: Path) -> None:
+    (tmp_path / "config.yaml").write_text("sampling: {thinking: {judge: 8, compare: 9}}\n")
+    with FakeServer().in_thread() as server:
+        flags = ["--thinking", "judge=512,stance=0", "--chains", "2", "--base-url", server.url]
+        done = touche(*RUN, "--config", "config.yaml", *flags)
+        assert done.returncode == 0, done.stderr
+        sent = [body for body in server.bodies if "stop" in body]
+    thinking = load_config(tmp_path / "out" / "config.yaml", {}).sampling.thinking
+    assert (thinking.judge, thinking.stance, thinking.compare, thinking.chains) == (512, 0, 9, 2)
+    # Two chains for each of three documents; there is nothing to compare.
+    assert [body["max_tokens"] for body in sent] == [512] * 6
+
+
+@pytest.mark.parametrize(
+    "value", ["512", "judge", "judge=", "judge=x", "judge=-1", "judge=1;stance=2", "order=5", "judge=99999"]
+)
+def test_a_wrong_budget_is_one_line(touche: Touche, value: str) -> None:
+    done = touche(*RUN, "--thinking", value)
+    assert (done.returncode, len(done.stderr.strip().splitlines())) == (2, 1)
+    assert "thinking" in done.stderr

@@ -1,0 +1,277 @@
+"""Reasoning before answers: two requests, budgets, chains, replay."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from aiohttp import web
+
+from tests.answer_models import ComparativeJudgment
+from tests.fake_server import FakeServer, reply, says, schema_in
+from tests.scripted_engine import FACTS, ScriptedEngine
+from touche_llm.data.records import Reading
+from touche_llm.errors import ReplayMiss, UsageError
+from touche_llm.judging.pointwise import read_labels
+from touche_llm.llm.answers import Answer, FailedRequest, build_schema
+from touche_llm.llm.cache import Cache, CacheMode
+from touche_llm.llm.engines.base import Completion
+from touche_llm.llm.logprobs import average_readings
+from touche_llm.llm.model import AnsweredRequest, ModelClient
+from touche_llm.llm.request import Message, Origin, Request, Sampling
+from touche_llm.llm.settings import CacheConfig, EngineConfig, SamplingConfig, ThinkingConfig
+from touche_llm.llm.thinking import DELIMITERS, Thinking
+from touche_llm.pipeline.engines import open_model
+
+THINKING = Thinking(48, *DELIMITERS["qwen3"], temperature=0.6)
+Bodies = list[dict[str, Any]]
+
+
+def request_about(document: str = "Tea.", thinking: Thinking | None = THINKING) -> Request:
+    return Request(
+        messages=(Message("system", "Judge."), Message("user", document)),
+        schema=build_schema(ComparativeJudgment),
+        sampling=Sampling(max_tokens=32),
+        model="fake",
+        revision="",
+        chat_template_kwargs={"enable_thinking": True},
+        origin=Origin("comparative/judge", 1, "aaaa", "7", "doc"),
+        thinking=thinking,
+    )
+
+
+async def send(server: FakeServer, cache: Path, request: Request) -> AnsweredRequest[ComparativeJudgment]:
+    asked = EngineConfig(base_url=server.url, retry_for=0.0)
+    async with open_model(asked, SamplingConfig(), CacheConfig(file=cache)) as model:
+        result = await model.request(request, ComparativeJudgment)
+    assert isinstance(result, AnsweredRequest)
+    return result
+
+
+async def test_a_thought_is_requested_first_and_the_answer_continues_it(tmp_path: Path) -> None:
+    async with FakeServer(behaviours=[says("<think>\nHm.\n")]).running() as server:
+        result = await send(server, tmp_path / "c.sqlite", request_about())
+    thought, answer = server.bodies
+    assert (thought["max_tokens"], thought["stop"], thought["temperature"]) == (48, ["</think>"], 0.6)
+    assert schema_in(thought) is None
+    assert not {"logprobs", "top_logprobs", "continue_final_message"} & thought.keys()
+    assert answer["messages"] == [*thought["messages"], {"role": "assistant", "content": "<think>\nHm.\n</think>\n\n"}]
+    assert (answer["continue_final_message"], answer["add_generation_prompt"]) == (True, False)
+    assert (answer["max_tokens"], answer["top_logprobs"], "stop" in answer) == (32, 20, False)
+    assert schema_in(answer) == request_about().schema
+    assert thought["chat_template_kwargs"] == answer["chat_template_kwargs"] == {"enable_thinking": True}
+    assert result.thought == "Hm."
+
+
+@pytest.mark.parametrize(
+    "behaviour",
+    [
+        says("Hm."),
+        says("<think>\n\nHm.\n"),
+        says("Hm.\n</think>\n\n[2,1]"),
+        says("Hm.", finish_reason="length"),
+        says(None, reasoning="Hm."),
+        says("", reasoning_content="\nHm. "),
+    ],
+    ids=["alone", "opened", "closed", "cut off", "reasoning", "reasoning_content"],
+)
+async def test_a_thought_is_read_wherever_it_is(tmp_path: Path, behaviour: Any) -> None:
+    async with FakeServer(behaviours=[behaviour]).running() as server:
+        result = await send(server, tmp_path / "c.sqlite", request_about())
+    assert (result.thought, result.value.relevance) == ("Hm.", 0)
+
+
+async def test_an_empty_thought_is_one(tmp_path: Path) -> None:
+    async with FakeServer(behaviours=[says("")]).running() as server:
+        result = await send(server, tmp_path / "c.sqlite", request_about())
+    assert result.thought == ""
+    assert server.bodies[1]["messages"][-1]["content"] == "<think>\n\n</think>\n\n"
+
+
+async def test_a_thought_acts_as_no_chat_control(tmp_path: Path) -> None:
+    async with FakeServer(behaviours=[says("So <|im_end|><think> [INST]")]).running() as server:
+        await send(server, tmp_path / "c.sqlite", request_about())
+    sent = server.bodies[1]["messages"][-1]["content"].removeprefix("<think>")
+    assert all(control not in sent for control in ("<|im_end|>", "<think>", "[INST]"))
+
+
+def model_with(cache: Cache, context: int = 32768, engine: Any = None) -> ModelClient:
+    info = FACTS.model_copy(update={"context": context, "overhead": 0})
+    return ModelClient(engine_info=info, engine=engine, cache=cache)
+
+
+def judged(_: Request) -> Mapping[str, int | str]:
+    return {"relevance": 2, "quality": 1, "stance": "NO"}
+
+
+async def test_thought_and_answer_are_replayed_and_nothing_is_sent_twice(tmp_path: Path) -> None:
+    request = request_about(thinking=replace(THINKING, chains=2))
+    with Cache(tmp_path / "c.sqlite") as cache:
+        engine = ScriptedEngine(judged)
+        sent = await model_with(cache, engine=engine).request(request, ComparativeJudgment)
+        assert len(engine.requests) == 4
+        again = await model_with(cache, engine=engine).request(request, ComparativeJudgment)
+        assert len(engine.requests) == 4 and again == sent
+    with Cache(tmp_path / "c.sqlite", CacheMode.REPLAY) as cache:
+        assert await model_with(cache).request(request, ComparativeJudgment) == sent
+
+
+async def test_a_replay_misses_a_thought(tmp_path: Path) -> None:
+    with Cache(tmp_path / "c.sqlite") as cache:
+        await model_with(cache, engine=ScriptedEngine(judged)).request(request_about(), ComparativeJudgment)
+    with Cache(tmp_path / "c.sqlite", CacheMode.REPLAY) as cache:
+        model = model_with(cache)
+        longer = request_about(thinking=replace(THINKING, budget=49))
+        assert isinstance(await model.request(longer, ComparativeJudgment), FailedRequest)
+        with pytest.raises(ReplayMiss):
+            model.raise_on_misses()
+
+
+async def test_a_refused_thought_is_requested_again_and_then_fails(tmp_path: Path) -> None:
+    async def refuse(_: web.Request, __: dict[str, Any]) -> web.StreamResponse:
+        return reply("", refusal="I cannot think about that.")
+
+    async with FakeServer(rest=refuse).running() as server:
+        asked = EngineConfig(base_url=server.url, retry_for=0.0)
+        async with open_model(asked, SamplingConfig(), CacheConfig(file=tmp_path / "c.sqlite")) as model:
+            result = await model.request(request_about(), ComparativeJudgment)
+    assert isinstance(result, FailedRequest)
+    assert [attempt.kind for attempt in result.attempts] == ["refused"] * 3
+    assert len(server.bodies) == 3  # and no answer
+
+
+class LongThoughts(ScriptedEngine):
+    """Engine with as many tokens as characters, which thinks as long as it may; encoded again, a thought has more."""
+
+    grows_by = 1
+
+    async def complete(self, request: Request) -> Completion:
+        if request.schema:
+            return await super().complete(request)
+        self.requests.append(request)
+        budget = request.sampling.max_tokens
+        return Completion("h" * budget * self.grows_by, "length", prompt_tokens=1, completion_tokens=budget)
+
+    async def count_tokens(self, messages: tuple[Message, ...]) -> int:
+        return sum(len(message.content) for message in messages)
+
+    async def truncate(self, text: str, max_tokens: int) -> str:
+        return text[:max_tokens]
+
+
+@pytest.mark.parametrize("grows_by", [1, 3])
+async def test_the_document_leaves_room_for_the_thought_and_the_answer(tmp_path: Path, grows_by: int) -> None:
+    engine = LongThoughts(judged)
+    engine.grows_by = grows_by
+    with Cache(tmp_path / "c.sqlite") as cache:
+        model = model_with(cache, context=300, engine=engine)
+        document = "One word after another. " * 30
+        result, cut = await model.request_truncated(request_about, document, ComparativeJudgment)
+        assert isinstance(result, AnsweredRequest) and cut is not None
+        for request in engine.requests:
+            assert await engine.count_tokens(request.messages) + request.sampling.max_tokens <= 300
+    # No more of the document was left out than needed.
+    assert sum(len(message.content) for message in engine.requests[0].messages) > 300 - 48 - 32 - 60
+
+
+class Chains(ScriptedEngine):
+    """Engine whose answer depends on the thought before it."""
+
+    def __init__(self, shares: Sequence[Mapping[int | str, float]]) -> None:
+        def script(request: Request) -> Mapping[str, Any]:
+            number = int(request.messages[-1].content.split("Thought ")[1][0])
+            return {"relevance": shares[number], "quality": 1, "stance": "NO"}
+
+        super().__init__(script)
+
+
+async def test_the_probabilities_of_chains_are_averaged(tmp_path: Path) -> None:
+    engine = Chains([{3: 0.6, 0: 0.4}, {3: 0.9, 1: 0.1}, {2: 1.0}])
+    with Cache(tmp_path / "c.sqlite") as cache:
+        request = request_about(thinking=replace(THINKING, chains=3))
+        result = await model_with(cache, engine=engine).request(request, ComparativeJudgment)
+    assert isinstance(result, AnsweredRequest)
+    assert read_labels(result)["relevance"].probabilities == pytest.approx(  # type: ignore[arg-type]
+        {"0": 0.4 / 3, "1": 0.1 / 3, "2": 1 / 3, "3": 0.5}
+    )
+    # Three thoughts, each with seeds of its own, and the answer of the first names the judgment.
+    thoughts = [request for request in engine.requests if not request.schema]
+    assert [(request.repeat, request.sampling.seed) for request in thoughts] == [(0, 0), (1, 3), (2, 6)]
+    answers = {request.repeat: request for request in engine.requests if request.schema}
+    assert result.key == answers[0].key and answers[2].sampling.seed == 6
+    assert [chain.key for chain in result.chains] == [answers[repeat].key for repeat in range(3)]
+
+
+async def test_one_chain_without_an_answer_leaves_none(tmp_path: Path) -> None:
+    class Broken(ScriptedEngine):
+        async def complete(self, request: Request) -> Completion:
+            if request.repeat == 1 and request.schema:
+                return Completion(text="{}", finish_reason="stop", prompt_tokens=1, completion_tokens=1)
+            return await super().complete(request)
+
+    with Cache(tmp_path / "c.sqlite") as cache:
+        request = request_about(thinking=replace(THINKING, chains=3))
+        result = await model_with(cache, engine=Broken(judged)).request(request, ComparativeJudgment)
+    assert isinstance(result, FailedRequest)
+    assert [attempt.kind for attempt in result.attempts] == ["outside_schema"] * 3
+
+
+def test_answers_without_probabilities_are_votes() -> None:
+    readings = [Reading(answered=answered) for answered in ("A", "B", "A")]
+    voted = average_readings([*readings, Reading(answered="A", probabilities={"A": 0.6, "B": 0.4})], ("A", "B", "C"))
+    assert voted.probabilities == {"A": 0.75, "B": 0.25, "C": 0.0}
+    assert average_readings(readings[:1], ("A", "B")) is readings[0]
+
+
+async def test_equal_requests_share_their_thought(tmp_path: Path) -> None:
+    with Cache(tmp_path / "c.sqlite") as cache:
+        engine = ScriptedEngine(judged)
+        model = model_with(cache, engine=engine)
+        both = await asyncio.gather(*(model.request(request_about(), ComparativeJudgment) for _ in range(2)))
+    assert both[0] == both[1] and len(engine.requests) == 2
+
+
+async def test_a_thought_is_stored_as_free_text(tmp_path: Path) -> None:
+    with Cache(tmp_path / "c.sqlite") as cache:
+        model = model_with(cache, engine=ScriptedEngine(judged))
+        result = await model.request(request_about(), ComparativeJudgment)
+        assert isinstance(result, AnsweredRequest)
+        stored = cache.get(result.thought_key, Answer)
+    assert stored is not None and (stored.text, stored.tokens) == ("Thought 0 about doc.", [])
+
+
+@pytest.mark.parametrize(
+    ("values", "named"),
+    [
+        ({"judge": -1}, "judge"),
+        ({"judge": 65537}, "judge"),
+        ({"chains": 3}, "chains"),
+        ({"judge": 8, "chains": 0}, "chains"),
+        ({"judge": 8, "chains": 2, "temperature": 0.0}, "temperature"),
+        ({"delimiters": "gpt"}, "delimiters"),
+        ({"delimiters": ("<think>", " ")}, "delimiters"),
+        ({"order": 8}, "order"),
+    ],
+)
+def test_settings_that_make_no_sense_are_refused(values: dict[str, Any], named: str) -> None:
+    with pytest.raises(UsageError, match=named):
+        ThinkingConfig(**values)
+
+
+def test_each_kind_of_prompt_has_its_budget() -> None:
+    settings = ThinkingConfig(judge=1, compare=3, delimiters="mistral")
+    budgets = {
+        answer: thinking.budget if (thinking := settings.think_for(answer)) else 0
+        for answer in ("judge", "sentence", "stance", "best", "order", "objects", "queries")
+    }
+    assert budgets == {"judge": 1, "sentence": 1, "stance": 0, "best": 3, "order": 3, "objects": 0, "queries": 0}
+    thinking = settings.think_for("judge")
+    assert thinking is not None and thinking.delimit("Hm.") == "[THINK]Hm.[/THINK]"
+
+
+def test_it_is_off_by_default() -> None:
+    assert SamplingConfig().thinking.think_for("judge") is None
