@@ -86,7 +86,7 @@ def write_sentences(home: Path) -> None:
     pairs = [f"{first}__PREMISE__{one},{first}__PREMISE__{two}" for one, two in ((1, 2), (2, 3), (3, 1))]
     for aspect, grades in (("relevance", (2, 1, 0)), ("quality", (1, 2, 0)), ("coherence", (2, 2, 1))):
         judged = zip(pairs, grades, strict=True)
-        _write(folder / f"qrels-{aspect}.qrels", "".join(f"12 0 {pair} {grade}\n" for pair, grade in judged))
+        _write(folder / f"qrels-{aspect}.qrels", "".join(f"3 0 {pair} {grade}\n" for pair, grade in judged))
 
 
 def complete_contexts(table: TextIO, stream: TextIO) -> str:

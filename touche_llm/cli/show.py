@@ -122,7 +122,8 @@ def _list_facts(overview: RunOverview, config: Config, task: Task) -> Iterator[t
         yield "prompts", ", ".join(labels)
     yield (
         "topics",
-        f"{'' if overview.topics is None else f'{overview.topics:,} of '}{shorten_path(config.topics)}{chosen}",
+        f"{'' if overview.topics is None else f'{overview.topics:,} of '}"
+        f"{config.dataset or shorten_path(config.topics)}{chosen}",
     )
     yield "first stage", f"{first_stage}, depth {config.depth}"
     yield "ranking", f"{', '.join(config.rank)}; objective {config.objective}"

@@ -37,7 +37,7 @@ _WEB_PAGE = ("body", "body_content_type")
 _ARGUMENT = ("conclusion", "premises")
 # The arguments of BEIR have one premise.
 _BEIR_ARGUMENT = ("title", "text", "stance")
-_MAX_CAUSE = 200
+_MAX_CAUSE = 120
 
 
 def check_dataset_id(dataset_id: str) -> str:
