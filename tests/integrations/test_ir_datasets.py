@@ -129,7 +129,7 @@ def test_passages_of_a_dataset_give_the_run_of_their_file(touche: Touche, tmp_pa
     )
     assert {row["measure"] for row in own} >= {"relevance nDCG@5", "quality nDCG@5", "stance macro-F1"}
     assert own == named == [row | {"qrels": mine["qrels"]} for row, mine in zip(of_files, own, strict=True)]
-    assert {Path(row["qrels"]).parent.name for row in own} == {tl.Dataset(home.PASSAGES).folder.name}
+    assert {Path(row["qrels"]).parent for row in own} == {tmp_path / tl.Dataset(home.PASSAGES).folder / "comparative"}
     compared = touche("compare", "dataset", "--baseline", "file/run.txt", "--task", "comparative")
     assert compared.returncode == 0, compared.stderr
     assert f"4 of {home.PASSAGES}" in " ".join(touche("show", "dataset").stdout.split())
@@ -186,6 +186,12 @@ def test_topics_and_judgments_are_those_of_the_dataset(
     assert set(found.qrels_files) == judged == set(found.qrels.judged_topics)
     # A class of the library prints the name of its file.
     assert capsys.readouterr().out == ""
+
+
+def test_another_task_of_the_same_dataset_has_its_own_aspects() -> None:
+    assert set(tl.Dataset(home.ARGUMENTS_2021, "arguments_2020").qrels_files) == {"relevance"}
+    assert set(tl.Dataset(home.ARGUMENTS_2021).qrels_files) == {"relevance", "quality"}
+    assert set(tl.Dataset(home.ARGUMENTS_2020, "arguments_2021").qrels_files) == {"relevance"}
 
 
 def test_objects_and_stances_of_2022_are_read() -> None:

@@ -13,7 +13,7 @@ from touche_llm.corpus.ir_dataset import (
     read_dataset_topics,
     topics_file,
 )
-from touche_llm.data.files import open_atomic
+from touche_llm.data.files import replace_folder
 from touche_llm.data.records import Topic
 from touche_llm.data.topics import read_topics, write_topics
 from touche_llm.errors import UsageError
@@ -74,14 +74,15 @@ class Dataset:
             UsageError: There is no such dataset, or it judges no aspect of the task.
             DataError: The judgments are not there and cannot be downloaded.
         """
-        files = {aspect: self.folder / qrels_file(aspect) for aspect in self.task.judged_aspects}
-        if not any(file.exists() for file in files.values()):
-            for aspect, judgments in read_dataset_judgments(self.id, self.task.judged_aspects).items():
-                with open_atomic(files[aspect]) as stream:
-                    stream.writelines(
-                        f"{topic} 0 {document} {value}\n".encode() for topic, document, value in judgments
-                    )
-        return {aspect: file for aspect, file in files.items() if file.exists()}
+        # One folder for each task, since another task of the same dataset can have other aspects.
+        folder, aspects = self.folder / self.task.name, self.task.judged_aspects
+        if not folder.exists():
+            judged = read_dataset_judgments(self.id, aspects)
+            with replace_folder(folder, (qrels_file("*"),)) as building:
+                for aspect, judgments in judged.items():
+                    lines = (f"{topic} 0 {document} {value}\n" for topic, document, value in judgments)
+                    (building / qrels_file(aspect)).write_text("".join(lines), encoding="utf-8")
+        return {aspect: file for aspect in aspects if (file := folder / qrels_file(aspect)).exists()}
 
     @cached_property
     def qrels(self) -> Qrels:
