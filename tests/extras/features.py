@@ -77,12 +77,14 @@ def search_dataset(dataset: str, write: str, task: str) -> list[str]:
     home = Path("datasets").absolute()
     getattr(ir_datasets_home, write)(home)
     os.environ["IR_DATASETS_HOME"] = str(home)
-    touche("retrieve", "--task", task, "--dataset", dataset, "--out", "found", "--depth", 3)
+    touche("retrieve", "--task", task, "--dataset", dataset, "--out", "found", "--depth", 3, "--overwrite")
     return Path("found/candidates.run.txt").read_text().splitlines()
 
 
 def ir_datasets() -> None:
     assert len(search_dataset("clueweb12/touche-2022-task-2", "write_passages", "comparative")) == 12
+    # Arguments of args.me come from JSON, which needs another library.
+    assert search_dataset("argsme/2020-04-01/touche-2020-task-1", "write_arguments", "arguments_2020")
 
 
 def warc() -> None:
