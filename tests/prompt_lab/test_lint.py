@@ -151,7 +151,7 @@ def test_what_is_no_file_does_not_keep_anybody_waiting(tmp_path: Path) -> None:
     (tmp_path / "comparative").mkdir()
     os.mkfifo(tmp_path / "comparative" / "judge.jinja")
     found = find_prompt(get_task("comparative"), "judge", tmp_path)
-    assert found.loaded is None and "judge.jinja: not a regular file" in found.error
+    assert found.loaded is None and "judge.jinja: cannot read the prompt: not a regular file" in found.error
     assert find_prompts(get_task("comparative"), tmp_path)
 
 

@@ -16,7 +16,7 @@ from typing import IO, NamedTuple, TypeVar
 
 from touche_llm.data.databases import add_path
 from touche_llm.data.json_records import JsonRecord, Malformed
-from touche_llm.data.lines import MAX_LINE, read_bounded_lines
+from touche_llm.data.lines import MAX_LINE, open_regular, read_bounded_lines
 from touche_llm.data.scratch import BUILDING, RETIRED, WRITING, is_scratch, open_scratch, recover, remove_abandoned
 from touche_llm.errors import DataError, UsageError, shorten
 
@@ -143,7 +143,7 @@ def _umask() -> int:
 
 def sha256(path: Path) -> str:
     """Return the SHA-256 of a file, in hexadecimal."""
-    with path.open("rb") as stream:
+    with open_regular(path) as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
@@ -158,7 +158,7 @@ class FileState(NamedTuple):
 def read_file_state(path: Path) -> FileState:
     """Return the current state of a file."""
     digest = hashlib.sha256()
-    with path.open("rb") as stream:
+    with open_regular(path) as stream:
         status = os.fstat(stream.fileno())
         last = max(0, status.st_size - _BLOCK)
         for block in range(_BLOCKS):
@@ -215,7 +215,7 @@ def iterate_records(path: Path, record: type[RecordT], what: str) -> Iterator[Re
 
 def _read_record_lines(path: Path, what: str) -> Iterator[tuple[int, bytes]]:
     try:
-        with path.open("rb") as stream:
+        with open_regular(path) as stream:
             for number, line in read_bounded_lines(stream, MAX_LINE):
                 if len(line) > MAX_LINE:
                     raise DataError(f"{path}:{number}: longer than {MAX_LINE:,} bytes; not one of the {what}")

@@ -1,12 +1,16 @@
-"""Bounded readers for the lines of untrusted files."""
+"""Bounded readers for untrusted files and their lines."""
 
 from __future__ import annotations
 
+import errno
 import gzip
+import os
+import stat
 import zlib
 from codecs import BOM_UTF8
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
+from io import BufferedReader
 from pathlib import Path
 from typing import IO, Any, TypeGuard, cast
 
@@ -23,6 +27,22 @@ MAX_TABLE_LINE, MAX_TABLE_LINES = 10_000, 1_000_000
 MAX_SKIPPED = 2**30
 MAX_ID = 1_000
 ID_FORM = f"one printable word of at most {MAX_ID:,} characters"
+
+
+def open_regular(path: Path) -> BufferedReader:
+    """Open a file for reading; raise OSError if it is not a regular file, such as a pipe, whose reader waits."""
+    return open(path, "rb", opener=_open_regular)  # noqa: SIM115, callers close it
+
+
+def _open_regular(path: str, flags: int) -> int:
+    # Without the flag, opening a pipe waits for a writer.
+    number = os.open(path, flags | os.O_NONBLOCK)
+    mode = os.fstat(number).st_mode
+    # A folder raises an error of its own.
+    if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
+        os.close(number)
+        raise OSError(errno.EINVAL, "not a regular file", path)
+    return number
 
 
 def read_bounded_lines(stream: IO[bytes], limit: int) -> Iterator[tuple[int, bytes]]:
@@ -45,9 +65,9 @@ def read_bounded_lines(stream: IO[bytes], limit: int) -> Iterator[tuple[int, byt
 
 def open_maybe_gzip(path: Path) -> IO[bytes]:
     """Open a file for reading; gzip is detected by the first bytes, not by the name."""
-    with path.open("rb") as stream:
+    with open_regular(path) as stream:
         gzipped = stream.read(2) == b"\x1f\x8b"
-    return cast(IO[bytes], gzip.open(path, "rb") if gzipped else path.open("rb"))
+    return cast(IO[bytes], gzip.open(path, "rb") if gzipped else open_regular(path))
 
 
 def read_lines(

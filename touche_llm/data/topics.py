@@ -15,7 +15,7 @@ from defusedxml import DefusedXmlException
 from defusedxml.ElementTree import fromstring
 
 from touche_llm.data.files import open_atomic
-from touche_llm.data.lines import parse_json_object
+from touche_llm.data.lines import open_regular, parse_json_object
 from touche_llm.data.records import Topic
 from touche_llm.errors import DataError
 
@@ -47,7 +47,7 @@ def read_topics(path: Path | str) -> list[Topic]:
     """
     path = Path(path)
     try:
-        with path.open("rb") as stream:
+        with open_regular(path) as stream:
             content = stream.read(_MAX_BYTES + 1)
     except OSError as error:
         raise DataError(f"{path}: cannot read the topics: {error.strerror}") from error

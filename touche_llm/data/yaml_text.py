@@ -8,6 +8,8 @@ from typing import Any
 
 import yaml
 
+from touche_llm.data.lines import open_regular
+
 # The configuration of a run has a few thousand bytes, the published results have 30,000.
 MAX_BYTES = 2**20
 # Max nodes with all aliases expanded, as when a value is validated or printed.
@@ -82,7 +84,7 @@ def parse_yaml(content: bytes | str, *, words: bool = False) -> Any:
 
 def read_yaml(path: Path, *, words: bool = False) -> Any:
     """Parse a YAML file; raises YamlError as `parse_yaml`, and OSError."""
-    with path.open("rb") as stream:
+    with open_regular(path) as stream:
         return parse_yaml(stream.read(MAX_BYTES + 1), words=words)
 
 

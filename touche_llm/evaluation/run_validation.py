@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from touche_llm.data.lines import MAX_TABLE_LINE, MAX_TABLE_LINES, read_bounded_lines
+from touche_llm.data.lines import MAX_TABLE_LINE, MAX_TABLE_LINES, open_regular, read_bounded_lines
 from touche_llm.data.trec_runs import parse_rank, parse_score
 from touche_llm.errors import DataError, to_printable
 from touche_llm.judging.sentence_pairs import describe_pair_problem
@@ -64,7 +64,7 @@ def validate_run(
     seen = _Seen()
     problems: list[RunProblem] = []
     try:
-        with path.open("rb") as stream:
+        with open_regular(path) as stream:
             if what := _FOREIGN.get(stream.read(2)):
                 return [RunProblem(1, f"the file is {what}, not UTF-8 text")]
             stream.seek(0)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import stat
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Any
 
 from jinja2 import Template, TemplateSyntaxError, meta, nodes
 
+from touche_llm.data.lines import open_regular
 from touche_llm.errors import PromptError
 from touche_llm.prompts.sandbox import Loader, Sandbox
 
@@ -198,14 +198,10 @@ def read_text(path: Path) -> str:
     """Read a template file of bounded size, with Unix line ends and without a byte order mark.
 
     Raises:
-        PromptError: The file is too large, not UTF-8 or not a regular file, such as a pipe.
-        OSError: The file cannot be read.
+        PromptError: The file is too large or not UTF-8.
+        OSError: The file cannot be read, or is not a regular one.
     """
-    mode = path.stat().st_mode
-    # Opening a pipe blocks until it is written to; a folder raises an error of its own.
-    if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
-        raise PromptError(f"{path}: not a regular file")
-    with path.open("rb") as stream:
+    with open_regular(path) as stream:
         content = stream.read(_MAX_BYTES + 1)
     if len(content) > _MAX_BYTES:
         raise PromptError(f"{path}: larger than {_MAX_BYTES:,} bytes")

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import msgspec
 
 from touche_llm.data.json_records import Malformed, decode_json
-from touche_llm.data.lines import MAX_LINE, read_bounded_lines
+from touche_llm.data.lines import MAX_LINE, open_regular, read_bounded_lines
 from touche_llm.errors import DataError, to_printable
 from touche_llm.llm.engines.base import Transient
 from touche_llm.llm.engines.chat_reply import CHAT_PATH, LOGPROBS_MISSING, ChatReply, read_completion
@@ -106,7 +106,7 @@ def read_replies(paths: Sequence[Path], model: str, *, logprobs: bool) -> Replie
     count = 0
     for path in paths:
         try:
-            with path.open("rb") as stream:
+            with open_regular(path) as stream:
                 offset = 0
                 for number, line in read_bounded_lines(stream, MAX_LINE):
                     count += 1
