@@ -472,6 +472,43 @@ def test_a_problem_names_the_option_that_was_given() -> None:
     assert problems[1].startswith("--engine: must be 'server'") and problems[1].endswith("not 'warp'")
 
 
+@pytest.mark.parametrize(
+    ("rank", "flags", "location"),
+    [
+        ("judge", {"rank": "balance:4"}, "--rank"),
+        ("balance:4", {"depth": 5}, "run.yaml"),
+        ("balance:4", {"ranking.balance.margin": 0.5}, "run.yaml"),
+    ],
+)
+def test_a_step_that_the_task_cannot_take_is_blamed_on_what_named_it(
+    rank: str, flags: dict[str, Any], location: str, tmp_path: Path
+) -> None:
+    file = tmp_path / "run.yaml"
+    file.write_text(f"{BASE}task: arguments_2020\nrank: {rank}\n")
+    with pytest.raises(UsageError, match="balance:4: the task has no stances") as caught:
+        load_config(file, flags, {"rank": "--rank", "depth": "--depth"})
+    assert caught.value.location.endswith(location)
+
+
+@pytest.mark.parametrize(
+    ("flags", "location"),
+    [
+        ({}, "run.yaml"),
+        ({"rank": "fusion:3"}, "--rank"),
+        ({"ranking.fusion.weights.first_stage": 0.0}, "options"),
+        ({"rank": "fusion:3", "ranking.fusion.weights.first_stage": 0.0}, "options"),
+    ],
+)
+def test_a_fusion_of_nothing_is_blamed_on_the_steps_or_the_weights_that_were_given(
+    flags: dict[str, Any], location: str, tmp_path: Path
+) -> None:
+    file = tmp_path / "run.yaml"
+    file.write_text(f"{BASE}rank: fusion:3\nranking: {{fusion: {{weights: {{first_stage: 0}}}}}}\n")
+    with pytest.raises(UsageError, match="fusion:3: all rankings before it") as caught:
+        load_config(file, flags, {"rank": "--rank"})
+    assert caught.value.location.endswith(location)
+
+
 def test_topics_and_corpus_that_are_missing_are_named_together() -> None:
     with pytest.raises(UsageError, match=r"`topics: .*`corpus: .*`index: "):
         load_config(None, {})

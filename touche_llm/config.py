@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated, Any
@@ -30,7 +31,17 @@ from touche_llm.judging.stance import StanceSettings
 from touche_llm.llm.settings import DEFAULT_CONCURRENCY, CacheConfig, EngineConfig, SamplingConfig
 from touche_llm.prompts.settings import PromptsConfig
 from touche_llm.ranking.expansion import ExpansionSettings
-from touche_llm.ranking.steps import BALANCE, FUSION, JUDGE, METHODS, RankingSettings, Step, check_steps, parse_steps
+from touche_llm.ranking.steps import (
+    BALANCE,
+    FUSION,
+    JUDGE,
+    METHODS,
+    RankingSettings,
+    Step,
+    check_balance,
+    check_fusion,
+    parse_steps,
+)
 from touche_llm.retrieval.chatnoir.settings import ChatNoirSettings
 from touche_llm.retrieval.dense import DenseSettings, find_dense_problem
 from touche_llm.retrieval.elasticsearch.settings import ElasticsearchSettings
@@ -214,7 +225,10 @@ class Config(Section):
                 raise ValueError(f"weights.{name}: no such name; {task.name} has {', '.join(task.weight_names)}")
         if not sum(self.weights.values()):
             raise ValueError(f"weights: {', '.join(self.weights)} are all 0; give at least one above 0")
-        check_steps(self.steps, self.ranking.fusion, task.sides)
+        with _name_settings("rank"):
+            check_balance(self.steps, task.sides)
+        with _name_settings("rank, ranking.fusion.weights"):
+            check_fusion(self.steps, self.ranking.fusion)
         if task.sentence_question is None and (self.sentences or self.pairs):
             raise ValueError(f"sentences, pairs: {task.name} does not rank pairs of sentences")
         if self.sentences and self.depth > self.sentences.pool:
@@ -277,6 +291,15 @@ class Config(Section):
     def steps(self) -> tuple[Step, ...]:
         """Steps of the ranking."""
         return parse_steps(self.rank)
+
+
+@contextmanager
+def _name_settings(names: str) -> Iterator[None]:
+    """Put the settings that a check is about before its problem."""
+    try:
+        yield
+    except ValueError as error:
+        raise ValueError(f"{names}: {error}") from error
 
 
 def rename_settings(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -408,16 +431,21 @@ def _complete_sections(values: dict[str, Any], task: Task) -> None:
 
 
 def _locate_problem(error: ErrorDetails, source: str, given: Mapping[str, Any], options: Mapping[str, str]) -> str:
-    """Describe a problem with its place: the option, if a flag set the value, or else the file."""
+    """Describe a problem with its place: the options, if flags set the value, or else the file."""
     place, problem = ".".join(map(str, error["loc"])), _describe_error(error)
     if place in options and place in given:
         return f"{options[place]}: {describe_problem(error)}"
     # The message about a whole section names the settings that it is about.
-    places = [place] if place else problem.partition(":")[0].split(", ")
-    is_flagged = any(
-        f"{setting}.".startswith(f"{name}.") or name.startswith(f"{setting}.") for setting in places for name in given
-    )
-    return f"{'options' if is_flagged else source}: {problem}"
+    subject, _, rest = problem.partition(": ")
+    names = [place] if place else subject.split(", ")
+    flagged = [
+        name
+        for name in given
+        if any(f"{each}.".startswith(f"{name}.") or name.startswith(f"{each}.") for each in names)
+    ]
+    if not flagged or not all(name in options for name in flagged):
+        return f"{'options' if flagged else source}: {problem}"
+    return f"{', '.join(options[name] for name in flagged)}: {rest if set(flagged) <= set(names) else problem}"
 
 
 def _find_weights(task: Task, objective: Any) -> Mapping[str, float]:

@@ -103,7 +103,10 @@ def test_neither_tables_nor_pages_show_stances(touche: Touche, run: Path) -> Non
     ("command", "problem"),
     [
         (["calibrate", "--run", "out", "--stance", "qrels.txt", "--out", "t.yaml"], "no stances"),
-        (["rank", "--out", "out", "--rank", "judge", "--rank", "balance:5"], "balance:5: the task has no stances"),
+        (
+            ["rank", "--out", "out", "--rank", "judge", "--rank", "balance:5"],
+            "--rank: balance:5: the task has no stances",
+        ),
         (
             ["run", "--set", "stance.depth=5", "--task", "pages", "--topics", "t", "--corpus", "c", "--out", "new"],
             "stance: pages has no stances",

@@ -13,7 +13,8 @@ from touche_llm.ranking.steps import (
     METHODS,
     RankingSettings,
     Step,
-    check_steps,
+    check_balance,
+    check_fusion,
     list_comparison_kinds,
     parse_steps,
     rank_topic,
@@ -186,15 +187,15 @@ async def test_fusion_puts_the_first_stage_and_every_step_together() -> None:
 def test_a_fusion_of_nothing_that_has_weight_is_refused_before_anything_is_asked(steps: str) -> None:
     parsed = parse_steps(steps.split(","))
     nothing = FusionStepSettings(weights={"first_stage": 0.0, "judge": 0.0})
-    with pytest.raises(ValueError, match=r"fusion\.weights: .*fusion:5 .*first_stage"):
-        check_steps(parsed, nothing, ("PRO", "CON"))
-    check_steps(parsed, FusionStepSettings(weights={"judge": 0.0, "fusion": 0.0}), ("PRO", "CON"))
-    check_steps(parse_steps(["pairwise:3", "fusion:3"]), nothing, ())
+    with pytest.raises(ValueError, match=r"fusion:5: .*first_stage.*fusion\.weights"):
+        check_fusion(parsed, nothing)
+    check_fusion(parsed, FusionStepSettings(weights={"judge": 0.0, "fusion": 0.0}))
+    check_fusion(parse_steps(["pairwise:3", "fusion:3"]), nothing)
 
 
 def test_a_task_without_sides_has_nothing_to_balance() -> None:
     with pytest.raises(ValueError, match="balance:5"):
-        check_steps(parse_steps(["judge", "balance:5"]), FusionStepSettings(), ())
+        check_balance(parse_steps(["judge", "balance:5"]), ())
 
 
 async def test_where_a_topic_has_nothing_that_has_weight_its_order_stays() -> None:

@@ -42,7 +42,8 @@ from touche_llm.ranking.expansion import ExpansionSettings
 from touche_llm.ranking.steps import (
     RankingSettings,
     Step,
-    check_steps,
+    check_balance,
+    check_fusion,
     list_comparison_kinds,
     needs_cross_encoder,
     parse_steps,
@@ -296,7 +297,8 @@ def read_steps(steps: Sequence[str], options: RankOptions, task: Task) -> tuple[
     """Parse the steps of a ranking; raise UsageError if one is unknown or does not fit the options or the task."""
     try:
         parsed = parse_steps(steps.split(",") if isinstance(steps, str) else steps)
-        check_steps(parsed, options.settings.fusion, task.sides)
+        check_balance(parsed, task.sides)
+        check_fusion(parsed, options.settings.fusion)
     except ValueError as error:
         raise UsageError(f"steps: {error}") from error
     return parsed
