@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from msgspec.structs import replace
 
 from tests.cli.conftest import Touche
 from tests.evaluation.test_calibration import READ, gated, judgment, stance_reading
@@ -110,6 +111,13 @@ def test_wrong_usage_ends_with_code_two(judged: Path, touche: Touche, arguments:
     done = touche(*FIT, *arguments)
     assert done.returncode == 2 and problem in done.stderr
     assert not (judged / "a").exists()
+
+
+def test_judgments_of_another_task_are_refused(judged: Path, touche: Touche) -> None:
+    write_records(judged / "run" / "judgments.jsonl", [replace(judgment("1", "a", None), grades={"clarity": 2.0})])
+    done = touche(*FIT, "--out", "t.yaml")
+    assert (done.returncode, done.stdout) == (1, "") and not (judged / "t.yaml").exists()
+    assert "run/judgments.jsonl: topic 1, document a: grade of 'clarity'" in done.stderr
 
 
 def test_thresholds_of_another_task_are_refused(judged: Path, touche: Touche) -> None:

@@ -108,6 +108,14 @@ def test_a_topic_is_shown_with_its_whole_ranking(touche: Touche, run: Path) -> N
     assert "objects: heat pump and gas boiler" in shown and expected[-1] in shown
 
 
+def test_a_topic_whose_judgments_are_of_another_task_is_not_shown(touche: Touche, run: Path) -> None:
+    judgments = run / "judgments.jsonl"
+    judgments.write_text(judgments.read_text().replace('"quality":', '"clarity":'))
+    done = touche("show", "first", "--topic", "3")
+    assert (done.returncode, done.stdout) == (1, "") and done.stderr.count("\n") == 1
+    assert "first/judgments.jsonl: topic " in done.stderr and "'clarity'" in done.stderr
+
+
 def test_texts_and_topics_are_left_out_where_they_are_missing(touche: Touche, run: Path) -> None:
     config = yaml.safe_load((run / "config.yaml").read_text())
     (run / "config.yaml").write_text(yaml.safe_dump(config | {"index": "nowhere", "topics": "nowhere.xml"}))

@@ -241,13 +241,13 @@ def test_what_cannot_be_fitted_is_told(call: Callable[[], object], pattern: str)
         call()
 
 
-def judgment(topic: str, document: str, probabilities: dict[str, float] | None, field: str = "stance") -> Judgment:
+def judgment(topic: str, document: str, probabilities: dict[str, float] | None) -> Judgment:
     return Judgment(
         topic_id=topic,
         document_id=document,
         grades={"relevance": 1.0, "quality": 1.0},
         stance="NO",
-        readings={field: Reading(answered="NO", probabilities=probabilities)},
+        readings={"stance": Reading(answered="NO", probabilities=probabilities)},
         source="probabilities" if probabilities else "value",
         prompt="judge",
     )
@@ -289,7 +289,7 @@ def test_documents_that_cannot_be_used_are_counted_and_named(tmp_path: Path) -> 
             judgment("1", "a", JUDGED),
             judgment("1", "plain", None),
             judgment("1", "unjudged", JUDGED),
-            judgment("2", "unread", JUDGED, field="relevance"),
+            replace(judgment("2", "unread", JUDGED), readings={}),
         ],
     )
     truth = {"1": {"a": "NO", "plain": "NO", "gone": "NO"}, "2": {"unread": "NO"}, "3": {"a": "NO"}}
@@ -310,7 +310,7 @@ def test_topics_can_be_chosen(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("probabilities", "values"),
     [
-        ({"PRO": 0.5, "CON": 0.5}, ["PRO, CON", "FIRST, SECOND, NEUTRAL, NO"]),
+        ({"PRO": 0.5, "CON": 0.5}, ["'PRO'", "FIRST, SECOND, NEUTRAL, NO"]),
         (shares(0.0, 0.0, 0.0, 0.0), ["sum to 0"]),
         (shares(1.0, 1.0, 0.0, 0.0), ["sum to 2"]),
         (shares(-0.5, 0.5, 0.5, 0.5), ["sum to 1"]),

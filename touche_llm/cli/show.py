@@ -18,6 +18,7 @@ from touche_llm.data.files import read_records, shorten_path
 from touche_llm.data.records import Judgment, Topic
 from touche_llm.data.trec_runs import read_run
 from touche_llm.errors import DataError, UsageError
+from touche_llm.judging.grades import check_judgments
 from touche_llm.pipeline.recorded_evaluation import RecordedEvaluation
 from touche_llm.pipeline.run_files import CANDIDATES, JUDGMENTS, RESULTS
 from touche_llm.pipeline.run_overview import (
@@ -76,7 +77,7 @@ def show(
     if topic is not None:
         if not rows:
             raise UsageError(f"--topic {topic}: not in the run; it has {', '.join(read_run(run / 'run.txt').rankings)}")
-        _add_details(rows, run, topic)
+        _add_details(rows, run, topic, task)
     if output is not Format.TABLE:
         print_rows(output, rows)
     elif topic is None:
@@ -154,10 +155,11 @@ def _get_measures(evaluation: RecordedEvaluation) -> dict[str, tuple[float, floa
     return {name: (each.value, each.judged) for name, each in found.items() if each.value is not None}
 
 
-def _add_details(rows: Sequence[dict[str, Any]], run: Path, topic: str) -> None:
+def _add_details(rows: Sequence[dict[str, Any]], run: Path, topic: str, task: Task) -> None:
     """Add the rank in the first stage and the share of the document that the model saw to the rows of a topic."""
     first = {each.document_id: each.rank for each in read_run(run / CANDIDATES).rankings.get(topic, [])}
     judgments = read_records(run / JUDGMENTS, Judgment, "judgments")
+    check_judgments(judgments, task.question, run / JUDGMENTS)
     judged = {each.document_id: each for each in judgments if each.topic_id == topic}
     for row in rows:
         judgment = judged.get(row["document"])

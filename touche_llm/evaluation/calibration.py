@@ -16,6 +16,7 @@ from touche_llm.data.files import read_records
 from touche_llm.data.records import Judgment, StanceReading
 from touche_llm.errors import DataError, UsageError
 from touche_llm.evaluation.stance_measures import macro_f1
+from touche_llm.judging.grades import check_judgments
 from touche_llm.judging.stance import choose_stances
 from touche_llm.tasks.base import Task
 
@@ -112,7 +113,7 @@ def read_calibration_set(
         topics: Topics to read; all if empty.
 
     Raises:
-        DataError: A file cannot be read or has probabilities of other labels, or no judged document has probabilities.
+        DataError: A file cannot be read or does not fit the task, or no judged document has probabilities.
         UsageError: One of `topics` has no judged document with probabilities.
     """
     found: dict[tuple[str, str], tuple[Path, Mapping[str, float] | None]] = {}
@@ -123,7 +124,9 @@ def read_calibration_set(
             found[answer.topic_id, answer.document_id] = (readings, known)
             prompts.add(answer.prompt)
     else:
-        for judgment in read_records(judgments, Judgment, "judgments"):
+        judged = read_records(judgments, Judgment, "judgments")
+        check_judgments(judged, task.question, judgments)
+        for judgment in judged:
             reading = judgment.readings.get("stance")
             found[judgment.topic_id, judgment.document_id] = (judgments, reading.probabilities if reading else None)
             prompts.add(judgment.prompt)
