@@ -109,6 +109,23 @@ def test_the_copy_keeps_the_templates_that_a_run_was_made_with(touche: Touche, m
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.parametrize("how", ["changed", "broken", "gone"])
+def test_a_report_shows_the_prompt_of_the_run_and_not_the_one_of_today(how: str, touche: Touche, mine: Path) -> None:
+    judge = mine / "judge.jinja"
+    text = judge.read_text()
+    match how:
+        case "changed":
+            judge.write_text(text.replace("assessor", "juror"))
+        case "broken":
+            judge.write_text(text.replace("{% endblock %}", ""))
+        case "gone":
+            judge.unlink()
+    done = touche("report", "runs/mine")
+    assert done.returncode == 0 and "not shown" not in done.stderr and "No prompts" not in done.stderr
+    page = Path("runs/mine/report.html").read_text()
+    assert "You are an assessor" in page and "juror" not in page
+
+
 def test_a_recorded_run_is_checked_with_the_templates_of_its_task_unless_this_changed(
     touche: Touche, mine: Path
 ) -> None:

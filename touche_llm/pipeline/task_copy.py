@@ -53,8 +53,8 @@ def find_task_folder(config_file: Path, base: Path | None = None) -> str | None:
         config_file: Configuration in the folder of a run.
         base: Folder that the path of the task is relative to; None for the current folder.
     """
-    copy = config_file.parent / COPY
-    if not (copy / TASK_FILE).is_file():
+    copy = find_copy(config_file.parent)
+    if copy is None:
         return None
     try:
         given = str(read_yaml(config_file)["task"])
@@ -64,10 +64,19 @@ def find_task_folder(config_file: Path, base: Path | None = None) -> str | None:
         return None
     found = given if base is None else os.path.relpath(base / given)
     try:
-        is_same = get_task(found).definition == get_task(str(copy)).definition
+        is_same = get_task(found).definition == get_task(copy).definition
     except (DataError, UsageError):
         is_same = False
-    return found if is_same else str(copy)
+    return found if is_same else copy
+
+
+def find_copy(folder: Path) -> str | None:
+    """Return the copy of the task in the folder of a run, whose templates are those of the run; None if there is none.
+
+    The project's own tasks have no copy.
+    """
+    copy = folder / COPY
+    return str(copy) if (copy / TASK_FILE).is_file() else None
 
 
 def is_copy(task: Task, folder: Path) -> bool:

@@ -23,6 +23,7 @@ from touche_llm.pipeline.corpora import Corpus, open_corpus
 from touche_llm.pipeline.judge import Judgments
 from touche_llm.pipeline.progress import SilentProgress
 from touche_llm.pipeline.run_directory import RunDirectory
+from touche_llm.pipeline.task_copy import find_copy
 from touche_llm.ranking.order import rank_by_first_stage, rank_by_judgment
 from touche_llm.ranking.steps import JUDGE
 from touche_llm.report.overview import get_assessments
@@ -51,6 +52,8 @@ def open_folder(path: Path) -> Iterator[RunFolder]:
     directory = RunDirectory(path)
     config, notes = directory.read_config(), list[str]()
     directory.check_finished("rank")
+    if (copy := find_copy(path)) is not None:
+        config = config.model_copy(update={"task": copy})
     with RunContext(config, SilentProgress()) as context:
         judgments, run = directory.read_judgments(context), directory.read_run(context.task)
         stages = directory.read_metadata().stages
