@@ -21,7 +21,8 @@ from touche_llm.tasks.definition import TASK_FILE
 
 pytestmark = pytest.mark.slow
 FIRST, SECOND = "runs/qwen3-4b-instruct-2507-pairwise", "runs/qwen3-4b-instruct-2507-judge-only"
-CASSETTE = SAMPLES / "comparative" / "cassette.jsonl"
+SAMPLE = SAMPLES / "comparative"
+CASSETTE = SAMPLE / "cassette.jsonl"
 QRELS = "--relevance relevance --quality quality --stance stance"
 
 
@@ -66,6 +67,11 @@ COMMANDS = {
     "calibrate": (
         f"calibrate --run {FIRST} --stance stance --out t-{{width}}.yaml --folds 2",
         ["fold 1", "all folds"],
+    ),
+    "prompts try": (
+        f"prompts try judge --task comparative --topics {SAMPLE}/topics.xml --corpus {SAMPLE}/passages.jsonl --cache "
+        f"{CASSETTE} --cache-mode replay --topic 3 --doc sample-heating-01___3 --stance stance",
+        ["sample-heating-01___3"],
     ),
     "regress record": (f"regress record {FIRST} --dir kept-{{width}}", []),
 }

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Iterable, Mapping
 from typing import Annotated, Any
 
 import orjson
 import typer
+from rich.cells import cell_len
 
 from touche_llm.cli import options as o
 from touche_llm.cli import setting_options as s
@@ -24,9 +25,10 @@ from touche_llm.cli.prompts_render import (
     print_messages,
 )
 from touche_llm.cli.stages import FAILURES_EXIT, run_requests
+from touche_llm.cli.tables import get_width, show_lines
 from touche_llm.config import Config
 from touche_llm.data.records import Reading
-from touche_llm.errors import DataError, EngineError, PromptError, ReplayMiss, UsageError, to_printable
+from touche_llm.errors import DataError, EngineError, PromptError, ReplayMiss, UsageError
 from touche_llm.evaluation.qrels import STANCE, Qrels, read_qrels
 from touche_llm.llm.model import AnsweredRequest, ModelClient
 from touche_llm.pipeline.context import RunContext, check_examples, make_request_builder
@@ -148,10 +150,10 @@ async def _watch(context: TrialContext, qrels: Qrels | None, verbose: bool, save
                     tried = await _send(context, purpose, prompt, model)
                     _show(*tried, qrels, verbose)
                     if before is not None:
-                        print("\n".join(_describe_changes(before, tried)))
+                        show_lines(_describe_changes(before, tried), indent=4, keeps_indented=False)
                     before = tried
             except (PromptError, UsageError, DataError, ReplayMiss, EngineError) as error:
-                print(f"error: {error}")
+                show_lines(f"error: {error}".split("\n"))
             print("waiting for the template to be saved; Ctrl-C ends", flush=True)
             try:
                 await anext(saved)
@@ -172,19 +174,20 @@ def _describe_changes(before: _Tried, after: _Tried) -> list[str]:
             for name in names
             if _value(old.get(name)) != _value(trial.values.get(name))
         ]
-        lines.append(to_printable(f"  {_about(trial)}: {', '.join(changed) or 'none'}"))
+        lines.append(f"  {_about(trial)}: {', '.join(changed) or 'none'}")
     return lines
 
 
 def _show(prompt: Prompt, subject: Subject, trials: list[Trial], qrels: Qrels | None, verbose: bool) -> None:
     topic = subject.topic
     objects = f" ({topic.objects[0]} or {topic.objects[1]})" if topic.objects else ""
-    print(to_printable(f"{prompt.label}, topic {topic.id}: {topic.title}{objects}"))
+    show_lines([f"{prompt.label}, topic {topic.id}: {topic.title}{objects}"])
     for trial in trials:
         print()
         if verbose and trial.request is not None:
             print_messages((message.role, message.content) for message in trial.request.messages)
-        print(to_printable("\n".join(_describe_trial(trial, topic.id, qrels))))
+        lines = (line for text in _describe_trial(trial, topic.id, qrels) for line in text.split("\n"))
+        show_lines(lines, indent=4, keeps_indented=False)
 
 
 def _describe_trial(trial: Trial, topic_id: str, qrels: Qrels | None) -> list[str]:
@@ -203,9 +206,8 @@ def _describe_trial(trial: Trial, topic_id: str, qrels: Qrels | None) -> list[st
         people = _find_human_judgment(trial, topic_id, name, qrels)
         if qrels is not None and (name in qrels.grades or (name == STANCE and qrels.stances)):
             parts.append(f"people: {'not judged' if people is None else _value(people, 0)}")
-        if reading is not None:
-            parts += [_format_bars(reading)] if reading.probabilities else ["no probabilities"]
-        lines.append("   ".join(parts))
+        bars = [] if reading is None else _format_bars(reading) or ["no probabilities"]
+        lines += _join_bars("   ".join(parts), bars, width + 4)
     answer = trial.result.answer
     outside = [reading.off_label_mass for reading in trial.readings.values() if reading.off_label_mass is not None]
     facts = [f"outside of the labels: {max(outside):.2%} at most"] if outside else []
@@ -216,12 +218,24 @@ def _describe_trial(trial: Trial, topic_id: str, qrels: Qrels | None) -> list[st
     return [*lines, f"  answer: {answer.text}", f"  {'; '.join(facts)}"]
 
 
-def _format_bars(reading: Reading) -> str:
-    """Format the labels with their probabilities as bars."""
+def _join_bars(start: str, bars: Iterable[str], indent: int) -> list[str]:
+    """Return a line with bars after its start; those that the terminal has no room for go to indented lines below."""
+    lines, gap, width = [start], "   ", get_width()
+    for bar in bars:
+        if width is not None and cell_len(lines[-1] + gap + bar) > width:
+            lines.append(" " * indent + bar)
+        else:
+            lines[-1] += gap + bar
+        gap = "  "
+    return lines
+
+
+def _format_bars(reading: Reading) -> list[str]:
+    """Format each label with its probability as a bar; empty if there are no probabilities."""
     shares = list((reading.probabilities or {}).items())
     if len(shares) > _MAX_LABELS:
         shares = sorted(shares, key=lambda item: -item[1])[:_MAX_LABELS]
-    return "  ".join(f"{label} {_format_bar(share)} {share:.0%}" for label, share in shares)
+    return [f"{label} {_format_bar(share)} {share:.0%}" for label, share in shares]
 
 
 def _format_bar(share: float) -> str:

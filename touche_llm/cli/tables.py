@@ -69,7 +69,7 @@ def show_table(
         max(cell_len(text) for text in (column.name, *(row[number] for row in cells if len(row) > 1)))
         for number, column in enumerate(columns)
     ]
-    room = Console(file=file).width if file.isatty() else width
+    room = get_width(file) or width
     kept = _fit_columns(columns, widths, room)
 
     def print_row(row: Sequence[str]) -> None:
@@ -118,18 +118,27 @@ def _fit_columns(columns: Sequence[Column], widths: list[int], room: int | None)
     return sorted(kept)
 
 
-def show_lines(lines: Iterable[str], file: IO[str] | None = None, indent: int = 0) -> None:
+def get_width(file: IO[str] | None = None) -> int | None:
+    """Return the width of the terminal that `file`, or standard output, is; None if it is a file or a pipe."""
+    file = sys.stdout if file is None else file
+    return Console(file=file).width if file.isatty() else None
+
+
+def show_lines(
+    lines: Iterable[str], file: IO[str] | None = None, indent: int = 0, *, keeps_indented: bool = True
+) -> None:
     """Print lines; a terminal gets them broken between words, apart from indented ones, which are commands to copy.
 
     Args:
         lines: The lines.
         file: Where to print; standard output if None.
         indent: Width by which the continuation of a broken line is indented.
+        keeps_indented: Whether indented lines are commands; if not, they are broken too.
     """
     file = sys.stdout if file is None else file
-    width = Console(file=file).width if file.isatty() else None
+    width = get_width(file)
     for line in map(to_printable, lines):
-        if width is None or cell_len(line) <= width or line.startswith(" "):
+        if width is None or cell_len(line) <= width or (keeps_indented and line.startswith(" ")):
             print(line, file=file)
         else:
             wrapped = textwrap.wrap(
