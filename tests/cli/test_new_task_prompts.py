@@ -12,6 +12,7 @@ from tests.changed_example import FIVE, INPUTS, LABELS, TWO_SCALES, change_examp
 from tests.cli.conftest import Touche
 from tests.prompt_variants import opening
 from tests.scripted_engine import Label, ScriptedEngine
+from touche_llm.evaluation.agreement import estimate_kappa
 from touche_llm.llm.answer_forms import list_fields
 from touche_llm.llm.request import Request
 
@@ -63,6 +64,23 @@ def test_wordings_are_compared_by_all_aspects_and_labels(touche: Touche, engine:
     done = touche(*command)
     assert done.returncode == 0 and "depth kappa" in done.stdout and "quality" not in done.stdout
     assert "judge has the best depth nDCG@5 on 2 topics" in done.stdout and len(engine.requests) == 20
+
+
+def test_grades_are_compared_on_the_scale_of_the_judgments(touche: Touche, engine: ScriptedEngine) -> None:
+    change_example(touche, FIVE, TWO_SCALES)
+    command = ("prompts", "compare", *write_variants(), *OPTIONS, *write_qrels(), "--split", "all", "--format", "json")
+    before = json.loads(touche(*command).stdout)
+    # The same judgments on a scale of 0 to 8, which the prompt does not have.
+    definition = Path("essays/task.yaml")
+    definition.write_text(definition.read_text().replace("\nstance:", "\nqrels: {depth: 0..8}\nstance:"))
+    lines = [line.split() for line in Path("depth.txt").read_text().splitlines()]
+    Path("depth.txt").write_text("".join(f"{topic} 0 {name} {int(grade) * 2}\n" for topic, _, name, grade in lines))
+    after = json.loads(touche(*command).stdout)
+    for old, new in zip(before, after, strict=True):
+        assert new["depth_ndcg_5"] == pytest.approx(old["depth_ndcg_5"])
+    people, judge = (0, 2, 4, 6, 8), (0.5, 2.5, 4.5, 6.5, 6.0)
+    expected = estimate_kappa({"1": zip(judge, people, strict=True)}).value
+    assert after[1]["depth_kappa"] == pytest.approx(expected) and after[1]["requests"] == 0
 
 
 def test_a_prompt_is_tried_beside_the_judgments_of_people(touche: Touche, engine: ScriptedEngine) -> None:

@@ -95,6 +95,16 @@ def test_features_add_prompts(tmp_path: Path) -> None:
     }
 
 
+def test_the_scale_of_human_judgments_is_apart_from_that_of_the_prompt(tmp_path: Path) -> None:
+    task = get_task(write_task(tmp_path / "mine", changed("qrels", {"depth": "0..2"})))
+    assert get_labels(task.question.answer)["depth"] == (1, 2, 3, 4, 5)
+    assert task.qrels_scales == {"relevance": (0, 2), "depth": (0, 2)}
+    # A grade keeps its place between the ends.
+    depth = task.scales["depth"]
+    assert [depth.convert(grade, task.qrels_scales["depth"]) for grade in (1, 2.5, 3, 5)] == [0.0, 0.75, 1.0, 2.0]
+    assert depth.convert(0.1 + 0.2, depth) == 0.1 + 0.2
+
+
 def test_a_task_may_have_no_stance(tmp_path: Path) -> None:
     values = {name: value for name, value in GOOD.items() if name not in ("stance", "measures")}
     task = get_task(write_task(tmp_path / "mine", values))
@@ -138,6 +148,8 @@ BROKEN = [
     ("aspects/relevance", 3, "aspects.relevance", "LOWEST..HIGHEST"),
     ("aspects/stance", "0..3", "aspects.stance", "another meaning"),
     ("aspects/how deep", "0..3", "aspects.how deep", "a to z"),
+    ("qrels", {"depht": "0..3"}, "qrels.depht", "did you mean depth?"),
+    ("qrels", {"depth": "three"}, "qrels.depth", "LOWEST..HIGHEST"),
     ("stance/labels", [], "stance.labels", "at least 2"),
     ("stance/labels", [f"L{number}" for number in range(21)], "stance.labels", "at most 20"),
     ("stance/labels", ["FOR", "AGAINST", "FOR"], "stance.labels", "same label"),

@@ -120,6 +120,8 @@ def _list_facts(task: Task) -> Iterator[tuple[str, str]]:
         yield "other templates", str(task.shared_folder)
     yield "features", ", ".join(definition.features) or "none"
     yield "aspects", ", ".join(f"{name} {scale}" for name, scale in task.scales.items())
+    if definition.qrels:
+        yield "scales of qrels", ", ".join(f"{name} {scale}" for name, scale in task.qrels_scales.items())
     yield "stances", ", ".join(task.stances) or "none; runs have Q0 in their place"
     if stance is not None:
         yield "take no side", ", ".join(task.no_stances) or "none"

@@ -52,7 +52,7 @@ class Qrels:
             highest of the scale.
         stances: True labels by topic and document; empty if none were given.
         labels: Stances of the task, in its order.
-        scales: Scale of each aspect of the task.
+        scales: Scale of each aspect of the task in human judgments.
         repeated: Number of lines that repeat an earlier one, for each aspect with such lines.
         gaps: Judgments that an aspect lacks and another has, in the order of the aspects.
         judged_topics: All topics that the file of each aspect judges, including those that `restrict_to` left out.
@@ -134,13 +134,13 @@ def read_qrels(files: Mapping[str, Path | str], task: Task | str) -> Qrels:
             column = "label" if aspect == STANCE else "grade"
             parse: Callable[[str], Any] = partial(_parse_label, task=task)
             if aspect != STANCE:
-                parse = partial(_parse_grade, scale=task.scales[aspect])
+                parse = partial(_parse_grade, scale=task.qrels_scales[aspect])
             judged[aspect], again = _read(Path(files[aspect]), column, parse)
             if again:
                 repeated[aspect] = again
     gaps = _find_gaps(judged)
     stances = judged.pop(STANCE, {})
-    return Qrels(judged, stances, task.stances, task.scales, repeated, gaps)
+    return Qrels(judged, stances, task.stances, task.qrels_scales, repeated, gaps)
 
 
 def _parse_label(text: str, task: Task) -> str:

@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from msgspec import structs
+
 from touche_llm.config import Config
 from touche_llm.data.records import Failure, Judgment, Topic
 from touche_llm.errors import DataError, UsageError, shorten
@@ -57,7 +59,8 @@ class PromptComparison:
         topics: Sampled topics in the order of the topics file, with the objects that the model found.
         sample_file: File of the sample.
         parts: Measures of each part of the sample: the one to choose on, then the held-out one if it was judged.
-        judged: Judgments by part and variant; held-out topics are judged by the first variant and the best only.
+        judged: Judgments by part and variant, their grades on the scales of the human ones; held-out topics are judged
+            by the first variant and the best only.
         failures: Failures to find a topic's objects.
         verdict: The best variant, and whether it was confirmed.
         texts: Texts of the documents by id, if the plan wants them.
@@ -268,10 +271,21 @@ async def _judge_variants(
                 before = replace(model.counts)
                 work = [(topics[item.topic_id], item.document_id) for item in sample]
                 judgments, failures = await judge(work, documents, question, variant.prompt, builder, done)
-                found = {(judgment.topic_id, judgment.document_id): judgment for judgment in judgments}
+                found = {
+                    (judgment.topic_id, judgment.document_id): _convert_grades(judgment, context.task)
+                    for judgment in judgments
+                }
                 judged[name, variant.name] = VariantJudgments(found, failures, model.counts.since(before))
     model.raise_on_misses()
     return judged
+
+
+def _convert_grades(judgment: Judgment, task: Task) -> Judgment:
+    """Return a judgment with its grades on the scales of the human ones."""
+    grades = {
+        name: task.scales[name].convert(grade, task.qrels_scales[name]) for name, grade in judgment.grades.items()
+    }
+    return structs.replace(judgment, grades=grades)
 
 
 async def _find_objects(context: RunContext, prepared: _Prepared, builder: RequestBuilder) -> list[Failure]:

@@ -153,8 +153,13 @@ class Task:
 
     @property
     def scales(self) -> Mapping[str, Scale]:
-        """Scale of each aspect."""
+        """Scale of each aspect in the answers of the model."""
         return self.definition.aspects
+
+    @property
+    def qrels_scales(self) -> Mapping[str, Scale]:
+        """Scale of each aspect in human judgments."""
+        return {**self.definition.aspects, **self.definition.qrels}
 
     @property
     def min_per_topic(self) -> int:

@@ -53,6 +53,12 @@ class Scale(NamedTuple):
         """Return the place of a grade on the scale, from 0 to 1."""
         return (grade - self.lowest) / (self.highest - self.lowest)
 
+    def convert(self, grade: float, scale: Scale) -> float:
+        """Return the grade of another scale that has the same place there."""
+        if scale == self:
+            return grade
+        return scale.lowest + self.to_share(grade) * (scale.highest - scale.lowest)
+
     @property
     def grades(self) -> tuple[int, ...]:
         """All grades, in ascending order."""
@@ -111,6 +117,7 @@ def _check_printable(text: str) -> str:
     return text
 
 
+_Scale = Annotated[Scale, BeforeValidator(_parse_scale)]
 _Text = Annotated[str, Field(min_length=1, max_length=200), AfterValidator(_check_printable)]
 _Name = Annotated[str, AfterValidator(_check_name)]
 _Aspect = Annotated[str, AfterValidator(_check_aspect)]
@@ -211,6 +218,7 @@ class TaskDefinition(Strict):
         templates: Task of the project whose templates are used where the folder has none.
         corpus: Reader and file names of the corpus.
         aspects: Scale of each aspect that the judge prompt grades, in the order of the answer.
+        qrels: Scale of the human judgments of each aspect where it is another than that of the prompt.
         sentence_aspects: Aspects that are graded for single sentences, with the feature `pairs`.
         stance: Stance labels; None if documents have no stance, so that runs have `Q0` in its place.
         documents_per_topic: Limits of a ranking.
@@ -224,9 +232,8 @@ class TaskDefinition(Strict):
     features: list[Feature] = []
     templates: _Name | None = None
     corpus: CorpusDefinition = CorpusDefinition(reader="json_lines")
-    aspects: Annotated[
-        dict[_Aspect, Annotated[Scale, BeforeValidator(_parse_scale)]], Field(min_length=1, max_length=10)
-    ]
+    aspects: Annotated[dict[_Aspect, _Scale], Field(min_length=1, max_length=10)]
+    qrels: dict[str, _Scale] = {}
     sentence_aspects: list[str] = []
     stance: StanceDefinition | None = None
     documents_per_topic: DocumentLimits = DocumentLimits()
@@ -236,6 +243,8 @@ class TaskDefinition(Strict):
     @model_validator(mode="after")
     def _check_parts(self) -> TaskDefinition:
         self._check_features()
+        for name in self.qrels:
+            _require_known(f"qrels.{name}", name, tuple(self.aspects))
         names = (*self.aspects, FIRST_STAGE)
         if "both" not in self.weights:
             raise ValueError("weights.both: missing; it is the default objective")
