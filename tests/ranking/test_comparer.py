@@ -3,6 +3,7 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import cache
 from itertools import permutations, product
 from pathlib import Path
@@ -36,7 +37,7 @@ from touche_llm.prompts.purposes import (
     list_template_variables,
 )
 from touche_llm.ranking.comparer import Comparer
-from touche_llm.tasks import get_task
+from touche_llm.tasks import TASKS, get_task
 
 TOPIC = Topic("7", "Which is better, tea or coffee?", "Find out.", "Both count.", ("tea", "coffee"))
 LONG = " ".join(f"Sentence number {number} speaks of tea and of coffee." for number in range(60))
@@ -407,6 +408,16 @@ async def test_a_prompt_that_leaves_no_room_names_the_topic_the_step_and_what_to
     comparer = comparer_for(StrictEngine(first_shown, await prompt_size()))
     with raises_at(PromptError, "prompt comparative/order, topic 7", "`engine.context`", "listwise:20"):
         await comparer.order(["a", "b", "c"])
+
+
+@pytest.mark.parametrize("task", [name for name, task in TASKS.items() if task.objects_answer is None])
+async def test_quality_is_a_criterion_only_where_it_is_graded(task: str) -> None:
+    engine = StrictEngine(first_shown)
+    comparer = comparer_for(engine, task=task, topic=replace(TOPIC, objects=None))
+    await comparer.estimate_best(["a", "b"])
+    await comparer.order(["a", "b", "c"])
+    mentions = {"quality" in request.messages[0].content.lower() for request in engine.requests}
+    assert len(engine.requests) == 2 and mentions == {"quality" in get_task(task).question.grades}
 
 
 @pytest.mark.parametrize("task", ["comparative", "controversial", "sentence_pairs"])

@@ -169,7 +169,9 @@ class Comparer:
             max_tokens = builder.sampling.max_tokens + _TOKENS_PER_LABEL * len(texts)
             builder = replace(builder, sampling=replace(builder.sampling, max_tokens=max_tokens))
         origin = " ".join(documents) or None
-        variables = {"documents": labelled, "aim": self.objective, **self.question.topic_variables(self.topic)}
+        # Where relevance alone is graded, it is the criterion of any objective.
+        aim = "relevance" if self.question.grades == ("relevance",) else self.objective
+        variables = {"documents": labelled, "aim": aim, **self.question.topic_variables(self.topic)}
         return builder.build(self.prompts[kind], _ANSWERS[kind](len(texts)), self.topic, origin, **variables)
 
     async def _get_share(self, kind: Kind, documents: int) -> int | FailedRequest:
