@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -8,6 +9,7 @@ import pytest
 from tests.expect import raises_at
 from touche_llm.errors import UsageError
 from touche_llm.integrations.tira import detect_input
+from touche_llm.tasks import TASKS, get_task
 
 PLAIN = "<topics><topic><number>1</number><title>Are zoos good?</title></topic></topics>"
 COMPARED = (
@@ -58,6 +60,17 @@ def test_a_rerank_file_beside_a_corpus_is_of_the_task_of_the_corpus(tmp_path: Pa
 def test_a_rerank_file_is_not_for_sentences(tmp_path: Path) -> None:
     with raises_at(UsageError, tmp_path, "rerank.jsonl", "args_processed_04_01.csv"):
         detect_input(folder_with(tmp_path, PLAIN, "args_processed_04_01.csv", "rerank.jsonl"))
+
+
+@pytest.mark.parametrize(("topics", "task"), [(PLAIN, "controversial"), (COMPARED, "comparative")])
+def test_a_further_task_of_the_project_changes_no_detection(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, topics: str, task: str
+) -> None:
+    like = get_task(task)
+    corpus = like.definition.corpus.model_copy(update={"tira": None, "files": []})
+    added = replace(like, definition=like.definition.model_copy(update={"name": "added", "corpus": corpus}))
+    monkeypatch.setattr("touche_llm.integrations.tira.TASKS", {"added": added, **TASKS})
+    assert detect_input(folder_with(tmp_path, topics, "documents.jsonl")).task.name == task
 
 
 def test_topics_alone_are_for_a_search_engine(tmp_path: Path) -> None:

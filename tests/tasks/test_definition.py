@@ -135,6 +135,7 @@ BROKEN = [
     ("titel", "x", "titel", "did you mean title?"),
     ("corpus/reader", "xml", "corpus.reader", "'json_lines' or 'args_me'"),
     ("corpus/reader", "args_me", "corpus.id", "json_lines"),
+    ("corpus/tira", "yes", "corpus.tira", "'objects' or 'no_objects'"),
     ("corpus/file", ["a"], "corpus.file", "did you mean files?"),
     ("corpus/files", ["a/b.jsonl"], "corpus.files.0", "without a folder"),
     ("corpus/files", [".."], "corpus.files.0", "without a folder"),

@@ -4,6 +4,7 @@ import ast
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from typing import get_args
 
 import pytest
 
@@ -11,6 +12,7 @@ import touche_llm
 from touche_llm.errors import UsageError
 from touche_llm.llm.answers import get_labels
 from touche_llm.tasks import TASKS, get_task
+from touche_llm.tasks.definition import TiraTopics
 
 PACKAGE = Path(touche_llm.__file__).parent
 
@@ -38,6 +40,14 @@ def docstrings_of(tree: ast.Module) -> Iterator[ast.Constant]:
             match node.body:
                 case [ast.Expr(value=ast.Constant() as docstring), *_]:
                     yield docstring
+
+
+def test_tira_finds_one_task_for_each_kind_of_topics() -> None:
+    kinds = [task.definition.corpus.tira for task in TASKS.values() if task.definition.corpus.tira]
+    assert sorted(kinds) == sorted(get_args(TiraTopics))
+    # A file name stands for one task.
+    names = [name for task in TASKS.values() for name in task.corpus_files]
+    assert len(set(names)) == len(names)
 
 
 @pytest.mark.parametrize("name", list(TASKS))

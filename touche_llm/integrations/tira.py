@@ -9,6 +9,7 @@ from touche_llm.data.topics import read_topics
 from touche_llm.errors import UsageError
 from touche_llm.tasks import TASKS
 from touche_llm.tasks.base import Task
+from touche_llm.tasks.definition import TiraTopics
 
 _TOPICS = ("topics.xml", "queries.jsonl", "queries.xml")
 # A first stage with its documents, and collections of any task that ranks documents.
@@ -37,9 +38,8 @@ def detect_input(folder: Path) -> TiraInput:
     """Detect the task of an input folder from its files.
 
     The file name of an official corpus identifies the task; an uncompressed corpus is preferred to a compressed one.
-    Otherwise it is a task over web documents with stances: the one that compares objects if the topics name two, else
-    the other one; tasks without stances, those of 2020 and 2021, are not detected. A `rerank.jsonl` holds the first
-    stage and its documents and is preferred to a corpus.
+    Otherwise it is the task whose `corpus.tira` fits the topics, which name objects or none. A `rerank.jsonl` holds the
+    first stage and its documents and is preferred to a corpus.
 
     Raises:
         UsageError: The folder or its topics are missing, the corpora are of two tasks, or the first stage ranks
@@ -62,12 +62,9 @@ def detect_input(folder: Path) -> TiraInput:
         if rerank is not None and task.sentence_question is not None:
             raise UsageError(f"{folder}: {rerank.name} ranks documents, and {corpus.name} is for ranking sentences")
         return TiraInput(task, topics, rerank or corpus, rerank)
-    compared = any(topic.objects is not None for topic in read_topics(topics))
-    task = next(
-        task
-        for task in TASKS.values()
-        if task.stances and task.sentence_question is None and (task.objects_answer is not None) is compared
-    )
+    has_objects = any(topic.objects is not None for topic in read_topics(topics))
+    kind: TiraTopics = "objects" if has_objects else "no_objects"
+    task = next(task for task in TASKS.values() if task.definition.corpus.tira == kind)
     return TiraInput(task, topics, rerank or _first(folder, _COLLECTIONS), rerank)
 
 

@@ -27,6 +27,8 @@ MAX_LABELS = 20
 Objective = Literal["relevance", "quality", "both"]
 # What needs code; docs/reference/tasks.md describes each.
 Feature = Literal["objects", "stance_prompt", "pairs", "excerpts"]
+# Whether the topics of a TIRA collection name the two objects that they compare.
+TiraTopics = Literal["objects", "no_objects"]
 ReaderName = Literal["json_lines", "args_me"]
 MeasureName = Literal["nDCG@5", "nDCG@10", "macro-F1"]
 # Label of a sentence that takes no side, beside the labels of the task.
@@ -140,6 +142,7 @@ class CorpusDefinition(Strict):
         reader: Reader of the file: `json_lines`, or `args_me` for arguments with their sentences.
         files: Names of the published files, by which `tira` detects the task.
         datasets: Ids of ir_datasets, by which the task of a dataset is known.
+        tira: Topics for which `tira` chooses the task if the name of the collection is no published one.
         id: Key of a document's id in JSON Lines; None for the keys of the Touché collections.
         text: Key of its text; likewise.
     """
@@ -147,6 +150,7 @@ class CorpusDefinition(Strict):
     reader: ReaderName
     files: list[Annotated[str, AfterValidator(_check_file_name)]] = []
     datasets: list[_Text] = []
+    tira: TiraTopics | None = None
     id: _Text | None = None
     text: _Text | None = None
 
