@@ -303,8 +303,9 @@ def test_the_hash_of_a_template_alone_is_over_its_text_and_else_over_all_files(w
 @pytest.mark.parametrize("task", TASKS.values(), ids=list(TASKS))
 def test_every_purpose_of_a_task_has_a_template_with_the_hash_of_its_file_alone(task: Task) -> None:
     purposes = purposes_of(task)
-    folders = [task.folder, *([task.shared_folder] if task.shared_folder is not None else [])]
-    assert {each.stem for folder in folders for each in folder.glob("*.jinja")} == set(purposes)
+    assert {each.stem for folder in (task.folder, *task.shared_folders) for each in folder.glob("*.jinja")} == set(
+        purposes
+    )
     for name, purpose in purposes.items():
         prompt = load(task, purpose, name)
         assert prompt.hash == hashlib.sha256(prompt.path.read_bytes()).hexdigest()[:12]

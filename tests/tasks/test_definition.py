@@ -214,7 +214,13 @@ def test_templates_that_the_folder_lacks_are_those_of_another_task(tmp_path: Pat
     assert task.find_template("best.jinja") == shared / "best.jinja"
     assert task.find_template("judge.jinja") == tmp_path / "mine" / "judge.jinja"
     assert task.find_template("none.jinja") == tmp_path / "mine" / "none.jinja"
-    assert get_task("controversial").shared_folder is None
+    assert get_task("controversial").shared_folders == ()
+
+
+def test_templates_of_a_task_that_shares_others_are_shared_too(tmp_path: Path) -> None:
+    task = get_task(write_task(tmp_path / "mine", {**GOOD, "templates": "arguments_2020"}, without="judge"))
+    assert task.find_template("judge.jinja") == TASKS["arguments_2020"].folder / "judge.jinja"
+    assert task.find_template("best.jinja") == TASKS["arguments_2021"].folder / "best.jinja"
 
 
 @pytest.mark.parametrize(

@@ -116,8 +116,8 @@ def _choose_name(folder: Path) -> str:
 def _list_facts(task: Task) -> Iterator[tuple[str, str]]:
     definition, stance = task.definition, task.definition.stance
     yield "folder", str(task.folder)
-    if task.shared_folder is not None:
-        yield "other templates", str(task.shared_folder)
+    if task.shared_folders:
+        yield "other templates", ", ".join(map(str, task.shared_folders))
     yield "features", ", ".join(definition.features) or "none"
     yield "aspects", ", ".join(f"{name} {scale}" for name, scale in task.scales.items())
     if definition.qrels:

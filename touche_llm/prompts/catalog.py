@@ -30,7 +30,8 @@ class CatalogEntry:
     @property
     def is_builtin(self) -> bool:
         """Whether the template is one of the project's own."""
-        return self.path.parent in (self.task.folder if self.task.is_own else None, self.task.shared_folder)
+        own = (self.task.folder,) if self.task.is_own else ()
+        return self.path.parent in (*own, *self.task.shared_folders)
 
 
 def find_prompt(task: Task, name: str, folder: Path | None = None) -> CatalogEntry:
@@ -51,8 +52,7 @@ def find_prompts(task: Task, folder: Path | None = None) -> list[CatalogEntry]:
         raise UsageError(f"{folder}: no such folder of templates")
     places = [task.folder, *([] if folder is None else [folder / task.name])]
     names = {name for place in places for name in _list_prompts(place)}
-    if task.shared_folder is not None:
-        names |= set(_list_prompts(task.shared_folder)) & set(purposes_of(task))
+    names |= {name for shared in task.shared_folders for name in _list_prompts(shared)} & set(purposes_of(task))
     return [_make_entry(task, name, folder) for name in sorted(names)]
 
 

@@ -70,7 +70,7 @@ class Task:
         definition: Content of its `task.yaml`.
         folder: Folder of this file, with the templates.
         is_own: Whether it is one of the project's own tasks.
-        shared_folder: Folder of another task, whose templates are used where this one has none; None if there is none.
+        shared_folders: Folders of other tasks, whose templates are used where those before have none.
         question: Question of the judge prompt about a document.
         objects_answer: Returns the answer model with the objects (`first`, `second`) of a topic that names none; None
             if topics have no objects.
@@ -82,7 +82,7 @@ class Task:
     definition: TaskDefinition
     folder: Path
     is_own: bool
-    shared_folder: Path | None
+    shared_folders: tuple[Path, ...]
     question: Question
     objects_answer: Callable[[Topic], type[AnswerModel]] | None = None
     sentence_question: Question | None = None
@@ -99,13 +99,11 @@ class Task:
         return self.name if self.is_own else str(self.folder)
 
     def find_template(self, file: str) -> Path:
-        """Return the path of a template of this name, in the shared folder if only that has it."""
-        shared = None if self.shared_folder is None else self.shared_folder / file
-        return (
-            shared
-            if shared is not None and shared.is_file() and not (self.folder / file).exists()
-            else self.folder / file
-        )
+        """Return the path of a template of this name: in the first shared folder with it if the own one lacks it."""
+        own = self.folder / file
+        if own.exists():
+            return own
+        return next((folder / file for folder in self.shared_folders if (folder / file).is_file()), own)
 
     @property
     def title(self) -> str:

@@ -14,7 +14,7 @@ from touche_llm.errors import DataError
 from touche_llm.llm.answers import AnswerModel
 from touche_llm.tasks import features
 from touche_llm.tasks.base import Question, RenderedDocument, Task
-from touche_llm.tasks.definition import NO_SIDE, TASK_FILE, TaskDefinition
+from touche_llm.tasks.definition import NO_SIDE, TASK_FILE, TaskDefinition, read_definition
 
 _ROLES = ("CLAIM", "PREMISE", "NONE")
 _INSTALLED = Path(__file__).parent.parent / "_prompts"
@@ -37,7 +37,7 @@ def build_task(definition: TaskDefinition, folder: Path, *, is_own: bool) -> Tas
         definition=definition,
         folder=folder,
         is_own=is_own,
-        shared_folder=_find_shared_folder(definition, folder),
+        shared_folders=_find_shared_folders(definition, folder),
         question=replace(
             _build_question(definition, _build_judgment(definition)), position_answer=_build_position(definition)
         ),
@@ -105,17 +105,17 @@ def _create(name: str, *fields: tuple[str, Iterable[int | str]]) -> type[AnswerM
     return create_model(name, __base__=AnswerModel, **types)
 
 
-def _find_shared_folder(definition: TaskDefinition, folder: Path) -> Path | None:
-    """Return the folder of the task of the project whose templates the definition shares."""
-    if definition.templates is None:
-        return None
-    shared = prompts_folder() / definition.templates
-    if not (shared / TASK_FILE).is_file():
-        known = ", ".join(sorted(path.parent.name for path in prompts_folder().glob(f"*/{TASK_FILE}")))
-        raise DataError(
-            f"{folder / TASK_FILE}: templates: {definition.templates!r} is no task of the project; it must be {known}"
-        )
-    return shared
+def _find_shared_folders(definition: TaskDefinition, folder: Path) -> tuple[Path, ...]:
+    """Return the folders of the tasks whose templates a definition shares: one that it names, one which that names."""
+    folders: list[Path] = []
+    while (name := definition.templates) is not None:
+        shared = prompts_folder() / name
+        if not (shared / TASK_FILE).is_file() or shared in folders:
+            known = ", ".join(sorted(path.parent.name for path in prompts_folder().glob(f"*/{TASK_FILE}")))
+            raise DataError(f"{folder / TASK_FILE}: templates: {name!r} is no task of the project; it must be {known}")
+        folders.append(shared)
+        definition = read_definition(shared / TASK_FILE, TaskDefinition)
+    return tuple(folders)
 
 
 def _check_templates(task: Task) -> None:
