@@ -76,7 +76,7 @@ def rows(done: Done) -> list[dict[str, Any]]:
 
 def test_the_list_names_the_prompts_and_where_they_lie(touche: Touche, folder: Path) -> None:
     found = {(row["task"], row["name"]): row for row in rows(touche("prompts", "list", "--format", "json"))}
-    assert {task for task, _ in found} == set(TASKS) and len(found) == 32
+    assert {task for task, _ in found} == set(TASKS) and len(found) == 40
     own = found["comparative", "judge"]
     assert own["path"] == str(OWN) and own["version"] == 2 and own["examples"] == 0 and own["error"] is None
     assert own["fields"] == "relevance (0 to 3), quality (0 to 3), position (YES NO), stance (FIRST SECOND NEUTRAL)"

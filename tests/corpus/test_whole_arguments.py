@@ -100,6 +100,50 @@ def test_the_size_of_the_chunks_changes_nothing(
         assert list(args_me_json.read_json_arguments(path)) == list(enumerate(values, start=1))
 
 
+def to_beir(*arguments: dict[str, Any]) -> str:
+    return "".join(f"{json.dumps(each, ensure_ascii=False)}\n" for each in arguments)
+
+
+def beir_argument(identifier: str = "c67482ba-2019-04-18T13:32:05Z-00000-000", **changed: Any) -> dict[str, Any]:
+    """An argument as BEIR has it."""
+    metadata = {"stance": "CON", "url": "https://www.debate.org/debates/1/"}
+    return {"_id": identifier, "title": "Tea  is\nbad", "text": "It's hot.\nIt wakes.", "metadata": metadata} | changed
+
+
+@pytest.mark.parametrize("gzipped", [False, True])
+def test_arguments_of_beir_have_their_title_as_conclusion(tmp_path: Path, gzipped: bool) -> None:
+    content = f"\ufeff{to_beir(beir_argument(), beir_argument('b', text=''), beir_argument('c', metadata={}))}".encode()
+    path = write(tmp_path, gzip.compress(content) if gzipped else content, "corpus.jsonl")
+    assert [(number, document) for number, document in read_whole_arguments(path)] == [
+        (1, Document(beir_argument()["_id"], "It's hot.\nIt wakes.", title="Tea is bad", side="CON")),
+        (2, Document("b", "", title="Tea is bad", side="CON")),
+        # Later versions of the collection leave the metadata out.
+        (3, Document("c", "It's hot.\nIt wakes.", title="Tea is bad", side="")),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("bad", "problem"),
+    [
+        ({"_id": 5, "title": "no id"}, "`id`"),
+        (beir_argument("a,b"), "`id`"),
+        (beir_argument("b", title=5), "`conclusion`"),
+        (beir_argument("b", text=None), "`text`"),
+        (beir_argument("b", metadata="PRO"), "`metadata`"),
+        (beir_argument("b", metadata={"stance": "MAYBE"}), "'MAYBE'"),
+        (beir_argument("b", title=" ", text="\n"), "neither"),
+    ],
+)
+def test_a_bad_argument_of_beir_is_named_and_can_be_left_out(tmp_path: Path, bad: dict[str, Any], problem: str) -> None:
+    path = write(tmp_path, to_beir(beir_argument("a"), bad, beir_argument("c")))
+    with pytest.raises(BadLine, match=problem) as caught:
+        documents(path)
+    assert (caught.value.source, caught.value.line) == (path, 2)
+    left_out: list[BadLine] = []
+    assert [document.id for _, document in read_whole_arguments(path, left_out.append)] == ["a", "c"]
+    assert [each.line for each in left_out] == [2]
+
+
 @pytest.mark.parametrize(
     ("bad", "problem"),
     [

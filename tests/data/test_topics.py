@@ -147,6 +147,20 @@ def test_a_file_that_is_no_topics_file_is_refused_by_name(tmp_path: Path, conten
     assert fragment in str(caught.value)
 
 
+def test_topics_of_beir_have_their_text_as_title(tmp_path: Path) -> None:
+    lines = [
+        {"_id": "1", "text": "Should teachers get tenure?", "metadata": {"description": "D.", "narrative": " N.\n N."}},
+        {"_id": "2", "text": "Is vaping safe?", "metadata": {}},
+        {"_id": "3", "text": "Ban guns?"},
+    ]
+    path = topics_file(tmp_path, "".join(f"{json.dumps(line)}\n" for line in lines).encode())
+    assert read_topics(path) == [
+        Topic("1", "Should teachers get tenure?", "D.", "N. N."),
+        Topic("2", "Is vaping safe?"),
+        Topic("3", "Ban guns?"),
+    ]
+
+
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
     with raises_at(DataError, tmp_path / "nowhere.xml"):
         read_topics(tmp_path / "nowhere.xml")

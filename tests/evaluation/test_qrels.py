@@ -41,6 +41,15 @@ def test_a_packed_file_is_read(tmp_path: Path) -> None:
     assert grades_of(tmp_path, gzip.compress(b"1 0 a 1\n")) == {"1": {"a": 1.0}}
 
 
+@pytest.mark.parametrize("head", ["query-id\tcorpus-id\tscore", "query_id\tdoc_id\tscore"])
+def test_tables_of_beir_have_a_head_and_three_columns(tmp_path: Path, head: str) -> None:
+    assert grades_of(tmp_path, f"{head}\r\n1\ta\t2\n1\tb\t0\n2\ta\t1\n") == {"1": {"a": 2.0, "b": 0.0}, "2": {"a": 1.0}}
+    with raises_at(DataError, f"{tmp_path / 'qrels.txt'}:3", "2 columns"):
+        grades_of(tmp_path, f"{head}\n1\ta\t2\n1\tb\n")
+    with raises_at(DataError, f"{tmp_path / 'qrels.txt'}:2", "3 columns"):
+        grades_of(tmp_path, "1 0 a 2\n1 b 0\n")
+
+
 @pytest.mark.parametrize("grade", ["-3", "4", "3.001", "1.2345", "nan", "inf", "1e0", "1_0", "٢", "NO", ".", "--1"])
 def test_what_is_no_grade_is_told_with_its_line(tmp_path: Path, grade: str) -> None:
     with raises_at(DataError, f"{tmp_path / 'qrels.txt'}:2", "topic 1, document b", "-2 to 3"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -108,6 +109,36 @@ def test_the_index_of_another_task_on_the_same_arguments_is_built_again(
 def test_a_search_engine_has_no_arguments(engine: str, tmp_path: Path, inputs: tuple[Path, Path]) -> None:
     with pytest.raises(UsageError, match=r"retriever\.name"):
         load_config(None, {"task": "arguments_2020", "topics": inputs[0], "retriever.name": engine})
+
+
+async def test_files_of_beir_are_ranked_and_measured_as_published(tmp_path: Path) -> None:
+    """The three files of a BEIR folder; the second argument has lost its metadata, as in later versions."""
+    corpus = [
+        {"_id": f"{name}-x", "title": title, "text": text, "metadata": {"stance": side, "url": "https://a.org"}}
+        for name, (title, side, text) in TEXTS.items()
+    ]
+    del corpus[1]["metadata"]
+    topic = {"_id": "51", "text": "Should schools start later?", "metadata": {"description": "D.", "narrative": "N."}}
+    (tmp_path / "corpus.jsonl").write_text("".join(f"{json.dumps(each)}\n" for each in corpus))
+    (tmp_path / "queries.jsonl").write_text(json.dumps(topic))
+    (tmp_path / "test.tsv").write_text("query-id\tcorpus-id\tscore\n51\tS1-A1-x\t1\n51\tS1-A2-x\t2\n")
+    shown: dict[str, str] = {}
+
+    def script(request: Request) -> dict[str, Any]:
+        shown[str(request.origin.document_id)] = request.messages[1].content
+        return {"relevance": 2 if request.origin.document_id == "S1-A2-x" else 0}
+
+    places = (tmp_path / "queries.jsonl", tmp_path / "corpus.jsonl")
+    config = config_of("webis_touche2020_v3", tmp_path, *places, {"retriever.method": "lucene"})
+    await run_directly(config, tmp_path / "out", ScriptedEngine(script))
+    assert "Description: D." in shown["S1-A1-x"] and "Premises for the conclusion: Tired" in shown["S1-A1-x"]
+    assert "\nPremises: Parents of pupils" in shown["S1-A2-x"]
+    qrels = tl.read_qrels({"relevance": tmp_path / "test.tsv"}, "webis_touche2020_v3")
+    run = evaluate_run("run", tl.read_run(tmp_path / "out" / "run.txt"), qrels)
+    assert run.estimates["relevance nDCG@10"].value == 1.0
+    # Recorded with and without a side.
+    await record(config, tmp_path / "out", tmp_path / "recorded", qrels)
+    assert await check_snapshot(open_snapshot(tmp_path / "recorded")) == []
 
 
 @pytest.mark.skipif(not REAL.is_dir(), reason="the real arguments and judgments are not here")

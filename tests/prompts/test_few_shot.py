@@ -81,7 +81,7 @@ def write(folder: Path, purpose: str, examples: object, task: str = "comparative
     """A folder of templates: the project's own for a purpose, with examples beside it (as text, or as values)."""
     path = folder / "mine" / task / f"{purpose}.jinja"
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text((prompts_folder() / task / path.name).read_text())
+    path.write_text(get_task(task).find_template(path.name).read_text())
     text = examples if isinstance(examples, str) else yaml.safe_dump(examples, sort_keys=False)
     path.with_name(f"{purpose}.examples.yaml").write_text(text)
     return folder / "mine"

@@ -16,11 +16,20 @@ from typing import IO, Any, cast
 
 from touche_llm.corpus.args_me_json import read_json_arguments
 from touche_llm.corpus.json_lines import parse_documents
-from touche_llm.data.lines import ID_FORM, is_word, open_maybe_gzip, read_lines, report_unreadable
+from touche_llm.data.lines import (
+    ID_FORM,
+    MAX_LINE,
+    is_word,
+    open_maybe_gzip,
+    parse_json_object,
+    read_lines,
+    report_unreadable,
+)
 from touche_llm.data.records import Document, Part
 from touche_llm.errors import BadLine, DataError
 
 HEADER = ["id", "conclusion", "premises", "context", "sentences"]
+# An argument without a stance has none of them.
 SIDES = ("PRO", "CON")
 # A real argument has tens of thousands of bytes, a web page in its context hundreds of thousands.
 MAX_ROW_BYTES = 16 * 2**20
@@ -32,6 +41,7 @@ MAX_PARSED = 2**17
 # A JSON file begins with its bracket after less white space than this.
 _LEADING_SPACE = 1000
 
+_BEIR = re.compile(rb'\{\s{0,100}"_id"')
 # A string literal without prefix on one line; possessive, so that untrusted text cannot cause backtracking.
 _STRING = r"""(?:'[^'\\\r\n\0]*+(?:\\[^\r\n\0][^'\\\r\n\0]*+)*+'|"[^"\\\r\n\0]*+(?:\\[^\r\n\0][^"\\\r\n\0]*+)*+")"""
 _NEXT = r"(?:, (?=\{)|\]\Z)"
@@ -61,17 +71,24 @@ def read_whole_arguments(
 ) -> Iterator[tuple[int, Document]]:
     """Yield `(number, argument)` for each argument of args.me, without its sentences.
 
-    The file is JSON, see `read_json_arguments`, or the table of `read_arguments`; the first byte decides. The number
-    is that of the argument, or that of the first line of its row. `text` has the premises, separated by line
-    feeds, `title` the conclusion with white space collapsed, and `side` the stance of the first premise.
+    The file is JSON, see `read_json_arguments`, JSON Lines of BEIR, with the keys `_id`, `title`, `text` and
+    `metadata.stance`, or the table of `read_arguments`; its beginning decides. The number is that of the argument, or
+    that of the first line of its row. `text` has the premises, separated by line feeds, `title` the conclusion with
+    white space collapsed, and `side` the stance of the first premise, which BEIR's may lack.
 
     Raises:
         BadLine: An argument has no valid id or stance, neither conclusion nor premise, or another form.
-        DataError: The file cannot be read, or is neither of the two.
+        DataError: The file cannot be read, or is none of the three.
     """
     with report_unreadable(path, "line"), open_maybe_gzip(path) as stream:
-        is_json = stream.read(_LEADING_SPACE).removeprefix(BOM_UTF8).lstrip().startswith(b"{")
-    if is_json:
+        start = stream.read(_LEADING_SPACE).removeprefix(BOM_UTF8).lstrip()
+    if _BEIR.match(start):
+        return parse_documents(
+            read_lines(path, MAX_LINE),
+            lambda raw, line: _parse_beir_record(parse_json_object(raw, path, line), path, line),
+            on_bad_line,
+        )
+    if start.startswith(b"{"):
         return parse_documents(
             read_json_arguments(path), lambda record, number: parse_whole_argument(record, path, number), on_bad_line
         )
@@ -242,6 +259,15 @@ def parse_argument(record: dict[str, Any], source: object, number: int) -> Docum
         raise BadLine(source, number, f"argument {identifier}: {error}") from error
 
 
+def _parse_beir_record(record: dict[str, Any], path: Path, line: int) -> Document:
+    metadata = record.get("metadata") or {}
+    if not isinstance(metadata, dict):
+        raise BadLine(path, line, "`metadata` is not a JSON object")
+    premise = {"text": record.get("text"), "stance": metadata.get("stance", "")}
+    values = {"id": record.get("_id"), "conclusion": record.get("title"), "premises": [premise]}
+    return parse_whole_argument(values, path, line)
+
+
 def _check_row(row: list[str] | BadLine, path: Path, line: int) -> list[str]:
     if isinstance(row, BadLine):
         raise row
@@ -276,7 +302,7 @@ class _InvalidField(ValueError):
 
 def _get_side(premises: list[tuple[str, str]]) -> str:
     for _, stance in premises:
-        if stance not in SIDES:
+        if stance not in SIDES and stance:
             raise _InvalidField(f"unknown stance {stance!r:.40}, not one of {', '.join(SIDES)}")
     if not premises:
         raise _InvalidField("no premise, so no stance")

@@ -1,4 +1,4 @@
-"""Reader for the topic files of all Touché editions and of TIRA, and writer of the latter."""
+"""Reader for the topic files of all Touché editions, of TIRA and of BEIR, and writer of those of TIRA."""
 
 from __future__ import annotations
 
@@ -33,10 +33,11 @@ _Fields = dict[str, Any]
 
 
 def read_topics(path: Path | str) -> list[Topic]:
-    """Read the topics of a Touché `topics.xml`, or of TIRA's `queries.xml` or `queries.jsonl`.
+    """Read the topics of a Touché `topics.xml`, of TIRA's `queries.xml` or `queries.jsonl`, or of BEIR's.
 
     The format is detected by content. White space is collapsed, unknown elements are ignored. TIRA stores the fields of
-    the original topic under `original_query`; without a title there, `query` is the title.
+    the original topic under `original_query`; without a title there, `query` is the title. In BEIR's `queries.jsonl`
+    these are `_id`, `text` and `metadata`.
 
     Returns:
         Topics in the order of the file.
@@ -103,10 +104,10 @@ def _parse_json_lines(content: bytes, path: Path) -> Iterator[tuple[str, _Fields
         if not raw.strip():
             continue
         record = parse_json_object(raw, path, line)
-        fields = {"number": record.get("qid"), "query": record.get("query")}
-        if type(fields["number"]) is int:
-            fields["number"] = str(fields["number"])  # data frames turn digits into numbers
-        original = record.get("original_query")
+        keys = ("qid", "query", "original_query") if "_id" not in record else ("_id", "text", "metadata")
+        number, query, original = map(record.get, keys)
+        # Data frames turn digits into numbers.
+        fields = {"number": str(number) if type(number) is int else number, "query": query}
         if isinstance(original, dict):
             fields |= {name: original.get(name) for name in _FIELDS}
         yield f"in line {line}", fields

@@ -21,6 +21,8 @@ LOWEST_GRADE = -2
 STANCE = "stance"
 # Means over several assessors have decimals; evaluators take integers, so the number of decimals is limited.
 GRADE_DECIMALS = 3
+# Name of the last column of BEIR's tables.
+_BEIR_GRADE = "score"
 _GRADE = re.compile(rf"[+-]?[0-9]{{1,2}}(?:\.[0-9]{{0,{GRADE_DECIMALS}}}0{{0,20}})?")
 
 ValueT = TypeVar("ValueT", str, float)
@@ -105,7 +107,8 @@ def read_qrels(files: Mapping[str, Path | str], task: Task | str) -> Qrels:
 
     A line is `qid 0 doc GRADE`, a number from -2 to the aspect's highest grade with at most three decimals, or
     `qid 0 doc LABEL` for stances, separated by any white space; the second column and empty lines are ignored, and
-    lines may repeat others. A file may be gzipped.
+    lines may repeat others. BEIR's tables have no second column and begin with a line of names, `score` the last. A
+    file may be gzipped.
 
     Args:
         files: The file of each aspect: grades, named as in the task's judge prompt, and `stance`.
@@ -166,8 +169,14 @@ def _read(path: Path, column: str, parse: Callable[[str], Any]) -> tuple[dict[st
     found: dict[str, dict[str, Any]] = {}
     lines: dict[tuple[str, str], int] = {}
     repeated = 0
+    is_beir = False
     for number, row in read_table_lines(path, "a file of qrels"):
         columns = row.split()
+        if number == 1 and len(columns) == 3 and columns[2] == _BEIR_GRADE:
+            is_beir = True
+            continue
+        if is_beir and len(columns) == 3:
+            columns.insert(1, "0")
         if not columns:
             continue
         if len(columns) != 4:
