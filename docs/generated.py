@@ -249,9 +249,9 @@ def published_files() -> str:
         rows = ["| what | file | bytes | records | licence |", "|---|---|--:|--:|---|"]
         for file in published.files:
             if task.name in file.tasks:
-                records = "" if file.records is None else f"{file.records:,}"
+                size, records = ("" if count is None else f"{count:,}" for count in (file.bytes, file.records))
                 name = f"[{file.name}]({file.url})" + (f", with `{file.holds}`" if file.holds else "")
-                rows.append(f"| {file.role} | {name} | {file.bytes:,} | {records} | {file.licence or ''} |")
+                rows.append(f"| {file.role} | {name} | {size} | {records} | {file.licence or ''} |")
         for corpus in published.restricted:
             if task.name in corpus.tasks:
                 rows.append(f"| corpus | [{corpus.name}]({corpus.url}) | | | by agreement |")

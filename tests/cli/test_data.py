@@ -18,7 +18,8 @@ def test_the_list_has_each_file_of_a_task_with_its_facts(task: str, touche: Touc
     done = touche("data", "--task", task)
     assert done.returncode == 0
     for file in expected:
-        assert f"{file.bytes:,} bytes" in done.stdout and file.url in done.stdout and file.md5 in done.stdout
+        assert file.url in done.stdout and (file.md5 or "") in done.stdout
+        assert file.bytes is None or f"{file.bytes:,} bytes" in done.stdout
     for corpus in read_published().restricted:
         assert (corpus.url in done.stdout) is (task in corpus.tasks)
     rows = json.loads(touche("data", "--task", task, "--format", "json").stdout)

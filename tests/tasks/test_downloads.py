@@ -20,6 +20,7 @@ from touche_llm.tasks.downloads import FileCheck, check_file
 from touche_llm.tasks.published import Published, PublishedFile, read_published
 
 REAL = Path(__file__).resolve().parents[3] / "shared/data"
+BEIR = ("webis_touche2020_v2", "webis_touche2020_v3")
 OWN = {"comparative": "passages.jsonl", "sentence_pairs": "args_processed_04_01.csv"}
 
 
@@ -59,7 +60,7 @@ def published_file(name: str, content: bytes, **given: Any) -> PublishedFile:
     [
         ("2 Which is better, a laptop or a desktop?", 50, ("comparative",)),
         ("1 Should teachers get tenure?", 50, ("sentence_pairs", "controversial")),
-        ("1 Should Teachers Get Tenure?", 49, ("arguments_2020",)),
+        ("1 Should Teachers Get Tenure?", 49, ("arguments_2020", *BEIR)),
         ("51 Do we need sex education in schools?", 50, ("arguments_2021",)),
         ("1 What is the difference between sex and love?", 50, ("comparative_2020",)),
         ("51 What is better at reducing fever in children, Ibuprofen or Aspirin?", 50, ("comparative_2021",)),
@@ -91,6 +92,7 @@ def test_topics_are_those_of_the_task_with_this_first_topic(
             ("sentence_pairs",),
             ("relevance", "quality", "coherence"),
         ),
+        (range(1, 9), "c67482ba-2019-04-18T13:32:05Z-00000-000", "2", BEIR, ("relevance",)),
         (range(1, 9), "clueweb22-en0000-00-00000", "0", ("controversial",), ()),
         (range(1, 9), "elsewhere", "0", (), ()),
     ],
@@ -102,6 +104,16 @@ def test_judgments_are_those_of_the_task_with_such_documents_and_topics(
     assert (found.kind, found.tasks, found.roles) == ("qrels", tasks, roles)
     # Where the number of judgments is published, these are too few.
     assert bool(found.problem) is bool(roles) and found.records == len(topics)
+
+
+def test_files_of_beir_are_a_corpus_topics_and_judgments(tmp_path: Path) -> None:
+    argument = {"_id": "c67482ba-2019-04-18T13:32:05Z-00000-000", "title": "Tea", "text": "Hot.", "metadata": {}}
+    (tmp_path / "corpus.jsonl").write_text(json.dumps(argument))
+    (tmp_path / "queries.jsonl").write_text('{"_id": "1", "text": "Should teachers get tenure?", "metadata": {}}\n')
+    (tmp_path / "test.tsv").write_text(f"query-id\tcorpus-id\tscore\n1\t{argument['_id']}\t2\n")
+    found = [check_file(tmp_path / name) for name in ("corpus.jsonl", "queries.jsonl", "test.tsv")]
+    assert [(each.kind, each.records) for each in found] == [("corpus", 1), ("topics", 1), ("qrels", 1)]
+    assert all(set(BEIR) <= set(each.tasks) for each in found)
 
 
 def test_a_corpus_is_complete_if_it_has_as_many_documents_as_one_file_or_all_files(

@@ -70,9 +70,10 @@ def _list_files(tasks: list[str], output: Format) -> None:
         print(f"{task}: {get_task(task).title}")
         for file in published.files:
             if task in file.tasks:
-                facts = [f"{file.bytes:,} bytes", "" if file.records is None else f"{file.records:,} records"]
-                facts += [file.licence or "", f"md5 {file.md5}"]
-                show_lines((f"  {file.role}: {', '.join(filter(None, facts))}", f"    {file.url}"))
+                counts = ((file.bytes, "bytes"), (file.records, "records"))
+                facts = [f"{count:,} {unit}" for count, unit in counts if count is not None]
+                facts += [*([file.licence] if file.licence else []), *([f"md5 {file.md5}"] if file.md5 else [])]
+                show_lines((f"  {file.role}: {', '.join(facts)}", f"    {file.url}"))
         for corpus in published.restricted:
             if task in corpus.tasks:
                 show_lines((f"  corpus: {corpus.name}, given out under an agreement", f"    {corpus.url}"))

@@ -7,6 +7,7 @@ import re
 from codecs import BOM_UTF8
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 from typing import Literal, NamedTuple
 
@@ -21,7 +22,9 @@ Kind = Literal["corpus", "topics", "qrels", "run", "archive", "file"]
 # First bytes, which decide what a file is, and characters of a record that are shown.
 _START, _SHOWN = 2000, 70
 _DIGITS = 10
-_JSON_ARGUMENTS = re.compile(rb'\{\s*"arguments"')
+# Arguments in JSON: of args.me, and of BEIR, whose topics begin like them but have no title.
+_JSON_ARGUMENTS = re.compile(rb'\{\s*(?:"arguments"|"_id":\s*"[^"]*",\s*"title")')
+_BEIR_TOPICS = re.compile(rb'\{\s*"_id"')
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +121,7 @@ def _find_published(path: Path, size: int) -> PublishedFile | None:
 
 def _compare_size(path: Path, size: int) -> str:
     known = next((file for file in read_published().files if file.name == path.name), None)
-    if known is None or known.bytes == size:
+    if known is None or known.bytes in (None, size):
         return ""
     return f"; {size:,} bytes, {known.bytes:,} are published as {known.url}: download it again"
 
@@ -142,20 +145,24 @@ def _open_records(path: Path) -> tuple[_FileContent, Iterator[_Record]]:
         start = stream.read(_START).removeprefix(BOM_UTF8).lstrip()
     if start.startswith(b"PK"):
         return _FileContent("archive"), iter(())
-    if start.startswith(b"<"):
+    is_arguments = _JSON_ARGUMENTS.match(start) is not None
+    if start.startswith(b"<") or (_BEIR_TOPICS.match(start) and not is_arguments):
         return _FileContent("topics"), (_Record(topic.id, "", topic.title) for topic in read_topics(path))
     is_table = is_arguments_table(start)
     if is_table or start.startswith(b"{"):
-        read = read_whole_arguments if is_table or _JSON_ARGUMENTS.match(start) else read_collection
+        read = read_whole_arguments if is_table or is_arguments else read_collection
         return _FileContent("corpus", is_table), (
             _Record("", each.id, each.title or each.text) for _, each in read(path)
         )
-    columns = len(start.partition(b"\n")[0].split())
-    if columns not in (4, 6):
-        raise DataError(f"{path}: neither a corpus nor topics, judgments or a run")
+    head = start.partition(b"\n")[0].split()
     rows = (line.split() for _, line in read_table_lines(path, "a table"))
-    records = (_Record(row[0], row[2], row[3]) for row in rows if len(row) == columns)
-    return _FileContent("qrels" if columns == 4 else "run"), records
+    if len(head) == 3 and head[2] == b"score":
+        # BEIR's tables have no second column.
+        return _FileContent("qrels"), (_Record(*row) for row in islice(rows, 1, None) if len(row) == 3)
+    if len(head) not in (4, 6):
+        raise DataError(f"{path}: neither a corpus nor topics, judgments or a run")
+    records = (_Record(row[0], row[2], row[3]) for row in rows if len(row) == len(head))
+    return _FileContent("qrels" if len(head) == 4 else "run"), records
 
 
 def _find_candidates(content: _FileContent) -> list[PublishedFile]:

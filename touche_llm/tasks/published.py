@@ -26,8 +26,8 @@ class PublishedFile(Strict):
         tasks: Tasks that use it.
         role: What it holds: a corpus, topics, or the qrels of an aspect.
         url: Where it is.
-        bytes: Its size.
-        md5: Its checksum.
+        bytes: Its size; None if its source states none.
+        md5: Its checksum; likewise.
         records: Number of documents, topics or judgments in it; None if unknown.
         holds: Name of the file inside an archive.
         first: Number and title of the first topic.
@@ -39,8 +39,8 @@ class PublishedFile(Strict):
     tasks: list[str] = Field(min_length=1)
     role: Role
     url: _Url
-    bytes: int = Field(ge=1)
-    md5: str = Field(pattern=r"^[0-9a-f]{32}$")
+    bytes: int | None = Field(None, ge=1)
+    md5: str | None = Field(None, pattern=r"^[0-9a-f]{32}$")
     records: int | None = Field(None, ge=1)
     holds: str | None = None
     first: str | None = None
