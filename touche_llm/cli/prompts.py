@@ -230,9 +230,11 @@ def _print_checks(output: Format, rows: Sequence[tuple[CatalogEntry, CheckedProm
         "" if tokenizer else "; estimated at four characters each, the chat template left out (--tokenizer counts)"
     )
     show_lines([f"tokens: of the longest topic's prompt, documents left out{counted}"])
-    for found, checked in rows:
-        for finding in checked.findings:
-            print(to_printable(f"{finding.level}: {found.task.name} {found.name}: {finding.message}"))
+    show_lines(
+        f"{finding.level}: {found.task.name} {found.name}: {finding.message}"
+        for found, checked in rows
+        for finding in checked.findings
+    )
 
 
 def _check_row(found: CatalogEntry, checked: CheckedPrompt, tokenizer: Path | None) -> dict[str, Any]:

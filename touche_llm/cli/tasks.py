@@ -95,8 +95,9 @@ def new(
     for line in (
         f"{folder}: the task {name}, with {', '.join(EXAMPLE_FILES)}",
         "Its answers were invented; run it with them, then measure it with the example's judgments:",
-        f"    {command} run --task {place['']} --topics {place['topics.xml']} --corpus {place['opinions.jsonl']} \\",
-        f"        --cache {place['answers.jsonl']} --cache-mode replay --out runs/{name}",
+        f"    {command} run --task {place['']} --topics {place['topics.xml']} \\",
+        f"        --corpus {place['opinions.jsonl']} --cache {place['answers.jsonl']} \\",
+        f"        --cache-mode replay --out runs/{name}",
         f"    {command} evaluate runs/{name} --relevance {place['qrels-relevance.txt']}",
         f"Then change {place[TASK_FILE]} and {place['judge.jinja']}, and check them with",
         f"    {command} tasks show {place['']}",

@@ -91,7 +91,8 @@ def compare_settings(old: Config, new: Config, at_stake: tuple[str, ...] | None)
         first, second = before.get(name, _NOT_SET), after.get(name, _NOT_SET)
         unknown = name in OF_SERVER and _NOT_SET in (first, second)
         if (at_stake is None or is_one_of(name, at_stake)) and not unknown and not _is_same(name, first, second):
-            yield SettingChange(name, f"{first!s:.100}", f"{second!s:.100}")
+            other = _list_other_keys(str(first), str(second)) if name == "task" else ""
+            yield SettingChange(name, f"{first!s:.100}", f"{second!s:.100}{other}")
 
 
 def _values(config: Config) -> dict[str, Any]:
@@ -119,3 +120,13 @@ def _is_same_task(first: str, second: str) -> bool:
         return get_task(first).definition == get_task(second).definition
     except (DataError, UsageError):
         return False
+
+
+def _list_other_keys(first: str, second: str) -> str:
+    """Return which keys of a task changed, if both have its name; empty if one cannot be read."""
+    try:
+        before, after = dict(get_task(first).definition), dict(get_task(second).definition)
+    except (DataError, UsageError):
+        return ""
+    changed = [key for key, value in after.items() if before[key] != value]
+    return f" (changed: {', '.join(changed)})" if "name" not in changed else ""
