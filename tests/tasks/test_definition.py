@@ -112,6 +112,12 @@ def test_a_task_may_have_no_stance(tmp_path: Path) -> None:
     assert list(get_labels(task.question.answer)) == ["relevance", "depth"]
 
 
+def test_a_misspelt_key_is_named_rather_than_the_missing_one(tmp_path: Path) -> None:
+    values = {name.replace("title", "titel"): value for name, value in GOOD.items()}
+    with pytest.raises(DataError, match="titel: no such key, did you mean title?"):
+        get_task(write_task(tmp_path / "mine", values))
+
+
 def test_a_key_that_is_a_number_is_unknown(tmp_path: Path) -> None:
     folder = write_task(tmp_path / "mine", yaml.safe_dump(dict(GOOD)) + "5: x\n")
     with pytest.raises(DataError, match=r"5: no such key; known are name, title"):

@@ -311,7 +311,9 @@ def read_definition(path: Path, model: type[ModelT]) -> ModelT:
     try:
         return model.model_validate(values)
     except ValidationError as error:
-        raise DataError(f"{path}: {_describe(error.errors(include_url=False)[0], model)}") from error
+        # A misspelt key is missing too, but the misspelling says more.
+        first = min(error.errors(include_url=False), key=lambda found: found["type"] != "extra_forbidden")
+        raise DataError(f"{path}: {_describe(first, model)}") from error
 
 
 def _describe(error: ErrorDetails, model: type[BaseModel]) -> str:
