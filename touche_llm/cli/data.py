@@ -48,7 +48,7 @@ def data(
             step()
     if output is Format.TABLE:
         for check in checks:
-            show_lines(_describe(check))
+            show_lines(_describe(check), indent=2, keeps_indented=False)
     else:
         print_rows(output, map(_row, checks), _CHECK_COLUMNS)
     if any(check.problem for check in checks):
