@@ -16,7 +16,7 @@ from tests.report.reports import sample_run
 from touche_llm.cli.demo import SAMPLES
 from touche_llm.cli.rankings import show_rankings
 from touche_llm.cli.tasks import EXAMPLE
-from touche_llm.tasks import get_task
+from touche_llm.tasks import get_task, prompts_folder
 from touche_llm.tasks.definition import TASK_FILE
 
 pytestmark = pytest.mark.slow
@@ -38,6 +38,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
             judged = (f"{line[0]} 0 {line[2]} {len(line[2] + aspect) % grade % 4}\n" for line in lines)
             (folder / aspect).write_text("".join(judged))
         (folder / "stance").write_text("".join(f"{line[0]} 0 {line[2]} {line[1]}\n" for line in lines))
+    shutil.copyfile(prompts_folder() / "comparative" / "judge.jinja", folder / "a-long-name-of-the-same-wording.jinja")
     # Its path is the longest that is its label.
     (folder / "runs" / "of-mine").symlink_to(folder / FIRST)
     return folder
@@ -67,6 +68,11 @@ COMMANDS = {
     "calibrate": (
         f"calibrate --run {FIRST} --stance stance --out t-{{width}}.yaml --folds 2",
         ["fold 1", "all folds"],
+    ),
+    "prompts compare": (
+        f"prompts compare judge a-long-name-of-the-same-wording.jinja --task comparative --topics {SAMPLE}/topics.xml "
+        f"--corpus {SAMPLE}/passages.jsonl --cache {CASSETTE} --cache-mode replay --split all {QRELS}",
+        ["judge", "relevance nDCG@5"],
     ),
     "prompts try": (
         f"prompts try judge --task comparative --topics {SAMPLE}/topics.xml --corpus {SAMPLE}/passages.jsonl --cache "

@@ -15,7 +15,7 @@ from touche_llm.cli import setting_options as s
 from touche_llm.cli.output import Format, FormatOption, print_rows, say
 from touche_llm.cli.progress import CommandProgress
 from touche_llm.cli.stages import FAILURES_EXIT, print_failures, run_requests
-from touche_llm.cli.tables import TEXT_WIDTH, Column, format_interval, format_value, show_lines, show_table
+from touche_llm.cli.tables import Column, format_interval, format_value, show_lines, show_table
 from touche_llm.config import Config
 from touche_llm.data.files import check_output
 from touche_llm.errors import UsageError, to_printable
@@ -180,7 +180,8 @@ def _show(found: PromptComparison, part: PartMeasures) -> None:
                 f"{change['wins']}/{change['ties']}/{change['losses']}",
             ]
             changes.append((named(measure), variant.name, *cells))
-    columns = [Column("measure", is_text=True), Column("variant", cut=TEXT_WIDTH)]
+    # The widest measure, the judge prompt's macro-F1, leaves 11 columns of 80.
+    columns = [Column("measure", is_text=True), Column("variant", cut=11)]
     columns += [Column("change"), Column("95 % interval"), Column("p Holm"), Column("+/=/-", drop=1)]
     show_table(columns, m.blank_repeats(changes), title=f"change from {found.variants[0].name}")
     print()
