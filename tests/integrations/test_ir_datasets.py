@@ -81,7 +81,7 @@ class Kind(NamedTuple):
 KINDS = [
     Kind(home.ARGUMENTS_2020, "arguments_2020", 5, "S2-A1", "Conclusion: Homework should be banned"),
     Kind(home.ARGUMENTS_2021, "arguments_2021", 5, "S2-A1", "Conclusion: Homework should be banned"),
-    Kind(home.BEIR, "arguments_2020", 5, "S2-A1", "Conclusion: Homework should be banned"),
+    Kind(home.BEIR, "webis_touche2020_v2", 5, "S2-A1", "Conclusion: Homework should be banned"),
     Kind(home.PAGES_2020, "comparative_2020", 5, "clueweb12-0000tw-00-00000", "contains less caffeine"),
     Kind(home.PAGES_2021, "comparative_2021", 5, "clueweb12-0000tw-00-00000", "contains less caffeine"),
 ]
