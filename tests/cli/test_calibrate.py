@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -34,12 +35,20 @@ def only(*topics: int) -> tuple[str, ...]:
 def test_thresholds_are_fitted_and_written_with_their_topics(judged: Path, touche: Touche) -> None:
     done = touche(*FIT, "--folds", "4", "--out", "deep/thresholds.yaml")
     assert (done.returncode, done.stderr) == (0, "")
-    assert "fold 4" in done.stdout and "fold 5" not in done.stdout
+    assert "fold 1" in done.stdout and "fold 4" in done.stdout and "fold 5" not in done.stdout
     assert "held out, the value to quote: macro-F1 (F1 above) 1.0000 with thresholds" in done.stdout
     written = yaml.safe_load((judged / "deep/thresholds.yaml").read_text())
     assert list(written) == ["stance"] and set(written["stance"]) == {"thresholds", "calibrated_on", "calibrated_for"}
     assert list(written["stance"]["thresholds"]) == ["NO", "NEUTRAL"]
     assert written["stance"]["calibrated_on"] == [str(topic) for topic in range(TOPICS)]
+
+
+def test_each_fold_is_a_row_that_names_its_topics(judged: Path, touche: Touche) -> None:
+    rows = json.loads(touche(*FIT, "--folds", "2", "--out", "t.yaml", "--format", "json").stdout)
+    assert [row["held_out"] for row in rows] == ["fold 1", "fold 2", "all folds"]
+    topics = [row["topic_ids"].split() for row in rows]
+    assert [row["topics"] for row in rows] == [len(named) for named in topics]
+    assert sorted(topics[0] + topics[1]) == sorted(topics[2]) == sorted(map(str, range(TOPICS)))
 
 
 def test_thresholds_are_measured_on_topics_that_they_do_not_know(judged: Path, touche: Touche) -> None:

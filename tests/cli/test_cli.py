@@ -270,6 +270,12 @@ def test_validate_prints_every_problem_with_its_line(touche: Touche, tmp_path: P
     assert {line.split(":")[1] for line in lines[:-1]} == {"1", "2"}
 
 
+def test_validate_counts_one_problem(touche: Touche, tmp_path: Path) -> None:
+    (tmp_path / "run.txt").write_text("2 Q0 a 1 1.0 tag\n")
+    done = touche("validate", "run.txt", "--task", "comparative")
+    assert done.stdout.splitlines()[-1] == "1 problem: not a valid comparative run"
+
+
 def test_validate_sums_up_many_problems_by_kind(touche: Touche, tmp_path: Path) -> None:
     lines = [f"3 Q{n % 2} d{n} {n} {9 - n / 10} t\n" for n in range(1, 31)]
     (tmp_path / "run.txt").write_text("".join([*lines, "3 FIRST e 31 6.0 t\n"]))

@@ -193,6 +193,14 @@ def test_a_run_of_some_topics_gets_no_place_on_a_leaderboard(touche: Touche, lim
     assert done.returncode == 0 and {row["topics"] for row in json.loads(done.stdout)} == {3}
 
 
+@pytest.mark.parametrize("table", ["--per-topic", "--confusion"])
+def test_runs_are_shown_in_the_order_in_which_they_are_given(touche: Touche, limited: Path, table: str) -> None:
+    for given in (("few", "mine"), ("mine", "few")):
+        lines = touche("evaluate", *given, *ALL, table).stdout.splitlines()
+        titles = [line.removeprefix("stance: ") for line in lines if line.startswith("stance")]
+        assert [name for name in titles if name in given] == list(given), titles
+
+
 def test_the_confusion_matrix_counts_judged_documents(touche: Touche, judged: Path) -> None:
     done = touche("evaluate", "mine", *ALL, "--confusion", "--format", "json")
     rows = {(row["true"], row["chosen"]): row["documents"] for row in json.loads(done.stdout)}

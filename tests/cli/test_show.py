@@ -190,6 +190,8 @@ def test_a_run_ends_with_a_summary_and_the_next_command(touche: Touche, tmp_path
     assert done.stdout.splitlines()[-1] == "next: touche-llm show new"
     first = run_lines(tmp_path / "new" / "run.txt")[0]
     assert first.document_id in done.stdout and " 0 requests" in done.stdout
+    ranks = [line.split()[0] for line in done.stdout.splitlines() if re.match(r" +\d+  sample-", line)]
+    assert ranks == ["1", "2", "3"] * 2, "the first documents of two topics"
     again = touche("run", *REPLAY, *DATA, "--out", "new", "--format", "json")
     assert len(json.loads(again.stdout)) == 1 and "next: touche-llm show new" in again.stderr
 

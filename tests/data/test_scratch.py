@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -205,6 +206,24 @@ def test_a_temporary_file_taken_for_abandoned_before_it_was_locked_is_made_again
     with work(tmp_path / "output"):  # type: ignore[attr-defined]
         pass
     assert [each.name for each in tmp_path.iterdir()] == ["output"]
+
+
+def test_a_temporary_folder_taken_for_abandoned_before_it_was_opened_is_made_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = os.open
+    removed: list[Path] = []
+
+    def open_after_removal(path: Path, flags: int, *more: Any, **named: Any) -> int:
+        if not removed and flags & os.O_DIRECTORY:
+            removed.append(path)
+            path.rmdir()
+        return real(path, flags, *more, **named)
+
+    monkeypatch.setattr(os, "open", open_after_removal)
+    with replace_folder(tmp_path / "output", own=()) as folder:
+        (folder / "file").write_text("kept")
+    assert removed and (tmp_path / "output" / "file").read_text() == "kept"
 
 
 def test_the_old_folder_survives_two_renames_that_fail(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

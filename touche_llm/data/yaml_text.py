@@ -35,7 +35,7 @@ class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[mi
             line = key_node.start_mark.line + 1
             if key_node.tag == "tag:yaml.org,2002:merge":
                 raise YamlError(f"line {line}: a merge key (<<); write out the merged keys")
-            key = self.construct_object(key_node, deep=True)
+            key = self.construct_object(key_node)
             if isinstance(key, Hashable):
                 if key in lines:
                     raise YamlError(f"line {line}: the key {key!r:.80} is in line {lines[key]} already; keep one")
