@@ -2,6 +2,8 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+# What runs need, and what work on the project needs besides.
+RUNS := $(VENV)/.runs
 STAMP := $(VENV)/.installed
 # The CPU build of vLLM exists for Python 3.11. Where pip finds no CPU wheel of torch by itself, say here where one is:
 # make test-vllm VLLM_PIP_ARGS="--extra-index-url ADDRESS_OF_PYTORCHS_CPU_WHEELS"
@@ -17,8 +19,8 @@ CHROMIUM := /usr/bin/chromium
 	docs regress wheel test-wheel test-extras clean bench bench-small bench-serving-small mutants
 
 help:
-	@echo "make demo       set up everything and run every task on its sample, offline"
-	@echo "make test       set up everything and run the tests (offline, about two minutes)"
+	@echo "make demo       set up what runs need, run every task on its sample, offline, and measure the runs"
+	@echo "make test       set up the rest and run the tests (offline, about two minutes)"
 	@echo "make check      format, lint, types, all of the tests that need neither a browser nor vLLM"
 	@echo "make nightly    kill, starve and mislead every command, start and stop servers (about 40 minutes)"
 	@echo "make test-vllm  install the CPU build of vLLM, once for all clones, and run the tests against a real server"
@@ -30,15 +32,19 @@ help:
 	@echo "make bench-small run the benchmarks that need no vLLM at a small size: do they work?"
 	@echo "make bench      run them at the real sizes, which takes 30 to 40 minutes"
 
-$(STAMP): pyproject.toml constraints.txt
+$(RUNS): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or later is needed: make PYTHON=python3.11")'
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python $(PIP) install --constraint constraints.txt --editable '.[plots]'
+	@touch $@
+
+$(STAMP): $(RUNS)
 	$(BIN)/python $(PIP) install --constraint constraints.txt --editable '.[dev]'
 	@touch $@
 
 setup: $(STAMP)
 
-demo: $(STAMP)
+demo: $(RUNS)
 	@$(BIN)/touche-llm demo --overwrite
 
 test: $(STAMP)
