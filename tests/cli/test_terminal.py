@@ -90,7 +90,7 @@ DROPPED = {
     "evaluate --leaderboard": (["if judged"], []),
     "compare": (["value, baseline, +/=/-, judged@k", "value, baseline, judged@k"], ["baseline, judged@k", "judged@k"]),
     "tasks list": (["aspects, stances, reader"], ["aspects, stances"]),
-    "prompts list": (["hash, purpose, folder"], ["purpose"]),
+    "prompts list": (["hash, purpose, folder"], ["purpose, folder"]),
     "prompts check": (["version and hash, two documents share"], ["version and hash"]),
     "cache stats": (["version, hash"], ["hash"]),
     # At 80 columns no command has built the index yet, so there are no texts.
