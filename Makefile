@@ -15,7 +15,7 @@ PIP := -m pip --disable-pip-version-check -qq
 
 CHROMIUM := /usr/bin/chromium
 
-.PHONY: help setup demo test nightly nightly-faults nightly-vllm vllm test-vllm test-browser check format demo-cassette \
+.PHONY: help setup demo test nightly nightly-faults nightly-vllm vllm serve-tiny test-vllm test-browser check format demo-cassette \
 	docs regress wheel test-wheel test-extras clean bench bench-small bench-serving-small mutants
 
 help:
@@ -24,6 +24,7 @@ help:
 	@echo "make check      format, lint, types, all of the tests that need neither a browser nor vLLM"
 	@echo "make nightly    kill, starve and mislead every command, start and stop servers (about 40 minutes)"
 	@echo "make test-vllm  install the CPU build of vLLM, once for all clones, and run the tests against a real server"
+	@echo "make serve-tiny serve a tiny random model with it at http://127.0.0.1:8000, to try runs without a GPU"
 	@echo "make test-browser  open reports and the documentation in Debian's Chromium and use them"
 	@echo "make docs       build the documentation in docs/_build/html"
 	@echo "make test-wheel build and check the distributions, and run the demo from an empty environment"
@@ -79,6 +80,10 @@ regress: $(STAMP)
 # Quick if this version is installed already, by whichever clone.
 vllm:
 	@sh tests/vllm/install.sh "$(VLLM_PYTHON)" $(VLLM_VENV) $(VLLM_PIP_ARGS)
+
+# To try runs without a GPU; the answers have the right form and no meaning.
+serve-tiny: $(RUNS) vllm
+	@$(BIN)/python -m tests.vllm.serve_tiny
 
 test-vllm: $(STAMP) vllm
 	@$(BIN)/python -m pytest -m 'vllm and not nightly' tests/vllm
