@@ -42,17 +42,22 @@ def value(schema, name):
         return [value(schema["items"], name)] * schema.get("minItems", 1)
     return schema.get("const", f"words of {{name}}")
 def answer(body):
+    if "structured_outputs" not in body:
+        return "Hm." + body["stop"][0]
     schema = body["structured_outputs"]["json"]
     if "prefixItems" in schema:
         return json.dumps([value(each, each["title"]) for each in schema["prefixItems"]])
     return json.dumps({{name: value(each, name) for name, each in schema["properties"].items()}})
 model = how.get("model", flags["--served-model-name"])
-def reply(text):
+def reply(text, has_logprobs):
     tokens = [{{"token": c, "logprob": -0.1, "top_logprobs": [{{"token": c, "logprob": -0.1}}]}} for c in text]
-    choice = {{"message": {{"content": text}}, "finish_reason": "stop", "logprobs": {{"content": tokens}}}}
+    choice = {{"message": {{"content": text}}, "finish_reason": "stop"}}
+    choice["logprobs"] = {{"content": tokens}} if has_logprobs else None
     return {{"status_code": 200, "body": {{"model": model, "choices": [choice]}}}}
 texts = [how.get("says") or answer(each["body"]) for each in requests]
-lines = [{{"custom_id": key, "response": reply(text), "error": None}} for key, text in zip(keys, texts)]
+wanted = [each["body"].get("logprobs", False) for each in requests]
+replies = [reply(*each) for each in zip(texts, wanted)]
+lines = [{{"custom_id": key, "response": each, "error": None}} for key, each in zip(keys, replies)]
 for line in lines[: how.get("broken", 0) if calls > how.get("good_calls", 0) else 0]:
     body = {{"error": {{"message": "out of memory"}}}}
     line["response"] = {{"status_code": how.get("status", 500), "body": body}}
@@ -107,12 +112,14 @@ def build_processor(config):
     return lambda rows: SimpleNamespace(iter_rows=lambda: ({"key": row["key"]} | answer(row) for row in rows))
 def answer(row):
     params = row["sampling_params"]
-    schema = json.loads(params["structured_outputs"]["json"])
+    schema = json.loads(params.get("structured_outputs", {"json": "{}"})["json"])
     if "allOf" in schema:
         return {"__inference_error__": "VLLMValidationError: the grammar does not know allOf"}
     if "broken" in "".join(map(chr, row["tokenized_prompt"])):
         return {"__inference_error__": "RuntimeError: the request is not finished"}
-    if "prefixItems" in schema:
+    if not schema:
+        text = "Hm."
+    elif "prefixItems" in schema:
         text = json.dumps([labels["enum"][0] for labels in schema["prefixItems"]])
     else:
         text = json.dumps({name: labels["enum"][0] for name, labels in schema["properties"].items()})
@@ -123,7 +130,9 @@ def answer(row):
         "generated_text": "".join(chr(t) for t in tokens if t),
         "generated_tokens": tokens,
         "num_input_tokens": len(row["tokenized_prompt"]),
-        "logprobs": [{t: {"logprob": -0.5, "decoded_token": chr(t) if t else "<end>"}} | others for t in tokens],
+        "logprobs": params["logprobs"] and [
+            {t: {"logprob": -0.5, "decoded_token": chr(t) if t else "<end>"}} | others for t in tokens
+        ],
     }
 """
 TRANSFORMERS = """
@@ -140,11 +149,13 @@ class AutoTokenizer:
     def from_pretrained(cls, folder, local_files_only, trust_remote_code, use_fast=True):
         assert local_files_only and not trust_remote_code
         return cls()
-    def apply_chat_template(self, messages, tokenize, add_generation_prompt, enable_thinking=True, **others):
+    def apply_chat_template(self, messages, tokenize, add_generation_prompt, continue_final_message=False, **others):
+        enable_thinking = others.get("enable_thinking", True)
+        assert continue_final_message is not add_generation_prompt
         text = "".join(f"<{each['role']}>{each['content']}" for each in messages)
         if "no such role" in text:
             raise ValueError("the template takes no such role")
-        return text + "<think>" * enable_thinking + "<assistant>"
+        return text if continue_final_message else text + "<think>" * enable_thinking + "<assistant>"
     def encode(self, text, add_special_tokens, verbose):
         assert not add_special_tokens
         return [ord(c) for c in text]

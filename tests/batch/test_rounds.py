@@ -63,6 +63,23 @@ async def test_a_run_takes_a_file_for_each_set_of_requests_that_do_not_wait_for_
         assert (tmp_path / "replayed" / name).read_bytes() == (out / name).read_bytes()
 
 
+@pytest.mark.parametrize("runner", ["vllm", "ray"])
+async def test_thoughts_take_a_file_before_that_of_the_answers(programs: Programs, tmp_path: Path, runner: str) -> None:
+    flags: dict[str, Any] = {"rank": "judge", "stance__depth": 0, "engine__runner": runner}
+    flags["engine__options"] = {"placement_group_config": {"bundles": [{"CPU": 1}]}} if runner == "ray" else {}
+    config = config_of(tmp_path, programs, sampling={"thinking": {"judge": 50, "chains": 2}}, **flags)
+    outcome = await run_by_files(config, tmp_path / "out", Silent())
+    assert (outcome.judgments.requested, outcome.failures) == (4, [])
+    numbers = sent(programs) if runner == "vllm" else [len(rows) for rows in programs.seen("rows")]
+    assert numbers == [8, 8]
+    # A replay for a server makes the same run.
+    engine = config.engine.model_copy(update={"name": "server", "model": "tiny"})
+    mode = config.cache.model_copy(update={"mode": CacheMode.REPLAY})
+    replay = config.model_copy(update={"cache": mode, "engine": engine})
+    await pipeline.run_all(replay, tmp_path / "replayed", Silent())
+    assert (tmp_path / "replayed" / "run.txt").read_bytes() == (tmp_path / "out" / "run.txt").read_bytes()
+
+
 async def test_a_first_stage_with_expansion_sends_a_file_of_its_own(programs: Programs, tmp_path: Path) -> None:
     config = config_of(tmp_path, programs, expansion__use=True, rank="judge", stance__depth=0)
     await run_by_files(config, tmp_path / "out", Silent())

@@ -91,7 +91,11 @@ def main(requests: str, responses: str, settings_json: str) -> None:
         for key, body in bodies.items():
             try:
                 texts[key] = tokenizer.apply_chat_template(
-                    body["messages"], tokenize=False, add_generation_prompt=True, **body["chat_template_kwargs"]
+                    body["messages"],
+                    tokenize=False,
+                    add_generation_prompt=body.get("add_generation_prompt", True),
+                    continue_final_message=body.get("continue_final_message", False),
+                    **body["chat_template_kwargs"],
                 )
             except Exception as error:  # a template may raise anything
                 stream.write(_line(key, refusal(f"ValueError: the chat template refuses the messages: {error}")))
@@ -153,10 +157,11 @@ def _tokenize(tokenizer: Any, texts: Mapping[str, str]) -> Iterator[tuple[str, I
 
 def row_of(key: str, tokens: IntArray, body: Json, facts: ModelFacts) -> dict[str, Any]:
     """Return a request as a row of the Ray data set."""
-    sampling = {name: body[name] for name in ("temperature", "seed", "max_tokens") if name in body}
-    # As text: Arrow would merge the properties of all schemas.
-    schema = orjson.dumps(body["structured_outputs"]["json"]).decode()
-    output = {"logprobs": body.get("top_logprobs"), "structured_outputs": {"json": schema}}
+    sampling = {name: body[name] for name in ("temperature", "seed", "max_tokens", "stop") if name in body}
+    output: dict[str, Any] = {"logprobs": body.get("top_logprobs")}
+    if "structured_outputs" in body:
+        # As text: Arrow would merge the properties of all schemas.
+        output["structured_outputs"] = {"json": orjson.dumps(body["structured_outputs"]["json"]).decode()}
     return {"key": key, "tokenized_prompt": tokens, "sampling_params": {**facts.defaults, **sampling, **output}}
 
 

@@ -69,7 +69,7 @@ async def import_replies(
     """
     config = batch.config
     check_cache(config)
-    replies = read_replies(paths, batch.facts.model, logprobs=config.sampling.top_logprobs > 0)
+    replies = read_replies(paths, batch.facts.model)
     result = Import(repeated=list(replies.repeated))
     with OverlayCache(config.cache.file) as cache:
         engine = BatchEngine(replies, None, is_import=True)
@@ -115,12 +115,14 @@ def _count_unanswered(
             continue
         if key not in failed and cache.get(key, OUTCOMES) is not None:
             result.repeated.append(reply.place)
-        elif reply.problem is not None and (key in engine.pending or key in failed):
-            result.errors.setdefault(reply.problem.kind, []).append(reply.problem.reason)
-            if key in failed:
-                result.refused += 1
-            else:
-                result.unanswered[key] = reply.problem.reason
-        else:
+            continue
+        problem = reply.find_problem(engine.pending[key]) if key in engine.pending else reply.problem
+        if problem is None or not (key in engine.pending or key in failed):
             unused.append(f"{reply.place}: {key:.80}")
+            continue
+        result.errors.setdefault(problem.kind, []).append(problem.reason)
+        if key in failed:
+            result.refused += 1
+        else:
+            result.unanswered[key] = problem.reason
     return unused

@@ -50,8 +50,11 @@ class _RayBody(_Body, frozen=True, kw_only=True, forbid_unknown_fields=True):
     messages: list[msgspec.Raw]
     temperature: float
     max_tokens: int
-    structured_outputs: _StructuredOutputs
     chat_template_kwargs: dict[str, Any]
+    structured_outputs: _StructuredOutputs | None = None
+    stop: list[str] = []
+    continue_final_message: bool = False
+    add_generation_prompt: bool = True
     seed: int = 0
     logprobs: bool = False
     top_logprobs: int = 0
@@ -159,7 +162,7 @@ def _read_requests(path: Path, form: type[_Request]) -> tuple[set[str], str]:
 
 def _check_responses(path: Path, keys: set[str], name: str) -> None:
     """Raise DataError unless a file contains exactly one response to each request, by the model of this name."""
-    replies = read_replies([path], name, logprobs=False)
+    replies = read_replies([path], name)
     foreign = [reply.place for key, reply in replies.by_key.items() if key not in keys]
     others = [reply.place for reply in replies.by_key.values() if reply.problem and reply.problem.kind == "other_model"]
     missing = len(keys - replies.by_key.keys())

@@ -51,10 +51,10 @@ class BatchEngine:
     async def complete(self, request: Request) -> Completion:
         """Return the completion of a request; raise Rejected if the engine rejected it."""
         key = request.key
-        problem = self._replies.problem(key)
+        problem = self._replies.problem(request)
         if problem is not None and problem.is_final:
             raise Rejected(_REJECTED_STATUS, problem.reason)
-        reply = self._replies.answer(key)
+        reply = self._replies.answer(request)
         if reply is None:
             self.pending[key] = request
             raise asyncio.CancelledError

@@ -15,6 +15,7 @@ from touche_llm.data.lines import MAX_LINE, open_regular, read_bounded_lines
 from touche_llm.errors import DataError, to_printable
 from touche_llm.llm.engines.base import Transient
 from touche_llm.llm.engines.chat_reply import CHAT_PATH, LOGPROBS_MISSING, ChatReply, read_completion
+from touche_llm.llm.request import Request
 
 # Max responses of one import: each takes up to a kilobyte of memory.
 MAX_REPLIES = 300_000
@@ -53,12 +54,28 @@ class Problem:
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """Place of a response, and its problem if it has no answer."""
+    """Place of a response, and its problem if it has no answer.
+
+    Attributes:
+        lacks_logprobs: Whether its answer has no log-probabilities, which is a problem if they were requested.
+    """
 
     file: Path
     line: int
     offset: int
     problem: Problem | None
+    lacks_logprobs: bool = False
+
+    @property
+    def quality(self) -> int:
+        """Preference among several responses to a request: 0 without an answer, 2 with log-probabilities."""
+        return 0 if self.problem is not None else 2 - self.lacks_logprobs
+
+    def find_problem(self, request: Request) -> Problem | None:
+        """Return why this is no answer to a request, or None."""
+        if self.problem is None and self.lacks_logprobs and request.sampling.top_logprobs:
+            return Problem("no_logprobs", LOGPROBS_MISSING)
+        return self.problem
 
     @property
     def place(self) -> str:
@@ -73,15 +90,16 @@ class Replies:
     by_key: dict[str, Reply] = field(default_factory=dict)
     repeated: list[str] = field(default_factory=list)
 
-    def problem(self, key: str) -> Problem | None:
+    def problem(self, request: Request) -> Problem | None:
         """Return why the response to a request has no answer; None if it has one or there is no response."""
-        reply = self.by_key.get(key)
-        return reply.problem if reply is not None else None
+        reply = self.by_key.get(request.key)
+        return reply.find_problem(request) if reply is not None else None
 
-    def answer(self, key: str) -> ChatReply | None:
+    def answer(self, request: Request) -> ChatReply | None:
         """Return the answer to a request, if its response holds one."""
+        key = request.key
         reply = self.by_key.get(key)
-        if reply is None or reply.problem is not None:
+        if reply is None or reply.find_problem(request) is not None:
             return None
         with reply.file.open("rb") as stream:
             stream.seek(reply.offset)
@@ -91,13 +109,14 @@ class Replies:
         return answer
 
 
-def read_replies(paths: Sequence[Path], model: str, *, logprobs: bool) -> Replies:
+def read_replies(paths: Sequence[Path], model: str) -> Replies:
     """Read the responses of all files; of several to a request, the first answer counts, or else the first problem.
+
+    An answer with log-probabilities is preferred to one without.
 
     Args:
         paths: Files of responses.
         model: Name of the model that should answer; answers of other models are problems.
-        logprobs: Whether log-probabilities were requested; an answer without any is a problem then.
 
     Raises:
         DataError: A file cannot be read, or a line is not a response.
@@ -116,10 +135,11 @@ def read_replies(paths: Sequence[Path], model: str, *, logprobs: bool) -> Replie
                             "import the files one by one (batch export --shards writes several)"
                         )
                     key, answer = _parse(path, number, line)
-                    problem = answer if isinstance(answer, Problem) else _find_mismatch(answer, model, logprobs)
-                    reply = Reply(path, number, offset, problem)
+                    problem = answer if isinstance(answer, Problem) else _find_mismatch(answer, model)
+                    lacks = isinstance(answer, ChatReply) and answer.lacks_logprobs
+                    reply = Reply(path, number, offset, problem, lacks)
                     before = replies.by_key.setdefault(key, reply)
-                    if before is not reply and before.problem is not None and problem is None:
+                    if before.quality < reply.quality:
                         replies.by_key[key], reply = reply, before
                     if replies.by_key[key] is not reply:
                         replies.repeated.append(reply.place)
@@ -160,13 +180,11 @@ def _describe_error(response: _Response | None, error: Any) -> Problem:
     return Problem(f"status_{status}", f"HTTP {status} from {CHAT_PATH}: {_extract_message(body)}", is_final)
 
 
-def _find_mismatch(reply: ChatReply, model: str, logprobs: bool) -> Problem | None:
+def _find_mismatch(reply: ChatReply, model: str) -> Problem | None:
     """Return why an answer does not fit its request, or None."""
     if reply.model != model:
         reason = f"the answer is of the model {reply.model!r:.120}, not of {model}: check --served-model-name"
         return Problem("other_model", to_printable(reason))
-    if logprobs and reply.lacks_logprobs:
-        return Problem("no_logprobs", LOGPROBS_MISSING)
     return None
 
 
