@@ -39,7 +39,7 @@ READERS: dict[str, Callable[[Path], object]] = {
     "validated.txt": lambda path: validate_run(path, COMPARATIVE),
     "documents.jsonl": lambda path: list(COMPARATIVE.read_corpus(path)),
     "judgments.jsonl": lambda path: read_records(path, Judgment, "judgments"),
-    "replies.jsonl": lambda path: read_replies([path], "tiny", logprobs=False),
+    "replies.jsonl": lambda path: read_replies([path], "tiny"),
 }
 
 

@@ -32,6 +32,7 @@ OTHER_OPTIONS = {
     "--enable-prompt-tokens-details",
     "--enable-prefix-caching",
     "--chat-template",
+    "--reasoning-parser",
     "--tensor-parallel-size",
     "--data-parallel-size",
     "--touche-regress",

@@ -89,7 +89,7 @@ async def test_a_server_without_a_fault_has_none(form: str) -> None:
     assert [name for name, check in found.items() if not check.is_ok] == []
     assert list(found) == [
         *("server", "model", "context", "tokens", "schema", "logprobs"),
-        *("system message", "white space", "label tokens", "prefix cache", "determinism"),
+        *("system message", "white space", "label tokens", "prefix cache", "determinism", "thinking"),
     ]
     assert found["logprobs"].value == "aligned, renormalised"
     assert found["label tokens"].value.startswith("4 of 4")

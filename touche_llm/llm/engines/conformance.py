@@ -6,7 +6,7 @@ import asyncio
 import json
 import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 from uuid import uuid4
 
@@ -20,7 +20,7 @@ from touche_llm.llm.engines.base import Completion, Rejected, Transient
 from touche_llm.llm.engines.chat_reply import ChatReply, read_completion
 from touche_llm.llm.engines.server import ChatServer
 from touche_llm.llm.engines.server_checks import REMEDIES, ServerCheck, block
-from touche_llm.llm.engines.startup import is_renormalised, survey
+from touche_llm.llm.engines.startup import check_thoughts, is_renormalised, survey
 from touche_llm.llm.logprobs import Label, read_label
 from touche_llm.llm.request import Message, Origin, Request, Sampling
 from touche_llm.llm.settings import EngineConfig, SamplingConfig
@@ -98,13 +98,19 @@ async def examine(
     has_mask = found.probe is not None and top_logprobs > 0 and is_renormalised(found.probe)
     context = found.info.context or _SHORT_CONTEXT
     examination = _Examination(server, found.kind, context, labels, top_logprobs, has_mask)
-    more = {
+    more: dict[str, Callable[[_Examination], Awaitable[ServerCheck]]] = {
         "system message": _check_system_message,
         "white space": _check_white_space,
         "label tokens": _check_labels,
         "prefix cache": _check_prefix_cache,
         "determinism": _check_determinism,
     }
+
+    async def check_reasoning(_: _Examination) -> ServerCheck:
+        # A run without reasoning is possible.
+        return replace(await check_thoughts(server, sampling), is_blocking=False)
+
+    more["thinking"] = check_reasoning
     return [*found.checks, *[await _run(name, check, examination) for name, check in more.items() if name not in known]]
 
 

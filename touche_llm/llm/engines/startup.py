@@ -17,6 +17,7 @@ from touche_llm.llm.engines.chat_reply import ChatReply, Delivery, read_completi
 from touche_llm.llm.engines.http_client import API_KEY_VARIABLE, HttpClient
 from touche_llm.llm.engines.server import ChatServer
 from touche_llm.llm.engines.server_checks import REMEDIES, ServerCheck, block
+from touche_llm.llm.engines.thinking_check import check_thinking
 from touche_llm.llm.engines.token_counters import LlamaCppTokenCounter, LocalTokenCounter
 from touche_llm.llm.logprobs import LOGPROB_ROUNDING, check_logprobs
 from touche_llm.llm.request import Message, Origin, Request, Sampling
@@ -137,6 +138,8 @@ async def _survey(server: ChatServer, engine: EngineConfig, sampling: SamplingCo
     schema, probe = await _find_delivery(server, sampling, kind)
     if probe is not None and not counting.is_blocking:
         counting = await _compare_counts(server, probe.usage.prompt_tokens, counting)
+    if probe is not None and sampling.thinking.budgets:
+        schema = [*schema, await check_thoughts(server, sampling)]
     context = engine.context or served or 0
     info = EngineInfo(model=model.id, revision=engine.revision, context=context, overhead=overhead or 0, engine=title)
     return Survey(kind, [*checks, counting, *schema], info, probe)
@@ -265,9 +268,25 @@ def _check_cut_off(model: str, completion: Completion, delivery: Delivery, kind:
     ]
 
 
+async def check_thoughts(server: ChatServer, sampling: SamplingConfig) -> ServerCheck:
+    """Check the reasoning of a server that enforces schemas; raise Transient or Rejected if it does not reply."""
+    return await check_thinking(server, _build_probe(server, 0), _PROBE_ANSWER, sampling.thinking)
+
+
 async def _send_probe(server: ChatServer, top_logprobs: int) -> tuple[ChatReply, str]:
     """Return the reply to a request for one word, and why log-probabilities were refused, if they were."""
-    request = Request(
+    request = _build_probe(server, top_logprobs)
+    try:
+        return await server.exchange(request), ""
+    except Rejected as error:
+        if error.is_fatal or not top_logprobs:
+            raise
+        plain = replace(request, sampling=replace(request.sampling, top_logprobs=0))
+        return await server.exchange(plain), str(error)
+
+
+def _build_probe(server: ChatServer, top_logprobs: int) -> Request:
+    return Request(
         messages=_PROBE_MESSAGES,
         schema={
             "type": "object",
@@ -281,13 +300,6 @@ async def _send_probe(server: ChatServer, top_logprobs: int) -> tuple[ChatReply,
         chat_template_kwargs=server.chat_template_kwargs,
         origin=Origin("start-up check", 0, "", "", None),
     )
-    try:
-        return await server.exchange(request), ""
-    except Rejected as error:
-        if error.is_fatal or not top_logprobs:
-            raise
-        plain = replace(request, sampling=replace(request.sampling, top_logprobs=0))
-        return await server.exchange(plain), str(error)
 
 
 def _is_enforced(text: str) -> bool:

@@ -72,8 +72,17 @@ class VllmTokenCounter:
         tokens = (await self._client.post("/tokenize", body, _Tokens)).tokens
         if len(tokens) <= max_tokens:
             return text
-        body = {"model": self._model, "tokens": tokens[:max_tokens]}
-        return match_prefix(text, (await self._client.post("/detokenize", body, _Prompt)).prompt)
+        return match_prefix(text, await self.decode(tokens[:max_tokens]))
+
+    async def encode(self, messages: tuple[Message, ...], chat_template_kwargs: Mapping[str, Any]) -> list[int]:
+        """Return the token ids of a chat with other switches of its template."""
+        body = {"model": self._model, **to_prompt(messages), "chat_template_kwargs": dict(chat_template_kwargs)}
+        return (await self._client.post("/tokenize", body, _Tokens)).tokens
+
+    async def decode(self, tokens: list[int]) -> str:
+        """Return the text of tokens."""
+        body = {"model": self._model, "tokens": tokens}
+        return (await self._client.post("/detokenize", body, _Prompt)).prompt
 
 
 class LlamaCppTokenCounter:

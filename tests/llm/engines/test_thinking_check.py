@@ -1,0 +1,112 @@
+"""Faults of servers that should answer after reasoning, each in one line that says what to do."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from aiohttp import web
+
+from tests.fake_server import FakeServer, good, reply
+from tests.llm.engines.test_conformance import Model
+from tests.other_servers import FakeLlamaCpp
+from touche_llm.errors import EngineError
+from touche_llm.llm.engines.conformance import examine
+from touche_llm.llm.engines.server import ChatServer
+from touche_llm.llm.engines.server_checks import ServerCheck
+from touche_llm.llm.engines.startup import connect, survey
+from touche_llm.llm.settings import EngineConfig, SamplingConfig, ThinkingConfig
+
+PROBE = '{"word":"quokka-7351"}'
+
+
+async def survey_of(server: FakeServer, thinking: ThinkingConfig | None = None) -> ServerCheck | None:
+    sampling = SamplingConfig(thinking=thinking or ThinkingConfig(judge=64))
+    async with server.running():
+        async with ChatServer(server.url, concurrency=8, request_timeout=5, chat_template_kwargs={}) as client:
+            found = await survey(client, EngineConfig(), sampling)
+    return next((check for check in found.checks if check.name == "thinking"), None)
+
+
+def after_a_thought(text: str, **message: Any) -> Callable[..., Any]:
+    """Answer well without a thought, and so after one."""
+
+    async def behave(request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
+        return reply(text, **message) if body.get("continue_final_message") else await good(request, body)
+
+    return behave
+
+
+class Template(FakeServer):
+    """Server whose chat template changes the last message."""
+
+    def __init__(self, change: Callable[[str], str]) -> None:
+        super().__init__()
+        self.change = change
+
+    async def tokenize(self, request: web.Request) -> web.Response:
+        body = await request.json()
+        if not body.get("continue_final_message"):
+            return await super().tokenize(request)
+        text = self.change(body["messages"][-1]["content"])
+        return web.json_response({"count": len(text), "tokens": list(text.encode())})
+
+
+async def test_a_server_that_continues_thoughts_passes() -> None:
+    check = await survey_of(FakeServer())
+    assert check is not None and check.is_ok
+
+
+async def test_nothing_is_checked_without_a_budget() -> None:
+    assert await survey_of(FakeServer(), ThinkingConfig()) is None
+
+
+@pytest.mark.parametrize(
+    ("server", "named"),
+    [
+        # The grammar is not applied with a reasoning parser: https://github.com/vllm-project/vllm/issues/39130
+        (FakeServer(probe=after_a_thought("The word is quokka.")), "--reasoning-parser"),
+        # The answer lands in the reasoning: https://github.com/vllm-project/vllm/issues/47027 and 50948
+        (FakeServer(probe=after_a_thought("", reasoning=PROBE)), "--reasoning-parser"),
+        (FakeServer(probe=after_a_thought("", reasoning_content=PROBE)), "--reasoning-parser"),
+        # Templates like DeepSeek's keep only what follows the closing delimiter.
+        (Template(lambda content: content.split("</think>")[-1]), "--chat-template"),
+        (Template(lambda content: f"{content}<|im_end|>"), "--chat-template"),
+    ],
+    ids=["grammar", "reasoning", "reasoning_content", "dropped", "ended"],
+)
+async def test_each_fault_is_found_and_named(server: FakeServer, named: str) -> None:
+    check = await survey_of(server)
+    assert check is not None and check.is_blocking and named in check.remedy
+
+
+async def test_a_template_that_refuses_is_named() -> None:
+    def refuse(_: str) -> str:
+        raise web.HTTPBadRequest(text='{"error": {"message": "the final message does not appear in the chat"}}')
+
+    check = await survey_of(Template(refuse))
+    assert check is not None and check.is_blocking and "does not appear" in check.value
+
+
+async def test_a_server_without_token_ids_is_checked_by_its_answer() -> None:
+    check = await survey_of(FakeLlamaCpp())
+    assert check is not None and check.is_ok is None and not check.is_blocking
+
+
+async def test_a_run_without_reasoning_is_possible_on_a_server_that_cannot_continue() -> None:
+    model = Model(())
+    server = FakeServer(rest=model.answer, probe=after_a_thought("Hello."))
+    async with server.running():
+        async with ChatServer(server.url, concurrency=8, request_timeout=5, chat_template_kwargs={}) as client:
+            checks = await examine(client, EngineConfig(), SamplingConfig(), ("FIRST", "NO"))
+    (row,) = (check for check in checks if check.name == "thinking")
+    assert (row.is_ok, row.is_blocking) == (False, False)
+
+
+async def test_the_error_of_a_run_is_one_line() -> None:
+    async with FakeServer(probe=after_a_thought("Hello.")).running() as server:
+        async with ChatServer(server.url, concurrency=8, request_timeout=5, chat_template_kwargs={}) as client:
+            with pytest.raises(EngineError) as raised:
+                await connect(client, EngineConfig(), SamplingConfig(thinking=ThinkingConfig(judge=64)))
+    assert "\n" not in str(raised.value)
