@@ -222,3 +222,22 @@ def test_the_other_half_is_closed_unless_it_is_asked_for_and_each_look_is_told(t
     assert "mine/sharp.jinja 2 " in second.stderr
     # One line for each look, beside the answer cache.
     assert len(Path("hold_out_looks.jsonl").read_text().splitlines()) == 2 + 2 * 2
+
+
+def test_a_prompt_is_compared_with_itself_with_and_without_reasoning(touche: Touche, engine: Engine) -> None:
+    budgets = ("--thinking", "0,512", "--chains", "2")
+    done = touche("prompts", "compare", *WORDINGS[:1] * 2, *DATA, *QRELS, *budgets, "--format", "json")
+    assert done.returncode == 0, done.stderr
+    rows = {variant: row for (_, variant), row in rows_of(done).items()}
+    without, reasoned = (f"{WORDINGS[0]}+{budget}" for budget in (0, 512))
+    assert list(rows) == [without, reasoned]
+    # Two chains of thought and answer for each of 36 documents.
+    assert (rows[without]["requests"], rows[reasoned]["requests"]) == (36, 4 * 36)
+    assert {request.sampling.max_tokens for request in engine.requests if not request.schema} == {512}
+    assert rows[reasoned]["relevance_ndcg_5_difference"] is not None
+
+
+@pytest.mark.parametrize("budgets", ["512", "0,1,2", "0,x", "512,512", "0,99999"])
+def test_budgets_that_fit_no_prompts_are_refused(touche: Touche, engine: Engine, budgets: str) -> None:
+    done = touche("prompts", "compare", *WORDINGS[:1] * 2, *DATA, *QRELS, "--thinking", budgets)
+    assert (done.returncode, done.stdout, engine.requests) == (2, "", [])

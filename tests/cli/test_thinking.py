@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
+from typing import Any
 
 import pytest
+from aiohttp import web
 
 import touche_llm
 from tests.cli.conftest import Touche
-from tests.fake_server import FakeServer
+from tests.fake_server import FakeServer, good, says
 from touche_llm.config import load_config
 
 SAMPLE = Path(touche_llm.__file__).parent / "samples" / "comparative"
@@ -36,3 +39,19 @@ def test_a_wrong_budget_is_one_line(touche: Touche, value: str) -> None:
     done = touche(*RUN, "--thinking", value)
     assert (done.returncode, len(done.stderr.strip().splitlines())) == (2, 1)
     assert "thinking" in done.stderr
+
+
+def test_thoughts_are_shown_when_a_prompt_is_tried(touche: Touche) -> None:
+    about = ["--topics", str(TOPICS), "--corpus", str(CORPUS), "--topic", "3", "--doc", "sample-heating-01___3"]
+    tried = ["prompts", "try", "judge", *about, "--thinking", "judge=64", "--chains", "2"]
+    thoughts = [says("Heat pumps.", finish_reason="length"), says("<think>Boilers.")]
+
+    async def think(request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
+        return await (thoughts.pop()(request, body) if "stop" in body else good(request, body))
+
+    with FakeServer(rest=think).in_thread() as server:
+        shown = touche(*tried, "--base-url", server.url)
+        rows = touche(*tried, "--base-url", server.url, "--format", "json")
+    assert (shown.returncode, rows.returncode) == (0, 0), shown.stderr
+    assert {"thought: Heat pumps.", "thought: Boilers."} <= {line.strip() for line in shown.stdout.splitlines()}
+    assert {row["thought"].count(".") for row in json.loads(rows.stdout)} == {2}

@@ -31,7 +31,8 @@ _MAX_ON_PAGE = 8
 _CHANGE = ("difference", "low", "high", "p", "p_holm", "wins", "ties", "losses")
 _OF_COMPARISON = (
     *INPUTS,
-    *("skip_bad_lines", "limit_topics", "topic", "prompts.folder", "prompts.objects", "engine", "sampling", "cache"),
+    *("skip_bad_lines", "limit_topics", "topic", "prompts.folder", "prompts.objects", "engine", "cache"),
+    *(f"sampling.{name}" for name in ("temperature", "seed", "max_tokens", "logprobs", "thinking.chains")),
 )
 TemplatesArgument = Annotated[
     list[str], typer.Argument(metavar="PROMPT...", help="Judge prompts: names or .jinja files.")
@@ -69,14 +70,35 @@ SampleFileOption = Annotated[
         hidden=True,
     ),
 ]
+ThinkingOption = Annotated[
+    str | None,
+    typer.Option(
+        "--thinking",
+        metavar="N,N",
+        help="Max tokens of reasoning of each prompt, as judge judge --thinking 0,512.",
+        rich_help_panel="Judging",
+        hidden=True,
+    ),
+]
 HtmlOption = Annotated[
     Path | None,
     typer.Option("--html", metavar="FILE", help="Also write a page with a row per document.", rich_help_panel="Output"),
 ]
 
 
-def _check_files(given: s.Given, own: Mapping[str, Any]) -> None:
-    """Raise UsageError if the page cannot be written, before any input is read."""
+def _read_budgets(text: str | None) -> list[int]:
+    """Return the budgets in a text as `0,512`; raise UsageError for another text."""
+    numbers = [] if text is None else text.split(",")
+    if not all(number.strip().isdecimal() for number in numbers):
+        raise UsageError(f"--thinking: {text!r:.80} must be whole numbers, one for each prompt, as 0,512")
+    return [int(number) for number in numbers]
+
+
+def _check_own(given: s.Given, own: Mapping[str, Any]) -> None:
+    """Raise UsageError if budgets are no numbers or the page cannot be written, before any input is read."""
+    if budgets := _read_budgets(own["thinking"]):
+        # The server must be able to do what the variants need.
+        given["sampling.thinking.judge"] = max(budgets)
     html, prompts = own["html"], own["templates"]
     if html is None:
         return
@@ -88,7 +110,7 @@ def _check_files(given: s.Given, own: Mapping[str, Any]) -> None:
     check_output(html, own["overwrite"], filter(None, inputs))
 
 
-@s.configured(*_OF_COMPARISON, complete=_check_files)
+@s.configured(*_OF_COMPARISON, complete=_check_own)
 @o.takes_qrels
 def compare(
     config: Config,
@@ -99,6 +121,7 @@ def compare(
     sample: SampleOption = None,
     sample_seed: SampleSeedOption = None,
     sample_file: SampleFileOption = None,
+    thinking: ThinkingOption = None,
     html: HtmlOption = None,
     overwrite: o.OverwriteOption = False,
     output: FormatOption = Format.TABLE,
@@ -118,7 +141,7 @@ def compare(
     for note in qrels.notes():
         progress.warn(note)
     plan = Plan(sample, sample_seed, sample_file, split, confirm, texts=html is not None)
-    found = run_requests(config, compare_prompts(config, templates, qrels, plan, progress))
+    found = run_requests(config, compare_prompts(config, templates, qrels, plan, progress, _read_budgets(thinking)))
     if output is Format.TABLE:
         for part in found.parts:
             _show(found, part)

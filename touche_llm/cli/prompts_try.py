@@ -46,7 +46,7 @@ _EIGHTHS = " ▏▎▍▌▋▊▉"
 _MAX_LABELS = 6
 _COLUMNS = (
     *("prompt", "topic", "documents", "field", "value", "people", "probabilities", "outside"),
-    *("answer", "failure", "cached", "prompt_tokens", "completion_tokens"),
+    *("answer", "thought", "failure", "cached", "prompt_tokens", "completion_tokens"),
 )
 
 
@@ -215,7 +215,8 @@ def _describe_trial(trial: Trial, topic_id: str, qrels: Qrels | None) -> list[st
     facts.append("from the cache" if trial.cached else "asked now")
     if trial.result.sample:
         facts.append(f"try {trial.result.sample + 1}: those before gave no usable answer")
-    return [*lines, f"  answer: {answer.text}", f"  {'; '.join(facts)}"]
+    thoughts = [f"  thought: {chain.thought}" for chain in trial.result.chains if chain.thought_key]
+    return [*lines, *thoughts, f"  answer: {answer.text}", f"  {'; '.join(facts)}"]
 
 
 def _join_bars(start: str, bars: Iterable[str], indent: int) -> list[str]:
@@ -262,7 +263,8 @@ def _rows(prompt: Prompt, subject: Subject, trials: list[Trial], qrels: Qrels | 
             rows.append(row | {"failure": attempts[-1].kind, "answer": attempts[-1].text, "cached": False})
             continue
         answer = trial.result.answer
-        row |= {"answer": answer.text, "cached": trial.cached}
+        thoughts = [chain.thought for chain in trial.result.chains if chain.thought_key]
+        row |= {"answer": answer.text, "thought": "\n\n".join(thoughts) or None, "cached": trial.cached}
         row |= {"prompt_tokens": answer.prompt_tokens, "completion_tokens": answer.completion_tokens}
         for name, value in trial.values.items():
             reading = trial.readings.get(name)

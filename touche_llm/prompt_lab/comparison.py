@@ -33,10 +33,22 @@ PURPOSE = "judge"
 
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """One of the compared prompts, with the name or path that it was given by."""
+    """One of the compared prompts.
+
+    Attributes:
+        name: Name or path that it was given by; with its budget if prompts are compared by their budgets.
+        thinking: Max tokens of reasoning; None for the configured number.
+    """
 
     name: str
     prompt: Prompt
+    thinking: int | None = None
+
+    def choose_builder(self, builder: RequestBuilder) -> RequestBuilder:
+        """Return the builder of this variant's requests."""
+        if self.thinking is None:
+            return builder
+        return replace(builder, thinking=builder.thinking.model_copy(update={"judge": self.thinking}))
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +114,7 @@ class _Prepared:
 
 
 async def compare_prompts(
-    config: Config, names: Sequence[str], qrels: Qrels, plan: Plan, progress: Progress
+    config: Config, names: Sequence[str], qrels: Qrels, plan: Plan, progress: Progress, budgets: Sequence[int] = ()
 ) -> PromptComparison:
     """Judge one sample with several prompts and compare each with human judgments.
 
@@ -112,6 +124,7 @@ async def compare_prompts(
         qrels: Human judgments, with grades.
         plan: The documents and topics to compare on.
         progress: Receives warnings and the progress of each stage.
+        budgets: Max tokens of reasoning of each prompt, in place of the configured number.
 
     Raises:
         PromptError: A prompt is missing or invalid.
@@ -124,7 +137,7 @@ async def compare_prompts(
         raise UsageError(f"qrels: no grades, by which documents are drawn; give those of at least one of {aspects}")
     with RunContext(config, progress) as context:
         task, corpus = context.task, context.corpus
-        variants = load_variants(names, config, task)
+        variants = load_variants(names, config, task, budgets)
         prepared = await _prepare(context, variants, qrels, plan)
         async with open_model(config.engine, config.sampling, config.cache) as model:
             builder = make_request_builder(model, config.engine, config.sampling)
@@ -227,15 +240,18 @@ def _count_look(config: Config, qrels: Qrels, seen: Sequence[Sampled], compared:
     )
 
 
-def load_variants(names: Sequence[str], config: Config, task: Task) -> list[Variant]:
+def load_variants(names: Sequence[str], config: Config, task: Task, budgets: Sequence[int] = ()) -> list[Variant]:
     """Load the prompts to compare; raise UsageError if one does not judge documents or is given twice."""
+    if budgets and len(budgets) != len(names):
+        raise UsageError(f"{len(names)} prompts have {len(budgets)} budgets of reasoning; give one for each, as 0,512")
     folder = config.prompts.folder
     if len(names) < 2:
         raise UsageError(f"{', '.join(names) or 'no prompt'} alone cannot be compared; name two prompts or more")
     if folder is not None:
         check_overlay(folder, task.name, {name for name in (*purposes_of(task), *names) if not name.endswith(".jinja")})
     variants: list[Variant] = []
-    for name in names:
+    for place, name in enumerate(names):
+        budget = budgets[place] if budgets else None
         purpose, prompt = load_named(task, name, folder)
         if purpose.name != PURPOSE:
             judged = "documents" if task.sentence_question is None else "pairs of sentences"
@@ -243,9 +259,10 @@ def load_variants(names: Sequence[str], config: Config, task: Task) -> list[Vari
                 f"{name}: is a prompt for {purpose.name!r}; only those for {PURPOSE!r}, which judge {judged} one by "
                 "one, can be compared"
             )
-        if any(prompt.path.resolve() == variant.prompt.path.resolve() for variant in variants):
-            raise UsageError(f"{name}: is given twice; name each prompt once")
-        variants.append(Variant(name, prompt))
+        known = {(variant.prompt.path.resolve(), variant.thinking) for variant in variants}
+        if (prompt.path.resolve(), budget) in known:
+            raise UsageError(f"{name}: is given twice; name each prompt once, or once for each budget of reasoning")
+        variants.append(Variant(name if budget is None else f"{name}+{budget}", prompt, budget))
     return variants
 
 
@@ -270,7 +287,9 @@ async def _judge_variants(
             for name, sample in parts.items():
                 before = replace(model.counts)
                 work = [(topics[item.topic_id], item.document_id) for item in sample]
-                judgments, failures = await judge(work, documents, question, variant.prompt, builder, done)
+                judgments, failures = await judge(
+                    work, documents, question, variant.prompt, variant.choose_builder(builder), done
+                )
                 found = {
                     (judgment.topic_id, judgment.document_id): _convert_grades(judgment, context.task)
                     for judgment in judgments
