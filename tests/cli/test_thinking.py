@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from aiohttp import web
 
 import touche_llm
@@ -30,6 +31,9 @@ def test_budgets_of_the_command_line_are_settings_and_reach_the_server(touche: T
     assert (thinking.judge, thinking.stance, thinking.compare, thinking.chains) == (512, 0, 9, 2)
     # Two chains for each of three documents; there is nothing to compare.
     assert [body["max_tokens"] for body in sent] == [512] * 6
+    counts = yaml.safe_load((tmp_path / "out" / "ir-metadata.yml").read_text())["stages"]["judge"]["requests"]
+    assert (counts["requests"], counts["thoughts"]) == (12, 6)
+    assert 0 < counts["thought_tokens"] < counts["completion_tokens"]
 
 
 @pytest.mark.parametrize(

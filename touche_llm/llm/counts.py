@@ -20,6 +20,8 @@ class Counts:
         retries: Retries after transient failures.
         resamples: Requests for another sample after an unusable answer.
         failures: Requests without a usable answer.
+        thoughts: Those of `requests` in which the model reasons; left out of the metadata if there are none.
+        thought_tokens: Those of `completion_tokens` that are reasoning.
         unusable_records: Unusable answers found in the cache, whether or not another sample was usable.
         known_failures: Requests that failed because of unusable answers in the cache, without being sent.
         cached_prompt_tokens: Prompt tokens of the answers taken from the cache.
@@ -43,11 +45,14 @@ class Counts:
     cached_completion_tokens: int = 0
     prefix_cached_tokens: int = 0
     prefix_reports: int = 0
+    thoughts: int = 0
+    thought_tokens: int = 0
     problem: str = ""
 
     def as_dict(self) -> dict[str, int | None]:
         """Return the counts by name; `prefix_cached_tokens` is None if the engine reported none."""
-        counts = {name: value for name, value in asdict(self).items() if name not in ("problem", "prefix_reports")}
+        left_out = ("problem", "prefix_reports", *(() if self.thoughts else ("thoughts", "thought_tokens")))
+        counts = {name: value for name, value in asdict(self).items() if name not in left_out}
         return counts | {"prefix_cached_tokens": self.prefix_cached_tokens if self.prefix_reports else None}
 
     def since(self, before: Counts) -> Counts:

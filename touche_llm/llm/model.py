@@ -254,6 +254,9 @@ class ModelClient(TokenCountingClient):
             completion = await self._retry(partial(engine.complete, sample))
             self.counts.prompt_tokens += completion.prompt_tokens
             self.counts.completion_tokens += completion.completion_tokens
+            if sample.layout.form is AnswerForm.TEXT:
+                self.counts.thoughts += 1
+                self.counts.thought_tokens += completion.completion_tokens
             if completion.cached_tokens is not None:
                 self.counts.prefix_cached_tokens += completion.cached_tokens
                 self.counts.prefix_reports += 1
