@@ -80,7 +80,7 @@ class FakeLlamaCpp(FakeServer):
 
     async def detokenize(self, request: web.Request) -> web.Response:
         body = orjson.loads(await request.read())
-        return web.json_response({"content": bytes(body["tokens"]).decode("utf-8", "replace")})
+        return web.json_response({"content": bytes(filter(None, body["tokens"])).decode("utf-8", "replace")})
 
     def add_routes(self, app: web.Application) -> None:
         app.router.add_get("/props", self.props)

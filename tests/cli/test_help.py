@@ -43,6 +43,12 @@ def test_the_help_of_a_command_fits_two_screens(helps: dict[tuple[str, ...], str
     assert {path: length for path, length in lengths.items() if length > MAX_LINES} == {}
 
 
+@pytest.mark.parametrize("path", [path for path, command in COMMANDS.items() if hasattr(command, "list_commands")])
+def test_a_group_of_commands_alone_lists_them(touche: Touche, path: tuple[str, ...]) -> None:
+    shown = touche(*path).stderr
+    assert all(name in shown for name in COMMANDS[path].list_commands(None))
+
+
 @pytest.mark.parametrize("path", COMMANDS)
 def test_no_name_metavar_or_default_is_cut(helps: dict[tuple[str, ...], str], path: tuple[str, ...]) -> None:
     text = helps[*path, "--help-all" if path in IS_LONG else "--help"]
