@@ -8,7 +8,7 @@ import pytest
 
 from tests.expect import raises_at
 from touche_llm.data.records import Topic
-from touche_llm.data.topics import read_topics
+from touche_llm.data.topics import build_query, read_topics
 from touche_llm.errors import DataError
 
 SHARED = Path(__file__).resolve().parents[3] / "shared" / "data"
@@ -342,3 +342,10 @@ def test_xml_in_another_encoding_is_not_taken_for_a_table(tmp_path: Path) -> Non
     )
     (topic,) = read_topics(topics_file(tmp_path, text.encode("utf-16")))
     assert topic.title == "ä b"
+
+
+def test_a_query_has_the_words_of_the_chosen_fields() -> None:
+    topic = Topic("1", "Which warms?", narrative="Both count.", objects=("tea", "hot coffee"))
+    assert build_query(topic, ("title",)) == "Which warms?"
+    assert build_query(topic, ("objects", "narrative")) == "tea hot coffee Both count."
+    assert build_query(Topic("2", "Which?"), ("title", "objects")).split() == ["Which?"]
