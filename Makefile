@@ -128,6 +128,7 @@ test-extras: wheel
 # Sizes at which nothing can be said, to see that the scripts work; then those of the shared tasks.
 bench-small: $(STAMP)
 	$(BIN)/python -m benchmarks.first_stage --passages 3000 --sentences 6000 --topics 3 --depth 50
+	$(BIN)/python -m benchmarks.dense --documents 3000 --dimensions 64 --topics 3 --depth 50
 	$(BIN)/python -m benchmarks.judging --topics 3 --depth 50 --passages 500
 	$(BIN)/python -m benchmarks.evaluation --topics 5 --depth 50
 	$(BIN)/python -m benchmarks.growth --topics 1 2 --passages 300 600 --depth 20
@@ -138,6 +139,7 @@ bench-serving-small: $(STAMP) vllm
 
 bench: $(STAMP) vllm
 	$(BIN)/python -m benchmarks.first_stage
+	$(BIN)/python -m benchmarks.dense
 	$(BIN)/python -m benchmarks.judging
 	$(BIN)/python -m benchmarks.evaluation
 	$(BIN)/python -m benchmarks.serving

@@ -33,6 +33,14 @@ def reranker_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         yield url
 
 
+@pytest.fixture(scope="module")
+def embeddings_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The base URL of an embedding model with random weights."""
+    folder = tmp_path_factory.mktemp("embeddings")
+    with vllm_server(make_model(folder, "embedding"), folder / "server.log", runner="pooling") as url:
+        yield url
+
+
 def stages_of(out: Path) -> dict[str, Any]:
     found: dict[str, Any] = yaml.safe_load((out / "ir-metadata.yml").read_text())["stages"]
     return found
@@ -66,3 +74,49 @@ def test_a_cross_encoder_ranks_and_is_replayed_without_its_server(
     assert stages_of(replayed)["rank"]["cross-encoder"]["requests"]["requests"] == 0
     # A step that reads the stored scores needs no address either.
     touche("rank", "--out", asked, "--rank", f"cross_encoder:{DEPTH}")
+
+
+@pytest.mark.parametrize("retriever", ["dense", "hybrid"])
+def test_vectors_find_candidates_and_are_replayed_without_their_server(
+    data: TaskInput, embeddings_url: str, tmp_path: Path, tell: Tell, retriever: str
+) -> None:
+    command = ["retrieve", *data.options, "--retriever", retriever, "--depth", DEPTH]
+    command += ["--cache", tmp_path / "answers.sqlite", "--embeddings-preset", "e5"]
+    asked, replayed = tmp_path / "asked", tmp_path / "replayed"
+    tell(touche(*command, "--embeddings-url", embeddings_url, "--out", asked).stderr.splitlines()[-1])
+    facts = stages_of(asked)["retrieve"]
+    found = facts["dense retrieval"]
+    assert (found["model"], found["dimensions"], facts["candidates"]) == ("embedding", 64, DEPTH * facts["topics"])
+    with Cache(tmp_path / "answers.sqlite") as cache:
+        assert len(cache.find("embedding")) == facts["topics"]
+    touche(*command, "--embeddings-url", NOWHERE, "--cache-mode", "replay", "--out", replayed)
+    assert (replayed / "candidates.run.txt").read_bytes() == (asked / "candidates.run.txt").read_bytes()
+    assert stages_of(replayed)["retrieve"]["dense retrieval"]["requests"]["requests"] == 0
+    # Every document has its vector by now.
+    touche(
+        "index",
+        *data.options[:2],
+        *data.options[4:],
+        "--retriever",
+        retriever,
+        "--embeddings-preset",
+        "e5",
+        "--embeddings-url",
+        embeddings_url,
+    )
+
+
+@pytest.mark.nightly
+def test_a_run_with_three_models_is_replayed_without_any(
+    data: TaskInput, vllm_url: str, embeddings_url: str, reranker_url: str, tmp_path: Path, tell: Tell
+) -> None:
+    command = ["run", *data.options, "--model", "tiny", "--depth", DEPTH, "--cache", tmp_path / "answers.sqlite"]
+    command += ["--stance-depth", 0, "--retriever", "hybrid", "--embeddings-preset", "e5"]
+    command += ["--rank", f"judge,cross_encoder:{DEPTH},fusion:{DEPTH},pairwise:3"]
+    asked, replayed = tmp_path / "asked", tmp_path / "replayed"
+    urls = ["--base-url", vllm_url, "--reranker-url", reranker_url, "--embeddings-url", embeddings_url]
+    tell(touche(*command, *urls, "--out", asked).stderr.splitlines()[-1])
+    touche("validate", asked / "run.txt", *data.options)
+    nowhere = ["--base-url", NOWHERE, "--reranker-url", NOWHERE, "--embeddings-url", NOWHERE]
+    touche(*command, *nowhere, "--cache-mode", "replay", "--out", replayed)
+    assert (replayed / "run.txt").read_bytes() == (asked / "run.txt").read_bytes()
