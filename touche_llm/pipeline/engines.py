@@ -148,6 +148,7 @@ def describe_pooling(client: PoolingClient, settings: TemplateConfig) -> dict[st
         "model": info.model,
         "revision": info.revision,
         "engine": info.engine,
+        **({"serving": info.serving} if info.serving else {}),
         "context": info.context,
         "templates": settings.templates._asdict(),
         "instruction": settings.instruction,
@@ -165,8 +166,9 @@ def store_engine_info(facts: EngineInfo, cache: Cache, purpose: Purpose | None =
         purpose: What a pooling model is for; None for an engine of chats.
     """
     kind = name_kind(purpose)
-    key = hash_content(kind, **facts.model_dump())
-    cache.put(Entry(key=key, kind=kind, model=facts.model, value=facts.model_dump()), EngineInfo)
+    # A part that came later is left out where it is not used, so that earlier keys stay valid.
+    value = facts.model_dump(exclude=None if facts.serving else {"serving"})
+    cache.put(Entry(key=hash_content(kind, **value), kind=kind, model=facts.model, value=value), EngineInfo)
 
 
 def assume_engine_info(asked: EngineConfig, cache: Cache) -> EngineInfo:

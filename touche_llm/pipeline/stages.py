@@ -235,6 +235,7 @@ def _describe_model_use(context: RunContext, purposes: Iterable[str], before: Co
         "model": model.engine_info.model,
         "revision": model.engine_info.revision,
         "engine": model.engine_info.engine,
+        **({"serving": model.engine_info.serving} if model.engine_info.serving else {}),
         "context": model.engine_info.context,
         "prompts": {name: prompt.label for name, prompt in prompts.items()},
         "templates": {

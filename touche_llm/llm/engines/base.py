@@ -19,6 +19,7 @@ class EngineInfo(JsonModel):
         revision: The user's name for the version of the weights.
         context: Context in tokens.
         overhead: Tokens that the chat template adds to two messages.
+        serving: What the server reports of how it serves the model, by name.
     """
 
     model: str
@@ -26,6 +27,7 @@ class EngineInfo(JsonModel):
     context: int
     overhead: int
     engine: str
+    serving: dict[str, str] = {}
 
 
 @dataclass(frozen=True, slots=True)

@@ -85,6 +85,10 @@ class HttpClient:
         """Return the reply to a GET request, decoded; raise as `post` does."""
         return _read(path, await self._call("GET", path, None), reply)
 
+    async def get_text(self, path: str) -> str:
+        """Return the reply to a GET request as text; raise as `post` does."""
+        return (await self._call("GET", path, None)).decode("utf-8", "replace")
+
     async def post(self, path: str, body: dict[str, Any], reply: type[ReplyT]) -> ReplyT:
         """Return the reply to a POST request, decoded.
 

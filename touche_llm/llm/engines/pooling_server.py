@@ -17,6 +17,7 @@ from touche_llm.data.transport import BROKEN_TRIES
 from touche_llm.errors import EngineError
 from touche_llm.llm.engines.base import BrokenReply, EngineInfo, Rejected, Transient
 from touche_llm.llm.engines.http_client import API_KEY_VARIABLE, HttpClient
+from touche_llm.llm.engines.server_facts import read_serving
 from touche_llm.llm.engines.startup import ModelList, choose_model, identify
 from touche_llm.llm.engines.token_counters import VllmTokenCounter
 from touche_llm.llm.request import Message
@@ -163,7 +164,12 @@ class PoolingServer(HttpClient):
         title = f"{kind} {version.version or version.build_info}".strip() or "unknown server"
         # Tokens that the model adds to a text are few.
         return EngineInfo(
-            model=model.id, revision=settings.revision, context=context, overhead=_SLACK // 2, engine=title
+            model=model.id,
+            revision=settings.revision,
+            context=context,
+            overhead=_SLACK // 2,
+            engine=title,
+            serving=await read_serving(self, kind, model, None),
         )
 
     async def _check_vectors(self, dimensions: int | None) -> None:

@@ -17,6 +17,7 @@ from touche_llm.llm.engines.chat_reply import ChatReply, Delivery, read_completi
 from touche_llm.llm.engines.http_client import API_KEY_VARIABLE, HttpClient
 from touche_llm.llm.engines.server import ChatServer
 from touche_llm.llm.engines.server_checks import REMEDIES, ServerCheck, block
+from touche_llm.llm.engines.server_facts import ServedModel, read_serving
 from touche_llm.llm.engines.thinking_check import check_thinking
 from touche_llm.llm.engines.token_counters import LlamaCppTokenCounter, LocalTokenCounter
 from touche_llm.llm.logprobs import LOGPROB_ROUNDING, check_logprobs
@@ -45,14 +46,6 @@ _PLAIN_GRADES = (
 # Max difference between the prompt tokens that are counted and those that the server reports: some templates add a
 # date, some servers a token at the beginning.
 _MAX_COUNT_ERROR = 8
-
-
-class ServedModel(msgspec.Struct):
-    """Model in the list of a server."""
-
-    id: str
-    owned_by: str | None = None
-    max_model_len: Count | None = None
 
 
 class ModelList(msgspec.Struct):
@@ -141,7 +134,14 @@ async def _survey(server: ChatServer, engine: EngineConfig, sampling: SamplingCo
     if probe is not None and sampling.thinking.budgets:
         schema = [*schema, await check_thoughts(server, sampling)]
     context = engine.context or served or 0
-    info = EngineInfo(model=model.id, revision=engine.revision, context=context, overhead=overhead or 0, engine=title)
+    info = EngineInfo(
+        model=model.id,
+        revision=engine.revision,
+        context=context,
+        overhead=overhead or 0,
+        engine=title,
+        serving=await read_serving(server, kind, model, None if probe is None else probe.system_fingerprint),
+    )
     return Survey(kind, [*checks, counting, *schema], info, probe)
 
 
@@ -149,11 +149,15 @@ def choose_model(
     base_url: str, served: list[ServedModel], model: str | None, setting: str = "engine.model"
 ) -> ServedModel:
     """Return the served model of this name, or the only one; raise EngineError, which names the setting."""
-    if model is None and len(served) == 1:
-        return served[0]
     by_name = {choice.id: choice for choice in served}
+    if model is None and len(served) == 1:
+        model = served[0].id
     if model in by_name:
-        return by_name[model]
+        found = by_name[model]
+        if found.max_model_len is None and found.parent in by_name:
+            # vLLM does not report the context of an adapter, which is that of the adapted model.
+            return msgspec.structs.replace(found, max_model_len=by_name[found.parent].max_model_len)
+        return found
     names = ", ".join(by_name) or "no model"
     wanted = "" if model is None else f", not {model!r}"
     raise EngineError(f"{base_url}: serves {names}{wanted}; choose one with `{setting}`")

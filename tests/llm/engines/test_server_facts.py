@@ -1,0 +1,122 @@
+"""What a server reports of how it serves a model, and where it goes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from aiohttp import web
+
+from tests.fake_server import FakeServer, reply
+from tests.sample_runs import config_for, run_on, with_cache
+from touche_llm.llm.cache import Cache, CacheMode
+from touche_llm.llm.engines.server import ChatServer
+from touche_llm.llm.engines.server_facts import ServedModel, read_serving
+from touche_llm.llm.settings import EngineConfig
+
+BASE = {"id": "base", "max_model_len": 8192, "owned_by": "vllm", "root": "org/base"}
+ADAPTER = {"id": "mine", "max_model_len": None, "owned_by": "vllm", "root": "/adapters/mine", "parent": "base"}
+METRICS = """# HELP vllm:cache_config_info Information of the LLMEngine CacheConfig
+vllm:cache_config_info{block_size="16",cache_dtype="fp8",engine="0",sliding_window="None"} 1.0
+vllm:cache_config_info{block_size="16",cache_dtype="fp8",engine="1",sliding_window="None"} 1.0
+vllm:spec_decode_num_drafts_total{engine="0",model_name="base"} 0.0
+vllm:num_requests_running{engine="0",model_name="base"} 0.0
+"""
+CONFIGURATION = {
+    "vllm_config": {
+        "model_config": {"quantization": "awq", "dtype": "torch.bfloat16", "tokenizer": "org/base"},
+        "parallel_config": {"tensor_parallel_size": 2, "data_parallel_size": 4, "pipeline_parallel_size": 1},
+        "cache_config": {"cache_dtype": "fp8"},
+        "speculative_config": {"method": "ngram", "num_speculative_tokens": 3},
+    },
+    "vllm_env": {"VLLM_PORT": 1},
+}
+
+
+@dataclass
+class Reporting(FakeServer):
+    """A server whose pages hold these texts; None for a page that it does not have."""
+
+    models: list[dict[str, Any]] = field(default_factory=lambda: [BASE, ADAPTER])
+    metrics: str | None = METRICS
+    configuration: Any = None
+
+    def add_routes(self, app: web.Application) -> None:
+        super().add_routes(app)
+
+        async def metrics(_: web.Request) -> web.Response:
+            return web.Response(text=self.metrics or "", status=200 if self.metrics is not None else 404)
+
+        async def configuration(request: web.Request) -> web.Response:
+            assert request.query["config_format"] == "json"
+            return web.json_response(self.configuration, status=200 if self.configuration is not None else 404)
+
+        app.router.add_get("/metrics", metrics)
+        app.router.add_get("/server_info", configuration)
+
+
+async def facts(server: Reporting, model: dict[str, Any], fingerprint: str | None = None) -> dict[str, str]:
+    async with server.running():
+        engine = EngineConfig(base_url=server.url)
+        async with ChatServer(engine.base_url, concurrency=1, request_timeout=5.0, chat_template_kwargs={}) as client:
+            return await read_serving(client, "vllm", ServedModel(**model), fingerprint)
+
+
+async def test_the_metrics_tell_copies_and_speculative_decoding() -> None:
+    assert await facts(Reporting(), BASE, "vllm-0.32.0-dp2-12345678") == {
+        "root": "org/base",
+        "fingerprint": "vllm-0.32.0-dp2-12345678",
+        "key-value cache": "fp8",
+        "data parallel": "2",
+        "speculative decoding": "yes",
+    }
+
+
+async def test_a_server_in_developer_mode_tells_quantisation_and_sizes() -> None:
+    assert await facts(Reporting(configuration=CONFIGURATION), ADAPTER) == {
+        "root": "/adapters/mine",
+        "base model": "base",
+        "key-value cache": "fp8",
+        "data parallel": "4",
+        "tensor parallel": "2",
+        "speculative decoding": "ngram, 3 tokens",
+        "quantisation": "awq",
+        "data type": "torch.bfloat16",
+    }
+
+
+@pytest.mark.parametrize(
+    "configuration", [None, [], {"vllm_config": "text"}, {"vllm_config": {"model_config": 3}}, "x"]
+)
+@pytest.mark.parametrize(
+    "metrics", [None, "", "vllm:cache_config_info{engine=", "\udcff{}".encode("utf-8", "replace").decode()]
+)
+async def test_pages_that_are_missing_or_malformed_tell_nothing(configuration: Any, metrics: str | None) -> None:
+    served = {"id": "base", "root": "base"}
+    assert await facts(Reporting(configuration=configuration, metrics=metrics), served) == {}
+
+
+async def test_values_are_bounded() -> None:
+    found = await facts(Reporting(), {**BASE, "root": "x" * 10**6})
+    assert {name: len(value) for name, value in found.items() if len(value) > 100} == {"root": 200}
+
+
+async def test_an_adapter_is_a_model_name_whose_context_is_that_of_its_model(tmp_path: Path) -> None:
+    async def answer(request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
+        return reply('{"relevance":2,"quality":1,"stance":"FIRST"}')
+
+    config = config_for(tmp_path, engine__model="mine", topic=("3",), depth=2)
+    await run_on(Reporting(rest=answer), config, tmp_path / "out")
+    judge = yaml.safe_load((tmp_path / "out" / "ir-metadata.yml").read_text())["stages"]["judge"]
+    assert (judge["model"], judge["context"]) == ("mine", 8192)
+    assert judge["serving"]["base model"] == "base" and judge["serving"]["data parallel"] == "2"
+    # A replay repeats what was reported.
+    replayed = with_cache(config, mode=CacheMode.REPLAY)
+    await run_on(Reporting(), replayed, tmp_path / "replayed")
+    again = yaml.safe_load((tmp_path / "replayed" / "ir-metadata.yml").read_text())["stages"]["judge"]
+    assert again["serving"] == judge["serving"]
+    with Cache(config.cache.file) as cache:
+        assert [entry.value["serving"]["base model"] for entry in cache.find("engine")] == ["base"]
