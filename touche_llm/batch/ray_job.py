@@ -161,7 +161,10 @@ def row_of(key: str, tokens: IntArray, body: Json, facts: ModelFacts) -> dict[st
     output: dict[str, Any] = {"logprobs": body.get("top_logprobs")}
     if "structured_outputs" in body:
         # As text: Arrow would merge the properties of all schemas.
-        output["structured_outputs"] = {"json": orjson.dumps(body["structured_outputs"]["json"]).decode()}
+        output["structured_outputs"] = {
+            name: value if isinstance(value, str) else orjson.dumps(value).decode()
+            for name, value in body["structured_outputs"].items()
+        }
     return {"key": key, "tokenized_prompt": tokens, "sampling_params": {**facts.defaults, **sampling, **output}}
 
 

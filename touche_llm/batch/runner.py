@@ -41,7 +41,8 @@ class _Request(JsonStruct, frozen=True, forbid_unknown_fields=False):
 
 
 class _StructuredOutputs(JsonStruct, frozen=True):
-    json: dict[str, Any]
+    json: dict[str, Any] | None = None
+    regex: str | None = None
 
 
 class _RayBody(_Body, frozen=True, kw_only=True, forbid_unknown_fields=True):
