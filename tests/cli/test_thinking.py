@@ -59,3 +59,23 @@ def test_thoughts_are_shown_when_a_prompt_is_tried(touche: Touche) -> None:
     assert (shown.returncode, rows.returncode) == (0, 0), shown.stderr
     assert {"thought: Heat pumps.", "thought: Boilers."} <= {line.strip() for line in shown.stdout.splitlines()}
     assert {row["thought"].count(".") for row in json.loads(rows.stdout)} == {2}
+
+
+def test_thoughts_are_shown_in_a_report_and_runs_without_them_store_none(touche: Touche) -> None:
+    async def think(request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
+        text = "<i>Boilers</i> " + 3000 * "x"
+        return await (says(text)(request, body) if "stop" in body else good(request, body))
+
+    with FakeServer(rest=think).in_thread() as server:
+        done = touche(*RUN, "--thinking", "judge=2048,stance=64", "--stance-prompt", "own", "--base-url", server.url)
+        assert done.returncode == 0, done.stderr
+        plain = touche(*RUN[:-1], "plain", "--base-url", server.url)
+    assert plain.returncode == 0, plain.stderr
+    assert touche("report", "out").returncode == 0
+    page = Path("out/report.html").read_text()
+    # Three documents, each with a thought before its judgment and one before its stance.
+    assert page.count("&lt;i&gt;Boilers&lt;/i&gt;") == 6 and "<i>Boilers" not in page
+    assert page.count("x" * 1900) == 6 and "x" * 2001 not in page
+    judged = [json.loads(line) for line in Path("out/judgments.jsonl").read_text().splitlines()]
+    assert [len(judgment["thoughts"]) for judgment in judged] == [1, 1, 1]
+    assert "thoughts" not in Path("plain/judgments.jsonl").read_text()

@@ -140,6 +140,7 @@ class Judgment(JsonStruct, frozen=True, kw_only=True):
         prompt: Prompt of the request.
         key: Key of the answer in the cache.
         sample: Index of the sample whose answer was usable.
+        thoughts: Keys of the thoughts before the answers; left out if the model did not reason.
     """
 
     topic_id: str
@@ -152,6 +153,7 @@ class Judgment(JsonStruct, frozen=True, kw_only=True):
     prompt: str
     key: str | None = None
     sample: int = 0
+    thoughts: list[str] | msgspec.UnsetType = msgspec.UNSET
 
 
 class Comparison(JsonStruct, frozen=True, kw_only=True):
@@ -204,6 +206,7 @@ class StanceReading(JsonStruct, frozen=True, kw_only=True):
         orders: 2 if the objects were named in both orders, else 1.
         prompt: Prompt of the requests.
         keys: Keys of the answers in the cache.
+        thoughts: Keys of the thoughts before them; left out if the model did not reason.
     """
 
     topic_id: str
@@ -213,6 +216,7 @@ class StanceReading(JsonStruct, frozen=True, kw_only=True):
     orders: Annotated[int, msgspec.Meta(ge=1)]
     prompt: str
     keys: list[str]
+    thoughts: list[str] | msgspec.UnsetType = msgspec.UNSET
 
 
 class Attempt(JsonStruct, frozen=True, kw_only=True):

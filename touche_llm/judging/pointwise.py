@@ -6,6 +6,8 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
+from msgspec import UNSET, UnsetType
+
 from touche_llm.data.records import Cut, Document, Failure, Judgment, Reading, Topic
 from touche_llm.data.trec_runs import NO_STANCE_COLUMN
 from touche_llm.judging.stance import combine_position
@@ -205,7 +207,14 @@ def _make_judgment(
         prompt=prompt.label,
         key=result.key,
         sample=result.sample,
+        thoughts=list_thoughts([result]),
     )
+
+
+def list_thoughts(results: Iterable[AnsweredRequest[AnswerModel]]) -> list[str] | UnsetType:
+    """Return the keys of the thoughts before answers; unset if there are none."""
+    keys = [chain.thought_key for result in results for chain in result.chains if chain.thought_key]
+    return keys or UNSET
 
 
 def make_failure(topic: Topic, document_id: str | None, prompt: Prompt, failed: FailedRequest) -> Failure | None:

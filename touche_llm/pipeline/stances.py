@@ -9,7 +9,14 @@ from itertools import groupby
 from statistics import fmean
 
 from touche_llm.data.records import Failure, Reading, StanceReading, Topic
-from touche_llm.judging.pointwise import Documents, RequestBuilder, make_failure, read_labels, request_answer
+from touche_llm.judging.pointwise import (
+    Documents,
+    RequestBuilder,
+    list_thoughts,
+    make_failure,
+    read_labels,
+    request_answer,
+)
 from touche_llm.judging.stance import combine_shares
 from touche_llm.llm.answers import AnswerModel
 from touche_llm.llm.concurrency import map_in_order
@@ -83,6 +90,7 @@ async def judge_stances(
                 orders=len(both),
                 prompt=prompt.label,
                 keys=[result.key for result, _ in both],
+                thoughts=list_thoughts(result for result, _ in both),
             )
         )
     return stances, [result for result in results if isinstance(result, Failure)]

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from msgspec import UnsetType
+
 from touche_llm.config import Config
-from touche_llm.data.records import Candidate, Comparison, Failure, Judgment, Reading
+from touche_llm.data.records import Candidate, Comparison, Failure, Judgment, Reading, StanceReading
 from touche_llm.data.trec_runs import ParsedRun
 from touche_llm.errors import DataError, ToucheError
 from touche_llm.evaluation.qrels import Qrels
@@ -37,6 +39,9 @@ from touche_llm.report.records import (
 from touche_llm.tasks.base import Task
 from touche_llm.tasks.published import describe_restriction
 from touche_llm.text.passages import GAP_MARK
+
+# Of a completion on a page; only thoughts are longer.
+_MAX_CHARS = 2000
 
 _FROM_HERE = "paths in config.yaml are relative to the current folder, as they were for the run"
 
@@ -177,11 +182,11 @@ class RunFolder:
         key = (topic_id, row.document_id)
         judgment, stance = self.judgments[topic_id].get(row.document_id), self.readings.get(key)
         readings = {} if judgment is None else dict(judgment.readings)
-        keys = [] if judgment is None or judgment.key is None else [(judgment.prompt, judgment.key)]
+        keys = [] if judgment is None or judgment.key is None else _list_answers(judgment, [judgment.key])
         if stance is not None:
             probable = Reading(answered=row.stance, probabilities=stance.probabilities)
             readings["stance, separate request"] = probable
-            keys += [(stance.prompt, key) for key in stance.keys]
+            keys += _list_answers(stance, stance.keys)
         parts = row.document_id.split(SEPARATOR) if self.task.sentence_question is not None else []
         return DocumentView(
             row,
@@ -210,7 +215,15 @@ class RunFolder:
     def _answer(self, answers: Cache, prompt: str, key: str) -> RawAnswer:
         answer = answers.get(key, Answer)
         self.lost += answer is None
-        return RawAnswer(prompt, None if answer is None else answer.text)
+        if answer is None:
+            return RawAnswer(prompt, None)
+        return RawAnswer(prompt, answer.text[:_MAX_CHARS] + ("…" if len(answer.text) > _MAX_CHARS else ""))
+
+
+def _list_answers(judged: Judgment | StanceReading, keys: Sequence[str]) -> list[tuple[str, str]]:
+    """Return the prompt and the key of each completion, thoughts first."""
+    thoughts = () if isinstance(judged.thoughts, UnsetType) else judged.thoughts
+    return [*((f"{judged.prompt}, thought", key) for key in thoughts), *((judged.prompt, key) for key in keys)]
 
 
 def summarize_comparisons(comparisons: Iterable[Comparison]) -> dict[tuple[str, str], list[str]]:
