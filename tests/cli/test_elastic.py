@@ -153,7 +153,7 @@ THERE = ["--retriever", "elasticsearch"]
     [
         ([*RETRIEVE, "--corpus", "c.jsonl"], "elasticsearch stores the documents; load them with `touche-llm index"),
         ([*RETRIEVE, "--index", "folder"], "elasticsearch stores the documents"),
-        ([*RETRIEVE, "--bm25-method", "atire"], "retriever.method: Elasticsearch scores like Lucene; use lucene"),
+        ([*RETRIEVE, "--bm25-method", "atire"], "--bm25-method: Elasticsearch scores like Lucene; use lucene"),
         ([*RETRIEVE, "--task", "sentence_pairs"], "sentence_pairs ranks pairs of sentences; use bm25"),
         ([*RETRIEVE, "--elasticsearch", "http://u:secret@h:1"], "--elasticsearch: must not hold a password"),
         ([*RETRIEVE, "--elasticsearch-index", "A*"], "--elasticsearch-index: "),

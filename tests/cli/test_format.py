@@ -228,7 +228,7 @@ def tried(at: Path) -> list[Row]:
             "probabilities": json.dumps(reading.probabilities, separators=(",", ":")),
             "outside": reading.off_label_mass,
         }
-        row |= {"answer": answer["text"], "failure": None, "cached": True}
+        row |= {"answer": answer["text"], "thought": None, "failure": None, "cached": True}
         rows.append(row | {each: answer[each] for each in ("prompt_tokens", "completion_tokens")})
     return rows
 
@@ -407,5 +407,5 @@ def test_every_command_has_the_option_with_a_table_as_its_default() -> None:
         assert option.default == "table", name
     elsewhere = {"demo", "evaluate", "compare", "regress record", "regress check", "regress update", "prompts compare"}
     elsewhere |= {"show", "runs", "prompts show", "prompts render", "batch export", "batch import", "batch run"}
-    elsewhere |= {"tasks list", "tasks show", "tasks new", "doctor", "data"}
+    elsewhere |= {"tasks list", "tasks show", "tasks new", "doctor", "data", "export"}
     assert set(found) - elsewhere == {name for name in found for case in CASES if case.partition(",")[0] == name}

@@ -7,11 +7,10 @@ from itertools import groupby, pairwise
 from pathlib import Path
 from typing import Any
 
-import orjson
 import pytest
 from aiohttp import web
 
-from tests.fake_server import FakeServer, fields_in, good, reply
+from tests.fake_server import FakeServer, fields_in, good, reply, spell
 from tests.prompt_variants import load_prompt
 from tests.ranking.test_comparer import Held
 from tests.sample_runs import SAMPLE, config_for, run_scripted
@@ -193,7 +192,7 @@ async def test_a_repeated_label_is_recorded_by_its_kind_and_leaves_the_window_as
 async def test_a_run_with_an_order_that_cannot_be_used_is_written_and_ends_with_3(tmp_path: Path) -> None:
     async def bad_orders(request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
         if "order" in fields_in(body):
-            return reply(orjson.dumps({"order": "A > B > A > D"}).decode())
+            return reply(spell(body, {"order": "A > B > A > D"}))
         return await good(request, body)
 
     arguments = ["--topics", SAMPLE / "topics.xml", "--corpus", SAMPLE / "passages.jsonl", "--topic", "7"]
