@@ -1,9 +1,9 @@
 """Write a chat model of 0.6 million random weights, so that a real vLLM runs without a GPU and without a download.
 
-    python make_tiny_model.py OUT_DIR [classifier]
+    python make_tiny_model.py OUT_DIR [classifier | adapter]
 
 With `classifier` it is a cross-encoder: the same layers with a head that gives one number. Served with
-`--runner pooling`, the chat model is an embedding model.
+`--runner pooling`, the chat model is an embedding model. With `adapter` it is a LoRA adapter of the chat model.
 
 The tokeniser is a byte-level BPE trained on the English text that ships with CPython. Its special tokens are the
 control tokens of several model families, so that a test can see whether text from outside reaches the model as one.
@@ -40,6 +40,7 @@ SPECIAL_TOKENS = [
 ]
 VOCABULARY = 4096
 CONTEXT = 2048
+HIDDEN = 64
 
 
 def make_tokenizer() -> Any:
@@ -78,7 +79,7 @@ def main(out: Path, kind: str = "chat") -> None:
     torch.manual_seed(0)
     config = LlamaConfig(
         vocab_size=len(tokenizer),
-        hidden_size=64,
+        hidden_size=HIDDEN,
         intermediate_size=128,
         num_hidden_layers=2,
         num_attention_heads=2,
@@ -101,5 +102,24 @@ def main(out: Path, kind: str = "chat") -> None:
     print(f"{out}: {sum(p.numel() for p in model.parameters()):,} parameters, vocabulary {len(tokenizer)}")
 
 
+def make_adapter(out: Path) -> None:
+    """Write a LoRA adapter of the chat model with random weights, in the files of peft."""
+    import torch
+    from safetensors.torch import save_file
+
+    rank, modules = 8, ("q_proj", "v_proj")
+    torch.manual_seed(1)
+    layers = [f"base_model.model.model.layers.{layer}.self_attn.{module}" for layer in range(2) for module in modules]
+    weights = {f"{layer}.lora_A.weight": torch.randn(rank, HIDDEN) for layer in layers}
+    weights |= {f"{layer}.lora_B.weight": torch.randn(HIDDEN, rank) for layer in layers}
+    out.mkdir(parents=True, exist_ok=True)
+    save_file(weights, out / "adapter_model.safetensors")
+    settings = {"peft_type": "LORA", "task_type": "CAUSAL_LM", "r": rank, "lora_alpha": 16, "target_modules": modules}
+    (out / "adapter_config.json").write_text(json.dumps(settings | {"lora_dropout": 0.0, "bias": "none"}))
+
+
 if __name__ == "__main__":
+    if sys.argv[2:] == ["adapter"]:
+        make_adapter(Path(sys.argv[1]))
+        sys.exit()
     main(Path(sys.argv[1]), *sys.argv[2:])

@@ -78,7 +78,8 @@ async def read_serving(server: HttpClient, kind: str, model: ServedModel, finger
                 facts |= await read(server)
             except (Rejected, Transient):
                 continue  # an old version, a proxy that hides it, or no developer mode
-    return {name: str(value)[:_MAX_CHARS] for name, value in facts.items() if value}
+    # vLLM's key-value cache has the model's data type unless it says more than `auto`.
+    return {name: str(value)[:_MAX_CHARS] for name, value in facts.items() if value and value != "auto"}
 
 
 async def _read_metrics(server: HttpClient) -> Mapping[str, str | None]:
