@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -10,13 +12,18 @@ import yaml
 
 from tests.fake_pooling import FakePooling
 from tests.pipeline.test_rank import ids, judged, lines_of, short
-from tests.sample_runs import Silent
+from tests.sample_runs import Silent, run_directly
+from tests.scripted_engine import ScriptedEngine
+from tests.write_demo_cassette import script_of
 from touche_llm.config import Config
 from touche_llm.errors import ReplayMiss, UsageError
 from touche_llm.llm.cache import Cache, CacheMode
 from touche_llm.pipeline.dry_run import estimate_cost
 from touche_llm.pipeline.rank import Ranking
 from touche_llm.pipeline.run_all import run_rank
+from touche_llm.regression.check import check_snapshot
+from touche_llm.regression.record import load_finished_run, record
+from touche_llm.regression.snapshot import open_snapshot
 
 STEPS = ("judge", "cross_encoder:6")
 PROBES = 2  # of the start-up check: clearly different pairs, and a long text
@@ -133,3 +140,15 @@ async def test_the_cache_stores_a_score_for_each_pair(tmp_path: Path) -> None:
         assert [entry.model for entry in cache.find("score engine")] == ["pooling"]
     assert len(stored) == 12 and {entry.topic for entry in stored} == {"3", "20"}
     assert all(isinstance(entry.value["score"], float) for entry in stored)
+
+
+async def test_a_recorded_run_has_its_scores_and_no_address(tmp_path: Path) -> None:
+    out, target = tmp_path / "out", tmp_path / "recorded"
+    await run_directly(short(tmp_path), out, ScriptedEngine(script_of("comparative")))
+    await rank_on(FakePooling(), tmp_path)
+    await record(load_finished_run(out), out, target, None)
+    kinds = Counter(entry["kind"] for entry in map(json.loads, (target / "cassette.jsonl").read_text().splitlines()))
+    assert (kinds["score"], kinds["score engine"]) == (12, 1)
+    assert "url" not in yaml.safe_load((target / "config.yaml").read_text())["ranking"]["cross_encoder"]
+    (tmp_path / "answers.sqlite").unlink()
+    assert await check_snapshot(open_snapshot(target), None) == []
