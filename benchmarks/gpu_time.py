@@ -8,7 +8,7 @@ from dataclasses import dataclass
 UTILISATION = 0.4
 BANDWIDTH_UTILISATION = 0.6
 AT_A_TIME = 256
-ANSWER_TOKENS = 17  # {"relevance":2,"quality":1,"stance":"FIRST"}, a token for each word and sign
+ANSWER_TOKENS = 17  # [2,1,"YES","NEUTRAL"], at most a token for each sign and part of a word
 # Of a number in bfloat16.
 NUMBER_BYTES = 2
 

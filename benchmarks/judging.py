@@ -60,7 +60,7 @@ from touche_llm.pipeline.stages import judge_stage
 
 _TOPICS, _DEPTH = 50, 1000
 _FACTS = EngineInfo(model="none", revision="", context=32768, overhead=32, engine="answers at once")
-_ALTERNATIVES = 20
+_ALTERNATIVES = 8
 # So many different answers, and words from which most of their alternatives are drawn, as from a vocabulary.
 _ANSWERS, _WORDS = 512, 50_000
 PARTS = ("in process", "HTTP", "cache")
@@ -71,9 +71,9 @@ def replies() -> list[bytes]:
     generator = random.Random(0)
     found = []
     for _ in range(_ANSWERS):
-        stance = generator.choice(("FIRST", "SECOND", "NEUTRAL", "NO"))
-        pieces = ['{"', "relev", "ance", '":', str(generator.randrange(4)), ',"', "quality", '":']
-        pieces += [str(generator.randrange(4)), ',"', "st", "ance", '":"', *_cut(stance), '"}', ""]
+        position, stance = generator.choice(("YES", "NO")), generator.choice(("FIRST", "SECOND", "NEUTRAL"))
+        pieces = ["[", str(generator.randrange(4)), ",", str(generator.randrange(4))]
+        pieces += [',"', *_cut(position), '","', *_cut(stance), '"]', ""]
         tokens = [_sent(piece, generator) for piece in pieces]
         body = {
             "id": f"chatcmpl-{generator.randrange(2**64):016x}",
@@ -89,7 +89,7 @@ def replies() -> list[bytes]:
                     "stop_reason": None,
                 }
             ],
-            "usage": {"prompt_tokens": 900, "total_tokens": 916, "completion_tokens": len(pieces)},
+            "usage": {"prompt_tokens": 900, "total_tokens": 912, "completion_tokens": len(pieces)},
         }
         found.append(orjson.dumps(body))
     return found
@@ -101,7 +101,7 @@ def _cut(label: str) -> list[str]:
 
 def _sent(piece: str, generator: random.Random) -> dict[str, Any]:
     # What may stand at its place: other grades or labels, and words that the grammar rules out.
-    others = [other for other in ("0", "1", "2", "3", "FI", "SE", "NE", "NO") if other != piece]
+    others = [other for other in ("0", "1", "2", "3", "FI", "SE", "NE", "YE", "NO") if other != piece]
     others += [f"word{generator.randrange(_WORDS)}" for _ in range(_ALTERNATIVES)]
     weights = [math.exp(-place * generator.uniform(0.5, 2.0)) for place in range(_ALTERNATIVES)]
     top = [
@@ -111,7 +111,7 @@ def _sent(piece: str, generator: random.Random) -> dict[str, Any]:
     return {**top[0], "top_logprobs": top}
 
 
-_LAYOUT = Layout(AnswerForm.OBJECT, ("relevance", "quality", "stance"))
+_LAYOUT = Layout(AnswerForm.ARRAY, ("relevance", "quality", "position", "stance"))
 
 
 class _AtOnce:
