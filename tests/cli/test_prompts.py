@@ -298,7 +298,7 @@ def test_the_parts_of_a_prompt_are_named_where_there_are_no_colours(touche: Touc
     assert f"── system ──\n‹shared by all› {SENTENCE}" in done.stdout
     assert "Question: ‹shared by the topic› Which is better" in done.stdout
     assert "Passage A:\n‹this request alone› We swapped" in done.stdout
-    assert re.search(r"shared by all: [1-9],\d{3} characters, about \d{3} tokens\n", done.stdout)
+    assert "shared by all: 2,066 characters, about 516 tokens" in done.stdout
     assert "the context is not known" in done.stderr
 
 
