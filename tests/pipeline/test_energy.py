@@ -84,6 +84,20 @@ async def test_a_tracker_that_cannot_start_is_an_error(tmp_path: Path, monkeypat
         await read_stage(tmp_path)
 
 
+async def test_a_tracker_that_fails_while_it_measures_is_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tracker = pytest.importorskip("tirex_tracker")
+
+    class Lost(Handle):
+        def stop(self) -> Any:
+            raise RuntimeError("no counter any more")
+
+    monkeypatch.setattr(tracker.TrackingHandle, "start", lambda measures: Lost({}))
+    with pytest.raises(UsageError, match="no counter any more"):
+        await read_stage(tmp_path)
+
+
 def test_without_its_library_the_extra_is_named(touche: Touche, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "tirex_tracker", None)
     files = ("--topics", str(SAMPLE / "topics.xml"), "--corpus", str(SAMPLE / "passages.jsonl"))

@@ -45,8 +45,17 @@ class EnergyMeter:
             raise UsageError(f"energy: cannot be measured here ({error}); give `energy: false`") from error
 
     def stop(self) -> dict[str, Any]:
-        """Return the joules by part, None where the machine has no counter, and the hardware."""
-        results = self._handle.stop()
+        """Return the joules by part, None where the machine has no counter, and the hardware.
+
+        Raises:
+            UsageError: The library failed while it measured.
+        """
+        try:
+            results = self._handle.stop()
+        except (RuntimeError, ValueError, OSError) as error:
+            raise UsageError(
+                f"energy: the measurement failed ({error}); repeat with `energy: false`, all answers are in the cache"
+            ) from error
         found = {measure.name: _parse(entry.value) for measure, entry in results.items()}
         hardware = {part: _keep_known(found, names) for part, names in _HARDWARE.items()}
         return {
