@@ -9,10 +9,9 @@ from typing import Any
 from markupsafe import Markup
 
 from touche_llm.report.comparison_records import ComparedRun, RunComparison
-from touche_llm.report.overview import compute_label_shares
+from touche_llm.report.overview import COSTS, compute_label_shares
 from touche_llm.report.page import MAX_BYTES, MIN_CHARS, count_bytes, create_environment, find_text_limit
 from touche_llm.report.plots import LETTERS, plot_stances, plot_topics_of_runs
-from touche_llm.report.run_page import COSTS
 
 # Documents up to this rank in some run are shown, however large the page becomes.
 _MIN_TOP = 5
@@ -100,7 +99,11 @@ def _values(found: RunComparison) -> dict[str, Any]:
             for name, of_runs in sets.items()
             if found.task.stances and any(of_runs.values())
         },
-        "shared": _select_shared_facts([side.facts for side in sides]),
+        "shared": {
+            name: value
+            for name, value in sides[0].facts.items()
+            if all(side.facts.get(name) == value for side in sides)
+        },
         "folders": folders,
         "kinds": sorted({kind for _, side in folders for kind in side.failures or ()}),
         "costs": {
@@ -108,12 +111,6 @@ def _values(found: RunComparison) -> dict[str, Any]:
             for stage in dict.fromkeys(stage for side in sides for stage in side.costs or ())
         },
     }
-
-
-def _select_shared_facts(facts: Iterable[Mapping[str, str]]) -> dict[str, str]:
-    """Return the facts that all runs have in common."""
-    first, *others = facts
-    return {name: value for name, value in first.items() if all(other.get(name) == value for other in others)}
 
 
 def _costs(sides: Iterable[ComparedRun], stage: str, key: str) -> list[float | None]:

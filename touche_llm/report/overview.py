@@ -20,15 +20,19 @@ GROUPS = ((1, 5), (6, 10), (11, 20))
 BANDS = (5, 10, 20, 50, 100)
 # Number of top candidates of each topic whose loss is reported.
 _TOP = 5
-_COSTS = ("seconds", "judgments per second", "documents cut", "peak memory MiB")
-_USAGE = (
-    "requests",
-    "cache_hits",
-    "prompt_tokens",
-    "prefix_cached_tokens",
-    "completion_tokens",
-    "cached_prompt_tokens",
-)
+# Titles of the costs of a stage, by their names in its metadata.
+COSTS = {
+    "seconds": "seconds",
+    "requests": "requests",
+    "cache_hits": "answers from the cache",
+    "prompt_tokens": "prompt tokens",
+    "prefix_cached_tokens": "prompt tokens from the prefix cache",
+    "completion_tokens": "completion tokens",
+    "cached_prompt_tokens": "prompt tokens saved by the answer cache",
+    "documents cut": "truncated documents",
+    "judgments per second": "judgments per second",
+    "peak memory MiB": "peak memory, MiB",
+}
 
 
 def describe_run(config: Config, task: Task, stages: Mapping[str, Mapping[str, Any]], run: ParsedRun) -> dict[str, str]:
@@ -53,9 +57,8 @@ def describe_run(config: Config, task: Task, stages: Mapping[str, Mapping[str, A
 def extract_costs(stage: Mapping[str, Any]) -> dict[str, float | None]:
     """Return the costs of a stage, by name; None where its metadata lack them."""
     usage = stage.get("requests")
-    costs = {name: stage.get(name) for name in _COSTS}
-    costs |= {name: usage.get(name) if isinstance(usage, dict) else None for name in _USAGE}
-    return {name: value if isinstance(value, int | float) else None for name, value in costs.items()}
+    values = {**stage, **usage} if isinstance(usage, dict) else stage
+    return {name: value if isinstance(value := values.get(name), int | float) else None for name in COSTS}
 
 
 def count_movements(

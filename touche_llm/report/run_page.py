@@ -4,26 +4,13 @@ from __future__ import annotations
 
 from collections import Counter
 
-from touche_llm.report.overview import BANDS
+from touche_llm.report.overview import BANDS, COSTS
 from touche_llm.report.page import MAX_BYTES, create_environment, find_text_limit
 from touche_llm.report.plots import plot_movements, plot_stances, plot_topics
 from touche_llm.report.records import RunReport
 
 # Failures are listed with their completions up to this number; all of them are counted.
 _MAX_FAILURES = 50
-# Titles of the costs that `overview.extract_costs` returns.
-COSTS = {
-    "seconds": "seconds",
-    "requests": "requests",
-    "cache_hits": "answers from the cache",
-    "prompt_tokens": "prompt tokens",
-    "prefix_cached_tokens": "prompt tokens from the prefix cache",
-    "completion_tokens": "completion tokens",
-    "cached_prompt_tokens": "prompt tokens saved by the answer cache",
-    "documents cut": "truncated documents",
-    "judgments per second": "judgments per second",
-    "peak memory MiB": "peak memory, MiB",
-}
 
 
 def render_report(report: RunReport) -> str:
