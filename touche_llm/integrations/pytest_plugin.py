@@ -93,24 +93,16 @@ def touche_regress(request: pytest.FixtureRequest) -> Callable[[str | Path], Non
 
 def _describe_problem(folder: Path) -> str:
     """Replay a recorded run; return the differences or the error as text, empty if there is none."""
-    from concurrent.futures import ThreadPoolExecutor
-
-    # In a separate thread because the test may have a running event loop.
-    with ThreadPoolExecutor(max_workers=1) as pool:
-        return pool.submit(_check, folder).result()
-
-
-def _check(folder: Path) -> str:
-    import asyncio
-
     from touche_llm.errors import ToucheError
+    from touche_llm.pipeline import event_loop
     from touche_llm.regression.check import check_snapshot
     from touche_llm.regression.format_diff import format_differences
     from touche_llm.regression.snapshot import find_snapshots, open_snapshot
 
     try:
         (found,) = find_snapshots(folder.parent, [folder.name])
-        differences = asyncio.run(check_snapshot(open_snapshot(found)))
+        # The test may have a running event loop.
+        differences = event_loop.run(check_snapshot(open_snapshot(found)))
     except ToucheError as error:
         return f"error: {error}"
     return format_differences(folder.name, differences) if differences else ""
