@@ -20,10 +20,9 @@ from touche_llm.prompt_lab.prefix_sharing import (
     estimate,
     make_other_subject,
     offline_builder,
-    render_requests,
     split_by_sharing,
 )
-from touche_llm.prompt_lab.trial import Subject
+from touche_llm.prompt_lab.trial import Subject, ask
 from touche_llm.prompt_lab.watch import FileChanges
 from touche_llm.prompts.catalog import find_prompt, find_prompts, list_files, load_named
 from touche_llm.tasks import TASKS, get_task, prompts_folder
@@ -262,7 +261,7 @@ def parts(task_name: str, name: str, topic: Topic) -> tuple[Messages, list[Promp
     subject = Subject(task, purpose, topic, ids, texts)
 
     async def of(each: Subject) -> Messages:
-        return (await render_requests(prompt, each, offline_builder(), document_tokens=512))[0][1]
+        return (await ask(prompt, each, offline_builder(), document_tokens=512))[0].messages
 
     async def all_of() -> list[Messages]:
         return [await of(subject), *[await of(make_other_subject(subject, topic=each)) for each in (False, True)]]
@@ -298,9 +297,7 @@ def test_a_prompt_with_the_document_first_shares_nothing_of_its_topic(tmp_path: 
 
     async def all_of() -> list[Messages]:
         subjects = (subject, make_other_subject(subject, topic=False), make_other_subject(subject, topic=True))
-        return [
-            (await render_requests(prompt, each, offline_builder(), document_tokens=512))[0][1] for each in subjects
-        ]
+        return [(await ask(prompt, each, offline_builder(), document_tokens=512))[0].messages for each in subjects]
 
     mine, same, other = asyncio.run(all_of())
     found = split_by_sharing(mine, same, other, estimate)

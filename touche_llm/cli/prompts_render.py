@@ -31,10 +31,9 @@ from touche_llm.prompt_lab.prefix_sharing import (
     Shared,
     estimate,
     make_other_subject,
-    render_requests,
     split_by_sharing,
 )
-from touche_llm.prompt_lab.trial import TrialContext
+from touche_llm.prompt_lab.trial import TrialContext, ask
 from touche_llm.prompts.prompt import Prompt
 
 NameArgument = Annotated[
@@ -125,16 +124,16 @@ async def _render(
         builder = make_builder(ModelClient(engine_info=facts, engine=engine, cache=cache))
         how: dict[str, Any] = {"objective": config.objective, "document_tokens": config.ranking.document_tokens}
         mine, same_topic, other_topic = [
-            await render_requests(prompt, variant, builder, **how)
+            await ask(prompt, variant, builder, **how)
             for variant in (subject, make_other_subject(subject, topic=False), make_other_subject(subject, topic=True))
         ]
     if context.ids and not (facts.engine or config.engine.context):
         progress.warn("the context is not known (--context, or a cache with answers), so no document is truncated")
     found = []
-    for (trial, messages), (_, same), (_, other) in zip(mine, same_topic, other_topic, strict=True):
+    for trial, same, other in zip(mine, same_topic, other_topic, strict=True):
         for document_id, cut in trial.cut.items():
             progress.warn(f"document {document_id} is truncated: {describe_cut(cut)}")
-        found.append((trial.ids, split_by_sharing(messages, same, other, count)))
+        found.append((trial.ids, split_by_sharing(trial.messages, same.messages, other.messages, count)))
     return prompt, found
 
 

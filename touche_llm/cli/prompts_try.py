@@ -184,8 +184,8 @@ def _show(prompt: Prompt, subject: Subject, trials: list[Trial], qrels: Qrels | 
     show_lines([f"{prompt.label}, topic {topic.id}: {topic.title}{objects}"])
     for trial in trials:
         print()
-        if verbose and trial.request is not None:
-            print_messages((message.role, message.content) for message in trial.request.messages)
+        if verbose:
+            print_messages((message.role, message.content) for message in trial.messages)
         lines = (line for text in _describe_trial(trial, topic.id, qrels) for line in text.split("\n"))
         show_lines(lines, indent=4, keeps_indented=False)
 

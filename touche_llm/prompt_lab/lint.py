@@ -21,10 +21,9 @@ from touche_llm.prompt_lab.prefix_sharing import (
     count_tokens_to,
     make_other_subject,
     offline_builder,
-    render_requests,
     shared_prefix,
 )
-from touche_llm.prompt_lab.trial import Subject
+from touche_llm.prompt_lab.trial import Subject, ask
 from touche_llm.prompts.catalog import find_prompt
 from touche_llm.prompts.prompt import Prompt
 from touche_llm.prompts.purposes import MAX_DOCUMENTS, Purpose, purposes_of
@@ -203,10 +202,8 @@ class _Linter:
             topic = replace(topic, objects=("x", "y"))
         subject = Subject(self.task, self.purpose, topic, tuple(ids[:needed]), documents)
         tokens = RankingSettings().document_tokens
-        found = await render_requests(
-            self.prompt, subject, offline_builder(), objective=objective, document_tokens=tokens
-        )
-        return subject, found[0][1]
+        trials = await ask(self.prompt, subject, offline_builder(), objective=objective, document_tokens=tokens)
+        return subject, trials[0].messages
 
     async def render_minimal(self) -> tuple[Subject, Messages] | None:
         """Render the prompt with minimal topic and documents; return None if that fails."""

@@ -19,9 +19,7 @@ from touche_llm.llm.engines.dry_run import TOKEN_CHARS, DryEngine
 from touche_llm.llm.model import ModelClient
 from touche_llm.llm.request import Message, Sampling
 from touche_llm.llm.tokenizer import ChatTokenizer
-from touche_llm.prompt_lab.trial import Subject, Trial, ask
-from touche_llm.prompts.prompt import Prompt
-from touche_llm.tasks.definition import Objective
+from touche_llm.prompt_lab.trial import Subject
 
 Messages = tuple[Message, ...]
 Shared = Literal["all", "topic", "nobody"]
@@ -87,29 +85,6 @@ def offline_builder() -> RequestBuilder:
     facts = EngineInfo(model="", revision="", context=_ENDLESS, overhead=0, engine="")
     cache = Cache(Path("none"), CacheMode.OFF)
     return RequestBuilder(ModelClient(engine_info=facts, engine=DryEngine("first"), cache=cache), Sampling(), {}, 1)
-
-
-async def render_requests(
-    prompt: Prompt, subject: Subject, builder: RequestBuilder, *, objective: Objective = "both", document_tokens: int
-) -> list[tuple[Trial, Messages]]:
-    """Render the messages of the requests about a subject; the trials hold truncations, but no real answers.
-
-    Args:
-        prompt: Prompt, loaded for the subject's purpose.
-        subject: Subject of the requests.
-        builder: Builder with an engine that sends nothing.
-        objective: As `ask`.
-        document_tokens: As `ask`.
-
-    Raises:
-        PromptError, DataError: As `ask`.
-    """
-    found = []
-    for trial in await ask(prompt, subject, builder, objective=objective, document_tokens=document_tokens):
-        # An engine that sends nothing leaves nothing unmeasured.
-        assert trial.request is not None
-        found.append((trial, trial.request.messages))
-    return found
 
 
 def make_other_subject(subject: Subject, *, topic: bool) -> Subject:

@@ -14,7 +14,7 @@ from touche_llm.llm.concurrency import Slots, map_in_order
 from touche_llm.llm.engines.base import Engine
 from touche_llm.llm.logprobs import compute_expected_grade, get_most_probable
 from touche_llm.llm.model import AnsweredRequest, ModelClient
-from touche_llm.llm.request import Request
+from touche_llm.llm.request import Message, Request
 from touche_llm.pipeline.context import RunContext
 from touche_llm.pipeline.retrieve import retrieve_candidates
 from touche_llm.prompt_lab.material import Texts
@@ -62,7 +62,7 @@ class Trial:
 
     Attributes:
         ids: Ids of the documents.
-        request: The request; None if the length of the document could not be determined.
+        messages: The messages sent; empty if the length of the document could not be determined.
         result: The answer or the failure.
         cut: Omitted text by document.
         cached: Whether the answer came from the cache.
@@ -70,7 +70,7 @@ class Trial:
     """
 
     ids: tuple[str, ...]
-    request: Request | None
+    messages: tuple[Message, ...]
     result: AnsweredRequest[AnswerModel] | FailedRequest
     cut: dict[str, Cut]
     cached: bool
@@ -184,11 +184,11 @@ async def ask(
     builder = replace(builder, model=model)
     trials = await _send(prompt, subject, builder, objective, document_tokens)
     model.raise_on_misses()
-    requests = {request.origin.document_id: request for request, _ in model.records}
+    messages = {request.origin.document_id: request.messages for request, _ in model.records}
     return [
         Trial(
             ids=ids,
-            request=requests.get(" ".join(ids) or None),
+            messages=messages.get(" ".join(ids) or None, ()),
             result=result,
             cut=cut,
             cached=isinstance(result, AnsweredRequest) and result.key not in model.sent,
