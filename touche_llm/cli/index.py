@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from contextlib import AbstractAsyncContextManager
 from typing import Any
 
 from touche_llm.cli import setting_options as s
@@ -12,11 +11,9 @@ from touche_llm.cli.progress import CommandProgress
 from touche_llm.cli.stages import until_interrupted
 from touche_llm.errors import UsageError
 from touche_llm.llm.cache import CacheMode
-from touche_llm.llm.pooling import PoolingClient
 from touche_llm.llm.settings import CacheConfig
 from touche_llm.pipeline.corpora import LocalCorpus, open_local_corpus
 from touche_llm.pipeline.dense_corpus import DenseCorpus
-from touche_llm.pipeline.engines import open_pooling
 from touche_llm.retrieval.dense import DenseSettings, find_dense_problem
 from touche_llm.retrieval.elasticsearch.load import load_corpus
 from touche_llm.retrieval.elasticsearch.settings import ElasticsearchSettings
@@ -88,11 +85,7 @@ def _read_dense(retriever: RetrieverConfig, task: Task, given: s.Given, values: 
 
 def _embed(corpus: LocalCorpus, settings: DenseSettings, progress: CommandProgress) -> None:
     """Embed the documents of a corpus that have no vector."""
-
-    def open_client() -> AbstractAsyncContextManager[PoolingClient]:
-        return open_pooling("embedding", settings, CacheConfig(mode=CacheMode.OFF), settings.dimensions)
-
-    work = DenseCorpus(corpus, settings, open_client, progress).embed()
+    work = DenseCorpus(corpus, settings, CacheConfig(mode=CacheMode.OFF), progress).embed()
     until_interrupted(work, lambda: "the vectors so far are stored; the same command resumes")
 
 

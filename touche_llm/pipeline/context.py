@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Self
@@ -24,14 +24,12 @@ from touche_llm.pipeline.corpora import Corpus, LocalCorpus, open_corpus
 from touche_llm.pipeline.datasets import read_run_topics
 from touche_llm.pipeline.dense_corpus import DenseCorpus
 from touche_llm.pipeline.energy import EnergyMeter
-from touche_llm.pipeline.engines import open_pooling
+from touche_llm.pipeline.engines import OpenPooling, open_pooling
 from touche_llm.pipeline.progress import Progress
 from touche_llm.prompts.prompt import Prompt, check_overlay, examples_path
 from touche_llm.prompts.purposes import list_judging_purposes, load, purposes_of
 from touche_llm.ranking.steps import list_comparison_kinds, needs_cross_encoder
 from touche_llm.tasks import get_task
-
-OpenPooling = Callable[..., AbstractAsyncContextManager[PoolingClient]]
 
 
 class RunContext:
@@ -80,11 +78,7 @@ class RunContext:
         if settings is None:
             return corpus
         assert isinstance(corpus, LocalCorpus)
-
-        def open_client() -> AbstractAsyncContextManager[PoolingClient]:
-            return self.open_pooling("embedding", settings, self.config.cache, settings.dimensions)
-
-        return DenseCorpus(corpus, settings, open_client, self.progress)
+        return DenseCorpus(corpus, settings, self.config.cache, self.progress, self.open_pooling)
 
     @property
     def builder(self) -> RequestBuilder:

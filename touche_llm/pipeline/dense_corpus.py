@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import AbstractAsyncContextManager
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -13,15 +13,14 @@ from touche_llm.data.topics import build_query
 from touche_llm.errors import ReplayMiss, UsageError
 from touche_llm.llm.engines.dry_run import DryPoolingEngine
 from touche_llm.llm.pooling import PooledText, PoolingClient
+from touche_llm.llm.settings import CacheConfig
 from touche_llm.pipeline.corpora import LocalCorpus
-from touche_llm.pipeline.engines import describe_pooling
+from touche_llm.pipeline.engines import OpenPooling, describe_pooling, open_pooling
 from touche_llm.pipeline.progress import Progress
 from touche_llm.ranking.fusion import fuse_candidates
 from touche_llm.retrieval.dense import DenseIndex, DenseSettings, find_dense_problem, read_vectors, split_rows
 from touche_llm.retrieval.settings import QueryField
 from touche_llm.text.sanitize import sanitize
-
-OpenClient = Callable[[], AbstractAsyncContextManager[PoolingClient]]
 
 
 class DenseCorpus(LocalCorpus):
@@ -34,15 +33,21 @@ class DenseCorpus(LocalCorpus):
     usage: Mapping[str, Any]
 
     def __init__(
-        self, corpus: LocalCorpus, settings: DenseSettings, open_client: OpenClient, progress: Progress
+        self,
+        corpus: LocalCorpus,
+        settings: DenseSettings,
+        cache: CacheConfig,
+        progress: Progress,
+        opener: OpenPooling = open_pooling,
     ) -> None:
         """Take over an open corpus.
 
         Args:
             corpus: The corpus, whose retriever is `dense` or `hybrid`.
             settings: Settings of the vectors and of the fusion.
-            open_client: Opens the embedding model.
+            cache: Cache of the queries' vectors.
             progress: Shows how many documents are embedded.
+            opener: Opens the embedding model, as `open_pooling` does.
 
         Raises:
             UsageError: The task ranks pairs of sentences.
@@ -50,7 +55,8 @@ class DenseCorpus(LocalCorpus):
         if problem := find_dense_problem(corpus.task):
             raise UsageError(problem)
         super().__init__(corpus.task, corpus.store, corpus.retriever, None, corpus.warn)
-        self._settings, self._open_client, self._progress = settings, open_client, progress
+        self._settings, self._progress = settings, progress
+        self._open_client = partial(opener, "embedding", settings, cache, settings.dimensions)
         self.usage = {}
 
     async def embed(self) -> None:

@@ -17,8 +17,8 @@ from touche_llm.llm.engines.dry_run import DryEngine, DryPoolingEngine, OverlayC
 from touche_llm.llm.model import ModelClient
 from touche_llm.llm.pooling import PoolingClient
 from touche_llm.llm.settings import CacheConfig, PoolingConfig, Purpose
-from touche_llm.pipeline.context import OpenPooling, RunContext
-from touche_llm.pipeline.engines import assume_engine_info, assume_pooling_info
+from touche_llm.pipeline.context import RunContext
+from touche_llm.pipeline.engines import OpenPooling, assume_engine_info
 from touche_llm.pipeline.progress import Progress
 from touche_llm.pipeline.rank import Ranking
 from touche_llm.pipeline.run_directory import RunDirectory
@@ -156,7 +156,7 @@ def _make_opener(task: str, engine: DryEngine, model: ModelClient) -> OpenPoolin
         # Prompts are named by task and purpose.
         pooling = DryPoolingEngine(engine.answers, engine.usage, f"{task}/{_POOLING_NAMES[purpose]}")
         yield PoolingClient(
-            engine_info=assume_pooling_info(purpose, asked, model.cache),
+            engine_info=assume_engine_info(asked, model.cache, purpose),
             engine=pooling,
             cache=model.cache,
             purpose=purpose,

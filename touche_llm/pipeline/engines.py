@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +20,10 @@ from touche_llm.llm.settings import SECTIONS, CacheConfig, EngineConfig, Pooling
 
 # JSON schemas of answers.
 Schemas = Sequence[Mapping[str, Any]]
+# `open_pooling`, or a function in its place.
+OpenPooling = Callable[..., AbstractAsyncContextManager[PoolingClient]]
+# Settings of an engine of chats or of a pooling model.
+_Asked = EngineConfig | PoolingConfig
 # Log of a vLLM server that the program starts, beside the answer cache.
 LOG = "vllm.log"
 # Tokens; longer than any document.
@@ -62,7 +65,7 @@ async def open_model(
         if cache.mode is CacheMode.REPLAY or engine.name == "batch":
             # With batch files, failures are sent again in the files.
             policy = {**policy, "retry_failures": False}
-            yield ModelClient(engine_info=_replayed_facts(engine, cache), engine=None, lost=lost, **policy)
+            yield ModelClient(engine_info=replay_engine_info(engine, cache), engine=None, lost=lost, **policy)
             return
         log = cache.path.with_name(LOG)
         is_managed = engine.name == "managed"
@@ -141,7 +144,7 @@ async def open_pooling(
             "dimensions": dimensions,
         }
         if cache.mode is CacheMode.REPLAY or asked.url is None:
-            yield PoolingClient(engine_info=replay_pooling_info(purpose, asked, cache), engine=None, **policy)
+            yield PoolingClient(engine_info=replay_engine_info(asked, cache, purpose), engine=None, **policy)
             return
         # Imported here because the HTTP libraries are slow to load.
         from touche_llm.llm.engines.pooling_server import PoolingServer
@@ -152,15 +155,17 @@ async def open_pooling(
             yield PoolingClient(engine_info=facts, engine=server, **policy)
 
 
+def describe_engine(info: EngineInfo) -> dict[str, Any]:
+    """Return what the metadata of a stage says of its engine."""
+    serving = {"serving": info.serving} if info.serving else {}
+    return {"model": info.model, "revision": info.revision, "engine": info.engine, **serving, "context": info.context}
+
+
 def describe_pooling(client: PoolingClient, settings: TemplateConfig) -> dict[str, Any]:
     """Return the use of a pooling model for the metadata."""
-    info, counts = client.engine_info, client.counts
+    counts = client.counts
     return {
-        "model": info.model,
-        "revision": info.revision,
-        "engine": info.engine,
-        **({"serving": info.serving} if info.serving else {}),
-        "context": info.context,
+        **describe_engine(client.engine_info),
         "templates": settings.templates._asdict(),
         "instruction": settings.instruction,
         "documents cut": counts.cut,
@@ -182,34 +187,33 @@ def store_engine_info(facts: EngineInfo, cache: Cache, purpose: Purpose | None =
     cache.put(Entry(key=hash_content(kind, **value), kind=kind, model=facts.model, value=value), EngineInfo)
 
 
-def assume_engine_info(asked: EngineConfig, cache: Cache) -> EngineInfo:
-    """Return the facts about the engine without a request: from the cache, else from the configuration.
+def assume_engine_info(asked: _Asked, cache: Cache, purpose: Purpose | None = None) -> EngineInfo:
+    """Return the facts about an engine without a request: from the cache, else from the configuration.
 
     For an unknown engine `engine` is empty, as is the model if the configuration names none; a context that is not
     configured is so long that nothing is truncated.
+
+    Args:
+        asked: Settings of the engine.
+        cache: Cache of its results.
+        purpose: What a pooling model is for; None for an engine of chats.
     """
-    return _assume(_Wanted(None, asked.model_name, asked.revision, asked.context), cache)
+    if fitting := _find_fitting(asked, cache, purpose):
+        return _choose(fitting, cache, purpose)
+    model, context = _get_model_name(asked) or "", asked.context or _ENDLESS
+    return EngineInfo(model=model, revision=asked.revision, context=context, overhead=0, engine="")
 
 
-def assume_pooling_info(purpose: Purpose, asked: PoolingConfig, cache: Cache) -> EngineInfo:
-    """Return the facts about a pooling model without a request, as `assume_engine_info` does."""
-    return _assume(_Wanted(purpose, asked.model, asked.revision, asked.context), cache)
-
-
-def replay_pooling_info(purpose: Purpose, asked: PoolingConfig, cache: Cache) -> EngineInfo:
-    """Return the facts about a pooling model from the cache.
-
-    Raises:
-        UsageError: The cache does not know the model.
-    """
-    wanted = _Wanted(purpose, asked.model, asked.revision, asked.context)
-    if cache.mode is not CacheMode.REPLAY and not wanted.find(cache):
-        raise UsageError(f"{wanted.section}.url: missing; give the address of a server with the model")
-    return _replay(wanted, cache)
-
-
-def _replayed_facts(asked: EngineConfig, cache: Cache) -> EngineInfo:
-    return _replay(_Wanted(None, asked.model_name, asked.revision, asked.context), cache)
+def replay_engine_info(asked: _Asked, cache: Cache, purpose: Purpose | None = None) -> EngineInfo:
+    """Return the facts about an engine from the cache; raise UsageError if it does not know the engine."""
+    if fitting := _find_fitting(asked, cache, purpose):
+        return _choose(fitting, cache, purpose)
+    if purpose is not None and cache.mode is not CacheMode.REPLAY:
+        raise UsageError(f"{SECTIONS[purpose]}.url: missing; give the address of a server with the model")
+    models = sorted({entry.model for entry in cache.find(name_kind(purpose))})
+    sought = f"model {_get_model_name(asked) or 'any'}, revision {asked.revision!r}"
+    sought += f", context {asked.context}" if asked.context is not None else ""
+    raise UsageError(f"{cache.path}: holds {', '.join(models) or 'no model'}; nothing to replay of {sought}")
 
 
 def name_kind(purpose: Purpose | None) -> str:
@@ -217,63 +221,40 @@ def name_kind(purpose: Purpose | None) -> str:
     return "engine" if purpose is None else f"{purpose} engine"
 
 
-@dataclass(frozen=True, slots=True)
-class _Wanted:
-    """Engine that a configuration asks for; None for a value that it leaves open."""
-
-    purpose: Purpose | None
-    model: str | None
-    revision: str
-    context: int | None
-
-    @property
-    def section(self) -> str:
-        return "engine" if self.purpose is None else SECTIONS[self.purpose]
-
-    def find(self, cache: Cache) -> list[EngineInfo]:
-        """Return the cached facts about engines that fit."""
-        known = [_facts(entry, cache) for entry in cache.find(name_kind(self.purpose))]
-        models = sorted({facts.model for facts in known})
-        if self.model is None and len(models) > 1:
-            raise UsageError(
-                f"{cache.path}: holds answers of {', '.join(models)}; choose one with `{self.section}.model`"
-            )
-        return [
-            facts
-            for facts in known
-            if facts.model == (self.model or facts.model)
-            and facts.revision == self.revision
-            and (self.context is None or facts.context == self.context)
-        ]
-
-    def choose(self, fitting: list[EngineInfo], cache: Cache) -> EngineInfo:
-        """Return the facts about the engine among those that fit."""
-        contexts = sorted({facts.context for facts in fitting})
-        if len(contexts) > 1:
-            raise UsageError(
-                f"{cache.path}: {fitting[0].model} was used with contexts of {', '.join(map(str, contexts))} tokens, "
-                f"and documents were truncated to fit; choose one with `{self.section}.context`"
-            )
-        # The smallest overhead needs no measurement that another did not need.
-        return min(fitting, key=lambda facts: (facts.overhead, facts.engine))
+def _name_section(purpose: Purpose | None) -> str:
+    return "engine" if purpose is None else SECTIONS[purpose]
 
 
-def _assume(wanted: _Wanted, cache: Cache) -> EngineInfo:
-    fitting = wanted.find(cache)
-    if fitting:
-        return wanted.choose(fitting, cache)
-    context = wanted.context or _ENDLESS
-    return EngineInfo(model=wanted.model or "", revision=wanted.revision, context=context, overhead=0, engine="")
+def _get_model_name(asked: _Asked) -> str | None:
+    return asked.model_name if isinstance(asked, EngineConfig) else asked.model
 
 
-def _replay(wanted: _Wanted, cache: Cache) -> EngineInfo:
-    fitting = wanted.find(cache)
-    if not fitting:
-        models = sorted({entry.model for entry in cache.find(name_kind(wanted.purpose))})
-        sought = f"model {wanted.model or 'any'}, revision {wanted.revision!r}"
-        sought += f", context {wanted.context}" if wanted.context is not None else ""
-        raise UsageError(f"{cache.path}: holds {', '.join(models) or 'no model'}; nothing to replay of {sought}")
-    return wanted.choose(fitting, cache)
+def _find_fitting(asked: _Asked, cache: Cache, purpose: Purpose | None) -> list[EngineInfo]:
+    """Return the cached facts about engines that fit the configured model, revision and context."""
+    known, model = [_facts(entry, cache) for entry in cache.find(name_kind(purpose))], _get_model_name(asked)
+    models = sorted({facts.model for facts in known})
+    if model is None and len(models) > 1:
+        section = _name_section(purpose)
+        raise UsageError(f"{cache.path}: holds answers of {', '.join(models)}; choose one with `{section}.model`")
+    return [
+        facts
+        for facts in known
+        if facts.model == (model or facts.model)
+        and facts.revision == asked.revision
+        and (asked.context is None or facts.context == asked.context)
+    ]
+
+
+def _choose(fitting: list[EngineInfo], cache: Cache, purpose: Purpose | None) -> EngineInfo:
+    """Return the facts about the engine among those that fit."""
+    contexts = sorted({facts.context for facts in fitting})
+    if len(contexts) > 1:
+        raise UsageError(
+            f"{cache.path}: {fitting[0].model} was used with contexts of {', '.join(map(str, contexts))} tokens, "
+            f"and documents were truncated to fit; choose one with `{_name_section(purpose)}.context`"
+        )
+    # The smallest overhead needs no measurement that another did not need.
+    return min(fitting, key=lambda facts: (facts.overhead, facts.engine))
 
 
 def _facts(entry: Entry, cache: Cache) -> EngineInfo:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import warnings
 from collections.abc import Callable, Coroutine, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, AsyncExitStack
+from contextlib import AsyncExitStack
 from dataclasses import replace
 from functools import wraps
 from pathlib import Path
@@ -19,7 +19,6 @@ from touche_llm.errors import ToucheWarning, UsageError
 from touche_llm.judging.grades import check_judgments
 from touche_llm.judging.sentence_pairs import PairSettings
 from touche_llm.judging.stance import StanceSettings
-from touche_llm.llm.pooling import PoolingClient
 from touche_llm.llm.settings import CacheConfig
 from touche_llm.pipeline import event_loop
 from touche_llm.pipeline import judge as judging
@@ -143,11 +142,7 @@ def open_corpus(
     if dense is None:
         return corpus
     options = read_settings(DenseOptions, dense, "dense")
-
-    def open_client() -> AbstractAsyncContextManager[PoolingClient]:
-        return open_pooling("embedding", options.settings, options.cache, options.settings.dimensions)
-
-    return DenseCorpus(corpus, options.settings, open_client, progress or _default_progress())
+    return DenseCorpus(corpus, options.settings, options.cache, progress or _default_progress())
 
 
 async def _retrieve(

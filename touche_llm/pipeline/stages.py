@@ -15,7 +15,7 @@ from touche_llm.llm.model import ModelClient
 from touche_llm.pipeline.candidates import Candidates
 from touche_llm.pipeline.context import RunContext
 from touche_llm.pipeline.dense_corpus import DenseCorpus
-from touche_llm.pipeline.engines import describe_pooling
+from touche_llm.pipeline.engines import describe_engine, describe_pooling
 from touche_llm.pipeline.inputs import INPUTS, hash_inputs
 from touche_llm.pipeline.judge import Judgments, describe_judgments, judge_candidates
 from touche_llm.pipeline.metadata import DEPTH
@@ -232,11 +232,7 @@ def _describe_model_use(context: RunContext, purposes: Iterable[str], before: Co
     report_known_failures(context.progress, model, before)
     counts = model.counts.since(before)
     return {
-        "model": model.engine_info.model,
-        "revision": model.engine_info.revision,
-        "engine": model.engine_info.engine,
-        **({"serving": model.engine_info.serving} if model.engine_info.serving else {}),
-        "context": model.engine_info.context,
+        **describe_engine(model.engine_info),
         "prompts": {name: prompt.label for name, prompt in prompts.items()},
         "templates": {
             name: {"folder": _describe_folder(prompt), "examples": len(prompt.examples)}

@@ -22,8 +22,8 @@ from touche_llm.llm.pooling import PoolingClient
 from touche_llm.llm.request import Request
 from touche_llm.llm.settings import CacheConfig, PoolingConfig, Purpose
 from touche_llm.llm.truncation import Truncation, apply_truncation
-from touche_llm.pipeline.context import OpenPooling, RunContext
-from touche_llm.pipeline.engines import name_kind, open_model, replay_pooling_info
+from touche_llm.pipeline.context import RunContext
+from touche_llm.pipeline.engines import OpenPooling, name_kind, open_model, replay_engine_info
 from touche_llm.pipeline.progress import SilentProgress
 from touche_llm.pipeline.run_directory import RunDirectory
 from touche_llm.pipeline.stages import judge_stage, rank_stage
@@ -183,7 +183,7 @@ def _make_opener(cache: _RecordingCache) -> OpenPooling:
     async def open_recorded(
         purpose: Purpose, asked: PoolingConfig, answers: CacheConfig
     ) -> AsyncIterator[PoolingClient]:
-        facts = replay_pooling_info(purpose, asked, cache)
+        facts = replay_engine_info(asked, cache, purpose)
         cache.used |= {entry.key for entry in cache.find(name_kind(purpose)) if entry.read(EngineInfo) == facts}
         yield PoolingClient(engine_info=facts, engine=None, cache=cache, purpose=purpose)
 
