@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +19,7 @@ from touche_llm.pipeline.candidates import Candidates, add_objects, normalise_ra
 from touche_llm.pipeline.context import RunContext
 from touche_llm.pipeline.corpora import LocalCorpus
 from touche_llm.pipeline.frames import make_frame
-from touche_llm.pipeline.pairs import JudgedPairs, PairJudge
+from touche_llm.pipeline.pairs import JudgedPairs, PairJudge, group_judgments
 from touche_llm.pipeline.progress import Progress
 from touche_llm.pipeline.settings import PURPOSES
 from touche_llm.pipeline.stances import judge_stances
@@ -68,10 +68,7 @@ class Judgments:
 
     def by_document(self) -> dict[str, dict[str, Judgment]]:
         """Return the judgments by topic id and document id."""
-        found: dict[str, dict[str, Judgment]] = {}
-        for judgment in self.judgments:
-            found.setdefault(judgment.topic_id, {})[judgment.document_id] = judgment
-        return found
+        return dict(group_judgments(self.judgments))
 
     def to_frame(self) -> DataFrame:
         """Return a row per judgment: topic, document, each grade, and any stance with the probability of each label.
@@ -117,9 +114,12 @@ class _Judge:
     def task(self) -> Task:
         return self.candidates.task
 
-    def stage(self, title: str, total: int) -> AbstractContextManager[Callable[[], None]]:
-        """Show a stage with the counts of the model."""
-        return self.progress.stage(title, total, self.builder.model.counts)
+    @contextmanager
+    def stage(self, title: str, total: int) -> Iterator[Callable[[], None]]:
+        """Show a stage with the counts of the model; raise ReplayMiss at its end if the cache lacks an answer."""
+        with self.progress.stage(title, total, self.builder.model.counts) as done:
+            yield done
+        self.builder.model.raise_on_misses()
 
     async def find_objects(self) -> list[Topic]:
         """Let the model find the objects of topics that name none; return the topics that have objects."""
@@ -130,7 +130,6 @@ class _Judge:
         prompt = self.prompts["objects"]
         with self.stage("finding objects", len(unnamed)) as done:
             topics, failures = await find_objects(topics, self.task, prompt, self.builder, done)
-        self.builder.model.raise_on_misses()
         self.failures += failures
         self.candidates = replace(self.candidates, topics=topics)
         self.objects += [
@@ -157,7 +156,6 @@ class _Judge:
             self.judgments, failures = await judge_documents(
                 work, documents, self.task.question, self.prompts["judge"], self.builder, done
             )
-        self.builder.model.raise_on_misses()
         self.failures += failures
         if stance is None or not stance.prompt_depth or "stance" not in self.prompts:
             return
@@ -170,7 +168,6 @@ class _Judge:
             self.builder,
             self.stage,
         )
-        self.builder.model.raise_on_misses()
         self.failures += failures
 
     async def judge_pairs(self, topics: list[Topic], settings: PairSettings, parts: Parts) -> None:
@@ -262,13 +259,9 @@ def _choose_best(candidates: Candidates, judgments: Sequence[Judgment], depth: i
 
     The task's weights decide: the run's weights must not change which requests are made.
     """
-    judged: dict[str, dict[str, Judgment]] = {}
-    for judgment in judgments:
-        judged.setdefault(judgment.topic_id, {})[judgment.document_id] = judgment
-    work = []
+    judged, task, work = group_judgments(judgments), candidates.task, []
     for topic, ranking in zip(candidates.topics, candidates.list_rankings(), strict=True):
         grades = judged.get(topic.id, {})
-        task = candidates.task
         ranked = rank_by_judgment(rank_by_first_stage(ranking), grades, task.weights, task.scales)
         best = [document.document_id for document in ranked if document.document_id in grades]
         work += [(topic, document_id) for document_id in best[:depth]]

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any
@@ -26,7 +27,16 @@ from touche_llm.prompts.prompt import Prompt
 from touche_llm.tasks.base import Task
 
 Stage = Callable[[str, int], AbstractContextManager[Callable[[], None]]]
-_ByDocument = dict[str, Judgment]
+# By topic id and document id; empty for other topics.
+JudgmentsByTopic = defaultdict[str, dict[str, Judgment]]
+
+
+def group_judgments(judgments: Iterable[Judgment]) -> JudgmentsByTopic:
+    """Return judgments by topic id and document id."""
+    found: JudgmentsByTopic = defaultdict(dict)
+    for judgment in judgments:
+        found[judgment.topic_id][judgment.document_id] = judgment
+    return found
 
 
 @dataclass(slots=True)
@@ -107,9 +117,11 @@ class PairJudge:
             ReplayMiss: The cache of a replay lacks an answer.
         """
         result = JudgedPairs()
-        sentences, pairs = await self._judge_sentences(topics, candidates, result)
+        pairs = await self._judge_sentences(topics, candidates, result)
         made = {topic.id: pairs[topic.id].candidates if topic.id in pairs else [] for topic in topics}
-        judged = await self._judge_pairs(topics, made, result)
+        sentences = group_judgments(result.sentences)
+        work = [(topic, pair.document_id) for topic in topics for pair in made[topic.id][: self.settings.judged]]
+        judged = group_judgments(await self._judge_work("judging pairs", work, result))
         reversed_ = await self._judge_reversed(topics, judged, result)
         for topic in topics:
             ranking = []
@@ -117,7 +129,7 @@ class PairJudge:
                 judgment = judged[topic.id].get(pair.document_id)
                 judgment = judgment or inherit_judgment(pair, sentences[topic.id], self.settings)
                 result.judgments.append(judgment)
-                other = reversed_[topic.id].get(pair.document_id)
+                other = reversed_[topic.id].get(reverse_pair(pair.document_id))
                 if other is not None:
                     result.judgments.append(other)
                     if self._grade(other) > self._grade(judgment):
@@ -137,7 +149,7 @@ class PairJudge:
 
     async def _judge_sentences(
         self, topics: list[Topic], candidates: Mapping[str, list[Candidate]], result: JudgedPairs
-    ) -> tuple[dict[str, _ByDocument], dict[str, Pairs]]:
+    ) -> dict[str, Pairs]:
         """Judge sentences and make pairs of them, by topic.
 
         The first `depth` sentences of each topic are judged, then as many more of the topics with too few pairs, until
@@ -145,7 +157,6 @@ class PairJudge:
         """
         question = self.task.sentence_question
         assert question is not None
-        judged: dict[str, _ByDocument] = {topic.id: {} for topic in topics}
         pairs: dict[str, Pairs] = {}
         lacking, start = topics, 0
         while lacking:
@@ -159,11 +170,9 @@ class PairJudge:
             with self.stage("judging sentences", len(work)) as done:
                 prompt = self.sentence_prompt
                 judgments, failures = await judge(work, self.parts, question, prompt, self.builder, done)
-            self.builder.model.raise_on_misses()
             result.failures += failures
             result.sentences += judgments
-            for judgment in judgments:
-                judged[judgment.topic_id][judgment.document_id] = judgment
+            judged = group_judgments(result.sentences)
             start += self.depth
             for topic in lacking:
                 sentences = select_sentences(
@@ -176,22 +185,12 @@ class PairJudge:
                 )
                 pairs[topic.id] = make_pairs(topic.id, sentences, self.settings, self._min_pairs)
             lacking = [topic for topic in lacking if len(pairs[topic.id].candidates) < self._min_pairs]
-        return judged, pairs
-
-    async def _judge_pairs(
-        self, topics: list[Topic], made: Mapping[str, list[Candidate]], result: JudgedPairs
-    ) -> dict[str, _ByDocument]:
-        """Judge the first pairs of each topic; return the judgments by topic and pair."""
-        work = [(topic, pair.document_id) for topic in topics for pair in made[topic.id][: self.settings.judged]]
-        judged: dict[str, _ByDocument] = {topic.id: {} for topic in topics}
-        for judgment in await self._judge_work("judging pairs", work, result):
-            judged[judgment.topic_id][judgment.document_id] = judgment
-        return judged
+        return pairs
 
     async def _judge_reversed(
-        self, topics: list[Topic], judged: Mapping[str, _ByDocument], result: JudgedPairs
-    ) -> dict[str, _ByDocument]:
-        """Judge the best pairs of each topic in reversed order; return the judgments by topic and original pair."""
+        self, topics: list[Topic], judged: JudgmentsByTopic, result: JudgedPairs
+    ) -> JudgmentsByTopic:
+        """Judge the best pairs of each topic in reversed order; return the judgments by topic and reversed pair."""
         work = [
             (topic, reverse_pair(judgment.document_id))
             for topic in topics
@@ -199,17 +198,12 @@ class PairJudge:
                 : self.settings.both_orders
             ]
         ]
-        found: dict[str, _ByDocument] = {topic.id: {} for topic in topics}
-        if work:
-            for judgment in await self._judge_work("judging pairs in reversed order", work, result):
-                found[judgment.topic_id][reverse_pair(judgment.document_id)] = judgment
-        return found
+        return group_judgments(await self._judge_work("judging pairs in reversed order", work, result) if work else ())
 
     async def _judge_work(self, title: str, work: list[tuple[Topic, str]], result: JudgedPairs) -> list[Judgment]:
         with self.stage(title, len(work)) as done:
             documents, question = PairDocuments(self.parts), self.task.question
             judgments, failures = await judge(work, documents, question, self.pair_prompt, self.builder, done)
-        self.builder.model.raise_on_misses()
         result.failures += failures
         return judgments
 
