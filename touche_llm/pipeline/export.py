@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import csv
-import io
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING
 
 import orjson
 
@@ -87,27 +85,15 @@ def _write_parquet(frame: DataFrame, stream: IO[bytes]) -> None:
 
 
 def _write_json_lines(frame: DataFrame, stream: IO[bytes]) -> None:
-    for row in _list_rows(frame):
+    # Unknown values are null.
+    for row in frame.astype(object).where(frame.notna(), None).to_dict(orient="records"):
         stream.write(orjson.dumps(row, option=orjson.OPT_APPEND_NEWLINE))
 
 
 def _write_csv(frame: DataFrame, stream: IO[bytes]) -> None:
     """Write a header and a line for each row; a list is JSON, an unknown value empty."""
-    text = io.TextIOWrapper(stream, encoding="utf-8", newline="")
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(frame.columns)
-    for row in _list_rows(frame):
-        writer.writerow(
-            orjson.dumps(value).decode() if isinstance(value, list | tuple) else value for value in row.values()
-        )
-    # The caller closes the stream.
-    text.detach()
-
-
-def _list_rows(frame: DataFrame) -> list[dict[Any, Any]]:
-    """Return the rows of a frame with None for unknown values."""
-    rows: list[dict[Any, Any]] = frame.astype(object).where(frame.notna(), None).to_dict(orient="records")
-    return rows
+    cells = frame.map(lambda value: orjson.dumps(value).decode() if isinstance(value, list | tuple) else value)
+    cells.to_csv(stream, index=False, lineterminator="\n", encoding="utf-8")
 
 
 _WRITERS: Mapping[str, Callable[[DataFrame, IO[bytes]], None]] = {
