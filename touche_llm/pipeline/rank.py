@@ -172,18 +172,17 @@ def describe_ranking(ranking: Ranking, judgments: Judgments) -> dict[str, Any]:
     """Return counts of a ranking for the metadata."""
     lines, task = ranking.lines, ranking.task
     found = [ranking.judgments.get(line.topic_id, {}).get(line.document_id) for line in lines]
-    imputed = found.count(None)
     inherited = sum(judgment is not None and judgment.source == "inherited" for judgment in found)
     sizes = Counter(line.topic_id for line in lines)
     return {
         "lines": len(lines),
-        "lines judged by the model": len(lines) - inherited - imputed,
+        "lines judged by the model": len(lines) - inherited - ranking.imputed,
         "lines with inherited grades": inherited,
         "topics with too few lines": {
             topic.id: sizes[topic.id] for topic in judgments.candidates.topics if sizes[topic.id] < task.min_per_topic
         },
         "stances": {stance: sum(line.stance == stance for line in lines) for stance in task.stances},
-        "imputed stances": imputed,
+        "imputed stances": ranking.imputed,
         "left out without a judgment": _count_omitted(ranking, judgments),
     }
 

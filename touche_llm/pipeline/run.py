@@ -63,8 +63,7 @@ class Run:
     @cached_property
     def ranking(self) -> ParsedRun:
         """The run itself, as `evaluate` takes it."""
-        with RunContext(self.config, SilentProgress()) as context:
-            return self._directory.read_run(context.task)
+        return self._directory.read_run(self._directory.read_task())
 
     @cached_property
     def candidates(self) -> DataFrame:
@@ -79,8 +78,10 @@ class Run:
     @cached_property
     def results(self) -> DataFrame:
         """A row per line of the run: topic, document, rank, score, stance, its source, grades and probabilities."""
-        rows = read_results(self._directory, self._directory.read_task())
-        return make_frame((list(row.values()) for row in rows), list_result_columns(self._directory.read_task()))
+        task = self._directory.read_task()
+        return make_frame(
+            (list(row.values()) for row in read_results(self._directory, task)), list_result_columns(task)
+        )
 
     @cached_property
     def comparisons(self) -> DataFrame:

@@ -18,18 +18,14 @@ def find_run_directory(path: Path) -> RunDirectory | None:
     Raises:
         DataError: The folder has no run, or its last stage did not finish.
     """
-    if path.is_dir():
-        directory = RunDirectory(path)
-        directory.check_finished("rank")
-        if not directory.run_file.exists():
-            raise DataError(
-                f"{path}: no {run_files.RUN} in this folder; run `touche-llm rank` for it, or name a run file"
-            )
-        return directory
-    directory = RunDirectory(path.parent)
-    if path.name != run_files.RUN or not directory.config_file.exists():
+    directory = RunDirectory(path if path.is_dir() else path.parent)
+    if path != directory.path and (path.name != run_files.RUN or not directory.config_file.exists()):
         return None
     directory.check_finished("rank")
+    if not directory.run_file.exists():
+        raise DataError(
+            f"{directory}: no {run_files.RUN} in this folder; run `touche-llm rank` for it, or name a run file"
+        )
     return directory
 
 
