@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import nan
 
 import pandas as pd
 
 from touche_llm.data.records import Candidate
 from touche_llm.data.trec_runs import ParsedRun
-from touche_llm.evaluation.estimate import Estimate
+from touche_llm.evaluation.estimate import Estimate, list_common_topics
 from touche_llm.evaluation.measures import (
     JUDGED,
     NDCG,
@@ -66,7 +65,7 @@ def compare_runs(baseline: Evaluation, others: Sequence[Evaluation]) -> tuple[pd
         aspect = aspect_of(measure)
         covered = other.coverage(aspect)
         pair = common.get(name, {}).get(measure) or (other.estimates[measure], baseline.estimates[measure])
-        topics = _list_common_topics(*pair)
+        topics = list_common_topics(*pair)
         shares = (estimate_judged(each.run, each.qrels, measure, topics).value for each in (other, baseline))
         added.append((covered.topics, covered.missing, baseline.coverage(aspect).missing, covered.judged, *shares))
     columns = ["topics", "missing", "baseline_missing", "judged_topics", "judged", "baseline_judged"]
@@ -154,15 +153,7 @@ def _condense(run: ParsedRun, baseline: ParsedRun, grades: Grades) -> tuple[Pars
     return ParsedRun(condensed[0], {}), ParsedRun(condensed[1], {})
 
 
-def _list_common_topics(one: Estimate, other: Estimate) -> list[str]:
-    others = set(other.topics)
-    return [topic for topic in one.topics if topic in others]
-
-
 def _compute_difference(one: Estimate, other: Estimate) -> float:
     """Compute the difference of two means over the topics of both; NaN without such topics."""
-    topics = _list_common_topics(one, other)
-    if not topics:
-        return nan
-    ours, theirs = (float(each.formula(each.select(topics).sum(axis=0))) for each in (one, other))
-    return ours - theirs
+    topics = list_common_topics(one, other)
+    return one.compute_value(topics) - other.compute_value(topics)

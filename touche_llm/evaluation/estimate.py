@@ -35,7 +35,7 @@ class Estimate:
     @property
     def value(self) -> float:
         """Value over all topics; NaN without topics."""
-        return float(self.formula(self.counts.sum(axis=0))) if self.topics else float("nan")
+        return self.compute_value(self.topics)
 
     def by_topic(self) -> Array:
         """Return the value of each topic alone, of shape (topics,)."""
@@ -45,6 +45,16 @@ class Estimate:
         """Return the counts of these topics, in their order, (topics, counts); all must contribute to the estimate."""
         places = {topic: place for place, topic in enumerate(self.topics)}
         return self.counts[[places[topic] for topic in topics]]
+
+    def compute_value(self, topics: Collection[str]) -> float:
+        """Return the value over these topics, as for `select`; NaN without topics."""
+        return float(self.formula(self.select(topics).sum(axis=0))) if topics else float("nan")
+
+
+def list_common_topics(one: Estimate, other: Estimate) -> list[str]:
+    """Return the topics that contribute to both estimates, in the order of the first."""
+    others = set(other.topics)
+    return [topic for topic in one.topics if topic in others]
 
 
 def estimate_mean(values: Mapping[str, float]) -> Estimate:

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from touche_llm.data.records import Candidate
 from touche_llm.errors import UsageError
-from touche_llm.evaluation.estimate import Array, Estimate
+from touche_llm.evaluation.estimate import Array, Estimate, list_common_topics
 
 CONFIDENCE = 0.95
 RESAMPLES = 10_000
@@ -131,11 +131,7 @@ def compute_bounds(
 
 
 def _compare_estimates(run: Estimate, baseline: Estimate, seed: int) -> dict[str, Any]:
-    other = set(baseline.topics)
-    topics = [topic for topic in run.topics if topic in other]
-    if not topics:
-        undefined = dict.fromkeys(("value", "baseline_value", "difference", "low", "high", "p"), float("nan"))
-        return undefined | {"wins": 0, "ties": 0, "losses": 0, "n": 0}
+    topics = list_common_topics(run, baseline)
     ours, theirs = run.select(topics), baseline.select(topics)
     width = ours.shape[1]
 
@@ -146,9 +142,7 @@ def _compare_estimates(run: Estimate, baseline: Estimate, seed: int) -> dict[str
     low, high = _bootstrap(both, difference, seed)
     by_topic = run.formula(ours) - baseline.formula(theirs)
     wins, losses = int((by_topic > TIE).sum()), int((by_topic < -TIE).sum())
-    value, baseline_value = (
-        float(estimate.formula(counts.sum(axis=0))) for estimate, counts in ((run, ours), (baseline, theirs))
-    )
+    value, baseline_value = run.compute_value(topics), baseline.compute_value(topics)
     return {
         "value": value,
         "baseline_value": baseline_value,
