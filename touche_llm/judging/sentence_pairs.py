@@ -140,17 +140,17 @@ def select_sentences(
         side = _choose_side(judgment, settings.no_side_above) if judgment else NO_SIDE
         if judgment is None or side == NO_SIDE:
             continue
-        roles = _get_probabilities(judgment, "role")
+        roles = judgment.readings["role"].shares
         argument, row = place(candidate.document_id)
-        clarity = _get_probabilities(judgment, "stance")[side]
+        clarity = judgment.readings["stance"].shares[side]
         found.append(
             Sentence(
                 id=candidate.document_id,
                 argument=argument,
                 place=row,
                 side=side,
-                score=(1.0 - roles[NO_ROLE]) * clarity * combine_grades(judgment, weights, scales),
-                claim=2 * roles[CLAIM] + roles[NO_ROLE] - 1.0,
+                score=(1.0 - roles.get(NO_ROLE, 0.0)) * clarity * combine_grades(judgment, weights, scales),
+                claim=2 * roles.get(CLAIM, 0.0) + roles.get(NO_ROLE, 0.0) - 1.0,
                 rank=candidate.rank,
             )
         )
@@ -256,18 +256,10 @@ def inherit_judgment(candidate: Candidate, judgments: Mapping[str, Judgment], se
 
 def _choose_side(judgment: Judgment, no_side_above: float) -> str:
     """Return the side of a sentence: none if that is probable enough, else the most probable of the others."""
-    shares = _get_probabilities(judgment, "stance")
-    if shares[NO_SIDE] > no_side_above:
+    shares = judgment.readings["stance"].shares
+    if shares.get(NO_SIDE, 0.0) > no_side_above:
         return NO_SIDE
     sides = {side: share for side, share in shares.items() if side != NO_SIDE}
     highest = max(sides.values(), default=0.0)
     most_probable = [side for side, share in sides.items() if share == highest]
     return most_probable[0] if len(most_probable) == 1 else NO_SIDE
-
-
-def _get_probabilities(judgment: Judgment, field: str) -> Mapping[str, float]:
-    """Return the probabilities of a field's labels; if the engine sent none, 1 for the answered label."""
-    reading = judgment.readings[field]
-    if reading.probabilities is not None:
-        return reading.probabilities
-    return Counter({str(reading.answered): 1.0})
