@@ -12,12 +12,11 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
-from touche_llm.data.records import Comparison, Cut, Failure, LabelledDocument, Reading, Topic
+from touche_llm.data.records import Comparison, Cut, Failure, LabelledDocument, Topic
 from touche_llm.errors import PromptError
-from touche_llm.judging.pointwise import Documents, RequestBuilder, make_failure, sanitize_document
+from touche_llm.judging.pointwise import Documents, RequestBuilder, make_failure, read_labels, sanitize_document
 from touche_llm.llm.answers import AnswerModel, FailedRequest
 from touche_llm.llm.concurrency import PRIORITY, ItemT, ResultT, Slots, map_in_order
-from touche_llm.llm.logprobs import average_readings, read_label
 from touche_llm.llm.model import AnsweredRequest
 from touche_llm.llm.request import Message, Request
 from touche_llm.llm.truncation import CUT_MARK
@@ -154,12 +153,11 @@ class Comparer:
             self._record_failure(kind, documents, prompt, result)
             return None
         by_label = dict(zip(LABELS, documents, strict=False))
-        labels = LABELS[: len(documents)]
         return Comparison(
             topic_id=self.topic.id,
             step=self.step,
             documents=list(documents),
-            best=_read_best(result, labels) if kind == "best" else None,
+            best=read_labels(result)["best"] if kind == "best" else None,
             order=[by_label[label] for label in _read_order(result)] if kind == "order" else None,
             cut=cut,
             prompt=prompt.label,
@@ -243,17 +241,6 @@ class Comparer:
         self.unanswered.add((kind, documents))
         if failure := make_failure(self.topic, " ".join(documents), prompt, result):
             self._failures[kind, documents] = failure
-
-
-def _read_best(result: AnsweredRequest[AnswerModel], labels: str) -> Reading:
-    """Return the mean over the chains of the probability that each label is the best."""
-    readings = [
-        read_label(
-            chain.answer.text, chain.answer.tokens, chain.layout, "best", labels, chain.value.model_dump()["best"]
-        )
-        for chain in result.chains
-    ]
-    return average_readings(readings, labels)
 
 
 def _read_order(result: AnsweredRequest[AnswerModel]) -> list[str]:
