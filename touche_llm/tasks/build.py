@@ -33,17 +33,22 @@ def build_task(definition: TaskDefinition, folder: Path, *, is_own: bool) -> Tas
         DataError: The folder lacks a template that the definition needs, or a task of the project that it names.
     """
     has = definition.features
+    grades = [(name, scale.grades) for name, scale in definition.aspects.items()]
+    stance = [] if definition.stance is None else [("stance", tuple(definition.stance.labels))]
+    question = _build_question(definition, _create("Judgment", *grades, *stance))
+    if definition.stance is not None and definition.stance.no_side:
+        question = replace(question, position_answer=_create("Judgment", *grades, *_position_and_side(definition)))
     task = Task(
         definition=definition,
         folder=folder,
         is_own=is_own,
         shared_folders=_find_shared_folders(definition, folder),
-        question=replace(
-            _build_question(definition, _build_judgment(definition)), position_answer=_build_position(definition)
-        ),
+        question=question,
         objects_answer=features.objects_answer if "objects" in has else None,
         sentence_question=_build_sentence_question(definition) if "pairs" in has else None,
-        stance_question=_build_question(definition, _build_stance(definition)) if "stance_prompt" in has else None,
+        stance_question=_build_question(definition, _create("Stance", *_position_and_side(definition)))
+        if "stance_prompt" in has
+        else None,
     )
     _check_templates(task)
     return task
@@ -75,22 +80,6 @@ def _build_sentence_question(definition: TaskDefinition) -> Question:
         ("stance", (*definition.stance.labels, NO_SIDE)),
     )
     return Question(answer, features.render_sentence, features.SENTENCE_VARIABLES)
-
-
-def _build_judgment(definition: TaskDefinition) -> type[AnswerModel]:
-    stance = [] if definition.stance is None else [("stance", tuple(definition.stance.labels))]
-    return _create("Judgment", *((name, scale.grades) for name, scale in definition.aspects.items()), *stance)
-
-
-def _build_position(definition: TaskDefinition) -> type[AnswerModel] | None:
-    if definition.stance is None or not definition.stance.no_side:
-        return None
-    grades = ((name, scale.grades) for name, scale in definition.aspects.items())
-    return _create("Judgment", *grades, *_position_and_side(definition))
-
-
-def _build_stance(definition: TaskDefinition) -> type[AnswerModel]:
-    return _create("Stance", *_position_and_side(definition))
 
 
 def _position_and_side(definition: TaskDefinition) -> tuple[tuple[str, tuple[str, ...]], ...]:
