@@ -125,6 +125,7 @@ _Name = Annotated[str, AfterValidator(_check_name)]
 _Aspect = Annotated[str, AfterValidator(_check_aspect)]
 _Label = Annotated[str, AfterValidator(_check_label)]
 _Labels = Annotated[list[_Label], AfterValidator(_check_unique)]
+Url = Annotated[str, Field(pattern=r"^https://\S+$")]
 # Sums of weights and scores stay finite.
 Weight = Annotated[float, Field(ge=0.0, le=1e300, allow_inf_nan=False)]
 
@@ -320,21 +321,16 @@ def _describe(error: ErrorDetails, model: type[BaseModel]) -> str:
     """Return `key: problem` of an error, with the key's dotted name."""
     *sections, last = parts = [part for part in error["loc"] if part != "[key]"] or [""]
     place, problem = ".".join(map(str, parts)), describe_problem(error)
-    if error["type"] in ("missing", "extra_forbidden", "invalid_key"):
+    if error["type"] == "missing":
+        return f"{place}: missing; the file must have it"
+    if error["type"] in ("extra_forbidden", "invalid_key"):
         known = _list_keys(model, sections)
-        if error["type"] == "missing":
-            return f"{place}: missing; the file must have it"
         return f"{place}: no such key{suggest(str(last), known)}; known are {', '.join(known)}"
+    if not place:
+        return problem
     # The message of a check of several keys begins with the key's name within its section.
-    return (
-        f"{place}.{problem}"
-        if place and error["type"] == "value_error" and _is_key(problem, model, parts)
-        else (f"{place}: {problem}" if place else problem)
-    )
-
-
-def _is_key(problem: str, model: type[BaseModel], sections: Iterable[object]) -> bool:
-    return problem.partition(":")[0] in _list_keys(model, sections)
+    is_key = error["type"] == "value_error" and problem.partition(":")[0] in _list_keys(model, parts)
+    return f"{place}{'.' if is_key else ': '}{problem}"
 
 
 def _list_keys(model: type[BaseModel], sections: Iterable[object]) -> list[str]:

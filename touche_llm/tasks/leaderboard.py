@@ -10,7 +10,7 @@ from pydantic import Field
 
 from touche_llm.errors import DataError
 from touche_llm.tasks.base import Task
-from touche_llm.tasks.definition import TASK_FILE, Strict, read_definition
+from touche_llm.tasks.definition import TASK_FILE, Strict, Url, read_definition
 
 LEADERBOARD_FILE = "leaderboard.yaml"
 # Decimal places of the published values.
@@ -18,7 +18,6 @@ DIGITS = 3
 
 _Share = Annotated[float, Field(ge=0.0, le=1.0, allow_inf_nan=False)]
 _Name = Annotated[str, Field(min_length=1)]
-_Url = Annotated[str, Field(pattern=r"^https://\S+$")]
 
 
 class PublishedRun(Strict):
@@ -53,7 +52,7 @@ class Table(Strict):
 
     measure: _Name
     published_as: _Name
-    url: _Url
+    url: Url
     runs: list[PublishedRun] = Field(min_length=1)
 
 
@@ -62,7 +61,7 @@ class Board(Strict):
 
     title: _Name
     year: int
-    url: _Url
+    url: Url
     notes: list[_Name] = []
     tables: list[Table] = Field(min_length=1)
 

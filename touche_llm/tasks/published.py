@@ -6,16 +6,15 @@ import re
 from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Literal
 
 from pydantic import Field
 
-from touche_llm.tasks.definition import Strict, read_definition
+from touche_llm.tasks.definition import Strict, Url, read_definition
 
 Role = Literal["corpus", "topics", "relevance", "quality", "stance", "coherence"]
 # Characters of an id that name its corpus.
 _ID_CHARS = 12
-_Url = Annotated[str, Field(pattern=r"^https://\S+$")]
 
 
 class PublishedFile(Strict):
@@ -38,7 +37,7 @@ class PublishedFile(Strict):
     name: str
     tasks: list[str] = Field(min_length=1)
     role: Role
-    url: _Url
+    url: Url
     bytes: int | None = Field(None, ge=1)
     md5: str | None = Field(None, pattern=r"^[0-9a-f]{32}$")
     records: int | None = Field(None, ge=1)
@@ -60,7 +59,7 @@ class RestrictedCorpus(Strict):
 
     name: str
     tasks: list[str] = Field(min_length=1)
-    url: _Url
+    url: Url
     prefix: str = Field(min_length=1)
 
 
