@@ -13,7 +13,7 @@ from touche_llm.data.records import Candidate, RunLine, ScoredDocument
 from touche_llm.data.settings import Section
 from touche_llm.data.trec_runs import NO_STANCE_COLUMN, ParsedRun, make_strictly_decreasing
 from touche_llm.errors import DataError, UsageError
-from touche_llm.ranking.order import scale_scores
+from touche_llm.ranking.order import Ranked, scale_scores
 from touche_llm.tasks.base import Task
 
 DEFAULT_K = 60.0
@@ -55,9 +55,7 @@ class FusedRun:
     left_out: int
 
 
-def fuse(
-    rankings: Sequence[Sequence[ScoredDocument]], weights: Sequence[float], settings: FusionSettings
-) -> list[ScoredDocument]:
+def fuse(rankings: Sequence[Ranked], weights: Sequence[float], settings: FusionSettings) -> list[ScoredDocument]:
     """Fuse the rankings of one topic with `fuse_reciprocal_ranks` or `interpolate`, as the settings say."""
     if settings.method == "rrf":
         return fuse_reciprocal_ranks(rankings, weights, settings.k)
@@ -65,7 +63,7 @@ def fuse(
 
 
 def fuse_reciprocal_ranks(
-    rankings: Sequence[Sequence[ScoredDocument]], weights: Sequence[float], k: float = DEFAULT_K
+    rankings: Sequence[Ranked], weights: Sequence[float], k: float = DEFAULT_K
 ) -> list[ScoredDocument]:
     """Fuse rankings by weighted reciprocal rank fusion (Cormack, Clarke and Büttcher, SIGIR 2009).
 
@@ -90,12 +88,11 @@ def fuse_reciprocal_ranks(
 def fuse_candidates(rankings: Sequence[list[Candidate]], weights: Sequence[float], k: float) -> list[Candidate]:
     """Fuse candidates of one topic with `fuse_reciprocal_ranks`; ranks start at 1."""
     topic_id = next((candidate.topic_id for ranking in rankings for candidate in ranking), "")
-    scored = [[ScoredDocument(candidate.document_id, candidate.score) for candidate in ranking] for ranking in rankings]
-    fused = fuse_reciprocal_ranks(scored, weights, k)
+    fused = fuse_reciprocal_ranks(rankings, weights, k)
     return [Candidate(topic_id, scored.document_id, rank, scored.score) for rank, scored in enumerate(fused, start=1)]
 
 
-def interpolate(rankings: Sequence[Sequence[ScoredDocument]], weights: Sequence[float]) -> list[ScoredDocument]:
+def interpolate(rankings: Sequence[Ranked], weights: Sequence[float]) -> list[ScoredDocument]:
     """Fuse rankings by the weighted mean of their scores, each ranking scaled to 0..1.
 
     Scaled score = (score - lowest)/(highest - lowest) within the ranking, 1 if all are equal, and 0 for a document
@@ -105,9 +102,9 @@ def interpolate(rankings: Sequence[Sequence[ScoredDocument]], weights: Sequence[
 
 
 def _fuse_values(
-    rankings: Sequence[Sequence[ScoredDocument]],
+    rankings: Sequence[Ranked],
     weights: Sequence[float],
-    values: Callable[[Sequence[ScoredDocument]], list[float]],
+    values: Callable[[Ranked], list[float]],
 ) -> list[ScoredDocument]:
     """Fuse by the weighted mean of values from 0 to 1; a ranking gives 0 to documents that it lacks."""
     check_weights(weights, len(rankings))
@@ -176,10 +173,7 @@ def fuse_runs(
             raise UsageError(f"topic {topic}: only runs of weight 0 have it; weigh one of them, or leave them out")
         if len(weighted) < len(runs):
             partial.append(topic)
-        rankings = [
-            [ScoredDocument(candidate.document_id, candidate.score) for candidate in run.rankings[topic]]
-            for run, _ in weighted
-        ]
+        rankings = [run.rankings[topic] for run, _ in weighted]
         kept: list[tuple[ScoredDocument, str]] = []
         for scored in fuse(rankings, [weight for _, weight in weighted], settings):
             if len(kept) == depth:

@@ -8,6 +8,9 @@ from touche_llm.data.records import Candidate, Judgment, ScoredDocument
 from touche_llm.judging.grades import combine_grades
 from touche_llm.tasks.definition import Scale
 
+# Documents of one topic with their scores, best first.
+Ranked = Sequence[ScoredDocument | Candidate]
+
 
 def score_positions(documents: Sequence[str]) -> list[ScoredDocument]:
     """Give documents, best first, evenly decreasing scores from 1 that stay above 0."""
@@ -27,7 +30,7 @@ def rank_by_value(values: Mapping[str, float | None]) -> list[ScoredDocument]:
     return ranking
 
 
-def scale_scores(ranking: Sequence[ScoredDocument]) -> list[float]:
+def scale_scores(ranking: Ranked) -> list[float]:
     """Scale the scores of a ranking to 0..1; return 1 for all if they are equal."""
     lowest = min((scored.score for scored in ranking), default=0.0)
     span = max((scored.score for scored in ranking), default=0.0) - lowest
@@ -40,9 +43,8 @@ _INHERITED, _UNJUDGED = -1.0, -2.0
 
 def rank_by_first_stage(candidates: list[Candidate]) -> list[ScoredDocument]:
     """Rank the candidates of one topic in their order, with scores scaled to 0..1 (1 if all are equal)."""
-    ranking = [ScoredDocument(candidate.document_id, candidate.score) for candidate in candidates]
-    scores = scale_scores(ranking)
-    return [ScoredDocument(scored.document_id, score) for scored, score in zip(ranking, scores, strict=True)]
+    scores = scale_scores(candidates)
+    return [ScoredDocument(candidate.document_id, score) for candidate, score in zip(candidates, scores, strict=True)]
 
 
 def rank_by_judgment(
