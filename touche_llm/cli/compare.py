@@ -64,10 +64,7 @@ def compare(
     if len(runs) < 2:
         raise UsageError(f"{baseline} alone cannot be compared; name another run")
     known = find_task(task, runs, given.get("dataset"))
-    files = m.find_qrels_files(known, runs, qrels_files, given.get("dataset"))
-    if not files and (dataset := m.find_run_dataset(runs)) is not None:
-        files = m.find_qrels_files(known, runs, {}, dataset)
-    qrels = m.require_qrels(known, files)
+    files, qrels = m.require_qrels(known, runs, qrels_files, given.get("dataset"))
     measured = m.given_runs(runs, qrels, known)
     kept = [each for each in measured if not each.first_stage]
     if html is not None:

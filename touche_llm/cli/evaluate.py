@@ -72,10 +72,7 @@ def evaluate(
     if per_topic + leaderboard + confusion > 1:
         raise UsageError("--per-topic, --leaderboard, --confusion: each prints its own table; give one of them")
     known = find_task(task, runs, given.get("dataset"))
-    files = m.find_qrels_files(known, runs, qrels_files, given.get("dataset"))
-    if not files and (dataset := m.find_run_dataset(runs)) is not None:
-        files = m.find_qrels_files(known, runs, {}, dataset)
-    qrels = m.require_qrels(known, files)
+    files, qrels = m.require_qrels(known, runs, qrels_files, given.get("dataset"))
     if confusion and not qrels.stances:
         raise UsageError("--confusion: needs true stances; give their qrels with --stance")
     measured = m.given_runs(runs, qrels, known, first_stage)

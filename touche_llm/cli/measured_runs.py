@@ -99,22 +99,27 @@ def find_qrels_files(
     return known
 
 
-def find_run_dataset(runs: Iterable[Path]) -> str | None:
-    """Return the dataset of the first run that was made of one; None if there is none."""
-    folders = (directory for path in runs if (directory := find_run_directory(path)) is not None)
-    made = (directory.read_config().dataset for directory in folders if directory.config_file.exists())
-    return next(filter(None, made), None)
+def require_qrels(
+    task: Task, runs: Sequence[Path], given: Mapping[str, Path], dataset: str | None
+) -> tuple[Mapping[str, Path], Qrels]:
+    """Return the files of `find_qrels_files`, else those of the first dataset of a run, and their content.
 
-
-def require_qrels(task: Task, files: Mapping[str, Path]) -> Qrels:
-    """Read qrels files; raise UsageError if there are none."""
+    Raises:
+        UsageError: There are none; see `find_qrels_files` for other errors.
+    """
+    files = find_qrels_files(task, runs, given, dataset)
+    if not files:
+        folders = (directory for path in runs if (directory := find_run_directory(path)) is not None)
+        made = (directory.read_config().dataset for directory in folders if directory.config_file.exists())
+        if of_run := next(filter(None, made), None):
+            files = find_qrels_files(task, runs, {}, of_run)
     if not files:
         options = ", ".join(format_qrels_option(aspect) for aspect in task.judged_aspects)
         raise UsageError(
             f"{options}: no qrels given, and these runs have none from an earlier evaluation; give one or more, "
             "or --dataset ID"
         )
-    return read_qrels(files, task)
+    return files, read_qrels(files, task)
 
 
 def describe_qrels(files: Mapping[str, Path]) -> list[str]:

@@ -13,6 +13,7 @@ from touche_llm.cli import setting_options as s
 from touche_llm.cli.output import Format, FormatOption, print_result
 from touche_llm.cli.progress import CommandProgress
 from touche_llm.data.files import check_output
+from touche_llm.evaluation.qrels import read_qrels
 from touche_llm.pipeline.run_directory import RunDirectory, is_page
 from touche_llm.pipeline.run_files import REPORT
 from touche_llm.tasks import get_task
@@ -49,7 +50,7 @@ def report(
         check_output(target, overwrite, qrels_files.values())
     task = get_task(RunDirectory(run_dir).read_config().task)
     known = m.find_qrels_files(task, [run_dir], qrels_files, given.get("dataset"))
-    qrels = m.require_qrels(task, known) if known else None
+    qrels = read_qrels(known, task) if known else None
     found = gather_report(run_dir, qrels, top, run_topics=run_topics)
     for note in found.notes:
         CommandProgress().warn(note)
