@@ -216,7 +216,7 @@ def _print_next_commands(output: Format, found: Export, out: Path, files: list[P
     say(output, f"{len(found.requests):,} requests now, in {where}; for each file")
     say(output, f"  {_run_command(found.batch, first, tokenizer)}")
     say(output, "then import the responses, and run export again, until none is pending")
-    say(output, f"  {_quote('touche-llm', 'batch', 'import', _RESPONSES, '--out', str(out))}")
+    say(output, f"  {shlex.join(('touche-llm', 'batch', 'import', _RESPONSES, '--out', str(out)))}")
     say(output, f"  {_export_command(found.batch, out)}")
 
 
@@ -225,11 +225,11 @@ def _run_command(batch: Batch, file: Path, tokenizer: Path | None) -> str:
     folders = (folder for folder in (tokenizer, Path(batch.facts.model)) if folder is not None)
     weights = next((str(folder) for folder in folders if (folder / "config.json").is_file()), "FOLDER")
     facts = batch.facts
-    return _quote(*run_batch(file, Path(_RESPONSES), weights, facts.model, facts.context, build_start_options({})))
+    return shlex.join(run_batch(file, Path(_RESPONSES), weights, facts.model, facts.context, build_start_options({})))
 
 
 def _export_command(batch: Batch, out: Path) -> str:
-    return _quote("touche-llm", "batch", "export", batch.stage, "--out", str(out), *_rename(batch.export_options))
+    return shlex.join(("touche-llm", "batch", "export", batch.stage, "--out", str(out), *_rename(batch.export_options)))
 
 
 def _rename(options: Iterable[str]) -> list[str]:
@@ -237,13 +237,9 @@ def _rename(options: Iterable[str]) -> list[str]:
     return [RENAMED_OPTIONS.get(option, option) for option in options]
 
 
-def _quote(*command: str) -> str:
-    return to_printable(shlex.join(command))
-
-
 def _print_end(output: Format, batch: Batch, out: Path, failed: int) -> None:
     command = ("touche-llm", batch.stage, "--out", str(out), "--cache-mode", "replay", *_rename(batch.stage_options))
-    say(output, f"nothing is pending: the stage needs no server now: {_quote(*command)}")
+    say(output, f"nothing is pending: the stage needs no server now: {shlex.join(command)}")
     if failed:
         say(
             output,

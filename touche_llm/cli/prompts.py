@@ -76,7 +76,7 @@ def list_(
         print_rows(output, [_row(entry) for entry in found], _COLUMNS)
     invalid = [entry for entry in found if entry.error]
     for entry in invalid:
-        say(output, to_printable(f"error: {entry.error}"))
+        say(output, f"error: {entry.error}")
     if invalid:
         raise typer.Exit(1)
 

@@ -18,7 +18,7 @@ from touche_llm.cli.stages import FAILURES_EXIT, print_failures, run_requests
 from touche_llm.cli.tables import Column, format_interval, format_value, show_lines, show_table
 from touche_llm.config import Config
 from touche_llm.data.files import check_output
-from touche_llm.errors import UsageError, to_printable
+from touche_llm.errors import UsageError
 from touche_llm.evaluation.qrels import Qrels, read_qrels
 from touche_llm.pipeline.datasets import Dataset
 from touche_llm.pipeline.settings import INPUTS
@@ -175,7 +175,7 @@ def compare(
     say(output, f"sample: {found.sample_file} ({sum(len(part.sample) for part in found.parts):,} documents)")
     if html is not None:
         _write_page(output, found, qrels, qrels_files, html)
-    say(output, to_printable(found.verdict.sentence))
+    say(output, found.verdict.sentence)
     if failures := found.all_failures():
         note = "documents without a judgment are ranked last; the same command requests them again"
         print_failures(output, failures, note)

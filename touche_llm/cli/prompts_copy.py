@@ -11,8 +11,9 @@ import typer
 from touche_llm.cli import setting_options as s
 from touche_llm.cli.output import Format, FormatOption, print_rows, say
 from touche_llm.cli.prompts_render import NameArgument
+from touche_llm.cli.tables import show_lines
 from touche_llm.data.files import open_atomic
-from touche_llm.errors import UsageError, to_printable
+from touche_llm.errors import UsageError
 from touche_llm.prompts.catalog import load_named
 from touche_llm.prompts.prompt import examples_path
 from touche_llm.prompts.templates import read_text
@@ -57,15 +58,13 @@ def copy(
             raise UsageError(f"{path}: cannot write it: {error.strerror}") from error
     if output is not Format.TABLE:
         print_rows(output, [{"prompt": prompt.label, "file": path} for path, _ in texts])
-    for path, _ in texts if output is Format.TABLE else ():
-        print(to_printable(f"wrote {path}"))
+    else:
+        show_lines(f"wrote {path}" for path, _ in texts)
     version = prompt.header.version
     say(
         output,
-        to_printable(
-            f"next: change a sentence of {mine} and raise its version, {version} to {version + 1}; then\n"
-            f"  touche-llm prompts check {mine} --task {of_task.reference}"
-        ),
+        f"next: change a sentence of {mine} and raise its version, {version} to {version + 1}; then\n"
+        f"  touche-llm prompts check {mine} --task {of_task.reference}",
     )
 
 

@@ -24,7 +24,6 @@ from touche_llm.config import Config
 from touche_llm.data.files import read_records
 from touche_llm.data.records import Failure, Judgment
 from touche_llm.data.trec_runs import read_run
-from touche_llm.errors import to_printable
 from touche_llm.llm.cache import describe_resume
 from touche_llm.llm.model import NOTHING_LOST, LostRequests
 from touche_llm.pipeline import run_all as pipeline
@@ -205,7 +204,7 @@ def print_failures(output: Format, failures: Sequence[Failure], note: str) -> No
     """Print the failures by kind, with the most frequent reason and a note."""
     kinds = ", ".join(f"{count:,} {kind}" for kind, count in count_by_kind(failures).items())
     reasons = Counter(failure.attempts[-1].reason for failure in failures)
-    say(output, f"failures: {kinds}; most often: {to_printable(reasons.most_common(1)[0][0])}")
+    say(output, f"failures: {kinds}; most often: {reasons.most_common(1)[0][0]}")
     say(output, note)
 
 

@@ -103,7 +103,7 @@ def new(
         f"    {command} tasks show {place['']}",
         f"    {command} prompts check --task {place['']}",
     ):
-        say(output, to_printable(line))
+        say(output, line)
 
 
 def _choose_name(folder: Path) -> str:
