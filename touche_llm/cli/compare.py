@@ -98,7 +98,7 @@ def compare(
         m.show_legend(kept)
         show_lines(m.describe_qrels(files))
     else:
-        m.print_frame(m.name_qrels(frame, files), output)
+        m.print_frame(frame, files, output)
     m.print_notes(qrels, evaluations, shown, *notes)
     if page:
         say(output, page)

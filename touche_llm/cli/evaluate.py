@@ -100,7 +100,7 @@ def evaluate(
         m.show_legend(measured)
         show_lines(m.describe_qrels(files))
     else:
-        m.print_frame(m.name_qrels(frame, files), output)
+        m.print_frame(frame, files, output)
     alone = [] if any(each.first_stage for each in measured) or not qrels.grades else [_NO_FIRST_STAGE]
     m.print_notes(qrels, evaluations, shown, *notes, *alone)
 

@@ -127,19 +127,21 @@ def describe_qrels(files: Mapping[str, Path]) -> list[str]:
     return [f"qrels: {aspect} {shorten_path(path)} sha256 {sha256(path):.12}" for aspect, path in files.items()]
 
 
-def name_qrels(frame: DataFrame, files: Mapping[str, Path]) -> DataFrame:
-    """Return rows for other programs with the qrels file of their measure and its hash.
+def print_frame(frame: DataFrame, files: Mapping[str, Path], output: Format) -> None:
+    """Print the rows of a frame for other programs, with the qrels file of their measure and its hash.
 
     Rows of several measures have them for each aspect, as `relevance qrels`.
     """
     named = {aspect: (str(path.absolute()), sha256(path)) for aspect, path in files.items()}
     if "measure" not in frame and "chosen" not in frame:
-        columns = {
+        columns: dict[str, Any] = {
             f"{aspect} {name}": value for aspect, of in named.items() for name, value in zip(_OF_QRELS, of, strict=True)
         }
-        return frame.assign(**columns)
-    aspects = frame["measure"].str.partition(" ")[0] if "measure" in frame else [STANCE] * len(frame)
-    return frame.assign(**{name: [named[each][place] for each in aspects] for place, name in enumerate(_OF_QRELS)})
+    else:
+        aspects = frame["measure"].str.partition(" ")[0] if "measure" in frame else [STANCE] * len(frame)
+        columns = {name: [named[each][place] for each in aspects] for place, name in enumerate(_OF_QRELS)}
+    frame = frame.assign(**columns)
+    print_rows(output, frame.to_dict(orient="records"), list(frame.columns))
 
 
 class Given(NamedTuple):
@@ -286,11 +288,6 @@ def evaluate_runs(runs: Sequence[Given], qrels: Qrels, depth: int) -> list[Evalu
         except DataError as error:
             raise DataError(f"{each.name}: {error}") from error
     return evaluations
-
-
-def print_frame(frame: DataFrame, output: Format) -> None:
-    """Print the rows of a frame for other programs, see `print_rows`."""
-    print_rows(output, frame.to_dict(orient="records"), list(frame.columns))
 
 
 def print_notes(qrels: Qrels, evaluations: Sequence[Evaluation], runs: Iterable[Given], *further: str) -> None:
