@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import random
 import time
 from collections.abc import Awaitable, Callable, Coroutine
@@ -10,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from email.utils import parsedate_to_datetime
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type, stop_after_delay
+from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type
 
 if TYPE_CHECKING:  # takes a while to load
     import aiohttp
@@ -57,60 +58,43 @@ async def retry(
     Raises:
         TransientFailure: The last failure. Its reason mentions a requested wait that is longer than `retry_for`.
     """
-    failure: FailureT | None = None
-    try:
-        # Nearly all calls succeed at once; setting up the retries would cost more than the call.
-        return await call()
-    except transient as error:
-        failure = error
-    is_time_up = stop_after_delay(retry_for)
+    end = math.inf
 
-    def before_sleep(state: RetryCallState) -> None:
-        error = _get_failure(state)
-        assert isinstance(error, transient)
-        on_retry(error)
-
-    def wait(state: RetryCallState) -> float:
-        return min(_compute_wait(state), retry_for - (state.seconds_since_start or 0.0))
+    async def attempt() -> ResultT:
+        nonlocal end
+        try:
+            return await call()
+        except transient:
+            end = min(end, time.monotonic() + retry_for)
+            raise
 
     retrying = AsyncRetrying(
         retry=retry_if_exception_type(transient),
-        wait=wait,
-        stop=lambda state: is_time_up(state) or _has_tried_enough(state),
-        before_sleep=before_sleep,
+        wait=lambda state: min(_compute_wait(state), end - time.monotonic()),
+        stop=lambda state: time.monotonic() >= end or state.attempt_number == _get_failure(state, transient).max_tries,
+        before_sleep=lambda state: on_retry(_get_failure(state, transient)),
         reraise=True,
     )
     try:
-        async for attempt in retrying:
-            with attempt:
-                if failure is not None:
-                    first, failure = failure, None
-                    raise first
-                return await call()
+        return await retrying(attempt)
     except transient as error:
         if error.retry_after is not None and error.retry_after > retry_for:
             error.reason += (
                 f" (it requests a wait of {error.retry_after:g} s, but requests are retried for {retry_for:g} s)"
             )
         raise
-    raise AssertionError("tenacity ended without a result")
 
 
-def _get_failure(state: RetryCallState) -> TransientFailure:
+def _get_failure(state: RetryCallState, transient: type[FailureT]) -> FailureT:
     error = state.outcome.exception() if state.outcome else None
-    assert isinstance(error, TransientFailure)
+    assert isinstance(error, transient)
     return error
 
 
 def _compute_wait(state: RetryCallState) -> float:
     """Return the seconds before the next try: exponential with jitter, at least those that the server requested."""
     backoff = min(_MAX_WAIT, _FIRST_WAIT * 2.0 ** min(state.attempt_number - 1, 16)) * random.uniform(0.5, 1.0)
-    return max(backoff, min(_get_failure(state).retry_after or 0.0, _MAX_WAIT))
-
-
-def _has_tried_enough(state: RetryCallState) -> bool:
-    max_tries = _get_failure(state).max_tries
-    return max_tries is not None and state.attempt_number >= max_tries
+    return max(backoff, min(_get_failure(state, TransientFailure).retry_after or 0.0, _MAX_WAIT))
 
 
 def parse_retry_after(header: str | None) -> float | None:
