@@ -339,7 +339,7 @@ def test_a_topic_alone_needs_no_corpus_and_documents_do(touche: Touche) -> None:
         ("queries", ["--doc", ONE], "the prompt for queries asks about a topic alone; name no document"),
         ("best", ["--doc", ONE], "compares 2 to 20 documents, not 1"),
         ("judge", ["--doc", ONE, "--doc", ONE], "a document is given twice"),
-        ("judge", ["--doc", "none"], "document 'none' is not in the corpus"),
+        ("judge", ["--doc", "none"], ": 'none' is not one of the documents of this corpus"),
         ("none", ["--doc", ONE], "cannot read the prompt: No such file"),
     ],
 )

@@ -104,6 +104,12 @@ class TextTable:
         (rows,) = self._database.execute(f"SELECT ifnull(max(row) + 1, 0) FROM {self.name}").fetchone()
         return int(rows)
 
+    def _get_row(self, query: str, row_id: str, *types: type) -> tuple[Any, ...]:
+        row = next(self._select(query, (row_id,), *types), None)
+        if row is None:
+            raise DataError(f"{self.manifest.corpus}: {row_id!r} is not one of the {self.noun} of this corpus")
+        return row
+
     def _select(self, query: str, values: Sequence[str | int], *types: type) -> Iterator[tuple[Any, ...]]:
         """Yield the rows of a query; raises DataError for values of unexpected types."""
         # A column of SQLite accepts values of any type; even a TEXT column stores BLOBs.
@@ -132,17 +138,11 @@ class Parts(TextTable):
             "SELECT parts.text, title, side FROM parts JOIN documents ON documents.row = parts.document "
             "WHERE parts.id = ?"
         )
-        row = next(self._select(query, (part_id,), str, str, str), None)
-        if row is None:
-            raise DataError(f"{self.manifest.corpus}: {part_id!r} is not a sentence of this corpus")
-        return Document(part_id, *row)
+        return Document(part_id, *self._get_row(query, part_id, str, str, str))
 
     def locate(self, part_id: str) -> tuple[int, int]:
         """Return the rows of a part's document and of the part; raises DataError if it is unknown."""
-        found = next(self._select("SELECT document, row FROM parts WHERE id = ?", (part_id,), int, int), None)
-        if found is None:
-            raise DataError(f"{self.manifest.corpus}: {part_id!r} is not a sentence of this corpus")
-        document, row = found
+        document, row = self._get_row("SELECT document, row FROM parts WHERE id = ?", part_id, int, int)
         return document, row
 
     def load_parents(self) -> NDArray[np.int64]:
@@ -187,10 +187,7 @@ class DocumentStore(TextTable):
     def get(self, document_id: str) -> Document:
         """Return a document without its parts; raises DataError if the corpus lacks it."""
         query = "SELECT text, title, side FROM documents WHERE id = ?"
-        row = next(self._select(query, (document_id,), str, str, str), None)
-        if row is None:
-            raise DataError(f"document {document_id!r} is not in the corpus {self.manifest.corpus}")
-        return Document(document_id, *row)
+        return Document(document_id, *self._get_row(query, document_id, str, str, str))
 
 
 @contextmanager
