@@ -29,8 +29,9 @@ class IdWriter:
 
     def write(self, folder: Path, table: str) -> None:
         """Write two files that are named for the table of the rows."""
-        np.save(_text_path(folder, table), np.frombuffer(self._text, dtype=np.uint8))
-        np.save(_ends_path(folder, table), np.frombuffer(self._ends, dtype=np.int64))
+        text, ends = _name_files(folder, table)
+        np.save(text, np.frombuffer(self._text, dtype=np.uint8))
+        np.save(ends, np.frombuffer(self._ends, dtype=np.int64))
 
 
 class IdReader:
@@ -38,11 +39,12 @@ class IdReader:
 
     def __init__(self, folder: Path, table: str) -> None:
         """Open the files; raises OSError, EOFError or ValueError if they are missing or damaged."""
-        self._text = memoryview(np.load(_text_path(folder, table), mmap_mode="r", allow_pickle=False))
-        self._ends = np.load(_ends_path(folder, table), mmap_mode="r", allow_pickle=False)
+        text, ends = _name_files(folder, table)
+        self._text = memoryview(np.load(text, mmap_mode="r", allow_pickle=False))
+        self._ends = np.load(ends, mmap_mode="r", allow_pickle=False)
         self._folder = folder
         if len(self._ends) == 0 or self._ends[0] != 0 or self._ends[-1] != len(self._text):
-            raise ValueError(f"{_text_path(folder, table).name} and {_ends_path(folder, table).name} do not match")
+            raise ValueError(f"{text.name} and {ends.name} do not match")
 
     def __len__(self) -> int:
         return len(self._ends) - 1
@@ -60,9 +62,5 @@ class IdReader:
             raise DataError(f"{self._folder}: damaged index ({error}); delete the folder and index again") from error
 
 
-def _text_path(folder: Path, table: str) -> Path:
-    return folder / f"{table}.ids.npy"
-
-
-def _ends_path(folder: Path, table: str) -> Path:
-    return folder / f"{table}.id_ends.npy"
+def _name_files(folder: Path, table: str) -> tuple[Path, Path]:
+    return folder / f"{table}.ids.npy", folder / f"{table}.id_ends.npy"
