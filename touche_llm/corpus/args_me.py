@@ -63,7 +63,7 @@ def read_arguments(path: Path, on_bad_line: Callable[[BadLine], None] | None = N
             the expected Python literal; a stance is unknown, a sentence id occurs twice, or there is no sentence.
         DataError: The header is wrong, or the file cannot be read, is damaged or truncated.
     """
-    return parse_documents(_read_rows(path), lambda row, line: _parse_argument(row, path, line), on_bad_line)
+    return parse_documents(_read_rows(path), lambda row, line: _parse_row(row, path, line, is_whole=False), on_bad_line)
 
 
 def read_whole_arguments(
@@ -90,9 +90,11 @@ def read_whole_arguments(
         )
     if start.startswith(b"{"):
         return parse_documents(
-            read_json_arguments(path), lambda record, number: parse_whole_argument(record, path, number), on_bad_line
+            read_json_arguments(path),
+            lambda record, number: parse_argument(record, path, number, is_whole=True),
+            on_bad_line,
         )
-    return parse_documents(_read_rows(path), lambda row, line: _parse_whole_row(row, path, line), on_bad_line)
+    return parse_documents(_read_rows(path), lambda row, line: _parse_row(row, path, line, is_whole=True), on_bad_line)
 
 
 @contextmanager
@@ -209,52 +211,40 @@ def _read_rows(path: Path) -> Iterator[tuple[int, list[str] | BadLine]]:
         header_seen = True
 
 
-def _parse_argument(row: list[str] | BadLine, path: Path, line: int) -> Document:
+def _parse_row(row: list[str] | BadLine, path: Path, line: int, *, is_whole: bool) -> Document:
     identifier, conclusion, premises, _, sentences = _check_row(row, path, line)
     try:
-        side = _get_side(_parse_entries(premises, _PREMISE, ("text", "stance")))
+        parsed = _parse_entries(premises, _PREMISE, ("text", "stance"))
+        if is_whole:
+            return _make_whole_argument(identifier, conclusion, parsed)
         parts = _make_parts(_parse_entries(sentences, _SENTENCE, ("sent_id", "sent_text")))
-    except _InvalidField as error:
-        raise BadLine(path, line, f"argument {identifier}: {error}") from error
-    return _make_argument(identifier, conclusion, side, parts)
-
-
-def _parse_whole_row(row: list[str] | BadLine, path: Path, line: int) -> Document:
-    identifier, conclusion, premises, _, _ = _check_row(row, path, line)
-    try:
-        return _make_whole_argument(identifier, conclusion, _parse_entries(premises, _PREMISE, ("text", "stance")))
+        return _make_argument(identifier, conclusion, _get_side(parsed), parts)
     except _InvalidField as error:
         raise BadLine(path, line, f"argument {identifier}: {error}") from error
 
 
-def parse_whole_argument(record: object, source: object, number: int) -> Document:
-    """Parse an argument without its sentences from an object of JSON: `id`, `conclusion` and `premises`.
+def parse_argument(record: object, source: object, number: int, *, is_whole: bool) -> Document:
+    """Parse an argument from an object of JSON: `id`, `conclusion`, `premises`, and `sentences` unless `is_whole`.
 
     Args:
         record: The object.
         source: Where it comes from, for errors.
         number: Its place there.
+        is_whole: Whether the argument is read without its sentences.
 
     Raises:
-        BadLine: It has no valid id or stance, neither conclusion nor premise, or another form.
+        BadLine: It has no valid id or stance, no text, or another form.
     """
     if not isinstance(record, dict):
         raise BadLine(source, number, f"not a JSON object but {type(record).__name__}")
     identifier = _check_id(record.get("id"), source, number)
     try:
         premises = _check_entries(record.get("premises"), ("text", "stance"))
-        return _make_whole_argument(identifier, _check_text(record.get("conclusion"), "conclusion"), premises)
-    except _InvalidField as error:
-        raise BadLine(source, number, f"argument {identifier}: {error}") from error
-
-
-def parse_argument(record: dict[str, Any], source: object, number: int) -> Document:
-    """Parse an argument with its `sentences` from an object of JSON; see `parse_whole_argument`."""
-    identifier = _check_id(record["id"], source, number)
-    try:
-        side = _get_side(_check_entries(record["premises"], ("text", "stance")))
-        parts = _make_parts(_check_entries(record["sentences"], ("sent_id", "sent_text")))
-        return _make_argument(identifier, _check_text(record["conclusion"], "conclusion"), side, parts)
+        conclusion = _check_text(record.get("conclusion"), "conclusion")
+        if is_whole:
+            return _make_whole_argument(identifier, conclusion, premises)
+        parts = _make_parts(_check_entries(record.get("sentences"), ("sent_id", "sent_text")))
+        return _make_argument(identifier, conclusion, _get_side(premises), parts)
     except _InvalidField as error:
         raise BadLine(source, number, f"argument {identifier}: {error}") from error
 
@@ -265,7 +255,7 @@ def _parse_beir_record(record: dict[str, Any], path: Path, line: int) -> Documen
         raise BadLine(path, line, "`metadata` is not a JSON object")
     premise = {"text": record.get("text"), "stance": metadata.get("stance", "")}
     values = {"id": record.get("_id"), "conclusion": record.get("title"), "premises": [premise]}
-    return parse_whole_argument(values, path, line)
+    return parse_argument(values, path, line, is_whole=True)
 
 
 def _check_row(row: list[str] | BadLine, path: Path, line: int) -> list[str]:

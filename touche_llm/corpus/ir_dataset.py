@@ -16,7 +16,7 @@ from typing import Any, Literal, NamedTuple
 
 import orjson
 
-from touche_llm.corpus.args_me import parse_argument, parse_whole_argument
+from touche_llm.corpus.args_me import parse_argument
 from touche_llm.corpus.json_lines import parse_documents
 from touche_llm.corpus.sources import OnBadLine, StoreManifest
 from touche_llm.data.files import FileState
@@ -198,12 +198,11 @@ class DatasetDocuments:
         else:
             raise self._refuse(record)
         values = {"id": record.doc_id, "conclusion": conclusion, "premises": premises}
-        if self.kind == "argument":
-            return parse_whole_argument(values, self, number)
-        if not _has(record, "sentences"):
-            raise self._refuse(record)
-        sentences = [{"sent_id": each.id, "sent_text": each.text} for each in record.sentences]
-        return parse_argument(values | {"sentences": sentences}, self, number)
+        if self.kind == "sentences":
+            if not _has(record, "sentences"):
+                raise self._refuse(record)
+            values["sentences"] = [{"sent_id": each.id, "sent_text": each.text} for each in record.sentences]
+        return parse_argument(values, self, number, is_whole=self.kind == "argument")
 
     def _refuse(self, record: Any) -> UsageError:
         wanted = "arguments with sentences" if self.kind == "sentences" else "arguments"
