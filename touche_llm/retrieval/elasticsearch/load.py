@@ -16,7 +16,7 @@ from touche_llm.data.files import read_file_state, sha256
 from touche_llm.data.records import Document
 from touche_llm.data.transport import TransientFailure
 from touche_llm.errors import BadLine, DataError, UsageError, Warn
-from touche_llm.retrieval.elasticsearch.search import Shards, fetch_lines, fetch_manifest, open_server
+from touche_llm.retrieval.elasticsearch.search import Shards, fetch_field, fetch_manifest, open_server
 from touche_llm.retrieval.elasticsearch.settings import (
     ANALYSIS,
     FORMAT,
@@ -212,7 +212,7 @@ class _Load:
         """Send the batch, without the documents that an earlier load sent."""
         batch, self._batch, self._bytes = self._batch, {}, 0
         if self._resumed and batch:
-            stored = await fetch_lines(self._server, self._name, list(batch))
+            stored = await fetch_field(self._server, self._name, list(batch), "line")
             self.known += self._count_stored(stored, {ident: batch.pop(ident)[0] for ident in stored})
         if batch:
             await self._send(batch)
@@ -268,7 +268,8 @@ class _Load:
             return response
 
         await self._server.request(what, send)
-        self._count_stored(await fetch_lines(self._server, self._name, list(taken)), taken)
+        if taken:
+            self._count_stored(await fetch_field(self._server, self._name, list(taken), "line"), taken)
 
     def _bad(self, line: int, ident: str, problem: str) -> None:
         self.bad_line(BadLine(self._corpus, line, f"document {ident}: {problem}"))

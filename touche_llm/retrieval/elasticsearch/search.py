@@ -105,11 +105,6 @@ def _get_index(name: str, client: Elasticsearch) -> ApiResponse[Any]:
     return client.options(ignore_status=404).indices.get(index=name)
 
 
-async def fetch_lines(server: Server, name: str, ids: list[str]) -> dict[str, int]:
-    """Return the lines of the corpus from which documents came, by id; ids that the index lacks are left out."""
-    return await _get(server, name, ids, "line") if ids else {}
-
-
 class ElasticIndex:
     """Complete index: a first stage and a source of documents.
 
@@ -173,7 +168,7 @@ class ElasticIndex:
         wanted = [ident for ident in dict.fromkeys(document_ids) if self._row(ident) is None]
         for start in range(0, len(wanted), _TEXTS_AT_ONCE):
             part = wanted[start : start + _TEXTS_AT_ONCE]
-            found = await _get(self._server, self._name, part, "text")
+            found = await fetch_field(self._server, self._name, part, "text")
             rows = [(ident, found.get(ident)) for ident in part]
             self._fetched.executemany("INSERT OR REPLACE INTO documents VALUES (?, ?)", rows)
 
@@ -266,8 +261,8 @@ def open_server(settings: ElasticsearchSettings, warn: Warn) -> Server:
     return Server(settings, warn)
 
 
-async def _get(server: Server, name: str, ids: list[str], field: Literal["line", "text"]) -> dict[str, Any]:
-    """Return a field of the documents that the index holds, by id; `ids` has at least one."""
+async def fetch_field(server: Server, name: str, ids: list[str], field: Literal["line", "text"]) -> dict[str, Any]:
+    """Return a field of documents by id, without those that the index lacks; `ids` has at least one."""
     what = f"documents {ids[0]} and {len(ids) - 1} more"
     response = await server.request(what, lambda client: client.mget(index=name, ids=ids, source=field))
     documents = server.parse(_Many, response).docs
