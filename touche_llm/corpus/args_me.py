@@ -9,13 +9,14 @@ import re
 import tarfile
 import warnings
 from codecs import BOM_UTF8
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
 from typing import IO, Any, cast
 
 from touche_llm.corpus.args_me_json import read_json_arguments
 from touche_llm.corpus.json_lines import parse_documents
+from touche_llm.corpus.sources import OnBadLine
 from touche_llm.data.lines import (
     ID_FORM,
     MAX_LINE,
@@ -49,7 +50,7 @@ _SENTENCE = re.compile(rf"\{{'sent_id': ({_STRING}), 'sent_text': ({_STRING})\}}
 _PREMISE = re.compile(rf"\{{'text': ({_STRING}), 'stance': ({_STRING}), 'annotations': \[\]\}}{_NEXT}")
 
 
-def read_arguments(path: Path, on_bad_line: Callable[[BadLine], None] | None = None) -> Iterator[tuple[int, Document]]:
+def read_arguments(path: Path, on_bad_line: OnBadLine | None = None) -> Iterator[tuple[int, Document]]:
     """Yield `(line number, argument)` for each row of `args_processed_04_01.csv`, one row in memory at a time.
 
     `text` joins the premise sentences with spaces (empty for the few arguments without premise), `title` is the
@@ -66,9 +67,7 @@ def read_arguments(path: Path, on_bad_line: Callable[[BadLine], None] | None = N
     return parse_documents(_read_rows(path), lambda row, line: _parse_row(row, path, line, is_whole=False), on_bad_line)
 
 
-def read_whole_arguments(
-    path: Path, on_bad_line: Callable[[BadLine], None] | None = None
-) -> Iterator[tuple[int, Document]]:
+def read_whole_arguments(path: Path, on_bad_line: OnBadLine | None = None) -> Iterator[tuple[int, Document]]:
     """Yield `(number, argument)` for each argument of args.me, without its sentences.
 
     The file is JSON, see `read_json_arguments`, JSON Lines of BEIR, with the keys `_id`, `title`, `text` and
@@ -196,17 +195,16 @@ def _read_rows(path: Path) -> Iterator[tuple[int, list[str] | BadLine]]:
             row = BadLine(path, line, f"not CSV: {error}")
         if row is not None and lines.fault:
             row = BadLine(path, line, lines.fault)
-        if header_seen and row is None:
-            return
-        if header_seen and row is not None:
+        if header_seen:
+            if row is None:
+                return
             yield line, row
         elif row != HEADER:
-            hint = "is this args_processed_04_01.csv?"
-            if lines.begins_with_json:
-                hint = (
-                    "it begins with a JSON object: give `task: NAME` with the reader json_lines (`touche-llm tasks "
-                    "list`)"
-                )
+            hint = (
+                "it begins with a JSON object: give `task: NAME` with the reader json_lines (`touche-llm tasks list`)"
+                if lines.begins_with_json
+                else "is this args_processed_04_01.csv?"
+            )
             raise DataError(f"{path}: does not begin with {','.join(HEADER)}; {hint}")
         header_seen = True
 

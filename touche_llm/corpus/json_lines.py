@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import IO, Any, NamedTuple, TypeVar
 
+from touche_llm.corpus.sources import OnBadLine
 from touche_llm.data.lines import ID_FORM, MAX_LINE, is_word, parse_json_object, read_lines
 from touche_llm.data.records import Document
 from touche_llm.errors import BadLine, DataError, Warn
@@ -30,7 +31,7 @@ TOUCHE_KEYS = DocumentKeys(("id", "docno", "ClueWeb22-ID"), ("contents", "text",
 
 
 def read_passages(
-    path: Path, on_bad_line: Callable[[BadLine], None] | None = None, keys: DocumentKeys = TOUCHE_KEYS
+    path: Path, on_bad_line: OnBadLine | None = None, keys: DocumentKeys = TOUCHE_KEYS
 ) -> Iterator[tuple[int, Document]]:
     """Yield `(line number, document)` for each line of a `.jsonl` or `.jsonl.gz` file, one in memory at a time.
 
@@ -67,7 +68,7 @@ def read_json_lines(path: Path) -> Iterator[tuple[int, bytes]]:
 def parse_documents(
     rows: Iterable[tuple[int, RowT]],
     parse: Callable[[RowT, int], Document | None],
-    on_bad_line: Callable[[BadLine], None] | None,
+    on_bad_line: OnBadLine | None,
 ) -> Iterator[tuple[int, Document]]:
     """Yield `(line, document)` for each valid row."""
     for line, row in rows:
@@ -129,9 +130,7 @@ def _get_unique(record: dict[str, Any], keys: tuple[str, ...], whose: str, path:
     return present[0], record[present[0]]
 
 
-def read_rerank_documents(
-    path: Path, on_bad_line: Callable[[BadLine], None] | None = None
-) -> Iterator[tuple[int, Document]]:
+def read_rerank_documents(path: Path, on_bad_line: OnBadLine | None = None) -> Iterator[tuple[int, Document]]:
     """Yield `(line number, document)` for each document of a `rerank.jsonl(.gz)`, at its first occurrence.
 
     A document occurs once for each topic that retrieved it. One digest per document is kept in memory.
@@ -154,7 +153,7 @@ def read_rerank_documents(
 
 
 def read_collection(
-    path: Path, on_bad_line: Callable[[BadLine], None] | None = None, keys: DocumentKeys = TOUCHE_KEYS
+    path: Path, on_bad_line: OnBadLine | None = None, keys: DocumentKeys = TOUCHE_KEYS
 ) -> Iterator[tuple[int, Document]]:
     """Read a `rerank.jsonl`, detected by its name, or a plain collection in JSON Lines with these keys."""
     if path.name.startswith("rerank.jsonl"):
