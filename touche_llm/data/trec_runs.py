@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
 
@@ -95,8 +96,8 @@ class _Row(NamedTuple):
     topic: str
     stance: str
     document: str
-    rank: int | None
-    score: float | None
+    # Rank and score, if given.
+    place: tuple[int, float] | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,7 +148,7 @@ def read_run(path: Path | str, labels: Collection[str] | None = None) -> ParsedR
     for row in rows:
         key = row.topic, row.document
         if key in seen:
-            raise DataError(f"{_locate(path, row)}: already in line {seen[key]}")
+            raise DataError(f"{_locate(path, row.line, *key)}: already in line {seen[key]}")
         seen[key] = row.line
         topics.setdefault(row.topic, []).append(row)
         if row.stance == NO_STANCE_COLUMN:
@@ -155,7 +156,8 @@ def read_run(path: Path | str, labels: Collection[str] | None = None) -> ParsedR
         if labels is not None and row.stance not in labels:
             known = f"none of {', '.join(labels)}; correct it, or" if labels else "given, but the task has none;"
             raise DataError(
-                f"{_locate(path, row)}: stance {row.stance!r:.40} is {known} write {NO_STANCE_COLUMN} for no stance"
+                f"{_locate(path, row.line, *key)}: stance {row.stance!r:.40} is {known} write "
+                f"{NO_STANCE_COLUMN} for no stance"
             )
         stances[key] = row.stance
     if not topics:
@@ -163,14 +165,23 @@ def read_run(path: Path | str, labels: Collection[str] | None = None) -> ParsedR
     return ParsedRun({topic: _rank_rows(path, topic, rows) for topic, rows in topics.items()}, stances)
 
 
-def _locate(path: Path, row: _Row) -> str:
-    return f"{path}:{row.line}: topic {row.topic:.80}, document {row.document:.80}"
+def _locate(path: Path, line: int, topic: str, document: str) -> str:
+    return f"{path}:{line}: topic {topic:.80}, document {document:.80}"
 
 
 def _read_run_rows(path: Path) -> Iterator[_Row]:
     for number, text in read_table_lines(path, "a run"):
-        if text.strip():
-            yield _parse_row(path, number, text)
+        columns = text.split()
+        if not columns:
+            continue
+        if len(columns) < 6:
+            raise DataError(f"{path}:{number}: {len(columns)} columns, a run has six: qid Q0 doc rank score tag")
+        rank, score = parse_rank(columns[3]), parse_score(columns[4])
+        if rank is None:
+            raise DataError(f"{path}:{number}: rank {columns[3]!r:.40} is not an integer")
+        if score is None:
+            raise DataError(f"{path}:{number}: score {columns[4]!r:.40} is not a finite number")
+        yield _Row(number, columns[0], columns[1], columns[2], (rank, score))
 
 
 def _read_rerank_rows(path: Path) -> Iterator[_Row]:
@@ -184,14 +195,15 @@ def _read_rerank_rows(path: Path) -> Iterator[_Row]:
             raise DataError(f"{path}:{line}: `qid` must be {ID_FORM}, not {topic!r:.80}")
         if not is_word(document):
             raise DataError(f"{path}:{line}: topic {topic:.80}: `docno` must be {ID_FORM}, not {document!r:.80}")
-        where = f"{path}:{line}: topic {topic:.80}, document {document:.80}"
+        where = _locate(path, line, topic, document)
         if rank is not None and type(rank) is not int:
             raise DataError(f"{where}: rank {rank!r:.40} is not an integer")
         if score is not None and (type(score) not in (int, float) or abs(score) > _MAX_SCORE):
             raise DataError(f"{where}: score {score!r:.40} is not a finite number")
         if (rank is None) != (score is None):
             raise DataError(f"{where}: has only one of `rank` and `score`")
-        yield _Row(line, topic, NO_STANCE_COLUMN, document, rank, None if score is None else float(score))
+        place = None if rank is None or score is None else (rank, float(score))
+        yield _Row(line, topic, NO_STANCE_COLUMN, document, place)
 
 
 def parse_rank(text: str) -> int | None:
@@ -205,32 +217,18 @@ def parse_score(text: str) -> float | None:
     return score if score is not None and abs(score) <= _MAX_SCORE else None
 
 
-def _parse_row(path: Path, number: int, text: str) -> _Row:
-    columns = text.split()
-    if len(columns) < 6:
-        raise DataError(f"{path}:{number}: {len(columns)} columns, a run has six: qid Q0 doc rank score tag")
-    rank, score = parse_rank(columns[3]), parse_score(columns[4])
-    if rank is None:
-        raise DataError(f"{path}:{number}: rank {columns[3]!r:.40} is not an integer")
-    if score is None:
-        raise DataError(f"{path}:{number}: score {columns[4]!r:.40} is not a finite number")
-    return _Row(number, columns[0], columns[1], columns[2], rank, score)
-
-
 def _rank_rows(path: Path, topic: str, rows: list[_Row]) -> list[Candidate]:
-    ranked = [
-        (row.rank, row.score, row.document, row.line) for row in rows if row.rank is not None and row.score is not None
-    ]
+    ranked = [(*row.place, row.document, row.line) for row in rows if row.place is not None]
     if not ranked:
         ranked = [(n, float(len(rows) - n), row.document, row.line) for n, row in enumerate(rows)]
     elif len(ranked) < len(rows):
-        number = next(row.line for row in rows if row.rank is None)
+        number = next(row.line for row in rows if row.place is None)
         raise DataError(
             f"{path}:{number}: topic {topic:.80}: no rank and score, but other lines of the topic have them"
         )
     ranked.sort(key=lambda row: (row[0], -row[1], row[2]))
-    for before, after in zip(ranked, ranked[1:], strict=False):
-        where = f"{path}:{after[3]}: topic {topic:.80}, document {after[2]:.80}"
+    for before, after in pairwise(ranked):
+        where = _locate(path, after[3], topic, after[2])
         if after[1] > before[1]:
             raise DataError(
                 f"{where}: rank {after[0]} scores higher ({after[1]:g}) than rank {before[0]} ({before[1]:g}, line "
