@@ -22,7 +22,7 @@ from touche_llm.llm.engines.server import ChatServer
 from touche_llm.llm.engines.server_checks import REMEDIES, ServerCheck, block
 from touche_llm.llm.engines.startup import check_thoughts, is_renormalised, survey
 from touche_llm.llm.logprobs import Label, read_label
-from touche_llm.llm.request import Message, Origin, Request, Sampling
+from touche_llm.llm.request import Message, Request, Sampling
 from touche_llm.llm.settings import EngineConfig, SamplingConfig
 from touche_llm.llm.thinking import DELIMITERS
 
@@ -52,15 +52,9 @@ class _Examination:
 
     def build(self, text: str, system: str = _SYSTEM) -> Request:
         schema = _build_answer_schema(self.labels)
-        return Request(
-            messages=(*((Message("system", system),) if system else ()), Message("user", text)),
-            schema=schema,
-            sampling=Sampling(max_tokens=64, top_logprobs=min(self.top_logprobs, count_alternatives(schema))),
-            model=self.server.model,
-            revision="",
-            chat_template_kwargs=self.server.chat_template_kwargs,
-            origin=Origin("doctor", 0, "", "", None),
-        )
+        messages = (*((Message("system", system),) if system else ()), Message("user", text))
+        sampling = Sampling(top_logprobs=min(self.top_logprobs, count_alternatives(schema)))
+        return self.server.build_check(messages, schema, sampling)
 
     def remedy(self, name: str) -> str:
         return REMEDIES.get((name, self.kind), "")
@@ -97,17 +91,13 @@ async def examine(
     has_mask = found.probe is not None and top_logprobs > 0 and is_renormalised(found.probe)
     context = found.info.context or _SHORT_CONTEXT
     examination = _Examination(server, found.kind, context, labels, top_logprobs, has_mask)
-    more: dict[str, Callable[[_Examination], Awaitable[ServerCheck]]] = {
+    more: Mapping[str, Callable[[_Examination], Awaitable[ServerCheck]]] = {
         "system message": _check_system_message,
         "white space": _check_white_space,
         "prefix cache": _check_prefix_cache,
         "determinism": _check_determinism,
+        "thinking": lambda _: _check_delimiters(server, sampling),
     }
-
-    async def check_reasoning(_: _Examination) -> ServerCheck:
-        return await _check_delimiters(server, sampling)
-
-    more["thinking"] = check_reasoning
     return [*found.checks, *[await _run(name, check, examination) for name, check in more.items() if name not in known]]
 
 

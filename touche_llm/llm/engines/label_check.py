@@ -21,7 +21,7 @@ from touche_llm.llm.engines.base import Completion, MissingLogprobs, Rejected
 from touche_llm.llm.engines.server import ChatServer
 from touche_llm.llm.engines.server_checks import ServerCheck, block
 from touche_llm.llm.logprobs import Label, read_label
-from touche_llm.llm.request import Message, Origin, Request, Sampling
+from touche_llm.llm.request import Message, Request, Sampling
 
 LABEL_TOKENS = "label tokens"
 # Max probability of tokens that several labels share, since it is split between these; and of the tokens that the
@@ -119,15 +119,8 @@ def _list_labels(schema: Mapping[str, Any]) -> Iterator[tuple[str, tuple[Label, 
 def _build_request(server: ChatServer, answer: type[AnswerModel], form: AnswerForm, top_logprobs: int) -> Request:
     schema = build_schema(answer, form)
     fields = "\n".join(f"{name}: {_join(labels)}" for name, labels in get_labels(answer).items())
-    return Request(
-        messages=(Message("system", SYSTEM), Message("user", fields)),
-        schema=schema,
-        sampling=Sampling(max_tokens=256, top_logprobs=min(top_logprobs, count_alternatives(schema))),
-        model=server.model,
-        revision="",
-        chat_template_kwargs=server.chat_template_kwargs,
-        origin=Origin("start-up check", 0, "", "", None),
-    )
+    sampling = Sampling(max_tokens=256, top_logprobs=min(top_logprobs, count_alternatives(schema)))
+    return server.build_check((Message("system", SYSTEM), Message("user", fields)), schema, sampling)
 
 
 def _join(labels: Sequence[Label]) -> str:

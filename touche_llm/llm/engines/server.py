@@ -10,7 +10,7 @@ from touche_llm.llm.engines.base import Completion, Transient
 from touche_llm.llm.engines.chat_reply import CHAT_PATH, ChatReply, Delivery, build_chat_body, read_completion
 from touche_llm.llm.engines.http_client import HttpClient
 from touche_llm.llm.engines.token_counters import TokenCounter, VllmTokenCounter
-from touche_llm.llm.request import Message, Request
+from touche_llm.llm.request import Message, Origin, Request, Sampling
 
 
 class ChatServer(HttpClient):
@@ -71,6 +71,11 @@ class ChatServer(HttpClient):
         self._check_id(reply.id, sent_id)
         self.check_model(reply.model, self.model)
         return reply
+
+    def build_check(self, messages: tuple[Message, ...], schema: Mapping[str, Any], sampling: Sampling) -> Request:
+        """Return a request of a check of this server, which no cache stores."""
+        origin = Origin("check of the server", 0, "", "", None)
+        return Request(messages, schema, sampling, self.model, "", self.chat_template_kwargs, origin)
 
     async def count_tokens(self, messages: tuple[Message, ...]) -> int:
         """Return the number of prompt tokens of a chat, template included."""

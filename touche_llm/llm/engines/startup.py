@@ -5,15 +5,15 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 import orjson
 
 from touche_llm.data.json_records import Count
 from touche_llm.errors import EngineError
-from touche_llm.llm.answer_forms import AnswerForm, Layout
-from touche_llm.llm.answers import Unusable
+from touche_llm.llm.answer_forms import Layout
+from touche_llm.llm.answers import AnswerModel, Unusable, build_schema
 from touche_llm.llm.engines.base import BrokenReply, Completion, EngineInfo, MissingLogprobs, Rejected, Transient
 from touche_llm.llm.engines.chat_reply import ChatReply, Delivery, read_completion
 from touche_llm.llm.engines.http_client import API_KEY_VARIABLE, HttpClient
@@ -24,7 +24,7 @@ from touche_llm.llm.engines.server_facts import ServedModel, read_serving
 from touche_llm.llm.engines.thinking_check import check_thinking
 from touche_llm.llm.engines.token_counters import LlamaCppTokenCounter, LocalTokenCounter
 from touche_llm.llm.logprobs import LOGPROB_ROUNDING, check_logprobs
-from touche_llm.llm.request import Message, Origin, Request, Sampling
+from touche_llm.llm.request import Message, Request, Sampling
 from touche_llm.llm.settings import EngineConfig, SamplingConfig
 from touche_llm.llm.tokenizer import ChatTokenizer
 
@@ -38,10 +38,7 @@ _VERSION_PATHS = {
     "sglang": "/get_server_info",
     "ollama": "/api/version",
 }
-# No model answers with this word unless the schema is enforced.
-PROBE_WORD = "quokka-7351"
-_PROBE_LAYOUT = Layout(AnswerForm.OBJECT, ("word",))
-_PROBE_ANSWER = f'{{"word":"{PROBE_WORD}"}}'
+_PROBE_ANSWER = '{"word":"quokka-7351"}'
 _PROBE_MESSAGES = (Message("user", "Say hello."),)
 _PLAIN_GRADES = (
     "without them, grades are whole numbers, ties keep the order of the first stage, and stances are certain"
@@ -49,6 +46,16 @@ _PLAIN_GRADES = (
 # Max difference between the prompt tokens that are counted and those that the server reports: some templates add a
 # date, some servers a token at the beginning.
 _MAX_COUNT_ERROR = 8
+
+
+class _Probe(AnswerModel):
+    """Answer that no model gives unless the schema is enforced."""
+
+    word: Literal["quokka-7351"]
+
+
+_PROBE_SCHEMA = build_schema(_Probe)
+_PROBE_LAYOUT = Layout.of_schema(_PROBE_SCHEMA)
 
 
 class ModelList(msgspec.Struct):
@@ -268,7 +275,7 @@ async def _find_delivery(
     if cut_off:
         server.delivery = Delivery.STRUCTURED_OUTPUTS
         return cut_off, None
-    value = f"{server.model} does not enforce JSON schemas: restricted to the word {PROBE_WORD}, "
+    value = f"{server.model} does not enforce JSON schemas: restricted to {_PROBE_ANSWER}, "
     # While thinking is off, a reasoning parser switches schemas off: https://github.com/vllm-project/vllm/issues/39130
     remedy = (
         "use a server that enforces `structured_outputs` or `response_format`, such as vLLM from 0.11 on without a "
@@ -310,25 +317,12 @@ async def _send_probe(server: ChatServer, top_logprobs: int) -> tuple[ChatReply,
 
 
 def _build_probe(server: ChatServer, top_logprobs: int) -> Request:
-    return Request(
-        messages=_PROBE_MESSAGES,
-        schema={
-            "type": "object",
-            "properties": {"word": {"enum": [PROBE_WORD]}},
-            "required": ["word"],
-            "additionalProperties": False,
-        },
-        sampling=Sampling(max_tokens=64, top_logprobs=top_logprobs),
-        model=server.model,
-        revision="",
-        chat_template_kwargs=server.chat_template_kwargs,
-        origin=Origin("start-up check", 0, "", "", None),
-    )
+    return server.build_check(_PROBE_MESSAGES, _PROBE_SCHEMA, Sampling(top_logprobs=top_logprobs))
 
 
 def _is_enforced(text: str) -> bool:
     try:
-        return bool(orjson.loads(text) == {"word": PROBE_WORD})
+        return bool(orjson.loads(text) == orjson.loads(_PROBE_ANSWER))
     except orjson.JSONDecodeError:
         return False
 

@@ -5,21 +5,14 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from touche_llm.errors import UsageError
-from touche_llm.llm.answers import AnswerModel
 from touche_llm.llm.request import Message
 
 # With white space allowed between tokens, weak models write it endlessly. Only this backend has the switch, and all
 # requests must use the same backend.
 _STRUCTURED_OUTPUTS = {"backend": "xgrammar", "disable_any_whitespace": True}
-
-
-class _Probe(AnswerModel):
-    """Answer that no model gives unless the schema is enforced."""
-
-    word: Literal["quokka-7351"]
 
 
 def build_start_options(options: Mapping[str, Any]) -> dict[str, Any]:
