@@ -38,8 +38,7 @@ from touche_llm.errors import DataError, ReplayMiss, UsageError
 from touche_llm.llm.answer_forms import Layout, list_fields
 from touche_llm.llm.cache import CacheMode
 from touche_llm.llm.engines.chat_reply import build_chat_body
-from touche_llm.llm.model import MAX_SAMPLES
-from touche_llm.llm.request import Request
+from touche_llm.llm.request import MAX_SAMPLES, Request
 from touche_llm.pipeline.corpora import open_corpus
 from touche_llm.pipeline.engines import open_model
 from touche_llm.pipeline.run_all import run_all

@@ -12,8 +12,8 @@ import orjson
 import pytest
 
 from touche_llm.llm import request as request_module
-from touche_llm.llm.model import MAX_SAMPLES
 from touche_llm.llm.request import (
+    MAX_SAMPLES,
     Message,
     Origin,
     Request,

@@ -25,8 +25,8 @@ from touche_llm.llm.answers import Unusable, build_schema, parse_answer
 from touche_llm.llm.cache import Cache, CacheMode
 from touche_llm.llm.concurrency import Slots
 from touche_llm.llm.engines.base import Completion, Rejected, Transient
-from touche_llm.llm.model import MAX_SAMPLES, ModelClient
-from touche_llm.llm.request import Message, Request, Sampling
+from touche_llm.llm.model import ModelClient
+from touche_llm.llm.request import MAX_SAMPLES, Message, Request, Sampling
 from touche_llm.llm.truncation import CUT_MARK
 from touche_llm.prompts.prompt import Prompt
 from touche_llm.prompts.purposes import (

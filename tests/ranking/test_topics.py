@@ -21,8 +21,8 @@ from touche_llm.data.records import Candidate, Comparison, Failure, RunLine, Top
 from touche_llm.judging.pointwise import RequestBuilder
 from touche_llm.llm.answer_forms import list_fields
 from touche_llm.llm.cache import Cache, CacheMode
-from touche_llm.llm.model import MAX_SAMPLES, ModelClient
-from touche_llm.llm.request import Request, Sampling
+from touche_llm.llm.model import ModelClient
+from touche_llm.llm.request import MAX_SAMPLES, Request, Sampling
 from touche_llm.pipeline.run_files import COMPARISON_FAILURES, COMPARISONS
 from touche_llm.prompts.purposes import LABELS, list_template_variables
 from touche_llm.ranking.steps import RankingSettings, parse_steps

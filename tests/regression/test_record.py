@@ -32,8 +32,8 @@ from touche_llm.llm.answer_forms import list_fields
 from touche_llm.llm.answers import FailureKind
 from touche_llm.llm.cache import Cache, CacheMode
 from touche_llm.llm.cache_file import Entry
-from touche_llm.llm.model import MAX_SAMPLES as MOST_SAMPLES
 from touche_llm.llm.model import ModelClient
+from touche_llm.llm.request import MAX_SAMPLES as MOST_SAMPLES
 from touche_llm.llm.request import Request
 from touche_llm.pipeline.config_file import load_config
 from touche_llm.pipeline.engines import store_engine_info

@@ -30,12 +30,10 @@ from touche_llm.llm.concurrency import map_in_order
 from touche_llm.llm.engines.base import Completion, Engine, Rejected, Transient
 from touche_llm.llm.logprobs import check_logprobs, select_label_tokens
 from touche_llm.llm.prompt_tokens import TokenCountingClient, describe_entry
-from touche_llm.llm.request import Request, continue_thought, request_thought
+from touche_llm.llm.request import MAX_SAMPLES, Request, continue_thought, request_thought
 from touche_llm.llm.request_log import log_result
 from touche_llm.text.passages import RankedPassages
 
-# After an unusable answer, at most two more samples are requested.
-MAX_SAMPLES = 3
 # Reasons by key of requests that batch files left without an answer; they fail and are not sent.
 LostRequests = Mapping[str, str]
 NOTHING_LOST: LostRequests = MappingProxyType({})

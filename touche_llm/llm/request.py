@@ -15,9 +15,8 @@ from touche_llm.llm.thinking import Thinking
 
 # Increased whenever the meaning of a key changes, so that no answer is found under a key with another meaning.
 KEY_VERSION = 1
-
-# Seeds of a request: that of the first sample, and of those requested after unusable answers.
-SEEDS = 3
+# After an unusable answer, at most two more samples are requested; each has a seed of its own.
+MAX_SAMPLES = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,7 +148,7 @@ def request_thought(request: Request, repeat: int) -> Request:
         request,
         schema={},
         sampling=Sampling(
-            thinking.temperature, request.sampling.seed + SEEDS * repeat, thinking.budget, top_logprobs=0
+            thinking.temperature, request.sampling.seed + MAX_SAMPLES * repeat, thinking.budget, top_logprobs=0
         ),
         repeat=repeat,
         stop=(thinking.closing.strip(),),
@@ -164,7 +163,7 @@ def continue_thought(request: Request, repeat: int, thought: str) -> Request:
     return replace(
         request,
         messages=(*request.messages, Message("assistant", thinking.delimit(thought))),
-        sampling=replace(request.sampling, seed=request.sampling.seed + SEEDS * repeat),
+        sampling=replace(request.sampling, seed=request.sampling.seed + MAX_SAMPLES * repeat),
         repeat=repeat,
         thinking=None,
     )
