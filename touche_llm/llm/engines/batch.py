@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
-from typing import TypeVar
+from collections.abc import Awaitable, Callable
+from typing import Any, TypeVar
 
-from touche_llm.data.records import Cut
 from touche_llm.errors import UsageError
 from touche_llm.llm.answers import FailedRequest
-from touche_llm.llm.engines.base import Completion, Rejected
+from touche_llm.llm.engines.base import Completion, CountingEngine, Rejected
 from touche_llm.llm.engines.batch_replies import Replies
 from touche_llm.llm.engines.chat_reply import read_completion
 from touche_llm.llm.model import ModelClient
 from touche_llm.llm.request import Message, Request
 from touche_llm.llm.tokenizer import ChatTokenizer
-from touche_llm.text.passages import RankedPassages
+from touche_llm.llm.truncation import Truncation
 
 _ValueT = TypeVar("_ValueT")
 # The status itself is in the reason.
@@ -82,25 +81,16 @@ class BatchEngine:
 class BatchClient(ModelClient):
     """Model client whose errors name the request whose tokens cannot be counted."""
 
-    async def truncate_document(
-        self, build_request: Callable[[str], Request], whole: Request, document: str | RankedPassages, room: int
-    ) -> tuple[str, Cut | None] | FailedRequest:
-        """Truncate a document as `ModelClient` does."""
+    async def _measure(
+        self, request: Request, measure: Callable[[CountingEngine], Awaitable[Truncation]], **parameters: Any
+    ) -> Truncation | FailedRequest:
         try:
-            return await super().truncate_document(build_request, whole, document, room)
+            return await super()._measure(request, measure, **parameters)
         except _NoTokenizer as error:
-            raise _build_error(whole, f"may have more than the {room:,} prompt tokens available") from error
-
-    async def count_tokens(self, request: Request) -> int | FailedRequest:
-        """Count tokens as `ModelClient` does."""
-        try:
-            return await super().count_tokens(request)
-        except _NoTokenizer as error:
-            raise _build_error(request, "the tokens left for documents have to be counted") from error
-
-
-def _build_error(request: Request, problem: str) -> UsageError:
-    return UsageError(
-        f"{request.origin.location}: {problem}; give a folder with the model's tokenizer (`engine.tokenizer`) or more "
-        "room (`engine.context`; in comparisons `ranking.document_tokens`)"
-    )
+            problem = "the tokens left for documents have to be counted"
+            if "room" in parameters:
+                problem = f"may have more than the {parameters['room']:,} prompt tokens available"
+            raise UsageError(
+                f"{request.origin.location}: {problem}; give a folder with the model's tokenizer (`engine.tokenizer`) "
+                "or more room (`engine.context`; in comparisons `ranking.document_tokens`)"
+            ) from error

@@ -49,7 +49,19 @@ class Usage:
         return replace(self, requests=requests, **tokens)
 
 
-class DryEngine:
+class _EstimatingEngine:
+    """Engine that estimates tokens by the number of characters."""
+
+    async def count_tokens(self, messages: tuple[Message, ...]) -> int:
+        """Return the estimated number of prompt tokens of a chat."""
+        return _estimate(_join(messages))
+
+    async def truncate(self, text: str, max_tokens: int) -> str:
+        """Return the beginning of `text` with about this many tokens."""
+        return text[: max_tokens * TOKEN_CHARS]
+
+
+class DryEngine(_EstimatingEngine):
     """Engine that answers from the schema alone and records what would have been sent.
 
     For one document, or a topic alone, all grades are equally probable, and the first of several words is twice as
@@ -84,14 +96,6 @@ class DryEngine:
             completion_tokens=_estimate(text),
             tokens=tokens if request.sampling.top_logprobs else [],
         )
-
-    async def count_tokens(self, messages: tuple[Message, ...]) -> int:
-        """Return the estimated number of prompt tokens of a chat."""
-        return _estimate(_join(messages))
-
-    async def truncate(self, text: str, max_tokens: int) -> str:
-        """Return the beginning of `text` with about this many tokens."""
-        return text[: max_tokens * TOKEN_CHARS]
 
     def _record(self, request: Request) -> int:
         """Record a request; return its number of prompt tokens."""
@@ -141,7 +145,7 @@ class DryEngine:
         return text
 
 
-class DryPoolingEngine:
+class DryPoolingEngine(_EstimatingEngine):
     """Pooling engine that answers without a model and records what would have been sent.
 
     Scores fall with each document if `answers` is "first", so that they confirm the order of the ranking, and rise if
@@ -167,14 +171,6 @@ class DryPoolingEngine:
         self._scored += len(documents)
         last = range(self._scored - len(documents), self._scored)
         return [float(-place if self.answers == "first" else place) for place in last]
-
-    async def count_tokens(self, messages: tuple[Message, ...]) -> int:
-        """Return the estimated number of tokens of a text."""
-        return _estimate(_join(messages))
-
-    async def truncate(self, text: str, max_tokens: int) -> str:
-        """Return the beginning of `text` with about this many tokens."""
-        return text[: max_tokens * TOKEN_CHARS]
 
     def _record(self, text: str) -> None:
         usage = self._usage.setdefault(self._name, Usage())

@@ -8,6 +8,7 @@ from typing import Any, Protocol
 import msgspec
 
 from touche_llm.data.json_records import Count
+from touche_llm.llm.engines.base import CountingEngine
 from touche_llm.llm.engines.http_client import HttpClient
 from touche_llm.llm.engines.vllm_common import match_prefix, to_prompt
 from touche_llm.llm.request import Message
@@ -30,22 +31,10 @@ class _Content(msgspec.Struct):
     content: str
 
 
-class TokenCounter(Protocol):
-    """Counter of tokens. Methods raise Transient, Rejected or EngineDeath.
-
-    Attributes:
-        name: Description for people.
-    """
+class TokenCounter(CountingEngine, Protocol):
+    """Counter of tokens; `name` describes it for people."""
 
     name: str
-
-    async def count_tokens(self, messages: tuple[Message, ...]) -> int:
-        """Return the number of prompt tokens of a chat, template included."""
-        ...
-
-    async def truncate(self, text: str, max_tokens: int) -> str:
-        """Return a prefix of `text` with about this many tokens."""
-        ...
 
 
 class VllmTokenCounter:
