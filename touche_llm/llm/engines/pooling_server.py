@@ -18,7 +18,7 @@ from touche_llm.errors import EngineError
 from touche_llm.llm.engines.base import BrokenReply, EngineInfo, Rejected, Transient
 from touche_llm.llm.engines.http_client import API_KEY_VARIABLE, HttpClient
 from touche_llm.llm.engines.server_facts import read_serving
-from touche_llm.llm.engines.startup import ModelList, choose_model, identify
+from touche_llm.llm.engines.startup import check_context, choose_model, identify
 from touche_llm.llm.engines.token_counters import VllmTokenCounter
 from touche_llm.llm.request import Message
 from touche_llm.llm.settings import SECTIONS, PoolingConfig, Purpose
@@ -149,24 +149,17 @@ class PoolingServer(HttpClient):
 
     async def _inspect(self) -> EngineInfo:
         section, settings = SECTIONS[self.purpose], self._settings
-        served = (await self.get("/v1/models", ModelList)).data
-        model = choose_model(self.base_url, served, settings.model, f"{section}.model")
+        model = await choose_model(self, settings.model, section)
         self.model = model.id
-        kind, version = await identify(self, model)
-        context = settings.context or model.max_model_len
-        if context is None:
-            raise self._fail(f"does not report the context length of {model.id}", f"give it (`{section}.context`)")
-        if model.max_model_len is not None and context > model.max_model_len:
-            raise self._fail(
-                f"{model.id} is served with a context of {model.max_model_len} tokens, {context} are configured",
-                f"give a shorter one (`{section}.context`)",
-            )
-        title = f"{kind} {version.version or version.build_info}".strip() or "unknown server"
+        kind, title, _ = await identify(self, model)
+        check = check_context(model.id, model.max_model_len, settings.context, section)
+        if check.is_blocking:
+            raise EngineError(f"{self.base_url}: {check}")
         # Tokens that the model adds to a text are few.
         return EngineInfo(
             model=model.id,
             revision=settings.revision,
-            context=context,
+            context=settings.context or model.max_model_len or 0,
             overhead=_SLACK // 2,
             engine=title,
             serving=await read_serving(self, kind, model, None),

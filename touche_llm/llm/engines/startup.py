@@ -58,9 +58,7 @@ _PROBE_SCHEMA = build_schema(_Probe)
 _PROBE_LAYOUT = Layout.of_schema(_PROBE_SCHEMA)
 
 
-class ModelList(msgspec.Struct):
-    """Reply of `/v1/models`."""
-
+class _ModelList(msgspec.Struct):
     data: list[ServedModel]
 
 
@@ -134,15 +132,14 @@ async def survey(
 async def _survey(
     server: ChatServer, engine: EngineConfig, sampling: SamplingConfig, schemas: Sequence[Mapping[str, Any]]
 ) -> Survey:
-    model = choose_model(server.base_url, (await server.get("/v1/models", ModelList)).data, engine.model)
+    model = await choose_model(server, engine.model, "engine")
     server.choose(model.id)
-    kind, version = await identify(server, model)
-    title = f"{kind} {version.version or version.build_info}".strip() or "unknown server"
-    served = model.max_model_len or version.default_generation_settings.n_ctx
+    kind, title, slot_context = await identify(server, model)
+    served = model.max_model_len or slot_context
     checks = [
         ServerCheck("server", True, title),
         ServerCheck("model", True, model.id),
-        _check_context(model.id, served, engine.context),
+        check_context(model.id, served, engine.context, "engine"),
     ]
     overhead, counting = await _find_counter(server, engine)
     delivery, probe = await _find_delivery(server, sampling, kind)
@@ -167,10 +164,9 @@ async def _survey(
     return Survey(kind, [*checks, counting, *delivery], info, probe)
 
 
-def choose_model(
-    base_url: str, served: list[ServedModel], model: str | None, setting: str = "engine.model"
-) -> ServedModel:
+async def choose_model(server: HttpClient, model: str | None, section: str) -> ServedModel:
     """Return the served model of this name, or the only one; raise EngineError, which names the setting."""
+    served = (await server.get("/v1/models", _ModelList)).data
     by_name = {choice.id: choice for choice in served}
     if model is None and len(served) == 1:
         model = served[0].id
@@ -182,30 +178,31 @@ def choose_model(
         return found
     names = ", ".join(by_name) or "no model"
     wanted = "" if model is None else f", not {model!r}"
-    raise EngineError(f"{base_url}: serves {names}{wanted}; choose one with `{setting}`")
+    raise EngineError(f"{server.base_url}: serves {names}{wanted}; choose one with `{section}.model`")
 
 
-async def identify(server: HttpClient, model: ServedModel) -> tuple[str, _Version]:
-    """Return the program that serves, and its version; empty ones if they are unknown."""
+async def identify(server: HttpClient, model: ServedModel) -> tuple[str, str, int | None]:
+    """Return the program that serves, empty if unknown, its name with the version, and the context of a slot."""
     owner = _OWNERS.get(model.owned_by or "", "")
     for kind in [owner] if owner else _VERSION_PATHS:
         try:
             version = await server.get(_VERSION_PATHS[kind], _Version)
         except (Rejected, BrokenReply):
             continue
-        if version.version or version.build_info:
-            return kind, version
-    return owner, _Version()
+        if number := version.version or version.build_info:
+            return kind, f"{kind} {number}", version.default_generation_settings.n_ctx
+    return owner, owner or "unknown server", None
 
 
-def _check_context(model: str, served: int | None, wanted: int | None) -> ServerCheck:
+def check_context(model: str, served: int | None, wanted: int | None, section: str) -> ServerCheck:
+    """Return a check that blocks if no context is known, or the configured one is longer than the served one."""
     if served is None and wanted is None:
-        return block("context", f"does not report the context length of {model}", "give it (`engine.context`)")
+        return block("context", f"does not report the context length of {model}", f"give it (`{section}.context`)")
     if served is not None and wanted is not None and wanted > served:
         return block(
             "context",
             f"{model} is served with a context of {served} tokens, {wanted} are configured",
-            "serve it with a longer context or give a shorter one (`engine.context`)",
+            f"serve it with a longer context or give a shorter one (`{section}.context`)",
         )
     origin = "as the server reports" if wanted is None else "as configured"
     return ServerCheck("context", True, f"{wanted or served} tokens, {origin}")
