@@ -133,7 +133,7 @@ async def compare_replay(snapshot: Snapshot, prompts: Path | None, work: Path) -
         if now.problem:
             differences.append(RunDifference(name, "error", text=f"with the available answers: {now.problem}"))
         return ReplayComparison(differences, config, None)
-    differences = compare_runs(snapshot, now.run)
+    differences = compare_runs(snapshot, now.directory.run_file)
     return ReplayComparison([*settings, *differences] if differences else [], config, now.directory.path)
 
 

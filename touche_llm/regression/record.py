@@ -185,8 +185,9 @@ async def _replay_equal(
             f"`touche-llm run --config {directory.config_file} --out {directory}` again, which sends only these "
             f"requests, then record the run\n{format_differences(target.name, differences)}"
         )
-    if not differences and replayed.run.read_bytes() != snapshot.run.read_bytes():
-        differences = compare_rankings(target.name, read_run(snapshot.run), read_run(replayed.run))
+    run = replayed.directory.run_file
+    if not differences and run.read_bytes() != snapshot.run.read_bytes():
+        differences = compare_rankings(target.name, read_run(snapshot.run), read_run(run))
     if differences:
         raise DataError(
             f"{target}: not recorded: with {config.cache.file} and the current program and templates, the replay gives "

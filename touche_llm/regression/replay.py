@@ -46,7 +46,7 @@ class ReplayResult:
     """Result of a replay.
 
     Attributes:
-        directory: Folder of the replayed run.
+        directory: Folder of the replayed run; without a run file if the replay ended early.
         prompts: Prompts by purpose.
         requests: All requests, in the order in which they were made.
         missing: Requests whose answer or document length is not in the cassette.
@@ -64,11 +64,6 @@ class ReplayResult:
     used_keys: set[str]
     facts: EngineInfo
     problem: str = ""
-
-    @property
-    def run(self) -> Path:
-        """The replayed run file; missing if the replay ended early."""
-        return self.directory.run_file
 
 
 async def replay(config: Config, first_stage: Path, work: Path, place: Path) -> ReplayResult:

@@ -14,10 +14,11 @@ from pathlib import Path
 from typing import Any, Literal
 
 import orjson
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import Field, ValidationError, field_validator
 
 from touche_llm.config import Config, rename_settings
 from touche_llm.data.files import open_atomic, shorten_path
+from touche_llm.data.json_records import JsonModel
 from touche_llm.data.scratch import remove_abandoned
 from touche_llm.data.settings import describe_first_problem
 from touche_llm.errors import DataError, UsageError
@@ -74,10 +75,8 @@ DECISIVE = (
 )
 
 
-class RequestSnapshot(BaseModel):
+class RequestSnapshot(JsonModel):
     """One request as it was when the run was recorded."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     topic: str
     document: str | None
@@ -95,7 +94,7 @@ class RequestSnapshot(BaseModel):
         )
 
 
-class Manifest(BaseModel):
+class Manifest(JsonModel):
     """Settings, templates and requests of a recorded run.
 
     Attributes:
@@ -104,8 +103,6 @@ class Manifest(BaseModel):
         templates: Template file of each purpose, in the folder `prompts/PURPOSE`.
         examples: The first request of each purpose.
     """
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     format: Literal[1] = 1
     settings: dict[str, Any]
