@@ -159,7 +159,7 @@ async def _prepare(context: RunContext, variants: list[Variant], qrels: Qrels, p
     grades = next(iter(qrels.grades.values()))
     halves = split_topics([topic.id for topic in context.file_topics if topic.id in grades], plan.split)
     await corpus.fetch(document_id for topic in topics for document_id in grades.get(topic.id, {}))
-    sample, path, notes = provide_sample(plan, qrels, topics, halves, corpus, task)
+    sample, path, notes = provide_sample(plan, grades, topics, halves, corpus, task)
     topics = _keep_topics(topics, sample)
     prompts = [prompt for variant in variants for prompt in variant.prompts]
     objects_prompt = None

@@ -12,7 +12,7 @@ from touche_llm.data.files import open_atomic
 from touche_llm.data.lines import is_word, read_table_lines
 from touche_llm.data.records import Topic
 from touche_llm.errors import DataError, UsageError, shorten
-from touche_llm.evaluation.qrels import Grades, Qrels
+from touche_llm.evaluation.qrels import Grades
 from touche_llm.judging.pointwise import Documents
 from touche_llm.pipeline.corpora import Corpus
 from touche_llm.prompt_lab.draw import Sampled, draw_sample, shares
@@ -58,11 +58,6 @@ class Plan:
 def select_judged(grades: Grades, topics: Iterable[Topic], documents: Documents) -> tuple[Grades, list[str]]:
     """Select the judged documents that are in the corpus, in the order of the topics.
 
-    Args:
-        grades: Human grades.
-        topics: Topics of the comparison.
-        documents: Documents of the corpus.
-
     Returns:
         The grades of the selected documents, and notes on what is left out.
 
@@ -101,10 +96,6 @@ def write_sample(path: Path, sample: Iterable[Sampled]) -> None:
 
 def read_sample(path: Path, grades: Grades) -> list[Sampled]:
     """Read a sample that `write_sample` wrote, in the order of the file.
-
-    Args:
-        path: File of the sample.
-        grades: Human grades, which must agree with those in the file.
 
     Raises:
         DataError: The file is unreadable or empty, or a line is invalid, repeated or has another grade than the
@@ -168,7 +159,7 @@ def split_topics(topics: Sequence[str], split: str) -> Halves:
 
 
 def provide_sample(
-    plan: Plan, qrels: Qrels, topics: list[Topic], halves: Halves, corpus: Corpus, task: Task
+    plan: Plan, grades: Grades, topics: list[Topic], halves: Halves, corpus: Corpus, task: Task
 ) -> tuple[list[Sampled], Path, list[str]]:
     """Read or draw the sample; return it with its file and notes for the user.
 
@@ -176,12 +167,10 @@ def provide_sample(
         UsageError: The file exists, but size or seed of a new sample are given too.
         DataError: The judgments or the sample do not fit the topics and the corpus.
     """
-    aspect = next(iter(qrels.grades))
-    grades = qrels.grades[aspect]
     if plan.file is not None and plan.file.exists():
         if plan.size is not None or plan.seed is not None:
             raise UsageError(f"{plan.file}: exists and is used unchanged; leave size and seed out, or name a new file")
-        return (*_read_again(plan.file, grades, topics, corpus), [])
+        return _read_again(plan.file, grades, topics, corpus), plan.file, []
     pool, notes = select_judged(grades, topics, corpus.documents)
     sample = _draw(plan, pool, halves)
     text = "\n".join(f"{item.topic_id} {item.document_id}" for item in sample)
@@ -201,7 +190,7 @@ def _draw(plan: Plan, pool: Grades, halves: Halves) -> list[Sampled]:
     return sorted(sample, key=lambda item: places[item.topic_id])
 
 
-def _read_again(path: Path, grades: Grades, topics: list[Topic], corpus: Corpus) -> tuple[list[Sampled], Path]:
+def _read_again(path: Path, grades: Grades, topics: list[Topic], corpus: Corpus) -> list[Sampled]:
     """Read an existing sample; keep the documents of the chosen topics, in the order of the topics."""
     sample = read_sample(path, grades)
     unknown = corpus.documents.find_unknown(item.document_id for item in sample)
@@ -213,7 +202,7 @@ def _read_again(path: Path, grades: Grades, topics: list[Topic], corpus: Corpus)
     kept = [item for item in sample if item.topic_id in places]
     if not kept:
         raise DataError(f"{path}: none of its topics is chosen: {shorten({s.topic_id for s in sample})}")
-    return sorted(kept, key=lambda item: places[item.topic_id]), path
+    return sorted(kept, key=lambda item: places[item.topic_id])
 
 
 def divide_sample(plan: Plan, sample: Sequence[Sampled], halves: Halves) -> tuple[dict[str, list[Sampled]], list[str]]:
