@@ -53,14 +53,7 @@ async def import_replies(
     """Store responses in the cache like answers of a server: those of all files, or none.
 
     A request that the engine rejected is stored as failed. Other requests without an answer stay pending: an error of
-    the server, as over HTTP, is never stored.
-
-    Args:
-        batch: Inputs of the export.
-        folder: The run's folder.
-        paths: Files of responses.
-        progress: Receives warnings and the progress of each stage.
-        lost: Requests that are not sent again.
+    the server, as over HTTP, is never stored. Requests in `lost` are not sent again.
 
     Raises:
         DataError: A line is not a response, or answers no request of the export; names file and line. Nothing is

@@ -87,15 +87,7 @@ class CheckedPrompt:
 
 
 async def check(task: Task, purpose: Purpose, prompt: Prompt, material: Material, count: Count) -> CheckedPrompt:
-    """Check a prompt; loading it has already checked its front matter, variables and examples.
-
-    Args:
-        task: Task of the prompt.
-        purpose: Purpose of the prompt.
-        prompt: The loaded prompt.
-        material: Topics and documents to render it with.
-        count: Counts the tokens of a chat.
-    """
+    """Check a prompt; loading it has already checked its front matter, variables and examples."""
     linter = _Linter(task, purpose, prompt)
     result = linter.result
     plain = await linter.render_minimal()

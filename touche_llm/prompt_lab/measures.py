@@ -92,17 +92,9 @@ def measure_part(
 ) -> PartMeasures:
     """Measure the judgments of several variants for the documents of a part.
 
-    nDCG@5 ranks the sampled documents of each topic by the weights, documents without a judgment last. Its ideal
-    ranking consists of these documents, and topics without a grade above 0 among them are left out. The other measures
-    are over the documents that a variant judged, and differences over those that both judged.
-
-    Args:
-        name: Name of the part.
-        sample: Documents of the part.
-        judgments: Judgments by variant.
-        qrels: Human judgments.
-        weights: Weights of the grades and of the first stage, as in a run.
-        criterion: Name of the measure to choose by.
+    nDCG@5 ranks the sampled documents of each topic by the weights of a run, documents without a judgment last. Its
+    ideal ranking consists of these documents, and topics without a grade above 0 among them are left out. The other
+    measures are over the documents that a variant judged, and differences over those that both judged.
     """
     sampled = {(item.topic_id, item.document_id) for item in sample}
     given = Qrels(

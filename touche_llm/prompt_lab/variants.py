@@ -67,13 +67,7 @@ class Variant:
 def load_variants(
     names: Sequence[str], config: Config, task: Task, settings: Sequence[VariantSettings] = ()
 ) -> list[Variant]:
-    """Load the prompts to compare.
-
-    Args:
-        names: Names or template paths.
-        config: Configuration with the folder of templates and the stance prompt.
-        task: Task of the prompts.
-        settings: Settings of each variant; empty if none has settings of its own.
+    """Load the prompts to compare; `settings` are empty if no variant has settings of its own.
 
     Raises:
         PromptError: A prompt is missing or invalid.

@@ -88,13 +88,8 @@ def load_finished_run(run: Path) -> Config:
 async def record(config: Config, run: Path, target: Path, qrels: Qrels | None) -> Recording:
     """Record a run in a folder that appears, or replaces an older one, once its replay gives the same run.
 
-    The same run gives the same bytes. The first stage is stored and never run again.
-
-    Args:
-        config: Configuration of the run.
-        run: Folder of the run.
-        target: Folder to create or replace.
-        qrels: Judgments to store with it; those of the run's topics are kept.
+    The same run gives the same bytes. The first stage is stored and never run again, and the judgments of its topics
+    are stored with it.
 
     Raises:
         DataError: The replay gives another run, or an answer is missing.

@@ -88,13 +88,7 @@ class MeasuredRun:
 
 
 def measure_run(run: ParsedRun, first_stage: ParsedRun, qrels: Qrels, before: str) -> MeasuredRun:
-    """Evaluate a run and its first stage, with recall at the depth of the first stage.
-
-    Args:
-        run: Run to evaluate.
-        first_stage: Candidates, without stances.
-        qrels: Judgments.
-        before: Name of the first stage.
+    """Evaluate a run and its first stage, named `before`, with recall at the depth of the first stage.
 
     Raises:
         DataError: None of the topics of the run is judged.
