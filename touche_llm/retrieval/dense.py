@@ -101,7 +101,7 @@ class DenseIndex:
             DataError: It is damaged, or of another corpus.
         """
         self._table, self._settings = table, settings
-        self._source = {
+        source = {
             "model": info.model,
             "revision": info.revision,
             # Not that of the server: to serve the model with a longer one would be to embed all documents again.
@@ -109,7 +109,13 @@ class DenseIndex:
             "template": settings.render_document("{document}"),
             "requested": settings.dimensions,
         }
-        self.folder = table.folder / f"dense-{hash_content('dense index', **self._source)[:8]}"
+        self.folder = table.folder / f"dense-{hash_content('dense index', **source)[:8]}"
+        self._source = {
+            **source,
+            "format": FORMAT,
+            "corpus_sha256": table.manifest.sha256,
+            "documents": len(table),
+        }
         self._manifest = self._read_manifest()
 
     @property
@@ -192,16 +198,7 @@ class DenseIndex:
     def _create(self, dimensions: int) -> None:
         self.folder.mkdir(exist_ok=True)
         VectorFile.create(self._path, (len(self._table), dimensions))
-        self._write_manifest(
-            DenseManifest(
-                format=FORMAT,
-                **self._source,
-                dimensions=dimensions,
-                corpus_sha256=self._table.manifest.sha256,
-                documents=len(self._table),
-                is_complete=False,
-            )
-        )
+        self._write_manifest(DenseManifest(**self._source, dimensions=dimensions, is_complete=False))
 
     def _write_manifest(self, manifest: DenseManifest) -> None:
         write_records(self.folder / _MANIFEST, [manifest])
@@ -212,14 +209,7 @@ class DenseIndex:
         if not path.exists():
             return None
         manifest = read_record(path, DenseManifest, "index manifest")
-        table = self._table
-        expected = {
-            **self._source,
-            "format": FORMAT,
-            "corpus_sha256": table.manifest.sha256,
-            "documents": len(table),
-        }
-        if manifest.model_dump(include=set(expected)) != expected:
+        if manifest.model_dump(include=set(self._source)) != self._source:
             raise DataError(
                 f"{self.folder}: vectors of another corpus, or of another version of this program; delete the folder "
                 "and index again"
