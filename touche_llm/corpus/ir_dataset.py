@@ -22,7 +22,7 @@ from touche_llm.corpus.sources import OnBadLine, StoreManifest
 from touche_llm.data.files import FileState
 from touche_llm.data.lines import ID_FORM, MAX_LINE, is_word
 from touche_llm.data.records import Document, Topic
-from touche_llm.data.topics import make_topic
+from touche_llm.data.topics import TOPIC_FIELDS, make_topic
 from touche_llm.errors import BadLine, DataError, ToucheError, UsageError, needs_extra, suggest
 from touche_llm.text.web_page import extract_text
 
@@ -81,7 +81,7 @@ def read_dataset_topics(dataset_id: str) -> list[Topic]:
     with _report_failures(dataset_id, "topics"):
         topics = []
         for number, query in enumerate(_load(dataset_id, "queries", "topics").queries_iter(), start=1):
-            fields = {name: getattr(query, name, None) for name in ("title", "description", "narrative", "objects")}
+            fields = {name: getattr(query, name, None) for name in TOPIC_FIELDS}
             fields |= {"number": str(query.query_id), "title": fields["title"] or query.default_text()}
             topics.append(make_topic(fields, str(number), _place(dataset_id)))
     return topics
@@ -123,20 +123,12 @@ class DatasetDocuments:
     def __init__(self, dataset_id: str, kind: DocumentKind) -> None:
         """Name the documents; the library is loaded when they are read."""
         self.dataset_id, self.kind = dataset_id, kind
+        # In a manifest: the id after `irds:`, as in PyTerrier, and the kind.
+        self.name, self.keys = _place(dataset_id), kind
         self._digest = hashlib.sha256()
 
     def __str__(self) -> str:
         return self.name
-
-    @property
-    def name(self) -> str:
-        """The id, after `irds:` as in PyTerrier."""
-        return _place(self.dataset_id)
-
-    @property
-    def keys(self) -> str:
-        """The kind of the documents."""
-        return self.kind
 
     def check(self) -> None:
         """Do nothing: a store does not need its source."""

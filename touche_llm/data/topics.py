@@ -19,7 +19,8 @@ from touche_llm.data.lines import open_regular, parse_json_object
 from touche_llm.data.records import Topic
 from touche_llm.errors import DataError
 
-_FIELDS = ("title", "objects", "description", "narrative")
+# In the order of the files that `write_topics` writes.
+TOPIC_FIELDS = ("title", "description", "narrative", "objects")
 # Max bytes of a file: the real ones have under 60,000. Parsed tags take a hundred times their size.
 _MAX_BYTES = 4 * 2**20
 # Characters of a line that an error quotes.
@@ -81,11 +82,11 @@ def _parse_xml(content: bytes, path: Path) -> Iterator[tuple[str, _Fields]]:
     for position, element in enumerate(root.iter("topic"), start=1):
         where = f"at position {position}"
         number = element.get("number")
-        fields = _read_texts(element, ("number", "query", *_FIELDS), f"{path}: topic {number or where}")
+        fields = _read_texts(element, ("number", "query", *TOPIC_FIELDS), f"{path}: topic {number or where}")
         fields.setdefault("number", number)
         original = element.find("original_query")
         if original is not None:
-            fields |= _read_texts(original, _FIELDS, f"{path}: topic {number or where}: <original_query>")
+            fields |= _read_texts(original, TOPIC_FIELDS, f"{path}: topic {number or where}: <original_query>")
         yield where, fields
 
 
@@ -109,7 +110,7 @@ def _parse_json_lines(content: bytes, path: Path) -> Iterator[tuple[str, _Fields
         # Data frames turn digits into numbers.
         fields = {"number": str(number) if type(number) is int else number, "query": query}
         if isinstance(original, dict):
-            fields |= {name: original.get(name) for name in _FIELDS}
+            fields |= {name: original.get(name) for name in TOPIC_FIELDS}
         yield f"in line {line}", fields
 
 
@@ -204,8 +205,7 @@ def write_topics(topics: list[Topic], path: Path) -> None:
     """Write topics in TIRA's format, which accepts any text."""
     with open_atomic(path) as stream:
         for topic in topics:
-            names = ("title", "description", "narrative", "objects")
-            original = {name: value for name in names if (value := getattr(topic, name))}
+            original = {name: value for name in TOPIC_FIELDS if (value := getattr(topic, name))}
             line = {"qid": topic.id, "query": topic.title, "original_query": original}
             stream.write(orjson.dumps(line, option=orjson.OPT_APPEND_NEWLINE))
 
