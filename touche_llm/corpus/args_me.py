@@ -224,11 +224,7 @@ def _parse_row(row: list[str] | BadLine, path: Path, line: int, *, is_whole: boo
 def parse_argument(record: object, source: object, number: int, *, is_whole: bool) -> Document:
     """Parse an argument from an object of JSON: `id`, `conclusion`, `premises`, and `sentences` unless `is_whole`.
 
-    Args:
-        record: The object.
-        source: Where it comes from, for errors.
-        number: Its place there.
-        is_whole: Whether the argument is read without its sentences.
+    Errors give its `number` in the `source`.
 
     Raises:
         BadLine: It has no valid id or stance, no text, or another form.

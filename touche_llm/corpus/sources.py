@@ -80,13 +80,7 @@ class Source(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class CorpusFile:
-    """A corpus file as published.
-
-    Attributes:
-        path: The file.
-        reader: Reader of its documents.
-        keys: How the reader reads them.
-    """
+    """A corpus file as published, and the reader of its documents."""
 
     path: Path
     reader: Reader

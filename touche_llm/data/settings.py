@@ -81,9 +81,7 @@ def list_fields(section: type[BaseModel], prefix: str = "") -> Iterator[tuple[st
 def read_values(path: Path, what: str) -> dict[str, Any]:
     """Read a YAML file of names and values, empty for an empty file; raise UsageError if it is another file.
 
-    Args:
-        path: The file.
-        what: What it holds, for messages.
+    Messages say `what` it holds.
     """
     try:
         values = read_yaml(path)
@@ -138,7 +136,7 @@ _EXPECTED = {
     **dict.fromkeys(("float_type", "float_parsing"), "a number"),
     **dict.fromkeys(("bool_type", "bool_parsing"), "true or false"),
     **dict.fromkeys(("string_type", "string_unicode", "string_sub_type"), "text"),
-    **dict.fromkeys(("path_type",), "a path"),
+    "path_type": "a path",
     **dict.fromkeys(("list_type", "tuple_type", "set_type"), "a list"),
     **dict.fromkeys(("dict_type", "mapping_type", "model_type", "model_attributes_type"), "names and values"),
     **dict.fromkeys(("datetime_type", "datetime_parsing", "datetime_from_date_parsing", "timezone_aware"), "a time"),

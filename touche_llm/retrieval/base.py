@@ -44,8 +44,7 @@ def select_candidates(
         depth: Max number of candidates.
 
     Returns:
-        Candidates by descending score, ties by ascending document id (as strings), also at the cutoff. Ranks start at
-        1.
+        Candidates by descending score, ties by ascending document id, also at the cutoff.
     """
     rows = select_best_rows(scores, depth)
     # Sorted by score first: sorting nearly sorted pairs takes far less time.

@@ -132,9 +132,7 @@ class DenseIndex:
     async def embed_missing(self, client: PoolingClient, done: Callable[[], None]) -> None:
         """Embed the documents without a vector, at least one; each vector is stored as it arrives.
 
-        Args:
-            client: Client of the embedding model.
-            done: Called for each document.
+        `done` is called for each document.
 
         Raises:
             EngineError: The server failed; vectors so far are stored.
@@ -165,10 +163,7 @@ class DenseIndex:
     def retrieve(self, topics: list[Topic], queries: NDArray[np.float32], depth: int) -> Iterator[list[Candidate]]:
         """Yield the `depth` documents whose vectors are most similar to that of each topic's query.
 
-        Args:
-            topics: Topics.
-            queries: Vectors of their queries, of shape (topics, dimensions).
-            depth: Max number of candidates.
+        `queries` has the vectors of the queries, of shape (topics, dimensions).
         """
         for topic, scores in zip(topics, self._open().score(queries), strict=True):
             yield select_candidates(topic, scores, self._table.get_ids, depth)

@@ -186,14 +186,9 @@ async def retrieve_chatnoir(
 ) -> list[list[Candidate]]:
     """Search each topic and fetch the documents found, unless they are cached.
 
-    Args:
-        topics: Topics, searched one after the other.
-        settings: Settings of ChatNoir and its cache.
-        fields: Fields of the topic that form the query. ChatNoir requires all words in a page, and reads `-word`,
-            `"a phrase"`, `site:` and the like as operators.
-        depth: Max documents per topic.
-        warn: Called with a notice about documents that are skipped for lack of usable text.
-        advance: Called after each topic.
+    ChatNoir requires all words of a query in a page, and reads `-word`, `"a phrase"`, `site:` and the like as
+    operators. `warn` is called with a notice about documents without usable text, which are left out, and `advance`
+    after each topic.
 
     Returns:
         Candidates of each topic by descending score, ties by ascending document id; ranks start at 1.
