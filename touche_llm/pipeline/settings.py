@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 from touche_llm.config import Config
 from touche_llm.errors import DataError, UsageError
 from touche_llm.llm.settings import SECTIONS
+from touche_llm.pipeline.task_copy import is_same_task
 from touche_llm.tasks import get_task
 
 # How requests reach the engine.
@@ -109,17 +110,9 @@ def _is_same(name: str, first: Any, second: Any) -> bool:
     if first == second:
         return True
     if name == "task":
-        return _is_same_task(str(first), str(second))
+        return is_same_task(str(first), str(second))
     paths = is_one_of(name, _PATHS) and _NOT_SET not in (first, second)
     return paths and os.path.realpath(first) == os.path.realpath(second)
-
-
-def _is_same_task(first: str, second: str) -> bool:
-    """Return whether two tasks have the same definition: a folder may have moved."""
-    try:
-        return get_task(first).definition == get_task(second).definition
-    except (DataError, UsageError):
-        return False
 
 
 def _list_other_keys(first: str, second: str) -> str:

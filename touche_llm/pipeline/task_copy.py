@@ -63,11 +63,15 @@ def find_task_folder(config_file: Path, base: Path | None = None) -> str | None:
     if given in TASKS:
         return None
     found = given if base is None else os.path.relpath(base / given)
+    return found if is_same_task(found, copy) else copy
+
+
+def is_same_task(first: str, second: str) -> bool:
+    """Return whether two tasks have the same definition: a folder may have moved."""
     try:
-        is_same = get_task(found).definition == get_task(copy).definition
+        return get_task(first).definition == get_task(second).definition
     except (DataError, UsageError):
-        is_same = False
-    return found if is_same else copy
+        return False
 
 
 def find_copy(folder: Path) -> str | None:
