@@ -150,10 +150,15 @@ class RunContext:
         }
         wanted = [name for name in purposes_of(self.task) if name in needed and (not names or name in names)]
         if missing := [name for name in wanted if name not in self._prompts]:
-            prompts = load_prompts(self.config, missing)
-            for prompt in prompts.values():
+            settings, purposes = self.config.prompts, purposes_of(self.task)
+            if settings.folder is not None:
+                # A template for a purpose whose prompt is given as a path is unused, but not a mistake.
+                given = {*purposes, *(getattr(settings, name) for name in purposes)}
+                check_overlay(settings.folder, self.task.name, {name for name in given if not name.endswith(".jinja")})
+            for name in missing:
+                prompt = load(self.task, purposes[name], getattr(settings, name), settings.folder)
                 check_examples(prompt, self.topics, self.config.topics, self.progress.warn)
-            self._prompts |= prompts
+                self._prompts[name] = prompt
         return {name: self._prompts[name] for name in wanted}
 
     def list_schemas(self, *names: str) -> list[Mapping[str, Any]]:
@@ -217,22 +222,6 @@ def make_request_builder(model: ModelClient, engine: EngineConfig, sampling: Sam
         concurrency=engine.concurrency,
         thinking=sampling.thinking,
     )
-
-
-def load_prompts(config: Config, names: Iterable[str]) -> dict[str, Prompt]:
-    """Load the prompts of a configuration for these purposes.
-
-    Raises:
-        PromptError: A prompt is missing or invalid.
-        UsageError: The folder of templates has none that the task uses.
-    """
-    task, settings = get_task(config.task), config.prompts
-    purposes = purposes_of(task)
-    if settings.folder is not None:
-        # A template for a purpose whose prompt is given as a path is unused, but not a mistake.
-        given = {*purposes, *(getattr(settings, name) for name in purposes)}
-        check_overlay(settings.folder, task.name, {name for name in given if not name.endswith(".jinja")})
-    return {name: load(task, purposes[name], getattr(settings, name), settings.folder) for name in names}
 
 
 def list_schemas(prompts: Iterable[Prompt], documents: int = 1) -> list[Mapping[str, Any]]:
