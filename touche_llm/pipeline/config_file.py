@@ -18,6 +18,7 @@ from touche_llm.data.files import open_atomic
 from touche_llm.data.settings import describe_problem, find_booleans, list_fields, read_values, set_values
 from touche_llm.data.yaml_text import to_yaml
 from touche_llm.errors import UsageError
+from touche_llm.pipeline.settings import is_one_of
 from touche_llm.tasks import DEFAULT_TASK, find_dataset_task, get_task
 from touche_llm.tasks.base import Task
 
@@ -159,11 +160,7 @@ def _locate_problem(error: ErrorDetails, source: str, given: Mapping[str, Any], 
     # The message about a whole section names the settings that it is about.
     subject, _, rest = problem.partition(": ")
     names = [place] if place else subject.split(", ")
-    flagged = [
-        name
-        for name in given
-        if any(f"{each}.".startswith(f"{name}.") or name.startswith(f"{each}.") for each in names)
-    ]
+    flagged = [name for name in given if is_one_of(name, names) or any(is_one_of(each, (name,)) for each in names)]
     if not flagged or not all(name in options for name in flagged):
         return f"{'options' if flagged else source}: {problem}"
     return f"{', '.join(options[name] for name in flagged)}: {rest if set(flagged) <= set(names) else problem}"

@@ -125,8 +125,8 @@ def _input_changes(stages: Stages, config: Config, changed: Collection[str]) -> 
     before = _section(stages, "retrieve", INPUTS)
     before |= {"corpus": hashed} if (hashed := _section(stages, "retrieve", "corpus").get("sha256")) else {}
     now = hash_inputs(config)
-    if "corpus" in before and not {"corpus", "index"} & set(changed) and (corpus := _hash_corpus(config)) is not None:
-        now["corpus"] = corpus
+    if "corpus" in before and config.index is not None and not {"corpus", "index"} & set(changed):
+        now |= {"corpus": hashed} if (hashed := hash_corpus(config.corpus, config.index)) is not None else {}
     for name, digest in before.items():
         if name in now and name not in changed and now[name] != digest:
             yield SettingChange(name, f"sha256 {digest!s:.12}", f"sha256 {now[name]:.12}")
@@ -151,11 +151,6 @@ def _prompt_changes(stages: Stages, context: RunContext, changed: Collection[str
     for purpose, prompt in context.load_prompts(*asked).items():
         if prompt.label != before[purpose]:
             yield SettingChange(f"prompts.{purpose}", f"{before[purpose]!s:.100}", prompt.label)
-
-
-def _hash_corpus(config: Config) -> str | None:
-    """Return the SHA-256 of the corpus; None if it is in a search engine or missing."""
-    return None if config.index is None else hash_corpus(config.corpus, config.index)
 
 
 def _section(stages: Stages, stage: str, name: str) -> dict[str, Any]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import operator
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -45,10 +44,6 @@ class RunUsage(NamedTuple):
     prompt_tokens: int = 0
     completion_tokens: int = 0
     failures: int = 0
-
-    def add(self, other: RunUsage) -> RunUsage:
-        """Return the sum of two costs."""
-        return RunUsage._make(map(operator.add, self, other))
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,10 +89,8 @@ class RunOverview:
     @property
     def usage(self) -> RunUsage:
         """Costs of all finished stages."""
-        total = RunUsage()
-        for facts in self.stages.values():
-            total = total.add(sum_usage(facts))
-        return total
+        costs = [sum_usage(facts) for facts in self.stages.values()]
+        return RunUsage(*map(sum, zip(RunUsage(), *costs, strict=True)))
 
 
 def sum_usage(facts: Mapping[str, Any]) -> RunUsage:
