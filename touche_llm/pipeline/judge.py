@@ -172,17 +172,8 @@ class _Judge:
 
     async def judge_pairs(self, topics: list[Topic], settings: PairSettings, parts: Parts) -> None:
         """Judge sentences and the pairs made of them."""
-        pair_judge = PairJudge(
-            self.task,
-            settings,
-            self.candidates.depth,
-            parts,
-            self.prompts["sentence"],
-            self.prompts["judge"],
-            self.builder,
-            self.stage,
-        )
-        judged = self.pairs = await pair_judge.judge(topics, self.candidates.rankings)
+        pair_judge = PairJudge(self.candidates, settings, parts, self.prompts, self.builder, self.stage)
+        judged = self.pairs = await pair_judge.judge(topics)
         self.failures += judged.failures
         self.judgments = judged.judgments
         self.candidates = replace(

@@ -23,6 +23,7 @@ from touche_llm.judging.sentence_pairs import (
     reverse_pair,
     select_sentences,
 )
+from touche_llm.pipeline.candidates import Candidates
 from touche_llm.prompts.prompt import Prompt
 from touche_llm.tasks.base import Task
 
@@ -84,40 +85,37 @@ class PairJudge:
     """Judge of sentences and of the pairs made of them.
 
     Attributes:
-        task: Task with a `sentence_question`.
+        candidates: Sentences of a task with a `sentence_question`.
         settings: Settings of the pairs.
-        depth: Number of sentences of a topic that are judged at a time.
         parts: Texts of the sentences.
-        sentence_prompt: Prompt for a sentence.
-        pair_prompt: Prompt for a pair.
+        prompts: Prompts by purpose: sentence, and judge for pairs.
         builder: Builds the requests.
         stage: Shows a stage by its title and number of steps.
     """
 
-    task: Task
+    candidates: Candidates
     settings: PairSettings
-    depth: int
     parts: Parts
-    sentence_prompt: Prompt
-    pair_prompt: Prompt
+    prompts: Mapping[str, Prompt]
     builder: RequestBuilder
     stage: Stage
 
-    async def judge(self, topics: list[Topic], candidates: Mapping[str, list[Candidate]]) -> JudgedPairs:
-        """Judge sentences, make pairs of them, and judge the best pairs.
+    @property
+    def task(self) -> Task:
+        """Task of the candidates."""
+        return self.candidates.task
+
+    async def judge(self, topics: list[Topic]) -> JudgedPairs:
+        """Judge sentences of these topics, make pairs of them, and judge the best pairs.
 
         The best judged pairs are judged in the reversed order too; the order with the better grades is ranked, and both
         judgments are kept.
-
-        Args:
-            topics: Topics of the run.
-            candidates: Sentences by topic id.
 
         Raises:
             ReplayMiss: The cache of a replay lacks an answer.
         """
         result = JudgedPairs()
-        pairs = await self._judge_sentences(topics, candidates, result)
+        pairs = await self._judge_sentences(topics, result)
         made = {topic.id: pairs[topic.id].candidates if topic.id in pairs else [] for topic in topics}
         sentences = group_judgments(result.sentences)
         work = [(topic, pair.document_id) for topic in topics for pair in made[topic.id][: self.settings.judged]]
@@ -147,9 +145,7 @@ class PairJudge:
     def _min_pairs(self) -> int:
         return min(self.task.min_per_topic, self.settings.most)
 
-    async def _judge_sentences(
-        self, topics: list[Topic], candidates: Mapping[str, list[Candidate]], result: JudgedPairs
-    ) -> dict[str, Pairs]:
+    async def _judge_sentences(self, topics: list[Topic], result: JudgedPairs) -> dict[str, Pairs]:
         """Judge sentences and make pairs of them, by topic.
 
         The first `depth` sentences of each topic are judged, then as many more of the topics with too few pairs, until
@@ -157,26 +153,27 @@ class PairJudge:
         """
         question = self.task.sentence_question
         assert question is not None
+        rankings, depth = self.candidates.rankings, self.candidates.depth
         pairs: dict[str, Pairs] = {}
         lacking, start = topics, 0
         while lacking:
             work = [
                 (topic, sentence.document_id)
                 for topic in lacking
-                for sentence in candidates.get(topic.id, [])[start : start + self.depth]
+                for sentence in rankings.get(topic.id, [])[start : start + depth]
             ]
             if not work:
                 break
             with self.stage("judging sentences", len(work)) as done:
-                prompt = self.sentence_prompt
+                prompt = self.prompts["sentence"]
                 judgments, failures = await judge(work, self.parts, question, prompt, self.builder, done)
             result.failures += failures
             result.sentences += judgments
             judged = group_judgments(result.sentences)
-            start += self.depth
+            start += depth
             for topic in lacking:
                 sentences = select_sentences(
-                    candidates.get(topic.id, [])[:start],
+                    rankings.get(topic.id, [])[:start],
                     judged[topic.id],
                     self.parts.locate,
                     self.settings,
@@ -203,7 +200,7 @@ class PairJudge:
     async def _judge_work(self, title: str, work: list[tuple[Topic, str]], result: JudgedPairs) -> list[Judgment]:
         with self.stage(title, len(work)) as done:
             documents, question = PairDocuments(self.parts), self.task.question
-            judgments, failures = await judge(work, documents, question, self.pair_prompt, self.builder, done)
+            judgments, failures = await judge(work, documents, question, self.prompts["judge"], self.builder, done)
         result.failures += failures
         return judgments
 
