@@ -48,6 +48,14 @@ _RENAMED_VALUES: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
     "engine.concurrency": {"auto": {"concurrency": DEFAULT_CONCURRENCY}},
 }
 
+# Sections of the settings of a retriever alone, by its name.
+RETRIEVER_SECTIONS: Mapping[str, str] = {
+    "chatnoir": "chatnoir",
+    "elasticsearch": "elasticsearch",
+    "dense": "dense",
+    "hybrid": "dense",
+}
+
 
 def _require_one_word(tag: str) -> str:
     if tag.split() != [tag] or not tag.isprintable():
@@ -224,8 +232,6 @@ class Config(Section):
             raise ValueError(
                 "retriever.name: chatnoir searches web documents; use it for a task over these, without a corpus"
             )
-        if (self.chatnoir is not None) is not (self.retriever.name == "chatnoir"):
-            raise ValueError("chatnoir: settings of a retriever that is not the chosen one; see `retriever.name`")
         if self.retriever.name == "elasticsearch":
             if task.reads_arguments:
                 what = "arguments of args.me" if task.sentence_question is None else "pairs of sentences"
@@ -237,10 +243,9 @@ class Config(Section):
                 )
             if self.retriever.method != "lucene":
                 raise ValueError("retriever.method: Elasticsearch scores like Lucene; use lucene")
-        if (self.elasticsearch is not None) is not (self.retriever.name == "elasticsearch"):
-            raise ValueError("elasticsearch: settings of a retriever that is not the chosen one; see `retriever.name`")
-        if (self.dense is not None) is not self.retriever.is_dense:
-            raise ValueError("dense: settings of a retriever that is not the chosen one; see `retriever.name`")
+        for section in ("chatnoir", "elasticsearch", "dense"):
+            if (getattr(self, section) is not None) is not (section == RETRIEVER_SECTIONS.get(self.retriever.name)):
+                raise ValueError(f"{section}: settings of a retriever that is not the chosen one; see `retriever.name`")
         if self.dense is not None and (problem := find_dense_problem(task)):
             raise ValueError(problem)
 

@@ -12,7 +12,7 @@ from typing import Any
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
-from touche_llm.config import Config, rename_settings
+from touche_llm.config import RETRIEVER_SECTIONS, Config, rename_settings
 from touche_llm.corpus.ir_dataset import dataset_index, topics_file
 from touche_llm.data.files import open_atomic
 from touche_llm.data.settings import describe_problem, find_booleans, list_fields, read_values, set_values
@@ -23,13 +23,6 @@ from touche_llm.tasks import DEFAULT_TASK, find_dataset_task, get_task
 from touche_llm.tasks.base import Task
 
 _INDEX_ROOT = Path(".touche-llm/index")
-# Sections of the settings of a retriever alone, by its name.
-_RETRIEVER_SECTIONS: Mapping[str, str] = {
-    "chatnoir": "chatnoir",
-    "elasticsearch": "elasticsearch",
-    "dense": "dense",
-    "hybrid": "dense",
-}
 
 
 def index_folder(corpus: Path) -> Path:
@@ -114,7 +107,7 @@ def _complete_first_stage(values: dict[str, Any], source: str) -> None:
     """Add the settings of the chosen retriever, and the default index of a corpus that no search engine holds."""
     retriever = values.get("retriever")
     name = retriever.get("name") if isinstance(retriever, dict) else None
-    if isinstance(name, str) and (section := _RETRIEVER_SECTIONS.get(name)):
+    if isinstance(name, str) and (section := RETRIEVER_SECTIONS.get(name)):
         values[section] = values.get(section) or {}
     if isinstance(retriever, dict) and name == "elasticsearch":
         retriever.setdefault("method", "lucene")
