@@ -166,12 +166,7 @@ class RunContext:
         return list_schemas(self.load_prompts(*names).values(), self.config.ranking.setwise.children + 1)
 
     def read_candidates(self, path: Path, depth: int | None = None, *, are_pairs: bool = False) -> Candidates:
-        """Read the candidates of the chosen topics from a run file; the corpus is not opened.
-
-        Args:
-            path: Run file.
-            depth: Maximum number of candidates per topic; None for all.
-            are_pairs: Whether they are pairs of sentences.
+        """Read up to `depth` candidates of each chosen topic, or all, from a run file; the corpus is not opened.
 
         Raises:
             DataError: The file is malformed, or has topics that are not in the topics file.

@@ -65,13 +65,7 @@ async def estimate_cost(config: Config, folder: Path | None, stages: Sequence[St
     undecided, so documents are compared in first-stage order, and every sentence takes a side. The number of
     comparisons of some methods depends on the answers, so the last stage runs twice: with answers that confirm the
     ranking and with answers that reverse it. They give the number of tokens per request; the minimum and maximum number
-    of requests are those of the methods over all answers.
-
-    Args:
-        config: Configuration of the run.
-        folder: Folder with the outputs of earlier stages, or None.
-        stages: Stages to run, in order.
-        progress: Receives warnings and the progress of each stage.
+    of requests are those of the methods over all answers. The folder has the outputs of earlier stages than `stages`.
     """
     result = DryRun()
     directory, earlier = RunDirectory(folder or Path()), None

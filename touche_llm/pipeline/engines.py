@@ -174,13 +174,7 @@ def describe_pooling(client: PoolingClient, settings: TemplateConfig) -> dict[st
 
 
 def store_engine_info(facts: EngineInfo, cache: Cache, purpose: Purpose | None = None) -> None:
-    """Store the facts about an engine in the cache, for a replay without the engine.
-
-    Args:
-        facts: Description of the engine.
-        cache: Cache of its results.
-        purpose: What a pooling model is for; None for an engine of chats.
-    """
+    """Store the facts about an engine in the cache, for a replay without the engine; `purpose` as for `name_kind`."""
     kind = name_kind(purpose)
     # A part that came later is left out where it is not used, so that earlier keys stay valid.
     value = facts.model_dump(exclude=None if facts.serving else {"serving"})
@@ -191,12 +185,7 @@ def assume_engine_info(asked: _Asked, cache: Cache, purpose: Purpose | None = No
     """Return the facts about an engine without a request: from the cache, else from the configuration.
 
     For an unknown engine `engine` is empty, as is the model if the configuration names none; a context that is not
-    configured is so long that nothing is truncated.
-
-    Args:
-        asked: Settings of the engine.
-        cache: Cache of its results.
-        purpose: What a pooling model is for; None for an engine of chats.
+    configured is so long that nothing is truncated. `purpose` is as for `name_kind`.
     """
     if fitting := _find_fitting(asked, cache, purpose):
         return _choose(fitting, cache, purpose)
@@ -217,7 +206,7 @@ def replay_engine_info(asked: _Asked, cache: Cache, purpose: Purpose | None = No
 
 
 def name_kind(purpose: Purpose | None) -> str:
-    """Return the kind of the cache entries with facts about an engine; None is an engine of chats."""
+    """Return the kind of the cache entries with facts about a pooling model or, with None, an engine of chats."""
     return "engine" if purpose is None else f"{purpose} engine"
 
 

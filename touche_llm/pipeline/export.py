@@ -43,13 +43,7 @@ def export_run(
 ) -> Exported:
     """Write a table of a run to a file, whose suffix gives its format: `.parquet`, `.jsonl` or `.csv`.
 
-    Args:
-        folder: Folder of the run.
-        file: File to write.
-        progress: Receives warnings of the corpus.
-        table: RunTable to write.
-        with_text: Whether to add the text of each document, from the corpus of the run.
-        overwrite: Whether an existing file may be replaced.
+    With `with_text` the text of each document is added, from the corpus of the run, whose warnings `progress` receives.
 
     Raises:
         UsageError: The suffix is unknown, the file exists, a table has no texts, or the library of a format is missing.

@@ -36,13 +36,7 @@ def measure_peak_memory() -> int:
 
 
 def describe_run(config: Config, folder: Path, stages: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the metadata of a run.
-
-    Args:
-        config: Configuration of the run.
-        folder: Folder of the run.
-        stages: Facts of each finished stage.
-    """
+    """Return the metadata of a run, with the facts of each finished stage."""
     task = get_task(config.task)
     stances = ", label stances" if task.stances else ""
     return {

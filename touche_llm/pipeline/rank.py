@@ -105,14 +105,7 @@ async def rank(
     stance: StanceSettings | None = None,
     models: RankingModels = NO_MODELS,
 ) -> Ranking:
-    """Rank the candidates of all topics.
-
-    Args:
-        judgments: Judgments, with the candidates.
-        plan: Task, weights, steps and tag.
-        progress: Receives warnings and the progress.
-        stance: Thresholds of the stance; None for the most probable label.
-        models: Models that the steps use.
+    """Rank the candidates of all topics; without settings of the stance, each has its most probable label.
 
     Raises:
         DataError: There is no candidate to rank.

@@ -66,11 +66,7 @@ def record_evaluation(
 ) -> None:
     """Write the evaluation of a folder's run, in place of an earlier one.
 
-    Args:
-        directory: The run's folder.
-        task: Its task.
-        qrels: Qrels files by aspect.
-        rows: Rows of `Evaluation.summary`: `measure`, `value`, `low`, `high`, `n` and `judged`.
+    The qrels files are given by aspect; `rows` are those of `Evaluation.summary`.
     """
     measures = {
         row["measure"]: {name: _to_plain(row[name]) for name in ("value", "low", "high", "judged")}

@@ -73,12 +73,8 @@ def list_result_columns(task: Task) -> tuple[str, ...]:
 def write_results(path: Path, rows: Iterable[tuple[Any, ...]], task: Task) -> None:
     """Write a header and a tab-separated line for each line of the run, whole or not at all.
 
-    Unknown values are empty; a document id with a quotation mark is quoted as CSV is, which pandas and R undo.
-
-    Args:
-        path: The file.
-        rows: Rows of `Ranking.list_rows`.
-        task: Gives the columns.
+    Unknown values are empty; a document id with a quotation mark is quoted as CSV is, which pandas and R undo. The rows
+    are those of `Ranking.list_rows`.
     """
     columns = list_result_columns(task)
     score = columns.index("score")

@@ -42,14 +42,8 @@ class RunResult:
 async def run_all(config: Config, folder: Path, progress: Progress, *, overwrite: bool = False) -> RunResult:
     """Run all stages; missing files and engine errors are raised before the first stage.
 
-    Args:
-        config: Configuration of the run.
-        folder: The run's folder.
-        progress: Receives warnings and the progress of each stage.
-        overwrite: Whether a run with other settings there may be replaced.
-
     Raises:
-        UsageError: The folder holds a run with other settings, or another process writes there.
+        UsageError: The folder holds a run with other settings without `overwrite`, or another process writes there.
     """
     directory = RunDirectory(folder)
     with RunContext(config, progress) as context:

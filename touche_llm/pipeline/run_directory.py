@@ -174,9 +174,6 @@ class RunDirectory:
 
         A folder without metadata was assembled by hand and is trusted.
 
-        Args:
-            stage: The last stage whose outputs are to be read.
-
         Raises:
             DataError: The outputs may be inconsistent, or the metadata cannot be read; names the command to repeat.
         """
@@ -213,13 +210,7 @@ class RunDirectory:
         copy_task(get_task(config.task), self.path, [getattr(config.prompts, purpose) for purpose in used])
 
     def record_stage(self, config: Config, stage: str, facts: Mapping[str, Any]) -> None:
-        """Record the facts of a stage after all of its outputs are written.
-
-        Args:
-            config: Configuration of the run.
-            stage: The stage.
-            facts: Plain values; the peak memory of this process so far, in MiB, is added.
-        """
+        """Record the facts of a stage, and the peak memory so far, after all of its outputs are written."""
         from touche_llm.pipeline.metadata import measure_peak_memory
 
         recorded = {**facts, "peak memory MiB": measure_peak_memory()}
@@ -253,13 +244,7 @@ class RunDirectory:
         return context.read_candidates(self._require(self.first_stage_file(context.task), "retrieve"))
 
     def write_judgments(self, judgments: Judgments, tag: str, purposes: Collection[str]) -> None:
-        """Write the outputs of the second stage.
-
-        Args:
-            judgments: Judgments to write.
-            tag: Tag of the run.
-            purposes: Purposes of the prompts that were used, which decide on the files.
-        """
+        """Write the outputs of the second stage; the purposes of the prompts that were used decide on the files."""
         if judgments.pairs is not None:
             judgments.candidates.write(self.candidates_file, tag=tag, overwrite=True)
             write_records(self.sentences_file, judgments.pairs.sentences)

@@ -21,12 +21,8 @@ _MAX_HOLDER = 500
 def lock_run(folder: Path, command: str, warn: Callable[[str], None]) -> Iterator[None]:
     """Hold the lock on a run's folder while the block runs.
 
-    The system releases it when the process dies, however it dies; the file stays and names the last holder.
-
-    Args:
-        folder: The run's folder.
-        command: Command of this process, for example `judge`.
-        warn: Receives a warning if the file system has no locks.
+    The system releases it when the process dies, however it dies; the file stays and names the last holder and its
+    command, for example `judge`. A file system without locks gives a warning.
 
     Raises:
         UsageError: Another process holds the lock; the message names it.

@@ -210,11 +210,6 @@ def read_texts(config: Config, task: Task, documents: Iterable[tuple[Topic, str]
     """Return the beginning of documents as the model saw them, by topic and document, from the local index of a run.
 
     White space is collapsed. Documents that the index lacks are left out; without an index, all.
-
-    Args:
-        config: Configuration of the run.
-        task: Its task.
-        documents: Topics and document ids.
     """
     if config.index is None or not (config.index / "manifest.json").is_file():
         return {}

@@ -144,11 +144,7 @@ async def compute_stage(
 ) -> Candidates | Judgments | Ranking:
     """Run a stage without writing anything, for the requests that it makes.
 
-    Args:
-        stage: The stage.
-        context: What the stages share, with a model.
-        directory: Folder with the outputs of earlier stages.
-        earlier: Output of the stage before; None to read it from the folder.
+    The output of the stage before is `earlier` or, if that is None, read from the folder.
     """
     match stage:
         case "retrieve":
