@@ -23,7 +23,8 @@ from touche_llm import cli, errors
 from touche_llm.cli.setting_options import OPTIONS
 from touche_llm.config import Config
 from touche_llm.data import records
-from touche_llm.prompts.purposes import Purpose, load, purposes_of
+from touche_llm.prompts.prompt import Purpose
+from touche_llm.prompts.purposes import load, purposes_of
 from touche_llm.tasks import TASKS
 from touche_llm.tasks.base import Task
 from touche_llm.tasks.published import read_published

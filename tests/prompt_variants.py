@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from xml.sax.saxutils import escape
@@ -29,8 +30,8 @@ Opens = Callable[[Any, Any, Any], AbstractAsyncContextManager[ModelClient]]
 
 def load_prompt(task: Task, name: str, answer: str, variables: Mapping[str, bool], **given: Any) -> Prompt:
     """The prompt, with the answer model of its purpose unless another is given."""
-    answer_for = given.pop("answer_for", purposes_of(task)[answer].answer_for)
-    return prompt.load_prompt(task, name, answer, variables, answer_for=answer_for, **given)
+    folder = given.pop("folder", None)
+    return prompt.load_prompt(task, replace(purposes_of(task)[answer], variables=variables, **given), name, folder)
 
 
 def collection(folder: Path, topics: int = 16, text: str = "") -> dict[str, Path]:

@@ -32,8 +32,7 @@ from touche_llm.prompt_lab.lint import CheckedPrompt, Finding, Share, check, det
 from touche_llm.prompt_lab.material import make_invented_material, take_corpus_material
 from touche_llm.prompt_lab.prefix_sharing import Count, estimate
 from touche_llm.prompts.catalog import CatalogEntry, find_prompt, find_prompts, load_named
-from touche_llm.prompts.prompt import Prompt, examples_path
-from touche_llm.prompts.purposes import Purpose
+from touche_llm.prompts.prompt import Prompt, Purpose, examples_path
 from touche_llm.prompts.templates import read_text
 from touche_llm.tasks import DEFAULT_TASK, TASK_HELP, TASKS, find_dataset_task, get_task
 

@@ -36,8 +36,8 @@ from touche_llm.pipeline.engines import open_model
 from touche_llm.prompt_lab.trial import Subject, Trial, TrialContext, ask, find_best_documents
 from touche_llm.prompt_lab.watch import FileChanges
 from touche_llm.prompts.catalog import find_prompt
-from touche_llm.prompts.prompt import Prompt
-from touche_llm.prompts.purposes import LABELS, Purpose
+from touche_llm.prompts.prompt import Prompt, Purpose
+from touche_llm.prompts.purposes import LABELS
 
 # Width of the bar of probability 1.
 _BAR_CELLS = 8

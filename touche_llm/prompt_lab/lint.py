@@ -25,8 +25,8 @@ from touche_llm.prompt_lab.prefix_sharing import (
 )
 from touche_llm.prompt_lab.trial import Subject, ask
 from touche_llm.prompts.catalog import find_prompt
-from touche_llm.prompts.prompt import Prompt
-from touche_llm.prompts.purposes import MAX_DOCUMENTS, Purpose, purposes_of
+from touche_llm.prompts.prompt import Prompt, Purpose
+from touche_llm.prompts.purposes import MAX_DOCUMENTS, purposes_of
 from touche_llm.ranking.comparer import MAX_CHOICES
 from touche_llm.ranking.steps import RankingSettings
 from touche_llm.tasks import TASKS

@@ -10,7 +10,7 @@ from touche_llm.errors import DataError
 from touche_llm.judging.pointwise import Documents
 from touche_llm.judging.sentence_pairs import SEPARATOR
 from touche_llm.pipeline.corpora import LocalCorpus
-from touche_llm.prompts.purposes import Purpose
+from touche_llm.prompts.prompt import Purpose
 
 _MAX_DOCUMENTS = 4
 _INVENTED = (

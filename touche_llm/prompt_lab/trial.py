@@ -19,8 +19,8 @@ from touche_llm.pipeline.context import RunContext
 from touche_llm.pipeline.retrieve import retrieve_candidates
 from touche_llm.prompt_lab.material import Texts
 from touche_llm.prompts.catalog import load_named
-from touche_llm.prompts.prompt import Prompt
-from touche_llm.prompts.purposes import MAX_DOCUMENTS, Purpose, load, purposes_of
+from touche_llm.prompts.prompt import Prompt, Purpose
+from touche_llm.prompts.purposes import MAX_DOCUMENTS, load, purposes_of
 from touche_llm.ranking.comparer import MAX_CHOICES, Comparer
 from touche_llm.ranking.expansion import find_queries
 from touche_llm.tasks.base import Question, Task

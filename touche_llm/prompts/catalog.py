@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from touche_llm.errors import PromptError, UsageError
-from touche_llm.prompts.prompt import Prompt, check_overlay, examples_path, read_header, template_path
-from touche_llm.prompts.purposes import Purpose, load, purposes_of
+from touche_llm.prompts.prompt import Prompt, Purpose, check_overlay, examples_path, read_header, template_path
+from touche_llm.prompts.purposes import load, purposes_of
 from touche_llm.prompts.templates import HEADER, read_text
 from touche_llm.tasks.base import Task
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import orjson
 from jinja2 import UndefinedError
@@ -23,7 +23,7 @@ from touche_llm.llm.answers import AnswerModel, can_be_letters, can_be_line
 from touche_llm.llm.request import Message, Origin
 from touche_llm.prompts.few_shot import EXAMPLES_SUFFIX, FewShotExample, parse_examples
 from touche_llm.prompts.templates import HEADER, ROLES, TemplateFiles, read_text, resolve_reference
-from touche_llm.tasks.base import Task
+from touche_llm.tasks.base import Question, Task
 from touche_llm.text.sanitize import SanitizedText, sanitize
 
 # Returns the answer model for a topic and a number of documents.
@@ -49,6 +49,30 @@ class PromptHeader(Section):
     answer: str
     form: AnswerForm = AnswerForm.OBJECT
     position: bool = False
+
+
+# Returns the answer model by front matter, topic and number of documents.
+AnswerByHeader = Callable[[PromptHeader, Topic, int], type[AnswerModel]]
+
+
+@dataclass(frozen=True, slots=True)
+class Purpose:
+    """The purpose of a prompt.
+
+    Attributes:
+        name: Its name in `config.prompts`, the name of the project's own template for it, and the value of `answer` in
+            a template's front matter.
+        variables: Variables that a template may use; True if it must use them.
+        question: The question about documents; None if the prompt is about the topic alone.
+        shared: Variables with one value for all questions of a run; few-shot examples take them from the question.
+    """
+
+    name: str
+    variables: Mapping[str, bool]
+    answer_for: AnswerByHeader
+    depends_on: Literal["nothing", "topic", "documents"] = "nothing"
+    question: Question | None = None
+    shared: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,26 +188,14 @@ def check_overlay(folder: Path, task: str, names: Collection[str]) -> None:
             raise UsageError(f"{path}: no template of this name beside it; copy the project's own there")
 
 
-def load_prompt(
-    task: Task,
-    name: str,
-    answer: str,
-    variables: Mapping[str, bool],
-    *,
-    folder: Path | None = None,
-    answer_for: Callable[[PromptHeader, Topic, int], type[AnswerModel]],
-    shared: Collection[str] = (),
-) -> Prompt:
+def load_prompt(task: Task, purpose: Purpose, name: str, folder: Path | None = None) -> Prompt:
     """Load the prompt `name` of a task, or the template file if `name` is a path (it ends in `.jinja`).
 
     Args:
         task: Task of the prompt.
+        purpose: Purpose of the prompt; the front matter must name the same.
         name: Name of the prompt, or path of a template.
-        answer: Answer model that the caller reads; the front matter must name the same.
-        variables: Variables that the template may use; True if it must use them.
         folder: Folder of templates that replace the task's own, as `folder/task/name.jinja`.
-        answer_for: Returns the answer model by front matter, topic and number of documents.
-        shared: Variables that examples take from the question.
 
     Raises:
         PromptError: The template does not exist, or its front matter, syntax, blocks or examples are invalid.
@@ -202,30 +214,28 @@ def load_prompt(
     if found is None:
         raise PromptError(f"{path}: must begin with front matter between two lines of `---`")
     header = read_header(path, found.group(1))
-    if header.answer != answer:
+    if header.answer != purpose.name:
         raise PromptError(
-            f"{path}: front matter: the answer is {header.answer!r}; for this purpose it must be {answer!r}"
+            f"{path}: front matter: the answer is {header.answer!r}; for this purpose it must be {purpose.name!r}"
         )
-    answers = _check_answer(path, header, answer_for)
-    files = TemplateFiles(path, source, variables, _sanitize_value)
-    for unused in sorted(variable for variable, must in variables.items() if must and variable not in files.used):
+    answers = _check_answer(path, header, purpose.answer_for)
+    files = TemplateFiles(path, source, purpose.variables, _sanitize_value)
+    for unused in sorted(name for name, must in purpose.variables.items() if must and name not in files.used):
         raise PromptError(f"{path}: the variable {unused!r} is not used, so its text would never be sent; insert it")
     texts, examples = dict(files.texts), tuple[FewShotExample, ...]()
     example_file = examples_path(path)
     if os.path.lexists(example_file):
         texts[example_file.name] = _read_examples(example_file)
-        names = files.used - {"topic", *shared}
+        names = files.used - {"topic", *purpose.shared}
         examples = parse_examples(example_file, texts[example_file.name], names, answers, header.form)
     digest = _hash(source, texts)
-    prompt = Prompt(f"{task.name}/{path.stem}", path, header, digest, files, answers, examples, tuple(shared))
-    if not files.used.intersection(shared):
+    prompt = Prompt(f"{task.name}/{path.stem}", path, header, digest, files, answers, examples, purpose.shared)
+    if not files.used.intersection(purpose.shared):
         prompt._render_examples({})  # raises errors now rather than at the first question
     return prompt
 
 
-def _check_answer(
-    path: Path, header: PromptHeader, answer_for: Callable[[PromptHeader, Topic, int], type[AnswerModel]]
-) -> AnswerFor:
+def _check_answer(path: Path, header: PromptHeader, answer_for: AnswerByHeader) -> AnswerFor:
     """Return the function that gives the answer model; raise PromptError if it does not fit the front matter."""
     answers = partial(answer_for, header)
     model = answers(_ANY_TOPIC, 2)

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import string
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator
 from functools import cache, partial
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -15,31 +14,11 @@ from pydantic import BeforeValidator, Field, create_model
 from touche_llm.data.records import LabelledDocument, Topic
 from touche_llm.errors import PromptError
 from touche_llm.llm.answers import AnswerModel
-from touche_llm.prompts.prompt import Prompt, PromptHeader, load_prompt
+from touche_llm.prompts.prompt import AnswerByHeader, Prompt, Purpose, load_prompt
 from touche_llm.tasks.base import Question, Task
 
 # The comparison criterion is the same for all questions of a run, so few-shot examples use it too.
 _SHARED = ("aim",)
-
-
-@dataclass(frozen=True, slots=True)
-class Purpose:
-    """The purpose of a prompt.
-
-    Attributes:
-        name: Its name in `config.prompts`, the name of the project's own template for it, and the value of `answer` in
-            a template's front matter.
-        variables: Variables that a template may use; True if it must use them.
-        question: The question about documents; None if the prompt is about the topic alone.
-        shared: Variables with one value for all questions of a run; few-shot examples take them from the question.
-    """
-
-    name: str
-    variables: Mapping[str, bool]
-    answer_for: Callable[[PromptHeader, Topic, int], type[AnswerModel]]
-    depends_on: Literal["nothing", "topic", "documents"] = "nothing"
-    question: Question | None = None
-    shared: tuple[str, ...] = ()
 
 
 def purposes_of(task: Task) -> dict[str, Purpose]:
@@ -53,15 +32,7 @@ def load(task: Task, purpose: Purpose, name: str, folder: Path | None = None) ->
     Raises:
         PromptError: The prompt does not exist or is invalid.
     """
-    prompt = load_prompt(
-        task,
-        name,
-        purpose.name,
-        purpose.variables,
-        folder=folder,
-        answer_for=purpose.answer_for,
-        shared=purpose.shared,
-    )
+    prompt = load_prompt(task, purpose, name, folder)
     if purpose.depends_on == "documents" and purpose.question is not None:
         check_template(prompt, purpose.question)
     return prompt
@@ -120,14 +91,11 @@ def _list_purposes(task: Task) -> Iterator[Purpose]:
         yield Purpose(name, variables, _ignore_topic(answer), "documents", task.question, _SHARED)
 
 
-_AnswerFor = Callable[[PromptHeader, Topic, int], type[AnswerModel]]
-
-
-def _choose_answer(question: Question) -> _AnswerFor:
+def _choose_answer(question: Question) -> AnswerByHeader:
     return lambda header, topic, documents: (header.position and question.position_answer) or question.answer
 
 
-def _ignore_topic(answer: Callable[[int], type[AnswerModel]]) -> _AnswerFor:
+def _ignore_topic(answer: Callable[[int], type[AnswerModel]]) -> AnswerByHeader:
     return lambda header, topic, documents: answer(documents)
 
 
