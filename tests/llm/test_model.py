@@ -262,7 +262,7 @@ class CountingEngine(ScriptedEngine):
 
     def __init__(self, document: RankedPassages, tokens: Callable[[int], int]) -> None:
         super().__init__(lambda _: ANSWER)
-        self.tokens = {document.best(k).text: tokens(k) for k in range(1, document.count + 1)}
+        self.tokens = {document.best(k).text: tokens(k) for k in range(1, len(document.passages) + 1)}
         self.counted: list[int] = []
 
     async def count_tokens(self, messages: tuple[Message, ...]) -> int:
@@ -274,14 +274,14 @@ class CountingEngine(ScriptedEngine):
 @pytest.mark.parametrize("uneven", [False, True])
 async def test_as_many_passages_as_fit_are_found_with_few_counts(room: int, uneven: bool) -> None:
     document = rank_passages(PAGE, TOPIC, Analyzer())
-    room %= document.count
+    room %= len(document.passages)
     engine = CountingEngine(document, lambda k: k + (k % 3 if uneven else 0))
 
     async def head(text: str, tokens: int) -> str:
         return text[:tokens]
 
     fit = await fit_document(engine.count_tokens, head, request_about, document, room)
-    assert len(engine.counted) <= 3 + document.count.bit_length()
+    assert len(engine.counted) <= 3 + len(document.passages).bit_length()
     if not uneven:
         assert fit.passages == room
     assert fit.prompt_tokens <= room
@@ -437,7 +437,7 @@ async def test_tokens_of_a_document_with_as_many_bytes_as_available_tokens_are_n
 async def test_passages_that_fill_the_room_exactly_are_kept(tmp_path: Path, count: int) -> None:
     document = rank_passages(PAGE, TOPIC, Analyzer())
     engine = CountingEngine(document, lambda k: k)
-    engine.tokens[document.whole.text] = document.count
+    engine.tokens[document.whole.text] = len(document.passages)
     fit = await fit_document(engine.count_tokens, engine.truncate, request_about, document, room=count)
     assert (fit.passages, fit.prompt_tokens, fit.kept_chars) == (count, count, None)
 

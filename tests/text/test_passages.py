@@ -120,7 +120,7 @@ def test_passages_end_at_sentence_ends_share_a_sentence_and_hold_everything() ->
 def test_a_sentence_longer_than_a_passage_is_split_at_white_space() -> None:
     words = [f"word{n}" for n in range(1000)]
     document = made(" ".join(words))
-    assert document.count > 5
+    assert len(document.passages) > 5
     shown = [document.text[start:end] for start, end in document.sentences]
     assert all(len(sentence) <= PASSAGE_CHARS for sentence in shown)
     assert " ".join(shown).split() == words
@@ -139,12 +139,12 @@ def test_the_passage_that_argues_is_first_the_beginning_second_and_what_lies_bet
 
 def test_overlapping_passages_are_shown_once_and_all_of_them_are_the_whole() -> None:
     document = made(MANY)
-    for count in range(1, document.count + 1):
+    for count in range(1, len(document.passages) + 1):
         shown = document.best(count)
         ends = [place for part in shown.parts for place in part]
         assert ends == sorted(set(ends))
         assert len(shown.parts) == len([part for part in shown.text.split(GAP_MARK) if part.strip()])
-    assert document.best(document.count) == document.whole
+    assert document.best(len(document.passages)) == document.whole
     assert document.whole.text == MANY
     assert document.whole.parts == ((0, len(MANY)),)
 
@@ -229,7 +229,7 @@ def test_the_parts_are_exactly_what_is_shown(text: str, passage_chars: int, coun
         assert sanitize(excerpt.text) == excerpt.text
         ends = [place for part in excerpt.parts for place in part]
         assert ends == sorted(ends) and all(start < end for start, end in excerpt.parts)
-    assert essence(document.best(document.count).text) == essence(document.whole.text)
+    assert essence(document.best(len(document.passages)).text) == essence(document.whole.text)
     if document.complete:
         assert essence(document.whole.text) == essence(sanitize(text))
 
@@ -249,7 +249,7 @@ SLOW = [".", " ", "\n", "a", "a ", "a. A ", "“a. B ", '"A b. C ', "(a. ", "?! 
 @pytest.mark.parametrize("unit", [*SLOW, "Home\n", "Log in | ", "© ", "a\nb", "subscribe to our "])
 def test_texts_made_to_be_slow_end(unit: str) -> None:
     document = made(unit * (100_000 // len(unit)))
-    for count in (1, document.count // 2, document.count):
+    for count in (1, len(document.passages) // 2, len(document.passages)):
         assert document.best(count).chars <= document.whole.chars
 
 

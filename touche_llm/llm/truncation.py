@@ -87,7 +87,7 @@ async def fit_document(
     best = None
     # Binary search: all passages together do not fit. Only a number whose tokens were counted is returned, since
     # tokenizers need not be monotonic.
-    fitting, too_many = 0, document.count
+    fitting, too_many = 0, len(document.passages)
     while too_many - fitting > 1:
         passages = (fitting + too_many) // 2
         tokens = await count_tokens(build_request(document.best(passages).text).messages)

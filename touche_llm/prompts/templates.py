@@ -26,9 +26,8 @@ _DEFINITIONS = (nodes.Import, nodes.FromImport, nodes.Macro)
 
 @dataclass(frozen=True, slots=True)
 class _File:
-    """A file of a template: its path within the folder, its whole text, and its tree without the front matter."""
+    """A file of a template: its whole text, and its tree without the front matter."""
 
-    name: str
     path: Path
     text: str
     tree: nodes.Template
@@ -141,7 +140,7 @@ class TemplateFiles:
             raise PromptError(f"{path}: nested too deeply: {error}") from error
         # A plain dictionary, since each rendering copies it and iterating over Jinja's own mapping is far slower.
         template = Template.from_code(environment, code, dict(environment.globals))
-        return _File(name, path, text, tree, template, references)
+        return _File(path, text, tree, template, references)
 
     def _find_bases(self) -> list[_File]:
         """Return the template, the file that it extends, the file that this one extends, and so on."""

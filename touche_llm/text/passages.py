@@ -66,11 +66,6 @@ class RankedPassages:
     complete: bool
     only_boilerplate: bool
 
-    @property
-    def count(self) -> int:
-        """Number of passages."""
-        return len(self.passages)
-
     @cached_property
     def whole(self) -> Excerpt:
         """Excerpt with all content."""
