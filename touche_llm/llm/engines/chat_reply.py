@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import builtins
 from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from typing import Annotated, Any
@@ -44,14 +43,9 @@ class _Alternative(msgspec.Struct, gc=False):
 class _Token(msgspec.Struct, gc=False):
     token: str
     logprob: float
-    bytes: list[Annotated[int, msgspec.Meta(ge=0, le=255)]] | None = None
+    spelled: list[Annotated[int, msgspec.Meta(ge=0, le=255)]] | None = msgspec.field(name="bytes", default=None)
     # Decoded on demand: twenty per token, and few tokens belong to labels.
     top_logprobs: msgspec.Raw = msgspec.Raw(b"[]")
-
-    @property
-    def spelled(self) -> builtins.bytes:
-        """Its bytes, if the server sends them."""
-        return builtins.bytes(self.bytes or ())
 
     @property
     def alternatives(self) -> list[tuple[str, float]]:
@@ -75,6 +69,10 @@ class _Choice(msgspec.Struct, gc=False):
     message: _Message
     finish_reason: str | None = None
     logprobs: _Logprobs | None = None
+
+    @property
+    def tokens(self) -> list[_Token]:
+        return (self.logprobs and self.logprobs.content) or []
 
 
 class _PromptDetails(msgspec.Struct, gc=False):
@@ -111,13 +109,12 @@ class ChatReply(msgspec.Struct, gc=False):
         choice = self.choices[0]
         if choice.finish_reason != "stop" or choice.message.refusal or not (choice.message.content or "").strip():
             return False
-        sent = (choice.logprobs and choice.logprobs.content) or ()
-        return all(bytes(token.top_logprobs) == b"[]" for token in sent)
+        return all(bytes(token.top_logprobs) == b"[]" for token in choice.tokens)
 
     def check(self) -> None:
         """Decode also the alternatives, which are otherwise decoded on demand; raises Malformed."""
         for choice in self.choices:
-            for token in (choice.logprobs and choice.logprobs.content) or ():
+            for token in choice.tokens:
                 decode_json(token.top_logprobs, list[_Alternative])
 
 
@@ -171,9 +168,8 @@ def read_completion(reply: ChatReply, layout: Layout | None = None) -> Completio
     if layout is not None and reply.lacks_logprobs:
         raise MissingLogprobs("server_error", LOGPROBS_MISSING, max_tries=BROKEN_TRIES)
     text = choice.message.content or ""
-    sent = choice.logprobs.content if choice.logprobs and choice.logprobs.content else []
     try:
-        tokens = _align_tokens(sent, text, layout)
+        tokens = _align_tokens(choice.tokens, text, layout)
     except Malformed as error:
         raise Transient("server_error", f"malformed alternatives: {error}", max_tries=BROKEN_TRIES) from error
     return Completion(
@@ -206,7 +202,10 @@ def _align_tokens(sent: Sequence[_Token], text: str, layout: Layout | None) -> l
         return []
     content = text.encode("utf-8", "replace")
     places = [place for place, byte in enumerate(content) if byte not in _WHITE_SPACE]
-    pieces = [(token.spelled or token.token.encode("utf-8", "replace")).translate(None, _WHITE_SPACE) for token in sent]
+    pieces = [
+        (bytes(token.spelled or ()) or token.token.encode("utf-8", "replace")).translate(None, _WHITE_SPACE)
+        for token in sent
+    ]
     start = b"".join(pieces).rfind(content.translate(None, _WHITE_SPACE))
     if start < 0 or not places:
         return []

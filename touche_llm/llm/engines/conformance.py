@@ -164,13 +164,7 @@ async def _check_white_space(examination: _Examination) -> ServerCheck:
 
 def _list_possible_tokens(reply: ChatReply) -> list[str]:
     """Return the texts of the tokens that were possible somewhere in an answer."""
-    logprobs = reply.choices[0].logprobs
-    return [
-        text
-        for token in (logprobs and logprobs.content) or ()
-        for text, logprob in token.alternatives
-        if logprob > _MIN_LOGPROB
-    ]
+    return [text for token in reply.choices[0].tokens for text, logprob in token.alternatives if logprob > _MIN_LOGPROB]
 
 
 async def _check_prefix_cache(examination: _Examination) -> ServerCheck:
