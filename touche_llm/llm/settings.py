@@ -32,11 +32,7 @@ def _check_options(options: dict[str, Any]) -> dict[str, Any]:
     return options
 
 
-def _check_optional_address(url: str | None) -> str | None:
-    return None if url is None else check_address(url, secret="VLLM_API_KEY")
-
-
-OptionalAddress = Annotated[str | None, AfterValidator(_check_optional_address)]
+Address = Annotated[str, AfterValidator(partial(check_address, secret="VLLM_API_KEY"))]
 
 
 class Runner(StrEnum):
@@ -77,9 +73,7 @@ class EngineConfig(Section):
     ] = "server"
     runner: Runner = Runner.VLLM
     base_url: Annotated[
-        str,
-        AfterValidator(partial(check_address, secret="VLLM_API_KEY")),
-        Option("--base-url", "Address of the server", "Model", is_common=True, metavar="URL"),
+        Address, Option("--base-url", "Address of the server", "Model", is_common=True, metavar="URL")
     ] = "http://127.0.0.1:8000"
     model: Annotated[
         str | None,
@@ -140,7 +134,7 @@ class PoolingConfig(Section):
         retry_for: Seconds after which a failing request is no longer retried.
     """
 
-    url: OptionalAddress = None
+    url: Address | None = None
     model: str | None = None
     revision: str = ""
     context: int | None = Field(None, ge=16)

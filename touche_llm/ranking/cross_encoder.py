@@ -18,7 +18,7 @@ from touche_llm.judging.pointwise import Documents, sanitize_document
 from touche_llm.llm.concurrency import map_in_order
 from touche_llm.llm.pooling import PooledText, PoolingClient
 from touche_llm.llm.pooling_texts import TemplateConfig, TextTemplates
-from touche_llm.llm.settings import OptionalAddress
+from touche_llm.llm.settings import Address
 from touche_llm.ranking.order import rank_by_value, scale_scores
 from touche_llm.retrieval.settings import QueryField, to_texts
 from touche_llm.tasks.base import Question
@@ -47,7 +47,7 @@ class CrossEncoderSettings(TemplateConfig):
     presets: ClassVar[Mapping[str, TextTemplates]] = {"plain": TextTemplates(), "qwen3": _QWEN3}
 
     url: Annotated[
-        OptionalAddress, Option("--reranker-url", "Server of the cross-encoder (step cross_encoder)", "Model")
+        Address | None, Option("--reranker-url", "Server of the cross-encoder (step cross_encoder)", "Model")
     ] = None
     model: Annotated[str | None, Option("--reranker-model", "Its served name, if several", "Model", metavar="NAME")] = (
         None

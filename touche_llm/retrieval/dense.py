@@ -21,7 +21,7 @@ from touche_llm.llm.engines.base import EngineInfo
 from touche_llm.llm.pooling import PoolingClient
 from touche_llm.llm.pooling_texts import TemplateConfig, TextTemplates
 from touche_llm.llm.request import hash_content
-from touche_llm.llm.settings import OptionalAddress
+from touche_llm.llm.settings import Address
 from touche_llm.retrieval.base import select_candidates
 from touche_llm.retrieval.vectors import VectorFile, open_writer
 from touche_llm.tasks.base import Task
@@ -50,7 +50,7 @@ class DenseSettings(TemplateConfig):
     }
 
     url: Annotated[
-        OptionalAddress,
+        Address | None,
         Option("--embeddings-url", "Server of the embedding model, for dense and hybrid", "Retrieval", metavar="URL"),
     ] = None
     model: Annotated[
