@@ -54,8 +54,6 @@ async def map_in_order(
                 group.create_task(work())
     except TimeoutError:
         pass  # the limit is set only after an error
-    except BaseExceptionGroup as group_of_errors:
-        raise group_of_errors.exceptions[0] from group_of_errors.exceptions[0].__cause__
     if errors:
         raise errors[0]
     if len(results) < len(listed):
