@@ -152,8 +152,8 @@ def _find_path(text: str, tokens: Sequence[Token], layout: Layout, field: str) -
     span = layout.find_values(text).get(field)
     if span is None or not tokens:
         return (), ""
-    first, end = span
-    path = [token for token in tokens if token.at + len(token.token.encode()) > first and token.at < end]
+    first, _ = span
+    path = [token for token in tokens if overlaps(token.at, token.token, (span,))]
     if not path or path[0].at > first:
         return (), ""
     content = text.encode("utf-8", errors="replace")

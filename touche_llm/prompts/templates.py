@@ -43,11 +43,9 @@ class _File:
     def own_names(self) -> set[str]:
         """All names that the file assigns anywhere; included files see them."""
         names = {node.name for node in self.tree.find_all(nodes.Name) if node.ctx != "load"}
-        for node in self.tree.find_all((nodes.Import, nodes.FromImport)):
-            if isinstance(node, nodes.Import):
-                names.add(node.target)
-            elif isinstance(node, nodes.FromImport):
-                names |= {name if isinstance(name, str) else name[1] for name in node.names}
+        names |= {node.target for node in self.tree.find_all(nodes.Import)}
+        imported = (name for node in self.tree.find_all(nodes.FromImport) for name in node.names)
+        names |= {name if isinstance(name, str) else name[1] for name in imported}
         return names | {macro.name for macro in self.tree.find_all(nodes.Macro)}
 
 

@@ -32,15 +32,7 @@ class ChatServer(HttpClient):
         chat_template_kwargs: Mapping[str, Any],
         restart: Callable[[], Awaitable[str]] | None = None,
     ) -> None:
-        """Initialise the client; nothing is sent yet.
-
-        Args:
-            base_url: Address, with or without `/v1`.
-            concurrency: As in `HttpClient`.
-            request_timeout: As in `HttpClient`.
-            restart: As in `HttpClient`.
-            chat_template_kwargs: Switches of the chat template.
-        """
+        """Initialise the client like an `HttpClient`; nothing is sent yet."""
         super().__init__(base_url, concurrency=concurrency, request_timeout=request_timeout, restart=restart)
         self.chat_template_kwargs = dict(chat_template_kwargs)
         self.delivery = Delivery.STRUCTURED_OUTPUTS

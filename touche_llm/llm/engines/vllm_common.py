@@ -43,14 +43,9 @@ def get_model_name(folder: str | Path) -> str:
     return Path(os.path.abspath(folder)).name
 
 
-def to_chat(messages: Sequence[Message]) -> list[dict[str, str]]:
-    """Return messages in the form of a chat request."""
-    return [{"role": message.role, "content": message.content} for message in messages]
-
-
 def to_prompt(messages: Sequence[Message]) -> dict[str, Any]:
     """Return the fields of a request that hold its messages; a last message of the assistant is continued."""
-    fields: dict[str, Any] = {"messages": to_chat(messages)}
+    fields: dict[str, Any] = {"messages": [{"role": message.role, "content": message.content} for message in messages]}
     if messages and messages[-1].role == "assistant":
         fields |= {"continue_final_message": True, "add_generation_prompt": False}
     return fields
