@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from touche_llm.corpus.store import DocumentStore, TextTable
 from touche_llm.errors import DataError
-from touche_llm.text.analysis import WordStemmer, tokenize
+from touche_llm.text.analysis import make_stemmer, tokenize
 
 # Bytes of the database per block: some 30,000 passages, which take a few seconds and 200 MB to tokenize.
 BLOCK_BYTES = 32 * 2**20
@@ -194,10 +194,10 @@ class _TermNumbers(dict[str, int]):
 
     def __init__(self) -> None:
         super().__init__()
-        self._stems = WordStemmer()
+        self._stem = make_stemmer()
         self.of_term: dict[str, int] = {}
 
     def __missing__(self, word: str) -> int:
-        term = self._stems.stem(word)
+        term = self._stem(word)
         number = self[word] = -1 if term is None else self.of_term.setdefault(term, len(self.of_term))
         return number

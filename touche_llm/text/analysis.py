@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from functools import cache
 
 import Stemmer
@@ -20,7 +21,7 @@ class Analyzer:
     """Analyzer of text into index terms; it caches stems, so use one for a whole corpus."""
 
     def __init__(self) -> None:
-        self._stem = cache(WordStemmer().stem)
+        self._stem = cache(make_stemmer())
 
     def analyze(self, text: str) -> list[str]:
         """Return the index terms of a text, in order, with repetitions."""
@@ -32,13 +33,7 @@ def tokenize(text: str) -> list[str]:
     return _WORD.findall(text.lower())
 
 
-class WordStemmer:
-    """Stemmer without cache that removes stop words."""
-
-    def __init__(self) -> None:
-        # Without the stemmer's own cache, since callers cache what they derive from the term.
-        self._stem = Stemmer.Stemmer("english", 0).stemWord
-
-    def stem(self, word: str) -> str | None:
-        """Return the term of a word from `tokenize`; None for a stop word."""
-        return None if word in STOP_WORDS else self._stem(word)
+def make_stemmer() -> Callable[[str], str | None]:
+    """Return a function from words of `tokenize` to their terms, None for a stop word; callers cache the terms."""
+    stem: Callable[[str], str] = Stemmer.Stemmer("english", 0).stemWord
+    return lambda word: None if word in STOP_WORDS else stem(word)
