@@ -136,12 +136,7 @@ class Request:
 
 
 def request_thought(request: Request, repeat: int) -> Request:
-    """Return the request for the reasoning before an answer: free text that ends at the closing delimiter.
-
-    Args:
-        request: Request for the answer, with `thinking`.
-        repeat: Index of the chain.
-    """
+    """Return the request for the reasoning before an answer: free text that ends at the closing delimiter."""
     thinking = request.thinking
     assert thinking is not None
     return replace(

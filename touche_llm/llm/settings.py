@@ -192,13 +192,9 @@ class ThinkingConfig(Section):
         budgets = {"judge": self.judge, "stance": self.stance, "compare": self.compare}
         return {purpose: budget for purpose, budget in budgets.items() if budget}
 
-    def think_for(self, answer: str) -> Thinking | None:
-        """Return how the model reasons before an answer of this kind; None if it does not.
-
-        Args:
-            answer: Purpose of the prompt: `judge`, `best` and others.
-        """
-        budget = self.budgets.get(_BUDGETS.get(answer, ""), 0)
+    def think_for(self, purpose: str) -> Thinking | None:
+        """Return how the model reasons before the answer to a prompt of this purpose; None if it does not."""
+        budget = self.budgets.get(_BUDGETS.get(purpose, ""), 0)
         opening, closing = self.delimiters
         return Thinking(budget, opening, closing, self.temperature, self.chains) if budget else None
 

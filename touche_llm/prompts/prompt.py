@@ -189,13 +189,7 @@ def check_overlay(folder: Path, task: str, names: Collection[str]) -> None:
 
 
 def load_prompt(task: Task, purpose: Purpose, name: str, folder: Path | None = None) -> Prompt:
-    """Load the prompt `name` of a task, or the template file if `name` is a path (it ends in `.jinja`).
-
-    Args:
-        task: Task of the prompt.
-        purpose: Purpose of the prompt; the front matter must name the same.
-        name: Name of the prompt, or path of a template.
-        folder: Folder of templates that replace the task's own, as `folder/task/name.jinja`.
+    """Load the prompt `name` of a task from `folder` or its own; `name` may be a path that ends in `.jinja`.
 
     Raises:
         PromptError: The template does not exist, or its front matter, syntax, blocks or examples are invalid.

@@ -39,13 +39,7 @@ def load(task: Task, purpose: Purpose, name: str, folder: Path | None = None) ->
 
 
 def list_judging_purposes(task: Task, topics: Iterable[Topic], stance_depth: int) -> list[str]:
-    """Return the purposes of the prompts that judge the candidates of these topics.
-
-    Args:
-        task: Task of the run.
-        topics: Topics of the run.
-        stance_depth: Number of documents per topic for the stance prompt; 0 to leave it out.
-    """
+    """Return the purposes of the prompts that judge the candidates of these topics; without depth, not of stances."""
     needed = ["judge"]
     if task.objects_answer is not None and any(topic.objects is None for topic in topics):
         needed.append("objects")

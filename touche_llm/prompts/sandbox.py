@@ -68,11 +68,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
     context_class = _Context
 
     def __init__(self, finalize: Callable[[Any], str]) -> None:
-        """Create the environment.
-
-        Args:
-            finalize: Applied to the value of each expression, but not to the template's own words from `super()`.
-        """
+        """Apply `finalize` to the value of each expression, but not to the template's own words from `super()`."""
 
         def finalize_values(value: Any) -> str:
             return value if type(value) is _Words else finalize(value)

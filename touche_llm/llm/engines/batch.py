@@ -35,13 +35,7 @@ class BatchEngine:
     """
 
     def __init__(self, replies: Replies, tokenizer: ChatTokenizer | None, *, is_import: bool) -> None:
-        """Initialise the engine.
-
-        Args:
-            replies: Responses by key.
-            tokenizer: Tokenizer of the model, if given.
-            is_import: Whether counting without a tokenizer is left to the next export; otherwise it is an error.
-        """
+        """Initialise the engine; with `is_import`, counting without a tokenizer is left to the next export."""
         self._replies, self._tokenizer, self._is_import = replies, tokenizer, is_import
         self.pending: dict[str, Request] = {}
         self.taken: set[str] = set()

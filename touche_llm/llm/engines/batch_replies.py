@@ -112,11 +112,7 @@ class Replies:
 def read_replies(paths: Sequence[Path], model: str) -> Replies:
     """Read the responses of all files; of several to a request, the first answer counts, or else the first problem.
 
-    An answer with log-probabilities is preferred to one without.
-
-    Args:
-        paths: Files of responses.
-        model: Name of the model that should answer; answers of other models are problems.
+    An answer with log-probabilities is preferred to one without; answers of other models are problems.
 
     Raises:
         DataError: A file cannot be read, or a line is not a response.

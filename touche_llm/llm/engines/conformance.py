@@ -69,13 +69,7 @@ def _build_answer_schema(labels: Sequence[Label]) -> Mapping[str, Any]:
 async def examine(
     server: ChatServer, engine: EngineConfig, sampling: SamplingConfig, labels: Sequence[Label]
 ) -> list[ServerCheck]:
-    """Examine a server with about seventy short requests.
-
-    Args:
-        server: The server.
-        engine: Model, context and tokenizer, as for a run.
-        sampling: Sampling, as for a run.
-        labels: Labels of a stance, as prompts have them written.
+    """Examine a server with about seventy short requests; `labels` are those of a stance, as prompts write them.
 
     Returns:
         The checks; only those of the start-up check if the server does not enforce schemas.

@@ -84,10 +84,7 @@ class PoolingServer(HttpClient):
         self._length: int | None = None
 
     async def connect(self, dimensions: int | None = None) -> EngineInfo:
-        """Get model and context from the server, and verify that its results can be used.
-
-        Args:
-            dimensions: Length of the vectors; None for the model's own.
+        """Get model and context from the server, and verify that its results, of these dimensions, can be used.
 
         Raises:
             EngineError: The server is unreachable, or serves another model or unusable results.

@@ -63,12 +63,6 @@ async def read_serving(server: HttpClient, kind: str, model: ServedModel, finger
 
     Of vLLM, adapter and fingerprint (with its parallelism) are always there, speculative decoding and the type of the
     key-value cache are in its metrics, and quantisation only in `/server_info`, with VLLM_SERVER_DEV_MODE=1.
-
-    Args:
-        server: The server.
-        kind: The program that serves.
-        model: The served model.
-        fingerprint: Fingerprint of a reply.
     """
     root = model.root if model.root != model.id else None
     facts = {"root": root, "base model": model.parent, "fingerprint": fingerprint}
