@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -17,6 +17,7 @@ from touche_llm.errors import UsageError, shorten
 from touche_llm.evaluation.calibration import (
     CalibrationSet,
     CrossValidation,
+    Fold,
     LabelScores,
     cross_validate,
     measure_thresholds,
@@ -30,6 +31,8 @@ from touche_llm.tasks.base import Task
 
 _FOLDS = 5
 _SEED = 0
+# Held-out topics: their name, the prompt of the stances, the scores, and the thresholds that one fold has.
+_Part = tuple[str, str, Fold | CrossValidation, Mapping[str, float]]
 
 
 def calibrate(
@@ -103,33 +106,28 @@ def _warn_of_unused(examples: CalibrationSet) -> None:
 def _show_report(
     output: Format, report: CrossValidation, shared: CrossValidation | None, examples: CalibrationSet, out: Path
 ) -> None:
+    # Each document was labelled with its own fold's thresholds.
+    parts: list[_Part] = [
+        (f"fold {number}", examples.prompt, fold, fold.thresholds) for number, fold in enumerate(report.folds, start=1)
+    ]
+    parts.append(("all folds", examples.prompt, report, {}))
     if output is Format.TABLE:
-        _show_folds(report)
+        _show_folds(parts)
     else:
-        labels = report.thresholds
-        rows = [
-            {"held_out": f"fold {number}", "prompt": examples.prompt}
-            | {"topics": len(fold.topics), "topic_ids": " ".join(fold.topics)}
-            | _row(fold.scores, fold.thresholds, labels)
-            | _without(fold.most_probable)
-            for number, fold in enumerate(report.folds, start=1)
-        ]
-        # Each document was labelled with its own fold's thresholds.
-        rows += [
-            {"held_out": "all folds", "prompt": prompt, "topics": len(of.topics), "topic_ids": " ".join(of.topics)}
-            | _row(of.scores, {}, labels)
-            | _without(of.most_probable)
-            for prompt, of in ((examples.prompt, report), (examples.shared_prompt, shared))
-            if of is not None
-        ]
+        parts += [("all folds", examples.shared_prompt, shared, {})] if shared is not None else []
+        rows = (
+            {"held_out": name, "prompt": prompt, "topics": len(of.topics), "topic_ids": " ".join(of.topics)}
+            | _row(of.scores, thresholds, report.thresholds)
+            | {"macro_f1_without": of.most_probable.macro_f1, "accuracy_without": of.most_probable.accuracy}
+            for name, prompt, of, thresholds in parts
+        )
         print_rows(output, rows)
-    with_thresholds, without = report.scores.macro_f1, report.most_probable.macro_f1
     measure = "macro-F1 (F1 above)" if output is Format.TABLE else "macro_f1"
     say(output, f"held out, the value to quote: {measure} {_format_gain(report)}")
     if shared is not None:
         where = f"{shared.scores.documents:,} documents by the judge prompt (--stance-prompt shared)"
         say(output, f"the same {where}: {_format_gain(shared)}")
-    if with_thresholds <= without:
+    if report.scores.macro_f1 <= report.most_probable.macro_f1:
         say(output, "the thresholds do not help on held-out topics; leave them out")
     fitted = _format_thresholds(report.thresholds)
     say(output, f"thresholds fitted on all {len(report.topics)} topics, for other topics: {fitted}")
@@ -137,41 +135,35 @@ def _show_report(
 
 
 def _format_gain(report: CrossValidation) -> str:
-    with_thresholds, without = report.scores.macro_f1, report.most_probable.macro_f1
-    return f"{with_thresholds:.4f} with thresholds, {without:.4f} with the most probable label"
+    without = report.most_probable.macro_f1
+    return f"{report.scores.macro_f1:.4f} with thresholds, {without:.4f} with the most probable label"
 
 
-def _show_folds(report: CrossValidation) -> None:
+def _show_folds(parts: Sequence[_Part]) -> None:
     columns = [Column("held out", is_text=True), Column("topics", drop=1), Column("documents", drop=2)]
     columns += [Column("thresholds of the others", drop=3, is_text=True)]
     columns += map(Column, ("F1", "accuracy", "F1 without", "accuracy without"))
-    rows: list[tuple[str, ...]] = [
-        (f"fold {number}", str(len(fold.topics)), f"{fold.scores.documents:,}", _format_thresholds(fold.thresholds))
-        + _format_scores(fold.scores)
-        + _format_scores(fold.most_probable)
-        for number, fold in enumerate(report.folds, start=1)
-    ]
-    pooled = ("all folds", str(len(report.topics)), f"{report.scores.documents:,}", "")
-    show_table(columns, [*rows, (), pooled + _format_scores(report.scores) + _format_scores(report.most_probable)])
+    *folds, pooled = (
+        (name, str(len(of.topics)), f"{of.scores.documents:,}", _format_thresholds(thresholds))
+        + (*_format_scores(of.scores), *_format_scores(of.most_probable))
+        for name, _, of, thresholds in parts
+    )
+    show_table(columns, [*folds, (), pooled])
 
 
 def _show_evaluation(
     output: Format, examples: CalibrationSet, thresholds: Mapping[str, float], task: Task, topics: list[str]
 ) -> None:
     ways: tuple[tuple[str, Mapping[str, float]], ...] = (("thresholds", thresholds), ("most probable", {}))
+    measured = [(name, given, measure_thresholds(examples.used, given, task)) for name, given in ways]
     if output is not Format.TABLE:
-        rows = [
-            {"labels": name, "topics": len(topics)}
-            | _row(measure_thresholds(examples.used, given, task), given, task.no_stances)
-            for name, given in ways
-        ]
+        rows = (
+            {"labels": name, "topics": len(topics)} | _row(of, given, task.no_stances) for name, given, of in measured
+        )
         print_rows(output, rows)
         return
     columns = (Column("labels", is_text=True), *map(Column, ("topics", "documents", "macro-F1", "accuracy")))
-    cells = []
-    for name, given in ways:
-        scores = measure_thresholds(examples.used, given, task)
-        cells.append((name, str(len(topics)), f"{scores.documents:,}", *_format_scores(scores)))
+    cells = ((name, str(len(topics)), f"{of.documents:,}", *_format_scores(of)) for name, _, of in measured)
     show_table(columns, cells, title=f"thresholds: {_format_thresholds(thresholds) or 'none'}")
 
 
@@ -179,11 +171,6 @@ def _row(scores: LabelScores, thresholds: Mapping[str, float], labels: Iterable[
     """Return scores as columns, with the threshold of each label, None for a label without one."""
     found = {f"threshold_{label}": thresholds.get(label) for label in labels}
     return {"documents": scores.documents, **found, "macro_f1": scores.macro_f1, "accuracy": scores.accuracy}
-
-
-def _without(scores: LabelScores) -> dict[str, float]:
-    """Return the scores of the most probable labels as additional columns."""
-    return {"macro_f1_without": scores.macro_f1, "accuracy_without": scores.accuracy}
 
 
 def _format_scores(scores: LabelScores) -> tuple[str, str]:
