@@ -38,20 +38,18 @@ def index(given: s.Given, values: s.SetOption = None, output: FormatOption = For
     if corpus is None:
         raise UsageError("index: missing --corpus or --dataset; see touche-llm index --help")
     task = get_task(given.get("task") or (find_dataset_task(dataset) if dataset else DEFAULT_TASK))
-    retriever = given.get("retriever.name", "bm25")
-    is_elastic = any(name.startswith("elasticsearch.") for name in given)
-    if retriever == "elasticsearch":
+    settings, skip = s.validate(RetrieverConfig, given, "retriever"), given.get("skip_bad_lines", False)
+    if settings.name == "elasticsearch":
         if "index" in given or given.get("retriever.method", "lucene") != "lucene":
             raise UsageError("--retriever elasticsearch: stores the index itself and scores as --bm25-method lucene")
         if dataset is not None:
             raise UsageError("--dataset: cannot be loaded into Elasticsearch; give its file as --corpus")
-        _load_elasticsearch(task, given, values or [], output)
+        _load_elasticsearch(task, settings, given, values or [], output)
         return
-    if retriever in ("chatnoir", "okapi"):
-        raise UsageError(f"--retriever {retriever}: needs no index; give bm25, dense, hybrid or elasticsearch")
-    if is_elastic:
+    if settings.name in ("chatnoir", "okapi"):
+        raise UsageError(f"--retriever {settings.name}: needs no index; give bm25, dense, hybrid or elasticsearch")
+    if any(name.startswith("elasticsearch.") for name in given):
         raise UsageError("--elasticsearch, --elasticsearch-index: only with --retriever elasticsearch")
-    settings, skip = s.validate(RetrieverConfig, given, "retriever"), given.get("skip_bad_lines", False)
     dense = _read_dense(settings, task, given, values or [])
     progress = CommandProgress()
     with open_local_corpus(
@@ -98,21 +96,21 @@ def _read_assigned(values: list[str], section: str) -> dict[str, Any]:
     return assigned
 
 
-def _load_elasticsearch(task: Task, given: s.Given, values: list[str], output: Format) -> None:
+def _load_elasticsearch(
+    task: Task, retriever: RetrieverConfig, given: s.Given, values: list[str], output: Format
+) -> None:
     """Load a corpus into Elasticsearch; `values` are those of `--set`, for the section `elasticsearch`."""
     if task.reads_arguments:
         what = "arguments of args.me" if task.sentence_question is None else "pairs of sentences"
         raise UsageError(f"--retriever elasticsearch: {task.name} ranks {what}; use bm25")
-    assigned = _read_assigned(values, "elasticsearch")
-    bm25 = s.validate(RetrieverConfig, given, "retriever").bm25
-    settings = s.validate(ElasticsearchSettings, given | assigned, "elasticsearch")
+    settings = s.validate(ElasticsearchSettings, given | _read_assigned(values, "elasticsearch"), "elasticsearch")
     corpus = given["corpus"]
     load = load_corpus(
         corpus,
         task.read_corpus,
         settings,
-        k1=bm25.k1,
-        b=bm25.b,
+        k1=retriever.k1,
+        b=retriever.b,
         skip_bad_lines=given.get("skip_bad_lines", False),
         warn=CommandProgress().warn,
     )
