@@ -111,7 +111,7 @@ def _show(frame: DataFrame, evaluations: Sequence[Evaluation]) -> None:
         *(Column("p Holm"), Column("+/=/-", drop=1), Column("judged@k", drop=4)),
     )
     baseline = frame["baseline"].iloc[0]
-    for aspect, rows in m.group_by_aspect(frame):
+    for aspect, rows in frame.groupby(frame["measure"].str.partition(" ")[0], sort=False):
         cells = (
             (
                 *(m.strip_aspect(row.measure), row.run, format_value(row.value), format_value(row.baseline_value)),
@@ -119,7 +119,7 @@ def _show(frame: DataFrame, evaluations: Sequence[Evaluation]) -> None:
                 *(format_value(row.p_holm), f"{row.wins}/{row.ties}/{row.losses}"),
                 f"{format_value(row.judged, digits=3)}/{format_value(row.baseline_judged, digits=3)}",
             )
-            for row in rows
+            for row in rows.itertuples()
         )
         title, below = f"{aspect}, change from the baseline {baseline}", describe_coverage(evaluations, aspect)
         show_table(columns, m.blank_repeats(cells), title=title, below=below)

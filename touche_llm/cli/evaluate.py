@@ -181,7 +181,7 @@ def _show_summary(frame: DataFrame, evaluations: Sequence[Evaluation]) -> None:
         Column("run", is_text=True),
         *(Column("value"), Column("95 % interval"), Column("n", drop=1), Column("judged@k")),
     )
-    for aspect, rows in m.group_by_aspect(frame):
+    for aspect, rows in frame.groupby(frame["measure"].str.partition(" ")[0], sort=False):
         cells = (
             (
                 m.strip_aspect(row.measure),
@@ -191,7 +191,7 @@ def _show_summary(frame: DataFrame, evaluations: Sequence[Evaluation]) -> None:
                 f"{row.n:,}",
                 format_value(row.judged, digits=3),
             )
-            for row in rows
+            for row in rows.itertuples()
         )
         show_table(columns, m.blank_repeats(cells), title=aspect, below=describe_coverage(evaluations, aspect))
         print()

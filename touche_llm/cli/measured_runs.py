@@ -303,14 +303,6 @@ def print_notes(qrels: Qrels, evaluations: Sequence[Evaluation], runs: Iterable[
         CommandProgress().warn(note)
 
 
-def group_by_aspect(rows: DataFrame) -> list[tuple[str, list[Any]]]:
-    """Return the rows of a frame by the first word of their measure, as named tuples."""
-    aspects: dict[str, list[Any]] = {}
-    for row in rows.itertuples(index=False):
-        aspects.setdefault(row.measure.split(" ", 1)[0], []).append(row)
-    return list(aspects.items())
-
-
 def strip_aspect(measure: str) -> str:
     """Return a measure's name without its aspect."""
     return measure.split(" ", 1)[1]
