@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sqlite3
 import sys
-from functools import cache
 from importlib import import_module
 from pathlib import Path
 from typing import Annotated, Any, cast
@@ -48,22 +47,6 @@ COMMANDS = {
 }
 
 
-@cache
-def _load(name: str) -> TyperCommand | TyperGroup:
-    """Load a command on first use, so that none waits for the libraries of the others."""
-    found = import_module(f"{__name__}.{COMMANDS[name]}")
-    if hasattr(found, "app"):
-        found.app.info.cls, found.app.rich_markup_mode = Group, None
-        for command in found.app.registered_commands:
-            command.cls = Command
-        group = typer.main.get_group(found.app)
-        group.name = name
-        return group
-    alone = typer.Typer(add_completion=False, rich_markup_mode=None)
-    alone.command(name, cls=Command)(getattr(found, name))
-    return cast(TyperCommand, typer.main.get_command(alone))
-
-
 class _Program(Group):
     """The program with its commands."""
 
@@ -73,8 +56,20 @@ class _Program(Group):
         self.commands = cast(dict[str, Any], dict.fromkeys(COMMANDS))
 
     def get_command(self, ctx: Any, cmd_name: str) -> TyperCommand | TyperGroup | None:
-        """Return a command by its name; None if there is none."""
-        return _load(cmd_name) if cmd_name in COMMANDS else None
+        """Return a command, whose module is loaded only now, as libraries are slow to load; None if there is none."""
+        if cmd_name not in COMMANDS:
+            return None
+        found = import_module(f"{__name__}.{COMMANDS[cmd_name]}")
+        if hasattr(found, "app"):
+            found.app.info.cls, found.app.rich_markup_mode = Group, None
+            for command in found.app.registered_commands:
+                command.cls = Command
+            group = typer.main.get_group(found.app)
+            group.name = cmd_name
+            return group
+        alone = typer.Typer(add_completion=False, rich_markup_mode=None)
+        alone.command(cmd_name, cls=Command)(getattr(found, cmd_name))
+        return cast(TyperCommand, typer.main.get_command(alone))
 
 
 app = typer.Typer(
