@@ -17,7 +17,6 @@ from touche_llm.tasks.downloads import FileCheck, check_file
 from touche_llm.tasks.published import read_published
 
 _COLUMNS = ("task", "role", "name", "bytes", "records", "licence", "md5", "url")
-_CHECK_COLUMNS = ("file", "kind", "tasks", "roles", "published", "bytes", "records", "expected", "first", "problem")
 
 
 def data(
@@ -50,7 +49,7 @@ def data(
         for check in checks:
             show_lines(_describe(check), indent=2, keeps_indented=False)
     else:
-        print_rows(output, map(_row, checks), _CHECK_COLUMNS)
+        print_rows(output, map(_row, checks))
     if any(check.problem for check in checks):
         raise typer.Exit(1)
 

@@ -73,13 +73,7 @@ def find_qrels_files(
 ) -> Mapping[str, Path]:
     """Return the qrels files that were given, else those of the runs' last evaluation; empty if there are none.
 
-    Qrels of the last evaluation are named on standard error.
-
-    Args:
-        task: Task of the runs.
-        runs: Run files and folders of runs.
-        given: Files by aspect.
-        dataset: Id of a dataset whose judgments are used; None if none was given.
+    Qrels of the last evaluation are named on standard error. A dataset has its own qrels.
 
     Raises:
         UsageError: Files and a dataset are given, or the dataset has no judgments of the task.
@@ -169,11 +163,7 @@ class Given(NamedTuple):
 def given_runs(paths: Sequence[Path], qrels: Qrels, task: Task, first_stage: Path | None = None) -> list[Given]:
     """Read runs in their order; the first stage of a run comes before it, if it is known and can be measured.
 
-    Args:
-        paths: Run files, and folders of runs.
-        qrels: Judgments that they will be measured with.
-        task: Task of the runs.
-        first_stage: File of a first stage that comes before all of them.
+    A first stage that was given comes before all runs.
 
     Raises:
         UsageError: A run is given twice.

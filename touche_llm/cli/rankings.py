@@ -30,15 +30,7 @@ def read_run_topics(folder: Path, config: Config) -> dict[str, Topic]:
 def list_rows(
     folder: Path, config: Config, task: Task, topics: Mapping[str, Topic], top: int | None, only: Sequence[str] = ()
 ) -> list[dict[str, Any]]:
-    """Return a row for each ranked document.
-
-    Args:
-        folder: Folder of the run.
-        config: Its configuration.
-        task: Its task.
-        topics: Topics by id, with the objects that the model found; empty if they cannot be read.
-        top: Number of documents of each topic; None for all.
-        only: Ids of the topics; all if empty.
+    """Return a row for each of the `top` documents of a topic, of the topics `only` if it is not empty.
 
     Raises:
         DataError: The results cannot be read.

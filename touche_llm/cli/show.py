@@ -307,13 +307,7 @@ def _show_runs(rows: Sequence[Mapping[str, Any]], measures: Mapping[str, str]) -
 
 
 def show_summary(output: Format, folder: Path, seconds: float) -> None:
-    """Print the summary of a run that ended: time, costs and the first documents of two topics.
-
-    Args:
-        output: Format of the command; beside rows for programs, the summary goes to standard error.
-        folder: Folder of the run.
-        seconds: Time that the command took.
-    """
+    """Print the summary of a run that ended: time, costs and the first documents of two topics, see `say`."""
     overview = read_overview(folder)
     if overview.config is None or overview.state != COMPLETE:
         return

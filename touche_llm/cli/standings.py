@@ -25,11 +25,6 @@ _GAP = ("\N{HORIZONTAL ELLIPSIS}", "", "", "", "", "")
 def standings(task: Task, summary: DataFrame, evaluations: Sequence[Evaluation]) -> tuple[DataFrame, list[str]]:
     """Return the place of each run that has a value over all judged topics, by each measure with a published table.
 
-    Args:
-        task: Task of the runs.
-        summary: Estimates of the runs, see `evaluation.evaluate`.
-        evaluations: Evaluations of the runs.
-
     Returns:
         The rows of `summary` that can be compared with a table, with the additional columns `place` (from 1; the better
         place of a tie), `best_place` and `worst_place` (the bounds if the unjudged documents among the first 5 were

@@ -30,12 +30,7 @@ class Thought(NamedTuple):
 def read_thoughts(
     config: Config, topic: str, judged: Sequence[Judgment | StanceReading]
 ) -> Mapping[str, Sequence[Thought]]:
-    """Return the thoughts about the documents of a topic, by document id.
-
-    Args:
-        config: Configuration of the run, which names its cache.
-        topic: Id of the topic.
-        judged: Judgments and stances of its documents.
+    """Return the thoughts behind the judgments and stances of a topic, by document id.
 
     Raises:
         UsageError: The model did not reason.
