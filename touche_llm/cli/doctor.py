@@ -70,7 +70,7 @@ def _list_stances() -> list[Label]:
 
 
 def _show(checks: list[ServerCheck]) -> None:
-    columns = [Column("check", is_text=True), Column("ok", is_text=True), Column("found", is_text=True, cut=16)]
+    columns = [Column("check", is_text=True), Column("ok", is_text=True), Column("found", cut=16)]
     show_table(columns, [(check.name, _MARKS[check.is_ok], check.value) for check in checks], width=80)
     for check in checks:
         if not check.is_ok:

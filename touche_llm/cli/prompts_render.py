@@ -159,7 +159,7 @@ def _show(
     if not marked:
         print_messages((of[0].role, "".join(part.text for part in of)) for of in messages.values())
         return
-    console = Console(highlight=False, soft_wrap=True)
+    console = Console(soft_wrap=True)
     coloured = console.color_system is not None and not console.no_color
     before: Shared | None = None
     for of in messages.values():
