@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -114,7 +114,8 @@ class DenseCorpus(LocalCorpus):
             if isinstance(client.engine, DryPoolingEngine):
                 for rows in split_rows(missing, client.batch):
                     await index.embed(client, rows)
-                    _repeat(done, rows)
+                    for _ in rows:
+                        done()
             else:
                 await index.embed_missing(client, done)
         return index
@@ -125,8 +126,3 @@ class DenseCorpus(LocalCorpus):
         ids = self.store.get_ids(rows.tolist())
         done()
         return [Candidate(topic.id, document_id, rank, -float(rank)) for rank, document_id in enumerate(ids, start=1)]
-
-
-def _repeat(done: Callable[[], None], items: Iterable[object]) -> None:
-    for _ in items:
-        done()
