@@ -30,7 +30,6 @@ MUTABLE = {
     "TokenCountingClient",
     "Usage",
     "_FileContent",
-    "_Judge",
     "_Prepared",
     "_RecordingClient",
     "_Seen",

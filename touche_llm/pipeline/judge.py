@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from touche_llm.corpus.store import Parts
@@ -25,7 +25,6 @@ from touche_llm.pipeline.settings import PURPOSES
 from touche_llm.pipeline.stances import judge_stances
 from touche_llm.prompts.prompt import Prompt
 from touche_llm.ranking.order import rank_by_first_stage, rank_by_judgment
-from touche_llm.tasks.base import Task
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -96,23 +95,13 @@ class Judgments:
         return make_frame(rows, columns)
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class _Judge:
-    """Judging of candidates, whose results are collected part by part."""
+    """Judge of candidates; each method returns the judgments so far with its results."""
 
-    candidates: Candidates
     prompts: Mapping[str, Prompt]
     builder: RequestBuilder
     progress: Progress
-    judgments: list[Judgment] = field(default_factory=list)
-    stances: list[StanceReading] = field(default_factory=list)
-    objects: list[Objects] = field(default_factory=list)
-    failures: list[Failure] = field(default_factory=list)
-    pairs: JudgedPairs | None = None
-
-    @property
-    def task(self) -> Task:
-        return self.candidates.task
 
     @contextmanager
     def stage(self, title: str, total: int) -> Iterator[Callable[[], None]]:
@@ -121,31 +110,26 @@ class _Judge:
             yield done
         self.builder.model.raise_on_misses()
 
-    async def find_objects(self) -> list[Topic]:
-        """Let the model find the objects of topics that name none; return the topics that have objects."""
-        topics = self.candidates.topics
-        unnamed = {topic.id for topic in topics if topic.objects is None}
-        if self.task.objects_answer is None or not unnamed:
-            return topics
+    async def find_objects(self, candidates: Candidates) -> Judgments:
+        """Let the model find the objects of topics that name none."""
+        task, unnamed = candidates.task, {topic.id for topic in candidates.topics if topic.objects is None}
+        if task.objects_answer is None or not unnamed:
+            return Judgments(candidates, ())
         prompt = self.prompts["objects"]
         with self.stage("finding objects", len(unnamed)) as done:
-            topics, failures = await find_objects(topics, self.task, prompt, self.builder, done)
-        self.failures += failures
-        self.candidates = replace(self.candidates, topics=topics)
-        self.objects += [
+            topics, failures = await find_objects(candidates.topics, task, prompt, self.builder, done)
+        objects = [
             Objects(topic_id=topic.id, objects=topic.objects, prompt=prompt.label)
             for topic in topics
             if topic.id in unnamed and topic.objects
         ]
-        return [topic for topic in topics if topic.objects is not None]
+        return Judgments(replace(candidates, topics=topics), (), objects=objects, failures=failures)
 
-    async def judge_documents(self, topics: list[Topic], stance: StanceSettings | None) -> None:
+    async def judge_documents(self, found: Judgments, topics: list[Topic], stance: StanceSettings | None) -> Judgments:
         """Judge documents, and the stance of the best ones if there is a prompt for it."""
-        chosen = replace(
-            self.candidates,
-            topics=topics,
-            rankings={id_: ranking[: self.candidates.depth] for id_, ranking in self.candidates.rankings.items()},
-        )
+        task, depth = found.candidates.task, found.candidates.depth
+        rankings = {topic_id: ranking[:depth] for topic_id, ranking in found.candidates.rankings.items()}
+        chosen = replace(found.candidates, topics=topics, rankings=rankings)
         documents = chosen.documents
         work = [
             (topic, candidate.document_id)
@@ -153,34 +137,37 @@ class _Judge:
             for candidate in ranking
         ]
         with self.stage("judging", len(work)) as done:
-            self.judgments, failures = await judge_documents(
-                work, documents, self.task.question, self.prompts["judge"], self.builder, done
+            judgments, failures = await judge_documents(
+                work, documents, task.question, self.prompts["judge"], self.builder, done
             )
-        self.failures += failures
+        found = replace(found, judgments=judgments, failures=[*found.failures, *failures])
         if stance is None or not stance.prompt_depth or "stance" not in self.prompts:
-            return
-        self.stances, failures = await judge_stances(
-            _choose_best(chosen, self.judgments, stance.depth),
+            return found
+        stances, failures = await judge_stances(
+            _choose_best(chosen, judgments, stance.depth),
             documents,
-            self.task,
+            task,
             self.prompts["stance"],
             stance.prompt == "both_orders",
             self.builder,
             self.stage,
         )
-        self.failures += failures
+        return replace(found, stances=stances, failures=[*found.failures, *failures])
 
-    async def judge_pairs(self, topics: list[Topic], settings: PairSettings, parts: Parts) -> None:
+    async def judge_pairs(
+        self, found: Judgments, topics: list[Topic], settings: PairSettings, parts: Parts
+    ) -> Judgments:
         """Judge sentences and the pairs made of them."""
-        pair_judge = PairJudge(self.candidates, settings, parts, self.prompts, self.builder, self.stage)
-        judged = self.pairs = await pair_judge.judge(topics)
-        self.failures += judged.failures
-        self.judgments = judged.judgments
-        self.candidates = replace(
-            self.candidates, rankings=normalise_rankings(judged.candidates), source="pairs", are_pairs=True
-        )
+        candidates = found.candidates
+        pair_judge = PairJudge(candidates, settings, parts, self.prompts, self.builder, self.stage)
+        judged = await pair_judge.judge(topics)
         for topic_id, count in judged.too_few.items():
-            self.progress.warn(f"topic {topic_id}: {count} pairs, fewer than the {self.task.min_per_topic} wanted")
+            wanted = candidates.task.min_per_topic
+            self.progress.warn(f"topic {topic_id}: {count} pairs, fewer than the {wanted} wanted")
+        rankings = normalise_rankings(judged.candidates)
+        candidates = replace(candidates, rankings=rankings, source="pairs", are_pairs=True)
+        failures = [*found.failures, *judged.failures]
+        return replace(found, candidates=candidates, judgments=judged.judgments, pairs=judged, failures=failures)
 
 
 async def judge(
@@ -208,15 +195,14 @@ async def judge(
         ReplayMiss: The cache of a replay lacks an answer.
     """
     await candidates.check()
-    work = _Judge(candidates, prompts, builder, progress)
-    topics = await work.find_objects()
-    if candidates.task.sentence_question is None:
-        await work.judge_documents(topics, stance)
-    else:
-        if not isinstance(candidates.corpus, LocalCorpus):
-            raise UsageError(f"{candidates.source}: pairs are made of the sentences of a corpus on disk")
-        await work.judge_pairs(topics, pairs or PairSettings(), candidates.corpus.store.parts)
-    return Judgments(work.candidates, work.judgments, work.stances, work.objects, work.pairs, work.failures)
+    work, task = _Judge(prompts, builder, progress), candidates.task
+    found = await work.find_objects(candidates)
+    topics = [topic for topic in found.candidates.topics if task.objects_answer is None or topic.objects is not None]
+    if task.sentence_question is None:
+        return await work.judge_documents(found, topics, stance)
+    if not isinstance(candidates.corpus, LocalCorpus):
+        raise UsageError(f"{candidates.source}: pairs are made of the sentences of a corpus on disk")
+    return await work.judge_pairs(found, topics, pairs or PairSettings(), candidates.corpus.store.parts)
 
 
 async def judge_candidates(context: RunContext, candidates: Candidates) -> Judgments:
