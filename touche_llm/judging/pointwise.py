@@ -84,8 +84,7 @@ async def find_objects(
         The topics with their objects, without objects after a failure, and the failures; both in the given order.
     """
     build = task.objects_answer
-    if build is None:
-        return topics, []
+    assert build is not None
 
     async def find(topic: Topic) -> tuple[Topic, Failure | None]:
         if topic.objects is not None:
