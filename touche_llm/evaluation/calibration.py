@@ -64,7 +64,6 @@ class LabelScores:
     """Quality of chosen labels.
 
     Attributes:
-        documents: Number of documents.
         macro_f1: Macro-F1, see `stance_measures.macro_f1`.
         accuracy: Share of documents with the true label.
     """
@@ -93,7 +92,6 @@ class CrossValidation:
         scores: Scores of all documents together, each labelled with the thresholds of the fold that held it out; quote
             these. They are not the mean over the folds.
         most_probable: Scores of all documents together with their most probable labels.
-        topics: All topics.
         thresholds: Thresholds fitted on all topics, for use on other topics.
     """
 

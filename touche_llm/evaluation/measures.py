@@ -31,9 +31,6 @@ class Evaluation:
     """The measured values of a run.
 
     Attributes:
-        name: Name of the run.
-        run: The run.
-        qrels: Judgments that it was measured with.
         estimates: Estimates by measure: for each graded aspect those of `estimate_grades`, prefixed by the aspect, as
             in `relevance nDCG@5`, and those of `estimate_stances`.
         labels: Estimates of `estimate_labels`.
@@ -94,16 +91,11 @@ def name_judged(measure: str) -> str:
 
 
 def estimate_judged(run: ParsedRun, qrels: Qrels, measure: str, topics: Collection[str]) -> Estimate:
-    """Estimate judged@k: the share of judged documents among those that a measure looks at.
+    """Estimate judged@k over judged topics: the share of judged documents among those that a measure looks at.
 
-    The k is the measure's cutoff. The missing places of a shorter ranking are unjudged, as they are no hits for P@5
-    (Judged@5 of ir-measures divides by the number of documents). Without a cutoff the whole ranking counts.
-
-    Args:
-        run: Run that is measured.
-        qrels: Judgments that it is measured with.
-        measure: Name of the measure, as in `relevance nDCG@5`.
-        topics: Judged topics to count.
+    The k is the measure's cutoff, as in `relevance nDCG@5`. The missing places of a shorter ranking are unjudged, as
+    they are no hits for P@5 (Judged@5 of ir-measures divides by the number of documents). Without a cutoff the whole
+    ranking counts.
     """
     aspect, cutoff = aspect_of(measure), measure.partition("@")[2]
     judged = qrels.stances if aspect == STANCE else qrels.grades[aspect]
@@ -124,13 +116,9 @@ def list_headline(qrels: Qrels) -> list[str]:
 
 
 def evaluate_run(name: str, run: ParsedRun, qrels: Qrels, depth: int | None = None) -> Evaluation:
-    """Measure a run with all judgments.
+    """Measure a run, which is in the order of its rank column, with all judgments.
 
-    Args:
-        name: Name of the run.
-        run: Run in the order of its rank column, which was checked against the scores.
-        qrels: Judgments.
-        depth: Cutoff of the recall; the length of the run's longest ranking if None.
+    The depth is the cutoff of the recall; the length of the run's longest ranking if None.
 
     Raises:
         DataError: None of the run's topics is judged, or it has a stance that the task does not have.

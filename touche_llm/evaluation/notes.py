@@ -55,13 +55,7 @@ def describe_grades(
 ) -> list[Note]:
     """Describe topics that count in an unexpected way, and what unjudged documents could change.
 
-    Args:
-        run: Run that was measured.
-        qrels: Judgments of all aspects.
-        aspect: Aspect of the measures.
-        condensed: Topics that the organisers' script includes.
-        cutoff: Cutoff of the measures.
-        bounds: Bounds of nDCG, as `significance.compute_bounds` returns them.
+    The organisers' script includes the topics `condensed`; the bounds are those of `significance.compute_bounds`.
     """
     grades = qrels.grades[aspect]
     highest = {topic: max(judged.values()) for topic, judged in grades.items()}
@@ -138,14 +132,7 @@ def describe_limits(names: Iterable[str]) -> list[str]:
 
 
 def describe_fitted(name: str, run: ParsedRun, fitted_on: Collection[str], qrels: Qrels) -> list[str]:
-    """Return a note on a run that is measured on topics that its stance thresholds were fitted on, else nothing.
-
-    Args:
-        name: Name of the run in the note.
-        run: The run.
-        fitted_on: Ids of the topics that its thresholds were fitted on.
-        qrels: The judgments that it is measured with.
-    """
+    """Return a note on a run that is measured on topics that its stance thresholds were fitted on, else nothing."""
     both = [topic for topic in qrels.stances if topic in fitted_on and topic in run.rankings]
     if not both:
         return []

@@ -94,12 +94,7 @@ def estimate_labels(run: ParsedRun, qrels: Qrels) -> dict[str, Estimate]:
 
 
 def count_confusion(run: ParsedRun, qrels: Qrels) -> DataFrame:
-    """Count the documents by true label (rows, `true`) and the run's label (columns, `chosen`).
-
-    Args:
-        run: Run, as for `estimate_stances`.
-        qrels: Judgments with stances.
-    """
+    """Count the documents by true label (rows, `true`) and the run's label (columns, `chosen`)."""
     # Imported in the functions, since the command line imports this module at every start, and pandas is slow.
     import pandas as pd
 

@@ -32,8 +32,6 @@ class FileCheck:
     """A checked file.
 
     Attributes:
-        path: The file.
-        bytes: Its size.
         kind: What it holds.
         tasks: Tasks that it can belong to.
         roles: What it can be: a corpus, topics, or the judgments of one of these aspects.

@@ -21,8 +21,6 @@ class PublishedFile(Strict):
     """A published file.
 
     Attributes:
-        name: Its name as published.
-        tasks: Tasks that use it.
         role: What it holds: a corpus, topics, or the qrels of an aspect.
         url: Where it is.
         bytes: Its size; None if its source states none.
@@ -51,8 +49,6 @@ class RestrictedCorpus(Strict):
     """A corpus that is given out under an agreement.
 
     Attributes:
-        name: Its name.
-        tasks: Tasks that use it.
         url: Page that says how to get it.
         prefix: Beginning of the ids of its documents, in small letters.
     """
