@@ -84,7 +84,8 @@ def import_libraries(tree: Path) -> None:
     command = [sys.executable, "-c", imported]
     listed = subprocess.run(command, cwd=tree, env=environment, capture_output=True, text=True).stdout
     for name in listed.splitlines():
-        if re.fullmatch(r"(?!touche_llm|tests|benchmarks|__main__)[\w.]+", name):
+        # The home of ir_datasets is read when it is imported, and is each test's own.
+        if re.fullmatch(r"(?!touche_llm|tests|benchmarks|ir_datasets|__main__)[\w.]+", name):
             with suppress(Exception):  # Forks import what cannot be imported alone.
                 __import__(name)
     gc.collect()
