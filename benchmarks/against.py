@@ -1,10 +1,14 @@
-"""Compare this checkout with another revision: the same results, and the time of the benchmarks, by turns.
+"""Compare the checked-out commit with another revision: the same results, and the time of the benchmarks, by turns.
 
-    python -m benchmarks.against dbfba99 [--rounds 5]
+    python -m benchmarks.against dbfba99 [--rounds 5] [--inputs]
+    python -m benchmarks.against dbfba99 --inputs --replace prompts/comparative/task.yaml \
+        "quality: 0.5, first_stage: 0.2" "quality: 0.5, first_stage: 0.05"
 
-Results: `demo` gives the same bytes of every `run.txt` from the same answer keys, `evaluate` the same values. Times:
-each benchmark runs in both checkouts, one after the other, in as many rounds; a ratio above 1 means that this one is
-slower.
+Results: `demo` gives the same bytes of every `run.txt` from the same answer keys, the recorded runs of the other
+revision replay, `evaluate` gives the same values, whatever it gives besides. Prompts, answers and defaults changed on
+purpose: with `--inputs` this commit takes the prompts and answers of the other, with `--replace` its defaults.
+Times: each benchmark runs in both checkouts, one after the other, in as many rounds; a ratio above 1 means that this
+commit is slower.
 """
 
 from __future__ import annotations
@@ -12,6 +16,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shutil
 import statistics
 import subprocess
 import sys
@@ -53,13 +58,36 @@ def demo_results(tree: Path, folder: Path) -> dict[str, Any]:
     return results
 
 
+def take_inputs(tree: Path, other: Path, replacements: Sequence[tuple[str, str, str]]) -> None:
+    """Give a checkout the prompts and recorded answers of another one, and replace defaults in its files."""
+    for file in [*other.glob("prompts/*/*.jinja"), *other.glob("touche_llm/samples/*/cassette.jsonl")]:
+        shutil.copy(file, tree / file.relative_to(other))
+    for name, old, new in replacements:
+        text = (tree / name).read_text()
+        if old not in text:
+            sys.exit(f"{name}: does not contain {old!r}")
+        (tree / name).write_text(text.replace(old, new))
+
+
+def replay_results(tree: Path, recorded: Path) -> dict[str, Any]:
+    """Return what `regress check` says of each recorded run."""
+    command = [sys.executable, "-m", "touche_llm", "regress", "check", "--dir", str(recorded)]
+    environment = {**os.environ, "PYTHONPATH": str(tree)}
+    lines = subprocess.run(command, cwd=tree, env=environment, capture_output=True, text=True).stdout.splitlines()
+    return {f"regress check, {line.split(': ')[0]}": line for line in lines if line and not line.startswith(" ")}
+
+
 def evaluate_results(tree: Path) -> dict[str, Any]:
-    """Return the values of `evaluate` for the run and qrels of the shared data, if they are there."""
+    """Return the values of `evaluate` for the run and qrels of the shared data, if they are there, by measure."""
     if not DATA.is_dir():
         return {}
     qrels = ["--relevance", str(DATA / "qrels-relevance.txt"), "--quality", str(DATA / "qrels-quality.txt")]
     command = ["touche_llm", "evaluate", str(DATA / "candidates.run.txt"), "--task", "comparative", *qrels]
-    return {"evaluate": json.loads(run_module(tree, [*command, "--format", "json"], tree))}
+    rows = json.loads(run_module(tree, [*command, "--format", "json"], tree))
+    # Renamed since.
+    names = [row.pop("measure").replace("official_ndcg", "touche_nDCG") for row in rows]
+    fields = ("value", "low", "high", "n", "topics", "missing", "judged_topics")
+    return {f"evaluate: {name}": [row[field] for field in fields] for name, row in zip(names, rows, strict=True)}
 
 
 def time_benchmark(tree: Path, name: str) -> float:
@@ -86,19 +114,25 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("revision", help="commit, branch or tag to compare with")
     parser.add_argument("--rounds", type=int, default=5, help="0 leaves the times out (default: 5)")
+    parser.add_argument("--inputs", action="store_true", help="take the revision's prompts and recorded answers")
+    parser.add_argument("--replace", nargs=3, action="append", default=[], metavar=("FILE", "OLD", "NEW"))
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        other = folder / "other" / ROOT.name
-        # A sibling named `shared` is where the benchmarks look for real data.
-        if (ROOT.parent / "shared").exists():
-            other.parent.mkdir()
-            (other.parent / "shared").symlink_to(ROOT.parent / "shared")
-        subprocess.run(["git", "worktree", "add", "--detach", "-q", other, options.revision], cwd=ROOT, check=True)
+        other, mine = folder / "other" / ROOT.name, folder / "mine" / ROOT.name
+        for tree, revision in ((other, options.revision), (mine, "HEAD")):
+            # A sibling named `shared` is where the benchmarks look for real data.
+            tree.parent.mkdir()
+            if (ROOT.parent / "shared").exists():
+                (tree.parent / "shared").symlink_to(ROOT.parent / "shared")
+            subprocess.run(["git", "worktree", "add", "--detach", "-q", tree, revision], cwd=ROOT, check=True)
         try:
+            if options.inputs:
+                take_inputs(mine, other, options.replace)
+            recorded = shutil.copytree(other / "tests" / "regress", folder / "recorded")
             old, new = (
-                demo_results(tree, folder / place) | evaluate_results(tree)
-                for tree, place in ((other, "demo-old"), (ROOT, "demo-new"))
+                demo_results(tree, folder / f"demo-{number}") | replay_results(tree, recorded) | evaluate_results(tree)
+                for number, tree in enumerate((other, mine))
             )
             differing = sorted(key for key in old | new if old.get(key) != new.get(key))
             for key in sorted(old | new):
@@ -106,15 +140,16 @@ def main() -> None:
             seconds: dict[str, list[tuple[float, float]]] = {each: [] for each in BENCHMARKS}
             for round_number in range(options.rounds):
                 for each, rounds in seconds.items():
-                    trees = (other, ROOT) if round_number % 2 else (ROOT, other)
+                    trees = (other, mine) if round_number % 2 else (mine, other)
                     taken = {tree: time_benchmark(tree, each) for tree in trees}
-                    rounds.append((taken[other], taken[ROOT]))
+                    rounds.append((taken[other], taken[mine]))
             if options.rounds:
-                print(f"\nprocessor seconds, medians of {options.rounds} rounds: {options.revision}, this checkout")
+                print(f"\nprocessor seconds, medians of {options.rounds} rounds: {options.revision}, this commit")
                 for each, rounds in seconds.items():
                     print(describe_ratios(each, rounds))
         finally:
-            subprocess.run(["git", "worktree", "remove", "--force", other], cwd=ROOT, check=True)
+            for tree in (other, mine):
+                subprocess.run(["git", "worktree", "remove", "--force", tree], cwd=ROOT, check=True)
     sys.exit(1 if differing else 0)
 
 
