@@ -90,7 +90,7 @@ async def test_shards_hold_the_requests_in_order_and_replace_former_files(waitin
     # No file is empty: a job of the queue would load the model for nothing.
     assert len(write_requests(found, out, path, 9)) == 4
     assert len(list(out.glob("requests*.jsonl"))) == 4
-    assert write_requests(Export(found.batch, [], 0), out, path, 2) == []
+    assert write_requests(Export(found.batch, [], 0, 0), out, path, 2) == []
     assert not list(out.glob("requests*.jsonl"))
     assert [other.read_text() for other in others] == ["mine"] * 2
 
@@ -104,7 +104,7 @@ async def test_every_request_is_in_one_shard_and_shards_differ_by_one_request(
     config, out, requests = waiting
     found = await pending_requests("judge", config, out, None, Silent())
     many = [replace_origin(requests[n % len(requests)], n) for n in range(count)]
-    files = write_requests(Export(found.batch, many, 0), out, out / "many.jsonl", shards)
+    files = write_requests(Export(found.batch, many, 0, 0), out, out / "many.jsonl", shards)
     held = [[line["custom_id"] for line in b.read(file)] for file, _ in files]
     assert [key for of_file in held for key in of_file] == [request.key for request in many]
     assert [len(of_file) for of_file in held] == [size for _, size in files]
@@ -137,7 +137,7 @@ async def test_requests_of_another_export_are_replaced_only_with_overwrite(waiti
         with pytest.raises(UsageError, match="`overwrite: true`"):
             write_requests(found, out, other, 1)
         with pytest.raises(UsageError, match="`overwrite: true`"):
-            write_requests(Export(found.batch, [], 0), out, other, 1)
+            write_requests(Export(found.batch, [], 0, 0), out, other, 1)
         assert (out / name).read_bytes() == theirs
         assert write_requests(found, out, other, 1, overwrite=True) == [(other, len(requests))]
         assert sorted(out.glob("other*")) == [other]
@@ -150,7 +150,7 @@ async def test_a_killed_export_leaves_no_file_that_the_next_one_refuses(
     config, out, _ = waiting
     found = await pending_requests("judge", config, out, None, Silent())
     path = out / "requests.jsonl"
-    fewer = Export(found.batch, found.requests[:2], 0)
+    fewer = Export(found.batch, found.requests[:2], 0, 0)
     assert write_requests(fewer, out, path, 1) == [(path, 2)]
     with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
         patched.setattr(os, "replace", killed_after(1, os.replace))

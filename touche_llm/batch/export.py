@@ -60,7 +60,7 @@ class Export:
     batch: Batch
     requests: list[Request]
     failed: int
-    cached: int = 0
+    cached: int
 
 
 async def pending_requests(
