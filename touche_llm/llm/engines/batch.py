@@ -9,8 +9,8 @@ from typing import Any, TypeVar
 from touche_llm.errors import UsageError
 from touche_llm.llm.answers import FailedRequest
 from touche_llm.llm.engines.base import Completion, CountingEngine, Rejected
-from touche_llm.llm.engines.batch_replies import Replies
-from touche_llm.llm.engines.chat_reply import read_completion
+from touche_llm.llm.engines.batch_replies import Problem, Replies
+from touche_llm.llm.engines.chat_reply import ChatReply, read_completion
 from touche_llm.llm.model import ModelClient
 from touche_llm.llm.request import Message, Request
 from touche_llm.llm.tokenizer import ChatTokenizer
@@ -43,15 +43,13 @@ class BatchEngine:
 
     async def complete(self, request: Request) -> Completion:
         """Return the completion of a request; raise Rejected if the engine rejected it."""
-        key = request.key
-        problem = self._replies.problem(request)
-        if problem is not None and problem.is_final:
-            raise Rejected(_REJECTED_STATUS, problem.reason)
-        reply = self._replies.answer(request)
-        if reply is None:
-            self.pending[key] = request
+        reply = self._replies.find(request)
+        if isinstance(reply, Problem) and reply.is_final:
+            raise Rejected(_REJECTED_STATUS, reply.reason)
+        if not isinstance(reply, ChatReply):
+            self.pending[request.key] = request
             raise asyncio.CancelledError
-        self.taken.add(key)
+        self.taken.add(request.key)
         completion = read_completion(reply, request.layout if request.sampling.top_logprobs else None)
         self.fingerprint = self.fingerprint or completion.fingerprint
         return completion

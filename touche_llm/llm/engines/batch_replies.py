@@ -90,17 +90,14 @@ class Replies:
     by_key: dict[str, Reply] = field(default_factory=dict)
     repeated: list[str] = field(default_factory=list)
 
-    def problem(self, request: Request) -> Problem | None:
-        """Return why the response to a request has no answer; None if it has one or there is no response."""
-        reply = self.by_key.get(request.key)
-        return reply.find_problem(request) if reply is not None else None
-
-    def answer(self, request: Request) -> ChatReply | None:
-        """Return the answer to a request, if its response holds one."""
+    def find(self, request: Request) -> ChatReply | Problem | None:
+        """Return the answer to a request, or why its response has none; None if there is no response."""
         key = request.key
         reply = self.by_key.get(key)
-        if reply is None or reply.find_problem(request) is not None:
+        if reply is None:
             return None
+        if (problem := reply.find_problem(request)) is not None:
+            return problem
         with reply.file.open("rb") as stream:
             stream.seek(reply.offset)
             found_key, answer = _parse(reply.file, reply.line, stream.readline(MAX_LINE + 1))

@@ -19,7 +19,7 @@ from touche_llm.llm.engines.base import BrokenReply, EngineInfo, Rejected, Trans
 from touche_llm.llm.engines.http_client import API_KEY_VARIABLE, HttpClient
 from touche_llm.llm.engines.server_facts import read_serving
 from touche_llm.llm.engines.startup import check_context, choose_model, identify
-from touche_llm.llm.engines.token_counters import VllmTokenCounter
+from touche_llm.llm.engines.token_counters import TokenCount, VllmTokenCounter
 from touche_llm.llm.request import Message
 from touche_llm.llm.settings import SECTIONS, PoolingConfig, Purpose
 
@@ -59,10 +59,6 @@ class _Scores(msgspec.Struct):
     results: list[_Result]
     model: str | None = None
     usage: _PromptUsage | None = None
-
-
-class _TextLength(msgspec.Struct):
-    count: Count
 
 
 class PoolingServer(HttpClient):
@@ -138,7 +134,7 @@ class PoolingServer(HttpClient):
     async def count_tokens(self, messages: tuple[Message, ...]) -> int:
         """Return the number of tokens of a text, given as one message."""
         text = "".join(message.content for message in messages)
-        return (await self.post("/tokenize", {"model": self.model, "prompt": text}, _TextLength)).count
+        return (await self.post("/tokenize", {"model": self.model, "prompt": text}, TokenCount)).count
 
     async def truncate(self, text: str, max_tokens: int) -> str:
         """Return a prefix of `text` with about this many tokens."""

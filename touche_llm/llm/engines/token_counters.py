@@ -15,7 +15,9 @@ from touche_llm.llm.request import Message
 from touche_llm.llm.tokenizer import ChatTokenizer
 
 
-class _TokenCount(msgspec.Struct):
+class TokenCount(msgspec.Struct):
+    """Reply of `/tokenize` of which only the number of tokens is decoded."""
+
     count: Count
 
 
@@ -53,7 +55,7 @@ class VllmTokenCounter:
             **to_prompt(messages),
             "chat_template_kwargs": self._chat_template_kwargs,
         }
-        return (await self._client.post("/tokenize", body, _TokenCount)).count
+        return (await self._client.post("/tokenize", body, TokenCount)).count
 
     async def truncate(self, text: str, max_tokens: int) -> str:
         """Return a prefix of `text` with about this many tokens."""
