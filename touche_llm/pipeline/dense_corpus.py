@@ -40,14 +40,7 @@ class DenseCorpus(LocalCorpus):
         progress: Progress,
         opener: OpenPooling = open_pooling,
     ) -> None:
-        """Take over an open corpus.
-
-        Args:
-            corpus: The corpus, whose retriever is `dense` or `hybrid`.
-            settings: Settings of the vectors and of the fusion.
-            cache: Cache of the queries' vectors.
-            progress: Shows how many documents are embedded.
-            opener: Opens the embedding model, as `open_pooling` does.
+        """Take over an open corpus, whose retriever is `dense` or `hybrid`; the queries' vectors are cached.
 
         Raises:
             UsageError: The task ranks pairs of sentences.

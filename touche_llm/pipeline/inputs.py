@@ -85,10 +85,6 @@ def check_settings(directory: RunDirectory, context: RunContext, command: str, *
 def check_inputs(directory: RunDirectory, config: Config) -> None:
     """Raise an error if topics or documents are not those of the candidates: the model must see what was retrieved.
 
-    Args:
-        directory: The run's folder.
-        config: Configuration of `judge` or `rank`.
-
     Raises:
         UsageError: Names the setting of each file that changed.
         DataError: The metadata cannot be read.

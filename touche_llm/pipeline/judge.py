@@ -181,13 +181,8 @@ async def judge(
 ) -> Judgments:
     """Judge candidates; of sentences, make pairs and judge these.
 
-    Args:
-        candidates: Candidates of the first stage.
-        prompts: Prompts by purpose: judge, and what the task and its topics need of objects, sentence and stance.
-        builder: Builder of the requests.
-        progress: Receives warnings and the progress.
-        stance: Settings of the stance prompt; None if it is not used.
-        pairs: Settings of the pairs; None for the defaults.
+    The prompts are given by purpose: judge, and what the task and its topics need of objects, sentence and stance. The
+    stance prompt is used only with settings for it.
 
     Raises:
         DataError: The corpus lacks a candidate.

@@ -39,13 +39,7 @@ async def retrieve(
 ) -> Candidates:
     """Retrieve the candidates of each topic.
 
-    Args:
-        topics: Topics to search for.
-        corpus: Corpus to search.
-        progress: Receives warnings and the progress.
-        depth: Maximum number of documents per topic; if pairs are made, the number of sentences judged at a time.
-        fields: Fields of a topic that make the query.
-        expander: Expands the queries; None to search with the topics' own queries only.
+    At most `depth` documents per topic are found; if pairs are made, that many sentences are judged at a time.
 
     Raises:
         DataError: No topic has a candidate.
