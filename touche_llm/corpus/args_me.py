@@ -146,10 +146,9 @@ def _is_table(member: tarfile.TarInfo) -> bool:
 class _Lines:
     """Decoded lines of the CSV; `fault` describes invalid bytes in the current row."""
 
-    def __init__(self, lines: Iterator[tuple[int, bytes]]) -> None:
-        self._lines = lines
+    def __init__(self, path: Path) -> None:
+        self._path, self._lines = path, read_lines(path, MAX_ROW_BYTES, _open_csv)
         self.number = 0
-        self.begins_with_json = False
         self.begin_row()
 
     def begin_row(self) -> None:
@@ -162,8 +161,11 @@ class _Lines:
     def __next__(self) -> str:
         self.number, raw = next(self._lines)
         self._bytes += len(raw)
-        if self.number == 1:
-            self.begins_with_json = raw.lstrip().startswith(b"{")
+        if self.number == 1 and raw.lstrip().startswith(b"{"):
+            raise DataError(
+                f"{self._path}: does not begin with {','.join(HEADER)} but a JSON object; give `task: NAME` with the "
+                "reader json_lines (`touche-llm tasks list`)"
+            )
         if self._bytes > MAX_ROW_BYTES:
             raise csv.Error(f"longer than {MAX_ROW_BYTES:,} bytes; is a quotation mark unclosed?")
         self._count += 1
@@ -182,7 +184,7 @@ def _read_rows(path: Path) -> Iterator[tuple[int, list[str] | BadLine]]:
     """Yield `(first line, row)` without the header, with a BadLine for each unreadable row."""
     # The limit is global. It is never lowered again, since another reader may be in the middle of a row.
     csv.field_size_limit(max(csv.field_size_limit(), MAX_ROW_BYTES))
-    lines = _Lines(read_lines(path, MAX_ROW_BYTES, _open_csv))
+    lines = _Lines(path)
     reader = csv.reader(lines, strict=True)
     header_seen = False
     while True:
@@ -200,12 +202,7 @@ def _read_rows(path: Path) -> Iterator[tuple[int, list[str] | BadLine]]:
                 return
             yield line, row
         elif row != HEADER:
-            hint = (
-                "it begins with a JSON object: give `task: NAME` with the reader json_lines (`touche-llm tasks list`)"
-                if lines.begins_with_json
-                else "is this args_processed_04_01.csv?"
-            )
-            raise DataError(f"{path}: does not begin with {','.join(HEADER)}; {hint}")
+            raise DataError(f"{path}: does not begin with {','.join(HEADER)}; is this args_processed_04_01.csv?")
         header_seen = True
 
 
