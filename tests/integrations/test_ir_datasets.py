@@ -15,6 +15,7 @@ import pytest
 import touche_llm as tl
 from tests import ir_datasets_home as home
 from tests.cli.conftest import Touche
+from tests.expect import raises_at
 from tests.sample_runs import run_directly, run_lines
 from tests.scripted_engine import ScriptedEngine
 from touche_llm.cli.demo import SAMPLES
@@ -280,6 +281,28 @@ def test_any_dataset_with_texts_is_run_for_a_task_that_is_named(
     assert wrong.returncode == 2 and "sentences" in wrong.stderr and len(wrong.stderr.splitlines()) <= 2
 
 
+class BeirRow(NamedTuple):
+    doc_id: str
+    text: str
+    title: str = "Tea"
+    stance: str = "PRO"
+
+
+@pytest.mark.parametrize(
+    ("row", "task", "wanted"),
+    [
+        (Row("d1", "Tea."), "arguments_2020", "arguments"),
+        (Row("d1", "Tea."), "sentence_pairs", "arguments with sentences"),
+        (BeirRow("d1", "Tea."), "sentence_pairs", "arguments with sentences"),
+    ],
+)
+def test_documents_of_another_kind_are_refused(
+    register: Callable[..., str], row: Row | BeirRow, task: str, wanted: str
+) -> None:
+    with raises_at(UsageError, "irds:mine", type(row).__name__, f"not {wanted};"):
+        tl.open_corpus(tl.Dataset(register(Rows([row])), task))
+
+
 @pytest.mark.parametrize(
     ("row", "reason"),
     [
@@ -293,8 +316,9 @@ def test_a_bad_document_is_named_and_can_be_left_out(
     register: Callable[..., str], row: Row, reason: str, tmp_path: Path
 ) -> None:
     dataset = tl.Dataset(register(Rows([Row("d1", "Tea."), row, Row("d3", "Coffee.")])), "comparative")
-    with pytest.raises((BadLine, DataError), match=reason):
+    with pytest.raises(BadLine, match=reason) as caught:
         tl.open_corpus(dataset)
+    assert (str(caught.value.source), caught.value.line) == ("irds:mine", 2)
     with tl.open_corpus(dataset, skip_bad_lines=True) as corpus:
         assert corpus.documents.find_unknown(["d1", "d3"]) == []
         assert corpus.description["bad lines"] == 1

@@ -185,7 +185,7 @@ class DatasetDocuments:
         if _has(record, *_ARGUMENT):
             conclusion = record.conclusion
             premises = [{"text": each.text, "stance": each.stance.name} for each in record.premises]
-        elif _has(record, *_BEIR_ARGUMENT) and self.kind == "argument":
+        elif _has(record, *_BEIR_ARGUMENT):
             conclusion, premises = record.title, [{"text": record.text, "stance": record.stance}]
         else:
             raise self._refuse(record)
