@@ -100,6 +100,13 @@ def test_a_page_of_boilerplate_alone_is_kept_and_says_so() -> None:
         ("It ends here.\nand the next is another", 2),
         ("Not joined over an empty line\n\nas these are paragraphs", 2),
         ("It goes on\r\nafter a Windows line break", 1),
+        ("Nor over several\n\n\n\nempty lines", 2),
+        ("Nor over a line that is left out\nLog in\nas a button is none of its words", 2),
+        ("It says “so.”\nand the next is another", 2),
+        # The splitter takes marks after the first for a sentence of their own.
+        (f"It closes all quotations.{'”' * 9}\nand the next is another", 3),
+        (f"So many marks close none.{'”' * 10}\nand go on", 2),
+        ("A sentence ends here.\n\nTo go\non in the next line", 2),
         ("", 0),
     ],
 )
@@ -115,6 +122,14 @@ def test_passages_end_at_sentence_ends_share_a_sentence_and_hold_everything() ->
         assert sum(stop - start for start, stop in document.sentences[first:end]) <= PASSAGE_CHARS
         assert MANY[document.sentences[end - 1][1] - 1] == "."
     assert (in_order[0][0], in_order[-1][1]) == (0, len(document.sentences))
+
+
+@pytest.mark.parametrize(("chars", "passages"), [(720, 1), (721, 2)])
+def test_a_passage_has_at_most_720_characters_of_sentences(chars: int, passages: int) -> None:
+    sentences = ["One.", f"{'x' * (chars - 5)}."]
+    document = rank_passages(" ".join(sentences), TOPIC, ANALYZER)
+    assert [end - start for start, end in document.sentences] == [len(sentence) for sentence in sentences]
+    assert len(document.passages) == passages
 
 
 def test_a_sentence_longer_than_a_passage_is_split_at_white_space() -> None:

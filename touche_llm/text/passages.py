@@ -182,10 +182,9 @@ def _join_lines(text: str, lines: list[Span]) -> list[Span]:
     for start, end in lines:
         if blocks:
             before, stop = blocks[-1]
-            between = text[stop:start]
             # Consecutive lines: no removed line and no empty line between them.
-            next_line = not between.strip() and len(f"{between}.".splitlines()) == 2
-            if next_line and text[start].islower() and not has_sentence_end(text[max(before, stop - 10) : stop]):
+            is_next = len(f"{text[stop:start]}.".splitlines()) == 2
+            if is_next and text[start].islower() and not has_sentence_end(text[max(before, stop - 10) : stop]):
                 blocks[-1] = (before, end)
                 continue
         blocks.append((start, end))
