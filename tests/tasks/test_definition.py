@@ -4,17 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from copy import deepcopy
+from math import nan
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
+from touche_llm.data.records import Document, Topic
 from touche_llm.errors import BadLine, DataError, UsageError
 from touche_llm.llm.answers import get_labels
 from touche_llm.pipeline.corpora import open_local_corpus
 from touche_llm.tasks import TASKS, get_task
 from touche_llm.tasks.leaderboard import LEADERBOARD_FILE, read_tables
+from touche_llm.text.passages import RankedPassages
 
 GOOD: Mapping[str, Any] = {
     "name": "essays",
@@ -70,6 +73,36 @@ def test_a_folder_is_a_task(tmp_path: Path) -> None:
     assert get_task(str(tmp_path / "mine")) is task
 
 
+def test_documents_are_shown_whole_without_excerpts(tmp_path: Path) -> None:
+    task = get_task(write_task(tmp_path / "mine", GOOD))
+    assert task.question.render(Topic("1", "Tea?"), Document("d", "Tea.\n\nCoffee.")).document == "Tea.\n\nCoffee."
+
+
+def test_a_run_names_its_task_by_name_or_by_folder(tmp_path: Path) -> None:
+    folder = write_task(tmp_path / "mine", GOOD)
+    assert (get_task("comparative").reference, get_task(folder).reference) == ("comparative", folder)
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"), [("comparative", "text"), ("arguments_2020", "argument"), ("sentence_pairs", "sentences")]
+)
+def test_documents_are_texts_arguments_or_sentences(name: str, kind: str) -> None:
+    assert TASKS[name].document_kind == kind
+
+
+def test_pairs_are_no_first_stage() -> None:
+    names = [TASKS[name].before_judging for name in ("comparative", "arguments_2020", "sentence_pairs")]
+    assert names[0] == names[1] == "first stage" != names[2]
+    assert isinstance(names[2], str)
+
+
+@pytest.mark.parametrize("name", ["depth", "usefulness"])
+def test_an_aspect_of_any_name_has_a_measure_of_rankings(name: str, tmp_path: Path) -> None:
+    values = {"aspects": {name: "0..2"}, "weights": {"both": {name: 1.0}}, "measures": {name: "nDCG@5"}}
+    task = get_task(write_task(tmp_path / "mine", {**GOOD, **values}))
+    assert task.definition.measures == {name: "nDCG@5"}
+
+
 def test_a_changed_definition_is_another_task(tmp_path: Path) -> None:
     folder = write_task(tmp_path / "mine", GOOD)
     before = get_task(folder)
@@ -85,7 +118,13 @@ def test_features_add_prompts(tmp_path: Path) -> None:
         "position": ("YES", "NO"),
         "stance": ("FOR", "RATHER_FOR", "AGAINST"),
     }
-    assert set(task.question.template_variables) == {"topic", "document", "first", "second"}
+    # A template need not name the objects.
+    variables = {"topic": True, "document": True, "first": False, "second": False}
+    assert task.question.template_variables == variables
+    topic = Topic("1", "Tea or coffee?", objects=("tea", "coffee"))
+    rendered = task.question.render(topic, Document("d", "Tea.\n\nCoffee."))
+    assert isinstance(rendered.document, RankedPassages)
+    assert rendered.variables == {"first": "tea", "second": "coffee"}
     pairs = get_task(write_task(tmp_path / "pairs", {**GOOD, **PAIRS, "measures": {}}))
     assert pairs.sentence_question is not None and pairs.unknown_stance is None
     assert get_labels(pairs.sentence_question.answer) == {
@@ -171,6 +210,9 @@ BROKEN = [
     ("stance/unanswered", "NO", "stance.unanswered", "OPEN or omit"),
     ("stance/swapped", {"FOR": "CON"}, "stance.swapped", "FOR, RATHER_FOR, AGAINST, OPEN"),
     ("stance/swapped", {"FOR": "FOR"}, "stance.swapped", "different labels"),
+    ("stance/swapped", {"FOR": "AGAINST", "AGAINST": "RATHER_FOR"}, "stance.swapped", "do not exchange"),
+    ("stance/swapped", {"AGAINST": "FOR", "FOR": "RATHER_FOR"}, "stance.swapped", "do not exchange"),
+    ("stance/swapped", {"FOR": "OPEN", "RATHER_FOR": "OPEN"}, "stance.swapped", "the same one"),
     ("stance/swapped", {"FOR": "AGAINST"}, "stance.swapped", "objects"),
     ("documents_per_topic/max", 0, "documents_per_topic.max", "1 or more"),
     ("documents_per_topic/min", 60, "documents_per_topic.min", "50 or less"),
@@ -204,6 +246,24 @@ def test_a_mistake_is_one_line_with_file_key_and_what_is_allowed(
     assert caught.value.location == f"{folder}/task.yaml"
     assert str(caught.value).startswith(f"{folder}/task.yaml: {key}: ")
     assert hint in str(caught.value) and "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("values", "key"),
+    [
+        ({"stance": {"labels": ["PRO", "CON"], "no_side": ["CON"], "unanswered": "omit"}}, "stance"),
+        ({"stance": {"labels": ["PRO", "NONE"], "unanswered": "omit"}}, "stance"),
+        ({"stance": None}, "stance"),
+        ({"sentence_aspects": []}, "sentence_aspects"),
+        ({"sentence_aspects": ["relevance", "depht"]}, "sentence_aspects"),
+    ],
+    ids=["label without a side", "label of sentences", "no stance", "no aspect", "unknown aspect"],
+)
+def test_pairs_need_sides_and_known_aspects_of_sentences(values: Mapping[str, Any], key: str, tmp_path: Path) -> None:
+    folder = write_task(tmp_path / "mine", {**GOOD, **PAIRS, "measures": {}, **values})
+    with pytest.raises(DataError) as caught:
+        get_task(folder)
+    assert str(caught.value).startswith(f"{folder}/task.yaml: {key}: ")
 
 
 def test_excerpts_are_of_web_pages(tmp_path: Path) -> None:
@@ -264,7 +324,12 @@ def test_published_results_of_a_folder_are_checked(tmp_path: Path) -> None:
     table = {"published_as": "nDCG", "url": "https://a.org", "runs": [{"value": 0.5, "team": "a", "tag": "b"}]}
     board = {"title": "t", "year": 2020, "url": "https://a.org"}
     for number, (measure, value, key) in enumerate(
-        (("relevance", 0.5, ""), ("depth", 0.5, "tables"), ("relevance", 1.5, "tables.0.runs.0.value"))
+        (
+            ("relevance", 0.5, ""),
+            ("depth", 0.5, "tables"),
+            ("relevance", 1.5, "tables.0.runs.0.value"),
+            ("relevance", nan, "tables.0.runs.0.value"),
+        )
     ):
         folder = tmp_path / str(number)
         task = get_task(write_task(folder, GOOD))

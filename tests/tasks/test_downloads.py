@@ -101,7 +101,7 @@ def test_judgments_are_those_of_the_task_with_such_documents_and_topics(
     topics: range, document: str, value: str, tasks: tuple[str, ...], roles: tuple[str, ...], tmp_path: Path
 ) -> None:
     found = check_file(write_qrels(tmp_path / "qrels.txt", topics, document, value))
-    assert (found.kind, found.tasks, found.roles) == ("qrels", tasks, roles)
+    assert (found.kind, found.tasks, found.roles, found.is_published) == ("qrels", tasks, roles, False)
     # Where the number of judgments is published, these are too few.
     assert bool(found.problem) is bool(roles) and found.records == len(topics)
 
