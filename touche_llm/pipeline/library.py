@@ -185,8 +185,7 @@ async def _retrieve(
     if expand_with is not None:
         prompts = _load_prompts(corpus.task, ("queries",), {} if prompt is None else {"queries": prompt}, ("queries",))
         _check_prompts(prompts, topics, progress)
-        settings = ExpansionSettings(use=True)
-        expander = retrieval.QueryExpander(settings, prompts["queries"], expand_with.builder)
+        expander = retrieval.QueryExpander(ExpansionSettings(), prompts["queries"], expand_with.builder)
     return await retrieval.retrieve(topics, corpus, progress, depth=depth, fields=fields, expander=expander)
 
 
