@@ -202,7 +202,7 @@ async def test_an_example_of_a_sampled_topic_is_refused(bench: Bench, blunt: Pat
     ("names", "pattern"),
     [
         (["judge"], "^judge "),
-        (["judge", "stance"], "^stance: .*'stance'.*'judge'"),
+        (["judge", "stance"], "^stance: .*'stance'.*'judge'.* documents "),
         (["judge", "judge"], "^judge: "),
         (["judge", "nothing"], r"nothing\.jinja: "),
     ],
@@ -252,6 +252,7 @@ async def test_topics_without_a_relevant_document_are_noted_and_left_out_of_ndcg
     bench.files["relevance"].write_text("\n".join(changed) + "\n")
     found = await bench.compare("judge", blunt)
     assert found.notes[-1] == "topics without a grade above 0 among their sampled documents, left out of nDCG: 3"
+    assert bench.notices[-1] == found.notes[-1]
     assert "3" in found.parts[0].topics
     assert "3" not in found.parts[0].estimates["judge"][NDCG].topics
 
@@ -290,5 +291,5 @@ def test_prompts_for_sentence_pairs_are_compared(tmp_path: Path, monkeypatch: py
     (part,) = found.parts
     assert len(part.sample) == 40
     assert part.estimates["judge"]["coherence kappa"].value == 1.0 == part.estimates[str(copy)]["coherence kappa"].value
-    with raises_at(UsageError, "sentence", "'judge'"):
+    with raises_at(UsageError, "sentence", "'judge'", "pairs of sentences"):
         asyncio.run(compare_prompts(config, ["judge", "sentence"], qrels, Plan(), Silent()))

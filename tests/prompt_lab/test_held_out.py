@@ -27,6 +27,13 @@ async def test_a_warning_says_that_few_held_out_topics_cannot_confirm(
     assert "with 4 topics p cannot be below 0.1250" in found.verdict.sentence
 
 
+async def test_the_verdict_counts_the_topics_of_both_parts(bench: Bench, blunt: Path, sharp: Path) -> None:
+    (bench.folder / "some").write_text("".join(f"{number}\n" for number in range(1, 8)))
+    found = await bench.compare(blunt, sharp, split="some", confirm=True)
+    assert [len(part.topics) for part in found.parts] == [7, 9]
+    assert "on the 7 topics that" in found.verdict.sentence and "on the 9 topics held out" in found.verdict.sentence
+
+
 async def test_held_out_topics_are_judged_only_to_confirm_the_choice(bench: Bench, blunt: Path, sharp: Path) -> None:
     found = await bench.compare(blunt, sharp)
     assert {request.origin.topic_id for request in bench.engine.requests} == {str(n) for n in range(1, 17, 2)}

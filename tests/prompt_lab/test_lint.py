@@ -1,19 +1,25 @@
 from __future__ import annotations
 
 import asyncio
+import csv
 import os
 from collections.abc import Iterable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from touche_llm.corpus.args_me import HEADER as COLUMNS
 from touche_llm.data.records import Topic
+from touche_llm.errors import DataError, UsageError
+from touche_llm.llm.answer_forms import AnswerForm, list_fields
 from touche_llm.llm.answers import build_schema
 from touche_llm.llm.cache import Cache
 from touche_llm.llm.cache_file import Entry
+from touche_llm.pipeline.corpora import open_local_corpus
 from touche_llm.prompt_lab.lint import CheckedPrompt, check, detect_changed_text, list_schema_problems
-from touche_llm.prompt_lab.material import Texts, make_invented_material
+from touche_llm.prompt_lab.material import Texts, make_invented_material, take_corpus_material
 from touche_llm.prompt_lab.prefix_sharing import (
     Messages,
     PromptPart,
@@ -25,6 +31,8 @@ from touche_llm.prompt_lab.prefix_sharing import (
 from touche_llm.prompt_lab.trial import Subject, ask
 from touche_llm.prompt_lab.watch import FileChanges
 from touche_llm.prompts.catalog import find_prompt, find_prompts, list_files, load_named
+from touche_llm.prompts.purposes import MAX_DOCUMENTS, purposes_of
+from touche_llm.ranking.comparer import MAX_CHOICES
 from touche_llm.tasks import TASKS, get_task, prompts_folder
 
 HEADER = "---\nversion: 1\npurpose: for a test\nanswer: judge\n---\n"
@@ -111,6 +119,13 @@ def test_what_cannot_be_shared_since_it_stands_too_late_is_warned_of(
     assert result.of("error") == [] and [warning in message for message in result.of("warning")] == [True]
 
 
+@pytest.mark.parametrize("chars", [200, 201])
+def test_a_last_line_of_200_characters_is_not_warned_of(tmp_path: Path, chars: int) -> None:
+    # The document is one character here.
+    result = checked(template(tmp_path, ANSWER, f"{SHOWN}{{{{ document }}}}{'y' * (chars - 1)}"))
+    assert [int(message.split()[0]) for message in result.of("warning")] == ([chars] if chars > 200 else [])
+
+
 def test_a_document_or_topic_that_is_used_and_not_shown_is_an_error(tmp_path: Path) -> None:
     unshown = "{% if topic.id %}A question.{% endif %}\n"
     assert (
@@ -144,6 +159,35 @@ def test_a_variable_that_is_offered_and_not_used_is_warned_of(tmp_path: Path) ->
     path.write_text(own.replace("{{ first }}", "the first"))
     (found,) = checked(path).findings
     assert found.level == "warning" and "does not use the variable 'first'" in found.message
+
+
+def with_line(folder: Path, name: str, line: str) -> Path:
+    """One of the project's own prompts, with another line at its end."""
+    own = (prompts_folder() / "comparative" / f"{name}.jinja").read_text().rstrip()
+    path = folder / f"{name}.jinja"
+    path.write_text(own.removesuffix("{% endblock %}") + line + "{% endblock %}\n")
+    return path
+
+
+def test_a_prompt_that_compares_is_rendered_with_two_documents_and_for_each_objective(tmp_path: Path) -> None:
+    assert checked(with_line(tmp_path, "best", "{{ documents[1].label }}")).findings == []
+    (found,) = checked(with_line(tmp_path, "best", "{% if aim == 'quality' %}{{ 1 // 0 }}{% endif %}")).of("error")
+    assert found.startswith("ranking for quality: ")
+    (found,) = checked(with_line(tmp_path, "judge", "{{ 1 // 0 }}")).of("error")
+    assert found.startswith(str(tmp_path))
+
+
+def test_the_longest_schema_of_an_order_is_checked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = with_line(tmp_path, "order", "")
+    _, prompt = load_named(get_task("comparative"), str(path))
+    lengths = {}
+    for number in range(2, MAX_DOCUMENTS + 1):
+        (field,) = list_fields(build_schema(prompt.answer_for(TOPICS[0], number), prompt.header.form)).values()
+        lengths[number] = len(field["pattern"])
+    longest = max(lengths.values())
+    for limit, problems in ((longest, 0), (longest - 1, 1)):
+        monkeypatch.setattr("touche_llm.prompt_lab.lint._MAX_PATTERN_CHARS", limit)
+        assert len(checked(path).of("error")) == problems
 
 
 def test_what_is_no_file_does_not_keep_anybody_waiting(tmp_path: Path) -> None:
@@ -244,9 +288,18 @@ def test_what_not_every_engine_enforces_of_a_schema_is_told(given: dict[str, Any
     assert any(problem in each for each in list_schema_problems(given))
 
 
+@pytest.mark.parametrize("labels", [1, 1000, 1001])
+def test_a_field_has_one_label_to_a_thousand(labels: int) -> None:
+    assert len(list_schema_problems(schema(a={"enum": list(range(labels))}))) == (labels > 1000)
+
+
+@pytest.mark.parametrize("form", [form for form in AnswerForm if form is not AnswerForm.TEXT])
+def test_the_schema_of_every_form_is_one_that_engines_enforce(form: AnswerForm) -> None:
+    assert list_schema_problems(build_schema(get_task("arguments_2021").question.answer, form)) == []
+
+
 def test_signs_of_repetition_in_a_class_or_escaped_are_signs() -> None:
     assert list_schema_problems(schema(a={"type": "string", "pattern": r"^[*+]{1,3}\+$"})) == []
-    assert list_schema_problems(build_schema(get_task("comparative").question.answer)) == []
 
 
 # Texts that begin alike, so that only rendering with others can tell where a topic's part ends.
@@ -287,6 +340,36 @@ def test_the_parts_of_a_prompt_are_all_of_it_and_begin_where_topic_and_document_
         shown = "x" if name == "sentence" or "Conclusion: x" in messages[1].content else "※ First it says this."
         assert text["nobody"].startswith(shown)
     assert len(text["all"]) > 400
+
+
+@pytest.mark.parametrize(("purpose", "most"), [("best", MAX_CHOICES), ("order", MAX_DOCUMENTS)])
+def test_a_prompt_compares_as_many_documents_as_in_a_run(purpose: str, most: int) -> None:
+    task = get_task("comparative")
+    for number in (1, 2, most, most + 1):
+        ids = tuple(map(str, range(number)))
+        subject = Subject(task, purposes_of(task)[purpose], TOPICS[0], ids, Texts("x"))
+        with nullcontext() if 2 <= number <= most else pytest.raises(UsageError, match=f"2 to {most} .* {number}$"):
+            subject.check()
+
+
+@pytest.mark.parametrize("sentences", [3, 4, 5, 20])
+def test_pairs_to_check_with_are_made_of_the_first_sentences(tmp_path: Path, sentences: int) -> None:
+    said = [{"sent_id": f"s{number}", "sent_text": f"Sentence {number}."} for number in range(sentences)]
+    with (tmp_path / "args.csv").open("w", newline="") as stream:
+        premises = repr([{"text": "", "stance": "PRO", "annotations": []}])
+        csv.writer(stream).writerows([COLUMNS, ["arg", "title", premises, "", repr(said)]])
+    task = get_task("sentence_pairs")
+    with open_local_corpus(
+        tmp_path / "args.csv", tmp_path / "index", task, skip_bad_lines=False, warn=lambda _: None
+    ) as corpus:
+        if sentences < 4:
+            with pytest.raises(DataError):
+                take_corpus_material([], corpus, purposes_of(task)["judge"])
+            return
+        pairs = take_corpus_material([], corpus, purposes_of(task)["judge"])
+        assert list(pairs.ids) == ["s0,s1", "s2,s3", "s4,s5", "s6,s7"][: sentences // 2]
+        assert take_corpus_material([], corpus, purposes_of(task)["sentence"]).ids == ("s0", "s1", "s2", "s3")
+        assert pairs.documents.get("s2,s3").text == "Sentence 2.\nSentence 3."
 
 
 def test_a_prompt_with_the_document_first_shares_nothing_of_its_topic(tmp_path: Path) -> None:

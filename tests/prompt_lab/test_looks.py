@@ -39,7 +39,7 @@ def look(
 
 
 def test_looks_are_counted_by_task_and_judgments(tmp_path: Path) -> None:
-    path = tmp_path / "new" / "looks"
+    path = tmp_path / "new" / "folder" / "looks"
     others = [look(1, task="controversial"), look(2, grades={"1": {"a": 1.0}})]
     assert [record_look(path, each) for each in (look(0), *others)] == [[], [], []]
     assert record_look(path, look(3)) == [look(0)]
@@ -100,3 +100,6 @@ def test_a_note_lists_the_latest_looks(tmp_path: Path) -> None:
     note = describe_looks([look(number) for number in range(8)], tmp_path)
     listed = [f"{number:06}" in note for number in range(8)]
     assert listed == [False] * 3 + [True] * 5 and "before this one: 8;" in note
+    assert note.endswith(f"(3 more in {tmp_path})")
+    note = describe_looks([look(number) for number in range(5)], tmp_path)
+    assert [f"{number:06}" in note for number in range(5)] == [True] * 5 and note.endswith(f" 000000 ({tmp_path})")

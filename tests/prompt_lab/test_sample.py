@@ -64,6 +64,8 @@ def test_topics_with_enough_judgments_are_drawn_first() -> None:
     nothing = {f"nothing {topic}": judged for topic, judged in pool_of(30, topics=40).items()}
     for seed in range(5):
         assert {item.topic_id for item in draw_sample(nothing | few | enough, 30, seed)} == set(enough)
+    # A topic with few judgments does not take the place of one with enough, for which there is no room.
+    assert Counter(item.topic_id in enough for item in draw_sample(nothing | few | enough, 25, 0)) == {True: 25}
     # No topic has a part of its documents only.
     assert len(draw_sample(few, 50, 0)) == 12 * 4
     assert len(draw_sample(enough, 4, 0)) == 4
@@ -74,6 +76,9 @@ def test_grades_are_even_where_topics_have_few_of_them() -> None:
     high = {f"high {topic}": judged for topic, judged in pool_of(0, 20, 20).items()}
     counts = Counter(item.grade for item in draw_sample(low | high, 100, 0))
     assert sorted(counts.values()) == [33, 33, 34]
+    # The greatest difference is mended first; otherwise no single exchange would mend what is left.
+    odd = {"a": pool_of(2, 8, 9, topics=1)["0"], "b": pool_of(3, 5, 0, 6, topics=1)["0"]}
+    assert Counter(item.grade for item in draw_sample(odd, 23, 0)) == {0.0: 5, 1.0: 6, 2.0: 6, 3.0: 6}
 
 
 def test_the_sample_depends_on_the_seed_and_not_on_the_order_of_the_file() -> None:
@@ -106,6 +111,9 @@ def test_only_documents_in_the_corpus_of_chosen_topics_are_drawn() -> None:
     ]
     with pytest.raises(DataError, match="topics 1, 2, 9"):
         select_judged({"1": {"a": 1.0}}, topics, IncompleteDocuments({"a"}))
+    many = [Topic(str(number), "many") for number in range(1, 7)]
+    with pytest.raises(DataError, match=r"topics 1, 2, 3, 4, 5, … \(6 in all\)"):
+        select_judged({"1": {"a": 1.0}}, many, IncompleteDocuments({"a"}))
 
 
 def test_a_written_sample_reads_back_the_same(tmp_path: Path) -> None:
