@@ -55,7 +55,8 @@ def test_a_figure_has_nothing_that_a_page_would_block_or_mistake(draw: Callable[
     assert root.tag == "svg" and root[0].tag == "title" and root[0].text
     for element in root.iter():
         assert element.tag in {"svg", "g", "path", "text", "title", "a"}
-        assert not {"style", "id", "clip-path"} & set(element.attrib)
+        assert not {"style", "id", "clip-path", "target"} & set(element.attrib)
+        assert float(element.get("stroke-width", 1)) > 0
         assert not any(name.startswith("{") or name.startswith("on") for name in element.attrib)
         # Every ink is the style sheet's, so that it fits the light and the dark.
         assert not element.get("fill", "none").startswith("#") and not element.get("stroke", "none").startswith("#")
@@ -75,6 +76,27 @@ def test_bars_stand_best_first_and_lead_to_their_topics() -> None:
     texts = [text for text, _, _ in find_texts(bars())]
     assert [text for text in texts if text in ("1", "2", "elsewhere")] == ["2", "1", "elsewhere"]
     assert {element.get("href") for element in ET.fromstring(bars()).iter("a")} == {"#t1", "#t2"}
+
+
+def find_boxes(svg: Markup, ink: str) -> list[tuple[float, float, float, float]]:
+    """The left, right, upper and lower ends of the paths in a colour."""
+    boxes = []
+    for path in ET.fromstring(svg).iter("path"):
+        if path.get("class") == ink:
+            numbers = [float(word) for word in path.attrib["d"].split() if not word.isalpha()]
+            boxes.append((min(numbers[::2]), max(numbers[::2]), min(numbers[1::2]), max(numbers[1::2])))
+    return boxes
+
+
+def test_bars_are_as_high_as_their_values_and_fill_the_width() -> None:
+    heights = {ink: [lower - upper for *_, upper, lower in find_boxes(bars(), ink)] for ink in ("f-run", "f-first")}
+    whole = heights["f-run"][0]
+    assert [height / whole for height in heights["f-run"]] == pytest.approx([1.0, 0.25, 0.0])
+    # Of the best topic the first stage has nothing.
+    assert [height / whole for height in heights["f-first"]] == pytest.approx([0.0, 0.5, 0.0])
+    (left, right, *_), *_ = find_boxes(bars(), "s-grid")
+    all_bars = [*find_boxes(bars(), "f-run"), *find_boxes(bars(), "f-first")]
+    assert min(box[0] for box in all_bars) - left == pytest.approx(right - max(box[1] for box in all_bars))
 
 
 @pytest.mark.parametrize(

@@ -111,6 +111,26 @@ def test_texts_are_those_of_the_corpus_also_for_documents_of_a_run_file(found: R
     )
 
 
+def test_what_is_not_at_hand_of_a_run_is_said_with_its_letters(
+    runs: list[NamedRun], qrels: Qrels, found: RunComparison, tmp_path: Path
+) -> None:
+    assert not [note for note in found.notes if "without a line in the run" in note]
+    first, turned, _ = runs
+    assert first.folder is not None
+    shutil.copytree(first.folder, tmp_path / "bare")
+    config = load_config(tmp_path / "bare" / "config.yaml", {"cache.file": tmp_path / "gone.sqlite"})
+    write_config(config, tmp_path / "bare" / "config.yaml")
+    topic = next(iter(turned.run.rankings))
+    lines = (tmp_path / "bare" / "run.txt").read_text().splitlines(keepends=True)
+    (tmp_path / "bare" / "run.txt").write_text("".join(line for line in lines if line.split()[0] != topic))
+    bare = NamedRun("bare", read_run(tmp_path / "bare" / "run.txt"), tmp_path / "bare")
+    notes = gathered([turned, bare, replace(bare, name="again")], qrels).notes
+    assert [note for note in notes if str(tmp_path / "gone.sqlite") in note and note.startswith("B, C: ")]
+    assert [note for note in notes if "without a line in the run" in note] == [
+        f"{letter}: topics without a line in the run: {topic}." for letter in "BC"
+    ]
+
+
 def test_documents_that_the_runs_disagree_about_are_marked(found: RunComparison) -> None:
     seen = set()
     for document in (document for topic in found.topics for document in topic.documents):
@@ -279,7 +299,7 @@ def test_what_cannot_stand_side_by_side_is_told(runs: list[NamedRun], pairs: Pat
             check_runs([first] * number, TASK)
     check_runs([first] * 8, TASK)
     with raises_at(UsageError, pairs, "sentence_pairs", "comparative"):
-        check_runs([first, NamedRun("pairs", alone.run, pairs)], TASK)
+        check_runs([first, alone, NamedRun("pairs", alone.run, pairs)], TASK)
     with raises_at(DataError, "pairs", "topic ", "document ", "stance '", "FIRST, SECOND, NEUTRAL, NO"):
         check_runs([first, NamedRun("pairs", read_run(pairs / "run.txt"), None)], TASK)
     with raises_at(DataError, tmp_path, "config.yaml"):

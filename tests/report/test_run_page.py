@@ -11,7 +11,7 @@ import pytest
 
 from tests.report.reports import ATTACKS, POISON, poisoned
 from touche_llm.data.records import Attempt, Failure
-from touche_llm.report.page import MAX_BYTES, write_page
+from touche_llm.report.page import MAX_BYTES, find_text_limit, write_page
 from touche_llm.report.records import DroppedCandidate, RawAnswer, RunReport, SentenceView
 from touche_llm.report.run_page import render_report
 from touche_llm.report.run_report import gather_report
@@ -118,6 +118,7 @@ def test_every_part_is_on_the_page(judged: RunReport) -> None:
     for part in ("relevance nDCG@5", "stance macro-F1", "Movement between", "assessors ↓ run →", "Cost"):
         assert part in text
     assert "None: every request has a usable answer." in text
+    assert "1–5 6–10 11–20 21–50 51–100 after 100, or not ranked" in text
     assert judged.measured is not None
     graded = judged.measured.headline[:2]
     for view in judged.topics:
@@ -148,6 +149,13 @@ def test_failures_are_counted_by_kind_and_the_first_are_shown(judged: RunReport)
     text = " ".join(page.text.split())
     assert "not_json failures.jsonl 70" in re.sub(r"(?<=json)(?=failures|comp)|(?<=jsonl)(?=\d)", " ", text)
     assert "The first 50 with their completions" in text and "x" * 301 not in page.text
+
+
+@pytest.mark.parametrize(
+    ("room", "limit"), [(0, 400), (399, 400), (1000, 500), (1999, 999), (40_000, 20_000), (10**9, 20_000)]
+)
+def test_texts_are_as_long_as_fits_within_bounds(room: int, limit: int) -> None:
+    assert find_text_limit(["x" * 30_000, "y" * 30_000], room) == limit
 
 
 @pytest.mark.slow

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import re
 import shutil
 from pathlib import Path
 
@@ -78,7 +79,8 @@ def test_documents_carry_text_probabilities_answers_and_what_people_said(compara
             assert document.readings["quality"].shares == judgment.readings["quality"].shares
             # The judge prompt, and the stance prompt with the objects in both orders.
             assert [answer.text is not None for answer in document.answers] == [True] * 3
-            assert (document.answers[0].text or "").startswith(f"[{judgment.readings['relevance'].answered},")
+            text = document.answers[0].text or ""
+            assert text.startswith(f"[{judgment.readings['relevance'].answered},") and text.endswith("]")
     assert any(document.row.people for view in judged.topics for document in view.documents)
     assert not all(document.row.people for view in judged.topics for document in view.documents)
 
@@ -135,13 +137,16 @@ def test_an_answer_that_the_cache_lacks_is_counted(comparative: Path, tmp_path: 
     assert [answer.text for answer in report.topics[0].documents[0].answers] == [None] * 3
 
 
-def test_a_prompt_that_changed_since_the_run_is_not_shown_as_the_run_s(comparative: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("label", ["comparative/judge@2-ffffff", "comparative/judge@3-0", "comparative/judge@4-000000"])
+def test_a_prompt_that_changed_since_the_run_is_not_shown_as_the_run_s(
+    comparative: Path, tmp_path: Path, label: str
+) -> None:
     run = copied(comparative, tmp_path)
     path = run / "ir-metadata.yml"
-    path.write_text(path.read_text().replace("judge: comparative/judge@3-", "judge: comparative/judge@3-0"))
+    path.write_text(re.sub(r"(?<=judge: )comparative/judge@3-\w+", label, path.read_text()))
     report = gather_report(run, None, 2)
     assert [prompt.purpose for prompt in report.topics[0].prompts] == ["stance"]
-    assert any("'judge' is not shown: the run used comparative/judge@3-0" in note for note in report.notes)
+    assert any(f"'judge' is not shown: the run used {label}, " in note for note in report.notes)
 
 
 def test_another_corpus_under_the_same_name_is_told(comparative: Path, tmp_path: Path) -> None:
