@@ -278,6 +278,25 @@ def test_a_length_that_is_not_there_is_told_too(copy_of: Copy) -> None:
     assert set(found) == {"missing"} and {each.name for each in found["missing"]} >= {"judge"}
 
 
+def test_a_length_says_nothing_more_where_the_answers_are_missing_too(copy_of: Copy) -> None:
+    folder = copy_of("controversial")
+    lines = (folder / "cassette.jsonl").read_text().splitlines(keepends=True)
+    kept = [line for line in lines if json.loads(line).get("prompt") != "controversial/judge"]
+    assert any('"kind":"fit"' in line for line in set(lines) - set(kept))
+    (folder / "cassette.jsonl").write_text("".join(kept))
+    missing = [each for each in group_by_kind(checked(folder))["missing"] if each.name == "judge"]
+    places = [(each.topic, each.document) for each in missing]
+    assert places and len(set(places)) == len(places) and all(topic and document for topic, document in places)
+
+
+def test_settings_that_were_recorded_by_their_former_names_are_compared_by_their_names(copy_of: Copy) -> None:
+    folder = copy_of("comparative")
+    settings = open_snapshot(folder).manifest.settings
+    edit(folder / "recorded.json", '"objective": "both"', '"aim": "both"')
+    edit(folder / "recorded.json", '"stance.prompt": "both_orders"', '"stance.both_orders": true')
+    assert open_snapshot(folder).manifest.settings == settings
+
+
 def test_a_changed_default_is_told_by_name(copy_of: Copy) -> None:
     folder = copy_of("comparative")
     # As if it had been recorded by a program with another default.

@@ -101,6 +101,7 @@ def test_in_words_the_first_five_are_shown_and_the_others_counted() -> None:
     listed = format_differences("r", gone)
     assert "answers missing: 7 of judge: topic 1 document a, " in listed and listed.endswith(" and 2 more")
     assert format_differences("r", gone[:5]).endswith("topic 1 document e")
+    assert format_differences("r", gone[:2]).endswith("topic 1 document b")
     assert format_differences("r", []) == "r: as recorded"
 
 

@@ -154,6 +154,18 @@ def test_a_manifest_that_is_no_json_is_refused(copy_of: Copy, content: str) -> N
         open_snapshot(folder)
 
 
+@pytest.mark.parametrize(("size", "is_refused"), [(4 * 2**20, False), (4 * 2**20 + 1, True)])
+def test_a_manifest_of_more_than_4_mib_is_refused(copy_of: Copy, size: int, is_refused: bool) -> None:
+    folder = copy_of("comparative")
+    manifest = (folder / "recorded.json").read_bytes()
+    (folder / "recorded.json").write_bytes(manifest.ljust(size))
+    if is_refused:
+        with raises_at(DataError, folder / "recorded.json"):
+            open_snapshot(folder)
+    else:
+        assert open_snapshot(folder).manifest == open_snapshot(FOLDER / "comparative").manifest
+
+
 def test_places_that_the_configuration_names_are_not_looked_at(copy_of: Copy, tmp_path: Path) -> None:
     folder = copy_of("comparative")
     outside = tmp_path / "outside"

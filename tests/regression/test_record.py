@@ -86,6 +86,8 @@ def test_only_what_the_run_needs_is_kept(made: Path, tmp_path: Path) -> None:
     assert {topic.id for topic in read_topics(folder / "topics.jsonl")} == {line[0] for line in lines} == {"3", "20"}
     assert not any(str(tmp_path).encode() in content for content in contents(folder).values())
     assert "written-for-the-demo" in (folder / "config.yaml").read_text()
+    examples = open_snapshot(folder).manifest.examples
+    assert examples == open_snapshot(FOLDER / "comparative").manifest.examples and len(examples) > 1
 
 
 def test_of_sentences_the_arguments_are_kept_that_they_are_from(tmp_path: Path) -> None:
@@ -101,7 +103,7 @@ def test_what_is_not_the_default_is_kept_to_the_letter(tmp_path: Path) -> None:
     )
     recorded(run, tmp_path / "regress" / "name")
     values = yaml.safe_load((tmp_path / "regress" / "name" / "config.yaml").read_text())
-    assert values["sampling"] == {"chat_template_kwargs": kwargs}
+    assert (values["task"], values["sampling"]) == ("comparative", {"chat_template_kwargs": kwargs})
     assert set(values) == {
         "task",
         "topics",
@@ -212,17 +214,21 @@ def forgotten(made: Path, tmp_path: Path) -> tuple[Path, Entry]:
     return tmp_path / "run", entry
 
 
-@pytest.mark.parametrize("kind", ["timeout", "server_error"])
+def failed(entry: Entry, *kinds: FailureKind) -> Failure:
+    """A failure of the judge about the document of a cache entry, with an attempt of each kind."""
+    assert entry.topic is not None and entry.document is not None
+    attempts = [Attempt(sample=0, kind=kind, reason="no reply") for kind in kinds]
+    return Failure(
+        topic_id=entry.topic, document_id=entry.document, kind=kinds[-1], prompt="comparative/judge", attempts=attempts
+    )
+
+
+@pytest.mark.parametrize("kinds", [("timeout",), ("server_error",), ("not_json", "timeout")])
 def test_a_run_of_which_a_server_left_a_request_without_a_reply_is_to_be_run_again(
-    forgotten: tuple[Path, Entry], tmp_path: Path, kind: FailureKind
+    forgotten: tuple[Path, Entry], tmp_path: Path, kinds: tuple[FailureKind, ...]
 ) -> None:
     run, entry = forgotten
-    assert entry.topic is not None and entry.document is not None
-    attempts = [Attempt(sample=0, kind=kind, reason="no reply")]
-    failure = Failure(
-        topic_id=entry.topic, document_id=entry.document, kind=kind, prompt="comparative/judge", attempts=attempts
-    )
-    write_records(run / "failures.jsonl", [failure])
+    write_records(run / "failures.jsonl", [failed(entry, *kinds)])
     command = f"touche-llm run --config {run / 'config.yaml'} --out {run}` again"
     place = f"topic {entry.topic} document {entry.document}"
     with raises_at(DataError, tmp_path / "regress" / "name", "no reply to 1 requests", command, place):
@@ -230,10 +236,15 @@ def test_a_run_of_which_a_server_left_a_request_without_a_reply_is_to_be_run_aga
     assert not list((tmp_path / "regress").iterdir())
 
 
-def test_a_run_whose_cache_lost_an_answer_is_refused(forgotten: tuple[Path, Entry], tmp_path: Path) -> None:
+@pytest.mark.parametrize("kinds", [(), ("not_json",), ("timeout", "not_json")])
+def test_a_run_whose_cache_lost_an_answer_is_refused(
+    forgotten: tuple[Path, Entry], tmp_path: Path, kinds: tuple[FailureKind, ...]
+) -> None:
+    run, entry = forgotten
+    write_records(run / "failures.jsonl", [failed(entry, *kinds)] if kinds else [])
     with raises_at(DataError, tmp_path / "regress" / "name", "1 of judge") as caught:
-        recorded(forgotten[0], tmp_path / "regress" / "name")
-    assert type(caught.value) is DataError
+        recorded(run, tmp_path / "regress" / "name")
+    assert type(caught.value) is DataError and "no reply" not in str(caught.value)
 
 
 @pytest.mark.parametrize("name", ["run.txt", "config.yaml"])
