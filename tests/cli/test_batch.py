@@ -234,7 +234,10 @@ def test_what_does_not_fit_is_one_line_that_says_what_to_do(touche: Touche, tmp_
 def test_queries_can_be_asked_for_before_there_is_a_folder(touche: Touche, tmp_path: Path) -> None:
     given = ["retrieve", *DATA, "--out", "new", "--query-expansion"]
     model = ["-o", "requests.jsonl", "--model", "served", "--context", "4096"]
-    assert touche("batch", "export", *given, *model).returncode == 0
+    done = touche("batch", "export", *given, *model)
+    assert done.returncode == 0
+    _, again = commands_in(done)
+    assert "--query-expansion" in again
     text = '{"query1":"one more","query2":"another one","query3":"a third"}'
     b.write(tmp_path / "r.jsonl", replied(tmp_path / "requests.jsonl", text))
     assert touche("batch", "import", "r.jsonl", "--out", "new").returncode == 0

@@ -24,7 +24,7 @@ from tests.cli.conftest import Touche
 from tests.fake_server import FakeServer, good, says
 from touche_llm import __version__
 from touche_llm.cli.demo import SAMPLES
-from touche_llm.cli.stages import run_requests
+from touche_llm.cli.stages import run_requests, until_interrupted
 from touche_llm.errors import DataError
 from touche_llm.llm.counts import Counts
 from touche_llm.pipeline.config_file import load_config
@@ -169,6 +169,31 @@ def test_a_signal_ends_what_asks_the_model_with_130(ending: signal.Signals) -> N
     assert signal.getsignal(ending) is before
 
 
+def test_a_second_signal_does_not_interrupt_closing() -> None:
+    closed = []
+
+    async def work() -> None:
+        try:
+            await _raising(signal.SIGINT)
+        finally:
+            closed.append(await _raising(signal.SIGTERM))
+
+    with pytest.raises(typer.Exit):
+        until_interrupted(work(), lambda: "")
+    assert closed == ["done"]
+
+
+@pytest.mark.parametrize(("error", "is_reported"), [(KeyboardInterrupt(), False), (OSError(), True)])
+def test_only_errors_of_tasks_that_no_signal_ended_are_reported(
+    error: BaseException, is_reported: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def work() -> None:
+        asyncio.get_running_loop().call_exception_handler({"message": "of a task", "exception": error})
+
+    until_interrupted(work(), lambda: "")
+    assert (caplog.messages == ["of a task"]) is is_reported
+
+
 def test_under_nohup_a_run_survives_its_terminal() -> None:
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
@@ -269,6 +294,9 @@ def test_importing_what_is_not_there_makes_no_cache(touche: Touche, tmp_path: Pa
 def test_debug_shows_where_an_error_comes_from(touche: Touche, tmp_path: Path) -> None:
     done = touche("run", *DATA, "--out", "o", "--task", "chess", "--debug")
     assert "Traceback" in done.stderr and "UsageError" in done.stderr
+    command = [sys.executable, "-m", "touche_llm", "tasks", "show", "chess", "--debug"]
+    shown = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False).stderr
+    assert shown.startswith("Traceback (most recent call last):\n  File ")
 
 
 def test_validate_prints_every_problem_with_its_line(touche: Touche, tmp_path: Path) -> None:

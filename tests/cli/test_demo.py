@@ -27,7 +27,10 @@ def test_the_places_of_the_demo_are_those_of_the_measures(
     rows = {name: values for _, name, *values in ROW.findall(done.stdout)}
     folder = tmp_path / "demo" / task
     qrels = tl.read_qrels(find_judgments(SAMPLES / task, tl.get_task(task)), task)
-    assert len(rows) == 3
+    assert len(rows) == 3 and "macro-F1 of stances" in done.stdout
+    # The texts fill the width of the tables, and rows for programs have a format of their own.
+    assert max(len(line) for line in done.stdout.splitlines() if set(line) == {"─"}) == 80 and "\t" not in done.stdout
+    assert {line.split()[0] for line in re.findall(r"^ +\d  sample-.*", done.stdout, re.MULTILINE)} == {"1", "2", "3"}
     for name, file in (("first stage", "candidates.run.txt"), (list(rows)[1], "run.txt")):
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", tl.ToucheWarning)

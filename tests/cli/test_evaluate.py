@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import io
 import json
+import re
 import subprocess
 import sys
 from math import log2
@@ -312,6 +313,8 @@ def test_a_run_stands_between_its_neighbours_of_the_published_table(touche: Touc
     assert len(arrows) == 3 + 2 + 2
     for row in rows.values():
         assert row["source"] in shown
+    best = [table.runs[0] for table in read_tables(get_task("comparative"))]
+    assert all(re.search(rf"^ +1  {re.escape(run.team)}: {re.escape(run.tag)} ", shown, re.MULTILINE) for run in best)
 
 
 def test_a_task_without_a_table_of_the_measure_is_told(touche: Touche, judged: Path) -> None:

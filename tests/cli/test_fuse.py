@@ -17,11 +17,12 @@ DATA = ["--topics", str(SAMPLE / "topics.xml"), "--corpus", str(SAMPLE / "passag
 ONE = "1 FIRST a 1 9.5 one\n1 SECOND b 2 9.1 one\n1 NO c 3 0.5 one\n"
 TWO = "1 Q0 c 1 20 two (final)\n1 Q0 b 2 19 two (final)\n1 Q0 d 3 5 two (final)\n"
 THREE = "1\tSECOND\ta\t1\t3.5\tthree\n2\tNO\tz\t1\t2\tthree\n"
+SIDES = "1 PRO a 1 2 t\n1 CON b 2 1 t\n"
 
 
 @pytest.fixture
 def runs(tmp_path: Path) -> Path:
-    for name, text in (("one", ONE), ("two", TWO), ("three", THREE)):
+    for name, text in (("one", ONE), ("two", TWO), ("three", THREE), ("sides", SIDES)):
         (tmp_path / name).write_text(text)
     return tmp_path
 
@@ -118,6 +119,7 @@ def test_documents_are_left_out_and_counted_where_the_task_has_no_label_for_them
         (["one", "two", "--out", "o"], 2, "topic 1, document d"),
         (["one", "two", "--out", "./two", "--task", "comparative"], 2, "also reads the file"),
         (["one", "link", "--out", "two", "--task", "comparative"], 2, "also reads the file"),
+        (["one", "sides", "--out", "o"], 2, "one, …: no task has the labels CON, FIRST, NO, PRO, SECOND"),
         (["one", "nowhere", "--out", "o"], 1, "nowhere: cannot read the file"),
         (["one", "two", "--out", "o", "--task", "controversial"], 1, "one:1: topic 1, document a: stance 'FIRST'"),
         (["one", "broken", "--out", "o"], 1, "broken:2: 3 columns"),

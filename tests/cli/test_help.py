@@ -113,3 +113,7 @@ def test_a_stage_takes_the_options_of_its_settings(stage: str) -> None:
     flags = {option.flag for name, option in OPTIONS.items() if is_one_of(name, OF_STAGE[stage])}
     taken = {parameter.opts[0] for parameter in COMMANDS[stage,].params}
     assert flags < taken and not {option.flag for option in OPTIONS.values()} & (taken - flags)
+
+
+def test_the_values_of_an_option_are_shown_as_they_are_given(touche: Touche) -> None:
+    assert "--engine vllm|ray" in touche("batch", "run", "--help").stdout

@@ -6,7 +6,8 @@ import pytest
 
 from tests.cli.conftest import Touche
 from touche_llm.cli.demo import SAMPLES
-from touche_llm.cli.setting_options import name_options
+from touche_llm.cli.setting_options import Given, name_options, read_inputs
+from touche_llm.errors import UsageError
 
 SAMPLE = SAMPLES / "comparative"
 RUN = ["run", "--topics", str(SAMPLE / "topics.xml"), "--corpus", str(SAMPLE / "passages.jsonl"), "--out", "o"]
@@ -47,3 +48,10 @@ def test_an_error_names_the_option(touche: Touche, options: list[str], flag: str
     line = done.stderr.splitlines()[-1]
     assert done.returncode in (1, 2)
     assert line.startswith(f"error: {flag}: ") and value in line and "`" not in line
+
+
+@pytest.mark.parametrize("files", [{"topics": SAMPLE}, {"corpus": SAMPLE}, {"topics": SAMPLE, "corpus": SAMPLE}])
+def test_a_dataset_leaves_no_place_for_files(files: Given) -> None:
+    with pytest.raises(UsageError):
+        read_inputs({"dataset": "a/dataset"} | files)
+    assert read_inputs(files).dataset is None

@@ -74,7 +74,9 @@ def rows(done: Done) -> list[dict[str, Any]]:
     return found
 
 
-def test_the_list_names_the_prompts_and_where_they_lie(touche: Touche, folder: Path) -> None:
+def test_the_list_names_the_prompts_and_where_they_lie(
+    touche: Touche, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     found = {(row["task"], row["name"]): row for row in rows(touche("prompts", "list", "--format", "json"))}
     assert {task for task, _ in found} == set(TASKS) and len(found) == 40
     own = found["comparative", "judge"]
@@ -85,7 +87,10 @@ def test_the_list_names_the_prompts_and_where_they_lie(touche: Touche, folder: P
     assert "shown" not in mine and mine["best"]["path"] == found["comparative", "best"]["path"]
     assert mine["judge"]["path"] == str(folder / "comparative" / "judge.jinja")
     assert mine["judge"]["hash"] != own["hash"]
-    assert "the project" in touche(*given).stdout
+    places = dict(re.findall(r"^comparative/(\S+) .*  (\S+|the project)$", touche(*given).stdout, re.MULTILINE))
+    assert places == dict.fromkeys(mine, "the project") | {"judge": str(folder / "comparative")}
+    monkeypatch.setattr("touche_llm.cli.tables.get_width", lambda file: 40)
+    assert touche(*given).stdout.split()[-4:] == ["version,", "hash,", "purpose,", "folder)"]
 
 
 def test_a_template_that_does_not_load_is_listed_with_its_error(touche: Touche, folder: Path) -> None:
@@ -288,6 +293,7 @@ def test_what_is_rendered_is_what_a_run_sends(
         parts = rows(done)
         messages = ["".join(row["text"] for row in parts if row["message"] == place) for place in (0, 1)]
         assert messages == [message.content for message in request.messages]
+        assert {row["estimated"] for row in parts} == {True}
         assert ("is truncated" in done.stderr) is (context < 2000)
 
 

@@ -65,6 +65,9 @@ def test_a_person_reads_tables_and_the_verdict(touche: Touche, engine: Engine) -
         done.stdout,
         re.MULTILINE,
     )
+    heads = re.findall("^variant +(.*)", done.stdout, re.MULTILINE)
+    measures = ["nDCG@5", "judged@5", "relevance", "kappa", "judged", "macro-F1"]
+    assert [head.split()[:6] for head in heads] == [measures] * 2
     last = done.stdout.strip().splitlines()[-1]
     assert last.startswith("mine/sharp.jinja has the best relevance nDCG@5 on the 6 topics that it was chosen on")
     assert "Confirmed: on the 6 topics held out the difference is +" in last

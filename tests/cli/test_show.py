@@ -67,6 +67,11 @@ def test_a_run_is_shown_with_the_first_documents_of_each_topic(touche: Touche, r
     assert all(0 <= row["relevance"] <= 3 and row["text"] and 0 <= row["p_NO"] <= 1 for row in rows)
     assert len(rows_of(touche, "show", "first", "--top", "1")) == 4
     shown = touche("show", "first").stdout
+    lines = shown.splitlines()
+    for row in rows:
+        (line,) = (line for line in lines if f"  {row['document']}  " in line)
+        head = next(each for each in reversed(lines[: lines.index(line)]) if each.startswith("rank"))
+        assert line[head.index("stance") :].startswith(f"{row['stance']} ") and row["text"][:9] in line
     assert all(word in shown for word in ("complete", "written-for-the-demo", "pairwise:5", "116 judgments"))
 
 
@@ -74,6 +79,14 @@ def facts_of(touche: Touche, name: str) -> dict[str, str]:
     """The settings in the head of a run, by name."""
     head = touche("show", name).stdout.split("\n\n")[0].splitlines()[1:]
     return dict(re.split(r"  +", line, maxsplit=1) for line in head)
+
+
+def test_long_settings_stay_beside_their_names(touche: Touche, run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("touche_llm.cli.tables.get_width", lambda file: 50)
+    head = touche("show", "first").stdout.split("\n\n")[0].splitlines()
+    start = next(line for line in head if line.startswith("task ")).index("comparative")
+    continued = [line for line in head[1:] if line.startswith(" ")]
+    assert continued and {len(line) - len(line.lstrip()) for line in continued} == {start}
 
 
 def test_the_settings_that_matter_are_shown(touche: Touche, run: Path) -> None:

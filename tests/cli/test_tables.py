@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from touche_llm.cli.tables import Column, show_table
+from touche_llm.cli.tables import Column, show_lines, show_table
 
 COLUMNS = (
     Column("n"),
@@ -89,3 +89,29 @@ def shown(width: int | None) -> list[str]:
 )
 def test_columns_are_dropped_in_their_order_and_only_texts_are_cut(width: int | None, expected: list[str]) -> None:
     assert shown(width) == ["Title", "  below", *expected]
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize(
+    ("width", "keeps_indented", "expected"),
+    [
+        ("24", True, ["words that are too many", "   here", "  a command that is not broken", "short"]),
+        ("24", False, ["words that are too many", "   here", "  a command that is not", "   broken", "short"]),
+        ("80", False, ["words that are too many here", "  a command that is not broken", "short"]),
+    ],
+)
+def test_a_terminal_gets_long_lines_broken_between_words_apart_from_commands(
+    width: str, keeps_indented: bool, expected: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", width)
+    lines = ["words that are too many here", "  a command that is not broken", "short"]
+    stream = Terminal()
+    show_lines(lines, stream, 3, keeps_indented=keeps_indented)
+    assert stream.getvalue().splitlines() == expected
+    file = io.StringIO()
+    show_lines(lines, file, 3, keeps_indented=keeps_indented)
+    assert file.getvalue().splitlines() == lines

@@ -81,6 +81,19 @@ def test_the_variables_of_tira_stand_in_for_the_folders(
     assert (tmp_path / "here" / "run.txt").exists()
 
 
+def test_a_run_with_other_settings_is_replaced_only_if_that_is_requested(
+    touche: Touche, prepared: Prepare, tmp_path: Path
+) -> None:
+    given = ["-i", str(prepared("comparative")), "-o", "out"]
+    assert tira(touche, "comparative", *given).returncode == 0
+    (tmp_path / "config.yaml").write_text("rank: judge\n")
+    before = (tmp_path / "out" / "run.txt").read_bytes()
+    other = ("tira", *given, "--cache-mode", "replay", "--config", "config.yaml")
+    assert (touche(*other).returncode, (tmp_path / "out" / "run.txt").read_bytes()) == (2, before)
+    assert touche(*other, "--overwrite").returncode == 0
+    assert (tmp_path / "out" / "run.txt").read_bytes() != before
+
+
 def test_the_formats_of_tira_are_read(touche: Touche, prepared: Prepare, tmp_path: Path) -> None:
     given = prepared("controversial")
     topics = read_topics(given / "topics.xml")
