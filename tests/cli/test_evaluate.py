@@ -238,6 +238,10 @@ def test_tables_show_values_with_intervals(touche: Touche, judged: Path) -> None
     expected = f"{value['value']:.4f} {value['low']:.4f} to {value['high']:.4f} 3"
     assert f"mine {expected}" in " ".join(done.stdout.split())
     assert done.stdout.count("mine (first stage)") == 12
+    labels = re.findall(r"^((?:precision|recall) .*?)  +mine ", done.stdout, re.MULTILINE)
+    assert labels == [
+        f"{name} {label}" for name in ("precision", "recall") for label in get_task("comparative").stances
+    ]
     alone = touche("evaluate", "other", *ALL)
     assert " other " in alone.stdout and "nDCG@5" in alone.stdout and "–" in alone.stdout
     topics = touche("evaluate", "mine", *ALL, "--per-topic").stdout
