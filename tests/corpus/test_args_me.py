@@ -460,9 +460,34 @@ def test_an_archive_with_more_beside_its_table_than_the_bound_is_refused(
         list(read_arguments(path))
 
 
-def test_a_row_of_too_many_lines_is_a_bad_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("touche_llm.corpus.args_me.MAX_ROW_LINES", 10)
+def test_an_archive_may_have_as_much_beside_its_table_as_the_bound(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # A small archive is read at once, as a whole before its table.
+    path, archive = tmp_path / "args.tar", tar_of(("args.csv", table(row("a"))))
+    path.write_bytes(archive)
+    monkeypatch.setattr(args_me, "MAX_OUTSIDE_TABLE", len(archive))
+    assert [found.id for _, found in read_arguments(path)] == ["a"]
+    monkeypatch.setattr(args_me, "MAX_OUTSIDE_TABLE", len(archive) - 1)
+    with raises_at(DataError, path, f"{len(archive) - 1:,} bytes"):
+        list(read_arguments(path))
+
+
+def test_a_small_archive_with_a_header_of_gigabytes_is_read_to_the_bound_alone(tmp_path: Path) -> None:
+    path, other = tmp_path / "args.tar.gz", tarfile.TarInfo("x")
+    other.size, other.type = 2**40, tarfile.XHDTYPE
+    path.write_bytes(gzip.compress(other.tobuf(format=tarfile.GNU_FORMAT) + bytes(2**26), compresslevel=1))
+    with raises_at(DataError, path, "67,108,864 bytes"):
+        list(read_arguments(path))
+
+
+@pytest.mark.parametrize(
+    ("lines", "read", "skipped"), [(100_000, ["a", "b", "c"], []), (100_001, ["a", "c"], [(3, True)])]
+)
+def test_a_row_of_too_many_lines_is_a_bad_row(
+    tmp_path: Path, lines: int, read: list[str], skipped: list[tuple[int, bool]]
+) -> None:
     path, bad = tmp_path / "args.csv", list[BadLine]()
-    path.write_bytes(table(row("a")) + b'b,"' + b"x\n" * 10 + table(row("c"), row("d")).split(b"\n", 1)[1])
-    assert [found.id for _, found in read_arguments(path, bad.append)] == ["a", "d"]
-    assert (bad[0].line, bad[0].reason) == (3, "not CSV: longer than 10 lines; is a quotation mark unclosed?")
+    path.write_bytes(table(row("a"), row("b", context="x\n" * (lines - 1)), row("c")))
+    assert [found.id for _, found in read_arguments(path, bad.append)] == read
+    assert [(each.line, "100,000 lines" in each.reason) for each in bad] == skipped

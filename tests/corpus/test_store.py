@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import errno
 import json
 import os
 import sqlite3
@@ -11,9 +12,10 @@ from pathlib import Path
 import pytest
 
 from tests.expect import raises_at
-from touche_llm.corpus.json_lines import read_passages
+from touche_llm.corpus.json_lines import SkippedLines, read_passages
 from touche_llm.corpus.sources import CorpusFile, Reader
-from touche_llm.corpus.store import DocumentStore, ensure_store
+from touche_llm.corpus.store import DocumentStore, ensure_store, report_damage
+from touche_llm.data.files import read_file_state
 from touche_llm.data.records import Document, Part
 from touche_llm.data.scratch import RETIRED, open_scratch
 from touche_llm.errors import BadLine, DataError, UsageError
@@ -171,6 +173,14 @@ def test_more_bad_lines_than_the_bound_and_than_documents_are_no_corpus(
         stores.ensure(path, skip_bad_lines=True)
 
 
+def test_a_corpus_may_have_a_hundred_thousand_bad_lines() -> None:
+    left_out, bad = SkippedLines("corpus", lambda _: None), BadLine("corpus", 7, "broken")
+    for _ in range(100_000):
+        left_out.add(bad, documents=5)
+    with raises_at(DataError, "corpus", "100,001 bad lines"):
+        left_out.add(bad, documents=5)
+
+
 def test_an_index_with_lines_left_out_serves_only_those_who_allow_it(tmp_path: Path, stores: Stores) -> None:
     path = tmp_path / "bad.jsonl"
     path.write_text("broken\n" + lines_of([("x", "one")]))
@@ -297,6 +307,20 @@ def test_a_store_of_an_earlier_version_is_taken_where_the_whole_corpus_is_the_sa
     assert (stores.notices, stores.state()) == ([], before)
 
 
+def test_another_corpus_of_the_same_size_time_and_sample_is_read_as_a_whole(tmp_path: Path, stores: Stores) -> None:
+    corpus, other = tmp_path / "a.jsonl", tmp_path / "b.jsonl"
+    content = lines_of([("a", "x" * 2**23)]).encode()
+    corpus.write_bytes(content)
+    # Between two of the blocks that are compared.
+    other.write_bytes(content[:100_000] + b"y" + content[100_001:])
+    for path in (corpus, other):
+        os.utime(path, ns=(1, 1))
+    assert read_file_state(corpus) == read_file_state(other)
+    stores.ensure(corpus)
+    with raises_at(UsageError, stores.folder, str(corpus), str(other)):
+        stores.ensure(other)
+
+
 def test_the_folder_of_another_corpus_is_refused_and_kept(tmp_path: Path, corpus: Path, stores: Stores) -> None:
     stores.ensure(corpus)
     before = stores.state()
@@ -369,6 +393,24 @@ def test_a_corpus_that_changes_while_it_is_read_is_not_stored(tmp_path: Path, co
     with raises_at(DataError, corpus):
         stores.ensure(corpus, read)
     assert list(tmp_path.iterdir()) == [corpus]
+
+
+@pytest.mark.parametrize("keys", ["a", "c"])
+def test_a_store_that_was_read_with_other_keys_is_stored_again(corpus: Path, stores: Stores, keys: str) -> None:
+    for given in ("b", "b", keys):
+        stores.opened.append(
+            ensure_store(CorpusFile(corpus, read_passages, given), stores.folder, warn=stores.notices.append)
+        )
+    assert [store.manifest.keys for store in stores.opened] == ["b", "b", keys]
+    assert len(stores.notices) == 2 and "other keys" in stores.notices[1]
+
+
+@pytest.mark.parametrize(("given", "reported"), [(None, "index"), ("elsewhere", "elsewhere")])
+def test_a_failure_that_passes_is_no_damage_and_names_a_file(given: str | None, reported: str) -> None:
+    error = OSError(errno.EMFILE, "Too many open files", *filter(None, [given]))
+    with pytest.raises(OSError) as caught, report_damage(Path("index"), "vectors"):
+        raise error
+    assert (caught.value.errno, caught.value.filename) == (errno.EMFILE, reported)
 
 
 @pytest.mark.parametrize("content", ["", "broken\n"])

@@ -93,10 +93,13 @@ def test_several_files_after_one_another_are_one_corpus(tmp_path: Path, between:
 def test_the_size_of_the_chunks_changes_nothing(
     tmp_path_factory: pytest.TempPathFactory, arguments: list[tuple[str, int]], chunk: int, indent: int | None
 ) -> None:
-    values = [{"id": f"S{n}", "text": text, "more": [number]} for n, (text, number) in enumerate(arguments)]
+    values: list[Any] = [{"id": f"S{n}", "text": text, "more": [number]} for n, (text, number) in enumerate(arguments)]
+    # The end of a number is known only by what follows.
+    values += [int("1234567890" * 9)] * 2
     path = write(tmp_path_factory.mktemp("chunks"), json.dumps({"arguments": values}, indent=indent))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(args_me_json, "_CHUNK", chunk)
+        patch.setattr(args_me_json, "_START_CHARS", 40)
         assert list(args_me_json.read_json_arguments(path)) == list(enumerate(values, start=1))
 
 
@@ -178,6 +181,7 @@ def test_a_bad_argument_is_named_and_can_be_left_out(tmp_path: Path, bad: Any, p
         ("{", "does not begin"),
         ('{"arguments": {}}', "not JSON|no comma|does not begin"),
         (to_json(argument())[:-1], "no end"),
+        (to_json(argument())[:-2], "no comma"),
         (to_json(argument())[:-30], "truncated"),
         (to_json(argument())[:-1] + ', "more": 1}', "no end"),
         (to_json(argument()) + "x", "does not begin"),
@@ -204,6 +208,13 @@ def test_an_argument_has_a_size_that_is_not_passed(tmp_path: Path, monkeypatch: 
     assert documents(write(tmp_path, to_json(argument(conclusion="x" * 700)), "good.json"))
     with pytest.raises(DataError, match="1,000 characters"):
         documents(write(tmp_path, to_json(argument(conclusion="x" * 5000))))
+
+
+def test_an_argument_may_have_sixteen_million_characters(tmp_path: Path) -> None:
+    conclusion = "x" * (2**24 - len(json.dumps(argument(conclusion=""))))
+    assert [found.title for found in documents(write(tmp_path, to_json(argument(conclusion=conclusion))))] == [
+        conclusion
+    ]
 
 
 @pytest.mark.skipif(not REAL.is_file(), reason="the real arguments are not here")
