@@ -156,6 +156,12 @@ def test_presets_are_those_of_the_models() -> None:
         DenseSettings(preset="e6")
 
 
+def test_the_length_of_the_vectors_is_a_positive_number() -> None:
+    assert DenseSettings(dimensions=1).dimensions == 1
+    with pytest.raises(UsageError, match="dimensions"):
+        DenseSettings(dimensions=0)
+
+
 def test_rows_are_split_into_consecutive_ones() -> None:
     assert split_rows(np.array([], dtype=np.int64), 3) == []
     assert split_rows(np.array([0, 1, 2, 3, 7, 8, 10]), 3) == [range(3), range(3, 4), range(7, 9), range(10, 11)]

@@ -76,6 +76,32 @@ def test_the_index_is_the_same_to_the_byte_in_any_number_of_processes(
         assert index_files(whole) == in_parts
 
 
+def test_a_block_has_the_rows_of_so_many_bytes(store: DocumentStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    found: list[tuple[range, int]] = []
+
+    def tokenize(_: DocumentStore, starts: range, count: int) -> Iterator[Any]:
+        found.append((starts, count))
+        return iter(())
+
+    monkeypatch.setattr(postings, "_tokenize_in_processes", tokenize)
+    monkeypatch.setattr(postings, "count_cores", lambda: 3)
+    for share in (5, 2, 1000):
+        monkeypatch.setattr(postings, "BLOCK_BYTES", store.database_bytes // share)
+        postings.read_postings(store)
+    assert found == [(range(0, 202, 40), 3), (range(0, 202, 101), 2), (range(202), 3)]
+
+
+def test_there_are_as_many_cores_as_this_process_may_use(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "cpu_count", lambda: 8)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {1, 4, 6}, raising=False)
+    assert postings.count_cores() == 3
+    # As on macOS.
+    monkeypatch.delattr(os, "sched_getaffinity")
+    assert postings.count_cores() == 8
+    monkeypatch.setattr(os, "cpu_count", lambda: None)
+    assert postings.count_cores() == 1
+
+
 word = st.sampled_from([f"w{n}" for n in range(12)] + ["the"])
 
 

@@ -79,6 +79,8 @@ async def test_a_search_carries_query_place_and_key(tmp_path: Path) -> None:
     )
     assert body["apikey"] == KEY
     assert "start" not in body
+    # Neither explanations nor results without their titles.
+    assert body["explain"] is body["minimal"] is False
 
 
 @pytest.mark.parametrize(
@@ -185,6 +187,12 @@ async def test_a_reply_of_another_form_is_asked_for_again_and_then_an_error(body
     with pytest.raises(EngineError, match="'bottled water'"):
         await search(server, tmp_path)
     assert len(server.searches) == 3
+
+
+async def test_a_page_of_results_may_have_sixteen_mebibytes(tmp_path: Path) -> None:
+    page = json.dumps(answer([ONE])).encode()
+    server = FakeChatNoir(behaviours=[says(page.rjust(2**24))])
+    assert [hit.document_id for hit in await search(server, tmp_path)] == ["d1"]
 
 
 async def test_two_replies_of_another_form_are_passed_over(tmp_path: Path) -> None:

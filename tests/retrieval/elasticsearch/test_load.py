@@ -77,6 +77,20 @@ def test_a_request_is_no_longer_than_wanted_but_holds_one_document(
     assert sizes(server) == [1, 3]
 
 
+def test_a_request_is_sent_as_soon_as_it_is_full(
+    server: FakeElasticsearch, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # The first two lines have as many bytes together as a request may have, and one less than that.
+    texts = {"a": "x" * 100, "b": "x" * 100, "c": "x"}
+    sources = [{"id": name, "text": text, "line": line} for line, (name, text) in enumerate(texts.items(), start=1)]
+    full = sum(len(json.dumps(source, separators=(",", ":"))) for source in sources[:2])
+    for number, (limit, expected) in enumerate([(full, [2, 1]), (full + 1, [3])]):
+        monkeypatch.setattr(elastic_load, "_BATCH_BYTES", limit)
+        before = len(sizes(server))
+        Loader(server, corpus_file(tmp_path, texts))(index=f"index{number}")
+        assert sizes(server)[before:] == expected
+
+
 def test_texts_come_through_as_they_are(server: FakeElasticsearch, tmp_path: Path) -> None:
     texts = {"ü/1": 'Grün \U0001f600\n\r\u2028\x85 \\ " \x01', "a%2Fb": "{}\n{}", "_all": "x"}
     Loader(server, corpus_file(tmp_path, texts))()
