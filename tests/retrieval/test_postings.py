@@ -25,7 +25,7 @@ from touche_llm.errors import DataError
 from touche_llm.retrieval import postings
 from touche_llm.retrieval.base import select_best_rows
 from touche_llm.retrieval.bm25 import Bm25Settings, ensure_index, get_index_folder, open_index
-from touche_llm.text.analysis import Analyzer
+from touche_llm.text.analysis import Analyzer, tokenize
 
 TEXTS = [f"common word{n % 7} word{n % 7} of the rare{n}" for n in range(200)] + ["the of", "common"]
 
@@ -229,6 +229,19 @@ def group_lives(group: int) -> bool:
     except ProcessLookupError:
         return False
     return True
+
+
+def test_a_corpus_may_have_a_million_words_that_hardly_recur(store: DocumentStore) -> None:
+    own = {word for text in TEXTS for word in tokenize(text)}
+    others = dict.fromkeys(map(str, range(1_000_000 - len(own))), -1)
+    tokenizer = postings._Tokenizer(store)
+    tokenizer._numbers.update(others)
+    _, block = tokenizer.block(0, len(TEXTS))
+    assert len(block.lengths) == len(TEXTS)
+    tokenizer = postings._Tokenizer(store)
+    tokenizer._numbers.update(others | {"one more": -1})
+    with raises_at(DataError, store.manifest.corpus, "1,000,000 distinct words"):
+        tokenizer.block(0, len(TEXTS))
 
 
 def test_words_that_hardly_recur_are_no_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
