@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+import os
 import shutil
 from pathlib import Path
 
@@ -151,6 +152,14 @@ def test_a_manifest_that_is_no_json_is_refused(copy_of: Copy, content: str) -> N
     folder = copy_of("comparative")
     (folder / "recorded.json").write_text(content)
     with raises_at(DataError, folder / "recorded.json"):
+        open_snapshot(folder)
+
+
+def test_a_pipe_instead_of_a_manifest_keeps_nobody_waiting(copy_of: Copy) -> None:
+    folder = copy_of("comparative")
+    (folder / "recorded.json").unlink()
+    os.mkfifo(folder / "recorded.json")
+    with raises_at(DataError, folder / "recorded.json", "not a regular file"):
         open_snapshot(folder)
 
 

@@ -19,6 +19,7 @@ from pydantic import Field, ValidationError, field_validator
 from touche_llm.config import Config, rename_settings
 from touche_llm.data.files import open_atomic, shorten_path
 from touche_llm.data.json_records import JsonModel
+from touche_llm.data.lines import open_regular
 from touche_llm.data.scratch import remove_abandoned
 from touche_llm.data.settings import describe_first_problem
 from touche_llm.errors import DataError, UsageError
@@ -325,9 +326,11 @@ def _refuse_links(folder: Path) -> None:
 
 def _read_manifest(path: Path) -> Manifest:
     try:
-        if path.stat().st_size > _MAX_BYTES:
+        with open_regular(path) as stream:
+            content = stream.read(_MAX_BYTES + 1)
+        if len(content) > _MAX_BYTES:
             raise DataError(f"{path}: larger than {_MAX_BYTES:,} bytes; record the run again")
-        manifest = Manifest.model_validate_json(path.read_bytes())
+        manifest = Manifest.model_validate_json(content)
     except OSError as error:
         raise DataError(f"{path}: cannot read the recorded run: {error.strerror}") from error
     except ValidationError as error:
