@@ -160,12 +160,24 @@ async def test_the_shared_beginning_of_prompts_is_most_of_them(tmp_path: Path) -
         assert 0.5 * cost.least.prompt_tokens < cost.least.shared_tokens < cost.least.prompt_tokens
 
 
-async def test_where_the_answers_decide_how_often_is_compared_there_is_a_least_and_a_most(tmp_path: Path) -> None:
-    (cost,) = (cost for cost in (await dry(short(tmp_path, rank=("judge", "sliding:6")))).costs if cost.stage == "rank")
-    # Two topics, pairs in both orders. Answers that confirm leave the neighbours: every later pass knows its pairs
-    # already. Answers that turn it round make every pass ask anew.
-    assert cost.least.requests == 2 * 2 * 5
-    assert cost.most.requests == 2 * 2 * (6 * 5 // 2)
+@pytest.mark.parametrize(
+    ("step", "least", "most"),
+    [
+        # Pairs in both orders. Answers that confirm leave the neighbours: every later pass knows its pairs already.
+        # Answers that turn it round make every pass ask anew.
+        ("sliding:6", 2 * 5, 2 * (6 * 5 // 2)),
+        # Answers that confirm need 7 comparisons, as do those that turn it round; others need fewer or more.
+        ("setwise:7", 6, 10),
+    ],
+)
+@pytest.mark.parametrize(("thinking", "requests_each"), [({}, 1), ({"compare": 200, "chains": 2}, 2 * 2)])
+async def test_where_the_answers_decide_how_often_is_compared_there_is_a_least_and_a_most(
+    step: str, least: int, most: int, thinking: Mapping[str, int], requests_each: int, tmp_path: Path
+) -> None:
+    config = short(tmp_path, rank=("judge", step), stance__depth=0, sampling={"thinking": thinking})
+    (cost,) = (cost for cost in (await dry(config)).costs if cost.stage == "rank")
+    # Two topics.
+    assert (cost.least.requests, cost.most.requests) == (2 * requests_each * least, 2 * requests_each * most)
 
 
 @pytest.fixture(scope="module")

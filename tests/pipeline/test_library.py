@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import importlib
+import sqlite3
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -15,7 +16,9 @@ import pytest
 import touche_llm as tl
 from tests.expect import raises_at
 from tests.fake_server import FakeServer
-from tests.sample_runs import Silent, config_for
+from tests.sample_runs import Silent, config_for, run_directly
+from tests.scripted_engine import ScriptedEngine
+from tests.write_demo_cassette import script_with_queries
 from touche_llm.cli.demo import SAMPLE_TASKS, SAMPLES, sample_config
 from touche_llm.config import Config
 from touche_llm.data.records import Candidate
@@ -300,6 +303,37 @@ def test_evaluation_of_a_ranking_warns_of_unjudged_documents(
     with pytest.warns(tl.ToucheWarning):
         by_topic = tl.evaluate(ranking, qrels, per_topic=True)
     assert set(by_topic["topic"]) == {topics[0].id}
+
+
+def test_a_model_is_closed_after_its_block() -> None:
+    with replayed("comparative") as model:
+        cache = model.builder.model.cache
+        assert list(cache.find("engine"))
+    with pytest.raises(tl.UsageError):
+        model.info  # noqa: B018
+    with pytest.raises(sqlite3.ProgrammingError):
+        list(cache.find("engine"))
+
+
+def test_failures_of_a_run_are_a_frame(tmp_path: Path) -> None:
+    config = config_for(tmp_path, depth=2, topic=("3",))
+    asyncio.run(run_directly(config, tmp_path / "out", ScriptedEngine(lambda _: {"relevance": "no grade"})))
+    failures = tl.Run.open(tmp_path / "out").failures
+    assert list(failures.columns) == ["file", "topic", "document", "kind", "prompt", "reason"]
+    assert set(zip(failures["file"], failures["topic"], strict=True)) == {("failures.jsonl", "3")}
+    assert list(failures["document"]) == list(tl.Run.open(tmp_path / "out").candidates["document"])
+
+
+async def test_queries_are_expanded_by_the_model_that_is_given(tmp_path: Path) -> None:
+    config = config_for(tmp_path, topic=("3",), expansion__use=True)
+    await run_directly(config, tmp_path / "out", ScriptedEngine(script_with_queries("comparative")))
+    topics = [topic for topic in tl.read_topics(config.topics) if topic.id == "3"]
+    with tl.open_corpus(config.corpus, task="comparative", index=tmp_path / "index") as corpus:
+        async with tl.LanguageModel(cache=config.cache.file, cache_mode="replay") as model:
+            expanded = await tl.retrieve_async(topics, corpus, expand_with=model)
+    own = tl.Run.open(tmp_path / "out").candidates
+    assert [(query.topic_id, len(query.queries)) for query in expanded.queries] == [("3", 3)]
+    assert [candidate.document_id for candidate in expanded.rankings["3"]] == list(own["document"])
 
 
 async def test_a_server_is_asked_from_another_event_loop(tmp_path: Path) -> None:

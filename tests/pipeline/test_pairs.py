@@ -8,9 +8,11 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import yaml
 
+from tests.expect import raises_at
 from tests.sample_runs import Silent, config_for, rank_stage, retrieve_stage, run_lines, run_scripted
 from tests.scripted_engine import Label
 from tests.write_demo_cassette import script_of
@@ -21,6 +23,8 @@ from touche_llm.errors import DataError, EngineError
 from touche_llm.evaluation.run_validation import validate_run
 from touche_llm.llm.answer_forms import list_fields
 from touche_llm.llm.request import Request
+from touche_llm.pipeline.context import RunContext
+from touche_llm.pipeline.retrieve import retrieve_candidates
 from touche_llm.tasks import get_task
 
 SCRIPT = script_of("sentence_pairs")
@@ -162,6 +166,18 @@ async def test_candidates_of_another_tool_are_sentences(tmp_path: Path) -> None:
     config = config_for(tmp_path, task="sentence_pairs", candidates=tmp_path / "other.txt")
     with pytest.raises(DataError, match="1 of its documents are not in the corpus"):
         await retrieve_stage(config, tmp_path / "out", Silent())
+
+
+async def test_a_corpus_knows_pairs_as_documents_and_sentences_as_candidates(tmp_path: Path) -> None:
+    config = config_for(tmp_path, task="sentence_pairs", depth=60, limit_topics=1)
+    with RunContext(config, Silent()) as context:
+        (ranking,) = (await retrieve_candidates(context)).rankings.values()
+        first, second = ranking[:2]
+        pair = msgspec.structs.replace(first, document_id=f"{first.document_id},{second.document_id}")
+        context.corpus.check([[first]], "run")
+        context.corpus.check([[pair]], "run", ranked=True)
+        with raises_at(DataError, "run", pair.document_id):
+            context.corpus.check([[pair]], "run")
 
 
 async def test_ranking_before_judging_names_the_stage(tmp_path: Path) -> None:

@@ -104,6 +104,14 @@ async def test_a_liking_for_the_first_place_cancels_out_over_both_orders(tmp_pat
         assert reading.orders == len(set(reading.keys)) == 2
 
 
+async def test_probabilities_are_written_with_nine_decimals(tmp_path: Path) -> None:
+    third: Answer = {"position": {"YES": 1 / 3, "NO": 2 / 3}, "stance": {"FIRST": 0.5, "SECOND": 0.25, "NEUTRAL": 0.25}}
+    await judged(heating(tmp_path, stance__both_orders=False, depth=1), tmp_path / "out", Judge(third, UNUSABLE))
+    (reading,) = readings(tmp_path / "out")
+    sixth, twelfth = 0.166666667, 0.083333333
+    assert reading.probabilities == {"FIRST": sixth, "SECOND": twelfth, "NEUTRAL": twelfth, "NO": 0.666666667}
+
+
 async def test_a_true_opinion_stays_whichever_object_is_named_first(tmp_path: Path) -> None:
     other: Answer = {**FIRST_PLEASE, "stance": {"SECOND": 0.7, "FIRST": 0.1, "NEUTRAL": 0.2}}
     _, asked = await judged(heating(tmp_path), tmp_path / "out", Judge(FIRST_PLEASE, other))

@@ -1,0 +1,64 @@
+"""The metadata of a run says what its configuration and its finished stages are."""
+
+from __future__ import annotations
+
+import resource
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from touche_llm.pipeline.config_file import load_config
+from touche_llm.pipeline.metadata import describe_run, measure_peak_memory
+
+JUDGED = {"retrieve": {}, "judge": {"model": "tiny"}}
+
+
+def method(folder: Path, stages: dict[str, Any], **flags: Any) -> dict[str, Any]:
+    given = {"topics": Path("topics.xml"), "corpus": Path("passages.jsonl"), "index": folder / "index"}
+    config = load_config(None, given | {name.replace("__", "."): value for name, value in flags.items()})
+    found: dict[str, Any] = describe_run(config, folder, stages)["method"]
+    return found
+
+
+@pytest.mark.parametrize(
+    ("retriever", "first", "names"),
+    [
+        ("bm25", "bm25s.BM25", {"variant"}),
+        ("okapi", "rank_bm25.BM25Okapi", set()),
+        ("dense", "touche_llm.retrieval.dense", {"vectors"}),
+        ("hybrid", "reciprocal rank fusion of bm25s.BM25 and touche_llm.retrieval.dense", {"variant", "vectors"}),
+    ],
+)
+def test_the_first_stage_is_named_with_its_parameters(
+    retriever: str, first: str, names: set[str], tmp_path: Path
+) -> None:
+    (stage,) = method(tmp_path, {"retrieve": {}}, retriever__name=retriever)["retrieval"]
+    assert (stage["name"], stage["method"]) == ("first stage", first)
+    assert set(stage["params"]) == {"query", "depth", "k1", "b"} | names
+
+
+def test_an_expansion_is_among_the_parameters_only_if_it_is_used(tmp_path: Path) -> None:
+    (own,) = method(tmp_path, {"retrieve": {}})["retrieval"]
+    (expanded,) = method(tmp_path, {"retrieve": {}}, expansion__use=True, expansion__weight=0.25)["retrieval"]
+    others = {"weight": 0.25, "k": expanded["params"]["other queries"]["k"]}
+    assert expanded["params"] == own["params"] | {"other queries": others}
+
+
+def test_steps_and_model_are_named_once_documents_are_judged(tmp_path: Path) -> None:
+    retrieved, judged = (method(tmp_path, stages, rank="judge,pairwise:3") for stages in ({"retrieve": {}}, JUDGED))
+    assert (retrieved["name"], judged["name"]) == ("bm25", "bm25 > judge > pairwise:3")
+    assert [text in judged["description"] for text in ("tiny", "judge, pairwise:3")] == [True, True]
+    assert [text in retrieved["description"] for text in ("tiny", "judge")] == [False, False]
+    assert [stage["name"] for stage in judged["retrieval"]] == ["first stage", "stance", "judge", "pairwise:3"]
+
+
+@pytest.mark.parametrize(("platform", "reported"), [("linux", 3 * 2**20), ("darwin", 3 * 2**30)])
+def test_peak_memory_is_in_mebibytes_of_the_unit_of_the_system(
+    platform: str, reported: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "platform", platform)
+    monkeypatch.setattr(resource, "getrusage", lambda _: SimpleNamespace(ru_maxrss=reported))
+    assert measure_peak_memory() == 3072

@@ -1,0 +1,26 @@
+"""The display of progress."""
+
+from __future__ import annotations
+
+import io
+import re
+import time
+
+import pytest
+from rich.console import Console
+
+from touche_llm.pipeline.progress import ConsoleProgress
+
+
+def test_the_rate_is_that_of_the_last_half_minute(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 0.0
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    screen = io.StringIO()
+    progress = ConsoleProgress()
+    progress.console = Console(file=screen, width=200)
+    with progress.stage("judging", 106) as done:
+        for now, steps in ((10.0, 100), (31.0, 1), (36.0, 5)):  # noqa: B007, the clock reads it
+            for _ in range(steps):
+                done()
+    # 105 steps since the first one at 10 s, which is the oldest within half a minute.
+    assert re.findall(r"([\d.]+)/s", screen.getvalue()) == [f"{105 / 26:.1f}"]
