@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, get_args
@@ -13,6 +14,7 @@ from pydantic import BaseModel, ValidationError
 
 from tests.expect import raises_at
 from touche_llm.config import Config
+from touche_llm.corpus.ir_dataset import dataset_index, topics_file
 from touche_llm.errors import UsageError
 from touche_llm.llm.cache import CacheMode
 from touche_llm.llm.settings import EngineConfig
@@ -32,6 +34,12 @@ def config_file(folder: Path, text: str | bytes) -> Path:
 def test_flags_alone_are_enough() -> None:
     config = load_config(None, NEEDED)
     assert (config.task, config.topics, config.corpus) == ("comparative", Path("topics.xml"), Path("passages.jsonl"))
+    assert (config.depth, config.skip_bad_lines, config.energy) == (100, False, False)
+
+
+@pytest.mark.parametrize(("flags", "chosen"), [({}, False), ({"limit_topics": 1}, True), ({"topic": ("1",)}, True)])
+def test_a_run_of_chosen_topics_is_known_as_such(flags: dict[str, Any], chosen: bool) -> None:
+    assert load_config(None, NEEDED | flags).has_chosen_topics is chosen
 
 
 def test_a_flag_overrides_the_file_and_leaves_the_rest(tmp_path: Path) -> None:
@@ -317,6 +325,49 @@ def test_an_unknown_task_is_answered_with_the_known_ones(tmp_path: Path) -> None
         load_config(config_file(tmp_path, BASE + "task: nope\n"), {})
     for name in ("'nope'", *TASKS):
         assert name in str(caught.value)
+
+
+def test_a_dataset_takes_the_place_of_topics_corpus_and_index(tmp_path: Path) -> None:
+    (dataset, *_) = get_task("comparative").definition.corpus.datasets
+    file = config_file(tmp_path, BASE + "index: mine\n")
+    config = load_config(file, {"dataset": dataset})
+    assert (config.corpus, config.topics, config.index) == (None, topics_file(dataset), dataset_index(dataset))
+    write_config(config, file)
+    assert load_config(file, {"dataset": dataset}) == config
+
+
+@pytest.mark.parametrize(
+    ("retriever", "section"),
+    [
+        ({"name": "chatnoir"}, "chatnoir"),
+        ({"name": "elasticsearch", "method": "lucene"}, "elasticsearch"),
+        ({"name": "dense"}, "dense"),
+        ({"name": "hybrid"}, "dense"),
+    ],
+)
+def test_a_retriever_has_its_own_section_and_no_other(retriever: dict[str, str], section: str) -> None:
+    needed = {"task": "controversial", "topics": "t.xml", "weights": {"relevance": 1.0}, "retriever": retriever}
+    assert getattr(Config.model_validate(needed | {section: {}}), section) is not None
+    for sections in ({}, {section: {}, "dense" if section != "dense" else "chatnoir": {}}):
+        with pytest.raises(ValidationError, match=next(reversed(sections), section)):
+            Config.model_validate(needed | sections)
+
+
+def test_a_task_without_a_stance_prompt_takes_the_stance_of_the_judge_prompt(tmp_path: Path) -> None:
+    own = get_task("controversial").folder
+    values = yaml.safe_load((own / "task.yaml").read_text())
+    values["features"].remove("stance_prompt")
+    values["name"] = "mine"
+    folder = tmp_path / "mine"
+    folder.mkdir()
+    (folder / "task.yaml").write_text(yaml.safe_dump(values))
+    shutil.copy(own / "judge.jinja", folder)
+    flags = NEEDED | {"task": str(folder)}
+    stance = load_config(None, flags | {"stance.prompt": "shared"}).stance
+    assert stance is not None and stance.prompt == "shared"
+    for prompt in ("own", "both_orders"):
+        with raises_at(UsageError, "--stance-prompt", "shared"):
+            load_config(None, flags | {"stance.prompt": prompt}, {"stance.prompt": "--stance-prompt"})
 
 
 def test_a_search_engine_can_be_chosen_over_a_configuration_without_its_section(tmp_path: Path) -> None:
