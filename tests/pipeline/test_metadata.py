@@ -13,7 +13,7 @@ import pytest
 from touche_llm.pipeline.config_file import load_config
 from touche_llm.pipeline.metadata import describe_run, measure_peak_memory
 
-JUDGED = {"retrieve": {}, "judge": {"model": "tiny"}}
+JUDGED: dict[str, Any] = {"retrieve": {}, "judge": {"model": "tiny"}}
 
 
 def method(folder: Path, stages: dict[str, Any], **flags: Any) -> dict[str, Any]:
@@ -48,7 +48,8 @@ def test_an_expansion_is_among_the_parameters_only_if_it_is_used(tmp_path: Path)
 
 
 def test_steps_and_model_are_named_once_documents_are_judged(tmp_path: Path) -> None:
-    retrieved, judged = (method(tmp_path, stages, rank="judge,pairwise:3") for stages in ({"retrieve": {}}, JUDGED))
+    retrieved = method(tmp_path, {"retrieve": {}}, rank="judge,pairwise:3")
+    judged = method(tmp_path, JUDGED, rank="judge,pairwise:3")
     assert (retrieved["name"], judged["name"]) == ("bm25", "bm25 > judge > pairwise:3")
     assert [text in judged["description"] for text in ("tiny", "judge, pairwise:3")] == [True, True]
     assert [text in retrieved["description"] for text in ("tiny", "judge")] == [False, False]
