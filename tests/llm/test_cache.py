@@ -3,6 +3,7 @@ from __future__ import annotations
 import asyncio
 import json
 import multiprocessing
+import os
 import sqlite3
 from pathlib import Path
 from typing import Any
@@ -400,6 +401,13 @@ def test_a_cassette_that_is_too_large_for_memory_is_imported_first(
     with Cache(tmp_path / "c.sqlite") as cache:
         cache.put(entry(), Answer)
         cache.export_cassette(path)
+    sparse = tmp_path / "sparse.jsonl"
+    # The largest cassette is read, though these bytes are none.
+    for size, error in ((2**27, DataError), (2**27 + 1, UsageError)):
+        sparse.touch()
+        os.truncate(sparse, size)
+        with pytest.raises(error):
+            Cache(sparse, CacheMode.REPLAY)
     monkeypatch.setattr("touche_llm.llm.cache.MAX_CASSETTE", path.stat().st_size)
     Cache(path, CacheMode.REPLAY).close()
     monkeypatch.setattr("touche_llm.llm.cache.MAX_CASSETTE", path.stat().st_size - 1)

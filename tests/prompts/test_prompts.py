@@ -4,6 +4,7 @@ import os
 import re
 import sys
 import unicodedata
+from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
@@ -16,7 +17,7 @@ from tests.prompt_variants import load_prompt
 from touche_llm.data.records import Document, Topic
 from touche_llm.errors import PromptError
 from touche_llm.llm.answers import get_labels
-from touche_llm.prompts.purposes import load, purposes_of
+from touche_llm.prompts.purposes import list_judging_purposes, load, purposes_of
 from touche_llm.tasks import TASKS, get_task, prompts_folder
 from touche_llm.tasks.base import Question
 from touche_llm.text.sanitize import sanitize
@@ -63,6 +64,23 @@ def test_a_prompt_names_every_label_and_the_topic_before_the_document(task: str,
     assert user.content.endswith("THE PASSAGE")
     for part in (TOPIC.title, TOPIC.description, TOPIC.narrative, *shown.variables.values()):
         assert user.content.index(part) < user.content.index("THE PASSAGE")
+
+
+@pytest.mark.parametrize(
+    ("task", "objects", "stance_depth", "purposes"),
+    [
+        ("comparative", True, 0, ["judge"]),
+        ("comparative", False, 0, ["judge", "objects"]),
+        ("comparative", True, 1, ["judge", "stance"]),
+        ("controversial", False, 1, ["judge", "stance"]),
+        ("sentence_pairs", False, 1, ["judge", "sentence"]),
+    ],
+)
+def test_the_prompts_of_judging_are_those_that_topics_and_task_need(
+    task: str, objects: bool, stance_depth: int, purposes: list[str]
+) -> None:
+    topics = [TOPIC, TOPIC if objects else replace(TOPIC, objects=None)]
+    assert list_judging_purposes(get_task(task), topics, stance_depth) == purposes
 
 
 def test_the_objects_stand_beside_their_labels() -> None:

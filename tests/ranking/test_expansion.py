@@ -201,6 +201,11 @@ def test_a_query_that_could_be_more_than_words_is_refused(query: str) -> None:
         AlternativeQueries.model_validate(QUERIES | {"query2": query})
 
 
+@pytest.mark.parametrize("query", ["abc", "Is it so, or isn't it", "24-hour shop", "a" * 100])
+def test_words_of_a_query_are_taken(query: str) -> None:
+    assert AlternativeQueries.model_validate(QUERIES | {"query1": query}).query1 == query
+
+
 @given(st.text(max_size=120) | st.from_regex(r"\A[0-9A-Za-z][0-9A-Za-z ',-]*\n?\Z"))
 def test_what_gets_through_is_a_short_line_of_words(query: str) -> None:
     try:

@@ -91,6 +91,14 @@ async def test_a_template_that_refuses_is_named() -> None:
     assert check is not None and check.is_blocking and "does not appear" in check.value
 
 
+async def test_a_server_that_continues_no_prompt_with_token_ids_is_named() -> None:
+    def break_reply(_: str) -> str:
+        raise web.HTTPOk(text="no JSON")
+
+    check = await survey_of(Template(break_reply))
+    assert check is not None and check.is_blocking and "malformed" in check.value
+
+
 async def test_a_server_without_token_ids_is_checked_by_its_answer() -> None:
     check = await survey_of(FakeLlamaCpp())
     assert check is not None and check.is_ok is None and not check.is_blocking
