@@ -29,10 +29,12 @@ from tests.scripted_engine import FACTS
 from touche_llm.batch import export
 from touche_llm.batch.export import Export, pending_requests, write_requests
 from touche_llm.batch.stage_run import read_batch
+from touche_llm.config import Config
 from touche_llm.errors import UsageError
 from touche_llm.llm.cache import Cache
 from touche_llm.llm.engines.chat_reply import build_chat_body
 from touche_llm.llm.request import Message, Request
+from touche_llm.pipeline.engines import store_engine_info
 from touche_llm.pipeline.run_files import BATCH
 
 
@@ -232,14 +234,51 @@ async def test_a_stage_without_requests_has_nothing_pending(tmp_path: Path) -> N
     assert not (tmp_path / "out").exists()
 
 
-async def test_the_tokeniser_of_another_model_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    config, out = simple_config(tmp_path), tmp_path / "out"
-    await retrieve_stage(config, out, Silent())
-    from touche_llm.pipeline.engines import store_engine_info
-
-    with Cache(config.cache.file) as cache:
-        store_engine_info(FACTS, cache)
-    monkeypatch.setattr(export, "ChatTokenizer", TokenCounter)
-    with pytest.raises(UsageError, match=r"\b0 tokens.*\bscripted\b.*\b32\b") as caught:
-        await export_stage(config, out, tokenizer=tmp_path)
+@pytest.mark.parametrize(("known", "counted"), [(FACTS.overhead, 0), (FACTS.overhead, FACTS.overhead + 1), (512, 513)])
+async def test_the_tokeniser_of_another_model_is_refused(
+    known: int, counted: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = await config_with_overhead(known, counted, tmp_path, monkeypatch)
+    with pytest.raises(UsageError, match=rf"\b{counted} tokens.*\bscripted\b.*\b{known}\b") as caught:
+        await export_stage(config, tmp_path / "out", tokenizer=tmp_path)
     assert caught.value.location == "engine.tokenizer"
+
+
+# An export without a tokeniser assumes 512.
+@pytest.mark.parametrize(("known", "counted"), [(FACTS.overhead, FACTS.overhead), (512, 0), (512, 512)])
+async def test_the_tokeniser_of_the_model_corrects_an_assumption(
+    known: int, counted: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = await config_with_overhead(known, counted, tmp_path, monkeypatch)
+    assert (await export_stage(config, tmp_path / "out", tokenizer=tmp_path)).batch.facts.overhead == counted
+
+
+async def config_with_overhead(known: int, counted: int, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Config:
+    """Candidates, a cache that knows a template of so many tokens, and a tokeniser that counts others."""
+
+    class Counter(TokenCounter):
+        def count_tokens(self, messages: tuple[Message, ...]) -> int:  # type: ignore[override]
+            return counted + super().count_tokens(messages)
+
+    config = simple_config(folder)
+    await retrieve_stage(config, folder / "out", Silent())
+    with Cache(config.cache.file) as cache:
+        store_engine_info(FACTS.model_copy(update={"overhead": known}), cache)
+    monkeypatch.setattr(export, "ChatTokenizer", Counter)
+    return config
+
+
+async def test_a_document_that_may_be_too_long_needs_a_tokeniser(tmp_path: Path) -> None:
+    config, out = simple_config(tmp_path, engine__context=600), tmp_path / "out"
+    await retrieve_stage(config, out, Silent())
+    with pytest.raises(UsageError, match=r"engine\.tokenizer") as caught:
+        await export_stage(config, out)
+    assert caught.value.location.startswith("prompt comparative/judge, topic 3")
+
+
+async def test_the_folder_of_an_export_may_be_new(waiting: Waiting) -> None:
+    config, out, _ = waiting
+    found = await pending_requests("judge", config, out, None, Silent())
+    new = out.parent / "new" / "folder"
+    assert write_requests(found, new, out / "others.jsonl", 1) == [(out / "others.jsonl", len(found.requests))]
+    assert read_batch(new).config == config

@@ -217,6 +217,32 @@ async def test_questions_without_a_usable_answer_are_failures_and_sent_again_onc
     assert (await run_by_files(retry, tmp_path / "out", Silent())).failures == []
 
 
+async def test_only_the_first_round_repeats_earlier_failures(programs: Programs, tmp_path: Path) -> None:
+    config = config_of(tmp_path, programs, rank="judge", stance__depth=0)
+    programs.behave(says="Well.")
+    await run_by_files(config, tmp_path / "out", Silent())
+    assert sent(programs) == [4, 4, 4]
+    # The first request of each file is rejected, which is a failure at once.
+    programs.behave(says="Well.", broken=1, status=400)
+    outcome = await run_by_files(with_cache(config, retry_failures=True), tmp_path / "out", Silent())
+    assert (sent(programs)[3:], len(outcome.failures)) == ([4, 3, 2], 4)
+
+
+@pytest.mark.parametrize(("answered", "may_fail"), [(3, True), (2, False)])
+async def test_fewer_than_32_requests_may_be_without_an_answer_if_others_have_one(
+    answered: int, may_fail: bool, programs: Programs, tmp_path: Path
+) -> None:
+    flags: dict[str, Any] = {"rank": "judge", "stance__depth": 0}
+    await run_by_files(config_of(tmp_path, programs, topic=("7",), depth=answered, **flags), tmp_path / "7", Silent())
+    programs.behave(broken=34)
+    config = config_of(tmp_path, programs, topic=("7", "12"), depth=17, **flags)
+    if may_fail:
+        assert len((await run_by_files(config, tmp_path / "out", Silent())).failures) == 31
+    else:
+        with pytest.raises(EngineError, match="HTTP 500"):
+            await run_by_files(config, tmp_path / "out", Silent())
+
+
 async def test_a_round_has_a_limited_number_of_requests(
     config: Config, programs: Programs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -123,23 +123,23 @@ async def test_an_interruption_ends_the_runner_and_leaves_no_half_file(place: Pl
 
 @pytest.mark.parametrize("runner", ["vllm", "ray"])
 @pytest.mark.parametrize(
-    "lines",
+    ("lines", "line"),
     [
-        [],
-        [{"custom_id": "a"}],
-        ["no object"],
-        [request("a") | {"url": "/v1/embeddings"}],
-        [request("a"), request("a")],
-        [request("a"), request("b", model="another")],
+        ([], ""),
+        ([{"custom_id": "a"}], ":1"),
+        (["no object"], ":1"),
+        ([request("a") | {"url": "/v1/embeddings"}], ":1"),
+        ([request("a"), request("a")], ":2"),
+        ([request("a"), request("b", model="another")], ":2"),
     ],
 )
 async def test_what_is_no_file_of_chat_requests_to_one_model_starts_nothing(
-    lines: list[Any], runner: str, place: Place
+    lines: list[Any], line: str, runner: str, place: Place
 ) -> None:
     b.write(place.requests, lines)
     with pytest.raises(DataError) as caught:
         await place.answer(runner=runner)
-    assert str(caught.value).startswith(f"{place.requests}:")
+    assert caught.value.location == f"{place.requests}{line}"
     assert (place.programs.calls(), place.programs.seen("init"), place.files()) == ([], [], set())
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import orjson
 import pytest
 from aiohttp import web
 
@@ -53,8 +54,21 @@ class Template(FakeServer):
         return web.json_response({"count": len(text), "tokens": list(text.encode())})
 
 
-async def test_a_server_that_continues_thoughts_passes() -> None:
-    check = await survey_of(FakeServer())
+class Inverted(FakeServer):
+    """Server whose later letters have smaller token ids."""
+
+    async def tokenize(self, request: web.Request) -> web.Response:
+        found = orjson.loads(str((await super().tokenize(request)).text))
+        return web.json_response(found | {"tokens": [255 - token for token in found["tokens"]]})
+
+    async def detokenize(self, request: web.Request) -> web.Response:
+        tokens = (await request.json())["tokens"]
+        return web.json_response({"prompt": bytes(255 - token for token in tokens).decode()})
+
+
+@pytest.mark.parametrize("server", [FakeServer(), Inverted()], ids=["ascending", "descending"])
+async def test_a_server_that_continues_thoughts_passes(server: FakeServer) -> None:
+    check = await survey_of(server)
     assert check is not None and check.is_ok
 
 
