@@ -6,6 +6,7 @@ import asyncio
 import importlib
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,6 +19,8 @@ import touche_llm as tl
 from tests.expect import raises_at
 from tests.sample_runs import Silent
 from touche_llm.cli.demo import SAMPLE_TASKS, SAMPLES, sample_config
+from touche_llm.config import Config
+from touche_llm.data.records import Failure
 from touche_llm.integrations.tira import detect_input
 from touche_llm.pipeline import library
 from touche_llm.pipeline.run_all import run_all
@@ -165,6 +168,7 @@ def test_missing_columns_are_named_before_any_request(sample: Any) -> None:
     for transformer, column in (
         (LLMJudge(sample.model, task="comparative"), "text"),
         (LLMRerank(sample.model, ["pairwise:2"], task="comparative"), "objects"),
+        (LLMRerank(sample.model, ["pairwise:2"], task="comparative"), "text"),
         (LLMRerank(None, ["judge", "balance:2"], task="comparative"), "relevance"),
     ):
         with pytest.raises(pt.validate.InputValidationError) as caught:
@@ -193,6 +197,57 @@ def test_topics_without_objects_are_not_compared_and_named(sample: Any) -> None:
         ranked = rerank(frame)
     assert any("no objects" in str(warning.message) for warning in caught)
     assert ranked["docno"].tolist() == frame["docno"].tolist()
+
+
+@pytest.mark.parametrize(
+    ("task", "step", "grades", "stances"),
+    [
+        ("comparative", "balance:2", {"relevance": 1.0, "quality": 1.0, "stance": "NO"}, {"stance"}),
+        ("arguments_2020", "fusion:2", {"relevance": 1.0}, set()),
+    ],
+)
+@pytest.mark.filterwarnings("ignore::touche_llm.errors.ToucheWarning")
+def test_only_documents_without_grades_get_a_stance(
+    task: str, step: str, grades: dict[str, Any], stances: set[str], sample: Any
+) -> None:
+    frame = BM25(sample.corpus, depth=3)(sample.topics)
+    rerank = LLMRerank(None, [step], task=task)
+    assert set(rerank(frame).columns) == set(rerank(frame[:0]).columns) == {*frame.columns, *stances}
+    judged = frame.assign(**grades)
+    # Columns that a transformer adds or replaces are the last.
+    assert rerank(judged).columns[-2:].tolist() == ["score", "rank"]
+    by_grades = LLMRerank(None, ["judge"], task=task)(judged)
+    assert by_grades["docno"].tolist() == frame["docno"].tolist()
+
+
+@pytest.mark.parametrize(("task", "has_objects"), [("comparative", True), ("controversial", False)])
+def test_only_a_comparison_of_objects_adds_them(task: str, has_objects: bool, sample: Any) -> None:
+    empty = BM25(sample.corpus, depth=2)(sample.topics)[:0].drop(columns="objects")
+    assert ("objects" in LLMJudge(sample.model, task=task)(empty)) == has_objects
+
+
+def test_a_first_stage_has_a_hundred_documents_by_default(sample: Any) -> None:
+    assert BM25(sample.corpus).depth == Config.model_fields["depth"].default
+
+
+def test_a_warning_names_the_line_that_calls_a_transformer(sample: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    frame = BM25(sample.corpus, depth=2)(sample.topics.assign(objects=None))
+    failure = Failure(topic_id="3", document_id=None, kind="best", prompt="p", attempts=[])
+    rank = library.rank
+    monkeypatch.setattr(library, "rank", lambda *given, **named: replace(rank(*given, **named), failures=[failure]))
+    with pytest.warns(tl.ToucheWarning) as caught:
+        LLMRerank(sample.model, ["pairwise:2"], task="comparative").transform(frame)
+    found = [str(warning.message) for warning in caught if warning.filename == __file__]
+    assert any("no objects" in message for message in found)
+    assert any("1 requests without a usable answer" in message for message in found)
+
+
+def test_objects_are_not_missed_where_nothing_is_compared(sample: Any) -> None:
+    frame = BM25(sample.corpus, depth=2)(sample.topics.assign(objects=None))
+    with pytest.warns(tl.ToucheWarning, match="no judgment") as caught:
+        assert len(LLMRerank(None, ["fusion:2"], task="comparative")(frame)) == len(frame)
+        assert len(LLMRerank(sample.model, ["fusion:2"], task="controversial")(frame)) == len(frame)
+    assert [str(warning.message) for warning in caught if "no objects" in str(warning.message)] == []
 
 
 def test_grades_that_are_none_are_refused(sample: Any) -> None:

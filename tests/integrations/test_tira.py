@@ -44,6 +44,14 @@ def test_the_task_is_told_by_the_corpus_and_by_the_topics(tmp_path: Path, topics
     assert found.topics == tmp_path / "topics.xml"
 
 
+def test_a_folder_without_topics_is_described_by_its_first_twenty_files(tmp_path: Path) -> None:
+    for number in range(21):
+        (tmp_path / f"file-{number:02}").touch()
+    with raises_at(UsageError, tmp_path, "topics.xml", "file-00", "file-19") as caught:
+        detect_input(tmp_path)
+    assert "file-20" not in str(caught.value)
+
+
 @pytest.mark.parametrize(("topics", "task"), [(PLAIN, "controversial"), (COMPARED, "comparative")])
 def test_a_rerank_file_is_corpus_and_candidates(tmp_path: Path, topics: str, task: str) -> None:
     found = detect_input(folder_with(tmp_path, topics, "rerank.jsonl.gz"))
