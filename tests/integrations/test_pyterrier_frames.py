@@ -46,6 +46,14 @@ def test_candidates_are_in_the_order_of_scores_ranks_or_rows(
     assert [(candidate.document_id, candidate.rank) for candidate in second] == [("a", 1)]
 
 
+def test_rows_alone_are_scored_by_their_ranks_from_1() -> None:
+    candidates = read_candidates(frame_of(*FOUR), get_task("controversial"), None, "score")
+    assert [[candidate.score for candidate in ranking] for ranking in candidates.list_rankings()] == [
+        [-1, -2, -3],
+        [-1],
+    ]
+
+
 def test_the_first_topic_with_several_values_is_named_with_their_number() -> None:
     rows = (*FOUR[:3], ("2", "a"), ("2", "b"), ("3", "a"))
     frame = frame_of(*rows, description=["x", "y", "z", "x", "y", "x"])
