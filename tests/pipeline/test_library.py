@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import importlib
-import sqlite3
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,9 @@ from touche_llm.cli.demo import SAMPLE_TASKS, SAMPLES, sample_config
 from touche_llm.config import Config
 from touche_llm.data.records import Candidate
 from touche_llm.integrations.tira import detect_input
+from touche_llm.llm.model import ModelClient
+from touche_llm.pipeline import language_model
+from touche_llm.pipeline.engines import open_model
 from touche_llm.pipeline.run_all import run_all
 
 
@@ -305,14 +308,22 @@ def test_evaluation_of_a_ranking_warns_of_unjudged_documents(
     assert set(by_topic["topic"]) == {topics[0].id}
 
 
-def test_a_model_is_closed_after_its_block() -> None:
+def test_a_block_ends_once_its_model_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    closed = []
+
+    @asynccontextmanager
+    async def open_slowly(*settings: Any) -> AsyncIterator[ModelClient]:
+        async with open_model(*settings) as client:
+            yield client
+        await asyncio.sleep(0.05)
+        closed.append(True)
+
+    monkeypatch.setattr(language_model, "open_model", open_slowly)
     with replayed("comparative") as model:
-        cache = model.builder.model.cache
-        assert list(cache.find("engine"))
+        assert model.info.model == "written-for-the-demo" and not closed
+    assert closed == [True]
     with pytest.raises(tl.UsageError):
         model.info  # noqa: B018
-    with pytest.raises(sqlite3.ProgrammingError):
-        list(cache.find("engine"))
 
 
 def test_failures_of_a_run_are_a_frame(tmp_path: Path) -> None:
