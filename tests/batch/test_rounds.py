@@ -294,6 +294,16 @@ async def test_a_folder_with_a_run_of_other_settings_is_refused_before_anything_
     assert len(sent(programs)) == 3
 
 
+async def test_files_of_another_program_are_not_replaced(config: Config, programs: Programs, tmp_path: Path) -> None:
+    mine = tmp_path / "out" / "judgments.jsonl"
+    mine.parent.mkdir()
+    mine.write_text("mine")
+    with pytest.raises(UsageError) as caught:
+        await answer_stage("judge", config, mine.parent, Silent())
+    assert caught.value.location == str(mine)
+    assert (mine.read_text(), programs.calls()) == ("mine", [])
+
+
 def test_a_configuration_of_the_former_engine_opens_as_batch_files_answered_by_ray(tmp_path: Path) -> None:
     file = tmp_path / "config.yaml"
     file.write_text("engine: {name: ray, model: models/tiny, context: 512, options: {concurrency: [4, 8]}}\n")
