@@ -271,7 +271,8 @@ async def config_with_overhead(known: int, counted: int, folder: Path, monkeypat
 async def test_a_document_that_may_be_too_long_needs_a_tokeniser(tmp_path: Path) -> None:
     config, out = simple_config(tmp_path, engine__context=600), tmp_path / "out"
     await retrieve_stage(config, out, Silent())
-    with pytest.raises(UsageError, match=r"engine\.tokenizer") as caught:
+    room = 600 - config.sampling.max_tokens
+    with pytest.raises(UsageError, match=rf"\b{room} prompt tokens.*engine\.tokenizer") as caught:
         await export_stage(config, out)
     assert caught.value.location.startswith("prompt comparative/judge, topic 3")
 

@@ -191,6 +191,14 @@ def test_a_server_that_dies_later_ends_the_work_before_its_retries_do(
     assert ("cache.sqlite" in str(raised.value)) is (purpose == "score")
 
 
+@pytest.mark.parametrize(("wanted", "context"), [(None, 128), (128, 128), (64, 64)])
+async def test_the_context_is_that_of_the_settings_or_else_of_the_server(wanted: int | None, context: int) -> None:
+    server = FakePooling()
+    settings = PoolingConfig(context=wanted)
+    async with server.running(), PoolingServer(server.url, "embedding", settings) as engine:
+        assert (await engine.connect()).context == context
+
+
 def test_a_server_of_another_kind_or_model_or_length_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "cache.sqlite"
 

@@ -15,7 +15,8 @@ from tests.sample_runs import config_for, run_on, with_cache
 from touche_llm.llm.cache import Cache, CacheMode
 from touche_llm.llm.engines.server import ChatServer
 from touche_llm.llm.engines.server_facts import ServedModel, read_serving
-from touche_llm.llm.settings import EngineConfig
+from touche_llm.llm.engines.startup import connect
+from touche_llm.llm.settings import EngineConfig, SamplingConfig
 
 BASE = {"id": "base", "max_model_len": 8192, "owned_by": "vllm", "root": "org/base"}
 ADAPTER = {"id": "mine", "max_model_len": None, "owned_by": "vllm", "root": "/adapters/mine", "parent": "base"}
@@ -106,6 +107,18 @@ async def test_a_server_in_developer_mode_tells_quantisation_and_sizes() -> None
 async def test_pages_that_are_missing_or_malformed_tell_nothing(configuration: Any, metrics: str | None) -> None:
     served = {"id": "base", "root": "base"}
     assert await facts(Reporting(configuration=configuration, metrics=metrics), served) == {}
+
+
+async def test_a_server_that_hides_its_version_tells_the_rest() -> None:
+    class Versionless(Reporting):
+        async def version(self, _: web.Request) -> web.Response:
+            raise web.HTTPNotFound
+
+    server = Versionless(models=[BASE])
+    async with server.running():
+        async with ChatServer(server.url, concurrency=1, request_timeout=5.0, chat_template_kwargs={}) as client:
+            info = await connect(client, EngineConfig(), SamplingConfig())
+    assert (info.engine, info.serving["key-value cache"]) == ("vllm", "fp8")
 
 
 async def test_values_are_bounded() -> None:

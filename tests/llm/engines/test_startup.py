@@ -59,9 +59,21 @@ async def connected(
             yield client, await connect(client, EngineConfig(**engine), sampling, schemas)
 
 
+class Versionless(FakeServer):
+    """Server whose proxy hides the version."""
+
+    async def version(self, _: web.Request) -> web.Response:
+        raise web.HTTPNotFound
+
+
 TOKENIZER = Path("tokenizer")
+SERVED = {"id": "fake", "max_model_len": 8192}
 USABLE: list[tuple[FakeServer, dict[str, Any], Delivery, str, int]] = [
     (FakeServer(), {}, Delivery.STRUCTURED_OUTPUTS, "vllm 0.0-fake", 8192),
+    (FakeServer(), {"context": 8192}, Delivery.STRUCTURED_OUTPUTS, "vllm 0.0-fake", 8192),
+    (FakeServer(), {"context": 8191}, Delivery.STRUCTURED_OUTPUTS, "vllm 0.0-fake", 8191),
+    (Versionless(models=[SERVED | {"owned_by": "vllm"}]), {}, Delivery.STRUCTURED_OUTPUTS, "vllm", 8192),
+    (Versionless(models=[SERVED | {"owned_by": "me"}]), {}, Delivery.STRUCTURED_OUTPUTS, "unknown server", 8192),
     (FakeSglang(), {"tokenizer": TOKENIZER}, Delivery.RESPONSE_FORMAT, "sglang 0.5.0-fake", 4096),
     (FakeLlamaCpp(), {}, Delivery.RESPONSE_FORMAT, "llama.cpp b1-fake", 2048),
     (
