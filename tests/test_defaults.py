@@ -15,8 +15,9 @@ from touche_llm.data.settings import Section
 from touche_llm.judging.sentence_pairs import PairSettings
 from touche_llm.judging.stance import StanceSettings
 from touche_llm.llm.cache import CacheMode
-from touche_llm.llm.settings import CacheConfig, EngineConfig, Runner, SamplingConfig
+from touche_llm.llm.settings import CacheConfig, EngineConfig, PoolingConfig, Runner, SamplingConfig, ThinkingConfig
 from touche_llm.ranking.balance import BalanceSettings
+from touche_llm.ranking.cross_encoder import CrossEncoderSettings
 from touche_llm.ranking.expansion import ExpansionSettings
 from touche_llm.ranking.fusion import FusionSettings, FusionStepSettings
 from touche_llm.ranking.listwise import ListwiseSettings
@@ -27,11 +28,20 @@ from touche_llm.ranking.steps import RankingSettings
 from touche_llm.ranking.tournament import TournamentSettings
 from touche_llm.retrieval.bm25 import Bm25Settings
 from touche_llm.retrieval.chatnoir.settings import ChatNoirSettings
+from touche_llm.retrieval.dense import DenseSettings
 from touche_llm.retrieval.elasticsearch.settings import ElasticsearchSettings
 from touche_llm.retrieval.sentences import SentenceSettings
 from touche_llm.retrieval.settings import RetrieverConfig
 
 # Optional settings, which are None or empty by default, and sections are left out.
+_POOLING: Mapping[str, object] = {
+    "batch": 32,
+    "concurrency": 16,
+    "request_timeout": 300.0,
+    "retry_for": 600.0,
+    "preset": "plain",
+    "instruction": "Given a web search query, retrieve relevant passages that answer the query",
+}
 DEFAULTS: Mapping[type[Section], Mapping[str, object]] = {
     Config: {
         "task": "comparative",
@@ -68,7 +78,16 @@ DEFAULTS: Mapping[type[Section], Mapping[str, object]] = {
         "chat_template_kwargs": {"enable_thinking": False, "thinking": False},
     },
     CacheConfig: {"file": Path(".touche-llm/answers.sqlite"), "mode": CacheMode.REUSE, "retry_failures": False},
+    ThinkingConfig: {
+        "chains": 1,
+        "delimiters": ("<think>\n", "\n</think>\n\n"),
+        "temperature": 0.6,
+        "chat_template_kwargs": {"enable_thinking": True, "thinking": True},
+        **dict.fromkeys(("judge", "stance", "compare"), 0),
+    },
     BalanceSettings: {"margin": 0.05, "places": 3},
+    CrossEncoderSettings: {**_POOLING, "query": ("title",)},
+    DenseSettings: {**_POOLING, "pool": 1000, "weight": 1.0, "k": 60.0},
     ExpansionSettings: {"use": False, "weight": 0.5, "k": 60.0},
     FusionSettings: {"method": "rrf", "k": 60.0},
     FusionStepSettings: {"method": "rrf", "k": 60.0},
@@ -137,6 +156,18 @@ LIMITS: Mapping[type[Section], Mapping[str, tuple[float, float]]] = {
         "seed": (0, 2**31 - 1),
         "max_tokens": (1, 65536),
     },
+    ThinkingConfig: {
+        "temperature": (0.0, 2.0),
+        **dict.fromkeys(("judge", "stance", "compare"), (0, 65536)),
+    },
+    PoolingConfig: {
+        "context": (16, math.inf),
+        "batch": (1, 1024),
+        "concurrency": (1, 1024),
+        "request_timeout": (ABOVE_0, math.inf),
+        "retry_for": (0.0, math.inf),
+    },
+    DenseSettings: {"dimensions": (1, 16384), "pool": (1, math.inf), "weight": (ABOVE_0, FINITE), "k": (0.0, FINITE)},
     BalanceSettings: {"margin": (0.0, math.inf), "places": (1, math.inf)},
     ExpansionSettings: {"weight": (ABOVE_0, FINITE), "k": (0.0, FINITE)},
     FusionSettings: {"k": (0.0, FINITE)},
@@ -172,6 +203,7 @@ def test_values_within_their_limits_are_accepted_and_no_others(section: type[Sec
             assert getattr(section.model_validate({name: value}), name) == value
         below = lowest - 1 if is_whole else math.nextafter(lowest, -math.inf)
         above = highest + 1 if is_whole else math.nextafter(highest, math.inf)
-        for value in {below, above, math.nan} - {math.inf}:
+        # Nothing is above infinity.
+        for value in {below, above, math.nan} - {highest}:
             with pytest.raises(ValidationError):
                 section.model_validate({name: value})

@@ -77,6 +77,7 @@ def test_every_document_is_embedded_once_and_found_by_its_own_words(store: Docum
         assert len(ranking) == 7 and {each.topic_id for each in ranking} == {topic.id}
         assert f"passage: {sanitize(next(store.get_texts([ranking[0].document_id])))}" == engine.sent[sent]
         assert [each.score for each in ranking] == sorted((each.score for each in ranking), reverse=True)
+    assert index.dimensions == queries.shape[1] and DenseIndex(store, DenseSettings(), INFO).dimensions is None
     # Nothing is left to do, and nothing is sent.
     again = Embedding()
     assert list(embed(store, again, preset="e5").find_missing()) == again.sent == []
@@ -154,12 +155,6 @@ def test_presets_are_those_of_the_models() -> None:
     }
     with pytest.raises(UsageError, match="preset: 'e6'"):
         DenseSettings(preset="e6")
-
-
-def test_the_length_of_the_vectors_is_a_positive_number() -> None:
-    assert DenseSettings(dimensions=1).dimensions == 1
-    with pytest.raises(UsageError, match="dimensions"):
-        DenseSettings(dimensions=0)
 
 
 def test_rows_are_split_into_consecutive_ones() -> None:

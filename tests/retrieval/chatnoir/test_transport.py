@@ -196,6 +196,16 @@ async def test_retry_after_holds_all_requests_back(
     assert "HTTP 429: too fast; waiting for 3 s" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("headers", [{}, {"Retry-After": "0"}])
+async def test_no_wait_is_announced_that_was_not_requested(
+    headers: dict[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    server = FakeChatNoir(results(3), behaviours=[status(429, "too fast", **headers)])
+    assert len(await search(server, tmp_path)) == 3
+    (notice,) = capsys.readouterr().out.splitlines()
+    assert "HTTP 429: too fast; tried again" in notice
+
+
 # The key.
 
 

@@ -77,6 +77,14 @@ def test_a_request_is_no_longer_than_wanted_but_holds_one_document(
     assert sizes(server) == [1, 3]
 
 
+def test_a_request_has_eight_mebibytes_or_more_only_for_its_last_document(
+    server: FakeElasticsearch, tmp_path: Path
+) -> None:
+    texts = {name: "x" * 2**22 for name in "abc"}
+    Loader(server, corpus_file(tmp_path, texts))()
+    assert sizes(server) == [2, 1]
+
+
 def test_a_request_is_sent_as_soon_as_it_is_full(
     server: FakeElasticsearch, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

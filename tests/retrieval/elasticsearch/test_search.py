@@ -295,14 +295,6 @@ def test_the_settings_hold_names_of_one_index_alone() -> None:
             ElasticsearchSettings(index=name)
 
 
-@pytest.mark.parametrize("name", ["request_timeout", "retry_for"])
-@pytest.mark.parametrize("seconds", [float("inf"), float("nan"), -1.0])
-def test_times_are_finite_numbers_of_seconds(name: str, seconds: float) -> None:
-    given: dict[str, Any] = {name: seconds}
-    with raises_at(UsageError, f"ElasticsearchSettings.{name}"):
-        ElasticsearchSettings(**given)
-
-
 def test_what_the_index_is_made_of_is_written_as_json_of_plain_values(
     server: FakeElasticsearch, tmp_path: Path
 ) -> None:

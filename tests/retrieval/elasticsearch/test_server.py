@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import elastic_transport
 import elasticsearch
 import pytest
 
@@ -196,6 +197,15 @@ def test_a_reply_that_calls_itself_something_else_is_an_error(server: FakeElasti
     with pytest.raises(EngineError) as raised:
         greet(server)
     assert "\x1b" not in str(raised.value)
+
+
+@pytest.mark.parametrize("failure", [elastic_transport.TransportError("odd"), ValueError("odd")], ids=repr)
+def test_any_other_failure_of_the_client_names_the_request(server: FakeElasticsearch, failure: Exception) -> None:
+    def send(_: elasticsearch.Elasticsearch) -> elastic_transport.ApiResponse[object]:
+        raise failure
+
+    with Server(settings_for(server), print) as there, raises_at(EngineError, server.url, "a count: odd; "):
+        there.request_once("a count", send)
 
 
 def test_a_redirect_is_not_followed_with_the_password(
