@@ -8,7 +8,9 @@ import time
 
 import pytest
 from rich.console import Console
+from rich.text import Text
 
+from touche_llm.llm.counts import Counts
 from touche_llm.pipeline.progress import ConsoleProgress
 
 
@@ -24,3 +26,14 @@ def test_the_rate_is_that_of_the_last_half_minute(monkeypatch: pytest.MonkeyPatc
                 done()
     # 105 steps since the first one at 10 s, which is the oldest within half a minute.
     assert re.findall(r"([\d.]+)/s", screen.getvalue()) == [f"{105 / 26:.1f}"]
+
+
+def test_facts_that_do_not_fit_into_the_terminal_are_cut_and_not_continued_on_another_line() -> None:
+    screen = io.StringIO()
+    progress = ConsoleProgress()
+    progress.console = Console(file=screen, width=120, height=10, force_terminal=True)
+    with progress.stage("judging", 1, counts := Counts()) as done:
+        counts.retries, counts.problem = 7, "the server is busy, and will be so for a while, since others use it"
+        done()
+    (*_, last) = [line for line in Text.from_ansi(screen.getvalue()).plain.splitlines() if "judging" in line]
+    assert "failed" in last and last.rstrip().endswith("…")

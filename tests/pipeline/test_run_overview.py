@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from tests.sample_runs import Silent, config_for, retrieve_stage
-from touche_llm.pipeline.run_overview import MAX_DEPTH, find_runs, read_texts
+from touche_llm.pipeline.run_directory import RunDirectory
+from touche_llm.pipeline.run_overview import BROKEN, MAX_DEPTH, find_runs, read_overview, read_texts
 from touche_llm.tasks import get_task
 
 
@@ -29,3 +32,12 @@ async def test_the_beginning_of_a_document_is_read_from_the_index_and_none_from_
     assert config.index is not None
     (config.index / "manifest.json").write_text("{}")
     assert read_texts(config, task, wanted) == {}
+
+
+def test_a_run_that_the_system_does_not_let_us_read_is_broken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(directory: RunDirectory) -> None:
+        raise PermissionError(13, "no entry", directory.config_file)
+
+    monkeypatch.setattr(RunDirectory, "read_config", refuse)
+    overview = read_overview(tmp_path)
+    assert (overview.state, overview.config, "no entry" in overview.problem) == (BROKEN, None, True)
