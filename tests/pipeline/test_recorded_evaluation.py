@@ -1,0 +1,30 @@
+"""The last evaluation of a run, in its folder."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.expect import raises_at
+from touche_llm.errors import DataError
+from touche_llm.pipeline.recorded_evaluation import read_evaluation
+from touche_llm.pipeline.run_directory import RunDirectory
+
+
+@pytest.mark.parametrize(
+    "content", ["measures: [", "{}", "task: comparative\nrun: ab\nqrels: {}\nmeasures: {nDCG: 1}\n"]
+)
+def test_what_is_no_evaluation_is_refused_with_its_file(content: str, tmp_path: Path) -> None:
+    directory = RunDirectory(tmp_path)
+    assert read_evaluation(directory) is None
+    directory.evaluation_file.write_text(content)
+    with raises_at(DataError, directory.evaluation_file):
+        read_evaluation(directory)
+
+
+def test_an_evaluation_that_cannot_be_read_is_refused_with_its_file(tmp_path: Path) -> None:
+    directory = RunDirectory(tmp_path)
+    directory.evaluation_file.mkdir()
+    with raises_at(DataError, directory.evaluation_file):
+        read_evaluation(directory)
