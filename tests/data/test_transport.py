@@ -113,3 +113,14 @@ def test_retry_after_is_in_seconds_or_a_date(
 ) -> None:
     monkeypatch.setattr("touche_llm.data.transport.time.time", lambda: 1000.0)
     assert parse_retry_after(header) == seconds
+
+
+async def test_a_limit_of_tries_holds_after_more_failures_without_one(slept: list[float]) -> None:
+    limits = [None, None, None, None, 3, 3]
+
+    async def fail() -> None:
+        raise Transient("server_error", "no JSON", max_tries=limits.pop(0))
+
+    with pytest.raises(Transient):
+        await retry(fail, 600.0, Transient, ignore)
+    assert (limits, len(slept)) == ([3], 4)

@@ -68,10 +68,14 @@ async def retry(
             end = min(end, time.monotonic() + retry_for)
             raise
 
+    def is_last(state: RetryCallState) -> bool:
+        max_tries = _get_failure(state, transient).max_tries
+        return time.monotonic() >= end or (max_tries is not None and state.attempt_number >= max_tries)
+
     retrying = AsyncRetrying(
         retry=retry_if_exception_type(transient),
         wait=lambda state: min(_compute_wait(state), end - time.monotonic()),
-        stop=lambda state: time.monotonic() >= end or state.attempt_number == _get_failure(state, transient).max_tries,
+        stop=is_last,
         before_sleep=lambda state: on_retry(_get_failure(state, transient)),
         reraise=True,
     )
