@@ -146,8 +146,11 @@ class Parts(TextTable):
         return document, row
 
     def load_parents(self) -> NDArray[np.int64]:
-        """Return the row of the document of each part; memory-mapped."""
-        rows: NDArray[np.int64] = np.load(self.folder / _PARENTS, mmap_mode="r", allow_pickle=False)
+        """Return the row of the document of each part; memory-mapped. Raises DataError if the file is damaged."""
+        with report_damage(self.folder, "index"):
+            rows: NDArray[np.int64] = np.load(self.folder / _PARENTS, mmap_mode="r", allow_pickle=False)
+            if rows.shape != (len(self),):
+                raise ValueError(f"{_PARENTS}: shape {rows.shape}, not {(len(self),)}")
         return rows
 
 
