@@ -105,6 +105,7 @@ BAD = [
     (b'{"id": "x", "contents": null}', "document x: `contents`"),
     (b'{"id": "x", "contents": ["y"]}', "document x: `contents`"),
     (b'{"docno": "x y", "text": "z"}', "`docno`"),
+    (b'{"id": "x y", "docno": "x y", "text": "z"}', "`id`"),
     (b'{"ClueWeb22-ID": "x", "Clean-Text": " "}', "document x: `Clean-Text`"),
     (b'{"id": "x", "docno": "y", "text": "z"}', "`id` and `docno` differ"),
     (b'{"id": "x", "docno": null, "text": "z"}', "`id` and `docno` differ"),

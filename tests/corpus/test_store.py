@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import errno
+import hashlib
 import json
 import os
 import sqlite3
@@ -9,12 +10,13 @@ from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from tests.expect import raises_at
 from touche_llm.corpus.json_lines import SkippedLines, read_passages
 from touche_llm.corpus.sources import CorpusFile, Reader
-from touche_llm.corpus.store import DocumentStore, ensure_store, report_damage
+from touche_llm.corpus.store import DocumentStore, ensure_store, hash_corpus, report_damage
 from touche_llm.data.files import read_file_state
 from touche_llm.data.records import Document, Part
 from touche_llm.data.scratch import RETIRED, open_scratch
@@ -331,6 +333,17 @@ def test_the_folder_of_another_corpus_is_refused_and_kept(tmp_path: Path, corpus
     assert stores.state() == before
 
 
+def test_the_hash_is_that_of_the_file_or_else_of_the_stored_corpus(corpus: Path, stores: Stores) -> None:
+    digest = hashlib.sha256(corpus.read_bytes()).hexdigest()
+    assert (hash_corpus(corpus, stores.folder), hash_corpus(None, stores.folder)) == (digest, None)
+    stores.ensure(corpus)
+    assert hash_corpus(corpus, stores.folder) == hash_corpus(None, stores.folder) == digest
+    corpus.write_text("other")
+    assert hash_corpus(corpus, stores.folder) == hashlib.sha256(b"other").hexdigest()
+    corpus.unlink()
+    assert (hash_corpus(corpus, stores.folder), hash_corpus(None, stores.folder)) == (None, digest)
+
+
 def test_a_folder_of_foreign_files_is_refused_and_kept(corpus: Path, stores: Stores) -> None:
     stores.folder.mkdir()
     (stores.folder / "thesis.tex").write_text("precious")
@@ -487,6 +500,26 @@ def test_parts_are_found_with_their_documents(tmp_path: Path) -> None:
         assert list(store.read_texts()) == ["A conclusion One. Two.", "Another Three.", "No part."]
         with raises_at(DataError, store.manifest.corpus, "'A2_9'"):
             store.parts.get("A2_9")
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        Path.unlink,
+        lambda path: path.write_bytes(b""),
+        lambda path: path.write_bytes(path.read_bytes()[:-1]),
+        lambda path: np.save(path, np.array([0, 0])),
+        lambda path: np.save(path, np.array([{}, {}, {}]), allow_pickle=True),
+    ],
+    ids=["missing", "empty", "cut", "too short", "pickled"],
+)
+def test_damaged_rows_of_documents_are_named(tmp_path: Path, damage: Callable[[Path], object]) -> None:
+    path, folder = tmp_path / "arguments", tmp_path / "index"
+    path.touch()
+    with ensure_store(CorpusFile(path, read_arguments_of(ARGUMENTS)), folder, warn=lambda _: None) as store:
+        damage(folder / "parents.npy")
+        with raises_at(DataError, folder, "damaged index"):
+            store.parts.load_parents()
 
 
 def test_a_part_that_occurs_twice_is_a_bad_line(tmp_path: Path) -> None:
