@@ -46,6 +46,12 @@ def test_names_in_a_message_are_in_natural_order(names: list[str], limit: int, e
     assert shorten(names, limit).split(", ")[: len(expected)] == expected
 
 
+@pytest.mark.parametrize(("common", "is_sorted"), [(199, True), (200, False)])
+def test_names_are_ordered_by_their_first_200_characters(common: int, is_sorted: bool) -> None:
+    names = ["x" * common + end for end in "ba"]
+    assert shorten(names).split(", ") == (sorted(names) if is_sorted else names)
+
+
 def test_ten_names_are_in_a_message_and_the_number_of_more() -> None:
     ten = [str(number) for number in range(1, 11)]
     assert shorten(ten) == ", ".join(ten)
