@@ -5,7 +5,7 @@
         "quality: 0.5, first_stage: 0.2" "quality: 0.5, first_stage: 0.05"
 
 Results: `demo` gives the same bytes of every `run.txt` from the same answer keys, the recorded runs of the other
-revision replay, `evaluate` gives the same values, whatever it gives besides. Prompts, answers and defaults changed on
+revision replay, and `evaluate` gives the same values (it may give more). Prompts, answers and defaults changed on
 purpose: with `--inputs` this commit takes the prompts and answers of the other, with `--replace` its defaults.
 Times: each benchmark runs in both checkouts, one after the other, in as many rounds; a ratio above 1 means that this
 commit is slower.
@@ -73,8 +73,11 @@ def replay_results(tree: Path, recorded: Path) -> dict[str, Any]:
     """Return what `regress check` says of each recorded run."""
     command = [sys.executable, "-m", "touche_llm", "regress", "check", "--dir", str(recorded)]
     environment = {**os.environ, "PYTHONPATH": str(tree)}
-    lines = subprocess.run(command, cwd=tree, env=environment, capture_output=True, text=True).stdout.splitlines()
-    return {f"regress check, {line.split(': ')[0]}": line for line in lines if line and not line.startswith(" ")}
+    done = subprocess.run(command, cwd=tree, env=environment, capture_output=True, text=True)
+    if done.returncode not in (0, 1):
+        sys.exit(f"{tree}: regress check ended with {done.returncode}: {done.stderr}")
+    lines = [line for line in done.stdout.splitlines() if line and not line.startswith(" ")]
+    return {f"regress check, {line.split(': ')[0]}": line for line in lines}
 
 
 def evaluate_results(tree: Path) -> dict[str, Any]:

@@ -163,8 +163,8 @@ class _Lines:
         self._bytes += len(raw)
         if self.number == 1 and raw.lstrip().startswith(b"{"):
             raise DataError(
-                f"{self._path}: does not begin with {','.join(HEADER)} but a JSON object; give `task: NAME` with the "
-                "reader json_lines (`touche-llm tasks list`)"
+                f"{self._path}: does not begin with {','.join(HEADER)} but with a JSON object; give `task: NAME` with "
+                "the reader json_lines (`touche-llm tasks list`)"
             )
         if self._bytes > MAX_ROW_BYTES:
             raise csv.Error(f"longer than {MAX_ROW_BYTES:,} bytes; is a quotation mark unclosed?")

@@ -39,7 +39,7 @@ def load(task: Task, purpose: Purpose, name: str, folder: Path | None = None) ->
 
 
 def list_judging_purposes(task: Task, topics: Iterable[Topic], stance_depth: int) -> list[str]:
-    """Return the purposes of the prompts that judge the candidates of these topics; without depth, not of stances."""
+    """Return the purposes of the prompts that judge candidates; a stance depth of 0 leaves out the stance prompt."""
     needed = ["judge"]
     if task.objects_answer is not None and any(topic.objects is None for topic in topics):
         needed.append("objects")
