@@ -43,6 +43,17 @@ def test_the_help_of_a_command_fits_two_screens(helps: dict[tuple[str, ...], str
     assert {path: length for path, length in lengths.items() if length > MAX_LINES} == {}
 
 
+def test_every_command_has_a_description() -> None:
+    assert [path for path, command in COMMANDS.items() if not command.help] == []
+
+
+def test_a_flag_is_off_unless_it_is_given() -> None:
+    flags = {(path, item.name): item for path, command in COMMANDS.items() for item in command.params}
+    flags = {name: item for name, item in flags.items() if getattr(item, "is_flag", False)}
+    assert {name for name, item in flags.items() if item.default} == set()
+    assert {path for path, name in flags if name == "overwrite"} >= {("run",), ("fuse",), ("report",), ("tira",)}
+
+
 @pytest.mark.parametrize("path", [path for path, command in COMMANDS.items() if hasattr(command, "list_commands")])
 def test_a_group_of_commands_alone_lists_them(touche: Touche, path: tuple[str, ...]) -> None:
     shown = touche(*path).stderr

@@ -1,0 +1,67 @@
+"""The layout of the help, and errors of the option parser and of the program."""
+
+from __future__ import annotations
+
+import re
+import sys
+
+import pytest
+
+from tests.cli.conftest import Touche
+from touche_llm import cli
+
+# The narrowest help.
+NARROW = 50
+
+
+def names(text: str) -> set[str]:
+    return set(re.findall(r"^  (--[\w-]+)", text, re.MULTILINE))
+
+
+def test_the_help_of_all_options_comes_before_any_error_of_the_others(touche: Touche) -> None:
+    short, long = touche("run", "--help"), touche("run", "--depth", "many", "--help-all")
+    assert (short.returncode, long.returncode, long.stderr) == (0, 0, "")
+    assert {"--depth", "--out"} < names(short.stdout) < names(long.stdout)
+
+
+@pytest.mark.parametrize("command", ["run", "tira"])
+def test_a_narrow_help_has_the_same_words_with_descriptions_in_one_column(
+    touche: Touche, command: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flag = "--help-all" if command == "run" else "--help"
+    wide = touche(command, flag).stdout
+    monkeypatch.setenv("COLUMNS", str(NARROW))
+    options = touche(command, flag).stdout.partition(":\n  --" if command == "run" else ":\n  -i")[2]
+    assert {*options.split()[1:]} <= {*wide.split()}
+    lines = options.splitlines()[1:]
+    starts = {match.start(1) for line in lines if (match := re.match(r"  -\S+(?: [A-Z]\S*)?  +(\S)", line))}
+    continued = {len(line) - len(line.lstrip()) for line in lines if line.startswith("   ")}
+    assert len(starts) == 1 and starts == continued
+
+
+def test_an_option_that_may_be_left_out_but_is_a_number_is_parsed_as_one(touche: Touche) -> None:
+    assert "--limit-topics N" in touche("run", "--help-all").stdout
+    done = touche("run", "--out", "o", "--limit-topics", "many")
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1) and done.stderr.startswith("error: --limit-topics: ")
+
+
+def test_an_option_without_its_value_is_one_line(touche: Touche) -> None:
+    done = touche("run", "--depth")
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
+    assert done.stderr.startswith("error: ") and "--depth" in done.stderr
+
+
+def test_a_bug_ends_with_the_traceback_of_python(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def validate() -> None:
+        raise RuntimeError("a bug")
+
+    monkeypatch.setattr("touche_llm.cli.validate.validate", validate)
+    monkeypatch.setattr(sys, "argv", ["touche-llm", "validate"])
+    monkeypatch.setattr(sys, "excepthook", sys.excepthook)
+    with pytest.raises(RuntimeError) as caught:
+        cli.main()
+    sys.excepthook(caught.type, caught.value, caught.tb)
+    lines = capsys.readouterr().err.splitlines()
+    assert (lines[0], lines[-1]) == ("Traceback (most recent call last):", "RuntimeError: a bug")
