@@ -10,6 +10,7 @@ import pandas as pd
 import pytest
 
 from tests.cli.conftest import Touche
+from tests.cli.table_layout import record_tables
 
 TOPICS = 6
 QRELS = ("--task", "comparative", "--relevance", "relevance")
@@ -71,6 +72,15 @@ def test_each_run_is_held_against_the_baseline(touche: Touche, runs: Path) -> No
     # Holm: the smaller of two is doubled.
     assert best["p_holm"] == pytest.approx(2 * best["p"])
     assert mixed["low"] <= mixed["difference"] <= mixed["high"]
+
+
+def test_a_comparison_drops_what_matters_least(touche: Touche, runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tables = record_tables(monkeypatch, "compare")
+    assert touche("compare", "best", "--baseline", "base", *QRELS).returncode == 0
+    (table,) = tables
+    kept = ["measure", "run", "change", "95 % interval", "p Holm"]
+    assert table.groups == [kept, ["+/=/-"], ["value"], ["baseline"], ["judged@k"]]
+    assert table.texts == {"measure", "run"}
 
 
 def test_the_baseline_need_not_be_named_twice(touche: Touche, runs: Path) -> None:

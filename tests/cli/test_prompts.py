@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 
 from tests.cli.conftest import Done, Touche
+from tests.cli.table_layout import record_tables
 from tests.sample_runs import Silent, config_for, judge_stage, rank_stage, retrieve_stage
 from tests.scripted_engine import FACTS, Script, ScriptedEngine
 from tests.write_demo_cassette import script_of
@@ -91,6 +92,21 @@ def test_the_list_names_the_prompts_and_where_they_lie(
     assert places == dict.fromkeys(mine, "the project") | {"judge": str(folder / "comparative")}
     monkeypatch.setattr("touche_llm.cli.tables.get_width", lambda file: 40)
     assert touche(*given).stdout.split()[-4:] == ["version,", "hash,", "purpose,", "folder)"]
+
+
+def test_tables_of_prompts_drop_what_matters_least_and_align_texts_at_their_beginning(
+    touche: Touche, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tables = record_tables(monkeypatch, "prompts")
+    assert touche("prompts", "list", "--task", "comparative").returncode == 0
+    assert touche("prompts", "check", "judge").returncode == 0
+    listed, checked = tables
+    assert listed.groups == [["prompt", "answer"], ["version"], ["hash"], ["purpose"], ["folder"]]
+    assert listed.texts == {"prompt", "hash", "answer", "purpose", "folder"}
+    assert checked.groups == [
+        *(["prompt", "about tokens", "result"], ["two topics share"], ["two documents share"], ["version and hash"]),
+    ]
+    assert checked.texts == {"prompt", "version and hash", "result"}
 
 
 def test_a_template_that_does_not_load_is_listed_with_its_error(touche: Touche, folder: Path) -> None:

@@ -11,11 +11,15 @@ from typing import Any
 
 import pytest
 import yaml
+from msgspec.structs import replace
 
 from tests.cli.conftest import Touche
+from tests.cli.table_layout import record_tables
 from tests.report.reports import sample_run
 from tests.sample_runs import run_lines
 from touche_llm.cli.demo import SAMPLES
+from touche_llm.data.files import read_records, write_records
+from touche_llm.data.records import Cut, Judgment
 from touche_llm.pipeline.run_directory import RunDirectory
 from touche_llm.pipeline.run_overview import find_runs
 
@@ -181,6 +185,62 @@ def test_all_runs_are_listed_also_unfinished_and_damaged_ones(touche: Touche, ru
     assert "damaged" in shown and "unfinished" in shown
     assert rows_of(touche, "runs", "first/index") == []
     assert touche("runs", "nowhere").returncode == 1
+
+
+def test_runs_have_the_measures_of_their_last_evaluation(
+    touche: Touche, run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # A head, a line and the run; nothing explains measures.
+    assert len(touche("runs").stdout.splitlines()) == 3
+    # One of three documents is unjudged.
+    lines = (run.parent / "quality").read_text().splitlines(keepends=True)
+    (run.parent / "quality").write_text("".join(lines[::2]))
+    found = {row["measure"]: row for row in rows_of(touche, "evaluate", "first", *GRADED) if row["run"] == "first"}
+    (row,) = rows_of(touche, "runs")
+    for name in ("relevance nDCG@5", "quality nDCG@5"):
+        assert [row[name], row[f"{name} judged"]] == pytest.approx(
+            [found[name]["value"], found[name]["judged"]], abs=1e-6
+        )
+        assert row[name] != row[f"{name} judged"]
+    tables = record_tables(monkeypatch, "show")
+    assert any(line.startswith("judged: ") for line in touche("runs").stdout.splitlines())
+    (table,) = tables
+    assert table.groups == [
+        *(["run", "relevance"], ["date"], ["model"], ["requests"], ["topics"], ["prompt"], ["quality"], ["tokens"]),
+        *(["steps"], ["relevance judged", "quality judged"]),
+    ]
+    assert table.texts == {"run", "model", "prompt", "steps"}
+
+
+def test_the_part_of_a_document_that_the_model_saw_and_the_source_of_a_stance_are_shown(
+    touche: Touche, run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second, *others = (line.document_id for line in run_lines(run / "run.txt") if line.topic_id == "3")
+    judgments = read_records(run / "judgments.jsonl", Judgment, "judgments")
+    cut = Cut(kept_chars=1, of_chars=3, prompt_tokens=9)
+    write_records(
+        run / "judgments.jsonl",
+        [replace(each, cut=cut) if each.document_id == first else each for each in judgments],
+    )
+    results = (run / "results.tsv").read_text().splitlines()
+    place = results[0].split("\t").index("stance_source")
+    for number, line in enumerate(results):
+        cells = line.split("\t")
+        if second in cells and "3" in cells:
+            cells[place] = "threshold"
+            results[number] = "\t".join(cells)
+    (run / "results.tsv").write_text("\n".join(results) + "\n")
+    seen = {row["document"]: row["seen"] for row in rows_of(touche, "show", "first", "--topic", "3")}
+    assert seen == {first: 0.3333} | dict.fromkeys([second, *others], 1.0)
+    tables = record_tables(monkeypatch, "show")
+    assert touche("show", "first", "--topic", "3").returncode == 0
+    (table,) = tables
+    assert table.cells("seen")[:2] == ["33%", ""]
+    sources = {
+        document: cell.split()[2:]
+        for document, cell in zip(table.cells("document"), table.cells("stance"), strict=True)
+    }
+    assert sources == {second: ["threshold"]} | dict.fromkeys([first, *others], [])
 
 
 def test_the_search_for_runs_is_bounded_and_follows_no_links(run: Path) -> None:

@@ -85,6 +85,19 @@ def shown(width: int | None) -> list[str]:
                 "(not shown in 21 columns: text, b, share)",
             ],
         ),
+        (
+            8,
+            [
+                " n  name",
+                "─" * 9,
+                " 1  plain",
+                "a headi…",
+                "10  長い",
+                "─" * 9,
+                "",
+                "(not shown in 8 columns: text, b, a, share)",
+            ],
+        ),
     ],
 )
 def test_columns_are_dropped_in_their_order_and_only_texts_are_cut(width: int | None, expected: list[str]) -> None:
