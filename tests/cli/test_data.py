@@ -44,6 +44,17 @@ def test_a_problem_of_one_file_is_the_exit_code(touche: Touche, tmp_path: Path) 
     assert table.returncode == 1 and "problem: " in table.stdout and "comparative: " in table.stdout
 
 
+def test_facts_of_a_file_stay_within_the_terminal(
+    touche: Touche, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "other").write_text("nothing known\n")
+    whole = touche("data", "other").stdout
+    monkeypatch.setattr("touche_llm.cli.tables.get_width", lambda file: 40)
+    broken = touche("data", "other").stdout
+    assert max(map(len, whole.splitlines())) > 40 >= max(map(len, broken.splitlines()))
+    assert broken.split() == whole.split()
+
+
 def test_a_check_takes_no_task(touche: Touche, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     assert touche("data", "file", "--task", "comparative").returncode == 2

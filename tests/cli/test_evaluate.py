@@ -238,6 +238,8 @@ def test_tables_show_values_with_intervals(touche: Touche, judged: Path) -> None
     expected = f"{value['value']:.4f} {value['low']:.4f} to {value['high']:.4f} 3"
     assert f"mine {expected}" in " ".join(done.stdout.split())
     assert done.stdout.count("mine (first stage)") == 12
+    aspects = ("relevance", "quality", "stance")
+    assert tuple(line for line in done.stdout.splitlines() if line in aspects) == aspects
     labels = re.findall(r"^((?:precision|recall) .*?)  +mine ", done.stdout, re.MULTILINE)
     assert labels == [
         f"{name} {label}" for name in ("precision", "recall") for label in get_task("comparative").stances
@@ -261,6 +263,18 @@ def test_what_should_be_known_of_the_figures_is_told(touche: Touche, judged: Pat
     assert "note: other: stance: the run has no stances" in told
     assert "note: mine: imputed stances, for lack of a usable answer: 3" in told
     assert "imputed" not in touche("evaluate", "mine", *GRADED).stderr
+
+
+def test_unjudged_documents_behind_a_loss_against_the_first_stage_are_noted(touche: Touche, judged: Path) -> None:
+    (judged / "mine/run.txt").write_text("1 NO x 1 3 t\n1 NO a 2 2 t\n1 NO b 3 1 t\n")
+    (judged / "mine/candidates.run.txt").write_text("1 Q0 a 1 3 t\n1 Q0 b 2 2 t\n1 Q0 x 3 1 t\n")
+    notes = touche("evaluate", "mine", *GRADED, "--format", "json").stderr.splitlines()
+    starts = ["note: mine: relevance", "note: mine: quality"]
+    assert [
+        start for start in starts if any(n.startswith(start) and "mine (first stage)" in n for n in notes)
+    ] == starts
+    (judged / "mine/candidates.run.txt").unlink()
+    assert "first stage)" not in touche("evaluate", "mine", *GRADED, "--format", "json").stderr
 
 
 FITTED = (

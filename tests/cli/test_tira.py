@@ -8,8 +8,9 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -18,8 +19,10 @@ import touche_llm
 from tests.cli.conftest import Done, Touche
 from tests.sample_runs import run_lines
 from touche_llm.cli.demo import SAMPLE_TASKS, SAMPLES
+from touche_llm.config import Config
 from touche_llm.data.files import sha256
 from touche_llm.data.topics import read_topics
+from touche_llm.errors import UsageError
 from touche_llm.evaluation.run_validation import validate_run
 from touche_llm.integrations.tira import detect_input
 from touche_llm.tasks import get_task
@@ -148,6 +151,45 @@ def test_topics_alone_need_a_key_for_the_search_engine(touche: Touche, prepared:
     assert (
         "no corpus" in done.stderr and "args_processed_04_01.csv" in done.stderr and "CHATNOIR_API_KEY" in done.stderr
     )
+
+
+@pytest.fixture
+def configured(monkeypatch: pytest.MonkeyPatch) -> list[Config]:
+    """The configuration of each call, which ends before it sends requests."""
+    found: list[Config] = []
+
+    def end(config: Config, work: Coroutine[Any, Any, Any]) -> None:
+        work.close()
+        found.append(config)
+        raise UsageError("ended")
+
+    monkeypatch.setattr("touche_llm.cli.tira.run_requests", end)
+    return found
+
+
+def test_with_a_key_topics_alone_are_searched_in_chatnoir_and_its_answers_cached(
+    touche: Touche, prepared: Prepare, tmp_path: Path, configured: list[Config], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given = prepared("controversial")
+    (given / "documents.jsonl.gz").unlink()
+    monkeypatch.setenv("CHATNOIR_API_KEY", "key")
+    touche("tira", "-i", str(given), "-o", "out")
+    (config,) = configured
+    assert config.chatnoir is not None and config.retriever.name == "chatnoir"
+    assert config.chatnoir.cache == tmp_path / "cache" / "chatnoir.sqlite"
+
+
+def test_libraries_write_to_the_cache_folder_unless_they_have_one(
+    touche: Touche, prepared: Prepare, tmp_path: Path, configured: list[Config], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given = prepared("comparative")
+    names = ("VLLM_CACHE_ROOT", "VLLM_CONFIG_ROOT", "TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR")
+    for name in names:
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HF_HOME", "mine")
+    touche("tira", "-i", str(given), "-o", "out")
+    assert len(configured) == 1 and os.environ["HF_HOME"] == "mine"
+    assert {Path(os.environ[name]).parent for name in names} == {tmp_path / "cache"}
 
 
 def test_without_a_model_the_message_says_how_to_name_one(touche: Touche, prepared: Prepare) -> None:
