@@ -16,10 +16,14 @@ from touche_llm.pipeline.metadata import describe_run, measure_peak_memory
 JUDGED: dict[str, Any] = {"retrieve": {}, "judge": {"model": "tiny"}}
 
 
-def method(folder: Path, stages: dict[str, Any], **flags: Any) -> dict[str, Any]:
+def described(folder: Path, stages: dict[str, Any], **flags: Any) -> dict[str, Any]:
     given = {"topics": Path("topics.xml"), "corpus": Path("passages.jsonl"), "index": folder / "index"}
     config = load_config(None, given | {name.replace("__", "."): value for name, value in flags.items()})
-    found: dict[str, Any] = describe_run(config, folder, stages)["method"]
+    return describe_run(config, folder, stages)
+
+
+def method(folder: Path, stages: dict[str, Any], **flags: Any) -> dict[str, Any]:
+    found: dict[str, Any] = described(folder, stages, **flags)["method"]
     return found
 
 
@@ -54,6 +58,25 @@ def test_steps_and_model_are_named_once_documents_are_judged(tmp_path: Path) -> 
     assert [text in judged["description"] for text in ("tiny", "judge, pairwise:3")] == [True, True]
     assert [text in retrieved["description"] for text in ("tiny", "judge")] == [False, False]
     assert [stage["name"] for stage in judged["retrieval"]] == ["first stage", "stance", "judge", "pairwise:3"]
+    assert judged["retrieval"][3]["reranks"] == "judge"
+
+
+def test_pairs_are_made_once_their_sentences_are_judged(tmp_path: Path) -> None:
+    def names(stages: dict[str, Any]) -> list[str]:
+        return [stage["name"] for stage in method(tmp_path, stages, task="sentence_pairs", rank="judge")["retrieval"]]
+
+    assert names({"retrieve": {}}) == ["first stage"]
+    assert names(JUDGED) == ["first stage", "pairs", "judge"]
+
+
+def test_own_code_and_topics_that_thresholds_were_fitted_on_are_named(tmp_path: Path) -> None:
+    plain = described(tmp_path, JUDGED)
+    fitted = {"thresholds": {"NO": 0.5}, "calibrated_on": ["8", "17"], "calibrated_for": "x"}
+    own = described(tmp_path, JUDGED, actor__repository="https://example.org/code", stance=fitted)
+    assert own["implementation"]["source"]["repository"] == "https://example.org/code"
+    assert "touche" in plain["implementation"]["source"]["repository"].lower()
+    training = [run["data"]["training data"] for run in (plain, own)]
+    assert training[0].startswith("none") and training[1].endswith(" 8, 17")
 
 
 @pytest.mark.parametrize(("platform", "reported"), [("linux", 3 * 2**20), ("darwin", 3 * 2**30)])

@@ -26,6 +26,17 @@ def test_the_rate_is_that_of_the_last_half_minute(monkeypatch: pytest.MonkeyPatc
                 done()
     # 105 steps since the first one at 10 s, which is the oldest within half a minute.
     assert re.findall(r"([\d.]+)/s", screen.getvalue()) == [f"{105 / 26:.1f}"]
+    last = screen.getvalue().splitlines()[-1]
+    assert "106/106" in last and " left" not in last
+
+
+def test_numbers_in_a_note_are_not_coloured(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name, value in {"FORCE_COLOR": "1", "TERM": "xterm", "COLUMNS": "80"}.items():
+        monkeypatch.setenv(name, value)
+    ConsoleProgress().warn("42 of 'these'")
+    assert capsys.readouterr().err == "note: 42 of 'these'\n"
 
 
 def test_facts_that_do_not_fit_into_the_terminal_are_cut_and_not_continued_on_another_line() -> None:

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from tests.expect import raises_at
 from tests.sample_runs import Silent, config_for, retrieve_stage
+from touche_llm.errors import DataError
+from touche_llm.pipeline.results import list_result_columns
 from touche_llm.pipeline.run_directory import RunDirectory
-from touche_llm.pipeline.run_overview import BROKEN, MAX_DEPTH, find_runs, read_overview, read_texts
+from touche_llm.pipeline.run_overview import BROKEN, MAX_DEPTH, find_runs, read_overview, read_results, read_texts
 from touche_llm.tasks import get_task
 
 
@@ -19,13 +24,43 @@ def test_runs_are_found_down_to_the_greatest_depth_and_no_deeper(tmp_path: Path)
     (deepest / "run.txt").touch()
     assert find_runs(root) == ([deepest], True)
     assert find_runs(tmp_path) == ([], False)
+    # The folders, and the root.
+    assert find_runs(root, max_folders=MAX_DEPTH + 1) == ([deepest], True)
+    assert find_runs(root, max_folders=MAX_DEPTH) == ([], False)
+
+
+def test_a_search_that_cannot_look_into_a_folder_is_not_complete(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("closed", "open"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "run.txt").touch()
+    scan = os.scandir
+
+    def refuse(folder: Path) -> Any:
+        if folder.name == "closed":
+            raise PermissionError(13, "no entry", folder)
+        return scan(folder)
+
+    monkeypatch.setattr(os, "scandir", refuse)
+    assert find_runs(tmp_path) == ([tmp_path / "open"], False)
+
+
+@pytest.mark.parametrize("text", ["topic\trank\n3\t1\n", "{names}\n3\n", "{names}\n{texts}\n", '"'])
+def test_results_of_another_program_are_no_results(tmp_path: Path, text: str) -> None:
+    task = get_task("comparative")
+    names = list_result_columns(task)
+    file = tmp_path / "results.tsv"
+    file.write_text(text.format(names="\t".join(names), texts="\t".join("first" for _ in names)))
+    with raises_at(DataError, file):
+        list(read_results(RunDirectory(tmp_path), task))
 
 
 async def test_the_beginning_of_a_document_is_read_from_the_index_and_none_from_a_damaged_one(tmp_path: Path) -> None:
     config, task = config_for(tmp_path, topic=("3",), depth=1), get_task("comparative")
     found = await retrieve_stage(config, tmp_path / "out", Silent())
     topic, document_id = found.topics[0], found.rankings["3"][0].document_id
-    wanted = [(topic, document_id), (topic, "nowhere")]
+    wanted = [(topic, "nowhere"), (topic, document_id)]
     texts = read_texts(config, task, wanted)
     assert list(texts) == [("3", document_id)]
     assert 0 < len(texts["3", document_id]) <= 300
