@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import pickle
 from collections.abc import Callable
 from pathlib import Path
 
@@ -39,6 +40,9 @@ def test_ids_come_back_in_the_order_of_the_rows_asked_for(
         ("documents.id_ends.npy", lambda content: content[:-8]),
         ("documents.id_ends.npy", lambda content: b""),
         ("parts.ids.npy", None),
+        # Reading a pickle would execute what it holds.
+        ("documents.ids.npy", lambda content: pickle.dumps(b"ab")),
+        ("documents.id_ends.npy", lambda content: pickle.dumps([0, 1, 2])),
     ],
 )
 def test_ids_that_are_damaged_or_gone_are_an_error_that_says_what_to_do(

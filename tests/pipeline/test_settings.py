@@ -10,11 +10,12 @@ from typing import Any
 import pytest
 import yaml
 
+from tests.expect import raises_at
 from tests.fake_server import FakeServer
 from tests.sample_runs import Silent, config_for, run_on
 from touche_llm.config import Config
 from touche_llm.data.settings import list_fields
-from touche_llm.errors import ToucheError, UsageError
+from touche_llm.errors import DataError, ToucheError, UsageError
 from touche_llm.pipeline import inputs
 from touche_llm.pipeline import run_all as pipeline
 from touche_llm.pipeline.config_file import load_config
@@ -45,6 +46,13 @@ def contents(out: Path) -> dict[str, bytes]:
 def changes(error: UsageError) -> list[str]:
     """The names of the settings that an error lists."""
     return [line.partition(":")[0].strip() for line in str(error).splitlines()[1:]]
+
+
+@pytest.mark.parametrize("setting", ["corpus", "candidates"])
+def test_a_missing_input_is_named_before_a_stage_begins(tmp_path: Path, setting: str) -> None:
+    config = config_for(tmp_path, **{setting: tmp_path / "gone"})
+    with RunContext(config, Silent()) as context, raises_at(DataError, tmp_path / "gone"):
+        context.check_files()
 
 
 @pytest.mark.parametrize(
