@@ -153,7 +153,7 @@ BAD: list[tuple[list[str], str]] = [
     (row("x", premises=""), "argument x: not a Python literal"),
     (row("x", premises="[{'text': 'a', 'stance': 'PRO', 'annotations': []}"), "argument x: not a Python literal"),
     (row("x", premises=[]), "no premise"),
-    (row("x", premises=[{"text": "a"}]), "`stance`"),
+    (row("x", premises=[{"text": "a"}]), "`text` and `stance`"),
     (row("x", premises=[premise("a", "NEUTRAL")]), "unknown stance 'NEUTRAL'"),
     (row("x", premises=[premise("a"), premise("a", "pro")]), "unknown stance 'pro'"),
     (row("x", premises=[{"text": "a", "stance": 1}]), "`stance` is not a string"),
@@ -161,7 +161,7 @@ BAD: list[tuple[list[str], str]] = [
     (row("x", sentences=[sentence("a", " ")]), "no sentence"),
     (row("x", sentences={"sent_id": "a"}), "not a list of dictionaries"),
     (row("x", sentences=[["sent_id", "sent_text"]]), "not a list of dictionaries"),
-    (row("x", sentences=[{"sent_id": "a"}]), "`sent_text`"),
+    (row("x", sentences=[{"sent_id": "a"}]), "`sent_id` and `sent_text`"),
     (row("x", sentences=[{"sent_id": "a", "sent_text": None}]), "`sent_text` is not a string"),
     (row("x", sentences=[{"sent_id": "a", "sent_text": b"b"}]), "`sent_text` is not a string"),
     (row("x", sentences=[sentence("a b", "t")]), "'a b'"),
@@ -479,6 +479,16 @@ def test_a_small_archive_with_a_header_of_gigabytes_is_read_to_the_bound_alone(t
     path.write_bytes(gzip.compress(other.tobuf(format=tarfile.GNU_FORMAT) + bytes(2**26), compresslevel=1))
     with raises_at(DataError, path, "67,108,864 bytes"):
         list(read_arguments(path))
+
+
+@pytest.mark.parametrize(("size", "read", "skipped"), [(2**24, ["a", "b", "c"], []), (2**24 + 1, ["a", "c"], [3])])
+def test_a_row_may_have_sixteen_mebibytes(tmp_path: Path, size: int, read: list[str], skipped: list[int]) -> None:
+    path, bad = tmp_path / "args.csv", list[BadLine]()
+    before, filled, after = table(row("a"), row("b", context="two\nlines,"), row("c")).partition(b"two\nlines")
+    length = len(table(row("b", context="two\nlines,"))) - len(table())
+    path.write_bytes(before + filled + b"x" * (size - length) + after)
+    assert [found.id for _, found in read_arguments(path, bad.append)] == read
+    assert [each.line for each in bad] == skipped
 
 
 @pytest.mark.parametrize(

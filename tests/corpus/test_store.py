@@ -4,6 +4,7 @@ import errno
 import hashlib
 import json
 import os
+import pickle
 import sqlite3
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing
@@ -510,8 +511,9 @@ def test_parts_are_found_with_their_documents(tmp_path: Path) -> None:
         lambda path: path.write_bytes(path.read_bytes()[:-1]),
         lambda path: np.save(path, np.array([0, 0])),
         lambda path: np.save(path, np.array([{}, {}, {}]), allow_pickle=True),
+        lambda path: path.write_bytes(pickle.dumps(np.load(path))),
     ],
-    ids=["missing", "empty", "cut", "too short", "pickled"],
+    ids=["missing", "empty", "cut", "too short", "of objects", "pickled"],
 )
 def test_damaged_rows_of_documents_are_named(tmp_path: Path, damage: Callable[[Path], object]) -> None:
     path, folder = tmp_path / "arguments", tmp_path / "index"

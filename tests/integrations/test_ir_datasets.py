@@ -360,6 +360,7 @@ def test_a_missing_download_is_one_line_that_says_where_the_file_belongs(
     topics = touche("retrieve", "--dataset", "antique/test", "--task", "comparative", "--out", "out")
     (line,) = topics.stderr.splitlines()
     assert topics.returncode == 1 and "no route to host" in line and os.environ["IR_DATASETS_HOME"] in line
+    assert "delete" not in line
     # A collection that is not downloaded at all.
     with pytest.raises(DataError, match="clueweb09/corpus"):
         list(DatasetDocuments("clueweb09/en/trec-web-2009", "text").read())
@@ -375,6 +376,7 @@ def test_a_damaged_file_is_one_line(files: Path, touche: Touche) -> None:
         place.write_text(before)
     assert done.returncode == 1 and len(done.stderr.splitlines()) == 1
     assert "ParseError" in done.stderr and str(files) in done.stderr
+    assert "delete" in done.stderr
 
 
 @pytest.mark.parametrize(
@@ -391,6 +393,21 @@ def test_a_missing_library_names_its_extra(
     monkeypatch.setitem(sys.modules, library, None)
     with pytest.raises(UsageError, match=rf"pip install 'touche-llm\[{extra}\]'"):
         read()
+
+
+@pytest.mark.parametrize(
+    ("message", "names_extra"), [("No module named 'warc'", True), ("zlib-state missing", True), ("No jpype", False)]
+)
+def test_only_a_library_of_web_archives_that_a_dataset_misses_names_its_extra(
+    register: Callable[..., str], monkeypatch: pytest.MonkeyPatch, message: str, names_extra: bool
+) -> None:
+    def miss(_: Rows) -> Iterator[Any]:
+        raise ImportError(message)
+
+    monkeypatch.setattr(Rows, "docs_iter", miss)
+    with raises_at(UsageError, "irds:mine", message) as caught:
+        list(DatasetDocuments(register(Rows([Row("d1", "Tea.")])), "text").read())
+    assert ("touche-llm[warc]" in str(caught.value)) is names_extra
 
 
 REAL = Path(__file__).resolve().parents[3] / "shared/data/sentence_pairs/args_processed_04_01.csv.gz"

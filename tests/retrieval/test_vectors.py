@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import tracemalloc
 from pathlib import Path
 
@@ -106,8 +107,13 @@ def _turn(path: Path) -> None:
     np.save(path, np.zeros(SHAPE[::-1], dtype=np.float16).T)
 
 
-def _pickle(path: Path) -> None:
+def _fill_with_objects(path: Path) -> None:
     np.save(path, np.array([{}], dtype=object), allow_pickle=True)
+
+
+def _pickle(path: Path) -> None:
+    # To read it would run whatever code it names.
+    path.write_bytes(pickle.dumps(np.load(path)))
 
 
 def _shorten(path: Path) -> None:
@@ -115,7 +121,8 @@ def _shorten(path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "damage", [_truncate, _widen, _turn, _pickle, _shorten, Path.unlink, lambda p: p.write_bytes(b"")]
+    "damage",
+    [_truncate, _widen, _turn, _fill_with_objects, _pickle, _shorten, Path.unlink, lambda p: p.write_bytes(b"")],
 )
 def test_another_file_is_refused(tmp_path: Path, damage: object) -> None:
     path = tmp_path / "vectors.npy"
