@@ -294,6 +294,22 @@ async def test_a_folder_with_a_run_of_other_settings_is_refused_before_anything_
     assert len(sent(programs)) == 3
 
 
+@pytest.mark.parametrize("expands", [False, True])
+async def test_candidates_of_another_program_are_not_replaced(
+    expands: bool, programs: Programs, tmp_path: Path
+) -> None:
+    config = config_of(tmp_path, programs, expansion__use=expands)
+    mine = tmp_path / "out" / "candidates.run.txt"
+    mine.parent.mkdir()
+    mine.write_text("mine")
+    with pytest.raises(UsageError) as caught:
+        await run_by_files(config, mine.parent, Silent())
+    assert caught.value.location == str(mine)
+    assert (mine.read_text(), programs.calls()) == ("mine", [])
+    outcome = await run_by_files(config, mine.parent, Silent(), overwrite=True)
+    assert outcome.failures == [] and mine.read_text() != "mine"
+
+
 async def test_files_of_another_program_are_not_replaced(config: Config, programs: Programs, tmp_path: Path) -> None:
     mine = tmp_path / "out" / "judgments.jsonl"
     mine.parent.mkdir()
