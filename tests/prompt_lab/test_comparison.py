@@ -183,6 +183,14 @@ async def test_a_sample_file_is_used_again(bench: Bench, blunt: Path, sharp: Pat
     assert [part.sample for part in again.parts] == [part.sample for part in first.parts]
     with raises_at(UsageError, path):
         await bench.compare(blunt, sharp, file=path, size=10)
+    with raises_at(UsageError, path):
+        await bench.compare(blunt, sharp, file=path, seed=0)
+
+
+async def test_a_seed_draws_another_sample_and_without_one_it_is_0(bench: Bench, blunt: Path, sharp: Path) -> None:
+    plans: list[dict[str, Any]] = [{}, {"seed": 0}, {"seed": 1}]
+    drawn = [(await bench.compare(blunt, sharp, size=20, **plan)).parts[0].sample for plan in plans]
+    assert drawn[0] == drawn[1] != drawn[2]
 
 
 async def test_an_example_of_a_sampled_topic_is_refused(bench: Bench, blunt: Path, sharp: Path) -> None:
@@ -249,12 +257,15 @@ async def test_documents_without_an_answer_rank_last(bench: Bench, blunt: Path, 
 async def test_topics_without_a_relevant_document_are_noted_and_left_out_of_ndcg(bench: Bench, blunt: Path) -> None:
     lines = bench.files["relevance"].read_text().splitlines()
     changed = [line[:-1] + "0" if line.startswith("3 ") else line for line in lines]
+    # The highest grade of this topic is 1.
+    changed = [line[:-1] + "1" if line.startswith("5 ") and line.endswith("2") else line for line in changed]
     bench.files["relevance"].write_text("\n".join(changed) + "\n")
     found = await bench.compare("judge", blunt)
     assert found.notes[-1] == "topics without a grade above 0 among their sampled documents, left out of nDCG: 3"
     assert bench.notices[-1] == found.notes[-1]
     assert "3" in found.parts[0].topics
-    assert "3" not in found.parts[0].estimates["judge"][NDCG].topics
+    counted = found.parts[0].estimates["judge"][NDCG].topics
+    assert "3" not in counted and "5" in counted
 
 
 async def test_missing_objects_are_extracted_first(bench: Bench, blunt: Path, sharp: Path) -> None:
