@@ -37,7 +37,9 @@ def test_ours_stand_by_their_values_among_the_published_runs_before_and_after_th
     table = shown("relevance", {"last": 0.0, "mine": published[9] + 0.001}, monkeypatch)
     places = table.cells("place")
     at = places.index("→ 10")
-    assert places[:2] == ["1", "…"] and places[at - 2 : at] == ["8", "9"] and places[at + 1 : at + 3] == ["10", "11"]
+    assert (
+        places[:2] == ["1", "…"] and places[at - 2 : at] == ["8", "9"] and places[at + 1 : at + 4] == ["10", "11", "…"]
+    )
     assert places[-4:] == ["…", "25", "26", "→ 27"]
     values = [float(value) for value in table.cells("value") if value]
     assert values == sorted(values, reverse=True)

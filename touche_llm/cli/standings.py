@@ -100,7 +100,7 @@ def show_standings(task: Task, places: DataFrame, evaluations: Sequence[Evaluati
         if not ours:
             continue
         names = {row.run for row in ours}
-        near = range(-1 - _NEIGHBOURS, _NEIGHBOURS)
+        near = range(-1 - _NEIGHBOURS, _NEIGHBOURS - 1)
         shown = {0} | {row.place + offset for row in ours for offset in near}
         rows: list[Sequence[str]] = []
         before = -1

@@ -120,9 +120,6 @@ def _method(config: Config, task: Task, stages: Mapping[str, Any]) -> dict[str, 
         pairs = {"sentences judged": config.depth, **config.pairs.model_dump()}
         method = "touche_llm.judging.sentence_pairs"
         retrieval.append({"name": "pairs", "method": method, "reranks": "first stage", "params": pairs})
-    if judged and config.stance is not None:
-        stance = {"method": "touche_llm.judging.stance", "params": config.stance.model_dump(mode="json")}
-        retrieval.append({"name": "stance", "reranks": "nothing: labels", **stance})
     for step in config.steps if judged else ():
         name = "pointwise" if step.name == JUDGE else step.name
         settings = {"weights": dict(config.weights)}
@@ -131,6 +128,9 @@ def _method(config: Config, task: Task, stages: Mapping[str, Any]) -> dict[str, 
         last = retrieval[-1]["name"]
         method = f"touche_llm.ranking.{name}"
         retrieval.append({"name": str(step), "method": method, "reranks": last, "params": settings})
+    if judged and config.stance is not None:
+        stance = {"method": "touche_llm.judging.stance", "params": config.stance.model_dump(mode="json")}
+        retrieval.append({"name": "stance", "reranks": "nothing: labels", **stance})
     if config.candidates is not None:
         first |= {"method": "run file", "params": {"file": str(config.candidates)}}
         return {"retrieval": retrieval}
