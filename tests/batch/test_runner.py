@@ -46,8 +46,8 @@ class Place:
     def __init__(self, folder: Path, programs: Programs) -> None:
         self.programs = programs
         self.requests = b.write(folder / "requests.jsonl", [request("a"), request("b")])
-        self.responses = folder / "out" / "responses.jsonl"
-        self.log = folder / "out" / "responses.log"
+        self.responses = folder / "out" / "nested" / "responses.jsonl"
+        self.log = self.responses.with_suffix(".log")
 
     async def answer(self, served_name: str | None = None, **engine: Any) -> int:
         given = {"name": "batch", "model": str(self.programs.model), "context": 1000} | engine
@@ -154,9 +154,9 @@ async def test_requests_to_a_model_of_another_name_need_that_name(place: Place) 
     b.write(place.requests, [request("a", model="organisation/tiny")])
     assert await place.answer() == 1  # the folder's name is the last part
     b.write(place.requests, [request("a", model="large")])
-    with pytest.raises(UsageError, match="--served-model-name large"):
+    with pytest.raises(UsageError, match=r"\btiny;.*--served-model-name large"):
         await place.answer()
-    with pytest.raises(UsageError, match="--served-model-name large"):
+    with pytest.raises(UsageError, match=r"\bsmall;.*--served-model-name large"):
         await place.answer(served_name="small")
     assert await place.answer(served_name="large") == 1
     assert [call["flags"]["--served-model-name"] for call in place.programs.calls()] == ["organisation/tiny", "large"]
