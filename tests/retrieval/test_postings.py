@@ -19,8 +19,9 @@ from hypothesis import strategies as st
 
 from tests.expect import raises_at
 from touche_llm.corpus.json_lines import read_passages
-from touche_llm.corpus.sources import CorpusFile
+from touche_llm.corpus.sources import CorpusFile, OnBadLine
 from touche_llm.corpus.store import DocumentStore, ensure_store
+from touche_llm.data.records import Document, Part
 from touche_llm.errors import DataError
 from touche_llm.retrieval import postings
 from touche_llm.retrieval.base import select_best_rows
@@ -74,6 +75,23 @@ def test_the_index_is_the_same_to_the_byte_in_any_number_of_processes(
     monkeypatch.setattr(postings, "BLOCK_BYTES", 2**40)
     with store_of(tmp_path / "whole", TEXTS) as whole:
         assert index_files(whole) == in_parts
+
+
+def test_sentences_are_tokenized_in_other_processes_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def read(path: Path, on_bad_line: OnBadLine | None = None) -> Iterator[tuple[int, Document]]:
+        for line in range(1, 4):
+            yield (
+                line,
+                Document(f"d{line}", "whole", parts=(Part(f"{line}_1", f"first{line}"), Part(f"{line}_2", "last"))),
+            )
+
+    (tmp_path / "corpus").touch()
+    monkeypatch.setattr(postings, "count_cores", lambda: 1)
+    with ensure_store(CorpusFile(tmp_path / "corpus", read), tmp_path / "index", warn=lambda _: None) as opened:
+        monkeypatch.setattr(postings, "BLOCK_BYTES", opened.database_bytes // 2)
+        vocabulary, blocks = postings.read_postings(opened.parts)
+    assert list(vocabulary) == ["first1", "first2", "first3", "last"]
+    assert [block.lengths.tolist() for block in blocks] == [[1, 1, 1], [1, 1, 1]]
 
 
 def test_a_block_has_the_rows_of_so_many_bytes(store: DocumentStore, monkeypatch: pytest.MonkeyPatch) -> None:

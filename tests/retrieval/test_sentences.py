@@ -99,6 +99,8 @@ def test_where_nothing_matches_there_is_no_sentence() -> None:
         ("Why not?", False),
         ("https://www.example.org/a-long-path/with/many/words.html", False),
         ("See www.example.com for it", False),
+        ("See www.example.de for it", False),
+        ("See example.org for it", False),
         ("[1] http://example.org [2] http://example.com", False),
         ("“”", False),
         ("1. 2. 3. 4. 5.", False),

@@ -16,6 +16,7 @@ from tests.fake_chatnoir import KEY, FakeChatNoir, holds_key, results, search, s
 from touche_llm.errors import DataError, UsageError
 from touche_llm.retrieval.chatnoir.cache import ChatNoirDocuments
 from touche_llm.retrieval.chatnoir.settings import API_KEY_VARIABLE, ChatNoirSettings
+from touche_llm.retrieval.chatnoir.transport import Transport
 
 pytestmark = pytest.mark.usefixtures("chatnoir_alone")
 
@@ -35,6 +36,16 @@ def test_a_key_in_the_wrong_form_is_not_quoted(given: Any) -> None:
     with pytest.raises(UsageError) as caught:
         ChatNoirSettings(api_key=given)
     assert not holds_key(str(caught.value))
+
+
+@pytest.mark.parametrize(("length", "is_valid"), [(7, False), (8, True), (9, True)])
+def test_a_key_has_a_min_length(length: int, is_valid: bool) -> None:
+    settings = ChatNoirSettings(api_key=SecretStr("k" * length))
+    if is_valid:
+        Transport(settings, print)
+    else:
+        with raises_at(UsageError, "chatnoir.api_key"):
+            Transport(settings, print)
 
 
 @pytest.mark.parametrize(
