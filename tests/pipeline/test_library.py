@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import importlib
+import sys
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pandas as pd
@@ -259,6 +261,25 @@ def test_a_topic_given_twice_and_a_closed_corpus_are_refused(topics: list[tl.Top
         tl.judge(candidates, model)
     with pytest.raises(tl.UsageError):
         tl.retrieve(topics, corpus)
+
+
+@pytest.mark.parametrize("kernel", [None, object()])
+def test_progress_is_shown_in_the_notebook_of_a_kernel_and_elsewhere_without_ipython(
+    kernel: object, topics: list[tl.Topic], corpus: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shown: list[str] = []
+
+    def display(data: dict[str, str], **_: Any) -> Any:
+        shown.append(data["text/plain"])
+        return SimpleNamespace(update=lambda data, **_: shown.append(data["text/plain"]))
+
+    monkeypatch.delitem(sys.modules, "IPython", raising=False)
+    if kernel is not None:
+        shell = SimpleNamespace(kernel=kernel)
+        monkeypatch.setitem(sys.modules, "IPython", SimpleNamespace(get_ipython=lambda: shell))
+        monkeypatch.setitem(sys.modules, "IPython.display", SimpleNamespace(display=display))
+    assert len(tl.retrieve(topics, corpus, depth=1).rankings) > 0
+    assert bool(shown) is (kernel is not None)
 
 
 def test_results_are_shown_by_their_size(topics: list[tl.Topic], corpus: Any) -> None:

@@ -13,8 +13,8 @@ import pytest
 import yaml
 
 from tests.expect import raises_at
-from tests.sample_runs import Silent, config_for, rank_stage, retrieve_stage, run_lines, run_scripted
-from tests.scripted_engine import Label
+from tests.sample_runs import Silent, config_for, judge_stage, rank_stage, retrieve_stage, run_lines, run_scripted
+from tests.scripted_engine import FACTS, Label, ScriptedEngine
 from tests.write_demo_cassette import script_of
 from touche_llm.data.files import read_records
 from touche_llm.data.records import Failure, Judgment, RunLine
@@ -22,6 +22,8 @@ from touche_llm.data.trec_runs import read_candidates
 from touche_llm.errors import DataError, EngineError
 from touche_llm.evaluation.run_validation import validate_run
 from touche_llm.llm.answer_forms import list_fields
+from touche_llm.llm.cache import Cache
+from touche_llm.llm.model import ModelClient
 from touche_llm.llm.request import Request
 from touche_llm.pipeline.context import RunContext
 from touche_llm.pipeline.retrieve import retrieve_candidates
@@ -153,6 +155,17 @@ async def test_no_sentence_is_in_more_than_its_share_of_the_pairs(tmp_path: Path
     for topic, size in Counter(line.topic_id for line in lines).items():
         parts = Counter(part for line in lines if line.topic_id == topic for part in line.document_id.split(","))
         assert max(parts.values()) <= 0.08 * size
+
+
+async def test_pairs_that_are_judged_again_take_the_place_of_the_first(tmp_path: Path) -> None:
+    await run(tmp_path, topic=("3",), depth=20, pairs__judged=0)
+    file = tmp_path / "out" / "candidates.run.txt"
+    before = read_candidates(file)["3"]
+    fewer = config_for(tmp_path, task="sentence_pairs", topic=("3",), depth=20, pairs__judged=0, pairs__most=7)
+    with Cache(fewer.cache.file) as cache:
+        model = ModelClient(engine_info=FACTS, engine=ScriptedEngine(SCRIPT), cache=cache)
+        await judge_stage(fewer, tmp_path / "out", Silent(), model)
+    assert len(read_candidates(file)["3"]) == 7 < len(before)
 
 
 async def test_candidates_of_another_tool_are_sentences(tmp_path: Path) -> None:

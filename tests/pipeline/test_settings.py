@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,15 @@ from touche_llm.pipeline import run_all as pipeline
 from touche_llm.pipeline.config_file import load_config
 from touche_llm.pipeline.context import RunContext
 from touche_llm.pipeline.run_directory import RunDirectory
-from touche_llm.pipeline.settings import INCIDENTAL, OF_ENGINE, OF_JUDGE, OF_RANK, OF_RETRIEVE, OF_STAGE
+from touche_llm.pipeline.settings import (
+    INCIDENTAL,
+    OF_ENGINE,
+    OF_JUDGE,
+    OF_RANK,
+    OF_RETRIEVE,
+    OF_STAGE,
+    compare_settings,
+)
 from touche_llm.report.page import write_page
 from touche_llm.report.run_page import render_report
 from touche_llm.report.run_report import gather_report
@@ -96,6 +105,20 @@ async def test_old_and_new_values_are_shown(tmp_path: Path) -> None:
     with pytest.raises(UsageError) as caught:
         check_settings(out, short(tmp_path, depth=2, limit_topics=1), "run", overwrite=False)
     assert str(caught.value).splitlines()[1:] == ["  depth: 3 → 2", "  limit_topics: not set → 1"]
+
+
+def test_what_changed_in_the_definition_of_a_task_is_named(tmp_path: Path) -> None:
+    configs = []
+    for name in ("old", "new"):
+        shutil.copytree(prompts_folder() / "comparative", tmp_path / name)
+        definition = tmp_path / name / "task.yaml"
+        values = yaml.safe_load(definition.read_bytes()) | {"name": "mine", "title": f"My {name} task"}
+        definition.write_text(yaml.safe_dump(values))
+        configs.append(short(tmp_path).model_copy(update={"task": str(tmp_path / name)}))
+    old, new = configs
+    (change,) = compare_settings(old, new, None)
+    assert (change.setting, change.before) == ("task", str(tmp_path / "old"))
+    assert change.now.removeprefix(str(tmp_path / "new")).strip(" ()") == "changed: title"
 
 
 async def test_the_same_settings_go_through_wherever_and_however_fast_the_server_is(tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from touche_llm.config import Config
 from touche_llm.data.files import read_records
 from touche_llm.data.records import Failure, Judgment, RunLine, StanceReading
 from touche_llm.errors import DataError, UsageError
+from touche_llm.judging.stance import StanceSettings
 from touche_llm.llm.answer_forms import list_fields
 from touche_llm.llm.cache import Cache, CacheMode
 from touche_llm.llm.engines.base import Completion
@@ -24,7 +25,9 @@ from touche_llm.llm.model import ModelClient
 from touche_llm.llm.request import Request
 from touche_llm.pipeline import stages
 from touche_llm.pipeline.config_file import load_config
-from touche_llm.pipeline.judge import Judgments
+from touche_llm.pipeline.context import RunContext
+from touche_llm.pipeline.judge import Judgments, judge
+from touche_llm.pipeline.retrieve import retrieve_candidates
 
 Answer = Mapping[str, Label | Mapping[Label, float]]
 # What the judge prompt says of every document, here always SECOND.
@@ -183,6 +186,18 @@ async def test_with_depth_0_nothing_is_asked_and_what_an_earlier_stage_wrote_is_
     _, asked = await judged(heating(tmp_path, stance__depth=0), out, Judge(UNUSABLE, UNUSABLE))
     assert asked == [] and not (out / "stances.jsonl").exists()
     assert "stance" not in yaml.safe_load((out / "ir-metadata.yml").read_text())["stages"]["judge"]["prompts"]
+
+
+async def test_settings_of_the_stance_without_a_prompt_for_it_ask_nothing(tmp_path: Path) -> None:
+    config, progress = heating(tmp_path), Silent()
+    engine = ScriptedEngine(Judge(FIRST_PLEASE, FIRST_PLEASE))
+    with Cache(config.cache.file) as cache:
+        model = ModelClient(engine_info=FACTS, engine=engine, cache=cache)
+        with RunContext(config, progress, model) as context:
+            found = replace(await retrieve_candidates(context), corpus=context.corpus)
+            prompts = context.load_prompts("judge")
+            outcome = await judge(found, prompts, context.builder, progress, stance=StanceSettings(depth=3))
+    assert (len(outcome.judgments), len(outcome.stances), len(engine.requests)) == (3, 0, 3)
 
 
 async def test_the_best_by_the_weights_of_the_task_are_asked_so_that_other_weights_need_no_answer(
