@@ -213,9 +213,9 @@ def test_a_template_that_fails_for_some_topic_is_an_error_that_names_it(tmp_path
 
 def test_the_longest_topic_is_the_one_whose_prompt_is_the_longest(tmp_path: Path) -> None:
     path = template(tmp_path, RULES + ANSWER, SHOWN + "{{ document }}")
-    result = checked(path, Topic("1", "Short?"), Topic("2", "Much longer than it?", narrative="Is not shown" * 99))
-    assert result.longest_topic == "2"
-    more = checked(path, Topic("1", "Short?"), Topic("2", "Much longer than it?" + "x" * 40))
+    result = checked(path, Topic("2", "Short?"), Topic("1", "Much longer than it?", narrative="Is not shown" * 99))
+    assert result.longest_topic == "1"
+    more = checked(path, Topic("2", "Short?"), Topic("1", "Much longer than it?" + "x" * 40))
     assert more.tokens and result.tokens and more.tokens - result.tokens == 10
 
 

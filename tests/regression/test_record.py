@@ -262,7 +262,7 @@ def test_a_run_without_its_answers_is_refused(made: Path, tmp_path: Path) -> Non
         load_finished_run(tmp_path / "run")
 
 
-@pytest.mark.parametrize("what", ["another ranking", "another template", "a damaged first stage"])
+@pytest.mark.parametrize("what", ["another ranking", "another template", "another tag", "a damaged first stage"])
 def test_a_run_that_its_replay_does_not_give_is_refused_and_nothing_stays(
     made: Path, tmp_path: Path, what: str
 ) -> None:
@@ -274,6 +274,9 @@ def test_a_run_that_its_replay_does_not_give_is_refused_and_nothing_stays(
         mine = overlay(tmp_path / "mine", "comparative", judge=("You are an assessor", "You assess"))
         edit(run / "config.yaml", "folder: null", f"folder: {mine}")
         problem = "12 of judge: topic"
+    elif what == "another tag":
+        edit(run / "run.txt", " regress\n", " other\n")
+        problem = r"answers\.sqlite.*\nname: differs\n"
     else:
         edit(run / "candidates.run.txt", " sample-", " nothing-")
         problem = r"candidates\.run\.txt: 12 "
