@@ -1,0 +1,390 @@
+"""What a real model answers to forms of the comparative judge prompt, beside the judgments of people.
+
+    python -m benchmarks.prompt_forms [--url http://127.0.0.1:8000 | --report] [CELL ...]
+
+Each cell is a form of the prompt: JSON letters or objects, with and without an example of an answer; one request for
+each aspect; the aspects in another order. It judges the documents that people judged among the first 30 of BM25 for
+the 25 judged topics (`stand_in.tsv` in `../shared/data/comparative` lists them). A finished cell is written to
+`benchmarks/real_answers/CELL.jsonl`, keys and probabilities without texts, and is not measured again; an interrupted one
+resumes from the answer cache. Without CELL all are measured; `--report` only prints the table.
+
+The model must be a real one (`make serve-small`); a small one is a real engine and a weak judge.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import re
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from itertools import islice
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import yaml
+
+from benchmarks.figures import machine
+from tests.vllm.real_data import REAL
+from tests.vllm.server import ROOT
+from touche_llm.corpus.json_lines import read_collection
+from touche_llm.data.records import Document, Judgment, Reading, Topic
+from touche_llm.data.topics import read_topics
+from touche_llm.data.yaml_text import read_yaml
+from touche_llm.evaluation.qrels import STANCE, Qrels, read_qrels
+from touche_llm.judging.pointwise import judge
+from touche_llm.judging.stance import combine_position
+from touche_llm.pipeline import event_loop
+from touche_llm.pipeline.language_model import LanguageModel
+from touche_llm.prompts.purposes import load, purposes_of
+from touche_llm.tasks import get_task
+from touche_llm.tasks.base import Question, Task
+from touche_llm.tasks.build import build_task
+from touche_llm.tasks.definition import TASK_FILE, TaskDefinition, read_definition
+
+DATA = REAL / "comparative"
+ANSWERS = ROOT / "benchmarks" / "real_answers"
+TASK = get_task("comparative")
+_JUDGE = (TASK.folder / "judge.jinja").read_text()
+_LAST_LINE = re.compile(r"^Answer with .*$", re.MULTILINE)
+_LETTERS = (
+    "Answer with one JSON array of {count} values and nothing else, each label by its first letter: [{values}]",
+    {
+        "relevance": "relevance 0 to 3",
+        "quality": "quality 0 to 3",
+        "position": 'position "Y" or "N"',
+        "stance": 'stance "F", "S" or "N"',
+    },
+)
+_OBJECT = (
+    "Answer with one JSON object and nothing else, with the keys in this order: {{{values}}}",
+    {
+        "relevance": '"relevance": 0 to 3',
+        "quality": '"quality": 0 to 3',
+        "position": '"position": "YES" or "NO"',
+        "stance": '"stance": "FIRST", "SECOND" or "NEUTRAL"',
+    },
+)
+_EXAMPLES = {
+    "letters": ', written like [1,2,"Y","S"]',
+    "object": ', written like {"relevance":1,"quality":2,"position":"YES","stance":"SECOND"}',
+}
+_COUNTS = {1: "one value", 2: "two values", 4: "four values"}
+_SIDE = ("position", "stance")
+
+
+@dataclass(frozen=True)
+class Form:
+    """A form of the judge prompt.
+
+    Attributes:
+        fields: Fields of each of its requests, in the order of the answer.
+        form: Form of the answers.
+        has_example: Whether the prompt ends with an example of an answer.
+    """
+
+    fields: tuple[tuple[str, ...], ...] = (("relevance", "quality", *_SIDE),)
+    form: str = "letters"
+    has_example: bool = False
+
+
+CELLS = {
+    "letters_example": Form(has_example=True),
+    "letters": Form(),
+    "objects_example": Form(form="object", has_example=True),
+    "objects": Form(form="object"),
+    "swapped": Form((("quality", "relevance", *_SIDE),)),
+    "single": Form((("relevance",), ("quality",), _SIDE)),
+}
+# Cells whose readings are averaged.
+MEANS = {"both_orders": ("letters", "swapped")}
+
+
+class Answer(msgspec.Struct, frozen=True):
+    """The answers about a document: their keys, and the readings by field."""
+
+    topic: str
+    document: str
+    keys: list[str]
+    readings: dict[str, Reading]
+
+
+class Texts:
+    """The texts of the judged passages."""
+
+    def __init__(self, ids: Iterable[str]) -> None:
+        wanted = set(ids)
+        source = read_collection(DATA / "passages.jsonl.gz")
+        self._documents = {document.id: document for _, document in source if document.id in wanted}
+
+    def get(self, document_id: str) -> Document:
+        """Return a document."""
+        return self._documents[document_id]
+
+    def find_unknown(self, document_ids: Iterable[str]) -> list[str]:
+        """Return the ids that are not in the corpus."""
+        return [name for name in document_ids if name not in self._documents]
+
+
+def write_template(fields: Sequence[str], form: Form) -> str:
+    """Return the project's judge prompt with the rubrics of these fields, in this order, and an answer of this form."""
+    sections = {found[2]: found[0] for found in re.finditer(r"^(\d)\. (\w+): .*?(?=\n\n)", _JUDGE, re.MULTILINE | re.S)}
+    first, last = min(map(_JUDGE.index, sections.values())), _LAST_LINE.search(_JUDGE)
+    assert last is not None
+    rules = (re.sub(r"^\d", str(place), sections[name]) for place, name in enumerate(fields, start=1))
+    pattern, names = _LETTERS if form.form == "letters" else _OBJECT
+    values = ", ".join(names[name] for name in fields)
+    answer = pattern.format(count=_COUNTS[len(fields)].split()[0], values=values)
+    if len(fields) == 1:
+        answer = answer.replace("values", "value").replace(", each label by its first letter", "")
+    answer += _EXAMPLES[form.form] if form.has_example else ""
+    text = "\n\n".join([_JUDGE[:first].rstrip(), *rules, answer]) + _JUDGE[last.end() :]
+    return text.replace("\nform: letters", f"\nform: {form.form}")
+
+
+def make_task(fields: Sequence[str], template: str, folder: Path) -> Task:
+    """Make a task with the aspects among the fields, in their order, and this judge prompt."""
+    definition = read_yaml(TASK.folder / TASK_FILE, words=True)
+    assert isinstance(definition, dict)
+    aspects = {name: definition["aspects"][name] for name in fields if name in definition["aspects"]}
+    # A task needs an aspect; where only the stance is requested, its question is that of the stance prompt.
+    aspects = aspects or {"relevance": definition["aspects"]["relevance"]}
+    parts = {"aspects": aspects, "weights": {"both": dict.fromkeys(aspects, 1.0)}, "measures": {}}
+    definition |= parts | {"name": "variant", "features": ["objects", "stance_prompt"]}
+    definition["corpus"] = {"reader": "json_lines"}
+    if STANCE not in fields:
+        definition |= {"stance": None, "features": ["objects"]}
+    folder.mkdir()
+    (folder / TASK_FILE).write_text(yaml.safe_dump(definition, sort_keys=False))
+    for name in ("judge", "objects", "stance", "best", "order", "queries"):
+        (folder / f"{name}.jinja").write_text((TASK.folder / f"{name}.jinja").read_text())
+    if set(fields) == set(_SIDE):
+        header = "---\nversion: 3\npurpose: Stance\nanswer: stance\nform: letters\n---\n"
+        (folder / "stance.jinja").write_text(header + template.split("---\n", 2)[2])
+    else:
+        text = template if STANCE in fields else template.replace("\nposition: true", "")
+        (folder / "judge.jinja").write_text(text)
+    return build_task(read_definition(folder / TASK_FILE, TaskDefinition), folder, is_own=False)
+
+
+async def measure(form: Form, work: Sequence[tuple[Topic, str]], texts: Texts, model: LanguageModel) -> list[Answer]:
+    """Send the requests of a form, and return the answers to the documents that have all."""
+    found: dict[tuple[str, str], list[Judgment]] = {}
+    for fields in form.fields:
+        with tempfile.TemporaryDirectory() as name:
+            task = make_task(fields, write_template(fields, form), Path(name) / "task")
+            is_stance = set(fields) == set(_SIDE)
+            question: Question | None = task.stance_question if is_stance else task.question
+            assert question is not None
+            prompt = load(task, purposes_of(task)["stance" if is_stance else "judge"], "stance" if is_stance else "judge")
+        judgments, failures = await judge(list(work), texts, question, prompt, model.builder, _count(len(work)))
+        for failure in failures:
+            print(f"failed: {failure}", file=sys.stderr)
+        for judgment in judgments:
+            found.setdefault((judgment.topic_id, judgment.document_id), []).append(judgment)
+    return [
+        Answer(topic, document, [one.key for one in answers], _merge(answers))
+        for (topic, document), answers in found.items()
+        if len(answers) == len(form.fields)
+    ]
+
+
+def _count(total: int) -> Callable[[], None]:
+    done = 0
+
+    def count() -> None:
+        nonlocal done
+        done += 1
+        print(f"\r{done} of {total}", end="" if done < total else "\n", file=sys.stderr, flush=True)
+
+    return count
+
+
+def _merge(answers: Iterable[Judgment]) -> dict[str, Reading]:
+    readings = {field: reading for judgment in answers for field, reading in judgment.readings.items()}
+    if "position" in readings:
+        assert TASK.definition.stance is not None
+        labels = TASK.definition.stance.labels
+        (without,) = set(labels) - set(readings[STANCE].probabilities or {})
+        readings[STANCE] = combine_position(readings.pop("position"), readings[STANCE], labels, without)
+    return readings
+
+
+@cache
+def judged_work() -> tuple[list[tuple[Topic, str]], Qrels]:
+    """Return the judged documents of the first 30 of each topic, in their order, and the judgments."""
+    names = {aspect: DATA / f"qrels-{aspect}.txt" for aspect in (*TASK.definition.aspects, STANCE)}
+    qrels = read_qrels(names, TASK)
+    topics = {topic.id: topic for topic in read_topics(DATA / "topics.xml")}
+    judged = {
+        (topic, document)
+        for grades in (*qrels.grades.values(), qrels.stances)
+        for topic, of_topic in grades.items()
+        for document in of_topic
+    }
+    with (DATA / "stand_in.tsv").open() as stream:
+        rows = [(row["topic"], row["document"]) for row in csv.DictReader(stream, delimiter="\t")]
+    return [(topics[topic], document) for topic, document in rows if (topic, document) in judged], qrels
+
+
+def read_stand_in() -> list[Answer]:
+    """Return the grades of the stand-in as readings; its grades have no probabilities."""
+    with (DATA / "stand_in.tsv").open() as stream:
+        rows = list(csv.DictReader(stream, delimiter="\t"))
+    known = {(topic.id, document) for topic, document in judged_work()[0]}
+    labels = TASK.definition.stance.labels if TASK.definition.stance else []
+    return [
+        Answer(
+            row["topic"],
+            row["document"],
+            [],
+            {
+                **{name: Reading(answered=float(row[name])) for name in TASK.definition.aspects},  # type: ignore[arg-type]
+                STANCE: Reading(
+                    answered=max(labels, key=lambda label: float(row[label])),
+                    probabilities={label: float(row[label]) for label in labels},
+                ),
+            },
+        )
+        for row in rows
+        if (row["topic"], row["document"]) in known
+    ]
+
+
+def average(cells: Sequence[Sequence[Answer]]) -> list[Answer]:
+    """Return the means of the probabilities of several cells, over the documents that all have."""
+    by_document = [{(one.topic, one.document): one for one in cell} for cell in cells]
+    means = []
+    for place, first in by_document[0].items():
+        if not all(place in cell for cell in by_document):
+            continue
+        readings = {}
+        for field in first.readings:
+            shares = [cell[place].readings[field].probabilities or {} for cell in by_document]
+            mean = {label: float(np.mean([of[label] for of in shares])) for label in shares[0]}
+            readings[field] = Reading(answered=max(mean, key=mean.__getitem__), probabilities=mean)
+        means.append(Answer(*place, [], readings))
+    return means
+
+
+def expected(reading: Reading) -> float:
+    """Return the expected grade."""
+    if reading.probabilities is None:
+        return float(reading.answered)
+    return sum(int(grade) * share for grade, share in reading.probabilities.items())
+
+
+def information(readings: Sequence[Reading]) -> float:
+    """Return the bits that the labels carry about the documents: H(mean p) - mean H(p)."""
+    if any(reading.probabilities is None for reading in readings):
+        return float("nan")
+    shares = np.array([list((reading.probabilities or {}).values()) for reading in readings])
+
+    def entropy(p: np.ndarray) -> np.ndarray:  # type: ignore[type-arg]
+        return np.asarray(-np.sum(np.where(p > 0.0, p * np.log2(np.where(p > 0.0, p, 1.0)), 0.0), axis=-1))
+
+    return float(entropy(shares.mean(axis=0)) - entropy(shares).mean())
+
+
+def condensed_ndcg(answers: Sequence[Answer], aspect: str, qrels: Qrels, score: Callable[[Answer], float]) -> float:
+    """Return the mean nDCG@5 over topics of the judged documents alone, by descending score."""
+    values = []
+    for topic, grades in qrels.grades[aspect].items():
+        ranked = sorted((one for one in answers if one.topic == topic and one.document in grades), key=score, reverse=True)
+        gains = np.array([grades[one.document] for one in ranked])
+        best = np.sort(np.array([*grades.values(), *[0.0] * 5]))[::-1][:5]
+        if best.any():
+            discount = 1.0 / np.log2(np.arange(5) + 2.0)
+            values.append(float(gains[:5] @ discount[: len(gains[:5])] / (best @ discount)))
+    return float(np.mean(values))
+
+
+def macro_f1(answers: Sequence[Answer], stances: Mapping[str, Mapping[str, str]]) -> float:
+    """Return macro-F1 of the most probable stances over the judged documents."""
+    pairs = [
+        (max(shares, key=shares.__getitem__), stances[one.topic][one.document])
+        for one in answers
+        if one.document in stances.get(one.topic, {}) and (shares := one.readings[STANCE].probabilities)
+    ]
+    scores = []
+    for label in sorted({label for pair in pairs for label in pair}):
+        hits = sum(chosen == true == label for chosen, true in pairs)
+        scores.append(2 * hits / sum((chosen == label) + (true == label) for chosen, true in pairs))
+    return float(np.mean(scores))
+
+
+def describe(answers: Sequence[Answer], qrels: Qrels) -> list[str]:
+    """Return the columns of a row of the table."""
+    written = Counter(tuple(str(reading.answered) for reading in one.readings.values()) for one in answers)
+    columns = [f"{len(answers)}", f"{max(written.values()) / len(answers):.0%}"]
+    columns += [f"{information([one.readings[name] for one in answers]):.3f}" for name in (*qrels.grades, STANCE)]
+    for aspect, grades in qrels.grades.items():
+        pairs = [
+            (expected(one.readings[aspect]), grades[one.topic][one.document])
+            for one in answers
+            if one.document in grades.get(one.topic, {})
+        ]
+        columns.append(f"{np.corrcoef(np.array(pairs).T)[0, 1]:.2f}")
+
+    def sum_grades(one: Answer) -> float:
+        return expected(one.readings["relevance"]) + expected(one.readings["quality"])
+
+    columns.append(f"{condensed_ndcg(answers, 'relevance', qrels, lambda one: expected(one.readings['relevance'])):.3f}")
+    columns.append(f"{condensed_ndcg(answers, 'quality', qrels, sum_grades):.3f}")
+    columns.append(f"{macro_f1(answers, qrels.stances):.3f}")
+    return columns
+
+
+def report() -> None:
+    """Print the table of all measured cells."""
+    work, qrels = judged_work()
+    cells = {path.stem: [msgspec.json.decode(line, type=Answer) for line in path.read_bytes().splitlines()] for path in sorted(ANSWERS.glob("*.jsonl"))}
+    rows = {name: cells[name] for name in CELLS if name in cells}
+    rows |= {name: average([cells[part] for part in parts]) for name, parts in MEANS.items() if set(parts) <= cells.keys()}
+    rows["stand-in"] = read_stand_in()
+    print("| prompt | documents | most frequent answer | bits relevance | bits quality | bits stance | r relevance | r quality | nDCG@5 relevance | nDCG@5 quality | macro-F1 |")
+    print("|---|" + "--:|" * 10)
+    for name, answers in rows.items():
+        print(f"| {name} | {' | '.join(describe(answers, qrels))} |")
+    places = {topic.id: 0 for topic, _ in work}
+    first = [Answer(topic.id, document, [], {}) for topic, document in work]
+    ranks = {(topic.id, document): -place for place, (topic, document) in enumerate(work)}
+    values = [condensed_ndcg(first, aspect, qrels, lambda one: ranks[one.topic, one.document]) for aspect in qrels.grades]
+    print(f"| first stage | {len(work)} | | | | | | | {values[0]:.3f} | {values[1]:.3f} | |")
+    print(f"\n{len(places)} topics; {machine()}")
+
+
+def main() -> None:
+    """Measure the cells, and print the table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("cells", nargs="*", metavar="CELL", help=", ".join(CELLS))
+    parser.add_argument("--url", default="http://127.0.0.1:8000")
+    parser.add_argument("--limit", type=int, help="documents of each cell, to see that it works")
+    parser.add_argument("--report", action="store_true", help="print the table of the measured cells only")
+    options = parser.parse_args()
+    if not options.report:
+        work = list(islice(judged_work()[0], options.limit))
+        texts = Texts(document for _, document in work)
+
+        with LanguageModel(options.url, cache=ROOT / ".touche-llm" / "prompt_forms.sqlite") as model:
+            for name in options.cells or CELLS:
+                path = ANSWERS / f"{name}.jsonl"
+                if path.exists():
+                    continue
+                print(name, file=sys.stderr)
+                answers = event_loop.run(measure(CELLS[name], work, texts, model))
+                lines = b"".join(msgspec.json.encode(one) + b"\n" for one in answers)
+                if options.limit is None:
+                    path.write_bytes(lines)
+                else:
+                    print(lines.decode())
+    report()
+
+
+if __name__ == "__main__":
+    main()
