@@ -5,8 +5,8 @@
 Each cell is a form of the prompt: JSON letters or objects, with and without an example of an answer; one request for
 each aspect; the aspects in another order. It judges the documents that people judged among the first 30 of BM25 for
 the 25 judged topics (`stand_in.tsv` in `../shared/data/comparative` lists them). A finished cell is written to
-`benchmarks/real_answers/CELL.jsonl`, keys and probabilities without texts, and is not measured again; an interrupted one
-resumes from the answer cache. Without CELL all are measured; `--report` only prints the table.
+`benchmarks/real_answers/CELL.jsonl`, keys and probabilities without texts, and is not measured again; an interrupted
+one resumes from the answer cache. Without CELL all are measured; `--report` only prints the table.
 
 The model must be a real one (`make serve-small`); a small one is a real engine and a weak judge.
 """
@@ -76,6 +76,19 @@ _EXAMPLES = {
 }
 _COUNTS = {1: "one value", 2: "two values", 4: "four values"}
 _SIDE = ("position", "stance")
+_COLUMNS = (
+    "prompt",
+    "documents",
+    "most frequent answer",
+    "bits: relevance",
+    "quality",
+    "stance",
+    "r: relevance",
+    "quality",
+    "nDCG@5: relevance",
+    "quality",
+    "macro-F1",
+)
 
 
 @dataclass(frozen=True)
@@ -181,7 +194,9 @@ async def measure(form: Form, work: Sequence[tuple[Topic, str]], texts: Texts, m
             is_stance = set(fields) == set(_SIDE)
             question: Question | None = task.stance_question if is_stance else task.question
             assert question is not None
-            prompt = load(task, purposes_of(task)["stance" if is_stance else "judge"], "stance" if is_stance else "judge")
+            prompt = load(
+                task, purposes_of(task)["stance" if is_stance else "judge"], "stance" if is_stance else "judge"
+            )
         judgments, failures = await judge(list(work), texts, question, prompt, model.builder, _count(len(work)))
         for failure in failures:
             print(f"failed: {failure}", file=sys.stderr)
@@ -295,7 +310,9 @@ def condensed_ndcg(answers: Sequence[Answer], aspect: str, qrels: Qrels, score: 
     """Return the mean nDCG@5 over topics of the judged documents alone, by descending score."""
     values = []
     for topic, grades in qrels.grades[aspect].items():
-        ranked = sorted((one for one in answers if one.topic == topic and one.document in grades), key=score, reverse=True)
+        ranked = sorted(
+            (one for one in answers if one.topic == topic and one.document in grades), key=score, reverse=True
+        )
         gains = np.array([grades[one.document] for one in ranked])
         best = np.sort(np.array([*grades.values(), *[0.0] * 5]))[::-1][:5]
         if best.any():
@@ -334,7 +351,9 @@ def describe(answers: Sequence[Answer], qrels: Qrels) -> list[str]:
     def sum_grades(one: Answer) -> float:
         return expected(one.readings["relevance"]) + expected(one.readings["quality"])
 
-    columns.append(f"{condensed_ndcg(answers, 'relevance', qrels, lambda one: expected(one.readings['relevance'])):.3f}")
+    columns.append(
+        f"{condensed_ndcg(answers, 'relevance', qrels, lambda one: expected(one.readings['relevance'])):.3f}"
+    )
     columns.append(f"{condensed_ndcg(answers, 'quality', qrels, sum_grades):.3f}")
     columns.append(f"{macro_f1(answers, qrels.stances):.3f}")
     return columns
@@ -343,18 +362,25 @@ def describe(answers: Sequence[Answer], qrels: Qrels) -> list[str]:
 def report() -> None:
     """Print the table of all measured cells."""
     work, qrels = judged_work()
-    cells = {path.stem: [msgspec.json.decode(line, type=Answer) for line in path.read_bytes().splitlines()] for path in sorted(ANSWERS.glob("*.jsonl"))}
+    cells = {
+        path.stem: [msgspec.json.decode(line, type=Answer) for line in path.read_bytes().splitlines()]
+        for path in sorted(ANSWERS.glob("*.jsonl"))
+    }
     rows = {name: cells[name] for name in CELLS if name in cells}
-    rows |= {name: average([cells[part] for part in parts]) for name, parts in MEANS.items() if set(parts) <= cells.keys()}
+    rows |= {
+        name: average([cells[part] for part in parts]) for name, parts in MEANS.items() if set(parts) <= cells.keys()
+    }
     rows["stand-in"] = read_stand_in()
-    print("| prompt | documents | most frequent answer | bits relevance | bits quality | bits stance | r relevance | r quality | nDCG@5 relevance | nDCG@5 quality | macro-F1 |")
-    print("|---|" + "--:|" * 10)
+    print(f"| {' | '.join(_COLUMNS)} |")
+    print("|---|" + "--:|" * (len(_COLUMNS) - 1))
     for name, answers in rows.items():
         print(f"| {name} | {' | '.join(describe(answers, qrels))} |")
     places = {topic.id: 0 for topic, _ in work}
     first = [Answer(topic.id, document, [], {}) for topic, document in work]
     ranks = {(topic.id, document): -place for place, (topic, document) in enumerate(work)}
-    values = [condensed_ndcg(first, aspect, qrels, lambda one: ranks[one.topic, one.document]) for aspect in qrels.grades]
+    values = [
+        condensed_ndcg(first, aspect, qrels, lambda one: ranks[one.topic, one.document]) for aspect in qrels.grades
+    ]
     print(f"| first stage | {len(work)} | | | | | | | {values[0]:.3f} | {values[1]:.3f} | |")
     print(f"\n{len(places)} topics; {machine()}")
 

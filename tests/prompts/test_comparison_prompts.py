@@ -175,8 +175,7 @@ def test_the_position_is_asked_before_the_stance_and_each_label_explained(task: 
     system, _ = render(task, "stance", "x")
     places = [system.index(f"\n{label} = ") for label in ("YES", "NO", *labels)]
     assert places == sorted(places)
-    form, _ = system.splitlines()[-1].split(", written like")
-    assert re.findall(r'"([A-Z]+)"', form) == [label[0] for label in ("YES", "NO", *labels)]
+    assert re.findall(r'"([A-Z]+)"', system.splitlines()[-1]) == [label[0] for label in ("YES", "NO", *labels)]
 
 
 def test_the_objects_of_a_stance_stand_beside_their_labels_in_either_order() -> None:

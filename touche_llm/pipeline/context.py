@@ -27,7 +27,7 @@ from touche_llm.pipeline.energy import EnergyMeter
 from touche_llm.pipeline.engines import OpenPooling, open_pooling
 from touche_llm.pipeline.progress import Progress
 from touche_llm.prompts.prompt import Prompt, check_overlay, examples_path
-from touche_llm.prompts.purposes import list_judging_purposes, load, purposes_of
+from touche_llm.prompts.purposes import list_copyable_answers, list_judging_purposes, load, purposes_of
 from touche_llm.ranking.steps import list_comparison_kinds, needs_cross_encoder
 from touche_llm.tasks import get_task
 
@@ -235,8 +235,11 @@ def list_schemas(prompts: Iterable[Prompt], documents: int = 1) -> list[Mapping[
 def check_examples(prompt: Prompt, topics: list[Topic], file: Path | None, warn: Callable[[str], None]) -> None:
     """Raise UsageError if a few-shot example is about one of the topics: its result could not be measured.
 
-    Topics of different years share numbers, so titles decide; an equal number alone gives a warning.
+    Topics of different years share numbers, so titles decide; an equal number alone gives a warning, as does an answer
+    that a model could copy, see `list_copyable_answers`.
     """
+    for problem in list_copyable_answers(prompt):
+        warn(problem)
     by_title = {_normalise(topic.title): topic for topic in topics}
     by_id = {topic.id: topic for topic in topics}
     named = f" of {file}" if file is not None else ""

@@ -26,7 +26,7 @@ from touche_llm.prompt_lab.prefix_sharing import (
 from touche_llm.prompt_lab.trial import Subject, ask
 from touche_llm.prompts.catalog import find_prompt
 from touche_llm.prompts.prompt import Prompt, Purpose
-from touche_llm.prompts.purposes import MAX_DOCUMENTS, purposes_of
+from touche_llm.prompts.purposes import MAX_DOCUMENTS, list_copyable_answers, purposes_of
 from touche_llm.ranking.comparer import MAX_CHOICES
 from touche_llm.ranking.steps import RankingSettings
 from touche_llm.tasks import TASKS
@@ -94,6 +94,8 @@ async def check(task: Task, purpose: Purpose, prompt: Prompt, material: Material
     if plain is None:
         return result
     linter.check_labels(*plain)
+    for problem in list_copyable_answers(prompt):
+        linter.warn(problem)
     linter.check_schemas(material.topics)
     lengths = await linter.count_lengths(material.topics, count)
     try:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
+import re
 import string
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from functools import cache, partial
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -13,12 +16,14 @@ from pydantic import BeforeValidator, Field, create_model
 
 from touche_llm.data.records import LabelledDocument, Topic
 from touche_llm.errors import PromptError
-from touche_llm.llm.answers import AnswerModel
-from touche_llm.prompts.prompt import AnswerByHeader, Prompt, Purpose, load_prompt
+from touche_llm.llm.answer_forms import AnswerForm
+from touche_llm.llm.answers import AnswerModel, Unusable, parse_answer
+from touche_llm.prompts.prompt import AnswerByHeader, Prompt, Purpose, examples_path, load_prompt
 from touche_llm.tasks.base import Question, Task
 
 # The comparison criterion is the same for all questions of a run, so few-shot examples use it too.
 _SHARED = ("aim",)
+_DECODER = json.JSONDecoder()
 
 
 def purposes_of(task: Task) -> dict[str, Purpose]:
@@ -48,6 +53,49 @@ def list_judging_purposes(task: Task, topics: Iterable[Topic], stance_depth: int
     if task.stance_question is not None and stance_depth:
         needed.append("stance")
     return needed
+
+
+def list_copyable_answers(prompt: Prompt) -> list[str]:
+    """Return a warning for each complete answer in a template's text, and for examples that all give one label.
+
+    A small model copies what it is shown: 533 of 750 answers of Qwen2.5-Coder-1.5B were the example in the prompt.
+    """
+    if prompt.header.answer == "objects":
+        return []  # its answers are words of the topic
+    numbers = (1,) if prompt.header.answer not in ("best", "order") else range(2, MAX_DOCUMENTS + 1)
+    models = [prompt.answer_for(Topic("", ""), number) for number in numbers]
+    found = [
+        f"{prompt.path}: the text shows {text}, a complete answer, which small models copy; name the parts instead, "
+        f"as the project's prompts do, or give examples in {examples_path(prompt.path).name}"
+        for text in {
+            text: None for source in (prompt.files.text, *prompt.files.texts.values()) for text in _json(source)
+        }
+        if any(_is_answer(text, model, prompt.header.form) for model in models)
+    ]
+    answers = [parse_answer(example.answer, models[0], prompt.header.form).model_dump() for example in prompt.examples]
+    fields = [] if prompt.header.answer in ("best", "order", "queries") else list(models[0].model_fields)
+    for name in fields if answers else []:
+        if len(shown := {answer[name] for answer in answers}) == 1:
+            found.append(
+                f"{examples_path(prompt.path)}: {name}: all examples answer {shown.pop()}, which small models copy; "
+                "show two different labels at least"
+            )
+    return found
+
+
+def _json(text: str) -> Iterator[str]:
+    """Yield the JSON arrays and objects in a text."""
+    for start in re.finditer(r"[\[{]", text):
+        with suppress(json.JSONDecodeError):
+            yield text[start.start() : _DECODER.raw_decode(text, start.start())[1]]
+
+
+def _is_answer(text: str, model: type[AnswerModel], form: AnswerForm) -> bool:
+    try:
+        parse_answer(text, model, form)
+    except Unusable:
+        return False
+    return True
 
 
 def check_template(prompt: Prompt, question: Question) -> None:
