@@ -15,7 +15,7 @@ PIP := -m pip --disable-pip-version-check -qq
 
 CHROMIUM := /usr/bin/chromium
 
-.PHONY: help setup demo test nightly nightly-faults nightly-vllm vllm serve-tiny test-vllm test-browser check format demo-cassette \
+.PHONY: help setup demo test nightly nightly-faults nightly-vllm vllm serve-small model test-model test-vllm test-browser check format demo-cassette \
 	docs regress wheel test-wheel test-extras clean bench bench-small bench-serving-small mutants
 
 help:
@@ -24,7 +24,8 @@ help:
 	@echo "make check      format, lint, types, all of the tests that need neither a browser nor vLLM"
 	@echo "make nightly    kill, starve and mislead every command, start and stop servers (about 40 minutes)"
 	@echo "make test-vllm  install the CPU build of vLLM, once for all clones, and run the tests against a real server"
-	@echo "make serve-tiny serve a tiny random model with it at http://127.0.0.1:8000, to try runs without a GPU"
+	@echo "make serve-small serve a small real model with it at http://127.0.0.1:8000, to try runs without a GPU"
+	@echo "make test-model run every task with that model on vLLM, llama.cpp's server and LiteLLM (half an hour)"
 	@echo "make test-browser  open reports and the documentation in Debian's Chromium and use them"
 	@echo "make docs       build the documentation in docs/_build/html"
 	@echo "make test-wheel build and check the distributions, and run the demo from an empty environment"
@@ -55,7 +56,7 @@ check: $(STAMP)
 	@$(BIN)/ruff format --check .
 	@$(BIN)/ruff check .
 	@$(BIN)/mypy
-	@$(BIN)/python -m pytest -n auto -m 'not vllm and not browser and not nightly'
+	@$(BIN)/python -m pytest -n auto -m 'not vllm and not model and not browser and not nightly'
 
 nightly: nightly-faults nightly-vllm test-extras bench-serving-small
 
@@ -81,9 +82,17 @@ regress: $(STAMP)
 vllm:
 	@sh tests/vllm/install.sh "$(VLLM_PYTHON)" $(VLLM_VENV) $(VLLM_PIP_ARGS)
 
-# To try runs without a GPU; the answers have the right form and no meaning.
-serve-tiny: $(RUNS) vllm
-	@$(BIN)/python -m tests.vllm.serve_tiny
+# A small real model and its servers, once for all clones; a model of your own: make test-model TOUCHE_LLM_MODEL=FOLDER
+model: $(RUNS) vllm
+	@sh tests/model/install.sh "$(VLLM_PYTHON)" $(VLLM_VENV)/bin/python
+
+# To try runs without a GPU: a real model, and a weak judge.
+serve-small: model
+	@$(BIN)/python -m tests.model.serve_small
+
+# TOUCHE_LLM_RECORD=1 records the run in tests/regress_model anew.
+test-model: $(STAMP) model
+	@$(BIN)/python -m pytest -m model tests/model
 
 test-vllm: $(STAMP) vllm
 	@$(BIN)/python -m pytest -m 'vllm and not nightly' tests/vllm

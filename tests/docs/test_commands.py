@@ -19,9 +19,9 @@ from touche_llm.cli.log import take_options
 BLOCKS = [block for page in PAGES for block in list_blocks(page)]
 PROGRAM: Any = get_command(cli.app)
 TARGETS = set(re.findall(r"^([a-z][a-z-]*):", (ROOT / "Makefile").read_text(), re.MULTILINE))
-OTHER_PROGRAMS = {"vllm", "pip", "pytest", "cp"}
+OTHER_PROGRAMS = {"vllm", "llama-server", "pip", "pytest", "cp"}
 BEYOND = re.compile(
-    r"vllm serve|run-batch|batch run|--engine (managed|batch|ray)|benchmarks\.gpu|touche-llm tira"
+    r"vllm serve|llama-server|run-batch|batch run|--engine (managed|batch|ray)|benchmarks\.gpu|touche-llm tira"
     r"|--retriever (chatnoir|elasticsearch)"
 )
 TRANSCRIPTS = sorted({block.page for block in BLOCKS if block.language == "console"})

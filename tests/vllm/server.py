@@ -7,7 +7,7 @@ import json
 import os
 import subprocess
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -42,20 +42,22 @@ def make_model(folder: Path, kind: str = "chat") -> Path:
 
 
 @contextmanager
-def vllm_environment() -> Iterator[None]:
+def vllm_environment(environment: Mapping[str, str] = ENVIRONMENT) -> Iterator[None]:
     """Make the environment of this process vLLM's, with the programs of its installation and this project's modules."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith("VLLM_")}
     # The installation is shared by all clones, so none is installed in it.
     paths = {"PATH": f"{VENV / 'bin'}{os.pathsep}{os.environ['PATH']}", "PYTHONPATH": str(ROOT)}
-    with patch.dict(os.environ, kept | ENVIRONMENT | paths, clear=True):
+    with patch.dict(os.environ, kept | environment | paths, clear=True):
         yield
 
 
 @contextmanager
-def vllm_server(model: Path, log: Path, **options: Any) -> Iterator[str]:
+def vllm_server(
+    model: Path, log: Path, environment: Mapping[str, str] = ENVIRONMENT, context: int = CONTEXT, **options: Any
+) -> Iterator[str]:
     """Serve the model, named after its folder, with the program's own function; yields the base URL."""
-    serving = serve(model, OPTIONS | options, log, context=CONTEXT, ready_within=READY_SECONDS)
-    with vllm_environment(), asyncio.Runner() as runner:
+    serving = serve(model, OPTIONS | options, log, context=context, ready_within=READY_SECONDS)
+    with vllm_environment(environment), asyncio.Runner() as runner:
         url = runner.run(serving.__aenter__())
         try:
             yield url
