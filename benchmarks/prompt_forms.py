@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import csv
+import json
 import re
 import sys
 import tempfile
@@ -30,6 +31,7 @@ import numpy as np
 import yaml
 
 from benchmarks.figures import machine
+from benchmarks.rank_llm_peer import FLAG, check_python, read_report, run_driver
 from tests.vllm.real_data import REAL
 from tests.vllm.server import ROOT
 from touche_llm.corpus.json_lines import read_collection
@@ -37,6 +39,7 @@ from touche_llm.data.records import Document, Judgment, Reading, Topic
 from touche_llm.data.topics import read_topics
 from touche_llm.data.yaml_text import read_yaml
 from touche_llm.evaluation.qrels import STANCE, Qrels, read_qrels
+from touche_llm.judging.grades import compute_information
 from touche_llm.judging.pointwise import judge
 from touche_llm.judging.stance import combine_position
 from touche_llm.pipeline import event_loop
@@ -114,6 +117,8 @@ CELLS = {
     "swapped": Form((("quality", "relevance", *_SIDE),)),
     "single": Form((("relevance",), ("quality",), _SIDE)),
 }
+# RankLLM's pointwise prompt, a question for yes or no: the cell of `--rank-llm-python`.
+RANK_LLM = "rank_llm"
 # Cells whose readings are averaged.
 MEANS = {"both_orders": ("letters", "swapped")}
 
@@ -209,6 +214,38 @@ async def measure(form: Form, work: Sequence[tuple[Topic, str]], texts: Texts, m
     ]
 
 
+def measure_rank_llm(
+    python: Path, url: str, model: Path, work: Sequence[tuple[Topic, str]], texts: Texts
+) -> list[Answer]:
+    """Return RankLLM's probability of yes for each document as the reading of a grade from 0 to 1."""
+    by_topic: dict[str, list[str]] = {}
+    for topic, document in work:
+        by_topic.setdefault(topic.id, []).append(document)
+    titles = {topic.id: topic.title for topic, _ in work}
+    with tempfile.TemporaryDirectory() as name:
+        with (Path(name) / "requests.jsonl").open("w") as stream:
+            for topic_id, documents in by_topic.items():
+                found = [{"docid": one, "score": 0.0, "doc": {"contents": texts.get(one).text}} for one in documents]
+                stream.write(
+                    json.dumps({"query": {"text": titles[topic_id], "qid": topic_id}, "candidates": found}) + "\n"
+                )
+        options = {"requests": Path(name) / "requests.jsonl", "model": model.name, "url": url}
+        ended = run_driver(python, model.parent, options | {"concurrency": 32, "context": 8192})
+    report = read_report(ended.output, len(work), len(work))
+    if lost := report.count_lost() + report.count_unreadable(None):
+        sys.exit(f"RankLLM lost {lost} answers; nothing is written")
+    topics = [topic_id for topic_id, documents in by_topic.items() for _ in documents]
+    return [
+        Answer(
+            topic,
+            document,
+            [],
+            {"relevance": Reading(answered=round(score), probabilities={"0": 1 - score, "1": score})},
+        )
+        for topic, document, score in zip(topics, report.documents, report.scores, strict=True)
+    ]
+
+
 def _count(total: int) -> Callable[[], None]:
     done = 0
 
@@ -294,18 +331,6 @@ def expected(reading: Reading) -> float:
     return sum(int(grade) * share for grade, share in reading.probabilities.items())
 
 
-def information(readings: Sequence[Reading]) -> float:
-    """Return the bits that the labels carry about the documents: H(mean p) - mean H(p)."""
-    if any(reading.probabilities is None for reading in readings):
-        return float("nan")
-    shares = np.array([list((reading.probabilities or {}).values()) for reading in readings])
-
-    def entropy(p: np.ndarray) -> np.ndarray:  # type: ignore[type-arg]
-        return np.asarray(-np.sum(np.where(p > 0.0, p * np.log2(np.where(p > 0.0, p, 1.0)), 0.0), axis=-1))
-
-    return float(entropy(shares.mean(axis=0)) - entropy(shares).mean())
-
-
 def condensed_ndcg(answers: Sequence[Answer], aspect: str, qrels: Qrels, score: Callable[[Answer], float]) -> float:
     """Return the mean nDCG@5 over topics of the judged documents alone, by descending score."""
     values = []
@@ -339,8 +364,14 @@ def describe(answers: Sequence[Answer], qrels: Qrels) -> list[str]:
     """Return the columns of a row of the table."""
     written = Counter(tuple(str(reading.answered) for reading in one.readings.values()) for one in answers)
     columns = [f"{len(answers)}", f"{max(written.values()) / len(answers):.0%}"]
-    columns += [f"{information([one.readings[name] for one in answers]):.3f}" for name in (*qrels.grades, STANCE)]
+    fields = [name for name in (*qrels.grades, STANCE) if name in answers[0].readings]
+    for name in (*qrels.grades, STANCE):
+        bits = compute_information([one.readings[name] for one in answers]) if name in fields else None
+        columns.append("" if bits is None else f"{bits:.3f}")
     for aspect, grades in qrels.grades.items():
+        if aspect not in fields:
+            columns.append("")
+            continue
         pairs = [
             (expected(one.readings[aspect]), grades[one.topic][one.document])
             for one in answers
@@ -354,9 +385,14 @@ def describe(answers: Sequence[Answer], qrels: Qrels) -> list[str]:
     columns.append(
         f"{condensed_ndcg(answers, 'relevance', qrels, lambda one: expected(one.readings['relevance'])):.3f}"
     )
-    columns.append(f"{condensed_ndcg(answers, 'quality', qrels, sum_grades):.3f}")
-    columns.append(f"{macro_f1(answers, qrels.stances):.3f}")
+    columns.append(f"{condensed_ndcg(answers, 'quality', qrels, sum_grades):.3f}" if "quality" in fields else "")
+    columns.append(f"{macro_f1(answers, qrels.stances):.3f}" if STANCE in fields else "")
     return columns
+
+
+def write_answers(cell: str, answers: Iterable[Answer]) -> None:
+    """Write a finished cell."""
+    (ANSWERS / f"{cell}.jsonl").write_bytes(b"".join(msgspec.json.encode(one) + b"\n" for one in answers))
 
 
 def report() -> None:
@@ -366,7 +402,7 @@ def report() -> None:
         path.stem: [msgspec.json.decode(line, type=Answer) for line in path.read_bytes().splitlines()]
         for path in sorted(ANSWERS.glob("*.jsonl"))
     }
-    rows = {name: cells[name] for name in CELLS if name in cells}
+    rows = {name: cells[name] for name in (*CELLS, RANK_LLM) if name in cells}
     rows |= {
         name: average([cells[part] for part in parts]) for name, parts in MEANS.items() if set(parts) <= cells.keys()
     }
@@ -392,8 +428,15 @@ def main() -> None:
     parser.add_argument("--url", default="http://127.0.0.1:8000")
     parser.add_argument("--limit", type=int, help="documents of each cell, to see that it works")
     parser.add_argument("--report", action="store_true", help="print the table of the measured cells only")
+    parser.add_argument(FLAG, type=Path, help="measure RankLLM's pointwise prompt, with the Python of its environment")
+    parser.add_argument("--model", type=Path, help="folder of the served model, named as it is, for RankLLM")
     options = parser.parse_args()
-    if not options.report:
+    if options.rank_llm_python:
+        work = judged_work()[0]
+        python = check_python(options.rank_llm_python)
+        answers = measure_rank_llm(python, options.url, options.model, work, Texts(document for _, document in work))
+        write_answers(RANK_LLM, answers)
+    elif not options.report:
         work = list(islice(judged_work()[0], options.limit))
         texts = Texts(document for _, document in work)
 
@@ -404,11 +447,8 @@ def main() -> None:
                     continue
                 print(name, file=sys.stderr)
                 answers = event_loop.run(measure(CELLS[name], work, texts, model))
-                lines = b"".join(msgspec.json.encode(one) + b"\n" for one in answers)
                 if options.limit is None:
-                    path.write_bytes(lines)
-                else:
-                    print(lines.decode())
+                    write_answers(name, answers)
     report()
 
 

@@ -45,6 +45,7 @@ async def rerank(options: argparse.Namespace) -> dict[str, Any]:
     calls = [call for result in results for call in result.invocations_history]
     return {
         "seconds": seconds,
+        "documents": [candidate.docid for result in results for candidate in result.candidates],
         "scores": [candidate.score for result in results for candidate in result.candidates],
         "replies": [{"text": call.response, "tokens": call.output_token_count} for call in calls],
     }

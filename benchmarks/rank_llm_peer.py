@@ -44,11 +44,13 @@ class Report(_Strict):
 
     Attributes:
         seconds: Wall time of reranking.
-        scores: Scores of all candidates.
+        documents: Ids of all candidates, topic by topic, as reranked.
+        scores: Their scores.
         replies: Replies to all requests: topic by topic, the windows of each in their order.
     """
 
     seconds: Annotated[float, Field(gt=0)]
+    documents: list[str]
     scores: list[float]
     replies: list[Reply]
 

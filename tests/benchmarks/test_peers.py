@@ -117,7 +117,7 @@ def test_a_failure_of_rank_llm_is_an_error_with_its_reason(course: Course) -> No
         many.run_peer()
 
 
-GOOD = {"seconds": 1.5, "scores": [0.5], "replies": [{"text": "yes", "tokens": 1}]}
+GOOD = {"seconds": 1.5, "documents": ["a"], "scores": [0.5], "replies": [{"text": "yes", "tokens": 1}]}
 
 
 def test_a_report_is_read() -> None:
