@@ -16,6 +16,7 @@ from touche_llm.cli.tables import Column, format_interval, format_value, show_li
 from touche_llm.data.files import check_output
 from touche_llm.errors import UsageError
 from touche_llm.evaluation.measures import describe_coverage
+from touche_llm.evaluation.notes import describe_missing_intervals
 from touche_llm.pipeline.run_lookup import find_run_file, find_task
 
 if TYPE_CHECKING:
@@ -99,7 +100,7 @@ def compare(
         show_lines(m.describe_qrels(files))
     else:
         m.print_frame(frame, files, output)
-    m.print_notes(qrels, evaluations, shown, *notes)
+    m.print_notes(qrels, evaluations, shown, *notes, *describe_missing_intervals(frame.to_dict("records")))
     if page:
         say(output, page)
 

@@ -19,6 +19,7 @@ from touche_llm.cli.standings import show_standings, standings
 from touche_llm.cli.tables import Column, format_interval, format_value, show_lines, show_table
 from touche_llm.errors import DataError, UsageError, describe_os_error
 from touche_llm.evaluation.measures import describe_coverage
+from touche_llm.evaluation.notes import describe_missing_intervals
 from touche_llm.evaluation.qrels import STANCE
 from touche_llm.pipeline.recorded_evaluation import record_evaluation
 from touche_llm.pipeline.run_directory import RunDirectory
@@ -60,7 +61,7 @@ def evaluate(
     depth: m.DepthOption = None,
     run_topics: m.RunTopicsOption = False,
 ) -> None:
-    """Measure runs with qrels, with 95 % bootstrap intervals.
+    """Measure runs with qrels, with 95 % intervals over topics.
 
     A judged topic that a run lacks counts 0. A run made with --limit-topics or --topic is measured by its own topics.
 
@@ -95,6 +96,7 @@ def evaluate(
             frame, unplaced = standings(known, frame, evaluations)
             show = partial(show_standings, known)
             notes += unplaced
+        notes += describe_missing_intervals(frame.to_dict("records"))
     if output is Format.TABLE:
         show(frame, evaluations)
         m.show_legend(measured)

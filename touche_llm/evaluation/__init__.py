@@ -35,16 +35,18 @@ def evaluate(
             gives a warning.
 
     Returns:
-        A row for each measure, with the columns `run`, `measure`, `value`, `low` and `high` (95 % bootstrap interval
-        over topics), `n` (topics, or documents for the stance), `topics` (judged topics that the run is measured on),
-        `missing` (number of these that the run lacks; each counts 0 for grades), `judged_topics` (of the qrels file;
-        `Qrels.restrict_to` measures a run by some of them) and `judged` (judged@k: share of judged documents among the
-        first k, the measure's cutoff, or in the whole ranking). A value that is not defined is NaN. With `per_topic`, a
-        row for each measure and topic, with the columns `run`, `measure`, `topic`, `value` and `judged`.
+        A row for each measure, with the columns `run`, `measure`, `value`, `low` and `high` (95 % interval over topics,
+        see `significance.compute_interval`), `n` (topics, or documents for the stance), `topics` (judged topics that
+        the run is measured on), `missing` (number of these that the run lacks; each counts 0 for grades),
+        `judged_topics` (of the qrels file; `Qrels.restrict_to` measures a run by some of them) and `judged` (judged@k:
+        share of judged documents among the first k, the measure's cutoff, or in the whole ranking). A value that is not
+        defined is NaN, as are the ends of an interval over too few topics. With `per_topic`, a row for each measure and
+        topic, with the columns `run`, `measure`, `topic`, `value` and `judged`.
 
     Warns:
-        ToucheWarning: Topics are missing, documents are unjudged, and the like; or unjudged documents could explain the
-            difference from the baseline, see `comparison.describe_judging`.
+        ToucheWarning: Topics are missing, documents are unjudged, there are too few topics for an interval, and the
+            like; or unjudged documents could explain the difference from the baseline, see
+            `comparison.describe_judging`.
 
     Raises:
         DataError: None of the run's topics is judged.
@@ -56,7 +58,7 @@ def evaluate(
         )
     # Imported here because pandas is slow to load.
     from touche_llm.evaluation.measures import evaluate_run
-    from touche_llm.evaluation.notes import format_notes
+    from touche_llm.evaluation.notes import describe_missing_intervals, format_notes
 
     found = evaluate_run(name, run, qrels, depth)
     notes = qrels.notes() + format_notes({name: found.notes})
@@ -66,6 +68,9 @@ def evaluate(
         recall_depth = depth or max(map(len, run.rankings.values()))
         graded = replace(qrels, stances={})
         notes += describe_judging(found, evaluate_run("the baseline", baseline, graded, recall_depth))
+    table = found.per_topic() if per_topic else found.summary()
+    if not per_topic:
+        notes += describe_missing_intervals(table.to_dict("records"))
     for note in notes:
         warnings.warn(note, ToucheWarning, stacklevel=2)
-    return found.per_topic() if per_topic else found.summary()
+    return table

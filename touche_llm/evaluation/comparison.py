@@ -30,7 +30,7 @@ def compare_runs(baseline: Evaluation, others: Sequence[Evaluation]) -> tuple[pd
     """Compare runs with a baseline; all were measured with the same judgments and depth.
 
     Stances are compared over the documents with a label in both runs, except for `@5`, where the choice of documents
-    counts too.
+    counts too. judged@5 is no measure of a system, so it has no row.
 
     Returns:
         The rows of `significance.compare`, and notes on them. Additional columns: `topics` (judged topics
@@ -46,7 +46,10 @@ def compare_runs(baseline: Evaluation, others: Sequence[Evaluation]) -> tuple[pd
         for other in others
         if other.qrels.stances
     }
-    runs = {evaluation.name: evaluation.estimates for evaluation in (baseline, *others)}
+    runs = {
+        evaluation.name: {name: each for name, each in evaluation.estimates.items() if not name.endswith(f" {JUDGED}")}
+        for evaluation in (baseline, *others)
+    }
     notes = []
     for other in others:
         for measure, (estimate, _) in common.get(other.name, {}).items():

@@ -9,6 +9,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 Array = NDArray[np.float64]
+# Minimum topics of an interval of a mean, and of a measure of pooled documents; docs/reference/measures.md has the
+# simulated coverage behind them.
+MIN_TOPICS, MIN_TOPICS_POOLED = 5, 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,13 +22,18 @@ class Estimate:
         topics: Topics that contribute.
         counts: Contribution of each topic, of shape (topics, counts).
         formula: Computes the value from sums over topics, (…, counts) to (…).
-        documents: Number of documents behind the value; None if it is a mean over topics.
+        documents: Number of pooled documents behind the value; None if the value is the mean of the values by topic.
     """
 
     topics: tuple[str, ...]
     counts: Array
     formula: Callable[[Array], Array]
     documents: int | None = None
+
+    @property
+    def is_mean(self) -> bool:
+        """Whether the value is the mean of the values by topic, rather than a measure of pooled documents."""
+        return self.documents is None
 
     @property
     def n(self) -> int:

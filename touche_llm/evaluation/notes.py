@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from math import isnan
+from typing import TYPE_CHECKING, Any
 
 from touche_llm.data.trec_runs import ParsedRun
 from touche_llm.errors import shorten
+from touche_llm.evaluation.estimate import MIN_TOPICS, MIN_TOPICS_POOLED
 from touche_llm.evaluation.qrels import STANCE, Qrels
 
 if TYPE_CHECKING:
@@ -129,6 +131,16 @@ def describe_limits(names: Iterable[str]) -> list[str]:
         if listed
         else []
     )
+
+
+def describe_missing_intervals(rows: Iterable[Mapping[str, Any]]) -> list[str]:
+    """Return a note if a row with the columns `value` and `low` has a value without an interval, else nothing."""
+    if not any(isnan(row["low"]) and not isnan(row["value"]) for row in rows):
+        return []
+    return [
+        f"values without a 95 % interval: a mean needs {MIN_TOPICS} topics, a measure of pooled documents (stances, "
+        f"kappa) {MIN_TOPICS_POOLED}"
+    ]
 
 
 def describe_fitted(name: str, run: ParsedRun, fitted_on: Collection[str], qrels: Qrels) -> list[str]:

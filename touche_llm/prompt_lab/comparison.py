@@ -10,6 +10,7 @@ from touche_llm.config import Config
 from touche_llm.data.records import Failure, Topic
 from touche_llm.errors import DataError, UsageError, shorten
 from touche_llm.evaluation.measures import NDCG
+from touche_llm.evaluation.notes import describe_missing_intervals
 from touche_llm.evaluation.qrels import Qrels
 from touche_llm.judging.pointwise import RequestBuilder, find_objects
 from touche_llm.llm.counts import Counts
@@ -137,6 +138,9 @@ async def compare_prompts(
             f"topics without a grade above 0 among their sampled documents, left out of nDCG: {shorten(ungraded)}"
         )
         progress.warn(notes[-1])
+    for note in describe_missing_intervals(row for part in parts for row in part.differences.values()):
+        notes.append(note)
+        progress.warn(note)
     return PromptComparison(
         task,
         variants,

@@ -26,7 +26,13 @@ from touche_llm.report.overview import (
     get_assessments,
 )
 from touche_llm.report.plots import LETTERS
-from touche_llm.report.run_measures import collect_notes, compare_measures, compute_confusion, describe_all_coverage
+from touche_llm.report.run_measures import (
+    collect_notes,
+    compare_measures,
+    compute_confusion,
+    describe_all_coverage,
+    note_missing_intervals,
+)
 from touche_llm.tasks.base import Task
 
 if TYPE_CHECKING:
@@ -111,17 +117,23 @@ def gather_comparison(
         ids = list(dict.fromkeys(topic for run in runs for topic in run.run.rankings))
         topics = [_build_topic(topic, runs, folders, qrels, top) for topic in ids]
         baseline = differences["baseline"].iloc[0]
+        measures = compare_measures(evaluations, differences)
         return RunComparison(
             task=task,
             judged_by=judged_by,
             sides=sides,
             baseline=next(side.letter for side in sides if side.name == baseline),
-            measures=compare_measures(evaluations, differences),
+            measures=measures,
             assessor_labels=collect_assessor_labels(qrels),
             topics=topics,
             top=top,
             coverage=describe_all_coverage(evaluations),
-            notes=[*collect_notes(evaluations), *remarks, *_notes(sides, folders, topics)],
+            notes=[
+                *collect_notes(evaluations),
+                *remarks,
+                *note_missing_intervals(measures),
+                *_notes(sides, folders, topics),
+            ],
         )
 
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from touche_llm.data.trec_runs import ParsedRun
+from touche_llm.evaluation.notes import describe_missing_intervals
 from touche_llm.evaluation.qrels import Qrels
 
 if TYPE_CHECKING:
@@ -108,7 +109,7 @@ def measure_run(run: ParsedRun, first_stage: ParsedRun, qrels: Qrels, before: st
         evaluation.name: {name: evaluation.estimates[name] for name in compared} for evaluation in (found, first)
     }
     measures = compare_measures([found, first], compare(before, estimates) if compared else DataFrame())
-    notes = collect_notes([found]) + describe_judging(found, first)
+    notes = collect_notes([found]) + describe_judging(found, first) + note_missing_intervals(measures)
     return MeasuredRun(measures, *compute_confusion(run, qrels), describe_all_coverage([found]), notes)
 
 
@@ -165,6 +166,13 @@ def collect_notes(evaluations: Sequence[Evaluation]) -> list[str]:
         for evaluation in evaluations
     }
     return qrels.notes() + format_notes(notes)
+
+
+def note_missing_intervals(measures: Iterable[MeasureComparison]) -> list[str]:
+    """Return a note if a value or a difference has no interval, else nothing."""
+    results = [result for measure in measures for result in measure.runs if result is not None]
+    rows = [row for result in results for row in (result.summary, result.difference) if row is not None]
+    return describe_missing_intervals(rows)
 
 
 def _get_unjudged(evaluation: Evaluation, measure: str) -> tuple[int, tuple[float, float] | None]:
