@@ -91,6 +91,23 @@ def test_the_baseline_need_not_be_named_twice(touche: Touche, runs: Path) -> Non
     assert once.stdout == twice.stdout and once.returncode == 0
 
 
+def test_few_topics_have_a_p_value_without_an_interval_and_judged_documents_have_neither(
+    touche: Touche, runs: Path
+) -> None:
+    (runs / "few").write_text("0 0 a 2\n0 0 b 1\n1 0 a 2\n")
+    few = ("--task", "comparative", "--relevance", "few")
+    for qrels, topics in ((QRELS, TOPICS), (few, 2)):
+        done = touche("compare", "best", "base", *qrels, "--stance", "stance", "--baseline", "base", "--format", "json")
+        found = {measure: row for (_, measure), row in rows_of(done.stdout).items()}
+        assert "relevance judged@5" not in found and found["relevance nDCG@5"]["judged"] is not None
+        for measure in ("relevance nDCG@5", "relevance P@5"):
+            row = found[measure]
+            assert (row["n"], row["low"] is None, row["high"] is None) == (topics, topics == 2, topics == 2)
+        assert found["relevance nDCG@5"]["p"] == pytest.approx(2 / 2**topics)
+        assert found["stance accuracy"]["low"] is None and found["stance accuracy"]["p"] is not None
+        assert done.stderr.count("no 95 % interval") == 1
+
+
 def test_topics_of_all_runs_can_be_compared_alone(touche: Touche, runs: Path) -> None:
     lines = (runs / "best" / "run.txt").read_text().splitlines(keepends=True)
     (runs / "part").write_text("".join(line for line in lines if line[0] in "01"))
@@ -127,7 +144,8 @@ def test_a_loss_that_unjudged_documents_alone_could_explain_is_noted_under_the_t
 ) -> None:
     (runs / "worse.txt").write_text("".join(f"{topic} NO b 1 2 t\n{topic} NO a 2 1 t\n" for topic in range(TOPICS)))
     done = touche("compare", "base", "worse.txt", *QRELS, "--baseline", "best")
-    assert done.stdout.count(" 0.400/0.400") == 2 * 4
+    # judged@5 itself is not compared.
+    assert done.stdout.count(" 0.400/0.400") == 2 * 3
     note = "relevance: the loss against best could come from unjudged documents alone"
     assert [line.split(": ")[1] for line in done.stderr.splitlines() if note in line] == ["base"]
     done = touche("evaluate", "base", "worse.txt", *QRELS, "--first-stage", "best/run.txt")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import io
 import json
+import math
 import re
 import subprocess
 import sys
@@ -217,7 +218,8 @@ def test_pandas_reads_the_same_from_tsv_as_from_json(touche: Touche, judged: Pat
     for further in ((), ("--per-topic",), ("--leaderboard",)):
         tsv, text = (touche(*arguments, *further, "--format", output).stdout for output in ("tsv", "json"))
         read = pd.read_csv(io.StringIO(tsv), sep="\t", dtype={"topic": str})
-        pd.testing.assert_frame_equal(read, pd.DataFrame(json.loads(text)), check_dtype=False, atol=1e-12)
+        expected = pd.DataFrame(json.loads(text)).fillna(math.nan)
+        pd.testing.assert_frame_equal(read, expected, check_dtype=False, atol=1e-12)
 
 
 def test_per_topic_values_have_the_mean_that_the_run_has(touche: Touche, judged: Path) -> None:
@@ -232,11 +234,29 @@ def test_per_topic_values_have_the_mean_that_the_run_has(touche: Touche, judged:
     assert table.loc["mine"]["stance accuracy"].dropna().to_dict() == {"1": 1.0, "2": 0.0}
 
 
-def test_tables_show_values_with_intervals(touche: Touche, judged: Path) -> None:
+def test_five_topics_have_an_interval_of_means_and_one_note_says_which_have_none(touche: Touche, judged: Path) -> None:
+    for topics in (4, 5):
+        (judged / "some").write_text("".join(f"{topic} NO a 1 2 t\n{topic} NO b 2 1 t\n" for topic in range(topics)))
+        (judged / "grades").write_text("".join(f"{topic} 0 a {topic % 3}\n{topic} 0 b 1\n" for topic in range(topics)))
+        (judged / "sides").write_text("".join(f"{topic} 0 a NO\n" for topic in range(topics)))
+        arguments = ("evaluate", "some", *TASK, "--relevance", "grades", "--stance", "sides")
+        done = touche(*arguments, "--format", "json")
+        assert done.stderr.count("no 95 % interval") == 1
+        for (_, measure), row in rows_of(done.stdout).items():
+            has_interval = topics == 5 and not measure.startswith("stance")
+            assert (row["low"] is not None, row["high"] is not None) == (has_interval, has_interval), measure
+        alone = touche(*arguments[:-2], "--format", "json")
+        assert alone.stderr.count("no 95 % interval") == (topics == 4)
+        row = rows_of(alone.stdout)["some", "relevance nDCG@5"]
+        table = touche(*arguments)
+        assert table.stderr.count("no 95 % interval") == 1
+        interval = f"{row['low']:.4f} to {row['high']:.4f}" if topics == 5 else "–"
+        assert f"nDCG@5 some {row['value']:.4f} {interval} {topics} " in " ".join(table.stdout.split())
+        assert "no 95 % interval" not in touche(*arguments, "--per-topic").stderr
+
+
+def test_tables_show_runs_below_their_first_stage(touche: Touche, judged: Path) -> None:
     done = touche("evaluate", "mine", "other", *ALL)
-    value = rows_of(touche("evaluate", "mine", *ALL, "--format", "json").stdout)["mine", "relevance nDCG@5"]
-    expected = f"{value['value']:.4f} {value['low']:.4f} to {value['high']:.4f} 3"
-    assert f"mine {expected}" in " ".join(done.stdout.split())
     assert done.stdout.count("mine (first stage)") == 12
     aspects = ("relevance", "quality", "stance")
     assert tuple(line for line in done.stdout.splitlines() if line in aspects) == aspects

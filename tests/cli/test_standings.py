@@ -48,6 +48,16 @@ def test_ours_stand_by_their_values_among_the_published_runs_before_and_after_th
     assert names["1"] == f"{TABLES['relevance'].runs[0].team}: {TABLES['relevance'].runs[0].tag}"
 
 
+def test_the_official_ndcg_is_named_below_tables_by_it(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shown("stance", {"mine": 0.5}, monkeypatch)
+    assert "nDCG" not in capsys.readouterr().out
+    shown("relevance", {"mine": 0.5}, monkeypatch)
+    (line,) = (line for line in capsys.readouterr().out.splitlines() if "touche_nDCG@5" in line)
+    assert line.startswith("nDCG@5: the official measure")
+
+
 @pytest.mark.parametrize("aspect", ["relevance", "stance"])
 def test_only_published_intervals_are_shown(aspect: str, monkeypatch: pytest.MonkeyPatch) -> None:
     table = shown(aspect, {"mine": 1.0}, monkeypatch)

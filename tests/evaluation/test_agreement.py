@@ -50,6 +50,6 @@ def test_without_documents_it_is_not_defined() -> None:
 
 
 def test_an_interval_is_over_topics_and_always_defined() -> None:
-    topics = {str(topic): random_pairs(topic, 1) for topic in range(6)}
+    topics = {str(topic): random_pairs(topic, 1) for topic in range(20)}
     low, high = compute_interval(estimate_kappa(topics))
     assert -1.0 <= low <= estimate_kappa(topics).value <= high <= 1.0

@@ -13,7 +13,9 @@ from statsmodels.stats.multitest import multipletests
 
 from tests.evaluation.judged_runs import qrels_of, run_of
 from touche_llm.errors import UsageError
-from touche_llm.evaluation.estimate import Estimate, estimate_mean
+from touche_llm.evaluation.agreement import estimate_kappa
+from touche_llm.evaluation.estimate import MIN_TOPICS, MIN_TOPICS_POOLED, Estimate, estimate_mean
+from touche_llm.evaluation.notes import describe_missing_intervals
 from touche_llm.evaluation.significance import _correct_holm, compare, compute_bounds, compute_interval
 from touche_llm.evaluation.stance_measures import estimate_stances
 
@@ -34,57 +36,87 @@ def accuracies(right: list[int], size: int = 30) -> Estimate:
     return estimate_stances(run_of(ranked, chosen), qrels_of({}, truth), 5)["stance accuracy"]
 
 
-def test_the_interval_of_two_topics_reaches_from_one_to_the_other() -> None:
-    # A quarter of the resamples holds the lower one alone, and a quarter the higher one.
-    assert compute_interval(means(0.2, 0.8)) == pytest.approx((0.2, 0.8))
+@pytest.mark.parametrize("topics", [5, 6, 25, 120])
+def test_the_interval_of_a_mean_is_that_of_student(topics: int) -> None:
+    values = np.random.default_rng(topics).beta(2, 3, size=topics)
+    expected = scipy.stats.ttest_1samp(values, 0.0).confidence_interval(0.95)
+    assert compute_interval(means(*values)) == pytest.approx((expected.low, expected.high), rel=1e-12)
+    other = np.random.default_rng(topics + 1).random(topics)
+    (row,) = compare("b", {"a": {"m": means(*values)}, "b": {"m": means(*other)}}).to_dict("records")
+    paired = scipy.stats.ttest_rel(values, other).confidence_interval(0.95)
+    assert (row["low"], row["high"]) == pytest.approx((paired.low, paired.high), rel=1e-12)
+
+
+def test_few_topics_have_no_interval() -> None:
+    values = np.random.default_rng(1).random(20)
+    for topics in range(6):
+        assert all(map(math.isnan, compute_interval(means(*values[:topics])))) is (topics < MIN_TOPICS)
+    right = [1 + topic % 30 for topic in range(MIN_TOPICS_POOLED)]
+    for topics in (1, 5, MIN_TOPICS_POOLED - 1, MIN_TOPICS_POOLED):
+        some, all_right = accuracies(right[:topics]), accuracies([30] * topics)
+        (row,) = compare("base", {"base": {"m": some}, "new": {"m": all_right}}).to_dict("records")
+        for low, high in (compute_interval(some), (row["low"], row["high"])):
+            assert (math.isnan(low), math.isnan(high)) == (topics < MIN_TOPICS_POOLED,) * 2
+
+
+def test_a_value_without_an_interval_is_noted_once_and_an_undefined_one_is_not() -> None:
+    with_interval = {"value": 0.5, "low": 0.4, "high": 0.6}
+    undefined = {"value": math.nan, "low": math.nan, "high": math.nan}
+    assert describe_missing_intervals([with_interval, undefined]) == []
+    (note,) = describe_missing_intervals([with_interval, *[{**undefined, "value": 0.5}] * 3])
+    assert str(MIN_TOPICS) in note and str(MIN_TOPICS_POOLED) in note
 
 
 def test_topics_are_drawn_and_their_documents_stay_together() -> None:
-    # Sixty documents drawn one by one would give about 0.37 to 0.63.
-    assert compute_interval(accuracies([30, 0])) == pytest.approx((0.0, 1.0))
-
-
-def test_the_interval_is_that_of_the_textbook() -> None:
-    values = np.random.default_rng(1).beta(2, 3, size=50)
-    drawn = np.random.default_rng(2).choice(values, (20_000, 50)).mean(axis=1)
-    assert compute_interval(means(*values)) == pytest.approx(np.quantile(drawn, (0.025, 0.975)), abs=0.005)
+    # 600 documents drawn one by one would give about 0.46 to 0.54.
+    low, high = compute_interval(accuracies([30, 0] * 10))
+    assert (low, high) == pytest.approx((0.3, 0.7), abs=0.06)
 
 
 @pytest.mark.parametrize("seed", [0, 7])
-def test_the_interval_is_that_of_scipy(seed: int) -> None:
-    values = np.random.default_rng(3).beta(2, 3, size=(50, 1))
-    estimate = means(*values.ravel())
+def test_the_interval_of_pooled_documents_is_that_of_scipy(seed: int) -> None:
+    right = np.random.default_rng(3).integers(1, 31, size=50)
     expected = scipy.stats.bootstrap(
-        (values.ravel(),),
+        (right / 30.0,),
         np.mean,
         method="percentile",
         n_resamples=10_000,
         rng=np.random.default_rng(seed),
     ).confidence_interval
-    assert compute_interval(estimate, seed=seed) == pytest.approx((expected.low, expected.high), rel=1e-12)
+    interval = compute_interval(accuracies(right.tolist()), seed=seed)
+    assert interval == pytest.approx((expected.low, expected.high), rel=1e-12)
 
 
 def test_the_same_seed_gives_the_same_interval() -> None:
-    estimate = means(*np.random.default_rng(1).random(20))
+    random = np.random.default_rng(1)
+    estimate = estimate_kappa({str(topic): random.integers(0, 4, (9, 2)).tolist() for topic in range(20)})
     assert compute_interval(estimate) == compute_interval(estimate)
     assert compute_interval(estimate, seed=1) != compute_interval(estimate)
 
 
-def test_equal_topics_leave_no_doubt_and_one_topic_says_nothing() -> None:
-    assert compute_interval(means(0.5, 0.5, 0.5)) == pytest.approx((0.5, 0.5))
-    assert all(map(math.isnan, compute_interval(means(0.5))))
-    assert all(map(math.isnan, compute_interval(means())))
+def test_equal_topics_have_an_interval_without_width() -> None:
+    assert compute_interval(means(*[0.5] * 5)) == pytest.approx((0.5, 0.5))
+    assert compute_interval(accuracies([15] * 20)) == (0.5, 0.5)
+    runs = {"base": {"m": means(0.1, 0.2, 0.3, 0.4, 0.5)}, "new": {"m": means(0.2, 0.3, 0.4, 0.5, 0.6)}}
+    (row,) = compare("base", runs).to_dict("records")
+    assert (row["low"], row["difference"], row["high"]) == pytest.approx((0.1, 0.1, 0.1))
+    assert row["low"] <= row["difference"] <= row["high"]
+
+
+def test_an_undefined_topic_leaves_no_interval() -> None:
+    estimate = means(0.1, 0.2, math.nan, 0.4, 0.5)
+    assert math.isnan(estimate.value) and all(map(math.isnan, compute_interval(estimate)))
 
 
 def test_differences_have_wins_ties_and_losses() -> None:
-    runs = {"base": {"m": means(0.1, 0.5, 0.5, 0.3)}, "new": {"m": means(0.9, 0.5, 0.4, 0.6)}}
+    runs = {"base": {"m": means(0.1, 0.5, 0.5, 0.3, 0.2)}, "new": {"m": means(0.9, 0.5, 0.4, 0.6, 0.3)}}
     table = compare("base", runs)
     values = ["value", "baseline_value", "difference", "low", "high", "p", "p_holm"]
     assert list(table) == ["run", "baseline", "measure", *values, "wins", "ties", "losses", "n", "documents"]
     (row,) = table.to_dict("records")
     assert (row["run"], row["baseline"], row["measure"]) == ("new", "base", "m")
-    assert row["difference"] == pytest.approx((0.8 + 0 - 0.1 + 0.3) / 4)
-    assert (row["wins"], row["ties"], row["losses"], row["n"]) == (2, 1, 1, 4)
+    assert row["difference"] == pytest.approx((0.8 + 0 - 0.1 + 0.3 + 0.1) / 5)
+    assert (row["wins"], row["ties"], row["losses"], row["n"]) == (3, 1, 1, 5)
     assert row["low"] < row["difference"] < row["high"]
 
 
@@ -114,9 +146,9 @@ def test_whole_topics_change_places_in_the_test_of_pooled_documents() -> None:
 
 
 def test_a_run_does_not_differ_from_itself() -> None:
-    estimate = means(0.1, 0.5, 0.9)
+    estimate = means(0.1, 0.5, 0.9, 0.2, 0.3)
     (row,) = compare("a", {"a": {"m": estimate}, "b": {"m": estimate}}).to_dict("records")
-    assert (row["difference"], row["low"], row["high"], row["p"], row["ties"]) == (0, 0, 0, 1, 3)
+    assert (row["difference"], row["low"], row["high"], row["p"], row["ties"]) == (0, 0, 0, 1, 5)
 
 
 def test_runs_of_equal_values_do_not_differ_however_sums_are_rounded() -> None:

@@ -136,7 +136,8 @@ async def test_topics_with_no_more_documents_than_the_cutoff_are_noted(bench: Be
     lines = bench.files["relevance"].read_text().splitlines(keepends=True)
     bench.files["relevance"].write_text("".join(line for line in lines if not line.startswith("2 0 2-3")))
     found = await bench.compare(blunt, sharp, split="all")
-    assert found.notes[-1].startswith("topics with 5 sampled documents or fewer") and found.notes[-1].endswith(": 2")
+    (note,) = (note for note in found.notes if note.startswith("topics with 5 sampled documents or fewer"))
+    assert note.endswith(": 2")
     assert found.notes == bench.notices[-len(found.notes) :]
 
 
@@ -261,8 +262,8 @@ async def test_topics_without_a_relevant_document_are_noted_and_left_out_of_ndcg
     changed = [line[:-1] + "1" if line.startswith("5 ") and line.endswith("2") else line for line in changed]
     bench.files["relevance"].write_text("\n".join(changed) + "\n")
     found = await bench.compare("judge", blunt)
-    assert found.notes[-1] == "topics without a grade above 0 among their sampled documents, left out of nDCG: 3"
-    assert bench.notices[-1] == found.notes[-1]
+    note = "topics without a grade above 0 among their sampled documents, left out of nDCG: 3"
+    assert note in found.notes and note in bench.notices
     assert "3" in found.parts[0].topics
     counted = found.parts[0].estimates["judge"][NDCG].topics
     assert "3" not in counted and "5" in counted

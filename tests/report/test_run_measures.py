@@ -1,9 +1,11 @@
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from pathlib import Path
 from shutil import copytree
 
+import numpy as np
 import pytest
 import yaml
 
@@ -38,7 +40,10 @@ def test_values_are_those_of_the_evaluation(comparative: Path, qrels: Qrels, jud
             result = measure.runs[side]
             if result is not None:
                 row = expected.loc[measure.name]
-                assert all(result.summary[column] == row[column] for column in ("value", "low", "high"))
+                columns = ["value", "low", "high"]
+                np.testing.assert_array_equal(
+                    [result.summary[column] for column in columns], row[columns].astype(float)
+                )
 
 
 def test_the_headline_is_ndcg_at_5_of_each_aspect_and_the_stance(judged: RunReport) -> None:
@@ -70,7 +75,8 @@ def test_unjudged_documents_and_topics_are_those_of_each_side(
             assert side.bounds[0] - 1e-12 <= side.summary["value"] <= side.bounds[1] + 1e-12
         run, first = sides(measure)
         change = run.difference
-        assert change is not None and change["low"] <= change["difference"] <= change["high"]
+        # Four topics are too few for an interval.
+        assert change is not None and math.isnan(change["low"]) and math.isnan(change["high"])
         assert 0 < change["p"] <= 1 and set(run.by_topic) == set(rankings[0])
     assert any(run.bounds != first.bounds for run, first in map(sides, found(judged).headline[:2]))
 

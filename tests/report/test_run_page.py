@@ -133,6 +133,30 @@ def test_every_part_is_on_the_page(judged: RunReport) -> None:
     assert text.count("score ") >= sum(len(each.documents) for each in judged.topics)
 
 
+def test_an_interval_is_drawn_within_its_scale_and_a_missing_one_is_noted_once(judged: RunReport) -> None:
+    assert judged.measured is not None
+    page = Page(render_report(judged))
+    # Four topics are too few for any interval.
+    assert not list_whiskers(page) and " ".join(page.text.split()).count("no 95 % interval") == 1
+    (first, *others) = judged.measured.measures
+    run, before = first.runs
+    assert run is not None
+    wide = replace(run, summary={**run.summary, "low": -0.1, "high": 1.2})
+    measured = replace(judged.measured, measures=[replace(first, runs=[wide, before]), *others])
+    page = Page(render_report(replace(judged, measured=measured)))
+    ((low, high),) = list_whiskers(page)
+    assert (low, high) == ("0.0%", "100.0%") and "-0.100 to 1.200" in page.text
+
+
+def list_whiskers(page: Page) -> list[tuple[str | None, str | None]]:
+    """Ends of the lines on the scales of the page."""
+    return [
+        (attributes["x1"], attributes["x2"])
+        for tag, attributes in page.elements
+        if tag == "line" and "%" in (attributes.get("x1") or "")
+    ]
+
+
 def test_without_judgments_of_people_their_parts_are_left_out(judged: RunReport) -> None:
     page = Page(render_report(replace(judged, measured=None, notes=["nothing given"])))
     assert "nothing given" in page.text and "assessors ↓ run →" not in page.text

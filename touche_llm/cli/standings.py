@@ -120,8 +120,15 @@ def show_standings(task: Task, places: DataFrame, evaluations: Sequence[Evaluati
         below = [table.url, *describe_coverage(placed, table.measure)]
         show_table(columns, rows, title=title, below=below)
         print()
+    official = dict.fromkeys(places["measure"].str.split(" ").str[1])
+    ndcg = [name for name in official if name.startswith("nDCG")]
     show_lines(
         (
+            *(
+                f"{name}: the official measure, in which unjudged documents count 0. touche_nDCG@5, which drops them as "
+                "the organisers' script does, has no place."
+                for name in ndcg
+            ),
             "n: topics (for the stance: documents) judged here; the published values are over all topics of the task.",
             "if judged: the places that are possible if the unjudged documents were judged. A place is rough: other "
             "topics, other documents and unjudged ones move it. The published runs were judged.",
