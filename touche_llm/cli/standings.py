@@ -125,8 +125,8 @@ def show_standings(task: Task, places: DataFrame, evaluations: Sequence[Evaluati
     show_lines(
         (
             *(
-                f"{name}: the official measure, in which unjudged documents count 0. touche_nDCG@5, which drops them as "
-                "the organisers' script does, has no place."
+                f"{name}: the official measure, in which unjudged documents count 0. touche_nDCG@5 drops them, as the "
+                "organisers' script does, and has no place."
                 for name in ndcg
             ),
             "n: topics (for the stance: documents) judged here; the published values are over all topics of the task.",
