@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+
+import yaml
 
 from tests.fake_server import FakeServer
 from tests.scripted_engine import FACTS, ScriptedEngine
@@ -106,6 +108,14 @@ async def run_directly(config: Config, out: Path, engine: ScriptedEngine, facts:
     with Cache(config.cache.file, config.cache.mode) as cache:
         store_engine_info(facts, cache)
         await run_stages(config, out, Silent(), ModelClient(engine_info=facts, engine=engine, cache=cache))
+
+
+def choose_topics(folder: Path, topics: Sequence[str]) -> None:
+    """Record in a folder that these topics were chosen for its run, whatever lines that has."""
+    path = folder / "ir-metadata.yml"
+    metadata = yaml.safe_load(path.read_text()) if path.exists() else {"stages": {"rank": {"imputed stances": 0}}}
+    metadata["stages"]["rank"]["chosen topics"] = list(topics)
+    path.write_text(yaml.safe_dump(metadata))
 
 
 def with_cache(config: Config, **settings: Any) -> Config:

@@ -2,7 +2,6 @@
 
 from .data.records import Topic as Topic
 from .data.topics import read_topics as read_topics
-from .data.trec_runs import read_run as read_run
 from .errors import DataError as DataError
 from .errors import EngineError as EngineError
 from .errors import PromptError as PromptError
@@ -36,6 +35,7 @@ from .pipeline.progress import NotebookProgress as NotebookProgress
 from .pipeline.progress import SilentProgress as SilentProgress
 from .pipeline.rank import Ranking as Ranking
 from .pipeline.run import Run as Run
+from .pipeline.run_lookup import read_run as read_run
 from .ranking.steps import RankingSettings as RankingSettings
 from .retrieval.chatnoir.settings import ChatNoirSettings as ChatNoirSettings
 from .retrieval.elasticsearch.settings import ElasticsearchSettings as ElasticsearchSettings

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import shutil
 from pathlib import Path
 
 import pandas as pd
@@ -11,6 +12,7 @@ import pytest
 
 from tests.cli.conftest import Touche
 from tests.cli.table_layout import record_tables
+from tests.sample_runs import choose_topics
 
 TOPICS = 6
 QRELS = ("--task", "comparative", "--relevance", "relevance")
@@ -175,11 +177,12 @@ def test_what_cannot_be_compared_is_told(
 
 
 def limit(run: Path, topics: str) -> None:
-    """Leave the lines of some topics in a run, and the configuration that says so beside it."""
+    """Leave the lines of some topics in a run, and the files that say so beside it."""
     lines = (run / "run.txt").read_text().splitlines(keepends=True)
     (run / "run.txt").write_text("".join(line for line in lines if line[0] in topics))
     settings = f"task: comparative\ntopics: t.xml\ncorpus: c.jsonl\nlimit_topics: {len(topics)}\n"
     (run / "config.yaml").write_text(settings)
+    choose_topics(run, topics)
 
 
 def test_a_run_that_its_configuration_limits_is_compared_over_the_topics_that_all_runs_have(
@@ -196,6 +199,26 @@ def test_a_run_that_its_configuration_limits_is_compared_over_the_topics_that_al
     assert f"4 of {TOPICS} judged topics\n" in touche(*arguments).stdout
     # The topics that were left out are judged.
     assert "but not judged" not in done.stderr
+
+
+def test_a_chosen_topic_that_a_run_lost_counts_0_in_a_comparison(touche: Touche, runs: Path) -> None:
+    shutil.copytree(runs / "best", runs / "lossy")
+    limit(runs / "best", "01")
+    limit(runs / "lossy", "0")
+    choose_topics(runs / "lossy", "01")
+    done = touche("compare", "lossy", "--baseline", "best", *QRELS, "--format", "json")
+    row = rows_of(done.stdout)["lossy", "relevance nDCG@5"]
+    assert [row[key] for key in ("value", "baseline_value", "difference", "n")] == [0.5, 1.0, -0.5, 2]
+    assert [row[key] for key in ("topics", "missing", "baseline_missing", "judged_topics")] == [2, 1, 0, TOPICS]
+    assert "lossy: relevance: topics judged, but not in the run, so they count 0: 1" in done.stderr
+    # A run of all topics loses those that it lacks too.
+    for baseline, value in (("base", "baseline_value"), ("mixed", "value")):
+        lines = (runs / baseline / "run.txt").read_text().splitlines(keepends=True)
+        (runs / baseline / "run.txt").write_text("".join(line for line in lines if line[0] != "0"))
+        other, against = ("lossy", baseline) if baseline == "base" else (baseline, "lossy")
+        done = touche("compare", other, "--baseline", against, *QRELS, "--format", "json")
+        row = rows_of(done.stdout)[other, "relevance nDCG@5"]
+        assert row["n"] == 2 and 0.0 < row[value] <= 0.5
 
 
 def test_a_topic_that_a_run_lacks_for_another_reason_counts_0_and_the_table_says_so(touche: Touche, runs: Path) -> None:

@@ -9,7 +9,7 @@ import math
 import re
 import subprocess
 import sys
-from math import log2
+from math import log2, nan
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ import pytest
 
 import touche_llm
 from tests.cli.conftest import Touche
+from tests.sample_runs import choose_topics
 from touche_llm.data.trec_runs import read_run
 from touche_llm.evaluation.qrels import read_qrels
 from touche_llm.tasks import get_task
@@ -149,6 +150,7 @@ def limited(judged: Path) -> Path:
         lines = text.splitlines(keepends=True)
         (judged / "few" / name).write_text("".join(line for line in lines if line.startswith("1 ")))
     (judged / "few" / "config.yaml").write_text("task: comparative\ntopics: t.xml\ncorpus: c.jsonl\ntopic: ['1']\n")
+    choose_topics(judged / "few", ["1"])
     return judged
 
 
@@ -172,6 +174,51 @@ def test_a_run_that_its_configuration_limits_is_measured_by_its_own_topics(touch
     assert "mine: 3 of 3 judged topics; 1 not in the run, which count 0\n" in shown
 
 
+def test_a_chosen_topic_that_a_run_lost_counts_0_and_is_named(touche: Touche, limited: Path) -> None:
+    whole = rows_of(touche("evaluate", "few", *ALL, "--format", "json").stdout)
+    choose_topics(limited / "few", ["1", "2"])
+    done = touche("evaluate", "few", *ALL, "--format", "json")
+    found = rows_of(done.stdout)
+    assert "topics judged, but not in the run, so they count 0: 2" in done.stderr
+    assert "stance: topics judged, but not in the run, so their documents do not count: 2" in done.stderr
+    for run in ("few", "few (first stage)"):
+        for measure in ("relevance nDCG@5", "quality nDCG@5", "relevance P@5", "relevance judged@5"):
+            row, before = found[run, measure], whole[run, measure]
+            assert row["value"] == pytest.approx(before["value"] / 2) and before["value"] > 0.0
+            assert [row[key] for key in ("n", "topics", "missing", "judged_topics")] == [2, 2, 1, 3]
+    stance = found["few", "stance macro-F1"]
+    assert stance["value"] == whole["few", "stance macro-F1"]["value"]
+    assert [stance[key] for key in ("n", "topics", "missing", "judged_topics")] == [3, 2, 1, 3]
+    # The command can leave it out, and says so.
+    done = touche("evaluate", "few", *ALL, "--format", "json", "--run-topics")
+    values = [rows_of(done.stdout)[each]["value"] for each in whole]
+    assert values == pytest.approx([row["value"] for row in whole.values()], nan_ok=True)
+    assert "topics judged, but left out of this evaluation: 2" in done.stderr
+    # Python measures by the same topics.
+    with pytest.warns(touche_llm.ToucheWarning) as warned:
+        qrels = read_qrels({name: limited / name for name in ("relevance", "quality", "stance")}, "comparative")
+        frame = touche_llm.evaluate(touche_llm.read_run(limited / "few"), qrels, depth=3, name="few")
+    assert any(str(each.message).endswith("so they count 0: 2") for each in warned)
+    for row in frame.to_dict("records"):
+        value = found["few", row["measure"]]["value"]
+        assert row["value"] == pytest.approx(nan if value is None else value, nan_ok=True)
+
+
+def test_an_aspect_whose_judged_topics_a_run_lost_is_0(touche: Touche, limited: Path) -> None:
+    choose_topics(limited / "few", ["1", "2"])
+    (limited / "quality").write_text("2 0 a 2\n4 0 a 1\n")
+    done = touche("evaluate", "few", *GRADED, "--format", "json")
+    assert done.returncode == 0, done.stderr
+    row = rows_of(done.stdout)["few", "quality nDCG@5"]
+    assert [row[key] for key in ("value", "n", "missing", "judged_topics")] == [0.0, 1, 1, 2]
+
+
+def test_a_limited_run_that_does_not_record_its_topics_is_refused(touche: Touche, limited: Path) -> None:
+    (limited / "few" / "ir-metadata.yml").unlink()
+    done = touche("evaluate", "few", *GRADED)
+    assert (done.returncode, done.stdout) == (1, "") and "few/ir-metadata.yml: " in done.stderr
+
+
 @pytest.mark.parametrize("table", [(), ("--per-topic",), ("--confusion",)])
 def test_every_table_says_how_many_topics_it_is_over(touche: Touche, limited: Path, table: tuple[str, ...]) -> None:
     done = touche("evaluate", "few", *ALL, *table)
@@ -191,6 +238,7 @@ def test_a_run_of_some_topics_gets_no_place_on_a_leaderboard(touche: Touche, lim
     # A limit that leaves all judged topics is none.
     (limited / "few" / "run.txt").write_text(GOOD + "4 NO a 1 1 t\n")
     (limited / "few" / "candidates.run.txt").unlink()
+    choose_topics(limited / "few", ["1", "2", "3", "4"])
     done = touche("evaluate", "few", *arguments)
     assert done.returncode == 0 and {row["topics"] for row in json.loads(done.stdout)} == {3}
 
@@ -271,11 +319,11 @@ def test_tables_show_runs_below_their_first_stage(touche: Touche, judged: Path) 
 
 
 def test_what_should_be_known_of_the_figures_is_told(touche: Touche, judged: Path) -> None:
-    (judged / "mine" / "ir-metadata.yml").write_text("stages: {rank: {imputed stances: 3}}\n")
+    (judged / "mine" / "ir-metadata.yml").write_text("stages: {rank: {chosen topics: null, imputed stances: 3}}\n")
     told = touche("evaluate", "mine", "other", *ALL, "--format", "json").stderr
     # The same words of both aspects and all runs are one note.
-    assert told.count("judged, but not in the run") == 1
-    assert "relevance, quality, stance: topics judged, but not in the run" not in told
+    assert told.count("judged, but not in the run, so they count 0") == 1
+    assert "mine, other: stance: topics judged, but not in the run, so their documents do not count: 4" in told
     missing = "topics judged, but not in the run, so they count 0: 4"
     assert f"note: relevance, quality: {missing}" in told
     assert "note: quality qrels: lack documents that other qrels have: topic 2 document b" in told
@@ -393,7 +441,7 @@ def test_what_cannot_be_evaluated_is_told(
     (judged / "empty").mkdir()
     (judged / "odd").mkdir()
     (judged / "odd" / "run.txt").write_text(GOOD)
-    (judged / "odd" / "ir-metadata.yml").write_text("stages: {rank: {lines: 3}}\n")
+    (judged / "odd" / "ir-metadata.yml").write_text("stages: {rank: {chosen topics: null}}\n")
     (judged / "broken").write_text("1 Q0 a 1 2 t\n1 Q0 b\n")
     (judged / "foreign").write_text("9 Q0 a 1 2 t\n")
     (judged / "sides").write_text("1 PRO a 1 2 t\n")

@@ -18,7 +18,7 @@ from tests.cli.table_layout import record_tables
 from tests.report.reports import sample_run
 from tests.sample_runs import run_lines
 from touche_llm.cli.demo import SAMPLES
-from touche_llm.data.files import read_records, write_records
+from touche_llm.data.files import read_records, sha256, write_records
 from touche_llm.data.records import Cut, Judgment
 from touche_llm.pipeline.run_directory import RunDirectory
 from touche_llm.pipeline.run_overview import find_runs
@@ -202,7 +202,7 @@ def test_runs_have_the_measures_of_their_last_evaluation(
             [found[name]["value"], found[name]["judged"]], abs=1e-6
         )
         assert row[name] != row[f"{name} judged"]
-    tables = record_tables(monkeypatch, "show")
+    tables = record_tables(monkeypatch, "runs")
     assert any(line.startswith("judged: ") for line in touche("runs").stdout.splitlines())
     (table,) = tables
     assert table.groups == [
@@ -210,6 +210,58 @@ def test_runs_have_the_measures_of_their_last_evaluation(
         *(["steps"], ["relevance judged", "quality judged"]),
     ]
     assert table.texts == {"run", "model", "prompt", "steps"}
+
+
+def test_values_over_other_topics_or_by_other_qrels_are_marked(touche: Touche, run: Path) -> None:
+    folder = run.parent
+    for name in ("partial", "lossy", "foreign"):
+        shutil.copytree(run, folder / name)
+    topics = list(dict.fromkeys(line.topic_id for line in run_lines(run / "run.txt")))
+    for name in ("partial", "lossy"):
+        lines = (folder / name / "run.txt").read_text().splitlines(keepends=True)
+        (folder / name / "run.txt").write_text("".join(line for line in lines if line.split()[0] != topics[0]))
+    (folder / "other").write_text((folder / "relevance").read_text().replace(" 2\n", " 1\n"))
+    assert touche("evaluate", "first", *GRADED).returncode == 0
+    assert touche("evaluate", "lossy", *GRADED).returncode == 0
+    assert touche("evaluate", "partial", *GRADED, "--run-topics").returncode == 0
+    assert touche("evaluate", "foreign", "--relevance", "other", "--quality", "quality").returncode == 0
+    rows = {row["run"]: row for row in rows_of(touche, "runs")}
+    found = {
+        name: [row[f"{aspect} nDCG@5 comparable"] for aspect in ("relevance", "quality")] for name, row in rows.items()
+    }
+    assert found == {
+        "first": [True, True],
+        "lossy": [True, True],
+        "partial": [False, False],
+        "foreign": [False, True],
+    }
+    key = "relevance nDCG@5"
+    assert [rows["partial"][f"{key} {name}"] for name in ("topics", "judged_topics", "topic_ids", "missing_ids")] == [
+        *(len(topics) - 1, len(topics), " ".join(topics[1:])),
+        "",
+    ]
+    assert rows["lossy"][f"{key} topic_ids"].split() == topics and rows["lossy"][f"{key} missing_ids"] == topics[0]
+    hashes = {name: row[f"{key} qrels_sha256"] for name, row in rows.items()}
+    assert hashes["first"] == hashes["partial"] == sha256(folder / "relevance") != hashes["foreign"]
+    assert hashes["foreign"] == sha256(folder / "other")
+    assert rows["first"]["stance macro-F1 comparable"] is None
+    shown = touche("runs").stdout
+    values = {
+        name: [f"{row[f'{aspect} nDCG@5']:.4f}" for aspect in ("relevance", "quality")] for name, row in rows.items()
+    }
+    # One number stands for both aspects of the run over fewer topics, another for the other qrels.
+    marks = dict(re.findall(r"(0\.\d{4}) (\[\d\])", shown))
+    assert marks.keys() == {*values["partial"], values["foreign"][0]}
+    assert marks[values["partial"][0]] == marks[values["partial"][1]] != marks[values["foreign"][0]]
+    assert f"(without {topics[0]})" in shown
+    assert f"lossy: relevance, quality: topics judged, but not in the run, so they count 0: {topics[0]}\n" in shown
+    assert facts_of(touche, "partial")["relevance over"].startswith(
+        f"{len(topics) - 1} of {len(topics)} judged topics "
+    )
+    assert facts_of(touche, "lossy")["relevance over"].startswith(
+        f"{len(topics)} of {len(topics)} judged topics; not in "
+    )
+    assert facts_of(touche, "foreign")["relevance over"].endswith(f"other sha256 {hashes['foreign']:.12}")
 
 
 def test_the_part_of_a_document_that_the_model_saw_and_the_source_of_a_stance_are_shown(

@@ -17,7 +17,7 @@ from touche_llm.errors import DataError, ToucheWarning, UsageError
 from touche_llm.evaluation import evaluate
 from touche_llm.evaluation.comparison import compare_runs
 from touche_llm.evaluation.measures import evaluate_run
-from touche_llm.evaluation.notes import Note, describe_limits, format_notes
+from touche_llm.evaluation.notes import Note, format_notes
 from touche_llm.evaluation.qrels import Grades, read_qrels
 
 REAL = Path(__file__).resolve().parents[3] / "shared" / "data" / "comparative"
@@ -181,7 +181,7 @@ def test_what_cannot_be_evaluated_is_an_error(tmp_path: Path, case: str) -> None
 def test_topics_that_count_in_another_way_are_told(tmp_path: Path) -> None:
     found = evaluated(tmp_path, "1 Q0 a 1 3 t\n3 Q0 a 1 1 t\n9 Q0 a 1 1 t\n", QRELS + "2 0 a 1\n3 0 a 0\n")
     assert {note.aspect for note in found.notes} == {"relevance"}
-    missing, without, foreign, short, left_out = (note.text for note in found.notes)
+    missing, foreign, without, short, left_out = (note.text for note in found.notes)
     assert "not in the run" in missing and missing.endswith(": 2")
     assert "without a grade above 0" in without and without.endswith(": 3")
     assert "not judged" in foreign and foreign.endswith(": 9")
@@ -210,12 +210,6 @@ def test_what_holds_for_several_aspects_and_for_all_runs_is_said_once() -> None:
     both, one = Note("relevance", "short: 1"), Note("quality", "short: 1")
     assert format_notes({"a": [both, one], "b": [both, one]}) == ["relevance, quality: short: 1"]
     assert format_notes({"a": [both], "b": [both, one]}) == ["relevance: short: 1", "b: quality: short: 1"]
-
-
-def test_only_runs_that_were_limited_are_named() -> None:
-    assert describe_limits([]) == []
-    (note,) = describe_limits(iter(["a", "b"]))
-    assert note.startswith("a, b: ")
 
 
 def test_a_run_does_not_win_by_leaving_hard_documents_without_a_label() -> None:

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import yaml
 
+from tests.sample_runs import choose_topics
 from touche_llm.data.trec_runs import read_run
 from touche_llm.evaluation import evaluate
 from touche_llm.evaluation.qrels import Qrels
@@ -107,6 +108,7 @@ def test_a_run_that_its_configuration_limits_is_measured_by_its_own_topics(
         (few / name).write_text("".join(line for line in lines if line.split()[0] in kept))
     settings = yaml.safe_load((few / CONFIG).read_text()) | {"topic": kept}
     (few / CONFIG).write_text(yaml.safe_dump(settings))
+    choose_topics(few, kept)
     part, whole = found(gather_report(few, qrels, 20)), found(judged)
     topics = len(qrels.grades["relevance"])
     assert topics > 2
@@ -115,3 +117,15 @@ def test_a_run_that_its_configuration_limits_is_measured_by_its_own_topics(
     assert f"relevance: 2 of {topics} judged topics" in part.coverage
     assert f"relevance: {topics} of {topics} judged topics" in whole.coverage
     assert not any("not in the run" in note for note in part.notes)
+    lost = next(topic for topic in qrels.grades["relevance"] if topic not in kept)
+    choose_topics(few, [*kept, lost])
+    after = found(gather_report(few, qrels, 20))
+    for before, now in zip(sides(ndcg), sides(next(each for each in after.measures if each.headline)), strict=True):
+        assert now.summary["n"] == 3 and now.summary["value"] == pytest.approx(before.summary["value"] * 2 / 3)
+    assert any(note.endswith(f"so they count 0: {lost}") for note in after.notes)
+    assert (
+        sides(next(each for each in found(gather_report(few, qrels, 20, run_topics=True)).measures if each.headline))[
+            0
+        ].summary["n"]
+        == 2
+    )

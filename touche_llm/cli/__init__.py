@@ -34,7 +34,7 @@ COMMANDS = {
     "report": "report",
     "export": "export",
     "show": "show",
-    "runs": "show",
+    "runs": "runs",
     "tira": "tira",
     "demo": "demo",
     "doctor": "doctor",

@@ -53,7 +53,7 @@ def compare(
 
     p Holm is corrected for the number of runs compared with the baseline, measure by measure.
 
-    If --limit-topics or --topic limited a run, only topics that all runs have count; otherwise a missing one counts 0.
+    Only topics that --limit-topics or --topic left in all runs count; one of these that a run lacks counts 0.
 
     Without qrels, those of the last evaluation or the runs' dataset are used. Stances are compared over the documents
     that both runs label. Notes on standard error are those of `evaluate`.
@@ -77,9 +77,7 @@ def compare(
         check_output(html, overwrite, inputs)
         sides = [NamedRun(each.name, each.run, each.folder) for each in kept]
         check_runs(sides, known)
-    is_limited = any(each.limited for each in kept)
-    if run_topics or is_limited:
-        qrels = m.keep_shared_topics(qrels, kept)
+    qrels = m.select_common_topics(qrels, kept, shared=run_topics)
     evaluations = m.evaluate_runs(kept, qrels, depth or m.find_recall_depth(measured))
     number = runs.index(baseline)
     shown = kept
@@ -87,7 +85,7 @@ def compare(
     if output is Format.TABLE and html is None:
         shown, evaluations = m.use_labels(kept, evaluations)
     frame, remarks = compare_runs(evaluations[number], [*evaluations[:number], *evaluations[number + 1 :]])
-    notes = [*m.list_limited(shown), *m.list_fitted(shown, qrels), *remarks]
+    notes = [*m.list_fitted(shown, qrels), *remarks]
     page = ""
     if html is not None:
         found = gather_comparison(sides, known, files, evaluations, frame, notes, top)

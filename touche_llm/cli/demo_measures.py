@@ -51,8 +51,7 @@ def measure_run(
         (", ".join(config.rank), result.ranking, qrels),
     ]
     evaluations = [evaluate_run(name, run, judged) for name, run, judged in rankings]
-    rows = evaluations[-1].summary().to_dict(orient="records")
-    record_evaluation(RunDirectory(folder), task, files, rows)
+    record_evaluation(RunDirectory(folder), task, files, evaluations[-1])
     measures = [f"{aspect} {task.definition.measures[aspect]}" for aspect in files]
     measures.append(f"{next(iter(files))} {JUDGED}")
     values = []

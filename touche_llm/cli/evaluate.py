@@ -63,7 +63,8 @@ def evaluate(
 ) -> None:
     """Measure runs with qrels, with 95 % intervals over topics.
 
-    A judged topic that a run lacks counts 0. A run made with --limit-topics or --topic is measured by its own topics.
+    A judged topic that a run lacks counts 0. A run made with --limit-topics or --topic is measured by the topics that
+    were chosen, and one that it lost counts 0.
 
     A run of this program is shown with its first stage, candidates.run.txt in its folder. The folder keeps the qrels'
     paths and the values (evaluation.yaml), so that evaluate, compare and report need no qrels later.
@@ -78,14 +79,14 @@ def evaluate(
         raise UsageError("--confusion: needs true stances; give their qrels with --stance")
     measured = m.given_runs(runs, qrels, known, first_stage)
     if run_topics:
-        qrels = m.keep_shared_topics(qrels, measured)
+        qrels = m.select_common_topics(qrels, measured, shared=True)
     evaluations = m.evaluate_runs(measured, qrels, depth or m.find_recall_depth(measured))
     if not run_topics or len(runs) == 1:
         _record(measured, evaluations, known, files)
     shown = measured
     if output is Format.TABLE:
         shown, evaluations = m.use_labels(measured, evaluations)
-    notes = [*m.list_limited(shown), *m.list_fitted(shown, qrels), *_describe_judging(shown, evaluations)]
+    notes = [*m.list_fitted(shown, qrels), *_describe_judging(shown, evaluations)]
     if per_topic:
         frame, show = _by_topic(evaluations), _show_topics
     elif confusion:
@@ -113,10 +114,9 @@ def _record(given: Sequence[m.Given], evaluations: Sequence[Evaluation], task: T
         if run.folder is None or run.first_stage:
             continue
         directory, warn = RunDirectory(run.folder), CommandProgress().warn
-        rows = evaluation.summary().to_dict(orient="records")
         try:
             with directory.lock("evaluate", warn):
-                record_evaluation(directory, task, files, rows)
+                record_evaluation(directory, task, files, evaluation)
         except (OSError, DataError, UsageError) as error:
             problem = describe_os_error(error) if isinstance(error, OSError) else error
             warn(f"the evaluation is not kept for later commands: {problem}")

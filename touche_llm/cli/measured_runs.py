@@ -16,16 +16,18 @@ from touche_llm.cli.options import format_qrels_option
 from touche_llm.cli.output import Format, print_rows
 from touche_llm.cli.progress import CommandProgress
 from touche_llm.cli.tables import show_lines
+from touche_llm.data import trec_runs
 from touche_llm.data.files import sha256, shorten_path
-from touche_llm.data.trec_runs import ParsedRun, read_run
+from touche_llm.data.trec_runs import ParsedRun
 from touche_llm.errors import DataError, UsageError, to_printable
-from touche_llm.evaluation.notes import describe_fitted, describe_limits
+from touche_llm.evaluation.coverage import select_topics
+from touche_llm.evaluation.notes import describe_fitted
 from touche_llm.evaluation.qrels import STANCE, Qrels, read_qrels
 from touche_llm.pipeline.datasets import Dataset
 from touche_llm.pipeline.recorded_evaluation import find_known_qrels
 from touche_llm.pipeline.run_directory import RunDirectory
 from touche_llm.pipeline.run_files import RUN
-from touche_llm.pipeline.run_lookup import find_run_directory, find_run_file
+from touche_llm.pipeline.run_lookup import find_run_directory, read_run
 from touche_llm.tasks import TASK_HELP, get_task
 from touche_llm.tasks.base import Task
 
@@ -63,7 +65,7 @@ RunTopicsOption = Annotated[
     typer.Option(
         "--run-topics",
         help="Only topics that every run has; else a judged topic that a run lacks counts 0, unless --limit-topics or "
-        "--topic limited that run.",
+        "--topic left it out.",
     ),
 ]
 
@@ -144,10 +146,9 @@ class Given(NamedTuple):
     Attributes:
         name: Path as given; a first stage has its kind in parentheses.
         label: Short name for tables.
-        run: Content of the run file.
+        run: Content of the run file; of a folder's runs with their chosen topics.
         folder: Folder of a run of this program; None for other runs.
         first_stage: Whether it is the first stage of the run that follows.
-        limited: Whether its own configuration limited it to some topics.
         fitted_on: Ids of the topics that the thresholds of its stances were fitted on.
     """
 
@@ -156,7 +157,6 @@ class Given(NamedTuple):
     run: ParsedRun
     folder: Path | None = None
     first_stage: bool = False
-    limited: bool = False
     fitted_on: tuple[str, ...] = ()
 
 
@@ -176,26 +176,26 @@ def given_runs(paths: Sequence[Path], qrels: Qrels, task: Task, first_stage: Pat
         if not qrels.grades:
             raise UsageError("--first-stage is measured by grades; give --relevance or other grades")
         name = f"{to_printable(str(first_stage))} (first stage)"
-        runs.append(Given(name, "first stage", read_run(first_stage), first_stage=True))
+        runs.append(Given(name, "first stage", trec_runs.read_run(first_stage), first_stage=True))
     for path, label in zip(paths, _choose_labels(paths), strict=True):
         name = to_printable(str(path))
         if any(name == other.name for other in runs):
             raise UsageError(f"{path}: is given twice; name each run once")
-        directory, limited, fitted_on = find_run_directory(path), False, tuple[str, ...]()
-        folder = None if directory is None else directory.path
+        directory, fitted_on = find_run_directory(path), tuple[str, ...]()
+        run, folder = read_run(path, labels), None if directory is None else directory.path
         if directory is not None and directory.config_file.exists():
             own = directory.read_config()
             if (of_run := get_task(own.task)).name != task.name:
                 raise UsageError(
                     f"{path}: a run of {of_run.name}, not of {task.name}; measure runs of one task (--task {own.task})"
                 )
-            limited, fitted_on = own.has_chosen_topics, own.fitted_on
+            fitted_on = own.fitted_on
         if directory is not None and qrels.grades and directory.candidates_file.exists():
             kind = task.before_judging
             short = kind if label == _ONLY_RUN else f"{label} ({kind})"
-            runs.append(Given(f"{name} ({kind})", short, read_run(directory.candidates_file), folder, True, limited))
-        run = read_run(find_run_file(path), labels)
-        runs.append(Given(name, label, run, folder, limited=limited, fitted_on=fitted_on))
+            before = replace(trec_runs.read_run(directory.candidates_file), chosen_topics=run.chosen_topics)
+            runs.append(Given(f"{name} ({kind})", short, before, folder, True))
+        runs.append(Given(name, label, run, folder, fitted_on=fitted_on))
     return runs
 
 
@@ -233,24 +233,17 @@ def find_recall_depth(runs: Sequence[Given]) -> int:
     return max(len(ranking) for each in deepest for ranking in each.run.rankings.values())
 
 
-def keep_shared_topics(qrels: Qrels, runs: Sequence[Given]) -> Qrels:
-    """Return the judgments of the topics that every run has.
+def select_common_topics(qrels: Qrels, runs: Sequence[Given], *, shared: bool) -> Qrels:
+    """Return the judgments of the topics that these runs are measured on together, see `select_topics`.
 
     Raises:
-        DataError: No topic of all runs is judged.
+        DataError: No topic is left.
     """
-    first, *others = (each.run.rankings.keys() for each in runs)
-    shared = set(first).intersection(*others)
-    judged = shared.intersection(*qrels.grades.values(), *([qrels.stances] if qrels.stances else []))
-    if not judged:
+    selected = select_topics(qrels, [each.run for each in runs], shared=shared)
+    if not any((*selected.grades.values(), selected.stances)):
         names = ", ".join(each.name for each in runs)
         raise DataError(f"{names}: share no judged topic; give runs of the same topics, and the qrels of these topics")
-    return qrels.restrict_to(shared)
-
-
-def list_limited(runs: Sequence[Given]) -> list[str]:
-    """Return a note on runs that their own configurations limited to some topics, if there are any."""
-    return describe_limits(each.name for each in runs if each.limited and not each.first_stage)
+    return selected
 
 
 def list_fitted(runs: Sequence[Given], qrels: Qrels) -> list[str]:
@@ -261,8 +254,6 @@ def list_fitted(runs: Sequence[Given], qrels: Qrels) -> list[str]:
 def evaluate_runs(runs: Sequence[Given], qrels: Qrels, depth: int) -> list[Evaluation]:
     """Measure each run, a first stage only by grades, since it labels nothing.
 
-    A run that its own configuration limited to some topics is measured by these.
-
     Raises:
         DataError: None of a run's topics is judged; names the run.
     """
@@ -272,8 +263,6 @@ def evaluate_runs(runs: Sequence[Given], qrels: Qrels, depth: int) -> list[Evalu
     for each in runs:
         try:
             judged = replace(qrels, stances={}) if each.first_stage else qrels
-            if each.limited:
-                judged = keep_shared_topics(judged, [each])
             evaluations.append(evaluate_run(each.name, each.run, judged, depth))
         except DataError as error:
             raise DataError(f"{each.name}: {error}") from error

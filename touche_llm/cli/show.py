@@ -1,10 +1,9 @@
-"""The commands that show runs in the terminal, and the summary at the end of a run."""
+"""The command that shows a run in the terminal, and the summary at the end of a run."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import groupby
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -25,10 +24,7 @@ from touche_llm.pipeline.run_directory import RunDirectory
 from touche_llm.pipeline.run_files import CANDIDATES, JUDGMENTS, RESULTS
 from touche_llm.pipeline.run_overview import (
     COMPLETE,
-    MAX_DEPTH,
-    MAX_FOLDERS,
     RunOverview,
-    find_runs,
     read_overview,
     read_seconds,
     sum_usage,
@@ -147,25 +143,25 @@ def _list_facts(overview: RunOverview, config: Config, task: Task) -> Iterator[t
         kinds = ", ".join(f"{count:,} {kind}" for kind, count in count_by_kind(failures).items())
         yield "failures", kinds
     if overview.evaluation is not None:
+        found = {name: overview.evaluation.measures.get(name) for name in list_measures([overview.evaluation])}
         yield (
             "measures",
             ", ".join(
-                f"{name} {value:.4f}{'' if judged is None else f' (judged {judged:.3f})'}"
-                for name, (value, judged) in _get_measures(overview.evaluation).items()
+                f"{name} {each.value:.4f}{'' if each.judged is None else f' (judged {each.judged:.3f})'}"
+                for name, each in found.items()
+                if each is not None and each.value is not None
             ),
         )
+        for aspect, covered in overview.evaluation.coverage.items():
+            used = overview.evaluation.qrels[aspect]
+            topics = "; ".join(filter(None, (covered.describe(), covered.describe_missing())))
+            yield f"{aspect} over", f"{topics}; qrels {shorten_path(used.file)} sha256 {used.sha256:.12}"
 
 
-def _list_measures(evaluations: Iterable[RecordedEvaluation | None]) -> dict[str, str]:
+def list_measures(evaluations: Iterable[RecordedEvaluation | None]) -> dict[str, str]:
     """Return the measures that are shown, with their short names."""
     measured = (name for evaluation in evaluations if evaluation is not None for name in evaluation.measures)
     return _MEASURES | {name: name.removesuffix(_NDCG) for name in measured if name.endswith(_NDCG)}
-
-
-def _get_measures(evaluation: RecordedEvaluation) -> dict[str, tuple[float, float | None]]:
-    """Return the value of each measure that is shown, and the share of judged documents behind it."""
-    found = {name: evaluation.measures[name] for name in _list_measures([evaluation]) if name in evaluation.measures}
-    return {name: (each.value, each.judged) for name, each in found.items() if each.value is not None}
 
 
 def _add_details(rows: Sequence[dict[str, Any]], run: Path, topic: str, task: Task) -> list[Judgment | StanceReading]:
@@ -221,89 +217,6 @@ def _format_stance(row: Mapping[str, Any]) -> str:
     share = row[f"p_{row['stance']}"]
     source = "" if row["stance_source"] in ("judge", "stance") else f" {row['stance_source']}"
     return f"{row['stance']}{'' if share is None else f' {share:.2f}'}{source}"
-
-
-def runs(
-    folder: Annotated[Path, typer.Argument(metavar="[FOLDER]", help="Where to look for runs.")] = Path("."),
-    output: FormatOption = Format.TABLE,
-) -> None:
-    """List the runs in a folder, with model, measures and costs.
-
-    Folders below are searched too; the latest run of each folder comes first.
-
-    The measures are those of the last `evaluate`. Unfinished and damaged runs are listed too.
-    """
-    found = find_runs(folder)
-    latest_first = sorted(map(read_overview, found.folders), key=lambda each: each.changed, reverse=True)
-    overviews = sorted(latest_first, key=lambda each: each.directory.path.parent)
-    measures = _list_measures(each.evaluation for each in overviews)
-    rows = [_make_row(each, folder, measures) for each in overviews]
-    if output is not Format.TABLE:
-        print_rows(output, rows, tuple(_make_row(None, folder, measures)))
-    elif rows:
-        _show_runs(rows, measures)
-    else:
-        print(f"{folder}: no runs")
-    if not found.is_complete:
-        say(
-            output,
-            f"not searched: more than {MAX_DEPTH} levels, {MAX_FOLDERS:,} folders, or unreadable ones; name a folder",
-        )
-
-
-def _make_row(overview: RunOverview | None, root: Path, shown: Iterable[str]) -> dict[str, Any]:
-    """Return the row of a run with these measures; without a run, a row that has only the keys."""
-    usage = sum_usage({}) if overview is None else overview.usage
-    config = None if overview is None else overview.config
-    measures = {} if overview is None or overview.evaluation is None else _get_measures(overview.evaluation)
-    return {
-        "run": None if overview is None else overview.directory.path.relative_to(root),
-        "state": None if overview is None else overview.state,
-        "problem": None if overview is None else overview.problem or None,
-        "task": None if config is None else config.task,
-        "model": None if overview is None else overview.model or None,
-        "prompt": None if overview is None else overview.prompt or None,
-        "steps": None if config is None else ",".join(config.rank),
-        "topics": None if overview is None else overview.topics,
-        **{name: measures[name][0] if name in measures else None for name in shown},
-        **{f"{name} judged": measures[name][1] if name in measures else None for name in shown},
-        **usage._asdict(),
-        "date": None if overview is None else overview.changed.isoformat(timespec="seconds"),
-    }
-
-
-def _show_runs(rows: Sequence[Mapping[str, Any]], measures: Mapping[str, str]) -> None:
-    measured = [name for name in measures if any(row[name] is not None for row in rows)]
-    has_states = any(row["state"] != COMPLETE for row in rows)
-    columns = [Column("run", is_text=True), *([Column("state", is_text=True)] * has_states)]
-    columns += [Column(measures[name], drop=min(number * 6, 6)) for number, name in enumerate(measured)]
-    columns += [Column("date", drop=1), Column("model", drop=2, cut=TEXT_WIDTH)]
-    columns += [Column("prompt", drop=5, is_text=True), Column("topics", drop=4), Column("requests", drop=3)]
-    columns += [Column("tokens", drop=7), Column("steps", drop=8, is_text=True)]
-    columns += [Column(f"{measures[name]} judged", drop=9) for name in measured]
-    cells: list[Sequence[str]] = []
-    for parent, group in groupby(rows, key=lambda row: row["run"].parent):
-        if parent != Path("."):
-            cells.append((f"{parent}/",))
-        for row in group:
-            name = f"{'' if parent == Path('.') else '  '}{row['run'].name or '.'}"
-            values = ("" if row[measure] is None else f"{row[measure]:.4f}" for measure in measured)
-            counts = (row["topics"], row["requests"], row["prompt_tokens"] + row["completion_tokens"])
-            numbers = ("" if count is None else f"{count:,}" for count in counts)
-            prompt = (row["prompt"] or "").rpartition("-")[0]
-            texts = (row["date"][:10], (row["model"] or "").rpartition("/")[2], prompt)
-            shares = (row[f"{measure} judged"] for measure in measured)
-            judged = ("" if share is None else f"{share:.3f}" for share in shares)
-            cells.append((name, *[row["state"]] * has_states, *values, *texts, *numbers, row["steps"] or "", *judged))
-    show_table(columns, cells)
-    if measured:
-        show_lines(
-            (
-                "nDCG@5 of the grades, macro-F1 of the stance, from the last evaluation",
-                "judged: share of judged documents among the first 5, for the stance in the whole ranking",
-            )
-        )
-    show_lines(f"{row['run']}: {row['problem']}" for row in rows if row["problem"])
 
 
 def show_summary(output: Format, folder: Path, seconds: float) -> None:

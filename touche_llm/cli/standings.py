@@ -44,7 +44,7 @@ def standings(task: Task, summary: DataFrame, evaluations: Sequence[Evaluation])
     for each in read_tables(task):
         for row in summary[summary["measure"] == _ours(each, task)].dropna(subset="value").to_dict(orient="records"):
             covered = found[row["run"]].coverage(each.measure)
-            if covered.is_partial:
+            if covered.left_out:
                 unplaced[f"{row['run']}: no place, since it was measured on {covered}"] = None
                 continue
             at = find_place(each, row["value"])

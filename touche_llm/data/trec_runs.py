@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
@@ -107,10 +107,13 @@ class ParsedRun:
     Attributes:
         rankings: By topic, in the order of the file.
         stances: By topic and document; `Q0` is left out.
+        chosen_topics: Ids of the topics that were chosen for the run, with those that it lost; None if none were chosen
+            or nothing is known of it, as of a file alone.
     """
 
     rankings: dict[str, list[Candidate]]
     stances: dict[tuple[str, str], str]
+    chosen_topics: Collection[str] | None = field(default=None, kw_only=True)
 
 
 def read_candidates(path: Path, depth: int | None = None) -> dict[str, list[Candidate]]:

@@ -70,7 +70,8 @@ def compare_runs(baseline: Evaluation, others: Sequence[Evaluation]) -> tuple[pd
         pair = common.get(name, {}).get(measure) or (other.estimates[measure], baseline.estimates[measure])
         topics = list_common_topics(*pair)
         shares = (estimate_judged(each.run, each.qrels, measure, topics).value for each in (other, baseline))
-        added.append((covered.topics, covered.missing, baseline.coverage(aspect).missing, covered.judged, *shares))
+        counts = (len(covered.topics), len(covered.missing), len(baseline.coverage(aspect).missing), covered.judged)
+        added.append((*counts, *shares))
     columns = ["topics", "missing", "baseline_missing", "judged_topics", "judged", "baseline_judged"]
     return frame.join(pd.DataFrame(added, columns=columns)), notes
 

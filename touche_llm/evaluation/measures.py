@@ -12,8 +12,9 @@ import pytrec_eval  # noqa: F401, ir_measures would hide why it cannot be loaded
 
 from touche_llm.data.trec_runs import ParsedRun
 from touche_llm.errors import DataError, UsageError, shorten
+from touche_llm.evaluation.coverage import Coverage, select_topics
 from touche_llm.evaluation.estimate import Estimate, estimate_mean
-from touche_llm.evaluation.notes import Coverage, Note, describe_grades, describe_stances
+from touche_llm.evaluation.notes import Note, describe_grades, describe_stances
 from touche_llm.evaluation.qrels import GRADE_DECIMALS, STANCE, Grades, Qrels
 from touche_llm.evaluation.significance import compute_bounds, compute_interval
 from touche_llm.evaluation.stance_measures import estimate_labels, estimate_stances
@@ -48,11 +49,8 @@ class Evaluation:
     notes: list[Note]
 
     def coverage(self, aspect: str) -> Coverage:
-        """Count the judged topics of an aspect that the run is measured on."""
-        graded = aspect != STANCE
-        topics = self.qrels.grades[aspect] if graded else self.qrels.stances
-        missing = sum(topic not in self.run.rankings for topic in topics)
-        return Coverage(len(topics), missing, len(self.qrels.judged_topics[aspect]), graded)
+        """Return the judged topics of an aspect that the run is measured on."""
+        return Coverage.of(self.run, self.qrels, aspect)
 
     def summary(self) -> pd.DataFrame:
         """Return a row for each measure, with the columns that `evaluation.evaluate` names."""
@@ -60,7 +58,7 @@ class Evaluation:
         rows = []
         for measure, estimate in estimates.items():
             covered = self.coverage(aspect_of(measure))
-            counts = (estimate.n, covered.topics, covered.missing, covered.judged)
+            counts = (estimate.n, len(covered.topics), len(covered.missing), covered.judged)
             judged = estimate_judged(self.run, self.qrels, measure, estimate.topics).value
             rows.append((self.name, measure, estimate.value, *compute_interval(estimate), *counts, judged))
         columns = ["run", "measure", "value", "low", "high", "n", "topics", "missing", "judged_topics", "judged"]
@@ -116,7 +114,7 @@ def list_headline(qrels: Qrels) -> list[str]:
 
 
 def evaluate_run(name: str, run: ParsedRun, qrels: Qrels, depth: int | None = None) -> Evaluation:
-    """Measure a run, which is in the order of its rank column, with all judgments.
+    """Measure a run, which is in the order of its rank column, on the topics that `select_topics` selects for it.
 
     The depth is the cutoff of the recall; the length of the run's longest ranking if None.
 
@@ -124,6 +122,7 @@ def evaluate_run(name: str, run: ParsedRun, qrels: Qrels, depth: int | None = No
         DataError: None of the run's topics is judged, or it has a stance that the task does not have.
         UsageError: The depth is below 1.
     """
+    qrels = select_topics(qrels, [run])
     if depth is None:
         depth = max(map(len, run.rankings.values()))
     if depth < 1:
@@ -132,7 +131,7 @@ def evaluate_run(name: str, run: ParsedRun, qrels: Qrels, depth: int | None = No
     tables: list[pd.DataFrame] = []
     notes: list[Note] = []
     for aspect, grades in qrels.grades.items():
-        _check_topics(run, grades, aspect)
+        _check_topics(run, qrels, aspect)
         found = estimate_grades(run, grades, depth)
         estimates |= {f"{aspect} {measure}": estimate for measure, estimate in found.items()}
         table = compute_bounds(run.rankings, grades, CUTOFF, qrels.scales[aspect].highest)
@@ -142,7 +141,7 @@ def evaluate_run(name: str, run: ParsedRun, qrels: Qrels, depth: int | None = No
         notes += describe_grades(run, qrels, aspect, found[TOUCHE_NDCG].topics, CUTOFF, table)
     labels: dict[str, Estimate] = {}
     if qrels.stances:
-        _check_topics(run, qrels.stances, STANCE)
+        _check_topics(run, qrels, STANCE)
         estimates |= estimate_stances(run, qrels, CUTOFF)
         labels = estimate_labels(run, qrels)
         notes += describe_stances(run, qrels)
@@ -226,14 +225,16 @@ def _dcg(gains: list[int]) -> float:
     return float(np.sum(np.array(gains) / np.log2(np.arange(len(gains)) + 2.0)))
 
 
-def _check_topics(run: ParsedRun, judged: Mapping[str, object], aspect: str) -> None:
-    if not judged:
-        raise DataError(f"the {aspect} qrels have none of the topics to measure; give the qrels of these topics")
-    if not run.rankings.keys() & judged.keys():
+def _check_topics(run: ParsedRun, qrels: Qrels, aspect: str) -> None:
+    """Raise DataError if the qrels are those of other topics; topics that the run lost count 0 and are no error."""
+    judged, covered = qrels.judged_topics[aspect], {*run.rankings, *(run.chosen_topics or ())}
+    if covered.isdisjoint(judged):
         raise DataError(
-            f"none of the run's topics ({shorten(run.rankings)}) is in the {aspect} qrels "
-            f"({shorten(judged)}); give the qrels of these topics"
+            f"none of the run's topics ({shorten(covered)}) is in the {aspect} qrels ({shorten(judged)}); give the "
+            "qrels of these topics"
         )
+    if not Coverage.of(run, qrels, aspect).topics:
+        raise DataError(f"the {aspect} qrels have none of the topics to measure; give the qrels of these topics")
 
 
 def describe_coverage(evaluations: Iterable[Evaluation], aspect: str) -> list[str]:

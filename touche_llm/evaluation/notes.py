@@ -1,4 +1,4 @@
-"""Coverage of the judged topics, and notes: what readers should know about the measured values."""
+"""Notes: what readers should know about the measured values."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from touche_llm.data.trec_runs import ParsedRun
 from touche_llm.errors import shorten
+from touche_llm.evaluation.coverage import Coverage
 from touche_llm.evaluation.estimate import MIN_TOPICS, MIN_TOPICS_POOLED
 from touche_llm.evaluation.qrels import STANCE, Qrels
 
@@ -24,32 +25,21 @@ class Note:
     text: str
 
 
-@dataclass(frozen=True, slots=True)
-class Coverage:
-    """The judged topics behind the measures of one aspect.
-
-    Attributes:
-        topics: Number of judged topics that the run is measured on.
-        missing: Number of these that the run lacks.
-        judged: Number of topics that the qrels file judges.
-        graded: Whether a missing topic counts 0; stances are measured over documents that the run has.
-    """
-
-    topics: int
-    missing: int
-    judged: int
-    graded: bool
-
-    @property
-    def is_partial(self) -> bool:
-        """Whether judged topics were left out."""
-        return self.topics < self.judged
-
-    def __str__(self) -> str:
-        text = f"{self.topics} of {self.judged} judged topics"
-        if self.missing:
-            text += f"; {self.missing} not in the run" + (", which count 0" if self.graded else "")
-        return text
+def _describe_topics(run: ParsedRun, qrels: Qrels, aspect: str) -> list[Note]:
+    """Name the judged topics that the run lacks, and the topics that do not count."""
+    covered = Coverage.of(run, qrels, aspect)
+    chosen = covered.left_out if run.chosen_topics is None else run.chosen_topics
+    missing = [Note(aspect, f"topics judged, but {covered.describe_missing()}")] if covered.missing else []
+    topics = {
+        "judged, but not chosen for the run, so they do not count": [
+            topic for topic in covered.left_out if topic not in chosen
+        ],
+        "judged, but left out of this evaluation": [topic for topic in covered.left_out if topic in chosen],
+        "in the run, but not judged, so they do not count": [
+            topic for topic in run.rankings if topic not in qrels.judged_topics[aspect]
+        ],
+    }
+    return missing + [Note(aspect, f"topics {problem}: {shorten(names)}") for problem, names in topics.items() if names]
 
 
 def describe_grades(
@@ -62,13 +52,9 @@ def describe_grades(
     grades = qrels.grades[aspect]
     highest = {topic: max(judged.values()) for topic, judged in grades.items()}
     topics = {
-        "judged, but not in the run, so they count 0": [topic for topic in grades if topic not in run.rankings],
         "without a grade above 0, so they count 0": [topic for topic, most in highest.items() if most <= 0.0],
         f"without a grade of 1 or more, so they count 0 for P@{cutoff} and recall": [
             topic for topic, most in highest.items() if 0.0 < most < 1.0
-        ],
-        "in the run, but not judged, so they do not count": [
-            topic for topic in run.rankings if topic not in qrels.judged_topics[aspect]
         ],
         f"with fewer than {cutoff} documents in the run; the remaining places count as unjudged": [
             topic for topic in grades if 0 < len(run.rankings.get(topic, ())) < cutoff
@@ -76,7 +62,8 @@ def describe_grades(
         f"left out of touche_nDCG@{cutoff}, which needs a judged document among the first {cutoff} and a grade "
         "of 1 or more": [topic for topic in grades if topic not in condensed],
     }
-    notes = [Note(aspect, f"topics {problem}: {shorten(names)}") for problem, names in topics.items() if names]
+    notes = _describe_topics(run, qrels, aspect)
+    notes += [Note(aspect, f"topics {problem}: {shorten(names)}") for problem, names in topics.items() if names]
     shared = grades.keys() & run.rankings.keys()
     if not any(candidate.document_id in grades[topic] for topic in shared for candidate in run.rankings[topic]):
         notes.append(Note(aspect, "no document of the run is judged; check that the qrels belong to its corpus"))
@@ -94,9 +81,10 @@ def describe_grades(
 
 
 def describe_stances(run: ParsedRun, qrels: Qrels) -> list[Note]:
-    """Describe the judged documents of the run that have no label in it."""
+    """Describe the topics that do not count, and the judged documents of the run that have no label in it."""
+    notes = _describe_topics(run, qrels, STANCE)
     if not run.stances:
-        return [Note(STANCE, "the run has no stances, only Q0 in its second column")]
+        return [*notes, Note(STANCE, "the run has no stances, only Q0 in its second column")]
     without = [
         f"topic {topic} document {candidate.document_id}"
         for topic, truth in qrels.stances.items()
@@ -104,7 +92,7 @@ def describe_stances(run: ParsedRun, qrels: Qrels) -> list[Note]:
         if candidate.document_id in truth and (topic, candidate.document_id) not in run.stances
     ]
     text = "judged documents without a label in the run, so they do not count"
-    return [Note(STANCE, f"{text}: {shorten(without, 3)}")] if without else []
+    return [*notes, Note(STANCE, f"{text}: {shorten(without, 3)}")] if without else notes
 
 
 def format_notes(notes: Mapping[str, Sequence[Note]]) -> list[str]:
@@ -121,16 +109,6 @@ def format_notes(notes: Mapping[str, Sequence[Note]]) -> list[str]:
         where = "" if len(names) == len(notes) else f"{', '.join(names)}: "
         aspects.setdefault((where, note.text), []).append(note.aspect)
     return [f"{where}{', '.join(names)}: {text}" for (where, text), names in aspects.items()]
-
-
-def describe_limits(names: Iterable[str]) -> list[str]:
-    """Return a note on runs that their own configurations limited to some topics, if there are any."""
-    listed = ", ".join(names)
-    return (
-        [f"{listed}: limited to some topics by limit_topics or topic in config.yaml; no other topic counts"]
-        if listed
-        else []
-    )
 
 
 def describe_missing_intervals(rows: Iterable[Mapping[str, Any]]) -> list[str]:

@@ -81,6 +81,11 @@ class RunContext:
         return DenseCorpus(corpus, settings, self.config.cache, self.progress, self.open_pooling)
 
     @property
+    def chosen_topics(self) -> list[str] | None:
+        """Ids of the topics of the run if the configuration chooses some, else None."""
+        return [topic.id for topic in self.topics] if self.config.has_chosen_topics else None
+
+    @property
     def builder(self) -> RequestBuilder:
         """Builder of the requests to the model."""
         assert self.model is not None

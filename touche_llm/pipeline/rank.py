@@ -137,6 +137,7 @@ async def rank(
         by_document,
         ranked.comparisons,
         ranked.failures,
+        chosen_topics=[topic.id for topic in candidates.topics],
     )
     _warn_of_unjudged(ranking, judgments, progress)
     return ranking
@@ -158,7 +159,8 @@ async def rank_judgments(context: RunContext, judgments: Judgments) -> Ranking:
             settings = config.ranking.cross_encoder
             scorer = CrossEncoder(context.reranker, settings, context.task.question, documents)
             models = replace(models, cross_encoder=scorer)
-    return await rank(judgments, plan, context.progress, stance=config.stance, models=models)
+    ranking = await rank(judgments, plan, context.progress, stance=config.stance, models=models)
+    return replace(ranking, chosen_topics=context.chosen_topics)
 
 
 def describe_ranking(ranking: Ranking, judgments: Judgments) -> dict[str, Any]:

@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Mapping
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, NamedTuple, Self
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 
 from touche_llm.data.files import open_atomic, sha256
 from touche_llm.data.settings import describe_first_problem
 from touche_llm.data.yaml_text import YamlError, read_yaml, to_yaml
 from touche_llm.errors import DataError, UsageError
+from touche_llm.evaluation.coverage import Coverage
 from touche_llm.pipeline.run_directory import RunDirectory
 from touche_llm.tasks.base import Task
+
+if TYPE_CHECKING:
+    from touche_llm.evaluation.measures import Evaluation
 
 
 class _Recorded(BaseModel):
@@ -31,14 +37,26 @@ class QrelsFile(_Recorded):
 class RecordedMeasure(_Recorded):
     """The value of a measure with its 95 % interval, over how many topics or documents, and judged@k.
 
-    A value is None if it is undefined, and `judged` also in a file of an earlier version.
+    A value is None if it is undefined.
     """
 
     value: float | None
     low: float | None
     high: float | None
     n: int
-    judged: float | None = None
+    judged: float | None
+
+
+class Basis(NamedTuple):
+    """What a value rests on; values with another basis cannot be compared with it.
+
+    Attributes:
+        qrels: SHA-256 of the qrels file.
+        topics: Topics that the run is measured on.
+    """
+
+    qrels: str
+    topics: frozenset[str]
 
 
 class RecordedEvaluation(_Recorded):
@@ -48,33 +66,49 @@ class RecordedEvaluation(_Recorded):
         task: Name of the task.
         run: SHA-256 of the run file that was measured.
         qrels: Qrels files by aspect.
+        coverage: Topics that the run is measured on, by aspect.
         measures: Measures by name, such as `relevance nDCG@5`.
     """
 
     task: str
     run: str
     qrels: dict[str, QrelsFile]
+    coverage: dict[str, Coverage]
     measures: dict[str, RecordedMeasure]
+
+    @model_validator(mode="after")
+    def _check_aspects(self) -> Self:
+        aspects = {name.split(" ", 1)[0] for name in self.measures}
+        if unknown := aspects - (self.qrels.keys() & self.coverage.keys()):
+            raise ValueError(f"no qrels or coverage of {', '.join(sorted(unknown))}")
+        return self
 
     def is_current(self, directory: RunDirectory) -> bool:
         """Whether the folder's run is the one that was measured."""
         return directory.run_file.is_file() and sha256(directory.run_file) == self.run
 
+    def get_basis(self, measure: str) -> Basis | None:
+        """Return what the value of a measure rests on; None without a value."""
+        if measure not in self.measures or self.measures[measure].value is None:
+            return None
+        aspect = measure.split(" ", 1)[0]
+        return Basis(self.qrels[aspect].sha256, frozenset(self.coverage[aspect].topics))
 
-def record_evaluation(
-    directory: RunDirectory, task: Task, qrels: Mapping[str, Path], rows: Iterable[Mapping[str, Any]]
-) -> None:
-    """Write the evaluation of a folder's run, in place of an earlier one.
 
-    The qrels files are given by aspect; `rows` are those of `Evaluation.summary`.
-    """
+def record_evaluation(directory: RunDirectory, task: Task, qrels: Mapping[str, Path], evaluation: Evaluation) -> None:
+    """Write the evaluation of a folder's run by these qrels files, in place of an earlier one."""
     measures = {
         row["measure"]: {name: _to_plain(row[name]) for name in ("value", "low", "high", "judged")}
         | {"n": int(row["n"])}
-        for row in rows
+        for row in evaluation.summary().to_dict(orient="records")
     }
-    files = {aspect: {"file": str(path.absolute()), "sha256": sha256(path)} for aspect, path in qrels.items()}
-    content = {"task": task.name, "run": sha256(directory.run_file), "qrels": files, "measures": measures}
+    content = {
+        "task": task.name,
+        "run": sha256(directory.run_file),
+        "qrels": {aspect: {"file": str(path.absolute()), "sha256": sha256(path)} for aspect, path in qrels.items()},
+        "coverage": {aspect: asdict(evaluation.coverage(aspect)) for aspect in qrels},
+        "measures": measures,
+    }
     with open_atomic(directory.evaluation_file) as stream:
         stream.write(to_yaml(content))
 
@@ -101,6 +135,12 @@ def read_evaluation(directory: RunDirectory) -> RecordedEvaluation | None:
     except ValidationError as error:
         problem = describe_first_problem(error)
         raise DataError(f"{path}: {problem}; delete the file and evaluate the run again") from error
+
+
+def choose_reference(bases: Iterable[Basis]) -> Basis | None:
+    """Return the most frequent basis of values, of equally frequent ones that with the most topics, else the first."""
+    counts = Counter(bases)
+    return max(counts, key=lambda basis: (counts[basis], len(basis.topics)), default=None)
 
 
 def find_known_qrels(directories: Iterable[RunDirectory], task: Task) -> dict[str, Path]:

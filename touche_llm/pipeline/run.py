@@ -63,7 +63,7 @@ class Run:
     @cached_property
     def ranking(self) -> ParsedRun:
         """The run itself, as `evaluate` takes it."""
-        return self._directory.read_run(self._directory.read_task())
+        return self._directory.read_run(self._directory.read_task().stances)
 
     @cached_property
     def candidates(self) -> DataFrame:

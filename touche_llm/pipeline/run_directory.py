@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 
 # Metadata key of the stage that is replacing its outputs; removed once they are recorded.
 UNFINISHED = "unfinished"
+# Key of the topics in a stage's facts: their ids if some were chosen, else null.
+CHOSEN_TOPICS = "chosen topics"
 
 # Marks every page that this program writes, within its first bytes.
 GENERATOR = '<meta name="generator" content="touche-llm">'
@@ -319,10 +321,28 @@ class RunDirectory:
         write_results(self.results_file, ranking.list_rows(), ranking.task)
         ranking.write(self.run_file, overwrite=True)
 
-    def read_run(self, task: Task) -> ParsedRun:
-        """Read the run; raise DataError if it is missing or its last stage did not finish."""
+    def read_run(self, labels: Collection[str] | None) -> ParsedRun:
+        """Read the run with its chosen topics; DataError if it is missing or its last stage did not finish."""
         self.check_finished("rank")
-        return read_run(self._require(self.run_file, "rank"), task.stances)
+        run = read_run(self._require(self.run_file, "rank"), labels)
+        return replace(run, chosen_topics=self.read_chosen_topics())
+
+    def read_chosen_topics(self) -> list[str] | None:
+        """Return the ids of the topics that were chosen for the run; None if none were, or nothing says so.
+
+        Raises:
+            DataError: The metadata cannot be read, or lack the chosen topics.
+        """
+        stages = self.read_metadata().stages
+        finished = [stages[stage] for stage in STAGES if stage in stages]
+        if not finished and not (self.config_file.is_file() and self.read_config().has_chosen_topics):
+            return None
+        chosen = finished[-1].get(CHOSEN_TOPICS, "") if finished else ""
+        if chosen is None or (isinstance(chosen, list) and all(isinstance(topic, str) for topic in chosen)):
+            return chosen
+        raise DataError(
+            f"{self.metadata_file}: lacks the chosen topics of the run; run `touche-llm rank` for the folder again"
+        )
 
     def _require(self, path: Path, stage: str) -> Path:
         if not path.exists():

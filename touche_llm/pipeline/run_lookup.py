@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from pathlib import Path
 
+from touche_llm.data import trec_runs
+from touche_llm.data.trec_runs import ParsedRun
 from touche_llm.errors import DataError, UsageError
 from touche_llm.pipeline import run_files
 from touche_llm.pipeline.run_directory import RunDirectory
@@ -33,6 +35,24 @@ def find_run_file(path: Path) -> Path:
     """Return the run file of a run's folder, or the file that was given; see `find_run_directory` for errors."""
     directory = find_run_directory(path) if path.is_dir() else None
     return path if directory is None else directory.run_file
+
+
+def read_run(path: Path | str, labels: Collection[str] | None = None) -> ParsedRun:
+    """Read the run of a folder, given as the folder or as its run file, or the run file of any tool, with its stances.
+
+    A file has columns that are separated by any white space; a `rerank.jsonl` of TIRA has no stances. Only the run of a
+    folder has chosen topics (`--topic`, `--limit-topics`).
+
+    Args:
+        path: Folder or file.
+        labels: Valid stances beside `Q0`; None accepts any word.
+
+    Raises:
+        DataError: A line is no run line, a topic repeats a document, scores grow along the ranks, or a stance is not
+            one of the labels; for a folder also as `find_run_directory`.
+    """
+    directory = find_run_directory(Path(path))
+    return trec_runs.read_run(path, labels) if directory is None else directory.read_run(labels)
 
 
 def find_task(name: str | None, runs: Iterable[Path], dataset: str | None = None) -> Task:

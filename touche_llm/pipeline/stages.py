@@ -22,7 +22,7 @@ from touche_llm.pipeline.metadata import DEPTH
 from touche_llm.pipeline.progress import Progress
 from touche_llm.pipeline.rank import Ranking, describe_ranking, rank_judgments
 from touche_llm.pipeline.retrieve import list_empty, retrieve_candidates
-from touche_llm.pipeline.run_directory import RunDirectory
+from touche_llm.pipeline.run_directory import CHOSEN_TOPICS, RunDirectory
 from touche_llm.pipeline.settings import PURPOSES
 from touche_llm.prompts.prompt import Prompt
 from touche_llm.ranking.steps import list_comparison_kinds
@@ -54,6 +54,7 @@ async def retrieve_stage(context: RunContext, directory: RunDirectory) -> Candid
     directory.write_candidates(candidates, config)
     facts = {
         "topics": len(context.topics),
+        CHOSEN_TOPICS: context.chosen_topics,
         DEPTH: config.first_stage_depth,
         "candidates": sum(map(len, candidates.list_rankings())),
         "topics without candidates": list_empty(candidates),
@@ -89,7 +90,7 @@ async def judge_stage(context: RunContext, directory: RunDirectory) -> Judgments
     counts = describe_judgments(judgments)
     use = _describe_model_use(context, PURPOSES["judge"], before)
     judged = [topic for topic in judgments.candidates.topics if "objects" not in prompts or topic.objects is not None]
-    facts: dict[str, Any] = {**use}
+    facts: dict[str, Any] = {CHOSEN_TOPICS: context.chosen_topics, **use}
     if "objects" in prompts:
         facts["objects found by the model"] = {found.topic_id: list(found.objects) for found in judgments.objects}
     facts |= counts
@@ -121,7 +122,8 @@ async def rank_stage(context: RunContext, directory: RunDirectory) -> Ranking:
     config, kinds = context.config, list_comparison_kinds(context.config.steps)
     if config.stance is not None and config.stance.prompt_depth and not directory.stances_file.exists():
         context.progress.warn(f"{directory.stances_file}: no such file; every stance is that of the judge prompt")
-    facts: dict[str, Any] = {"steps": list(config.rank), "objective": config.objective, "weights": dict(config.weights)}
+    facts: dict[str, Any] = {CHOSEN_TOPICS: context.chosen_topics, "steps": list(config.rank)}
+    facts |= {"objective": config.objective, "weights": dict(config.weights)}
     async with context.using_reranker():
         ranking = await rank_judgments(context, judgments)
         config = context.config

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -58,7 +58,7 @@ def open_folder(path: Path) -> Iterator[RunFolder]:
     if (copy := find_copy(path)) is not None:
         config = config.model_copy(update={"task": copy})
     with RunContext(config, SilentProgress()) as context:
-        judgments, run = directory.read_judgments(context), directory.read_run(context.task)
+        judgments, run = directory.read_judgments(context), directory.read_run(context.task.stances)
         stages = directory.read_metadata().stages
         if "rank" not in stages:
             raise DataError(f"{path}: no metadata of the run; run `touche-llm rank` for this folder first")
@@ -105,7 +105,7 @@ class RunFolder:
 
     def __post_init__(self) -> None:
         self.config, self.task = self.context.config, self.context.task
-        self.first = ParsedRun(dict(self.records.candidates.rankings), {})
+        self.first = replace(self.run, rankings=dict(self.records.candidates.rankings), stances={})
         # With the objects that the model extracted.
         self.topics = {topic.id: topic for topic in self.records.candidates.topics}
         self.judgments: Mapping[str, dict[str, Judgment]] = defaultdict(dict, self.records.by_document())

@@ -8,7 +8,8 @@ from typing import Any
 
 from touche_llm.data.records import Document, Topic
 from touche_llm.errors import PromptError, UsageError
-from touche_llm.evaluation.notes import describe_fitted, describe_limits
+from touche_llm.evaluation.coverage import select_topics
+from touche_llm.evaluation.notes import describe_fitted
 from touche_llm.evaluation.qrels import Qrels
 from touche_llm.pipeline.context import RunContext
 from touche_llm.prompts.prompt import Prompt
@@ -39,8 +40,8 @@ def gather_report(folder: Path, qrels: Qrels | None, top: int, *, run_topics: bo
         folder: Run folder.
         qrels: Judgments by assessors; if None, the report has no evaluation.
         top: Number of documents per topic that are shown with text.
-        run_topics: Evaluate only judged topics of the run; otherwise a topic that the run lacks counts 0. Always on for
-            a run whose configuration selects topics.
+        run_topics: Evaluate only judged topics that the run has; otherwise one that it lacks counts 0, unless the
+            configuration of the run left it out.
 
     Raises:
         DataError: A file of the run is missing or malformed, or the corpus lacks its documents.
@@ -49,14 +50,12 @@ def gather_report(folder: Path, qrels: Qrels | None, top: int, *, run_topics: bo
     with open_folder(folder) as opened:
         run, task, notes = opened.run, opened.task, list[str]()
         measured = None
-        if qrels is not None and (run_topics or opened.config.has_chosen_topics):
-            qrels = qrels.restrict_to(run.rankings)
         if qrels is None:
             notes.append("No qrels were given, so the run is not evaluated.")
         else:
+            qrels = select_topics(qrels, [run], shared=run_topics)
             measured = measure_run(run, opened.first, qrels, task.before_judging)
             notes += measured.notes
-            notes += describe_limits(["The run"] if opened.config.has_chosen_topics else [])
             notes += describe_fitted("The run", run, opened.config.fitted_on, qrels)
         missing = [topic for topic in opened.topics if topic not in run.rankings]
         if missing:

@@ -1,0 +1,170 @@
+"""The command that lists runs, with their measures and costs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import groupby
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from touche_llm.cli.output import Format, FormatOption, print_rows, say
+from touche_llm.cli.show import list_measures
+from touche_llm.cli.tables import TEXT_WIDTH, Column, show_lines, show_table
+from touche_llm.evaluation.notes import Note, format_notes
+from touche_llm.pipeline.recorded_evaluation import Basis, RecordedEvaluation, choose_reference
+from touche_llm.pipeline.run_overview import (
+    COMPLETE,
+    MAX_DEPTH,
+    MAX_FOLDERS,
+    RunOverview,
+    find_runs,
+    read_overview,
+    sum_usage,
+)
+
+# The basis of the unmarked values of each measure.
+References = Mapping[str, Basis | None]
+
+
+def runs(
+    folder: Annotated[Path, typer.Argument(metavar="[FOLDER]", help="Where to look for runs.")] = Path("."),
+    output: FormatOption = Format.TABLE,
+) -> None:
+    """List the runs in a folder, with model, measures and costs.
+
+    Folders below are searched too; the latest run of each folder comes first.
+
+    The measures are those of the last `evaluate`. Values over other topics or by other qrels than most values of a
+    measure cannot be compared with them and are marked. Unfinished and damaged runs are listed too.
+    """
+    found = find_runs(folder)
+    latest_first = sorted(map(read_overview, found.folders), key=lambda each: each.changed, reverse=True)
+    overviews = sorted(latest_first, key=lambda each: each.directory.path.parent)
+    measures = list_measures(each.evaluation for each in overviews)
+    evaluations = [each.evaluation for each in latest_first if each.evaluation is not None]
+    references = {name: choose_reference(filter(None, (e.get_basis(name) for e in evaluations))) for name in measures}
+    rows = [_make_row(each, folder, references) for each in overviews]
+    if output is not Format.TABLE:
+        print_rows(output, rows, tuple(_make_row(None, folder, references)))
+    elif rows:
+        _show_runs(rows, [each.evaluation for each in overviews], references)
+    else:
+        print(f"{folder}: no runs")
+    if not found.is_complete:
+        say(
+            output,
+            f"not searched: more than {MAX_DEPTH} levels, {MAX_FOLDERS:,} folders, or unreadable ones; name a folder",
+        )
+
+
+def _make_row(overview: RunOverview | None, root: Path, references: References) -> dict[str, Any]:
+    """Return the row of a run with the measures of `references`; without a run, a row that has only the keys."""
+    usage = sum_usage({}) if overview is None else overview.usage
+    config = None if overview is None else overview.config
+    evaluation = None if overview is None else overview.evaluation
+    recorded = {} if evaluation is None else evaluation.measures
+    return {
+        "run": None if overview is None else overview.directory.path.relative_to(root),
+        "state": None if overview is None else overview.state,
+        "problem": None if overview is None else overview.problem or None,
+        "task": None if config is None else config.task,
+        "model": None if overview is None else overview.model or None,
+        "prompt": None if overview is None else overview.prompt or None,
+        "steps": None if config is None else ",".join(config.rank),
+        "topics": None if overview is None else overview.topics,
+        **{name: recorded[name].value if name in recorded else None for name in references},
+        **{f"{name} judged": recorded[name].judged if name in recorded else None for name in references},
+        **{key: value for name in references for key, value in _describe_basis(evaluation, name, references[name])},
+        **usage._asdict(),
+        "date": None if overview is None else overview.changed.isoformat(timespec="seconds"),
+    }
+
+
+def _describe_basis(
+    evaluation: RecordedEvaluation | None, name: str, reference: Basis | None
+) -> Iterator[tuple[str, Any]]:
+    """Yield what the value of a measure rests on, by the keys of a row; None without a value."""
+    basis = None if evaluation is None else evaluation.get_basis(name)
+    covered = None if evaluation is None or basis is None else evaluation.coverage[name.split(" ", 1)[0]]
+    yield f"{name} topics", None if covered is None else len(covered.topics)
+    yield f"{name} judged_topics", None if covered is None else covered.judged
+    yield f"{name} topic_ids", None if covered is None else " ".join(covered.topics)
+    yield f"{name} missing_ids", None if covered is None else " ".join(covered.missing)
+    yield f"{name} qrels_sha256", None if basis is None else basis.qrels
+    yield f"{name} comparable", None if basis is None else basis == reference
+
+
+def _show_runs(
+    rows: Sequence[Mapping[str, Any]], evaluations: Sequence[RecordedEvaluation | None], references: References
+) -> None:
+    measures = list_measures(evaluations)
+    measured = [name for name in measures if references[name] is not None]
+    has_states = any(row["state"] != COMPLETE for row in rows)
+    columns = [Column("run", is_text=True), *([Column("state", is_text=True)] * has_states)]
+    columns += [Column(measures[name], drop=min(number * 6, 6)) for number, name in enumerate(measured)]
+    columns += [Column("date", drop=1), Column("model", drop=2, cut=TEXT_WIDTH)]
+    columns += [Column("prompt", drop=5, is_text=True), Column("topics", drop=4), Column("requests", drop=3)]
+    columns += [Column("tokens", drop=7), Column("steps", drop=8, is_text=True)]
+    columns += [Column(f"{measures[name]} judged", drop=9) for name in measured]
+    found, legend = _mark_values(rows, evaluations, references)
+    formatted = iter(zip(*(_format_values(rows, found, name) for name in measured), strict=True))
+    cells: list[Sequence[str]] = []
+    for parent, group in groupby(rows, key=lambda row: row["run"].parent):
+        if parent != Path("."):
+            cells.append((f"{parent}/",))
+        for row in group:
+            name = f"{'' if parent == Path('.') else '  '}{row['run'].name or '.'}"
+            counts = (row["topics"], row["requests"], row["prompt_tokens"] + row["completion_tokens"])
+            numbers = ("" if count is None else f"{count:,}" for count in counts)
+            prompt = (row["prompt"] or "").rpartition("-")[0]
+            texts = (row["date"][:10], (row["model"] or "").rpartition("/")[2], prompt)
+            shares = (row[f"{measure} judged"] for measure in measured)
+            judged = ("" if share is None else f"{share:.3f}" for share in shares)
+            values = next(formatted, ())
+            cells.append((name, *[row["state"]] * has_states, *values, *texts, *numbers, row["steps"] or "", *judged))
+    show_table(columns, cells)
+    if measured:
+        show_lines(
+            (
+                "nDCG@5 of the grades, macro-F1 of the stance, from the last evaluation",
+                "judged: share of judged documents among the first 5, for the stance in the whole ranking",
+                *legend,
+            )
+        )
+    show_lines(f"{row['run']}: {row['problem']}" for row in rows if row["problem"])
+
+
+def _mark_values(
+    rows: Sequence[Mapping[str, Any]], evaluations: Sequence[RecordedEvaluation | None], references: References
+) -> tuple[dict[tuple[Path, str], str], list[str]]:
+    """Return the marks of the values that cannot be compared with the others, by run and measure, and the legend."""
+    unmarked: dict[str, str] = {}
+    numbers: dict[tuple[str, frozenset[str]], int] = {}
+    marks: dict[tuple[Path, str], str] = {}
+    notes: dict[str, list[Note]] = {}
+    for row, evaluation in zip(rows, evaluations, strict=True):
+        of_run = notes.setdefault(str(row["run"]), [])
+        for name, reference in references.items():
+            if evaluation is None or reference is None or (basis := evaluation.get_basis(name)) is None:
+                continue
+            aspect = name.split(" ", 1)[0]
+            covered = evaluation.coverage[aspect]
+            topics, qrels = covered.describe(), f"{aspect} qrels sha256 {basis.qrels:.12}"
+            if basis == reference:
+                unmarked[name] = f"{topics}; {qrels}"
+            else:
+                text = f"over {topics}" if basis.qrels == reference.qrels else f"by other qrels, {topics}; {qrels}"
+                marks[row["run"], name] = f" [{numbers.setdefault((text, basis.topics), len(numbers) + 1)}]"
+            if covered.missing:
+                of_run.append(Note(aspect, f"topics judged, but {covered.describe_missing()}"))
+    legend = [f"{name}: {text}" for name, text in unmarked.items()]
+    legend += [f"[{number}] cannot be compared with unmarked values: {text}" for (text, _), number in numbers.items()]
+    return marks, [*legend, *format_notes(notes)]
+
+
+def _format_values(rows: Sequence[Mapping[str, Any]], marks: Mapping[tuple[Path, str], str], name: str) -> list[str]:
+    """Return the cells of a measure, its numbers one below the other."""
+    width = max(len(marks.get((row["run"], name), "")) for row in rows)
+    return ["" if row[name] is None else f"{row[name]:.4f}{marks.get((row['run'], name), ''):{width}}" for row in rows]
