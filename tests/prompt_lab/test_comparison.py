@@ -284,6 +284,22 @@ async def test_missing_objects_are_extracted_first(bench: Bench, blunt: Path, sh
     assert len(bench.engine.requests) == 16 + 2 * 96
 
 
+async def test_a_topic_whose_objects_are_not_found_is_left_out_and_named(
+    bench: Bench, blunt: Path, sharp: Path
+) -> None:
+    topics = bench.files["topics.xml"]
+    topics.write_text(topics.read_text().replace("<objects>tea, coffee</objects>", "", 1))
+    script = bench.engine.script
+
+    def answer(request: Any) -> Any:
+        return {"first": "none", "second": "none"} if "first" in list_fields(request.schema) else script(request)
+
+    bench.engine = ScriptedEngine(answer)
+    found = await bench.compare(blunt, sharp)
+    (note,) = (note for note in found.notes if note.startswith("topics left out"))
+    assert note.endswith(": 1") and note in bench.notices and "1" not in found.parts[0].topics
+
+
 def test_prompts_for_sentence_pairs_are_compared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = sample_run("sentence_pairs", tmp_path)
     judged = read_records(run / "judgments.jsonl", Judgment, "judgments")

@@ -26,7 +26,7 @@ def evaluate(
     """Evaluate a run.
 
     Args:
-        run: Run to measure: a `Ranking`, or what `read_run` returns.
+        run: Run to measure: a `Ranking`, or what `read_run` returns; by its chosen topics, else by all judged ones.
         qrels: Judgments to measure it with, see `read_qrels`.
         name: Name of the run, for the column `run`.
         depth: First-stage depth, for the recall; the length of the run's longest ranking if None.

@@ -231,10 +231,13 @@ def _check_topics(run: ParsedRun, qrels: Qrels, aspect: str) -> None:
     if covered.isdisjoint(judged):
         raise DataError(
             f"none of the run's topics ({shorten(covered)}) is in the {aspect} qrels ({shorten(judged)}); give the "
-            "qrels of these topics"
+            "qrels of these topics, or none of this aspect"
         )
     if not Coverage.of(run, qrels, aspect).topics:
-        raise DataError(f"the {aspect} qrels have none of the topics to measure; give the qrels of these topics")
+        raise DataError(
+            f"the {aspect} qrels ({shorten(judged)}) have none of the topics to measure; give the qrels of these "
+            "topics, or none of this aspect"
+        )
 
 
 def describe_coverage(evaluations: Iterable[Evaluation], aspect: str) -> list[str]:

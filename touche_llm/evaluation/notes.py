@@ -65,7 +65,8 @@ def describe_grades(
     notes = _describe_topics(run, qrels, aspect)
     notes += [Note(aspect, f"topics {problem}: {shorten(names)}") for problem, names in topics.items() if names]
     shared = grades.keys() & run.rankings.keys()
-    if not any(candidate.document_id in grades[topic] for topic in shared for candidate in run.rankings[topic]):
+    documents = ((topic, candidate.document_id) for topic in shared for candidate in run.rankings[topic])
+    if shared and not any(document in grades[topic] for topic, document in documents):
         notes.append(Note(aspect, "no document of the run is judged; check that the qrels belong to its corpus"))
     if unjudged := int(bounds["unjudged"].sum()):
         topics_with = int((bounds["unjudged"] > 0).sum())

@@ -261,6 +261,9 @@ async def _find_objects(context: RunContext, prepared: _Prepared, builder: Reque
         topics, failures = await find_objects(prepared.topics, context.task, prompt, builder, done)
     builder.model.raise_on_misses()
     prepared.topics = [topic for topic in topics if topic.objects is not None]
+    if lost := [topic.id for topic in topics if topic.objects is None]:
+        prepared.notes.append(f"topics left out, since the model found no two objects in their titles: {shorten(lost)}")
+        context.progress.warn(prepared.notes[-1])
     if not prepared.topics:
         raise DataError("the model found no two objects in the title of any topic; name them in <objects>")
     kept = {topic.id for topic in prepared.topics}
