@@ -113,7 +113,9 @@ async def run_directly(config: Config, out: Path, engine: ScriptedEngine, facts:
 def choose_topics(folder: Path, topics: Sequence[str]) -> None:
     """Record in a folder that these topics were chosen for its run, whatever lines that has."""
     path = folder / "ir-metadata.yml"
-    metadata = yaml.safe_load(path.read_text()) if path.exists() else {"stages": {"rank": {"imputed stances": 0}}}
+    metadata: dict[str, Any] = {"stages": {"rank": {"imputed stances": 0}}}
+    if path.exists():
+        metadata = yaml.safe_load(path.read_text())
     metadata["stages"]["rank"]["chosen topics"] = list(topics)
     path.write_text(yaml.safe_dump(metadata))
 
