@@ -560,7 +560,7 @@ def test_watching_asks_again_and_shows_what_changed(
     done = touche(*given, "--watch")
     assert done.returncode == 0, done.stderr
     rounds = done.stdout.split("waiting for the template to be saved; Ctrl-C ends")
-    assert [each for each in range(7) if "changes, comparative/judge@3-" in rounds[each]] == [1, 2, 5]
+    assert [each for each in range(7) if "changes, comparative/judge@4-" in rounds[each]] == [1, 2, 5]
     assert f"{ONE}: relevance 1.20 → 0.60\n" in rounds[1]
     assert f"{ONE}: stance FIRST → NO\n" in rounds[2]
     assert "error: " in rounds[3] and "undefined variable 'documnt'" in rounds[3]

@@ -137,13 +137,13 @@ def test_an_answer_that_the_cache_lacks_is_counted(comparative: Path, tmp_path: 
     assert [answer.text for answer in report.topics[0].documents[0].answers] == [None] * 3
 
 
-@pytest.mark.parametrize("label", ["comparative/judge@2-ffffff", "comparative/judge@3-0", "comparative/judge@4-000000"])
+@pytest.mark.parametrize("label", ["comparative/judge@2-ffffff", "comparative/judge@4-0", "comparative/judge@5-000000"])
 def test_a_prompt_that_changed_since_the_run_is_not_shown_as_the_run_s(
     comparative: Path, tmp_path: Path, label: str
 ) -> None:
     run = copied(comparative, tmp_path)
     path = run / "ir-metadata.yml"
-    path.write_text(re.sub(r"(?<=judge: )comparative/judge@3-\w+", label, path.read_text()))
+    path.write_text(re.sub(r"(?<=judge: )comparative/judge@4-\w+", label, path.read_text()))
     report = gather_report(run, None, 2)
     assert [prompt.purpose for prompt in report.topics[0].prompts] == ["stance"]
     assert any(f"'judge' is not shown: the run used {label}, " in note for note in report.notes)
