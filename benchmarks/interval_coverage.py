@@ -78,7 +78,7 @@ def draw_tables(random: Random, sizes: NDArray[np.int64], shares: Array, ease: A
 def sum_grades(tables: Array) -> Array:
     """Return the sums that kappa is computed from, the labels taken as grades: see `estimate_kappa`."""
     one, other = np.divmod(np.arange(GRADES * GRADES), GRADES)
-    return tables @ np.stack([np.ones(GRADES * GRADES), one, other, one**2 + other**2, one * other], axis=1)
+    return np.asarray(tables @ np.stack([np.ones(GRADES**2), one, other, one**2 + other**2, one * other], axis=1))
 
 
 def accuracy(counts: Array) -> Array:

@@ -208,7 +208,7 @@ async def measure(form: Form, work: Sequence[tuple[Topic, str]], texts: Texts, m
         for judgment in judgments:
             found.setdefault((judgment.topic_id, judgment.document_id), []).append(judgment)
     return [
-        Answer(topic, document, [one.key for one in answers], _merge(answers))
+        Answer(topic, document, [str(one.key) for one in answers], _merge(answers))
         for (topic, document), answers in found.items()
         if len(answers) == len(form.fields)
     ]
@@ -273,12 +273,8 @@ def judged_work() -> tuple[list[tuple[Topic, str]], Qrels]:
     names = {aspect: DATA / f"qrels-{aspect}.txt" for aspect in (*TASK.definition.aspects, STANCE)}
     qrels = read_qrels(names, TASK)
     topics = {topic.id: topic for topic in read_topics(DATA / "topics.xml")}
-    judged = {
-        (topic, document)
-        for grades in (*qrels.grades.values(), qrels.stances)
-        for topic, of_topic in grades.items()
-        for document in of_topic
-    }
+    by_aspect: list[Mapping[str, Mapping[str, object]]] = [*qrels.grades.values(), qrels.stances]
+    judged = {(topic, document) for of in by_aspect for topic, documents in of.items() for document in documents}
     with (DATA / "stand_in.tsv").open() as stream:
         rows = [(row["topic"], row["document"]) for row in csv.DictReader(stream, delimiter="\t")]
     return [(topics[topic], document) for topic, document in rows if (topic, document) in judged], qrels

@@ -150,9 +150,9 @@ def test_a_recorded_run_is_checked_with_the_templates_of_its_task_unless_this_ch
     assert touche("regress", "record", "runs/mine", "one").returncode == 0
     judge = mine / "judge.jinja"
     text = judge.read_text()
-    judge.write_text(text.replace("version: 3", "version: 4").replace("passage", "text"))
+    judge.write_text(text.replace("version: 4", "version: 5").replace("passage", "text"))
     done = touche("regress", "check")
-    assert done.returncode == 1 and "mine/judge@3" in done.stdout
+    assert done.returncode == 1 and "mine/judge@4" in done.stdout
     judge.write_text(text)
     assert touche("regress", "check").returncode == 0
     change(mine, documents_per_topic="{min: 0, max: 7}")
@@ -177,7 +177,7 @@ def test_a_changed_definition_is_a_changed_setting(touche: Touche, mine: Path) -
 def test_templates_of_another_folder_go_before_those_of_the_task(touche: Touche, mine: Path) -> None:
     overlay = mine.parent / "overlay" / "mine"
     overlay.mkdir(parents=True)
-    (overlay / "judge.jinja").write_text((mine / "judge.jinja").read_text().replace("version: 3", "version: 5"))
+    (overlay / "judge.jinja").write_text((mine / "judge.jinja").read_text().replace("version: 4", "version: 5"))
     done = touche("prompts", "list", "--task", "mine", "--prompts", "overlay", "--format", "tsv")
     rows = [line.split("\t") for line in done.stdout.splitlines()]
     versions = {row[rows[0].index("name")]: row[rows[0].index("version")] for row in rows[1:]}

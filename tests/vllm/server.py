@@ -47,7 +47,7 @@ def vllm_environment(environment: Mapping[str, str] = ENVIRONMENT) -> Iterator[N
     kept = {name: value for name, value in os.environ.items() if not name.startswith("VLLM_")}
     # The installation is shared by all clones, so none is installed in it.
     paths = {"PATH": f"{VENV / 'bin'}{os.pathsep}{os.environ['PATH']}", "PYTHONPATH": str(ROOT)}
-    with patch.dict(os.environ, kept | environment | paths, clear=True):
+    with patch.dict(os.environ, {**kept, **environment, **paths}, clear=True):
         yield
 
 

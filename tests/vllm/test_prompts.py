@@ -56,7 +56,7 @@ def test_a_changed_prompt_s_own_requests_are_all_that_a_comparison_sends(vllm_ur
     first, sent = compare()
     assert list(first) == ["comparative/judge", "comparative/mine"]
     assert counted(first, "requests") == [(4, 0), (4, 0)] and sent == 8
-    template.write_text(text.replace("version: 3", "version: 4").replace("assessor", "very strict assessor"))
+    template.write_text(text.replace("version: 4", "version: 5").replace("assessor", "very strict assessor"))
     changed, sent = compare()
     assert counted(changed, "requests") == [(0, 0), (4, 0)] and sent == 4
     assert counted(changed, "cache_hits") == [(4, 0), (0, 0)]
@@ -114,9 +114,9 @@ def test_a_prompt_is_tried_watched_and_counted_as_the_server_counts_it(
         try:
             first = up_to_waiting(watching.stdout)
             assert first.count("from the cache") == 2 and "changes" not in first
-            template.write_text(text.replace("version: 3", "version: 4").replace("assessor", "strict assessor"))
+            template.write_text(text.replace("version: 4", "version: 5").replace("assessor", "strict assessor"))
             second = up_to_waiting(watching.stdout)
-            assert second.count("asked now") == 2 and "changes, comparative/mine@3-" in second
+            assert second.count("asked now") == 2 and "changes, comparative/mine@4-" in second
             template.write_text(text.replace("{{ document }}", "{{ documnt }}"))
             assert "undefined variable 'documnt'" in up_to_waiting(watching.stdout)
             watching.send_signal(signal.SIGINT)
