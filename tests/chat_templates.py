@@ -1,29 +1,36 @@
-"""Chat templates that treat a thought like those that are published with reasoning models, and how they are rendered.
+"""Chat templates of reasoning models, published and the project's own, and how they are rendered.
 
-They are written for these tests, without tools and images. tests/llm/engines/test_thinking_templates.py compares them
-with the published files if these are beside the checkout. Those are, by their names in llama.cpp's `models/templates`:
-
-- Qwen-Qwen3-0.6B, Qwen3.5-4B: https://huggingface.co/Qwen/Qwen3-0.6B and Qwen3.5-4B
-- deepseek-ai-DeepSeek-R1-Distill-Qwen-32B, deepseek-ai-DeepSeek-V3.1: https://huggingface.co/deepseek-ai
-- mistralai-Ministral-3-14B-Reasoning-2512: https://huggingface.co/mistralai/Ministral-3-14B-Reasoning-2512
-- openai-gpt-oss-120b: https://huggingface.co/openai/gpt-oss-120b
+Published ones are read from a folder beside the checkout, by their names in llama.cpp's `models/templates`.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
+from datetime import date
+from pathlib import Path
 from typing import Any
 
+import pytest
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
+_ROOT = Path(__file__).parents[1]
+_PUBLISHED = _ROOT.parent / "shared" / "data" / "chat_templates"
+_GUIDE = (_ROOT / "docs" / "how-to" / "reasoning.md").read_text(encoding="utf-8")
 # Marks the end of a message that is continued, as in `render_jinja_template` of transformers 5.
 _TAG = "CONTINUE_FINAL_MESSAGE_TAG "
 _ENVIRONMENT = ImmutableSandboxedEnvironment(
     trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
 )
 
-# The last message keeps its thought, taken apart and written anew; earlier ones lose theirs. The model opens it.
-QWEN3 = (
+QWEN3, QWEN3_5 = "Qwen-Qwen3-0.6B", "Qwen3.5-4B"
+DEEPSEEK_R1, DEEPSEEK_V3_1 = "deepseek-ai-DeepSeek-R1-Distill-Qwen-32B", "deepseek-ai-DeepSeek-V3.1"
+MISTRAL, HARMONY = "mistralai-Ministral-3-14B-Reasoning-2512", "openai-gpt-oss-120b"
+PUBLISHED = (QWEN3, QWEN3_5, DEEPSEEK_R1, DEEPSEEK_V3_1, MISTRAL, HARMONY)
+
+# That of Qwen3 without tools: the last message keeps its thought, taken apart and written anew; earlier ones lose
+# theirs. The model opens it.
+OWN = (
     "{% for m in messages %}{% set thought, closing, answer = m.content.rpartition('</think>') %}"
     "{% set content = answer.lstrip('\n') if m.role == 'assistant' else m.content %}"
     "{{ '<|im_start|>' ~ m.role ~ '\n' }}{% if m.role == 'assistant' and loop.last %}"
@@ -31,43 +38,19 @@ QWEN3 = (
     "{{ content ~ '<|im_end|>\n' }}{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}"
     "{% if enable_thinking is false %}{{ '<think>\n\n</think>\n\n' }}{% endif %}{% endif %}"
 )
-# The same, but messages are trimmed, and the prompt opens the thought.
-QWEN3_5 = (
-    "{% for m in messages %}{% set thought, closing, answer = (m.content | trim).rpartition('</think>') %}"
-    "{% set content = answer.lstrip('\n') if m.role == 'assistant' else m.content | trim %}"
-    "{{ '<|im_start|>' ~ m.role ~ '\n' }}{% if m.role == 'assistant' and loop.last %}"
-    "{{ '<think>\n' ~ thought.partition('<think>')[2] | trim ~ '\n</think>\n\n' }}{% endif %}"
-    "{{ content ~ '<|im_end|>\n' }}{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n<think>\n' }}"
-    "{% if enable_thinking is false %}{{ '\n</think>\n\n' }}{% endif %}{% endif %}"
-)
-# The prompt opens the thought; of an assistant's message only what follows the last closing delimiter is written.
-DEEPSEEK_R1 = (
-    "{{ bos_token }}{% for m in messages if m.role == 'system' %}{{ m.content }}{% endfor %}{% for m in messages %}"
-    "{% if m.role == 'user' %}{{ '<｜User｜>' ~ m.content }}{% elif m.role == 'assistant' %}"
-    "{{ '<｜Assistant｜>' ~ m.content.rpartition('</think>')[2] ~ '<｜end▁of▁sentence｜>' }}{% endif %}{% endfor %}"
-    "{% if add_generation_prompt %}{{ '<｜Assistant｜><think>\n' }}{% endif %}"
-)
-# The same with a switch; an assistant's message begins with the closing delimiter.
-DEEPSEEK_V3_1 = (
-    "{{ bos_token }}{% for m in messages if m.role == 'system' %}{{ m.content }}{% endfor %}{% for m in messages %}"
-    "{% if m.role == 'user' %}{{ '<｜User｜>' ~ m.content }}{% elif m.role == 'assistant' %}"
-    "{% set before, closing, after = m.content.partition('</think>') %}"
-    "{{ '<｜Assistant｜></think>' ~ (after if closing else before) ~ '<｜end▁of▁sentence｜>' }}{% endif %}{% endfor %}"
-    "{% if add_generation_prompt %}{{ '<｜Assistant｜>' ~ ('<think>' if thinking else '</think>') }}{% endif %}"
-)
-# An assistant's message is written as it is; the model opens the thought. Roles must alternate.
-MISTRAL = (
-    "{{ bos_token }}{% for m in messages %}{% if m.role == 'system' %}"
-    "{{ '[SYSTEM_PROMPT]' ~ m.content ~ '[/SYSTEM_PROMPT]' }}{% elif m.role == 'user' %}"
-    "{% if loop.previtem is defined and loop.previtem.role == 'user' %}{{ raise_exception('two users') }}{% endif %}"
-    "{{ '[INST]' ~ m.content ~ '[/INST]' }}{% else %}{{ m.content ~ eos_token }}{% endif %}{% endfor %}"
-)
-# A message has a channel, and a continued one is that of answers.
-HARMONY = (
-    "{% for m in messages %}{{ '<|start|>' ~ m.role ~ ('<|channel|>final' if m.role == 'assistant' else '') }}"
-    "{{ '<|message|>' ~ m.content ~ '<|end|>' }}{% endfor %}"
-    "{% if add_generation_prompt %}{{ '<|start|>assistant' }}{% endif %}"
-)
+# The one that the guide gives for DeepSeek R1, and that of V3.1 by the change that it names.
+(KEPT,) = re.findall(r"^```jinja\n(.*?)```$", _GUIDE, re.MULTILINE | re.DOTALL)
+KEPT_V3_1 = KEPT.replace(r"<think>\n", "<think>")
+
+
+def read_template(name: str) -> str:
+    """Return a published template by its name, and any other text as it is; skip the test if there is no such file."""
+    if name not in PUBLISHED:
+        return name
+    file = _PUBLISHED / f"{name}.jinja"
+    if not file.is_file():
+        pytest.skip(f"the published template is not at {file}")
+    return file.read_text(encoding="utf-8")
 
 
 def render(template: str, messages: Sequence[Mapping[str, str]], is_continued: bool, **switches: Any) -> str:
@@ -88,7 +71,7 @@ def render(template: str, messages: Sequence[Mapping[str, str]], is_continued: b
         "bos_token": "<s>",
         "eos_token": "</s>",
         "raise_exception": refuse,
-        "strftime_now": lambda _: "2026-11-23",
+        "strftime_now": lambda form: date.today().strftime(form),
     }
     compiled = _ENVIRONMENT.from_string(template)
     prompt = compiled.render(messages=chat, add_generation_prompt=not is_continued, **tokens, **switches)

@@ -15,8 +15,7 @@ from statistics import fmean
 import pytest
 import yaml
 
-from tests import chat_templates
-from tests.llm.engines.test_thinking_templates import KEPT
+from tests.chat_templates import DEEPSEEK_R1, HARMONY, KEPT, MISTRAL, OWN, PUBLISHED, QWEN3_5, read_template, render
 from tests.vllm.command import touche
 from tests.vllm.conftest import Tell
 from tests.vllm.real_data import TaskInput
@@ -50,7 +49,7 @@ def thinking_model(tiny_model: Path, folder: Path, template: str) -> Path:
 @pytest.fixture(scope="module")
 def thinking_url(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     folder = tmp_path_factory.mktemp("thinking")
-    with vllm_server(thinking_model(tiny_model, folder, chat_templates.QWEN3), folder / "server.log") as url:
+    with vllm_server(thinking_model(tiny_model, folder, OWN), folder / "server.log") as url:
         yield url
 
 
@@ -160,7 +159,7 @@ def test_a_run_killed_half_way_sends_nothing_twice(
 def test_a_template_that_drops_thoughts_ends_the_run_in_one_line(
     data: TaskInput, tiny_model: Path, tmp_path: Path
 ) -> None:
-    model = thinking_model(tiny_model, tmp_path / "model", chat_templates.DEEPSEEK_R1)
+    model = thinking_model(tiny_model, tmp_path / "model", read_template(DEEPSEEK_R1))
     with vllm_server(model, tmp_path / "server.log") as url:
         done = touche(*arguments(data, url, tmp_path / "out"), "--limit-topics", 1, code=1)
         assert "--chat-template" in done.stderr.splitlines()[-1]
@@ -180,17 +179,17 @@ def row_of(card: str) -> dict[str, object]:
 @pytest.mark.parametrize(
     ("template", "delimiters", "is_kept"),
     [
-        (chat_templates.QWEN3_5, "qwen3", True),
-        (chat_templates.MISTRAL, "mistral", True),
+        (QWEN3_5, "qwen3", True),
+        (MISTRAL, "mistral", True),
         (KEPT, "deepseek", True),
-        (chat_templates.HARMONY, "qwen3", False),
+        (HARMONY, "qwen3", False),
     ],
     ids=["qwen3.5", "mistral", "r1 of the guide", "harmony"],
 )
 def test_templates_are_found_out_by_token_ids(
     tiny_model: Path, tmp_path: Path, template: str, delimiters: str, is_kept: bool
 ) -> None:
-    model = thinking_model(tiny_model, tmp_path / "model", template)
+    model = thinking_model(tiny_model, tmp_path / "model", read_template(template))
     with vllm_server(model, tmp_path / "server.log") as url:
         row = row_of(touche("doctor", url, "--format", "json").stdout)
     assert row["is_ok"] is is_kept
@@ -200,8 +199,7 @@ def test_templates_are_found_out_by_token_ids(
 
 def test_templates_are_rendered_as_transformers_does() -> None:
     """Those of the tests without a server."""
-    names = ["QWEN3", "QWEN3_5", "DEEPSEEK_R1", "DEEPSEEK_V3_1", "MISTRAL", "HARMONY"]
-    templates = [KEPT, *(getattr(chat_templates, name) for name in names)]
+    templates = [KEPT, OWN, *map(read_template, PUBLISHED)]
     user = {"role": "user", "content": "Tea?\n"}
     chats = [[user, {"role": "assistant", "content": f"{a}Hm.{b}"}] for a, b in DELIMITERS.values()]
     script = """
@@ -230,7 +228,7 @@ print(json.dumps(found))
     for template in templates:
         for chat in (chats[0][:1], *chats):
             try:
-                rendered.append(chat_templates.render(template, chat, len(chat) > 1, thinking=True))
+                rendered.append(render(template, chat, len(chat) > 1, thinking=True))
             except ValueError:
                 rendered.append(None)
     assert json.loads(done.stdout) == rendered
@@ -254,7 +252,7 @@ def test_a_thought_before_each_answer(data: TaskInput, vllm_url: str, tmp_path: 
 
 def judge_by_files(command: list[object], tiny_model: Path, folder: Path) -> str:
     """Make a run by `vllm run-batch` with the model of the server; returns the last line that it printed."""
-    model = thinking_model(tiny_model, folder / "models", chat_templates.QWEN3)
+    model = thinking_model(tiny_model, folder / "models", OWN)
     engine = {"name": "batch", "runner": "vllm", "model": str(model), "context": CONTEXT, "options": OPTIONS}
     (folder / "run.yaml").write_text(yaml.safe_dump({"engine": engine}))
     # Without the name and the address of a server's model.

@@ -1,16 +1,25 @@
-"""Thoughts in chat templates like those that are published with reasoning models, without a server's model."""
+"""Thoughts in the chat templates that are published with reasoning models, without a server's model."""
 
 from __future__ import annotations
 
 import itertools
-import re
-from pathlib import Path
 
 import pytest
 from aiohttp import web
 
-from tests import chat_templates
-from tests.chat_templates import render
+from tests.chat_templates import (
+    DEEPSEEK_R1,
+    DEEPSEEK_V3_1,
+    HARMONY,
+    KEPT,
+    KEPT_V3_1,
+    MISTRAL,
+    OWN,
+    QWEN3,
+    QWEN3_5,
+    read_template,
+    render,
+)
 from tests.fake_server import FakeServer
 from tests.llm.engines.test_conformance import Model
 from tests.llm.engines.test_thinking_check import survey_of
@@ -19,22 +28,9 @@ from touche_llm.llm.engines.server import ChatServer
 from touche_llm.llm.settings import EngineConfig, SamplingConfig, ThinkingConfig
 from touche_llm.llm.thinking import DELIMITERS
 
-ROOT = Path(__file__).parents[3]
-PUBLISHED = ROOT.parent / "shared" / "data" / "chat_templates"
-GUIDE = ROOT / "docs" / "how-to" / "reasoning.md"
 BARE = ("<think>", "</think>")
-# The one that the guide gives for DeepSeek R1, and that of V3.1 by the change that it names.
-(KEPT,) = re.findall(r"^```jinja\n(.*?)```$", GUIDE.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
-KEPT_V3_1 = KEPT.replace(r"<think>\n", "<think>")
 SYSTEM, USER = {"role": "system", "content": "Judge."}, {"role": "user", "content": "Say hello.\n"}
 SWITCHES = {"enable_thinking": True, "thinking": True}
-FILES = {
-    "Qwen-Qwen3-0.6B": chat_templates.QWEN3,
-    "Qwen3.5-4B": chat_templates.QWEN3_5,
-    "deepseek-ai-DeepSeek-R1-Distill-Qwen-32B": chat_templates.DEEPSEEK_R1,
-    "deepseek-ai-DeepSeek-V3.1": chat_templates.DEEPSEEK_V3_1,
-    "mistralai-Ministral-3-14B-Reasoning-2512": chat_templates.MISTRAL,
-}
 
 
 class Rendering(FakeServer):
@@ -60,60 +56,67 @@ class Rendering(FakeServer):
 @pytest.mark.parametrize(
     ("template", "delimiters", "is_kept"),
     [
-        (chat_templates.QWEN3, DELIMITERS["qwen3"], True),
-        (chat_templates.QWEN3_5, DELIMITERS["qwen3"], True),
-        (chat_templates.MISTRAL, DELIMITERS["mistral"], True),
+        (OWN, DELIMITERS["qwen3"], True),
+        (QWEN3, DELIMITERS["qwen3"], True),
+        (QWEN3_5, DELIMITERS["qwen3"], True),
+        (MISTRAL, DELIMITERS["mistral"], True),
         (KEPT, DELIMITERS["deepseek"], True),
         (KEPT_V3_1, BARE, True),
-        (chat_templates.DEEPSEEK_R1, DELIMITERS["deepseek"], False),
-        (chat_templates.DEEPSEEK_V3_1, DELIMITERS["deepseek"], False),
-        (chat_templates.DEEPSEEK_V3_1, BARE, False),
-        (chat_templates.HARMONY, DELIMITERS["qwen3"], False),
+        (DEEPSEEK_R1, DELIMITERS["deepseek"], False),
+        (DEEPSEEK_V3_1, DELIMITERS["deepseek"], False),
+        (DEEPSEEK_V3_1, BARE, False),
+        (HARMONY, DELIMITERS["qwen3"], False),
         # Delimiters of another model.
-        (chat_templates.QWEN3, DELIMITERS["mistral"], False),
-        (chat_templates.QWEN3_5, DELIMITERS["mistral"], False),
+        (QWEN3, DELIMITERS["mistral"], False),
+        (QWEN3_5, DELIMITERS["mistral"], False),
         (KEPT, DELIMITERS["mistral"], False),
     ],
     ids=[
-        *("qwen3", "qwen3.5", "mistral", "r1 of the guide", "v3.1 of the guide", "r1", "v3.1", "v3.1 bare", "harmony"),
-        *("qwen3 as mistral", "qwen3.5 as mistral", "r1 as mistral"),
+        *("own", "qwen3", "qwen3.5", "mistral", "r1 of the guide", "v3.1 of the guide", "r1", "v3.1", "v3.1 bare"),
+        *("harmony", "qwen3 as mistral", "qwen3.5 as mistral", "r1 as mistral"),
     ],
 )
 async def test_the_check_passes_where_the_template_keeps_the_thought(
     template: str, delimiters: tuple[str, str], is_kept: bool
 ) -> None:
-    check = await survey_of(Rendering(template), ThinkingConfig(judge=64, delimiters=delimiters))
+    check = await survey_of(Rendering(read_template(template)), ThinkingConfig(judge=64, delimiters=delimiters))
     assert check is not None and (check.is_ok, check.is_blocking) == (is_kept, not is_kept)
     assert is_kept or ("--chat-template" in check.remedy and "sampling.thinking.delimiters" in check.remedy)
 
 
-async def test_the_doctor_names_the_delimiters_that_the_template_keeps() -> None:
-    for template, kept in ((chat_templates.MISTRAL, {"qwen3", "mistral"}), (chat_templates.QWEN3_5, {"qwen3"})):
-        server = Rendering(template)
-        server.rest = Model(()).answer
-        async with server.running():
-            async with ChatServer(server.url, concurrency=8, request_timeout=5, chat_template_kwargs={}) as client:
-                checks = await examine(client, EngineConfig(), SamplingConfig(), ("FIRST", "NO"))
-        (row,) = (check for check in checks if check.name == "thinking")
-        assert row.is_ok
-        for name, delimiters in DELIMITERS.items():
-            # The preset of DeepSeek has the delimiters of Qwen3.
-            is_kept = name in kept or delimiters in [DELIMITERS[each] for each in kept]
-            assert (delimiters[1].strip() in row.value) is is_kept
+@pytest.mark.parametrize(
+    ("template", "kept"),
+    [(OWN, {"qwen3"}), (MISTRAL, {"qwen3", "mistral"}), (QWEN3_5, {"qwen3"})],
+    ids=["own", "mistral", "qwen3.5"],
+)
+async def test_the_doctor_names_the_delimiters_that_the_template_keeps(template: str, kept: set[str]) -> None:
+    server = Rendering(read_template(template))
+    server.rest = Model(()).answer
+    async with server.running():
+        async with ChatServer(server.url, concurrency=8, request_timeout=5, chat_template_kwargs={}) as client:
+            checks = await examine(client, EngineConfig(), SamplingConfig(), ("FIRST", "NO"))
+    (row,) = (check for check in checks if check.name == "thinking")
+    assert row.is_ok
+    for name, delimiters in DELIMITERS.items():
+        # The preset of DeepSeek has the delimiters of Qwen3.
+        is_kept = name in kept or delimiters in [DELIMITERS[each] for each in kept]
+        assert (delimiters[1].strip() in row.value) is is_kept
 
 
 @pytest.mark.parametrize(
     ("template", "delimiters"),
     [
-        (chat_templates.QWEN3, DELIMITERS["qwen3"]),
-        (chat_templates.QWEN3_5, DELIMITERS["qwen3"]),
-        (chat_templates.MISTRAL, DELIMITERS["mistral"]),
+        (OWN, DELIMITERS["qwen3"]),
+        (QWEN3, DELIMITERS["qwen3"]),
+        (QWEN3_5, DELIMITERS["qwen3"]),
+        (MISTRAL, DELIMITERS["mistral"]),
         (KEPT, DELIMITERS["deepseek"]),
         (KEPT_V3_1, BARE),
     ],
-    ids=["qwen3", "qwen3.5", "mistral", "r1", "v3.1"],
+    ids=["own", "qwen3", "qwen3.5", "mistral", "r1", "v3.1"],
 )
 def test_the_answer_begins_with_the_prompt_of_the_thought(template: str, delimiters: tuple[str, str]) -> None:
+    template = read_template(template)
     thought = render(template, [SYSTEM, USER], False, **SWITCHES)
     message = {"role": "assistant", "content": "Tea.".join(delimiters)}
     answer = render(template, [SYSTEM, USER, message], True, **SWITCHES)
@@ -122,12 +125,8 @@ def test_the_answer_begins_with_the_prompt_of_the_thought(template: str, delimit
     assert answer.rstrip().endswith(f"Tea.{delimiters[1].rstrip()}")
 
 
-@pytest.mark.parametrize("name", FILES)
-def test_the_templates_of_these_tests_write_what_the_published_ones_write(name: str) -> None:
-    file = PUBLISHED / f"{name}.jinja"
-    if not file.is_file():
-        pytest.skip(f"the published template is not at {file}")
-    published, own = file.read_text(encoding="utf-8"), FILES[name]
+def test_the_template_of_these_tests_writes_what_the_published_one_writes() -> None:
+    published = read_template(QWEN3)
     old = {"role": "assistant", "content": "<think>\nOld.\n</think>\n\nHello."}
     earlier = ([SYSTEM, USER], [SYSTEM, USER, old, USER])
     finals = [
@@ -141,8 +140,8 @@ def test_the_templates_of_these_tests_write_what_the_published_ones_write(name: 
             return None
 
     for chat in earlier:
-        prompt = write(own, chat, False)
+        prompt = write(OWN, chat, False)
         assert prompt is not None and prompt == write(published, chat, False)
     for chat, final in itertools.product(earlier, finals):
         continued = [*chat, {"role": "assistant", "content": final}]
-        assert write(own, continued, True) == write(published, continued, True)
+        assert write(OWN, continued, True) == write(published, continued, True)
