@@ -97,6 +97,36 @@ async def test_a_label_has_the_probability_of_a_position_times_that_of_the_side(
         assert (reading.orders, reading.source) == (1, "probabilities")
 
 
+def sure_of(side: str, yes: float) -> Answer:
+    return {"position": {"YES": yes, "NO": 1.0 - yes}, "stance": {side: 1.0}}
+
+
+@pytest.mark.parametrize(
+    ("thinking", "prompt"), [("judge", "shared"), ("stance", "own"), ("stance", "both_orders")], ids=str
+)
+async def test_chains_are_combined_into_labels_before_they_are_averaged(
+    thinking: str, prompt: str, tmp_path: Path
+) -> None:
+    def script(request: Request) -> Answer:
+        # One chain is sure of a position and a side, the other of no position, leaning to the other side.
+        is_second = "Thought 1" in request.messages[-1].content
+        asked = replace(request, messages=request.messages[:-1])
+        first, second = ("SECOND", "FIRST") if is_swapped(asked, HEAT_PUMP) else ("FIRST", "SECOND")
+        found = sure_of(second, 0.1) if is_second else sure_of(first, 1.0)
+        return {"relevance": 2, "quality": 1, **found} if "relevance" in list_fields(request.schema) else found
+
+    chains = {"thinking": {thinking: 8, "chains": 2}}
+    settings = StanceSettings.model_validate({"prompt": prompt})
+    config = heating(tmp_path, sampling=chains).model_copy(update={"stance": settings})
+    await judged(config, tmp_path / "out", script)
+    judgments = read_records(tmp_path / "out" / "judgments.jsonl", Judgment, "judgments")
+    found = [judgment.readings["stance"].probabilities for judgment in judgments]
+    if prompt != "shared":
+        found = [reading.probabilities for reading in readings(tmp_path / "out")]
+    expected = {"FIRST": 0.5, "SECOND": 0.05, "NEUTRAL": 0.0, "NO": 0.45}
+    assert len(found) == 3 and found == [pytest.approx(expected)] * 3
+
+
 async def test_a_liking_for_the_first_place_cancels_out_over_both_orders(tmp_path: Path) -> None:
     _, asked = await judged(heating(tmp_path), tmp_path / "out", Judge(FIRST_PLEASE, FIRST_PLEASE))
     assert len(asked) == 6

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
@@ -13,7 +13,7 @@ from touche_llm.data.trec_runs import NO_STANCE_COLUMN
 from touche_llm.judging.stance import combine_position
 from touche_llm.llm.answers import AnswerModel, FailedRequest, build_schema, count_alternatives, get_labels
 from touche_llm.llm.concurrency import map_in_order
-from touche_llm.llm.logprobs import average_readings, compute_expected_grade, get_most_probable, read_label
+from touche_llm.llm.logprobs import Label, average_readings, compute_expected_grade, get_most_probable, read_label
 from touche_llm.llm.model import AnsweredRequest, ModelClient
 from touche_llm.llm.request import Request, Sampling
 from touche_llm.llm.settings import ThinkingConfig
@@ -124,26 +124,22 @@ async def request_answer(
 def read_labels(result: AnsweredRequest[AnswerModel], question: Question | None = None) -> dict[str, Reading]:
     """Read the label of each field that has labels, without probabilities if any field lacks them.
 
-    An answer is read in one way only: expectations are not mixed with plain labels.
+    An answer is read in one way only: expectations are not mixed with plain labels. Each chain of reasoning is read by
+    itself, and the mean of all is returned.
 
     Args:
         result: Answer to read.
         question: If its answer has no position but this one has, position and side are combined into the stance.
     """
-    readings = _read_fields(result)
-    if question is None or "position" not in readings or "position" in question.answer.model_fields:
-        return readings
-    labels, sides = (
-        [str(label) for label in get_labels(answer)["stance"]] for answer in (question.answer, type(result.value))
-    )
-    (without,) = set(labels) - set(sides)
-    position = readings.pop("position")
-    return {**readings, "stance": combine_position(position, readings["stance"], labels, without)}
-
-
-def _read_fields(result: AnsweredRequest[AnswerModel]) -> dict[str, Reading]:
+    labels: dict[str, Sequence[Label]] = {**get_labels(type(result.value))}
     chains = [_read_chain(chain) for chain in result.chains]
-    labels = get_labels(type(result.value))
+    if question is not None and "position" in labels and "position" not in question.answer.model_fields:
+        del labels["position"]
+        sides, labels["stance"] = labels["stance"], get_labels(question.answer)["stance"]
+        (without,) = set(labels["stance"]) - set(sides)
+        for chain in chains:
+            stances = [str(label) for label in labels["stance"]]
+            chain["stance"] = combine_position(chain.pop("position"), chain["stance"], stances, str(without))
     return {field: average_readings([chain[field] for chain in chains], allowed) for field, allowed in labels.items()}
 
 

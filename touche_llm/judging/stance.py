@@ -110,30 +110,23 @@ class StanceSettings(Section):
         return 0 if self.prompt == "shared" else self.depth
 
 
-def combine_shares(
-    position: Mapping[str, float], side: Mapping[str, float], labels: Sequence[str], without: str
-) -> dict[str, float]:
-    """Return the probability of each label of a stance: that of YES times that of the side, or that of NO.
+def combine_position(position: Reading, side: Reading, labels: Sequence[str], without: str) -> Reading:
+    """Return the reading of a stance: the probability of YES times that of each side, or the probability of NO.
 
     The side is read after the position that the model wrote, so for a document with an unlikely position it is the side
     to which the document leans.
 
     Args:
-        position: Probabilities of YES and NO.
-        side: Probabilities of the labels that an answer with the position YES can have.
+        position: Reading of YES or NO.
+        side: Reading of the labels that an answer with the position YES can have.
         labels: All labels, in the order of the result.
         without: The label of documents without a position.
     """
-    yes, no = position.get("YES", 0.0), position.get("NO", 0.0)
-    return {label: no if label == without else yes * side.get(label, 0.0) for label in labels}
-
-
-def combine_position(position: Reading, side: Reading, labels: Sequence[str], without: str) -> Reading:
-    """Return the reading of a stance from those of a position and of a side; see `combine_shares` for the labels."""
     answered = without if position.answered == "NO" else side.answered
     if position.probabilities is None or side.probabilities is None:
         return Reading(answered=answered)
-    shares = combine_shares(position.probabilities, side.probabilities, labels, without)
+    yes, no = position.probabilities["YES"], position.probabilities["NO"]
+    shares = {label: no if label == without else yes * side.probabilities[label] for label in labels}
     inside = (1.0 - (position.off_label_mass or 0.0)) * (1.0 - (side.off_label_mass or 0.0))
     return Reading(
         answered=answered,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from itertools import groupby
@@ -17,7 +17,6 @@ from touche_llm.judging.pointwise import (
     read_labels,
     request_answer,
 )
-from touche_llm.judging.stance import combine_shares
 from touche_llm.llm.answers import AnswerModel
 from touche_llm.llm.concurrency import map_in_order
 from touche_llm.llm.model import AnsweredRequest
@@ -77,10 +76,11 @@ async def judge_stances(
             answers.setdefault((topic.id, document_id), []).append((result, swapped))
     stances = []
     for (topic_id, document_id), both in answers.items():
-        readings = [(read_labels(result), swapped) for result, swapped in both]
-        known = all(labels["stance"].probabilities is not None for labels, _ in readings)
+        # The task's own question has the labels of whole stances.
+        readings = [(read_labels(result, task.question)["stance"], swapped) for result, swapped in both]
+        known = all(reading.probabilities is not None for reading, _ in readings)
         # Labels count as certain unless all orders have probabilities.
-        shares = [_probabilities(labels, task, swapped, known) for labels, swapped in readings]
+        shares = [_get_shares(reading, task, swapped, known) for reading, swapped in readings]
         stances.append(
             StanceReading(
                 topic_id=topic_id,
@@ -96,10 +96,8 @@ async def judge_stances(
     return stances, [result for result in results if isinstance(result, Failure)]
 
 
-def _probabilities(readings: Mapping[str, Reading], task: Task, swapped: bool, known: bool) -> dict[str, float]:
+def _get_shares(reading: Reading, task: Task, swapped: bool, known: bool) -> dict[str, float]:
     """Return the probability of each label of the task; without `known` probabilities, labels count as certain."""
-    kinds = (readings[field] for field in ("position", "stance"))
-    position, side = (each.shares if known else {str(each.answered): 1.0} for each in kinds)
-    if swapped:
-        side = {task.swapped_stances.get(label, label): share for label, share in side.items()}
-    return combine_shares(position, side, task.stances, task.no_stances[0])
+    shares = reading.shares if known else {str(reading.answered): 1.0}
+    names = task.swapped_stances if swapped else {}
+    return {label: shares.get(names.get(label, label), 0.0) for label in task.stances}
