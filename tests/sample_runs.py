@@ -125,7 +125,10 @@ def with_cache(config: Config, **settings: Any) -> Config:
     return config.model_copy(update={"cache": config.cache.model_copy(update=settings)})
 
 
-async def run_on(server: FakeServer, config: Config, out: Path, *, overwrite: bool = False) -> RunResult:
+async def run_on(
+    server: FakeServer, config: Config, out: Path, *, overwrite: bool = False, progress: Progress | None = None
+) -> RunResult:
     async with server.running():
         engine = config.engine.model_copy(update={"base_url": server.url})
-        return await pipeline.run_all(config.model_copy(update={"engine": engine}), out, Silent(), overwrite=overwrite)
+        config = config.model_copy(update={"engine": engine})
+        return await pipeline.run_all(config, out, progress or Silent(), overwrite=overwrite)

@@ -166,7 +166,7 @@ def test_a_task_of_many_aspects_with_long_names_fits_a_narrow_terminal(tmp_path:
     definition = {
         **{"name": "many", "title": "Many aspects", "corpus": {"reader": "json_lines", "id": "name", "text": "body"}},
         **{
-            "aspects": dict.fromkeys(("relevance", *names), "0..10"),
+            "aspects": dict.fromkeys(("relevance", *names), "2..10"),
             "stance": {"labels": labels, "unanswered": "omit"},
         },
         "weights": {"both": {"relevance": 1.0}},

@@ -149,6 +149,16 @@ def test_values_with_spaces_are_no_line_unless_there_is_one() -> None:
     assert layout_of(Order, AnswerForm.LINE).find_values(" C > A > B\n") == {"order": (1, 10)}
 
 
+def test_a_label_that_begins_another_one_is_no_line() -> None:
+    class Unsure(AnswerModel):
+        stance: Literal["NO", "NOT_SURE"]
+
+    class Sure(AnswerModel):
+        stance: Literal["NO", "SURE"]
+
+    assert can_be_line(Sure) and not can_be_line(Unsure)
+
+
 def test_labels_with_the_same_first_letter_and_texts_have_no_letters() -> None:
     assert can_be_letters(Verdict) and not can_be_letters(ComparativeJudgment) and not can_be_letters(Order)
     for model in (ComparativeJudgment, Order):

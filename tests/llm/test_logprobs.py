@@ -112,17 +112,16 @@ def test_a_label_in_several_tokens_is_followed() -> None:
     assert reading.shared == 0.0
 
 
-def test_a_number_that_begins_another_one_keeps_the_probability_of_both() -> None:
-    # The brace after the number is no part of its value.
-    shares = {"1": 0.6, "7": 0.3, "2": 0.1}
-    text, tokens = tokens_of(['{"depth":', ("1", shares), ("}", {"}": 0.7, "0": 0.3})])
-    reading = read_label(text, tokens, LAYOUT, "depth", range(11), 1)
-    assert reading.probabilities == pytest.approx({str(grade): shares.get(str(grade), 0.0) for grade in range(11)})
-    assert reading.shared == pytest.approx(0.6) and reading.off_label_mass == pytest.approx(0.0, abs=1e-9)
-    text, tokens = tokens_of(['{"depth":', ("1", shares), ("0", {"0": 0.75, "}": 0.25}), "}"])
-    reading = read_label(text, tokens, LAYOUT, "depth", range(11), 10)
-    assert reading.probabilities is not None
-    assert (reading.probabilities["10"], reading.probabilities["1"]) == pytest.approx((0.45, 0.15))
+def test_a_grade_of_two_digits_is_read_at_the_first() -> None:
+    # As far as no other grade begins like it.
+    for last in (["10"], ["1", "0"]):
+        shares = {"7": 0.51, last[0]: 0.49}
+        text, tokens = tokens_of(['{"depth":', ("7", shares), "}"])
+        reading = read_label(text, tokens, LAYOUT, "depth", range(2, 11), 7)
+        assert compute_expected_grade(reading) == pytest.approx(0.51 * 7 + 0.49 * 10)
+        text, tokens = tokens_of(['{"depth":', (last[0], shares), *last[1:], "}"])
+        reading = read_label(text, tokens, LAYOUT, "depth", range(2, 11), 10)
+        assert compute_expected_grade(reading) == pytest.approx(0.51 * 7 + 0.49 * 10)
 
 
 def test_an_alternative_that_begins_several_labels_is_split_evenly() -> None:

@@ -13,6 +13,7 @@ import yaml
 from aiohttp import web
 
 from tests.fake_server import FakeServer, fields_in, good, says
+from tests.other_servers import FakeFewAlternatives
 from tests.sample_runs import SAMPLE, Silent, config_for, rank_stage, retrieve_stage, run_lines, run_on, run_scripted
 from tests.scripted_engine import Label
 from touche_llm.data.files import read_records
@@ -176,6 +177,17 @@ async def test_one_field_without_probabilities_makes_the_whole_judgment_plain(tm
     assert judgment.source == "value"
     assert set(judgment.readings) == {"relevance", "quality", "stance"}
     assert all(reading.probabilities is None for reading in judgment.readings.values())
+
+
+async def test_a_run_says_which_tokens_labels_share(tmp_path: Path) -> None:
+    notices = []
+    for name, shown in (("sure", {"0": 0.6, "1": 0.4}), ("shared", {"0": 0.6, " ": 0.4})):
+        progress = Silent()
+        config = config_for(tmp_path / name, topic=("3",), depth=2)
+        await run_on(FakeFewAlternatives(shown=shown), config, tmp_path / name, progress=progress)
+        notices.append([notice for notice in progress.notices if "label tokens" in notice])
+    none, (notice,) = notices
+    assert none == [] and "0.400" in notice
 
 
 async def test_a_first_stage_that_finds_nothing_says_why(tmp_path: Path) -> None:

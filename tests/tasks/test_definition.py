@@ -144,6 +144,13 @@ def test_the_scale_of_human_judgments_is_apart_from_that_of_the_prompt(tmp_path:
     assert depth.convert(0.1 + 0.2, depth) == 0.1 + 0.2
 
 
+def test_grades_up_to_10_are_for_people_and_for_scales_without_a_1(tmp_path: Path) -> None:
+    values = {**GOOD, "aspects": {"relevance": "2..10", "depth": "0..9"}, "qrels": {"depth": "0..10"}}
+    task = get_task(write_task(tmp_path / "mine", values))
+    assert get_labels(task.question.answer)["relevance"] == tuple(range(2, 11))
+    assert task.qrels_scales["depth"] == (0, 10)
+
+
 def test_a_task_may_have_no_stance(tmp_path: Path) -> None:
     values = {name: value for name, value in GOOD.items() if name not in ("stance", "measures")}
     task = get_task(write_task(tmp_path / "mine", values))
@@ -192,6 +199,9 @@ BROKEN = [
     ("aspects/relevance", "3..0", "aspects.relevance", "0 to 10"),
     ("aspects/relevance", "0..40", "aspects.relevance", "0 to 10"),
     ("aspects/relevance", 3, "aspects.relevance", "LOWEST..HIGHEST"),
+    # Where a model writes digits one by one, a 1 can be a 10.
+    ("aspects/relevance", "0..10", "aspects.relevance", "up to 9"),
+    ("aspects/relevance", "1..10", "aspects.relevance", "qrels.relevance"),
     ("aspects/stance", "0..3", "aspects.stance", "another meaning"),
     ("aspects/how deep", "0..3", "aspects.how deep", "a to z"),
     ("qrels", {"depht": "0..3"}, "qrels.depht", "did you mean depth?"),

@@ -183,8 +183,15 @@ def build_schema(model: type[AnswerModel], form: AnswerForm = AnswerForm.OBJECT)
 
 
 def can_be_line(model: type[AnswerModel]) -> bool:
-    """Return whether an answer can be a line: the values of several fields must have no spaces."""
+    """Return whether an answer can be a line.
+
+    No label of a field must begin another one, since nothing in a line ends it; the values of several fields must have
+    no spaces.
+    """
     labels = get_labels(model)
+    for allowed in labels.values():
+        if any(one != other and str(other).startswith(str(one)) for one in allowed for other in allowed):
+            return False
     has_spaces = any(len(str(label).split()) != 1 for allowed in labels.values() for label in allowed)
     return len(model.model_fields) == 1 or (len(labels) == len(model.model_fields) and not has_spaces)
 

@@ -63,9 +63,10 @@ def read_label(
     At the token with which the value begins, the probability of each alternative goes to the label that the value can
     become with it. If there are several such labels (`NO` and `NEUTRAL` for `N`), the alternative is followed if it is
     the token of the answer, otherwise split evenly; if all labels are possible (white space, a quotation mark), it is
-    ignored. A number that begins another one (1 and 10) ends without a token of its own and, if answered, keeps the
-    probability of both. `off_label_mass` is the probability of the alternatives that lead to no label and of those not
-    sent.
+    ignored. `off_label_mass` is the probability of the alternatives that lead to no label and of those not sent.
+
+    No label may begin another one as it is written (1 and 10), since it ends without a token of its own; scales and
+    forms of answers with such labels are refused.
 
     Returns:
         The reading; without probabilities if the engine sent none or none that match the text.

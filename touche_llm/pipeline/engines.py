@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,8 @@ from touche_llm.llm.settings import SECTIONS, CacheConfig, EngineConfig, Pooling
 
 # JSON schemas of answers.
 Schemas = Sequence[Mapping[str, Any]]
+Warn = Callable[[str], None]
+_Opened = tuple[Engine, EngineInfo]
 # `open_pooling`, or a function in its place.
 OpenPooling = Callable[..., AbstractAsyncContextManager[PoolingClient]]
 # Settings of an engine of chats or of a pooling model.
@@ -37,6 +40,7 @@ async def open_model(
     answers: CacheConfig,
     lost: LostRequests = NOTHING_LOST,
     schemas: Schemas = (),
+    warn: Warn = lambda message: None,
 ) -> AsyncIterator[ModelClient]:
     """Open a language model.
 
@@ -48,6 +52,7 @@ async def open_model(
         answers: Cache of the answers.
         lost: Requests that batch files left without an answer.
         schemas: Schemas of the answers to request, whose labels a server must show; empty to verify none.
+        warn: Receives what is wrong with these labels if a run is possible.
 
     Raises:
         UsageError: Failures are to be retried in replay, or the cache does not know the engine to replay.
@@ -69,16 +74,16 @@ async def open_model(
             return
         log = cache.path.with_name(LOG)
         is_managed = engine.name == "managed"
-        opening = _managed(engine, sampling, schemas, log) if is_managed else _server(engine, sampling, schemas)
-        async with opening as (opened, facts):
+        start_up = partial(_server, sampling=sampling, schemas=schemas, warn=warn)
+        async with _managed(engine, start_up, log) if is_managed else start_up(engine) as (opened, facts):
             store_engine_info(facts, cache)
             yield ModelClient(engine_info=facts, engine=opened, **policy)
 
 
 @asynccontextmanager
 async def _managed(
-    asked: EngineConfig, sampling: SamplingConfig, schemas: Schemas, log: Path
-) -> AsyncIterator[tuple[Engine, EngineInfo]]:
+    asked: EngineConfig, start_up: Callable[..., AbstractAsyncContextManager[_Opened]], log: Path
+) -> AsyncIterator[_Opened]:
     # Imported here because the HTTP libraries are slow to load.
     from touche_llm.llm.engines.vllm_process import serve
 
@@ -91,7 +96,7 @@ async def _managed(
             return await serving.enter_async_context(serve(folder, asked.options, log, context=asked.context))
 
         there = asked.model_copy(update={"base_url": await start(), "model": asked.model_name})
-        async with _server(there, sampling, schemas, start) as opened:
+        async with start_up(there, restart=start) as opened:
             yield opened
 
 
@@ -100,8 +105,9 @@ async def _server(
     asked: EngineConfig,
     sampling: SamplingConfig,
     schemas: Schemas,
+    warn: Warn,
     restart: Callable[[], Awaitable[str]] | None = None,
-) -> AsyncIterator[tuple[Engine, EngineInfo]]:
+) -> AsyncIterator[_Opened]:
     # Imported here because the HTTP libraries are slow to load, and most commands need no engine.
     from touche_llm.llm.engines.server import ChatServer
     from touche_llm.llm.engines.startup import connect
@@ -113,7 +119,7 @@ async def _server(
         chat_template_kwargs=sampling.chat_template_kwargs,
         restart=restart,
     ) as server:
-        yield server, await connect(server, asked, sampling, schemas)
+        yield server, await connect(server, asked, sampling, schemas, warn)
 
 
 @asynccontextmanager

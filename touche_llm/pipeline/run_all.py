@@ -118,7 +118,8 @@ async def run_rank(config: Config, folder: Path, progress: Progress, *, lost: Lo
                 return await rank_stage(context, directory)
         with RunContext(config, progress) as context:
             schemas = context.list_schemas(*list_comparison_kinds(config.steps))
-            async with open_model(config.engine, config.sampling, config.cache, lost, schemas) as model:
+            opening = open_model(config.engine, config.sampling, config.cache, lost, schemas, progress.warn)
+            async with opening as model:
                 with context.using(model):
                     return await rank_stage(context, directory)
 
@@ -139,7 +140,8 @@ async def _open_model(
     # Checked before the slow loading of the model, and again once its name and context are known.
     check_settings(directory, context, command, overwrite=overwrite)
     config, schemas = context.config, context.list_schemas(*PURPOSES.get(command, ()))
-    async with open_model(config.engine, config.sampling, config.cache, lost, schemas) as model:
+    opening = open_model(config.engine, config.sampling, config.cache, lost, schemas, context.progress.warn)
+    async with opening as model:
         with context.using(model):
             check_settings(directory, context, command, overwrite=overwrite)
             yield

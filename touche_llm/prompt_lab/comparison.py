@@ -125,7 +125,8 @@ async def compare_prompts(
         variants = load_variants(names, config, task, settings)
         prepared = await _prepare(context, variants, qrels, plan)
         schemas = list_schemas(prompt for variant in variants for prompt in variant.prompts)
-        async with open_model(config.engine, config.sampling, config.cache, schemas=schemas) as model:
+        opening = open_model(config.engine, config.sampling, config.cache, schemas=schemas, warn=progress.warn)
+        async with opening as model:
             builder = make_request_builder(model, config.engine, config.sampling)
             failures = await _find_objects(context, prepared, builder)
             judged, parts, earlier = await _judge_parts(context, qrels, variants, prepared, builder)

@@ -241,8 +241,8 @@ def _check_answer(path: Path, header: PromptHeader, answer_for: AnswerByHeader) 
         raise PromptError(f"{path}: front matter: `form: text` is for reasoning; give object, array, letters or line")
     if header.form is AnswerForm.LINE and not can_be_line(model):
         raise PromptError(
-            f"{path}: front matter: `form: line` is for values without spaces; {', '.join(model.model_fields)} can "
-            "have some; use `form: array`"
+            f"{path}: front matter: `form: line` is for values without spaces of which none begins another; those of "
+            f"{', '.join(model.model_fields)} are not such; use `form: array`"
         )
     if header.form is AnswerForm.LETTERS and not can_be_letters(model):
         raise PromptError(

@@ -248,6 +248,12 @@ class TaskDefinition(Strict):
     @model_validator(mode="after")
     def _check_parts(self) -> TaskDefinition:
         self._check_features()
+        for name, scale in self.aspects.items():
+            if scale.lowest <= 1 and scale.highest == 10:
+                raise ValueError(
+                    f"aspects.{name}: {scale} has 1 and 10, whose probabilities cannot be told apart where a model "
+                    f"writes digits one by one; give a scale up to 9, and qrels.{name} for human judgments up to 10"
+                )
         for name in self.qrels:
             _require_known(f"qrels.{name}", name, tuple(self.aspects))
         names = (*self.aspects, FIRST_STAGE)

@@ -90,7 +90,8 @@ def _judge_readings(
     if shared <= _MAX_SHARED:
         return ServerCheck(LABEL_TOKENS, True, f"{value}, by single tokens")
     cost = "the probability of a shared token is split evenly"
-    return ServerCheck(LABEL_TOKENS, False, f"{value}, {shared:.3f} on shared tokens", cost)
+    remedy = "use prompts of `form: letters`, whose labels begin with different characters"
+    return ServerCheck(LABEL_TOKENS, False, f"{value}, {shared:.3f} on shared tokens", cost, remedy)
 
 
 def _join_answers(schemas: Sequence[Mapping[str, Any]]) -> tuple[type[AnswerModel], AnswerForm]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -91,7 +91,11 @@ class Survey:
 
 
 async def connect(
-    server: ChatServer, engine: EngineConfig, sampling: SamplingConfig, schemas: Sequence[Mapping[str, Any]] = ()
+    server: ChatServer,
+    engine: EngineConfig,
+    sampling: SamplingConfig,
+    schemas: Sequence[Mapping[str, Any]] = (),
+    warn: Callable[[str], None] = lambda message: None,
 ) -> EngineInfo:
     """Get model and context from a server, and verify that it can do what a run needs.
 
@@ -100,6 +104,7 @@ async def connect(
         engine: Model, revision, context and tokenizer of the run.
         sampling: Sampling of the run.
         schemas: Schemas of the answers that the run requests, as far as they are known.
+        warn: Receives what is wrong with the tokens of their labels if a run is possible.
 
     Raises:
         EngineError: The server is unreachable, serves another model, or lacks something that the run needs.
@@ -108,6 +113,8 @@ async def connect(
     for check in found.checks:
         if check.is_blocking:
             raise EngineError(f"{server.base_url}: {check}")
+        if check.name == LABEL_TOKENS and not check.is_ok and sampling.top_logprobs:
+            warn(f"{server.base_url}: {check.name}: {check}")
     server.is_monitored = True
     return found.info
 
