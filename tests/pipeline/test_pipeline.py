@@ -84,6 +84,8 @@ async def test_documents_that_fail_keep_their_first_stage_order_behind_the_judge
     assert lines[-len(behind) :] == behind
     assert [line.document_id for line in behind] == [each for each in candidates if each in failed]
     assert {line.stance for line in behind} == {"NO"}
+    # Who scales scores, as `fuse` does, would otherwise scale by marks.
+    assert lines[-1].score == pytest.approx(lines[-len(behind) - 1].score, abs=1e-4)
     assert not validate_run(out / "run.txt", get_task("comparative"))
     metadata = yaml.safe_load((out / "ir-metadata.yml").read_text())["stages"]
     assert metadata["rank"]["imputed stances"] == len(failed)

@@ -215,6 +215,58 @@ async def test_fusion_of_the_best_leaves_the_others_where_they_were() -> None:
     assert ids(ranking) == ["d", "c", "b", "a"]
 
 
+@given(
+    st.lists(st.floats(0, 1), min_size=6, max_size=12),
+    st.permutations(range(12)),
+    st.sets(st.integers(0, 11)),
+    st.data(),
+)
+@settings(max_examples=200, deadline=None)
+async def test_a_document_without_a_judgment_changes_nothing_among_the_interpolated_ones(
+    scores: list[float], order: list[int], lost: set[int], data: st.DataObject
+) -> None:
+    documents = names(len(scores))
+    first = scored([documents[place] for place in order if place < len(scores)])
+    judged = sorted(map(ScoredDocument, documents, scores), key=lambda document: -document.score)
+    # Neither the highest nor the lowest score, by which the others are scaled.
+    dropped = data.draw(st.sampled_from(judged[1:-1]))
+    marks = {document: data.draw(st.sampled_from([-1.0, -2.0])) for document in names(12) if int(document[1:]) in lost}
+    marks = {document: mark for document, mark in marks.items() if document not in ids([judged[0], judged[-1]])}
+
+    async def interpolate(lacking: Mapping[str, float]) -> list[ScoredDocument]:
+        known = [document for document in judged if document.document_id not in lacking]
+        others = [ScoredDocument(document, lacking[document]) for document in ids(first) if document in lacking]
+        ranking = [*known, *sorted(others, key=lambda document: -document.score)]
+        return await rank("judge,fusion:12", first, ranking, fusion={"method": "interpolation"})
+
+    before, after = [ids(await interpolate(lacking)) for lacking in (marks, {**marks, dropped.document_id: -2.0})]
+    without = [document for document in before if document != dropped.document_id]
+    assert [document for document in after if document != dropped.document_id] == without
+    # Those without a judgment are the last, in the order of the first stage among those of a kind.
+    lacking = {**marks, dropped.document_id: -2.0}
+    lacking = {document: mark for document, mark in lacking.items() if document in documents}
+    expected = [document for mark in (-1.0, -2.0) for document in ids(first) if lacking.get(document) == mark]
+    assert after[-len(expected) :] == expected
+
+
+async def test_documents_without_a_judgment_stay_below_all_later_fusions() -> None:
+    first = scored(list("abcd"))
+    judged = [ScoredDocument("b", 0.8), ScoredDocument("c", 0.7), ScoredDocument("a", -2.0), ScoredDocument("d", -2.0)]
+    method = {"method": "interpolation"}
+    for steps in ("judge,fusion:4", "judge,fusion:4,fusion:4", "judge,fusion:3,fusion:4"):
+        ranking = await rank(steps, first, judged, fusion=method)
+        assert ids(ranking) == list("bcad")
+        values = [document.score for document in ranking]
+        assert values == sorted(values, reverse=True)
+    # Nothing of the judgments is fused without their weight, or by ranks.
+    assert ids(await rank("judge,fusion:4", first, judged, fusion={**method, "weights": {"judge": 0.0}})) == list(
+        "abcd"
+    )
+    assert ids(await rank("judge,fusion:4", first, judged, fusion={"k": 0}))[0] == "b"
+    none = [ScoredDocument(document, -2.0) for document in "dcba"]
+    assert ids(await rank("judge,fusion:4", first, none, fusion=method)) == list("dcba")
+
+
 async def test_a_fusion_weighs_rankings_by_the_names_of_their_steps() -> None:
     worth = dict(zip("abcd", [1.0, 4.0, 2.0, 3.0], strict=True))
     for only, order in (("first_stage", "abcd"), ("judge", "dcba"), ("pairwise", "bdca"), ("sliding", "badc")):

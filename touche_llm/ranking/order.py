@@ -37,8 +37,19 @@ def scale_scores(ranking: Ranked) -> list[float]:
     return [(scored.score - lowest) / span if span else 1.0 for scored in ranking]
 
 
-# Below every score, so that documents that the model judged stay above the others.
+# Marks in place of scores, below every score, so that documents that the model judged stay above the others.
 _INHERITED, _UNJUDGED = -1.0, -2.0
+
+
+def is_judged(document: ScoredDocument) -> bool:
+    """Return whether a document of a ranking has a score, not a mark of `rank_by_judgment`."""
+    return document.score >= 0.0
+
+
+def replace_marks(ranking: Sequence[ScoredDocument]) -> list[float]:
+    """Return the scores of a ranking, the lowest of them in place of a mark: who scales scores knows no marks."""
+    lowest = min((document.score for document in ranking if is_judged(document)), default=0.0)
+    return [max(document.score, lowest) for document in ranking]
 
 
 def rank_by_first_stage(candidates: list[Candidate]) -> list[ScoredDocument]:
@@ -57,7 +68,7 @@ def rank_by_judgment(
 
     A judged document's score is the weighted mean of its grades and the first-stage score; equal scores keep their
     first-stage order. Documents with inherited grades follow in first-stage order, which is based on those grades.
-    Documents without a judgment come last, also in first-stage order.
+    Documents without a judgment come last, also in first-stage order. Both have a mark for a score, see `is_judged`.
     """
 
     def score(document: ScoredDocument) -> float:

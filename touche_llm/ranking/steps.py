@@ -17,6 +17,7 @@ from touche_llm.ranking.comparer import Comparer, Kind, make_random
 from touche_llm.ranking.cross_encoder import CrossEncoderSettings, Score
 from touche_llm.ranking.fusion import FusionStepSettings, fuse
 from touche_llm.ranking.listwise import ListwiseSettings
+from touche_llm.ranking.order import is_judged
 from touche_llm.ranking.pairwise import PairwiseSettings
 from touche_llm.ranking.request_bounds import MakeRandom, RequestBounds
 from touche_llm.ranking.setwise import SetwiseSettings
@@ -217,13 +218,36 @@ async def rank_topic(
             continue
         documents = [scored.document_id for scored in top]
         if step.name == FUSION:
-            parts = [[scored for scored in part if scored.document_id in documents] for _, part in rankings]
-            weights = [settings.fusion.weights.get(name, 1.0) for name, _ in rankings]
-            if not any(weights):
-                continue  # the topic could not be compared, so none of the rankings to fuse exists
-            found = fuse(parts, weights, settings.fusion)
+            found = _fuse(documents, rankings, settings.fusion)
+            if not found:
+                continue
         else:
             found = await METHODS[step.name].rerank(documents, use_model(step), getattr(settings, step.name))
-        ranking = [ScoredDocument(scored.document_id, level + scored.score) for scored in found] + rest
+        ranked = {scored.document_id for scored in found}
+        below = [ScoredDocument(document, 0.0) for document in documents if document not in ranked]
+        ranking = [ScoredDocument(scored.document_id, level + scored.score) for scored in [*found, *below]] + rest
         rankings.insert(0, (step.name, found))
     return ranking
+
+
+def _fuse(
+    documents: Sequence[str], rankings: Sequence[tuple[str, list[ScoredDocument]]], settings: FusionStepSettings
+) -> list[ScoredDocument]:
+    """Fuse the rankings of these documents.
+
+    If scores of judgments are interpolated, they are scaled over the documents that have one, and only these are
+    fused.
+
+    Returns:
+        The fused documents; empty if no ranking with a weight has any, as where a topic could not be compared.
+    """
+    weights = [settings.weights.get(name, 1.0) for name, _ in rankings]
+    parts = [[scored for scored in part if scored.document_id in documents] for _, part in rankings]
+    fused = set(documents)
+    for number, (name, _) in enumerate(rankings):
+        if name == JUDGE and weights[number] and settings.method == "interpolation":
+            parts[number] = [scored for scored in parts[number] if is_judged(scored)]
+            fused = {scored.document_id for scored in parts[number]}
+    if not fused or not any(weights):
+        return []
+    return [scored for scored in fuse(parts, weights, settings) if scored.document_id in fused]

@@ -14,7 +14,7 @@ from touche_llm.llm.counts import Counts
 from touche_llm.prompts.prompt import Prompt
 from touche_llm.ranking.comparer import Comparer, Kind
 from touche_llm.ranking.cross_encoder import CrossEncoder, Score
-from touche_llm.ranking.order import rank_by_first_stage, rank_by_judgment
+from touche_llm.ranking.order import rank_by_first_stage, rank_by_judgment, replace_marks
 from touche_llm.ranking.steps import METHODS, RankingSettings, Step, rank_topic
 from touche_llm.tasks.base import Task
 from touche_llm.tasks.definition import Objective
@@ -125,7 +125,7 @@ async def rank_topics(
         steps = _select_steps(topic, plan)
         ranking = await rank_topic(first_stage, judged, steps, plan.settings, use_model, labels, plan.task.sides)
         ranking = ranking[: plan.task.max_per_topic]
-        scores = make_strictly_decreasing([scored.score for scored in ranking])
+        scores = make_strictly_decreasing(replace_marks(ranking))
         done()
         return [
             RunLine(topic.id, labels[scored.document_id], scored.document_id, rank, score, plan.tag)
