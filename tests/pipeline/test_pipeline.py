@@ -174,9 +174,9 @@ async def test_one_field_without_probabilities_makes_the_whole_judgment_plain(tm
             token["top_logprobs"] = []
         return web.json_response(answer)
 
-    await run_on(FakeServer(rest=partly), config_for(tmp_path, topic=("3",), depth=1), tmp_path / "out")
-    (judgment,) = read_records(tmp_path / "out" / "judgments.jsonl", Judgment, "judgments")
-    assert judgment.source == "value"
+    await run_on(FakeServer([good], rest=partly), config_for(tmp_path, topic=("3",), depth=2), tmp_path / "out")
+    judgments = read_records(tmp_path / "out" / "judgments.jsonl", Judgment, "judgments")
+    (judgment,) = (judgment for judgment in judgments if judgment.source == "value")
     assert set(judgment.readings) == {"relevance", "quality", "stance"}
     assert all(reading.probabilities is None for reading in judgment.readings.values())
 

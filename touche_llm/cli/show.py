@@ -25,6 +25,7 @@ from touche_llm.pipeline.run_files import CANDIDATES, JUDGMENTS, RESULTS
 from touche_llm.pipeline.run_overview import (
     COMPLETE,
     RunOverview,
+    list_unread,
     read_overview,
     read_seconds,
     sum_usage,
@@ -142,6 +143,9 @@ def _list_facts(overview: RunOverview, config: Config, task: Task) -> Iterator[t
     if failures:
         kinds = ", ".join(f"{count:,} {kind}" for kind, count in count_by_kind(failures).items())
         yield "failures", kinds
+    unread = {f"{name}: {found}" for facts in overview.stages.values() for name, found in list_unread(facts).items()}
+    if unread:
+        yield "not read", "; ".join(sorted(unread))
     if overview.evaluation is not None:
         found = {name: overview.evaluation.measures.get(name) for name in list_measures([overview.evaluation])}
         yield (
@@ -226,8 +230,9 @@ def show_summary(output: Format, folder: Path, seconds: float) -> None:
         return
     task, usage = get_task(overview.config.task), overview.usage
     costs = f"{usage.requests:,} requests, {usage.cached:,} answers from the cache"
+    unread = f", {usage.unread:,} answers without probabilities" if usage.unread else ""
     tokens = f"{usage.prompt_tokens:,} prompt and {usage.completion_tokens:,} answer tokens"
-    say(output, f"{seconds:,.1f} s, {costs}, {tokens}, {usage.failures:,} failures")
+    say(output, f"{seconds:,.1f} s, {costs}, {tokens}, {usage.failures:,} failures{unread}")
     topics = read_run_topics(folder, overview.config)
     rows = list_rows(folder, overview.config, task, topics, _SUMMARY_RANKS)
     chosen = list(dict.fromkeys(row["topic"] for row in rows))[:_SUMMARY_TOPICS]

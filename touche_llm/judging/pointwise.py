@@ -15,7 +15,7 @@ from touche_llm.llm.answers import AnswerModel, FailedRequest, build_schema, cou
 from touche_llm.llm.concurrency import map_in_order
 from touche_llm.llm.logprobs import Label, average_readings, compute_expected_grade, get_most_probable, read_label
 from touche_llm.llm.model import AnsweredRequest, ModelClient
-from touche_llm.llm.request import Request, Sampling
+from touche_llm.llm.request import Origin, Request, Sampling
 from touche_llm.llm.settings import ThinkingConfig
 from touche_llm.prompts.prompt import Prompt
 from touche_llm.tasks.base import Question, RenderedDocument, Task
@@ -67,6 +67,19 @@ class RequestBuilder:
             origin=prompt.origin(topic.id, document_id),
             thinking=thinking,
         )
+
+    def read_labels(
+        self, result: AnsweredRequest[AnswerModel], origin: Origin, question: Question | None = None
+    ) -> dict[str, Reading]:
+        """Read the labels of an answer, see the function of that name; count the answers that have to be read as text.
+
+        Raises:
+            EngineError: None of many answers can be read from log-probabilities.
+        """
+        readings = read_labels(result, question)
+        for chain in result.chains if self.sampling.top_logprobs else ():
+            self.model.count_labels(origin, _find_problem(chain))
+        return readings
 
 
 def sanitize_document(shown: RenderedDocument) -> str | RankedPassages:
@@ -155,6 +168,16 @@ def _read_chain(result: AnsweredRequest[AnswerModel]) -> dict[str, Reading]:
     return {field: Reading(answered=label) for field, label in answered.items()}
 
 
+def _find_problem(result: AnsweredRequest[AnswerModel]) -> str:
+    """Return why the labels of an answer, of the first chain, cannot be read from log-probabilities; else nothing."""
+    if all(reading.probabilities is not None for reading in _read_chain(result).values()):
+        return ""
+    text = f"{result.answer.text!r:.80}"
+    if not result.answer.tokens:
+        return f"the log-probabilities do not spell {text}"
+    return f"not all labels have log-probabilities in {text}"
+
+
 async def judge(
     work: list[tuple[Topic, str]],
     documents: Documents,
@@ -173,7 +196,8 @@ async def judge(
         result, cut = await request_answer(topic, document_id, documents, question, prompt, builder)
         done()
         if isinstance(result, AnsweredRequest):
-            return _make_judgment(topic, document_id, prompt, result, question, cut)
+            readings = builder.read_labels(result, prompt.origin(topic.id, document_id), question)
+            return _make_judgment(topic, document_id, prompt, result, question, readings, cut)
         return make_failure(topic, document_id, prompt, result)
 
     results = await map_in_order(judge_one, work, builder.concurrency)
@@ -187,9 +211,9 @@ def _make_judgment(
     prompt: Prompt,
     result: AnsweredRequest[AnswerModel],
     question: Question,
+    readings: dict[str, Reading],
     cut: Cut | None,
 ) -> Judgment:
-    readings = read_labels(result, question)
     complete = all(reading.probabilities is not None for reading in readings.values())
     return Judgment(
         topic_id=topic.id,

@@ -65,6 +65,27 @@ class Counts:
         return Counts(**increase, problem=self.problem)
 
 
+@dataclass(slots=True)
+class LabelCounts:
+    """Counts of the answers to a prompt whose labels are to be read from log-probabilities.
+
+    Attributes:
+        answers: All of them.
+        unread: Those whose log-probabilities do not show the labels, so that the labels in the text count.
+        first: The first of these, and the reason.
+    """
+
+    answers: int = 0
+    unread: int = 0
+    first: str = ""
+
+    def __str__(self) -> str:
+        return (
+            f"the labels of {self.unread:,} of {self.answers:,} answers cannot be read from their log-probabilities, "
+            f"and those in their texts count as certain; the first is {self.first}"
+        )
+
+
 def translate_old_counts(facts: Mapping[str, Any]) -> dict[str, Any]:
     """Return the metadata of a stage with the present names of its counts."""
     counts = facts.get("requests")

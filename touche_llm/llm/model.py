@@ -27,16 +27,19 @@ from touche_llm.llm.answers import (
 )
 from touche_llm.llm.cache import Cache, CacheMode, describe_resume
 from touche_llm.llm.concurrency import map_in_order
+from touche_llm.llm.counts import LabelCounts
 from touche_llm.llm.engines.base import Completion, Engine, Rejected, Transient
 from touche_llm.llm.logprobs import check_logprobs, select_label_tokens
 from touche_llm.llm.prompt_tokens import TokenCountingClient, describe_entry
-from touche_llm.llm.request import MAX_SAMPLES, Request, continue_thought, request_thought
+from touche_llm.llm.request import MAX_SAMPLES, Origin, Request, continue_thought, request_thought
 from touche_llm.llm.request_log import log_result
 from touche_llm.text.passages import RankedPassages
 
 # Reasons by key of requests that batch files left without an answer; they fail and are not sent.
 LostRequests = Mapping[str, str]
 NOTHING_LOST: LostRequests = MappingProxyType({})
+# So many answers, and none whose labels can be read, are a fault of the server, not of the answers.
+_MAX_UNREAD = 32
 # Max requests that a message lists for each reason.
 _MAX_LISTED = 3
 
@@ -80,12 +83,14 @@ class ModelClient(TokenCountingClient):
         resample_temperature: Temperature of the samples after an unusable answer, which would recur at 0.
         retry_failures: Whether to send requests again for which the cache holds only unusable answers.
         lost: Requests that fail without being sent.
+        labels: Counts of the answers whose labels are to be read from log-probabilities, by prompt.
     """
 
     engine: Engine | None
     resample_temperature: float = 0.7
     retry_failures: bool = False
     lost: LostRequests = field(default_factory=dict)
+    labels: dict[str, LabelCounts] = field(default_factory=dict)
     # Keys whose cache entries this run has removed or stored: equal requests use what a replay will find.
     _settled: set[str] = field(default_factory=set)
     _in_flight: dict[str, asyncio.Future[AnsweredRequest[Any] | FailedRequest]] = field(default_factory=dict)
@@ -276,6 +281,33 @@ class ModelClient(TokenCountingClient):
         yield request
         for number in range(1, MAX_SAMPLES):
             yield request.resample(number, self.resample_temperature)
+
+    def count_labels(self, origin: Origin, problem: str) -> None:
+        """Count an answer whose labels are to be read from log-probabilities.
+
+        Args:
+            origin: Origin of the request.
+            problem: Why its labels cannot be read; empty if they can.
+
+        Raises:
+            EngineError: None of many answers can be read.
+        """
+        counts = self.labels.setdefault(origin.prompt, LabelCounts())
+        counts.answers += 1
+        counts.unread += bool(problem)
+        if problem and not counts.first:
+            counts.first = f"{origin.subject}: {problem}"
+        if counts.unread >= _MAX_UNREAD:
+            self.raise_on_unread()
+
+    def raise_on_unread(self) -> None:
+        """Raise EngineError if the labels of no answer to a prompt can be read from log-probabilities."""
+        for prompt, counts in self.labels.items():
+            if counts.answers == counts.unread > 0:
+                raise EngineError(
+                    f"prompt {prompt}: {counts}; request plain grades with `sampling.logprobs: false`, or repair the "
+                    "server and request all answers again with `cache.mode: refresh`"
+                )
 
     def raise_on_misses(self) -> None:
         """Raise ReplayMiss if a replay needed answers that the cache lacks."""

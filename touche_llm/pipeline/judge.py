@@ -15,6 +15,7 @@ from touche_llm.judging.pointwise import RequestBuilder, find_objects
 from touche_llm.judging.pointwise import judge as judge_documents
 from touche_llm.judging.sentence_pairs import PairSettings
 from touche_llm.judging.stance import StanceSettings
+from touche_llm.llm.model import ModelClient
 from touche_llm.pipeline.candidates import Candidates, add_objects, normalise_rankings
 from touche_llm.pipeline.context import RunContext
 from touche_llm.pipeline.corpora import LocalCorpus
@@ -105,10 +106,16 @@ class _Judge:
 
     @contextmanager
     def stage(self, title: str, total: int) -> Iterator[Callable[[], None]]:
-        """Show a stage with the counts of the model; raise ReplayMiss at its end if the cache lacks an answer."""
+        """Show a stage with the counts of the model.
+
+        Raises:
+            ReplayMiss: At its end, if the cache of a replay lacks an answer.
+            EngineError: At its end, if the labels of no answer can be read.
+        """
         with self.progress.stage(title, total, self.builder.model.counts) as done:
             yield done
         self.builder.model.raise_on_misses()
+        self.builder.model.raise_on_unread()
 
     async def find_objects(self, candidates: Candidates) -> Judgments:
         """Let the model find the objects of topics that name none."""
@@ -194,10 +201,21 @@ async def judge(
     found = await work.find_objects(candidates)
     topics = [topic for topic in found.candidates.topics if task.objects_answer is None or topic.objects is not None]
     if task.sentence_question is None:
-        return await work.judge_documents(found, topics, stance)
-    if not isinstance(candidates.corpus, LocalCorpus):
+        found = await work.judge_documents(found, topics, stance)
+    elif not isinstance(candidates.corpus, LocalCorpus):
         raise UsageError(f"{candidates.source}: pairs are made of the sentences of a corpus on disk")
-    return await work.judge_pairs(found, topics, pairs or PairSettings(), candidates.corpus.store.parts)
+    else:
+        found = await work.judge_pairs(found, topics, pairs or PairSettings(), candidates.corpus.store.parts)
+    warn_of_unread(builder.model, prompts, progress)
+    return found
+
+
+def warn_of_unread(model: ModelClient, prompts: Mapping[str, Prompt], progress: Progress) -> None:
+    """Warn of the answers to prompts whose labels cannot be read from log-probabilities."""
+    for prompt in prompts.values():
+        counts = model.labels.get(prompt.name)
+        if counts is not None and counts.unread:
+            progress.warn(f"prompt {prompt.name}: {counts}")
 
 
 async def judge_candidates(context: RunContext, candidates: Candidates) -> Judgments:

@@ -10,11 +10,15 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import msgspec
+
 from touche_llm.config import Config
 from touche_llm.corpus.store import DocumentStore
 from touche_llm.data.records import Topic
 from touche_llm.errors import DataError, ToucheError
 from touche_llm.judging.sentence_pairs import PairDocuments
+from touche_llm.llm.counts import LabelCounts
+from touche_llm.pipeline.metadata import UNREAD
 from touche_llm.pipeline.recorded_evaluation import RecordedEvaluation, read_evaluation
 from touche_llm.pipeline.results import list_result_columns
 from touche_llm.pipeline.run_directory import RunDirectory
@@ -37,13 +41,18 @@ _TEXT_COLUMNS = ("topic", "document", "stance", "stance_source")
 
 
 class RunUsage(NamedTuple):
-    """Costs of a stage or of a run; tokens are those of requests, not of answers from the cache."""
+    """Costs of a stage or of a run.
+
+    Tokens are those of requests, not of answers from the cache; `unread` answers have labels that were to be read from
+    log-probabilities and could not be.
+    """
 
     requests: int = 0
     cached: int = 0
     prompt_tokens: int = 0
     completion_tokens: int = 0
     failures: int = 0
+    unread: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +109,16 @@ def sum_usage(facts: Mapping[str, Any]) -> RunUsage:
     names = ("requests", "cache_hits", "prompt_tokens", "completion_tokens")
     numbers = [value if isinstance(value := counts.get(name), int) else 0 for name in names]
     kinds = failures.values() if isinstance(failures, Mapping) else ()
-    return RunUsage._make((*numbers, sum(count for count in kinds if isinstance(count, int))))
+    failed = sum(count for count in kinds if isinstance(count, int))
+    return RunUsage._make((*numbers, failed, sum(found.unread for found in list_unread(facts).values())))
+
+
+def list_unread(facts: Mapping[str, Any]) -> dict[str, LabelCounts]:
+    """Return the counts of answers whose labels could not be read, by prompt, from a stage's metadata."""
+    try:
+        return msgspec.convert(facts.get(UNREAD, {}), dict[str, LabelCounts])
+    except msgspec.ValidationError:
+        return {}
 
 
 def read_seconds(facts: Mapping[str, Any]) -> float:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any, Literal
 
 from touche_llm.data.records import Failure
@@ -18,7 +18,7 @@ from touche_llm.pipeline.dense_corpus import DenseCorpus
 from touche_llm.pipeline.engines import describe_engine, describe_pooling
 from touche_llm.pipeline.inputs import INPUTS, hash_inputs
 from touche_llm.pipeline.judge import Judgments, describe_judgments, judge_candidates
-from touche_llm.pipeline.metadata import DEPTH
+from touche_llm.pipeline.metadata import DEPTH, UNREAD
 from touche_llm.pipeline.progress import Progress
 from touche_llm.pipeline.rank import Ranking, describe_ranking, rank_judgments
 from touche_llm.pipeline.retrieve import list_empty, retrieve_candidates
@@ -229,6 +229,8 @@ def _describe_model_use(context: RunContext, purposes: Iterable[str], before: Co
     assert model is not None
     report_known_failures(context.progress, model, before)
     counts = model.counts.since(before)
+    labels = {name: model.labels.get(prompt.name) for name, prompt in prompts.items()}
+    unread = {name: asdict(found) for name, found in labels.items() if found is not None and found.unread}
     return {
         **describe_engine(model.engine_info),
         "prompts": {name: prompt.label for name, prompt in prompts.items()},
@@ -238,6 +240,7 @@ def _describe_model_use(context: RunContext, purposes: Iterable[str], before: Co
         },
         "documents cut": counts.cut,
         "requests": counts.as_dict(),
+        **({UNREAD: unread} if unread else {}),
     }
 
 

@@ -14,7 +14,6 @@ from touche_llm.judging.pointwise import (
     RequestBuilder,
     list_thoughts,
     make_failure,
-    read_labels,
     request_answer,
 )
 from touche_llm.llm.answers import AnswerModel
@@ -22,6 +21,9 @@ from touche_llm.llm.concurrency import map_in_order
 from touche_llm.llm.model import AnsweredRequest
 from touche_llm.prompts.prompt import Prompt
 from touche_llm.tasks.base import Task
+
+# An answer, the reading of its stance, and whether the objects were swapped.
+_Answered = tuple[AnsweredRequest[AnswerModel], Reading, bool]
 
 
 async def judge_stances(
@@ -61,26 +63,26 @@ async def judge_stances(
 
     with stage("judging stances", len(asked)) as done:
 
-        async def ask(item: tuple[Topic, str, bool]) -> AnsweredRequest[AnswerModel] | Failure | None:
-            topic, document_id, _ = item
+        async def ask(item: tuple[Topic, str, bool]) -> _Answered | Failure | None:
+            topic, document_id, swapped = item
             result, _ = await request_answer(topic, document_id, documents, question, prompt, builder)
             done()
-            if isinstance(result, AnsweredRequest):
-                return result
-            return make_failure(topic, document_id, prompt, result)
+            if not isinstance(result, AnsweredRequest):
+                return make_failure(topic, document_id, prompt, result)
+            # The task's own question has the labels of whole stances.
+            readings = builder.read_labels(result, prompt.origin(topic.id, document_id), task.question)
+            return result, readings["stance"], swapped
 
         results = await map_in_order(ask, asked, builder.concurrency)
-    answers: dict[tuple[str, str], list[tuple[AnsweredRequest[AnswerModel], bool]]] = {}
-    for (topic, document_id, swapped), result in zip(asked, results, strict=True):
-        if isinstance(result, AnsweredRequest):
-            answers.setdefault((topic.id, document_id), []).append((result, swapped))
+    answers: dict[tuple[str, str], list[_Answered]] = {}
+    for (topic, document_id, _), result in zip(asked, results, strict=True):
+        if isinstance(result, tuple):
+            answers.setdefault((topic.id, document_id), []).append(result)
     stances = []
     for (topic_id, document_id), both in answers.items():
-        # The task's own question has the labels of whole stances.
-        readings = [(read_labels(result, task.question)["stance"], swapped) for result, swapped in both]
-        known = all(reading.probabilities is not None for reading, _ in readings)
+        known = all(reading.probabilities is not None for _, reading, _ in both)
         # Labels count as certain unless all orders have probabilities.
-        shares = [_get_shares(reading, task, swapped, known) for reading, swapped in readings]
+        shares = [_get_shares(reading, task, swapped, known) for _, reading, swapped in both]
         stances.append(
             StanceReading(
                 topic_id=topic_id,
@@ -89,8 +91,8 @@ async def judge_stances(
                 source="probabilities" if known else "value",
                 orders=len(both),
                 prompt=prompt.label,
-                keys=[result.key for result, _ in both],
-                thoughts=list_thoughts(result for result, _ in both),
+                keys=[result.key for result, _, _ in both],
+                thoughts=list_thoughts(result for result, _, _ in both),
             )
         )
     return stances, [result for result in results if isinstance(result, Failure)]

@@ -52,6 +52,7 @@ async def judge_variants(
             failures += await _judge_stances(context, variant, work, judgments, own)
         judged[part, variant.name] = VariantJudgments(judgments, failures, model.counts.since(before))
     model.raise_on_misses()
+    model.raise_on_unread()
     return judged
 
 

@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 from touche_llm.data.records import Comparison, Cut, Failure, LabelledDocument, Topic
 from touche_llm.errors import PromptError
-from touche_llm.judging.pointwise import Documents, RequestBuilder, make_failure, read_labels, sanitize_document
+from touche_llm.judging.pointwise import Documents, RequestBuilder, make_failure, sanitize_document
 from touche_llm.llm.answers import AnswerModel, FailedRequest
 from touche_llm.llm.concurrency import PRIORITY, ItemT, ResultT, Slots, map_in_order
 from touche_llm.llm.model import AnsweredRequest
@@ -153,11 +153,12 @@ class Comparer:
             self._record_failure(kind, documents, prompt, result)
             return None
         by_label = dict(zip(LABELS, documents, strict=False))
+        origin = prompt.origin(self.topic.id, " ".join(documents))
         return Comparison(
             topic_id=self.topic.id,
             step=self.step,
             documents=list(documents),
-            best=read_labels(result)["best"] if kind == "best" else None,
+            best=self.builder.read_labels(result, origin)["best"] if kind == "best" else None,
             order=[by_label[label] for label in _read_order(result)] if kind == "order" else None,
             cut=cut,
             prompt=prompt.label,

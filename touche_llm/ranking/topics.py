@@ -55,10 +55,11 @@ class RankingModels:
             return self.comparisons.builder.model.counts
         return None if self.cross_encoder is None else self.cross_encoder.client.counts
 
-    def raise_on_misses(self) -> None:
-        """Raise ReplayMiss if the cache of a replay lacked a result."""
+    def check_results(self) -> None:
+        """Raise ReplayMiss if the cache of a replay lacked a result, and EngineError if no label could be read."""
         if self.comparisons is not None:
             self.comparisons.builder.model.raise_on_misses()
+            self.comparisons.builder.model.raise_on_unread()
         if self.cross_encoder is not None:
             self.cross_encoder.client.raise_on_misses()
 

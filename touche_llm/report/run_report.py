@@ -12,6 +12,7 @@ from touche_llm.evaluation.coverage import select_topics
 from touche_llm.evaluation.notes import describe_fitted
 from touche_llm.evaluation.qrels import Qrels
 from touche_llm.pipeline.context import RunContext
+from touche_llm.pipeline.run_overview import list_unread
 from touche_llm.prompts.prompt import Prompt
 from touche_llm.report.folder import open_folder
 from touche_llm.report.overview import (
@@ -62,6 +63,8 @@ def gather_report(folder: Path, qrels: Qrels | None, top: int, *, run_topics: bo
             notes.append(f"Topics without a line in the run: {', '.join(missing)}.")
         if isinstance(imputed := opened.stages.get("rank", {}).get("imputed stances"), int) and imputed:
             notes.append(f"Imputed stances, for lack of a usable answer: {imputed:,}. They are counted below.")
+        for stage in opened.stages.values():
+            notes += [f"Prompt {name}: {found}." for name, found in list_unread(stage).items()]
         prompts = _load_prompts(opened.context, opened.stages, opened.notes)
         opened.check_documents(ranking[:top] for ranking in run.rankings.values())
         rows = {topic_id: opened.rows(topic_id, qrels) for topic_id in run.rankings}

@@ -1,0 +1,134 @@
+"""Answers whose log-probabilities do not show their labels: counted, said, and the end of a run that has no others."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pytest
+import yaml
+from aiohttp import web
+
+from tests.cli.conftest import Touche, made_app, touche
+from tests.fake_server import FakeServer, fields_in, good
+from tests.sample_runs import Silent, config_for, run_on, with_cache
+from touche_llm.cli.demo import SAMPLES
+from touche_llm.data.files import read_records
+from touche_llm.data.records import Judgment
+from touche_llm.errors import EngineError
+from touche_llm.llm.cache import Cache, CacheMode
+from touche_llm.pipeline.run_directory import RunDirectory
+
+__all__ = ["made_app", "touche"]
+
+SAMPLE = SAMPLES / "comparative"
+DEPTH = 12
+
+
+class Misspelling(FakeServer):
+    """Server whose log-probabilities spell another text than some answers; thoughts are not numbered."""
+
+    def __init__(self, is_wrong: Callable[[int], bool]) -> None:
+        super().__init__(rest=self.answer)
+        self.is_wrong = is_wrong
+
+    async def answer(self, request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
+        sent = orjson.loads((await good(request, body)).body)  # type: ignore[attr-defined]
+        if self.is_wrong(sum(bool(fields_in(each)) for each in self.bodies)):
+            sent["choices"][0]["logprobs"]["content"].pop(1)
+        return web.json_response(sent)
+
+
+def read_judgments(out: Path) -> list[Judgment]:
+    return read_records(out / "judgments.jsonl", Judgment, "judgments")
+
+
+async def test_a_run_says_how_many_answers_it_read_as_text(tmp_path: Path) -> None:
+    progress, out = Silent(), tmp_path / "out"
+    config = config_for(tmp_path, topic=("3", "7"), depth=DEPTH)
+    await run_on(Misspelling(lambda number: number % 3 == 0), config, out, progress=progress)
+    unread = [judgment for judgment in read_judgments(out) if judgment.source == "value"]
+    assert len(unread) == 8
+    (notice,) = (notice for notice in progress.notices if "log-probabilities" in notice)
+    assert "8 of 24" in notice
+    (found,) = RunDirectory(out).read_metadata().stages["judge"]["labels not read"].items()
+    assert (found[0], found[1]["answers"], found[1]["unread"]) == ("judge", 24, 8)
+    assert any(f"document {judgment.document_id}" in found[1]["first"] for judgment in unread)
+    assert "do not spell" in found[1]["first"]
+
+
+async def test_a_run_that_reads_all_answers_says_nothing(tmp_path: Path) -> None:
+    for name, flags in (("read", {}), ("plain", {"sampling__logprobs": False})):
+        progress = Silent()
+        config = config_for(tmp_path / name, topic=("3",), depth=3, **flags)
+        await run_on(Misspelling(lambda number: False), config, tmp_path / name, progress=progress)
+        assert "labels not read" not in RunDirectory(tmp_path / name).read_metadata().stages["judge"]
+        assert not any("log-probabilities" in notice for notice in progress.notices)
+
+
+async def test_a_run_without_any_answer_to_read_stops_and_keeps_them(tmp_path: Path) -> None:
+    server, out = Misspelling(lambda number: True), tmp_path / "out"
+    config = config_for(tmp_path, topic=("3",), depth=5)
+    with pytest.raises(EngineError, match="sampling.logprobs: false.*cache.mode: refresh"):
+        await run_on(server, config, out)
+    assert len(server.bodies) == 5 and not (out / "judgments.jsonl").exists()
+    with Cache(config.cache.file) as cache:
+        assert len(cache.find("answer")) == 5
+    # They are found again, and are no more readable than before.
+    again = Misspelling(lambda number: True)
+    with pytest.raises(EngineError):
+        await run_on(again, config, out)
+    assert again.bodies == []
+    repaired = Misspelling(lambda number: False)
+    await run_on(repaired, with_cache(config, mode=CacheMode.REFRESH), out)
+    assert {judgment.source for judgment in read_judgments(out)} == {"probabilities"}
+
+
+async def test_a_long_run_stops_long_before_its_end(tmp_path: Path) -> None:
+    server = Misspelling(lambda number: True)
+    config = config_for(tmp_path, limit_topics=6, depth=20, engine__concurrency=4)
+    with pytest.raises(EngineError):
+        await run_on(server, config, tmp_path / "out")
+    assert 32 <= len(server.bodies) < 40
+
+
+async def test_a_stance_prompt_and_comparisons_are_counted_by_themselves(tmp_path: Path) -> None:
+    flags: dict[str, Any] = {"topic": ("3",), "depth": 4, "stance": {"prompt": "own", "depth": 4}}
+    config = config_for(tmp_path, rank=("judge", "pairwise:3"), **flags)
+    # Four judgments, four stances, and six comparisons.
+    await run_on(Misspelling(lambda number: number in (2, 6, 9, 11)), config, tmp_path / "out")
+    stages = RunDirectory(tmp_path / "out").read_metadata().stages
+    counted = {
+        name: (counts["answers"], counts["unread"])
+        for stage in ("judge", "rank")
+        for name, counts in stages[stage]["labels not read"].items()
+    }
+    assert counted == {"judge": (4, 1), "stance": (4, 1), "best": (6, 2)}
+    for wrong in (range(5, 9), range(9, 15)):
+        with pytest.raises(EngineError, match=r"/(stance|best): "):
+            await run_on(Misspelling(wrong.__contains__), with_cache(config, mode=CacheMode.REFRESH), tmp_path / "out")
+
+
+async def test_chains_that_vote_are_counted_too(tmp_path: Path) -> None:
+    config = config_for(tmp_path, topic=("3",), depth=2, sampling={"thinking": {"judge": 8, "chains": 2}})
+    await run_on(Misspelling(lambda number: number == 4), config, tmp_path / "out")
+    counts = RunDirectory(tmp_path / "out").read_metadata().stages["judge"]["labels not read"]["judge"]
+    assert (counts["answers"], counts["unread"]) == (4, 1)
+
+
+def test_show_and_the_report_of_a_run_name_the_first_such_answer(touche: Touche, tmp_path: Path) -> None:
+    run = ["run", "--topics", str(SAMPLE / "topics.xml"), "--corpus", str(SAMPLE / "passages.jsonl"), "--topic", "3"]
+    with Misspelling(lambda number: number == 2).in_thread() as server:
+        done = touche(*run, "--depth", "4", "--out", "out", "--base-url", server.url)
+    assert done.returncode == 0, done.stderr
+    first = yaml.safe_load(Path("out/ir-metadata.yml").read_text())["stages"]["judge"]["labels not read"]["judge"]
+    place = first["first"].partition(":")[0]
+    assert place.startswith("topic 3, document ") and place in " ".join(done.stderr.split())
+    assert "1 answers without probabilities" in " ".join(done.stdout.split())
+    assert place in " ".join(touche("show", "out").stdout.split())
+    assert touche("report", "out").returncode == 0 and place in Path("out/report.html").read_text()
+    (row,) = json.loads(touche("runs", ".", "--format", "json").stdout)
+    assert row["unread"] == 1
