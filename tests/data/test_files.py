@@ -1,8 +1,11 @@
 from __future__ import annotations
 
+import errno
 import os
+import resource
 from pathlib import Path
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -107,6 +110,24 @@ def test_where_a_rename_fails_the_old_folder_is_in_its_place_and_nothing_else_is
     assert len(renamed) >= failing
     assert sorted(tmp_path.rglob("*")) == [path, path / "old"]
     assert (path / "old").read_text() == "kept"
+
+
+@pytest.mark.parametrize("limit", [None, 2**16])
+def test_an_array_that_finds_no_room_has_a_cause_and_a_place(tmp_path: Path, limit: int | None) -> None:
+    """numpy reports neither."""
+    path, before = tmp_path / "folder", resource.getrlimit(resource.RLIMIT_FSIZE)
+    try:
+        with pytest.raises(OSError) as caught, replace_folder(path, ["*"]) as building:
+            if limit is None:
+                # No byte fits into this device.
+                (building / "a.npy").symlink_to("/dev/full")
+            else:
+                resource.setrlimit(resource.RLIMIT_FSIZE, (limit, before[1]))
+            np.save(building / "a.npy", np.zeros(2**20))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert caught.value.errno == (errno.ENOSPC if limit is None else errno.EFBIG)
+    assert caught.value.filename == str(path) and list(tmp_path.iterdir()) == []
 
 
 def test_a_record_that_cannot_be_made_leaves_the_old_file(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
 import multiprocessing
 import os
@@ -12,6 +13,7 @@ import orjson
 import pytest
 from msgspec.structs import replace
 
+from tests.expect import raises_at
 from touche_llm.errors import DataError, UsageError
 from touche_llm.llm import cache_file
 from touche_llm.llm.answers import Answer
@@ -132,9 +134,36 @@ def test_a_file_that_is_not_a_cache_is_named(tmp_path: Path) -> None:
     assert raised.value.location == str(tmp_path / "c.sqlite")
 
 
+@pytest.mark.parametrize(
+    ("code", "advice"),
+    [
+        (sqlite3.SQLITE_FULL, "free some space"),
+        (sqlite3.SQLITE_IOERR, "ulimit -f"),
+        (sqlite3.SQLITE_READONLY, "cache.file"),
+        (errno.ENOSPC, "free some space"),
+        (errno.EROFS, "cache.file"),
+    ],
+)
+def test_a_disk_on_which_no_cache_can_be_opened_is_no_wrong_file(
+    code: int, advice: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    error: Exception = OSError(code, os.strerror(code), str(tmp_path))
+    if code not in (errno.ENOSPC, errno.EROFS):
+        error = sqlite3.OperationalError("from SQLite")
+        error.sqlite_errorcode = code
+
+    def fail(*_: object, **__: object) -> None:
+        raise error
+
+    monkeypatch.setattr("touche_llm.llm.cache.open_file", fail)
+    with raises_at(DataError, tmp_path / "c.sqlite", advice) as raised:
+        Cache(tmp_path / "c.sqlite")
+    assert "not a" not in str(raised.value)
+
+
 def test_a_cache_of_another_version_is_refused(tmp_path: Path) -> None:
     database = sqlite3.connect(tmp_path / "c.sqlite")
-    database.executescript(f"PRAGMA application_id = {cache_file._FORMAT.application}; PRAGMA user_version = 99;")
+    database.executescript(f"PRAGMA application_id = {cache_file.FORMAT.application}; PRAGMA user_version = 99;")
     database.close()
     with pytest.raises(DataError, match="99"):
         Cache(tmp_path / "c.sqlite")

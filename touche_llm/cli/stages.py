@@ -240,6 +240,8 @@ def show_cost(output: Format, config: Config, folder: Path | None, stages: Seque
     notes.append(f"The model writes at most {generated:,} tokens, with any reasoning.")
     if known:
         notes.append(f"Answers that need no request: {known:,} (cached, or needed twice).")
+    if result.has_unknown_queries:
+        notes.append("Documents that only queries of the model find are not counted.")
     if any(cost.least.requests != cost.most.requests for cost in result.costs):
         notes.append("The number of comparisons depends on the answers; no answers lead out of these bounds.")
     if get_task(config.task).sentence_question is not None and "judge" in stages:

@@ -147,6 +147,19 @@ def describe_database_error(error: sqlite3.Error) -> str:
     return f"{where}{_describe_cause(error)}"
 
 
+def describe_opening_error(path: Path, noun: str, setting: str, error: sqlite3.Error | OSError) -> str:
+    """Return why a file of this kind, which a setting names, cannot be opened: it is another one, or cannot be written.
+
+    Only SQLite looks into a file, so any other error is one of the disk.
+    """
+    code = getattr(error, "sqlite_errorcode", 0) & 0xFF
+    if code in (sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_CORRUPT):
+        return f"{path}: not {noun} of this program, or damaged: {error}; name another file with `{setting}`"
+    cause = _describe_cause(error) if isinstance(error, sqlite3.Error) else describe_os_error(error)
+    advice = "" if ";" in cause else f"; name a file in a writable folder with `{setting}`"
+    return f"{path}: cannot be opened as {noun}: {cause}{advice}"
+
+
 def _describe_cause(error: sqlite3.Error) -> str:
     match getattr(error, "sqlite_errorcode", 0) & 0xFF:
         case sqlite3.SQLITE_FULL:

@@ -87,7 +87,8 @@ def replace_folder(path: Path, own: Collection[str]) -> Iterator[Path]:
     recover(path.parent)
     _check_own_files(path, own)
     with _add_output_to_errors(path), open_scratch(path, BUILDING) as (building, _):
-        yield building
+        with _explain_short_writes(building):
+            yield building
         building.chmod(0o777 & ~_umask())
         if path.exists():
             _check_own_files(path, own)  # Again, since building takes minutes.
@@ -128,11 +129,26 @@ def _add_output_to_errors(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        if error.filename is None and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+        if error.filename is None and error.errno in (None, errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
             error.filename = str(path)
         raise
     except sqlite3.Error as error:
         raise add_path(error, path) from None
+
+
+@contextmanager
+def _explain_short_writes(folder: Path) -> Iterator[None]:
+    """Find the cause of a write to a file in a folder that numpy broke off: it reports how much is missing, not why."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno is None and (files := [file for file in folder.iterdir() if file.is_file()]):
+            try:
+                with max(files, key=lambda file: file.stat().st_mtime_ns).open("ab") as stream:
+                    stream.write(bytes(_BLOCK))
+            except OSError as cause:
+                raise OSError(cause.errno, cause.strerror) from error
+        raise
 
 
 def _umask() -> int:

@@ -14,12 +14,12 @@ from typing import Any, Self
 import orjson
 from msgspec.structs import asdict, astuple
 
-from touche_llm.data.databases import describe_database_error
+from touche_llm.data.databases import describe_opening_error
 from touche_llm.data.files import iterate_records, open_atomic
 from touche_llm.data.json_records import Malformed
-from touche_llm.errors import DataError, UsageError, describe_os_error
+from touche_llm.errors import DataError, UsageError
 from touche_llm.llm.answers import OUTCOMES
-from touche_llm.llm.cache_file import COLUMNS, Entry, EntryMetadata, ValueT, open_file
+from touche_llm.llm.cache_file import COLUMNS, FORMAT, Entry, EntryMetadata, ValueT, open_file
 
 # Kind and value; a column of SQLite can hold values of any type.
 _Row = tuple[Any, Any]
@@ -73,8 +73,7 @@ class Cache:
             else:
                 self._database = open_file(path, read_only=mode is CacheMode.REPLAY)
         except (sqlite3.Error, OSError) as error:
-            cause = describe_database_error(error) if isinstance(error, sqlite3.Error) else describe_os_error(error)
-            raise DataError(f"{path}: not a cache, or not writable: {cause}") from error
+            raise DataError(describe_opening_error(path, FORMAT.noun, "cache.file", error)) from error
         self._database.path = path
         self._opened = path.stat() if mode in (CacheMode.REUSE, CacheMode.REFRESH) else None
         self._resampled, self._seen_version = False, -1

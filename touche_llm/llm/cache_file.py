@@ -68,7 +68,7 @@ COLUMNS = Entry.__struct_fields__
 _TYPED_COLUMNS = ", ".join(
     f"{column} {'INTEGER' if column in ('prompt_version', 'sample') else 'TEXT'}" for column in COLUMNS[1:]
 )
-_FORMAT = DatabaseFormat(
+FORMAT = DatabaseFormat(
     noun="an answer cache",
     application=0x746C6C6D,  # "tllm"
     version=1,
@@ -99,10 +99,10 @@ def open_file(path: Path | None, read_only: bool = False) -> NamedDatabase:
         database = connect(path.absolute().as_uri())
     try:
         if read_only:
-            if not has_format(database, _FORMAT, path):
-                raise DataError(f"{path}: empty, not {_FORMAT.noun}; use another file")
+            if not has_format(database, FORMAT, path):
+                raise DataError(f"{path}: empty, not {FORMAT.noun}; use another file")
             return database
-        create_if_empty(database, _FORMAT, path)
+        create_if_empty(database, FORMAT, path)
         # SQLite does not wait for other processes when it switches the mode.
         retrying = Retrying(
             retry=retry_if_exception(_is_busy),

@@ -21,6 +21,7 @@ from touche_llm.pipeline.context import RunContext
 from touche_llm.pipeline.engines import OpenPooling, assume_engine_info
 from touche_llm.pipeline.progress import Progress
 from touche_llm.pipeline.rank import Ranking
+from touche_llm.pipeline.retrieve import NoCandidates
 from touche_llm.pipeline.run_directory import RunDirectory
 from touche_llm.pipeline.stages import StageName, compute_stage
 from touche_llm.ranking.steps import bound_requests, list_comparison_kinds
@@ -50,12 +51,14 @@ class DryRun:
         known: Minimum number of requests of each stage that are cached or repeated within the run.
         failed: Minimum number of requests of each stage with only unusable answers in the cache.
         context: Context of the engine in tokens; None if unknown, then documents are counted without truncation.
+        has_unknown_queries: Whether the model expands queries, so that the first stage may find other documents.
     """
 
     costs: list[Cost] = field(default_factory=list)
     known: dict[StageName, int] = field(default_factory=dict)
     failed: dict[StageName, int] = field(default_factory=dict)
     context: int | None = None
+    has_unknown_queries: bool = False
 
 
 async def estimate_cost(config: Config, folder: Path | None, stages: Sequence[StageName], progress: Progress) -> DryRun:
@@ -66,6 +69,7 @@ async def estimate_cost(config: Config, folder: Path | None, stages: Sequence[St
     comparisons of some methods depends on the answers, so the last stage runs twice: with answers that confirm the
     ranking and with answers that reverse it. They give the number of tokens per request; the minimum and maximum number
     of requests are those of the methods over all answers. The folder has the outputs of earlier stages than `stages`.
+    If only queries of the model can find documents, nothing is known of the later stages.
     """
     result = DryRun()
     directory, earlier = RunDirectory(folder or Path()), None
@@ -84,7 +88,13 @@ async def estimate_cost(config: Config, folder: Path | None, stages: Sequence[St
                     retry = config.cache.retry_failures
                     context.model = ModelClient(engine_info=facts, engine=engine, cache=cache, retry_failures=retry)
                     context.open_pooling = _make_opener(context.task.name, engine, context.model)
-                    output = await compute_stage(stage, context, directory, earlier)
+                    try:
+                        output = await compute_stage(stage, context, directory, earlier)
+                    except NoCandidates:
+                        if not (result.has_unknown_queries or _invents_queries(context, engine)):
+                            raise
+                        output = None
+                    result.has_unknown_queries |= _invents_queries(context, engine)
                     if not isinstance(output, Ranking):
                         earlier = output
                         cache.export_cassette(learnt)
@@ -99,7 +109,14 @@ async def estimate_cost(config: Config, folder: Path | None, stages: Sequence[St
                 if prompt in bounds:
                     least, most = (usage.scale(end) for usage, end in zip((least, most), bounds[prompt], strict=True))
                 result.costs.append(Cost(stage, prompt, least, most))
+            if output is None:
+                break
     return result
+
+
+def _invents_queries(context: RunContext, engine: DryEngine) -> bool:
+    """Return whether the engine was to expand queries, since the cache lacks the model's."""
+    return context.config.expansion.use and context.load_prompts("queries")["queries"].name in engine.usage
 
 
 def _bound_comparisons(

@@ -28,6 +28,10 @@ class QueryExpander:
     builder: RequestBuilder
 
 
+class NoCandidates(DataError):
+    """First stage that finds nothing to judge, or makes no pairs of what it finds."""
+
+
 async def retrieve(
     topics: list[Topic],
     corpus: Corpus,
@@ -42,7 +46,7 @@ async def retrieve(
     At most `depth` documents per topic are found; if pairs are made, that many sentences are judged at a time.
 
     Raises:
-        DataError: No topic has a candidate.
+        NoCandidates: No topic has a candidate.
         ReplayMiss: The cache of a replay lacks an answer.
     """
     queries: Sequence[Queries] = ()
@@ -57,7 +61,7 @@ async def retrieve(
     if expander is not None and queries:
         rankings = await _add_queries(topics, rankings, queries, corpus, depth, expander.settings)
     if not any(rankings):
-        raise DataError(corpus.explain_empty())
+        raise NoCandidates(corpus.explain_empty())
     found = normalise_rankings(rankings)
     candidates = Candidates(corpus.task, topics, corpus, found, depth, queries=queries, failures=failures)
     warn_of_empty(candidates, progress)

@@ -9,7 +9,7 @@ from dataclasses import asdict, replace
 from typing import Any, Literal
 
 from touche_llm.data.records import Failure
-from touche_llm.errors import DataError, UsageError
+from touche_llm.errors import UsageError
 from touche_llm.llm.counts import Counts
 from touche_llm.llm.model import ModelClient
 from touche_llm.pipeline.candidates import Candidates
@@ -21,7 +21,7 @@ from touche_llm.pipeline.judge import Judgments, describe_judgments, judge_candi
 from touche_llm.pipeline.metadata import DEPTH, UNREAD
 from touche_llm.pipeline.progress import Progress
 from touche_llm.pipeline.rank import Ranking, describe_ranking, rank_judgments
-from touche_llm.pipeline.retrieve import list_empty, retrieve_candidates
+from touche_llm.pipeline.retrieve import NoCandidates, list_empty, retrieve_candidates
 from touche_llm.pipeline.run_directory import CHOSEN_TOPICS, RunDirectory
 from touche_llm.pipeline.settings import PURPOSES
 from touche_llm.prompts.prompt import Prompt
@@ -75,7 +75,8 @@ async def judge_stage(context: RunContext, directory: RunDirectory) -> Judgments
     If the task ranks pairs, sentences are judged first, and the candidates are the pairs made of them.
 
     Raises:
-        DataError: The first stage is missing, or was interrupted while it replaced its outputs; or no pair was made.
+        DataError: The first stage is missing, or was interrupted while it replaced its outputs.
+        NoCandidates: No pair was made.
         UsageError: More documents are to be judged than the first stage has.
         ReplayMiss: The cache of a replay lacks an answer; nothing is written.
     """
@@ -193,9 +194,9 @@ def _check_count(context: RunContext, directory: RunDirectory, candidates: Candi
 
 
 def _check_pairs(judgments: Judgments, directory: RunDirectory) -> None:
-    """Raise DataError if pairs were to be made and none was."""
+    """Raise NoCandidates if pairs were to be made and none was."""
     if judgments.pairs is not None and not any(judgments.pairs.candidates):
-        raise DataError(
+        raise NoCandidates(
             f"{directory.sentences_file}: no topic has two sentences on one side, so there is no pair; read the "
             "judgments of the sentences there, or set pairs.no_side_above higher"
         )

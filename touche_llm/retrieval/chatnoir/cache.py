@@ -10,7 +10,7 @@ from uuid import UUID
 
 from pydantic import Field
 
-from touche_llm.data.databases import DatabaseFormat, connect, create_if_empty
+from touche_llm.data.databases import DatabaseFormat, connect, create_if_empty, describe_opening_error
 from touche_llm.data.json_records import JsonModel, Malformed
 from touche_llm.data.records import Document
 from touche_llm.errors import DataError
@@ -73,7 +73,7 @@ class ChatNoirDocuments:
                 create_if_empty(self._database, _FORMAT, self.path)
                 undo.pop_all()
         except (sqlite3.Error, OSError) as error:
-            raise DataError(f"{self.path}: not a ChatNoir cache, or not writable: {error}") from error
+            raise DataError(describe_opening_error(self.path, _FORMAT.noun, "chatnoir.cache", error)) from error
 
     def close(self) -> None:
         """Close the file."""
