@@ -63,8 +63,8 @@ def gather_report(folder: Path, qrels: Qrels | None, top: int, *, run_topics: bo
             notes.append(f"Topics without a line in the run: {', '.join(missing)}.")
         if isinstance(imputed := opened.stages.get("rank", {}).get("imputed stances"), int) and imputed:
             notes.append(f"Imputed stances, for lack of a usable answer: {imputed:,}. They are counted below.")
-        for stage in opened.stages.values():
-            notes += [f"Prompt {name}: {found}." for name, found in list_unread(stage).items()]
+        unread = [found for facts in opened.stages.values() for found in list_unread(facts).items()]
+        notes += [f"Prompt {name}: {counts}." for name, counts in unread]
         prompts = _load_prompts(opened.context, opened.stages, opened.notes)
         opened.check_documents(ranking[:top] for ranking in run.rankings.values())
         rows = {topic_id: opened.rows(topic_id, qrels) for topic_id in run.rankings}
