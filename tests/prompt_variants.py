@@ -6,6 +6,7 @@ import json
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import replace
+from itertools import count
 from pathlib import Path
 from typing import Any
 from xml.sax.saxutils import escape
@@ -17,6 +18,7 @@ from touche_llm.llm.cache import Cache
 from touche_llm.llm.model import ModelClient
 from touche_llm.llm.request import Request
 from touche_llm.pipeline.config_file import load_config
+from touche_llm.prompt_lab.holdout import CHOICE, HOLD_OUT, find_half
 from touche_llm.prompts import prompt
 from touche_llm.prompts.prompt import Prompt
 from touche_llm.prompts.purposes import purposes_of
@@ -34,6 +36,13 @@ def load_prompt(task: Task, name: str, answer: str, variables: Mapping[str, bool
     return prompt.load_prompt(task, replace(purposes_of(task)[answer], variables=variables, **given), name, folder)
 
 
+def title_of(topic: str, text: str = "") -> str:
+    """A title that belongs to the half to choose on if the number of the topic is odd, else to the held-out one."""
+    half = HOLD_OUT if int(topic) % 2 == 0 else CHOICE
+    titles = (f"Is tea {topic} better than {'black ' * number}coffee? {text}" for number in count())
+    return next(title for title in titles if find_half(title) == half)
+
+
 def collection(folder: Path, topics: int = 16, text: str = "") -> dict[str, Path]:
     """Topics `1`, `2`, …, each with six passages `TOPIC-N` of the grade N % 3; the qrels by aspect, and the inputs."""
     names = [str(number) for number in range(1, topics + 1)]
@@ -41,7 +50,7 @@ def collection(folder: Path, topics: int = 16, text: str = "") -> dict[str, Path
     grades = {each: number % 3 for of_topic in documents.values() for number, each in enumerate(of_topic)}
     texts = {
         "topics.xml": "".join(
-            f"<topic><number>{topic}</number><title>{escape(f'Is tea {topic} better than coffee? {text}')}</title>"
+            f"<topic><number>{topic}</number><title>{escape(title_of(topic, text))}</title>"
             "<objects>tea, coffee</objects></topic>"
             for topic in names
         ),

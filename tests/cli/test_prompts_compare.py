@@ -219,15 +219,15 @@ def test_a_page_is_written_beside_the_rows(touche: Touche, engine: Engine) -> No
     assert "passage 1-0" in Path("matrix.html").read_text()
 
 
-def test_the_other_half_is_closed_unless_it_is_asked_for_and_each_look_is_told(touche: Touche, engine: Engine) -> None:
+def test_the_other_half_is_closed_unless_it_is_asked_for_and_each_access_is_told(touche: Touche, engine: Engine) -> None:
     done = compare(touche)
     assert "36 documents of 6 topics, to choose on" in done.stdout and "held out\n" not in done.stdout
-    assert {row["earlier_looks"] for row in rows_of(compare(touche, "--format", "json")).values()} == {None}
+    assert {row["earlier_accesses"] for row in rows_of(compare(touche, "--format", "json")).values()} == {None}
     first, second = (compare(touche, "--confirm", "--format", "json") for _ in range(2))
-    assert [{row["earlier_looks"] for row in rows_of(done).values()} for done in (first, second)] == [{0}, {1}]
-    assert "mine/sharp.jinja 3 " in second.stderr
-    # One line for each look, beside the answer cache.
-    assert len(Path("hold_out_looks.jsonl").read_text().splitlines()) == 2 + 2 * 2
+    assert [{row["earlier_accesses"] for row in rows_of(done).values()} for done in (first, second)] == [{0}, {1}]
+    assert "comparative/sharp@3-" in second.stderr
+    # One line for each access, beside the answer cache.
+    assert len(Path("hold_out_accesses.jsonl").read_text().splitlines()) == 2 + 2 * 2
 
 
 def test_a_prompt_is_compared_with_itself_with_and_without_reasoning(touche: Touche, engine: Engine) -> None:

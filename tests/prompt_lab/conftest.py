@@ -14,7 +14,7 @@ from tests.sample_runs import Silent
 from tests.scripted_engine import ScriptedEngine
 from touche_llm.evaluation.qrels import read_qrels
 from touche_llm.prompt_lab.comparison import PromptComparison, compare_prompts
-from touche_llm.prompt_lab.looks import look_log
+from touche_llm.prompt_lab.holdout import access_log
 from touche_llm.prompt_lab.sample import Plan
 from touche_llm.prompt_lab.variants import VariantSettings
 from touche_llm.tasks import get_task
@@ -41,6 +41,7 @@ class Bench:
     engine: ScriptedEngine = field(default_factory=lambda: reader(DULL))
     flags: dict[str, Any] = field(default_factory=dict)
     notices: list[str] = field(default_factory=list)
+    task: str = "comparative"
 
     async def compare(
         self,
@@ -51,15 +52,15 @@ class Bench:
     ) -> PromptComparison:
         self.monkeypatch.setattr("touche_llm.prompt_lab.comparison.open_model", opening(self.engine))
         self.monkeypatch.chdir(self.folder)
-        config = config_of(self.folder, self.files, **self.flags)
-        qrels = read_qrels({aspect: self.files[aspect] for aspect in aspects}, get_task("comparative"))
+        config = config_of(self.folder, self.files, task=self.task, **self.flags)
+        qrels = read_qrels({aspect: self.files[aspect] for aspect in aspects}, get_task(self.task))
         progress = Silent()
         self.notices = progress.notices
         return await compare_prompts(config, list(map(str, names)), qrels, Plan(**plan), progress, settings)
 
     @property
     def log(self) -> Path:
-        return look_log(self.folder / "answers.sqlite")
+        return access_log(self.folder / "answers.sqlite")
 
     def wording(self, name: str, words: str) -> Path:
         return wording(self.folder / "mine" / f"{name}.jinja", words)

@@ -12,7 +12,7 @@ import pytest
 
 from tests.expect import raises_at
 from tests.prompt_lab.conftest import BLUNT, DULL, NDCG, SHARP, Bench
-from tests.prompt_variants import asked_with, reader
+from tests.prompt_variants import asked_with, reader, title_of
 from tests.report.reports import sample_run
 from tests.sample_runs import Silent
 from tests.scripted_engine import ScriptedEngine
@@ -28,7 +28,7 @@ from touche_llm.llm.cache import CacheMode
 from touche_llm.llm.engines.base import Rejected
 from touche_llm.pipeline.config_file import load_config
 from touche_llm.prompt_lab.comparison import compare_prompts
-from touche_llm.prompt_lab.looks import read_looks
+from touche_llm.prompt_lab.holdout import read_accesses
 from touche_llm.prompt_lab.measures import compute_chance_ndcg
 from touche_llm.prompt_lab.sample import Plan
 from touche_llm.tasks import get_task, prompts_folder
@@ -62,10 +62,10 @@ async def test_of_equal_prompts_the_first_wins(bench: Bench, sharp: Path) -> Non
     assert "no choice to confirm" in found.verdict.sentence
     change = found.parts[0].differences[str(found.variants[1].name), NDCG]
     assert (change["difference"], change["p"], change["ties"]) == (0.0, 1.0, 8)
-    # Nothing is to be confirmed, so that nobody looked.
-    assert len(found.parts) == 1 and found.earlier_looks is None
-    (choice,) = read_looks(bench.log)
-    assert choice.topics == list(found.parts[0].topics)
+    # There is nothing to confirm, so the held-out topics are not accessed.
+    assert len(found.parts) == 1 and found.earlier_accesses is None
+    (choice,) = read_accesses(bench.log)
+    assert choice.topics == [title_of(topic).strip() for topic in found.parts[0].topics]
 
 
 async def test_a_prompt_that_only_fits_the_topics_of_the_choice_is_not_confirmed(bench: Bench, blunt: Path) -> None:
@@ -75,6 +75,7 @@ async def test_a_prompt_that_only_fits_the_topics_of_the_choice_is_not_confirmed
     assert (found.verdict.winner, found.verdict.confirmed) == (str(lucky), False)
     assert "Not confirmed: on the 8 topics held out the difference is -" in found.verdict.sentence
     # The other way round it is never chosen.
+    (bench.folder / "even").write_text("".join(f"{number}\n" for number in range(2, 17, 2)))
     found = await bench.compare(blunt, lucky, split="even")
     assert found.verdict.winner == str(blunt)
 
@@ -196,7 +197,7 @@ async def test_a_seed_draws_another_sample_and_without_one_it_is_0(bench: Bench,
 
 async def test_an_example_of_a_sampled_topic_is_refused(bench: Bench, blunt: Path, sharp: Path) -> None:
     sharp.with_name("sharp.examples.yaml").write_text(
-        "- topic: {id: '99', title: 'Is TEA 3 better than coffee'}\n  document: x\n  first: tea\n  second: coffee\n"
+        f"- topic: {{id: '99', title: '{title_of('3').upper()}'}}\n  document: x\n  first: tea\n  second: coffee\n"
         "  answer: {relevance: 1, quality: 1, position: NO, stance: NEUTRAL}\n"
     )
     with pytest.raises(UsageError, match="topic 99.*topic 3"):

@@ -1,7 +1,9 @@
-"""Topics held out from the choice of a prompt, and the log of looks at them."""
+"""Topics held out from the choice of a prompt, and the log of accesses to them."""
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -9,13 +11,18 @@ import pytest
 
 from tests.expect import raises_at
 from tests.prompt_lab.conftest import BLUNT, SHARP, Bench
-from tests.prompt_variants import asked_with, collection, reader
+from tests.prompt_variants import asked_with, collection, reader, title_of
 from tests.scripted_engine import ScriptedEngine
 from touche_llm.errors import DataError, EngineError, UsageError
 from touche_llm.evaluation.qrels import read_qrels
 from touche_llm.llm.answer_forms import list_fields
 from touche_llm.llm.engines.base import Rejected
-from touche_llm.prompt_lab.looks import hash_grades, read_looks
+from touche_llm.prompt_lab.holdout import read_accesses
+from touche_llm.tasks import prompts_folder
+
+
+def titles(topics: Iterable[str]) -> list[str]:
+    return [title_of(topic).strip() for topic in topics]
 
 
 async def test_a_warning_says_that_few_held_out_topics_cannot_confirm(
@@ -38,10 +45,10 @@ async def test_held_out_topics_are_judged_only_to_confirm_the_choice(bench: Benc
     found = await bench.compare(blunt, sharp)
     assert {request.origin.topic_id for request in bench.engine.requests} == {str(n) for n in range(1, 17, 2)}
     assert [part.name for part in found.parts] == ["choice"]
-    assert (found.verdict.winner, found.verdict.confirmed, found.earlier_looks) == (str(sharp), None, None)
+    assert (found.verdict.winner, found.verdict.confirmed, found.earlier_accesses) == (str(sharp), None, None)
     assert "confirm it on the topics held out" in found.verdict.sentence
     assert any("8 topics to choose on; 8 are held out" in notice for notice in bench.notices)
-    assert [set(look.topics) for look in read_looks(bench.log)] == [{str(n) for n in range(1, 17, 2)}]
+    assert [access.topics for access in read_accesses(bench.log)] == [titles(found.parts[0].topics)]
 
 
 async def test_a_split_of_all_topics_holds_none_out(bench: Bench, blunt: Path, sharp: Path) -> None:
@@ -63,47 +70,84 @@ async def test_only_the_best_and_the_first_prompt_judge_held_out_topics(bench: B
     assert found.verdict.confirmed is True
 
 
-async def test_each_look_is_logged_and_the_next_one_lists_it(bench: Bench, blunt: Path, sharp: Path) -> None:
+async def test_each_access_is_logged_and_the_next_confirmation_lists_it(
+    bench: Bench, blunt: Path, sharp: Path
+) -> None:
     first = await bench.compare(blunt, sharp, confirm=True)
+    assert any("no earlier access" in notice and str(bench.log) in notice for notice in bench.notices)
     bench.wording("sharp", f"{SHARP} and better")
     second = await bench.compare(blunt, sharp, confirm=True)
-    choice, one, again, two = read_looks(bench.log)
-    assert (first.earlier_looks, second.earlier_looks) == ([], [one])
-    assert (choice.topics, again.topics) == (list(first.parts[0].topics), list(second.parts[0].topics))
-    assert (one.task, one.aspect, one.topics) == ("comparative", "relevance", list(first.parts[1].topics))
-    assert (
-        one.qrels
-        == two.qrels
-        == hash_grades(read_qrels({"relevance": bench.files["relevance"]}, "comparative").grades["relevance"])
-    )
-    assert [(template.name, template.hash) for template in one.templates] == [
-        (variant.name, variant.prompt.hash) for variant in first.variants
-    ]
-    assert one.templates[0] == two.templates[0] and one.templates[1].hash != two.templates[1].hash
-    assert any(one.templates[1].hash in notice for notice in bench.notices)
-    # Other judgments are held out by themselves.
+    choice, one, again, two = read_accesses(bench.log)
+    assert [access.kind for access in (choice, one, again, two)] == ["choice", "confirmation"] * 2
+    assert (first.earlier_accesses, second.earlier_accesses) == ([], [one])
+    assert (choice.topics, one.topics) == tuple(titles(part.topics) for part in first.parts)
+    assert (again.topics, two.topics) == (choice.topics, one.topics)
+    qrels = read_qrels({"relevance": bench.files["relevance"]}, "comparative")
+    assert one.judgments == two.judgments == qrels.hashes
+    assert one.prompts == [variant.prompt.label for variant in first.variants]
+    assert one.prompts[0] == two.prompts[0] and one.prompts[1] != two.prompts[1]
+    (notice,) = (notice for notice in bench.notices if one.prompts[1] in notice)
+    assert "other prompts" in notice and "other judgments" not in notice
+
+
+@pytest.mark.parametrize("change", ["grade", "topic", "aspect"])
+async def test_other_judgments_hide_no_earlier_access(bench: Bench, blunt: Path, sharp: Path, change: str) -> None:
+    await bench.compare(blunt, sharp, confirm=True)
+    _, one = read_accesses(bench.log)
     lines = bench.files["relevance"].read_text().splitlines(keepends=True)
-    bench.files["relevance"].write_text("".join(lines[:-1]))
-    assert (await bench.compare(blunt, sharp, confirm=True)).earlier_looks == []
-    assert len(read_looks(bench.log)) == 6
+    if change == "grade":
+        bench.files["relevance"].write_text("".join(lines).replace("1 0 1-0 0\n", "1 0 1-0 1\n"))
+    elif change == "topic":
+        bench.files["relevance"].write_text("".join(line for line in lines if line.split()[0] != "3"))
+    aspects = ("quality",) if change == "aspect" else ("relevance",)
+    found = await bench.compare(blunt, sharp, confirm=True, aspects=aspects)
+    assert found.earlier_accesses == [one]
+    assert any("other judgments" in notice and "other prompts" not in notice for notice in bench.notices)
 
 
-@pytest.mark.parametrize("split", ["even", "all", "a file"])
-async def test_topics_of_another_choice_count_as_looks(
-    bench: Bench, blunt: Path, sharp: Path, tmp_path: Path, split: str
-) -> None:
-    if split == "a file":
-        (tmp_path / "split").write_text("".join(f"{number}\n" for number in range(5, 13)))
+async def test_topics_with_the_same_titles_hide_no_earlier_access(bench: Bench, blunt: Path, sharp: Path) -> None:
+    await bench.compare(blunt, sharp, confirm=True)
+    _, one = read_accesses(bench.log)
+    # Another task has other numbers for its topics, and another layout of the same titles.
+    for name, number in (("topics.xml", r"(?<=<number>)\d+"), ("relevance", r"(?m)^\d+")):
+        text = re.sub(number, lambda found: str(100 + int(found[0])), bench.files[name].read_text())
+        bench.files[name].write_text(text.replace("<title>Is tea ", "<title> IS\n TEA "))
+    bench.task, bench.engine = "comparative_2021", ScriptedEngine(without_stance)
+    judge = prompts_folder() / "comparative_2021" / "judge.jinja"
+    other = bench.folder / "mine" / "other.jinja"
+    other.write_text(judge.read_text().replace("{% block system %}\n", f"{{% block system %}}\n{SHARP} "))
+    found = await bench.compare(judge, other, confirm=True)
+    assert len(found.parts[1].topics) == 8 and found.earlier_accesses == [one]
+
+
+def without_stance(request: Any) -> dict[str, Any]:
+    """Answer with the true grade only to the sharp wording."""
+    grade = int(str(request.origin.document_id)[-1]) % 3
+    return dict.fromkeys(("relevance", "quality"), grade if SHARP in request.messages[0].content.split() else 2 - grade)
+
+
+@pytest.mark.parametrize("split", ["even", "all"])
+async def test_topics_of_another_choice_count_as_accesses(bench: Bench, blunt: Path, sharp: Path, split: str) -> None:
+    (bench.folder / "even").write_text("".join(f"{number}\n" for number in range(2, 9)))
     await bench.compare(blunt, sharp)
-    await bench.compare(blunt, sharp, split=str(tmp_path / "split") if split == "a file" else split)
+    await bench.compare(blunt, sharp, split=split)
     found = await bench.compare(blunt, sharp, confirm=True)
-    own, other, _, _ = read_looks(bench.log)
-    assert found.earlier_looks == [other] and set(other.topics) & {str(number) for number in range(2, 17, 2)}
-    assert any("before this one: 1;" in notice for notice in bench.notices)
+    own, other, _, _ = read_accesses(bench.log)
+    assert found.earlier_accesses == [other] and not set(other.topics).isdisjoint(titles(found.parts[1].topics))
+    assert own.topics == titles(found.parts[0].topics)
+
+
+async def test_a_log_that_cannot_be_written_is_an_error_before_any_request(
+    bench: Bench, blunt: Path, sharp: Path
+) -> None:
+    bench.log.mkdir()
+    with pytest.raises(IsADirectoryError):
+        await bench.compare(blunt, sharp)
+    assert bench.engine.requests == []
 
 
 @pytest.mark.parametrize("confirm", [True, False])
-async def test_a_damaged_log_of_looks_is_an_error_before_any_request(
+async def test_a_damaged_log_of_accesses_is_an_error_before_any_request(
     bench: Bench, blunt: Path, sharp: Path, confirm: bool
 ) -> None:
     bench.log.write_text("{}\n")
@@ -119,7 +163,7 @@ async def test_the_half_of_a_topic_depends_on_neither_sample_nor_selection(
     lines = bench.files["passages.jsonl"].read_text().splitlines(keepends=True)
     bench.files["passages.jsonl"].write_text("".join(line for line in lines if "passage 1-" not in line))
     for plan in ({}, {"size": 60, "seed": 1}, {"confirm": True}):
-        found = await bench.compare(blunt, sharp, split="odd", **plan)
+        found = await bench.compare(blunt, sharp, **plan)
         assert set(found.parts[0].topics) <= odd - {"1"}
         assert all(odd.isdisjoint(part.topics) for part in found.parts[1:])
     bench.flags = {"topic": ("2", "3", "5", "8")}
@@ -127,11 +171,17 @@ async def test_the_half_of_a_topic_depends_on_neither_sample_nor_selection(
     assert [part.topics for part in found.parts] == [["3", "5"], ["2", "8"]]
 
 
-async def test_judgments_of_every_second_topic_fill_both_halves(bench: Bench, blunt: Path, sharp: Path) -> None:
-    lines = bench.files["relevance"].read_text().splitlines(keepends=True)
-    bench.files["relevance"].write_text("".join(line for line in lines if int(line.split()[0]) % 2))
+async def test_judgments_of_one_more_topic_move_no_topic_to_the_other_half(
+    bench: Bench, blunt: Path, sharp: Path
+) -> None:
+    judgments = bench.files["relevance"]
+    lines = judgments.read_text().splitlines(keepends=True)
+    judgments.write_text("".join(line for line in lines if line.split()[0] != "3"))
+    (chosen,) = (await bench.compare(blunt, sharp)).parts
+    judgments.write_text("".join(lines))
     found = await bench.compare(blunt, sharp, confirm=True)
-    assert [part.topics for part in found.parts] == [["1", "5", "9", "13"], ["3", "7", "11", "15"]]
+    assert set(found.parts[0].topics) == {*chosen.topics, "3"}
+    assert set(found.parts[1].topics).isdisjoint(chosen.topics)
 
 
 async def test_a_topic_without_objects_does_not_move_others_between_halves(
@@ -163,9 +213,9 @@ async def test_too_few_held_out_topics_are_reported_before_the_engine_starts(
 
 
 async def test_too_small_halves_are_refused_before_any_request(bench: Bench, blunt: Path, sharp: Path) -> None:
-    (bench.folder / "half").write_text("1\n")
+    (bench.folder / "one").write_text("1\n")
     with pytest.raises(UsageError, match=r"^1 topics.* 15 .*split"):
-        await bench.compare(blunt, sharp, split="half", confirm=True)
+        await bench.compare(blunt, sharp, split="one", confirm=True)
     assert bench.engine.requests == []
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.expect import raises_at
+from tests.prompt_variants import title_of
 from touche_llm.data.records import Document, Topic
 from touche_llm.errors import DataError, UsageError
 from touche_llm.evaluation.qrels import Grades
@@ -144,10 +145,12 @@ def test_an_invalid_sample_is_refused(tmp_path: Path, text: str, line: str, valu
         read_sample(path, {"1": {"a": 1.0}})
 
 
-def test_topics_are_split_by_position_or_by_a_file(tmp_path: Path) -> None:
-    topics = ["7", "3", "9", "1", "5"]
-    assert split_topics(topics, "odd") == (["7", "9", "5"], ["3", "1"])
-    assert split_topics(topics, "even") == (["3", "1"], ["7", "9", "5"])
+def test_topics_are_split_by_title_or_by_a_file(tmp_path: Path) -> None:
+    topics = [Topic(topic, title_of(number)) for topic, number in zip("73915", "12345", strict=True)]
+    assert split_topics(topics, "half") == (["7", "9", "5"], ["3", "1"])
+    assert split_topics(topics, "all") == (["7", "3", "9", "1", "5"], [])
+    with raises_at(UsageError, "split", "1, 3"):
+        split_topics(topics[1::2], "half")
     path = tmp_path / "topics.txt"
     path.write_text("5\n\n3\n77\n")
     assert split_topics(topics, str(path)) == (["3", "5"], ["7", "9", "1"])

@@ -18,7 +18,7 @@ from touche_llm.llm.answer_forms import list_fields
 from touche_llm.llm.cache import CacheMode
 from touche_llm.llm.engines.base import Rejected
 from touche_llm.llm.request import Request
-from touche_llm.prompt_lab.looks import read_looks
+from touche_llm.prompt_lab.holdout import read_accesses
 from touche_llm.prompt_lab.measures import MACRO_F1
 from touche_llm.prompt_lab.variants import VariantSettings
 
@@ -113,17 +113,13 @@ async def test_a_document_without_a_usable_stance_keeps_that_of_the_judge_prompt
     assert own.judgments["1", "1-2"].readings["stance"].answered == own.judgments["1", "1-2"].stance == "NEUTRAL"
 
 
-async def test_a_look_names_the_stance_prompt_too(bench: Bench, judge: Judge) -> None:
+async def test_an_access_names_the_stance_prompt_too(bench: Bench, judge: Judge) -> None:
     bench.engine = judge
     found = await bench.compare("judge", "judge", aspects=ASPECTS, settings=choices("shared", "own"))
-    (look,) = read_looks(bench.log)
+    (access,) = read_accesses(bench.log)
     own = found.variants[1]
     assert own.stance is not None
-    assert [(template.name, template.hash) for template in look.templates] == [
-        ("judge+shared", own.prompt.hash),
-        ("judge+own", own.prompt.hash),
-        ("judge+own", own.stance.hash),
-    ]
+    assert access.prompts == [own.prompt.label, own.stance.label]
 
 
 async def test_a_replay_names_the_missing_stances(bench: Bench, judge: Judge) -> None:

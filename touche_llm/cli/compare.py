@@ -12,12 +12,14 @@ from touche_llm.cli import measured_runs as m
 from touche_llm.cli import options as o
 from touche_llm.cli import setting_options as s
 from touche_llm.cli.output import Format, FormatOption, say
+from touche_llm.cli.progress import CommandProgress
 from touche_llm.cli.tables import Column, format_interval, format_value, show_lines, show_table
 from touche_llm.data.files import check_output
 from touche_llm.errors import UsageError
 from touche_llm.evaluation.measures import describe_coverage
 from touche_llm.evaluation.notes import describe_missing_intervals
 from touche_llm.pipeline.run_lookup import find_run_file, find_task
+from touche_llm.prompt_lab.holdout import record_evaluations
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -79,6 +81,7 @@ def compare(
         check_runs(sides, known)
     qrels = m.select_common_topics(qrels, kept, shared=run_topics)
     evaluations = m.evaluate_runs(kept, qrels, depth or m.find_recall_depth(measured))
+    record_evaluations((each.folder for each in kept), qrels, CommandProgress().warn)
     number = runs.index(baseline)
     shown = kept
     # The page names runs by their paths.

@@ -24,6 +24,7 @@ from touche_llm.evaluation.qrels import STANCE
 from touche_llm.pipeline.recorded_evaluation import record_evaluation
 from touche_llm.pipeline.run_directory import RunDirectory
 from touche_llm.pipeline.run_lookup import find_task
+from touche_llm.prompt_lab.holdout import record_evaluations
 from touche_llm.tasks.base import Task
 
 if TYPE_CHECKING:
@@ -81,6 +82,7 @@ def evaluate(
     if run_topics:
         qrels = m.select_common_topics(qrels, measured, shared=True)
     evaluations = m.evaluate_runs(measured, qrels, depth or m.find_recall_depth(measured))
+    record_evaluations((run.folder for run in measured), qrels, CommandProgress().warn)
     if not run_topics or len(runs) == 1:
         _record(measured, evaluations, known, files)
     shown = measured

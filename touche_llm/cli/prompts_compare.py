@@ -43,7 +43,7 @@ SplitOption = Annotated[
     typer.Option(
         "--split",
         metavar="NAME|FILE",
-        help="Topics to choose on: odd, even or all places, or the ids in a file; the others are held out.",
+        help="Topics to choose on: their fixed half, all, or the ids in a file; the others are held out.",
     ),
 ]
 ConfirmOption = Annotated[
@@ -138,7 +138,7 @@ def compare(
     config: Config,
     qrels_files: o.QrelsFiles,
     templates: TemplatesArgument,
-    split: SplitOption = "odd",
+    split: SplitOption = "half",
     confirm: ConfirmOption = False,
     sample: SampleOption = None,
     sample_seed: SampleSeedOption = None,
@@ -276,7 +276,8 @@ def _rows(found: PromptComparison, part: PartMeasures) -> list[dict[str, Any]]:
             row |= {name: figure.value, f"{name}_judged": part.judged[variant.name][measure]}
             row |= {f"{name}_{key}": change.get(key) for key in _CHANGE}
         row["random_ndcg_5"] = part.chance
-        row["earlier_looks"] = None if found.earlier_looks is None else len(found.earlier_looks)
+        accesses = found.earlier_accesses
+        row["earlier_accesses"] = None if accesses is None else len(accesses)
         row |= {
             "outside": part.off_label_mass[variant.name],
             "failures": len(said.failures),

@@ -33,6 +33,7 @@ from touche_llm.evaluation.qrels import STANCE, Qrels, read_qrels
 from touche_llm.llm.model import AnsweredRequest, ModelClient
 from touche_llm.pipeline.context import RunContext, check_examples, make_request_builder
 from touche_llm.pipeline.engines import open_model
+from touche_llm.prompt_lab.holdout import record_trial
 from touche_llm.prompt_lab.trial import Subject, Trial, TrialContext, ask, find_best_documents
 from touche_llm.prompt_lab.watch import FileChanges
 from touche_llm.prompts.catalog import find_prompt
@@ -84,6 +85,7 @@ def try_(
             how = _suggest_documents(run, purpose)
             raise UsageError(f"--doc: missing, since the prompt for {purpose.name} is about documents; {how}")
         tried = run_requests(config, _send_once(trial))
+        _record(run, *tried, qrels)
     if output is Format.TABLE:
         _show(*tried, qrels, verbose)
     else:
@@ -136,6 +138,14 @@ async def _send_once(context: TrialContext) -> _Tried:
         return await _send(context, *_load_prompt(context), model)
 
 
+def _record(run: RunContext, prompt: Prompt, subject: Subject, trials: list[Trial], qrels: Qrels | None) -> None:
+    """Log the human judgments that are about to be shown as an access to the topic."""
+    if qrels is not None:
+        # Human judgments are of one document.
+        documents = [trial.ids[0] for trial in trials if len(trial.ids) == 1]
+        record_trial(run.config.cache.file, subject.topic, documents, qrels, prompt.label, run.progress.warn)
+
+
 async def _watch(context: TrialContext, qrels: Qrels | None, verbose: bool, saved: AsyncIterator[None]) -> None:
     """Send the requests, now and after each change; errors are printed."""
     config = context.run.config
@@ -148,6 +158,7 @@ async def _watch(context: TrialContext, qrels: Qrels | None, verbose: bool, save
                     print("saved, with the same text")
                 else:
                     tried = await _send(context, purpose, prompt, model)
+                    _record(context.run, *tried, qrels)
                     _show(*tried, qrels, verbose)
                     if before is not None:
                         show_lines(_describe_changes(before, tried), indent=4, keeps_indented=False)

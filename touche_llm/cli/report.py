@@ -16,6 +16,7 @@ from touche_llm.data.files import check_output
 from touche_llm.evaluation.qrels import read_qrels
 from touche_llm.pipeline.run_directory import RunDirectory, is_page
 from touche_llm.pipeline.run_files import REPORT
+from touche_llm.prompt_lab.holdout import record_evaluations
 from touche_llm.tasks import get_task
 
 _TOP = 20
@@ -52,6 +53,8 @@ def report(
     known = m.find_qrels_files(task, [run_dir], qrels_files, given.get("dataset"))
     qrels = read_qrels(known, task) if known else None
     found = gather_report(run_dir, qrels, top, run_topics=run_topics)
+    if qrels is not None:
+        record_evaluations([run_dir], qrels, CommandProgress().warn)
     for note in found.notes:
         CommandProgress().warn(note)
     size = write_page(render_report(found), target)

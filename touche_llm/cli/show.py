@@ -10,6 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from touche_llm.cli.output import Format, FormatOption, print_rows, say
+from touche_llm.cli.progress import CommandProgress
 from touche_llm.cli.rankings import format_grade, list_rows, place_grades, read_run_topics, show_rankings
 from touche_llm.cli.tables import TEXT_WIDTH, Column, show_lines, show_table
 from touche_llm.cli.thoughts import read_thoughts, show_thoughts
@@ -31,6 +32,7 @@ from touche_llm.pipeline.run_overview import (
     sum_usage,
 )
 from touche_llm.pipeline.stages import count_by_kind
+from touche_llm.prompt_lab.holdout import record_shown_evaluation
 from touche_llm.tasks import get_task
 from touche_llm.tasks.base import Task
 
@@ -88,6 +90,8 @@ def show(
     if output is not Format.TABLE:
         print_rows(output, rows)
     elif topic is None:
+        if overview.evaluation is not None:
+            record_shown_evaluation(overview.directory, task, CommandProgress().warn)
         _show_run(overview, config, task)
         if rows:
             show_rankings(rows, task, topics)

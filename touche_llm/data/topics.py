@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+import unicodedata
 from codecs import BOM_UTF8
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -144,6 +145,12 @@ def make_topic(fields: Mapping[str, Any], where: str, path: Path | str) -> Topic
         narrative=text("narrative"),
         objects=_parse_objects(fields.get("objects"), f"{path}: topic {number}: <objects>"),
     )
+
+
+def normalise_title(title: str) -> str:
+    """Return the words of a title in lower case, which are the same for a topic in all editions and tasks."""
+    folded = unicodedata.normalize("NFKC", title).casefold()
+    return " ".join(re.findall(r"\w+", folded)) or folded
 
 
 def _collapse_white_space(value: object, what: str) -> str:

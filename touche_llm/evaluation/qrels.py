@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
+
+import orjson
 
 from touche_llm.data.lines import ID_FORM, is_word, read_table_lines
 from touche_llm.errors import DataError, UsageError, shorten, suggest
@@ -58,6 +61,7 @@ class Qrels:
         repeated: Number of lines that repeat an earlier one, for each aspect with such lines.
         gaps: Judgments that an aspect lacks and another has, in the order of the aspects.
         judged_topics: All topics that the file of each aspect judges, including those that `restrict_to` left out.
+        hashes: SHA-256 of the judgments of each aspect in any order, including those that `restrict_to` left out.
     """
 
     grades: dict[str, Grades]
@@ -67,11 +71,15 @@ class Qrels:
     repeated: dict[str, int]
     gaps: list[Gap]
     judged_topics: dict[str, frozenset[str]] = field(default_factory=dict)
+    hashes: dict[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if not self.judged_topics:
             self.judged_topics.update({aspect: frozenset(judged) for aspect, judged in self.grades.items()})
             self.judged_topics.update({STANCE: frozenset(self.stances)} if self.stances else {})
+        if not self.hashes:
+            given: dict[str, Any] = {**self.grades, **({STANCE: self.stances} if self.stances else {})}
+            self.hashes.update({aspect: _hash(judged) for aspect, judged in given.items()})
 
     def restrict_to(self, topics: Collection[str]) -> Qrels:
         """Return the judgments of these topics alone; an aspect without any of them stays, without topics."""
@@ -91,6 +99,10 @@ class Qrels:
                 pairs = [f"topic {topic} document {document}" for topic, document in gap.documents]
                 notes.append(f"{gap.aspect} qrels: lack documents that other qrels have: {shorten(pairs)}")
         return notes
+
+
+def _hash(judged: Mapping[str, Mapping[str, Any]]) -> str:
+    return hashlib.sha256(orjson.dumps(judged, option=orjson.OPT_SORT_KEYS)).hexdigest()
 
 
 def _select(judged: dict[str, dict[str, ValueT]], topics: Collection[str]) -> dict[str, dict[str, ValueT]]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 from functools import cached_property
@@ -11,6 +10,7 @@ from typing import Any, Self
 
 from touche_llm.config import Config
 from touche_llm.data.records import Topic
+from touche_llm.data.topics import normalise_title
 from touche_llm.data.trec_runs import read_candidates
 from touche_llm.errors import DataError, UsageError, shorten
 from touche_llm.judging.pointwise import RequestBuilder
@@ -245,12 +245,12 @@ def check_examples(prompt: Prompt, topics: list[Topic], file: Path | None, warn:
     """
     for problem in list_copyable_answers(prompt):
         warn(problem)
-    by_title = {_normalise(topic.title): topic for topic in topics}
+    by_title = {normalise_title(topic.title): topic for topic in topics}
     by_id = {topic.id: topic for topic in topics}
     named = f" of {file}" if file is not None else ""
     for number, example in enumerate(prompt.examples, start=1):
         where = f"{examples_path(prompt.path)}: example {number} of the template {prompt.path}"
-        same = by_title.get(_normalise(example.topic.title))
+        same = by_title.get(normalise_title(example.topic.title))
         if same is not None:
             raise UsageError(
                 f"{where}: its topic {example.topic.id}, {example.topic.title!r:.120}, is topic {same.id}{named}, "
@@ -262,7 +262,3 @@ def check_examples(prompt: Prompt, topics: list[Topic], file: Path | None, warn:
                 f"{where}: its topic {example.topic.id}, {example.topic.title!r:.120}, has the number of "
                 f"{title!r:.120}{f' in {file}' if file is not None else ''}; the titles differ, so it is used"
             )
-
-
-def _normalise(title: str) -> str:
-    return " ".join(re.findall(r"\w+", title.casefold()))

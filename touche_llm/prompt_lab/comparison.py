@@ -19,7 +19,17 @@ from touche_llm.pipeline.engines import open_model
 from touche_llm.pipeline.progress import Progress
 from touche_llm.pipeline.stages import report_known_failures
 from touche_llm.prompt_lab.draw import Sampled
-from touche_llm.prompt_lab.looks import Look, describe_looks, look_log, make_look, read_looks, record_look
+from touche_llm.prompt_lab.holdout import (
+    HOLD_OUT,
+    Access,
+    Kind,
+    access_log,
+    check_log,
+    describe_accesses,
+    make_access,
+    record_access,
+    select_counted,
+)
 from touche_llm.prompt_lab.measures import (
     MACRO_F1,
     PartMeasures,
@@ -28,7 +38,7 @@ from touche_llm.prompt_lab.measures import (
     decide_verdict,
     measure_part,
 )
-from touche_llm.prompt_lab.sample import HOLD_OUT, Plan, check_parts, divide_sample, provide_sample, split_topics
+from touche_llm.prompt_lab.sample import Plan, check_parts, divide_sample, provide_sample, split_topics
 from touche_llm.prompt_lab.variant_judgments import VariantJudgments, judge_variants
 from touche_llm.prompt_lab.variants import Variant, VariantSettings, load_variants
 from touche_llm.prompts.prompt import Prompt
@@ -54,7 +64,8 @@ class PromptComparison:
         verdict: The best variant, and whether it was confirmed.
         texts: Texts of the documents by id, if the plan wants them.
         notes: Notes for the user.
-        earlier_looks: Earlier looks at the held-out topics; None if they were not judged.
+        earlier_accesses: Earlier accesses to the held-out topics that make a confirmation weaker; None if these were
+            not judged.
     """
 
     task: Task
@@ -68,7 +79,7 @@ class PromptComparison:
     verdict: Verdict
     texts: Mapping[str, str] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
-    earlier_looks: list[Look] | None = None
+    earlier_accesses: list[Access] | None = None
 
     def variants_in(self, part: PartMeasures) -> list[Variant]:
         """Return the variants that judged a part."""
@@ -162,7 +173,7 @@ async def _prepare(context: RunContext, variants: list[Variant], qrels: Qrels, p
     """Draw or read the sample and divide it; raise an error if the sample, a prompt or the log does not fit."""
     config, task, topics, corpus = context.config, context.task, context.topics, context.corpus
     grades = next(iter(qrels.grades.values()))
-    halves = split_topics([topic.id for topic in context.file_topics if topic.id in grades], plan.split)
+    halves = split_topics([topic for topic in context.file_topics if topic.id in grades], plan.split)
     await corpus.fetch(document_id for topic in topics for document_id in grades.get(topic.id, {}))
     sample, path, notes = provide_sample(plan, grades, topics, halves, corpus, task)
     topics = _keep_topics(topics, sample)
@@ -177,7 +188,7 @@ async def _prepare(context: RunContext, variants: list[Variant], qrels: Qrels, p
     parts, part_notes = divide_sample(plan, sample, halves)
     if _choose_criterion(qrels, variants) == MACRO_F1:
         _check_stances(parts, qrels)
-    read_looks(look_log(config.cache.file))
+    check_log(access_log(config.cache.file))
     topics = _keep_topics(topics, [document for documents in parts.values() for document in documents])
     notes += part_notes
     for note in notes:
@@ -193,18 +204,18 @@ def _keep_topics(topics: list[Topic], sample: Sequence[Sampled]) -> list[Topic]:
 
 async def _judge_parts(
     context: RunContext, qrels: Qrels, variants: Sequence[Variant], prepared: _Prepared, builder: RequestBuilder
-) -> tuple[dict[tuple[str, str], VariantJudgments], list[PartMeasures], list[Look] | None]:
+) -> tuple[dict[tuple[str, str], VariantJudgments], list[PartMeasures], list[Access] | None]:
     """Judge with all variants; then judge the held-out topics, if any, with the first variant and the best.
 
     Returns:
-        The judgments by part and variant, the measures of each part, and earlier looks at the held-out topics or None.
+        The judgments by part and variant, the measures of each part, and earlier accesses to the held-out topics or None.
     """
     config, parts = context.config, dict(prepared.parts)
     topics = {topic.id: topic for topic in prepared.topics}
     held_out = parts.pop(HOLD_OUT, [])
     ((name, sample),) = parts.items()
     judged = await judge_variants(context, variants, name, sample, topics, builder)
-    _count_look(config, qrels, sample, variants)
+    _record(config, qrels, "choice", [topics[item.topic_id] for item in sample], variants)
     criterion = _choose_criterion(qrels, variants)
 
     def measure(name: str, sample: Sequence[Sampled]) -> PartMeasures:
@@ -217,10 +228,16 @@ async def _judge_parts(
         return judged, measures, None
     finalists = [variant for variant in variants if variant.name in names]
     judged |= await judge_variants(context, finalists, HOLD_OUT, held_out, topics, builder)
-    earlier = _count_look(config, qrels, held_out, finalists)
-    prepared.notes.append(note := describe_looks(earlier, look_log(config.cache.file)))
-    context.progress.warn(note)
-    return judged, [*measures, measure(HOLD_OUT, held_out)], earlier
+    access, earlier = _record(
+        config, qrels, "confirmation", [topics[item.topic_id] for item in held_out], finalists
+    )
+    baseline, winner = ([prompt.label for prompt in variant.prompts] for variant in finalists)
+    counted = select_counted(earlier, baseline, winner)
+    notes = describe_accesses(earlier, counted, access, winner, access_log(config.cache.file))
+    prepared.notes += notes
+    for note in notes:
+        context.progress.warn(note)
+    return judged, [*measures, measure(HOLD_OUT, held_out)], counted
 
 
 def _choose_criterion(qrels: Qrels, variants: Sequence[Variant]) -> str:
@@ -239,14 +256,13 @@ def _check_stances(parts: Mapping[str, Sequence[Sampled]], qrels: Qrels) -> None
             )
 
 
-def _count_look(config: Config, qrels: Qrels, seen: Sequence[Sampled], compared: Sequence[Variant]) -> list[Look]:
-    """Log a look at the topics before any measure is shown; return earlier looks at any of them."""
-    aspect, grades = next(iter(qrels.grades.items()))
-    prompts = [(variant.name, prompt) for variant in compared for prompt in variant.prompts]
-    topics = list(dict.fromkeys(item.topic_id for item in seen))
-    return record_look(
-        look_log(config.cache.file), make_look(get_task(config.task).name, aspect, grades, topics, prompts)
-    )
+def _record(
+    config: Config, qrels: Qrels, kind: Kind, topics: Sequence[Topic], variants: Sequence[Variant]
+) -> tuple[Access, list[Access]]:
+    """Log an access to the topics before any measure is shown; return it and earlier accesses to any of them."""
+    labels = [prompt.label for variant in variants for prompt in variant.prompts]
+    access = make_access(kind, (topic.title for topic in topics), qrels, labels)
+    return access, record_access(access_log(config.cache.file), access)
 
 
 async def _find_objects(context: RunContext, prepared: _Prepared, builder: RequestBuilder) -> list[Failure]:

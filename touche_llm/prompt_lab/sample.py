@@ -16,12 +16,12 @@ from touche_llm.evaluation.qrels import Grades
 from touche_llm.judging.pointwise import Documents
 from touche_llm.pipeline.corpora import Corpus
 from touche_llm.prompt_lab.draw import Sampled, draw_sample, shares
+from touche_llm.prompt_lab.holdout import CHOICE, HOLD_OUT, find_half
 from touche_llm.tasks.base import Task
 
 COLUMNS = ("topic", "document", "grade")
-ODD, EVEN = "odd", "even"
-# Names of the parts of a sample.
-ALL, CHOICE, HOLD_OUT = "all", "choice", "hold-out"
+# Splits that need no file; `all` is also the name of the one part of such a sample.
+HALF, ALL = "half", "all"
 # A choice is confirmed if p on the held-out topics is below this level.
 CONFIRMED_BELOW = 0.05
 # Topics in each half; with fewer held out no choice can be confirmed, see `min_p_value`.
@@ -50,7 +50,7 @@ class Plan:
     size: int | None = None
     seed: int | None = None
     file: Path | None = None
-    split: str = ODD
+    split: str = HALF
     confirm: bool = False
     texts: bool = False
 
@@ -129,23 +129,27 @@ def read_sample(path: Path, grades: Grades) -> list[Sampled]:
     return list(found.values())
 
 
-def split_topics(topics: Sequence[str], split: str) -> Halves:
-    """Split topics into those to choose on and those held out, both in the given order.
+def split_topics(judged: Sequence[Topic], split: str) -> Halves:
+    """Split judged topics into those to choose on and those held out, both in the given order.
 
     Args:
-        topics: All judged topics of the topics file, so that a topic's half depends neither on the sample nor on the
-            selected topics. Unjudged topics do not count: if only every second topic is judged, both halves get topics.
-        split: `odd` or `even` for the topics at these positions, counted from 1; `all`; or the path of a file of topic
-            ids, one per line.
+        judged: Topics.
+        split: `half` for the halves of `find_half`; `all`; or the path of a file of topic ids, one per line.
 
     Raises:
         DataError: The file cannot be read, or a line is not a topic id.
-        UsageError: No topic is in the file.
+        UsageError: There is no topic to choose on.
     """
+    topics = [topic.id for topic in judged]
     if split == ALL:
         chosen = set(topics)
-    elif split in (ODD, EVEN):
-        chosen = set(topics[split == EVEN :: 2])
+    elif split == HALF:
+        chosen = {topic.id for topic in judged if find_half(topic.title) == CHOICE}
+        if topics and not chosen:
+            raise UsageError(
+                f"split: by their titles, all judged topics are held out: {shorten(topics)}; give a file of topics to "
+                f"choose on, or {ALL}"
+            )
     else:
         chosen = set()
         for number, line in read_table_lines(Path(split), "a list of topics"):
@@ -221,10 +225,10 @@ def divide_sample(plan: Plan, sample: Sequence[Sampled], halves: Halves) -> tupl
     else:
         named = zip((CHOICE, HOLD_OUT), halves, strict=True)
         parts = {name: [item for item in sample if item.topic_id in half] for name, half in named}
+        chosen, held_out = (len({item.topic_id for item in part}) for part in parts.values())
+        notes.append(f"{chosen} topics to choose on; {held_out} are held out to confirm the best")
         if not plan.confirm:
-            held = len({item.topic_id for item in parts.pop(HOLD_OUT)})
-            chosen = len({item.topic_id for item in parts[CHOICE]})
-            notes.append(f"{chosen} topics to choose on; {held} are held out to confirm the best")
+            del parts[HOLD_OUT]
     check_parts(parts)
     if plan.confirm and (min_p := min_p_value(held := len(_list_relevant_topics(parts[HOLD_OUT])))) >= CONFIRMED_BELOW:
         notes.append(

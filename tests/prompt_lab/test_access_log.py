@@ -1,0 +1,160 @@
+"""The log of accesses to judged topics, and which of them a confirmation counts."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from touche_llm.data.files import encode_line
+from touche_llm.errors import DataError
+from touche_llm.evaluation.qrels import Qrels
+from touche_llm.prompt_lab.holdout import (
+    Access,
+    access_log,
+    check_log,
+    describe_accesses,
+    read_accesses,
+    record_access,
+    select_counted,
+)
+
+GRADES = {"1": {"a": 2.0, "b": 0.0}, "2": {"c": 1.0}}
+JUDGE, MINE, EARLIER = "task/judge@1-aaaaaa", "task/mine@2-bbbbbb", "task/mine@1-cccccc"
+OTHER, BEST, COPY = "task/other@1-dddddd", "task/best@1-eeeeee", "else/copy@2-bbbbbb"
+
+
+def hashes_of(grades: dict[str, dict[str, float]]) -> dict[str, str]:
+    return Qrels({"relevance": grades}, {}, (), {}, {}, []).hashes
+
+
+def access(number: int = 0, **fields: Any) -> Access:
+    given: dict[str, Any] = {
+        "time": datetime(2026, 1, 2, 3, number % 60, tzinfo=UTC),
+        "kind": "confirmation",
+        "topics": ["Tea or coffee?", "Cats or dogs?"],
+        "judgments": hashes_of(GRADES),
+        "prompts": [JUDGE, MINE],
+    }
+    return Access(**given | fields)
+
+
+def test_accesses_to_topics_of_the_same_title_are_earlier_ones(tmp_path: Path) -> None:
+    path = tmp_path / "new" / "log"
+    others = [["Cats or dogs?", "Bus or train?"], ["Bus or train?"], ["tea  OR\u00a0coffee"]]
+    accesses = [access(number, topics=topics) for number, topics in enumerate(others)]
+    for each in accesses:
+        record_access(path, each)
+    changed = access(4, judgments=hashes_of({"9": {"x": 1.0}}), prompts=[OTHER])
+    assert record_access(path, changed) == [accesses[0], accesses[2]]
+    assert read_accesses(path) == [*accesses, changed]
+
+
+@pytest.mark.parametrize(
+    ("kind", "logged"), [("choice", 2), ("confirmation", 2), ("trial", 1), ("evaluation", 1)]
+)
+def test_a_repeated_trial_or_evaluation_is_logged_once(tmp_path: Path, kind: str, logged: int) -> None:
+    path = tmp_path / "log"
+    assert record_access(path, access(1, kind=kind)) == []
+    assert record_access(path, access(2, kind=kind)) == [access(1, kind=kind)]
+    assert len(read_accesses(path)) == logged
+    record_access(path, access(3, kind=kind, prompts=[MINE]))
+    assert len(read_accesses(path)) == logged + 1
+
+
+@pytest.mark.parametrize(
+    ("kind", "prompts", "counts"),
+    [
+        ("confirmation", [JUDGE, MINE], True),
+        ("confirmation", [JUDGE, OTHER], True),
+        ("choice", [JUDGE, OTHER], True),
+        ("trial", [MINE], True),
+        ("trial", [OTHER], True),
+        ("trial", [JUDGE], False),
+        ("evaluation", [MINE, BEST], True),
+        ("evaluation", [EARLIER], True),
+        ("evaluation", [COPY], True),
+        ("evaluation", [JUDGE], False),
+        ("evaluation", [JUDGE, BEST], False),
+        ("evaluation", [OTHER], False),
+    ],
+)
+def test_the_first_prompt_and_runs_with_others_are_not_counted(kind: str, prompts: list[str], counts: bool) -> None:
+    past = access(kind=kind, prompts=prompts)
+    assert select_counted([past], [JUDGE], [MINE]) == [past] * counts
+
+
+def test_where_only_settings_differ_an_access_with_the_prompt_counts() -> None:
+    assert select_counted([access(kind="evaluation", prompts=[JUDGE])], [JUDGE], [JUDGE])
+    assert select_counted([access(kind="evaluation", prompts=[JUDGE, BEST])], [JUDGE], [JUDGE, BEST])
+    assert not select_counted([access(kind="evaluation", prompts=[JUDGE])], [JUDGE], [JUDGE, BEST])
+
+
+def test_judgments_have_the_same_hash_in_any_order() -> None:
+    assert hashes_of({"2": {"c": 1.0}, "1": {"b": 0.0, "a": 2.0}}) == hashes_of(GRADES)
+    assert hashes_of({"1": {"a": 2.0}, "2": {"c": 1.0}}) != hashes_of(GRADES)
+
+
+@pytest.mark.parametrize(
+    ("damaged", "line"),
+    [(b"{}\n", 2), (b"\n", 2), (encode_line(access())[:40], 2), (encode_line(access()).rstrip(), 2), (b"\xff\n", 2)],
+)
+def test_a_damaged_log_is_an_error_with_file_and_line_and_stays_as_it_is(
+    tmp_path: Path, damaged: bytes, line: int
+) -> None:
+    path = tmp_path / "log"
+    path.write_bytes(encode_line(access()) + damaged)
+    for fails in (lambda: record_access(path, access(1)), lambda: check_log(path)):
+        with pytest.raises(DataError) as caught:
+            fails()
+        assert str(caught.value).startswith(f"{path}:{line}: ")
+    assert path.read_bytes() == encode_line(access()) + damaged
+
+
+def test_only_the_folder_itself_is_made(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError):
+        record_access(tmp_path / "of" / "elsewhere" / "log", access())
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.slow
+def test_processes_that_append_at_a_time_lose_no_access(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    code = (
+        "import sys\nfrom pathlib import Path\nfrom tests.prompt_lab.test_access_log import access\n"
+        "from touche_llm.prompt_lab.holdout import record_access\n"
+        "for number in range(40):\n    print(len(record_access(Path(sys.argv[1]), access(number))))"
+    )
+    started = [
+        subprocess.Popen([sys.executable, "-c", code, str(path)], stdout=subprocess.PIPE, text=True) for _ in range(3)
+    ]
+    counted = [int(line) for process in started for line in process.communicate()[0].splitlines()]
+    assert [process.returncode for process in started] == [0, 0, 0]
+    # No two of them saw as many before.
+    assert sorted(counted) == list(range(120)) and len(read_accesses(path)) == 120
+
+
+def test_the_log_is_beside_a_cache_and_not_beside_a_cassette() -> None:
+    assert access_log(Path("mine/answers.sqlite")) == Path("mine/hold_out_accesses.jsonl")
+    assert access_log(Path("mine/cassette.jsonl")) == Path(".touche-llm/hold_out_accesses.jsonl")
+
+
+def test_a_note_lists_the_latest_accesses_and_how_they_differ(tmp_path: Path) -> None:
+    now = access(59)
+    (none,) = describe_accesses([], [], now, [MINE], tmp_path)
+    assert "no earlier access" in none and str(tmp_path) in none
+    past = [access(number) for number in range(8)]
+    (note,) = describe_accesses(past, past, now, [MINE], tmp_path)
+    assert [f"03:{number:02} confirmation" in note for number in range(8)] == [False] * 3 + [True] * 5
+    assert ": 8; " in note and "other " not in note and str(tmp_path) in note
+    evaluated = access(8, kind="evaluation", run="runs/a@abc", prompts=[JUDGE], topics=["cats or dogs"])
+    other = access(9, judgments=hashes_of({"9": {"x": 1.0}}))
+    noted, uncounted = describe_accesses([evaluated, other], [other], now, [MINE], tmp_path)
+    assert "other judgments" in noted and "other prompts" not in noted and "runs/a@abc" not in noted
+    assert "evaluation of runs/a@abc, 1 of 2 topics (other prompts)" in uncounted
+    none, uncounted = describe_accesses([evaluated], [], now, [MINE], tmp_path)
+    assert "no earlier access" in none and "runs/a@abc" in uncounted

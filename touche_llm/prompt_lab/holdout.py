@@ -1,0 +1,283 @@
+"""Held-out topics: the half of each topic, and the log of accesses to judged topics.
+
+Each earlier access to held-out topics weakens a confirmation on them. Accesses to all judged topics are logged, so that
+a change of the split hides none.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from functools import cache
+from pathlib import Path
+from typing import IO, Annotated, Literal
+
+from pydantic import AwareDatetime, Field
+
+from touche_llm.data.files import encode_line, read_records, sha256, shorten_path
+from touche_llm.data.json_records import JsonModel
+from touche_llm.data.records import Topic
+from touche_llm.data.topics import normalise_title, read_topics
+from touche_llm.data.trec_runs import read_run
+from touche_llm.errors import DataError, ToucheError, Warn, describe_os_error
+from touche_llm.evaluation.qrels import Qrels, read_qrels
+from touche_llm.pipeline.recorded_evaluation import find_known_qrels
+from touche_llm.pipeline.run_directory import RunDirectory
+from touche_llm.tasks import prompts_folder
+from touche_llm.tasks.base import Task
+from touche_llm.tasks.definition import Strict, read_definition
+
+# Names of the halves.
+CHOICE, HOLD_OUT = "choice", "hold-out"
+HALVES_FILE = "halves.yaml"
+_LOG = "hold_out_accesses.jsonl"
+# Folder of the default cache; the folder of a cassette is read-only data.
+_FOLDER_OF_CASSETTES = Path(".touche-llm")
+# Maximum bytes of the log, about 8,000 accesses to 25 topics; an access takes ten times its bytes in memory.
+_MAX_LOG = 16 * 2**20
+# Maximum number of earlier accesses that a note lists.
+_LISTED = 5
+_HASH_DIGITS = 12
+
+Kind = Literal["choice", "confirmation", "trial", "evaluation"]
+
+
+class PublishedHalves(Strict):
+    """Titles of the topics of a published task, by half."""
+
+    choice: list[str]
+    hold_out: list[str]
+
+
+@cache
+def _read_published() -> dict[str, str]:
+    """Return the half of each normalised title of the project's own tasks."""
+    found: dict[str, str] = {}
+    for file in sorted(prompts_folder().glob(f"*/{HALVES_FILE}")):
+        halves = read_definition(file, PublishedHalves)
+        for half, titles in ((CHOICE, halves.choice), (HOLD_OUT, halves.hold_out)):
+            found |= dict.fromkeys(map(normalise_title, titles), half)
+    return found
+
+
+def find_half(title: str) -> str:
+    """Return the half of a topic, which depends on its title alone: the published one, else one by hash."""
+    name = normalise_title(title)
+    by_hash = HOLD_OUT if hashlib.sha256(name.encode()).digest()[0] >> 7 else CHOICE
+    return _read_published().get(name, by_hash)
+
+
+class Access(JsonModel):
+    """An access to the judgments of some topics, with prompts whose answers were compared with them.
+
+    Attributes:
+        time: When the result was computed.
+        kind: `choice` or `confirmation` by `prompts compare`, `trial` by `prompts try`, or `evaluation` of a run.
+        topics: Titles.
+        judgments: SHA-256 of the judgments of each aspect, see `Qrels.hashes`.
+        prompts: Labels of the prompts, as `Prompt.label`.
+        run: Folder of an evaluated run and the beginning of the SHA-256 of its run file, as `FOLDER@HASH`.
+    """
+
+    time: AwareDatetime
+    kind: Kind
+    topics: Annotated[list[str], Field(min_length=1)]
+    judgments: dict[str, Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]]
+    prompts: Annotated[list[str], Field(min_length=1)]
+    run: str | None = None
+
+
+def make_access(
+    kind: Kind, titles: Iterable[str], qrels: Qrels, prompts: Iterable[str], run: str | None = None
+) -> Access:
+    """Make an access to topics with prompts, at the present time."""
+    now = datetime.now(UTC).replace(microsecond=0)
+    unique = [list(dict.fromkeys(names)) for names in (titles, prompts)]
+    return Access(time=now, kind=kind, topics=unique[0], judgments=qrels.hashes, prompts=unique[1], run=run)
+
+
+def access_log(cache: Path) -> Path:
+    """Return the log beside an answer cache; for a cassette, beside the default cache."""
+    return (_FOLDER_OF_CASSETTES if cache.suffix == ".jsonl" else cache.parent) / _LOG
+
+
+def read_accesses(path: Path) -> list[Access]:
+    """Read a log.
+
+    Raises:
+        DataError: A line is invalid, or the last line has no end; names file and line.
+    """
+    if not path.exists():
+        return []
+    what = "accesses to topics, one a line; correct or remove this line"
+    accesses = read_records(path, Access, what, max_bytes=_MAX_LOG)
+    if accesses and not path.read_bytes().endswith(b"\n"):
+        raise DataError(f"{path}:{len(accesses)}: the last line has no end; complete or remove this line")
+    return accesses
+
+
+@contextmanager
+def _lock(path: Path) -> Iterator[IO[bytes]]:
+    """Open a log to append to it, locked, so that of two processes the later one sees the access of the other."""
+    # Only the folder itself is created: that of a run from another machine may have no parents here.
+    path.parent.mkdir(exist_ok=True)
+    with path.open("ab", buffering=0) as stream:
+        fcntl.flock(stream, fcntl.LOCK_EX)
+        yield stream
+
+
+def check_log(path: Path) -> None:
+    """Raise OSError if the log cannot be written, DataError as `read_accesses`."""
+    with _lock(path):
+        read_accesses(path)
+
+
+def record_access(path: Path, access: Access) -> list[Access]:
+    """Append an access to a log; return earlier accesses to any of its topics, of any task and with any judgments.
+
+    A trial or an evaluation that only repeats a logged one is not appended.
+
+    Raises:
+        DataError: As `read_accesses`; nothing is appended.
+        OSError: The log cannot be written.
+    """
+    with _lock(path) as stream:
+        logged = read_accesses(path)
+        is_logged = any(past.model_copy(update={"time": access.time}) == access for past in logged)
+        if not is_logged or access.kind in ("choice", "confirmation"):
+            stream.write(encode_line(access))
+            os.fsync(stream.fileno())
+    return [past for past in logged if _count_shared(past, access)]
+
+
+def _count_shared(past: Access, access: Access) -> int:
+    return len({normalise_title(title) for title in past.topics} & {normalise_title(title) for title in access.topics})
+
+
+def record_evaluations(folders: Iterable[Path | None], qrels: Qrels, warn: Warn) -> None:
+    """Log the evaluation of runs as accesses to their judged topics; warn if one cannot be logged.
+
+    Args:
+        folders: Folders of runs, repeated ones once; None for a run without a folder, whose prompts are not known.
+        qrels: The judgments, restricted to the topics that count.
+        warn: Receives the warnings.
+    """
+    for folder in dict.fromkeys(filter(None, folders)):
+        with _warn_of_errors(f"{folder}: its evaluation", warn):
+            _record_evaluation(RunDirectory(folder), qrels)
+
+
+def record_shown_evaluation(directory: RunDirectory, task: Task, warn: Warn) -> None:
+    """Log the last evaluation of a run unless `record_evaluations` has; warn if it cannot be logged."""
+    with _warn_of_errors(f"{directory}: its evaluation", warn):
+        _record_evaluation(directory, read_qrels(find_known_qrels([directory], task), task))
+
+
+@contextmanager
+def _warn_of_errors(what: str, warn: Warn) -> Iterator[None]:
+    """Warn instead of raising an error: results of a command that only logs on the side are printed all the same."""
+    try:
+        yield
+    except (OSError, ToucheError) as error:
+        problem = describe_os_error(error) if isinstance(error, OSError) else error
+        warn(f"{what} is not logged as an access to topics, so that no confirmation will count it: {problem}")
+
+
+def record_trial(
+    cache: Path, topic: Topic, documents: Collection[str], qrels: Qrels, prompt: str, warn: Warn
+) -> None:
+    """Log a trial of the prompt with this label as an access to its topic if one of the documents is judged; warn if it cannot be logged."""
+    judged = (*qrels.grades.values(), qrels.stances)
+    if not any(document in aspect.get(topic.id, {}) for aspect in judged for document in documents):
+        return
+    with _warn_of_errors(f"topic {topic.id}: this trial", warn):
+        record_access(access_log(cache), make_access("trial", [topic.title], qrels, [prompt]))
+
+
+def _record_evaluation(directory: RunDirectory, qrels: Qrels) -> None:
+    """Log the evaluation of a run; nothing if it has no prompts or no judged topics."""
+    used = [facts.get("prompts") or {} for facts in directory.read_metadata().stages.values()]
+    prompts = [str(label) for of_stage in used for label in of_stage.values()]
+    judged = {*qrels.stances}.union(*qrels.grades.values()) & read_run(directory.run_file).rankings.keys()
+    if not prompts or not judged:
+        return
+    config = directory.read_config()
+    titles = [topic.title for topic in read_topics(config.topics) if topic.id in judged]
+    if not titles:
+        raise DataError(f"{config.topics}: has none of the judged topics; restore the topics of the run")
+    run = f"{shorten_path(directory.path)}@{sha256(directory.run_file)[:_HASH_DIGITS]}"
+    record_access(access_log(config.cache.file), make_access("evaluation", titles, qrels, prompts, run))
+
+
+def select_counted(earlier: Iterable[Access], baseline: Sequence[str], winner: Sequence[str]) -> list[Access]:
+    """Return the accesses that make a confirmation weaker.
+
+    Those with the baseline alone do not, nor does the evaluation of a run made with other prompts than the one to
+    confirm; a prompt of the same name is an earlier wording of it.
+
+    Args:
+        earlier: Earlier accesses to the held-out topics.
+        baseline: Labels of the prompts of the first variant.
+        winner: Labels of the prompts to confirm.
+    """
+    known = {_hash_of(label) for label in baseline}
+    # Without a prompt of its own, the winner differs from the baseline in settings, which are not logged.
+    own = [label for label in winner if _hash_of(label) not in known] or list(winner)
+    hashes, names = {_hash_of(label) for label in own}, {_name_of(label) for label in own}
+
+    def counts(past: Access) -> bool:
+        others = [label for label in past.prompts if _hash_of(label) not in known]
+        if any(_hash_of(label) in hashes for label in past.prompts) or any(_name_of(label) in names for label in others):
+            return True
+        return bool(others) and past.kind != "evaluation"
+
+    return [past for past in earlier if counts(past)]
+
+
+def _hash_of(label: str) -> str:
+    return label.rpartition("-")[2]
+
+
+def _name_of(label: str) -> str:
+    return label.rpartition("@")[0]
+
+
+def describe_accesses(
+    earlier: Sequence[Access], counted: Sequence[Access], access: Access, winner: Sequence[str], path: Path
+) -> list[str]:
+    """Describe earlier accesses to the topics of a confirmation, `access`, with the prompts of the winner."""
+    if not earlier:
+        return [f"no earlier access to the held-out topics in {path}"]
+    others = [past for past in earlier if past not in counted]
+    notes = []
+    if counted:
+        listed = _list_accesses(counted, access, winner)
+        notes.append(
+            f"earlier accesses to the held-out topics: {len(counted)}; each makes a confirmation weaker: {listed} ({path})"
+        )
+    else:
+        notes.append(f"no earlier access to the held-out topics with this prompt in {path}")
+    if others:
+        listed = _list_accesses(others, access, winner)
+        notes.append(f"not counted, since with the first or with other prompts: {len(others)}: {listed}")
+    return notes
+
+
+def _list_accesses(accesses: Sequence[Access], access: Access, winner: Sequence[str]) -> str:
+    """List the latest accesses, the last first, each with its differences from the present one."""
+    listed = []
+    for past in reversed(accesses[-_LISTED:]):
+        same = past.judgments.keys() & access.judgments.keys()
+        has_judgments = same and all(past.judgments[aspect] == access.judgments[aspect] for aspect in same)
+        has_prompts = {_hash_of(label) for label in winner} <= {_hash_of(label) for label in past.prompts}
+        differences = [*([] if has_prompts else ["other prompts"]), *([] if has_judgments else ["other judgments"])]
+        listed.append(
+            f"{past.time:%Y-%m-%d %H:%M} {past.kind} of {past.run or ', '.join(past.prompts)}, "
+            f"{_count_shared(past, access)} of {len(access.topics)} topics"
+            + (f" ({', '.join(differences)})" if differences else "")
+        )
+    return "; ".join(listed) + ("; …" if len(accesses) > _LISTED else "")
