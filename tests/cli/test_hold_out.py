@@ -1,0 +1,177 @@
+"""Commands that show human judgments of held-out topics, and the confirmation that counts them."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from tests.cli.conftest import Touche
+from tests.prompt_variants import collection, config_of, opening, reader, title_of, wording
+from tests.sample_runs import run_directly
+from tests.scripted_engine import ScriptedEngine
+from touche_llm.cli import prompts_try
+from touche_llm.prompt_lab.holdout import Access, read_accesses
+
+LOG = Path("hold_out_accesses.jsonl")
+DATA = ("--topics", "topics.xml", "--corpus", "passages.jsonl", "--index", "index", "--cache", "answers.sqlite")
+RELEVANCE = ("--relevance", "relevance")
+WORDINGS = ("mine/blunt.jinja", "mine/sharp.jinja")
+
+
+def make_engine() -> ScriptedEngine:
+    return reader({"BLUNT": lambda topic, number: number < 4})
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A judged collection, and runs `blunt` and `sharp` by the wordings of these names."""
+    folder = tmp_path_factory.mktemp("made")
+    files = collection(folder, topics=4)
+    lines = (f"{topic} Q0 {topic}-{rank} {rank} {9 - rank} first\n" for topic in range(1, 5) for rank in range(1, 6))
+    (folder / "candidates").write_text("".join(lines))
+    for name in ("blunt", "sharp"):
+        prompt = wording(folder / "mine" / f"{name}.jinja", name.upper())
+        given = {"candidates": folder / "candidates", "prompts__judge": str(prompt), "stance__depth": 0}
+        config = config_of(folder, files, **given)
+        asyncio.run(run_directly(config, folder / name, make_engine()))
+    return folder
+
+
+@pytest.fixture
+def folder(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A copy of the runs, and an engine for `prompts`."""
+    monkeypatch.setattr("touche_llm.evaluation.significance.RESAMPLES", 300)
+    shutil.copytree(made, tmp_path, dirs_exist_ok=True)
+    for config in tmp_path.glob("*/config.yaml"):
+        config.write_text(config.read_text().replace(str(made), str(tmp_path)))
+    monkeypatch.setattr("touche_llm.prompt_lab.comparison.open_model", opening(make_engine()))
+    monkeypatch.setattr(prompts_try, "open_model", opening(make_engine()))
+    return tmp_path
+
+
+def count_earlier(touche: Touche) -> int:
+    """Confirm the sharp wording; return the number of earlier accesses that count."""
+    done = touche("prompts", "compare", *WORDINGS, *DATA, *RELEVANCE, "--confirm", "--format", "json")
+    assert done.returncode == 0, done.stderr
+    (count,) = {row["earlier_accesses"] for row in json.loads(done.stdout)}
+    assert isinstance(count, int)
+    return count
+
+
+def logged() -> list[Access]:
+    return read_accesses(LOG)
+
+
+def test_without_an_earlier_access_its_log_is_named(touche: Touche, folder: Path) -> None:
+    done = touche("prompts", "compare", *WORDINGS, *DATA, *RELEVANCE, "--confirm")
+    assert "no earlier access to the held-out topics in hold_out_accesses.jsonl" in done.stderr
+    assert "2 topics to choose on; 2 are held out" in done.stderr
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("evaluate", "sharp", *RELEVANCE),
+        ("evaluate", "sharp/run.txt", *RELEVANCE, "--per-topic"),
+        ("report", "sharp", *RELEVANCE),
+        ("compare", "sharp", "--baseline", "blunt", *RELEVANCE),
+    ],
+)
+def test_the_evaluation_of_a_run_with_the_prompt_is_an_access(
+    touche: Touche, folder: Path, command: tuple[str, ...]
+) -> None:
+    for _ in range(2):
+        assert touche(*command).returncode == 0
+    (access,) = (each for each in logged() if (each.run or "").startswith("sharp@"))
+    assert access.kind == "evaluation" and len(access.prompts) == 1
+    assert access.topics == [title_of(str(number)).strip() for number in range(1, 5)]
+    assert count_earlier(touche) == 1
+
+
+def test_an_evaluation_that_is_shown_again_is_one_access(touche: Touche, folder: Path) -> None:
+    assert touche("evaluate", "sharp", *RELEVANCE).returncode == 0
+    (access,) = logged()
+    for command in (("show", "sharp"), ("report", "sharp"), ("evaluate", "./sharp")):
+        assert touche(*command).returncode == 0
+    assert logged() == [access]
+    # Where the log was left behind, showing the values is an access of its own.
+    LOG.unlink()
+    assert touche("show", "sharp").returncode == 0
+    (again,) = logged()
+    assert again.model_copy(update={"time": access.time}) == access
+
+
+def test_evaluations_of_the_baseline_are_listed_and_not_counted(touche: Touche, folder: Path) -> None:
+    assert touche("evaluate", "blunt", *RELEVANCE).returncode == 0
+    done = touche("prompts", "compare", *WORDINGS, *DATA, *RELEVANCE, "--confirm", "--format", "json")
+    assert {row["earlier_accesses"] for row in json.loads(done.stdout)} == {0}
+    assert "evaluation of blunt@" in done.stderr
+
+
+@pytest.mark.parametrize("topics", ["odd", "all"])
+def test_only_topics_that_were_measured_are_accessed(touche: Touche, folder: Path, topics: str) -> None:
+    if topics == "odd":
+        lines = Path("relevance").read_text().splitlines(keepends=True)
+        Path("some").write_text("".join(line for line in lines if int(line.split()[0]) % 2))
+    else:
+        Path("some").write_text(Path("relevance").read_text())
+    assert touche("evaluate", "sharp", "--relevance", "some").returncode == 0
+    assert count_earlier(touche) == (topics == "all")
+
+
+def test_a_first_stage_and_runs_of_other_programs_are_no_access(touche: Touche, folder: Path) -> None:
+    Path("other.txt").write_text(Path("sharp/run.txt").read_text())
+    for run in ("sharp/candidates.run.txt", "other.txt"):
+        assert touche("evaluate", run, "--task", "comparative", *RELEVANCE).returncode == 0
+    assert not LOG.exists()
+
+
+@pytest.mark.parametrize(
+    ("topic", "given", "earlier"),
+    [
+        ("2", RELEVANCE, 1),
+        ("2", ("--stance", "stance"), 1),
+        ("2", (), 0),
+        ("1", RELEVANCE, 0),
+    ],
+)
+def test_a_trial_beside_judgments_of_a_held_out_topic_is_an_access(
+    touche: Touche, folder: Path, topic: str, given: tuple[str, ...], earlier: int
+) -> None:
+    about = ("--topic", topic, "--doc", f"{topic}-1")
+    for output in ("table", "json"):
+        done = touche("prompts", "try", WORDINGS[1], *about, *DATA, *given, "--format", output)
+        assert done.returncode == 0, done.stderr
+    assert [each.kind for each in logged()] == (["trial"] if given else [])
+    assert count_earlier(touche) == earlier
+
+
+def test_a_trial_on_an_unjudged_document_is_no_access(touche: Touche, folder: Path) -> None:
+    Path("relevance").write_text(Path("relevance").read_text().replace("2 0 2-1 1\n", ""))
+    done = touche("prompts", "try", WORDINGS[1], "--topic", "2", "--doc", "2-1", *DATA, *RELEVANCE)
+    assert done.returncode == 0 and not LOG.exists()
+
+
+@pytest.mark.parametrize("problem", ["folder", "damaged", "topics"])
+def test_an_access_that_cannot_be_logged_is_a_warning(touche: Touche, folder: Path, problem: str) -> None:
+    if problem == "folder":
+        LOG.mkdir()
+    elif problem == "damaged":
+        LOG.write_text("{}\n")
+    else:
+        Path("topics.xml").unlink()
+    place = "topics.xml" if problem == "topics" else str(LOG)
+    done = touche("evaluate", "sharp", *RELEVANCE, "--format", "json")
+    assert done.returncode == 0 and json.loads(done.stdout)
+    (warning,) = (line for line in done.stderr.splitlines() if place in line)
+    assert "sharp" in warning
+    if problem != "topics":
+        tried = touche("prompts", "try", WORDINGS[1], "--topic", "2", "--doc", "2-1", *DATA, *RELEVANCE)
+        assert tried.returncode == 0 and place in tried.stderr
+        confirmed = touche("prompts", "compare", *WORDINGS, *DATA, *RELEVANCE, "--confirm")
+        assert confirmed.returncode != 0 and place in confirmed.stderr
+        assert "Traceback" not in confirmed.stderr
