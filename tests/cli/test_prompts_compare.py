@@ -219,7 +219,9 @@ def test_a_page_is_written_beside_the_rows(touche: Touche, engine: Engine) -> No
     assert "passage 1-0" in Path("matrix.html").read_text()
 
 
-def test_the_other_half_is_closed_unless_it_is_asked_for_and_each_access_is_told(touche: Touche, engine: Engine) -> None:
+def test_the_other_half_is_closed_unless_it_is_asked_for_and_each_access_is_told(
+    touche: Touche, engine: Engine
+) -> None:
     done = compare(touche)
     assert "36 documents of 6 topics, to choose on" in done.stdout and "held out\n" not in done.stdout
     assert {row["earlier_accesses"] for row in rows_of(compare(touche, "--format", "json")).values()} == {None}

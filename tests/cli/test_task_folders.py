@@ -12,6 +12,7 @@ import yaml
 import touche_llm as tl
 from tests.cli.conftest import Touche
 from touche_llm.cli.demo import SAMPLES
+from touche_llm.prompt_lab.holdout import HALVES_FILE
 from touche_llm.tasks import TASKS, prompts_folder
 
 SAMPLE = SAMPLES / "comparative"
@@ -55,7 +56,9 @@ def test_a_copied_task_gives_the_run_of_the_original(touche: Touche, mine: Path)
     assert Path("runs/mine/run.txt").read_bytes() == Path("runs/own/run.txt").read_bytes()
     assert Path("runs/mine/results.tsv").read_bytes() == Path("runs/own/results.tsv").read_bytes()
     assert not Path("runs/own/task").exists()
-    assert {path.name for path in Path("runs/mine/task").iterdir()} == {path.name for path in mine.iterdir()}
+    assert {path.name for path in Path("runs/mine/task").iterdir()} == {
+        path.name for path in mine.iterdir() if path.name != HALVES_FILE
+    }
     # Runs of two tasks are not measured together.
     qrels = write_qrels(Path("runs/own"), mine.parent / "qrels.txt")
     done = touche("compare", "runs/mine", "runs/own", "--relevance", str(qrels), "--baseline", "runs/mine")

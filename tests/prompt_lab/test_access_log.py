@@ -54,9 +54,7 @@ def test_accesses_to_topics_of_the_same_title_are_earlier_ones(tmp_path: Path) -
     assert read_accesses(path) == [*accesses, changed]
 
 
-@pytest.mark.parametrize(
-    ("kind", "logged"), [("choice", 2), ("confirmation", 2), ("trial", 1), ("evaluation", 1)]
-)
+@pytest.mark.parametrize(("kind", "logged"), [("choice", 2), ("confirmation", 2), ("trial", 1), ("evaluation", 1)])
 def test_a_repeated_trial_or_evaluation_is_logged_once(tmp_path: Path, kind: str, logged: int) -> None:
     path = tmp_path / "log"
     assert record_access(path, access(1, kind=kind)) == []
@@ -150,7 +148,8 @@ def test_a_note_lists_the_latest_accesses_and_how_they_differ(tmp_path: Path) ->
     past = [access(number) for number in range(8)]
     (note,) = describe_accesses(past, past, now, [MINE], tmp_path)
     assert [f"03:{number:02} confirmation" in note for number in range(8)] == [False] * 3 + [True] * 5
-    assert ": 8; " in note and "other " not in note and str(tmp_path) in note
+    assert ": 8 in " in note and "other prompts" not in note and "other judgments" not in note
+    assert str(tmp_path) in note
     evaluated = access(8, kind="evaluation", run="runs/a@abc", prompts=[JUDGE], topics=["cats or dogs"])
     other = access(9, judgments=hashes_of({"9": {"x": 1.0}}))
     noted, uncounted = describe_accesses([evaluated, other], [other], now, [MINE], tmp_path)

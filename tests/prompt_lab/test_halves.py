@@ -25,7 +25,10 @@ PUBLISHED = {
 
 def test_published_halves_never_move() -> None:
     lines = sorted(
-        f"{normalise_title(title)} {half}" for of_task in PUBLISHED.values() for half in of_task for title in of_task[half]
+        f"{normalise_title(title)} {half}"
+        for of_task in PUBLISHED.values()
+        for half in of_task
+        for title in of_task[half]
     )
     assert hashlib.sha256("\n".join(lines).encode()).hexdigest() == PINNED
     assert len(lines) == 100 and PUBLISHED.keys() <= TASKS.keys()
@@ -62,7 +65,8 @@ def test_judged_topics_are_balanced(task: str, judged_as: str, qrels: str) -> No
 
 
 @pytest.mark.parametrize(
-    "title", ["which is better  CANON or\tNikon", " Which is better, Canon or Nikon? ", "Which is better: Ｃanon or Nikon"]
+    "title",
+    ["which is better  CANON or\tNikon", " Which is better, Canon or Nikon? ", "Which is better: Ｃanon or Nikon"],
 )
 def test_neither_case_nor_space_nor_punctuation_moves_a_topic(title: str) -> None:
     assert normalise_title(title) == normalise_title("Which is better, Canon or Nikon?")

@@ -70,9 +70,7 @@ async def test_only_the_best_and_the_first_prompt_judge_held_out_topics(bench: B
     assert found.verdict.confirmed is True
 
 
-async def test_each_access_is_logged_and_the_next_confirmation_lists_it(
-    bench: Bench, blunt: Path, sharp: Path
-) -> None:
+async def test_each_access_is_logged_and_the_next_confirmation_lists_it(bench: Bench, blunt: Path, sharp: Path) -> None:
     first = await bench.compare(blunt, sharp, confirm=True)
     assert any("no earlier access" in notice and str(bench.log) in notice for notice in bench.notices)
     bench.wording("sharp", f"{SHARP} and better")

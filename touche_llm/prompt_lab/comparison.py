@@ -208,7 +208,7 @@ async def _judge_parts(
     """Judge with all variants; then judge the held-out topics, if any, with the first variant and the best.
 
     Returns:
-        The judgments by part and variant, the measures of each part, and earlier accesses to the held-out topics or None.
+        The judgments by part and variant, the measures of each part, and the earlier accesses to count or None.
     """
     config, parts = context.config, dict(prepared.parts)
     topics = {topic.id: topic for topic in prepared.topics}
@@ -228,9 +228,7 @@ async def _judge_parts(
         return judged, measures, None
     finalists = [variant for variant in variants if variant.name in names]
     judged |= await judge_variants(context, finalists, HOLD_OUT, held_out, topics, builder)
-    access, earlier = _record(
-        config, qrels, "confirmation", [topics[item.topic_id] for item in held_out], finalists
-    )
+    access, earlier = _record(config, qrels, "confirmation", [topics[item.topic_id] for item in held_out], finalists)
     baseline, winner = ([prompt.label for prompt in variant.prompts] for variant in finalists)
     counted = select_counted(earlier, baseline, winner)
     notes = describe_accesses(earlier, counted, access, winner, access_log(config.cache.file))

@@ -187,10 +187,17 @@ def _warn_of_errors(what: str, warn: Warn) -> Iterator[None]:
         warn(f"{what} is not logged as an access to topics, so that no confirmation will count it: {problem}")
 
 
-def record_trial(
-    cache: Path, topic: Topic, documents: Collection[str], qrels: Qrels, prompt: str, warn: Warn
-) -> None:
-    """Log a trial of the prompt with this label as an access to its topic if one of the documents is judged; warn if it cannot be logged."""
+def record_trial(cache: Path, topic: Topic, documents: Collection[str], qrels: Qrels, prompt: str, warn: Warn) -> None:
+    """Log a trial as an access to its topic if one of the documents is judged; warn if it cannot be logged.
+
+    Args:
+        cache: Answer cache.
+        topic: Topic of the trial.
+        documents: Ids of the documents whose judgments are shown.
+        qrels: The judgments.
+        prompt: Label of the prompt.
+        warn: Receives the warning.
+    """
     judged = (*qrels.grades.values(), qrels.stances)
     if not any(document in aspect.get(topic.id, {}) for aspect in judged for document in documents):
         return
@@ -231,7 +238,9 @@ def select_counted(earlier: Iterable[Access], baseline: Sequence[str], winner: S
 
     def counts(past: Access) -> bool:
         others = [label for label in past.prompts if _hash_of(label) not in known]
-        if any(_hash_of(label) in hashes for label in past.prompts) or any(_name_of(label) in names for label in others):
+        if any(_hash_of(label) in hashes for label in past.prompts) or any(
+            _name_of(label) in names for label in others
+        ):
             return True
         return bool(others) and past.kind != "evaluation"
 
@@ -250,20 +259,15 @@ def describe_accesses(
     earlier: Sequence[Access], counted: Sequence[Access], access: Access, winner: Sequence[str], path: Path
 ) -> list[str]:
     """Describe earlier accesses to the topics of a confirmation, `access`, with the prompts of the winner."""
-    if not earlier:
-        return [f"no earlier access to the held-out topics in {path}"]
     others = [past for past in earlier if past not in counted]
-    notes = []
+    notes = [f"no earlier access to the held-out topics{' with this prompt' if others else ''} in {path}"]
     if counted:
         listed = _list_accesses(counted, access, winner)
-        notes.append(
-            f"earlier accesses to the held-out topics: {len(counted)}; each makes a confirmation weaker: {listed} ({path})"
-        )
-    else:
-        notes.append(f"no earlier access to the held-out topics with this prompt in {path}")
+        each = f"{len(counted)} in {path}, each of which makes a confirmation weaker"
+        notes = [f"earlier accesses to the held-out topics: {each}: {listed}"]
     if others:
         listed = _list_accesses(others, access, winner)
-        notes.append(f"not counted, since with the first or with other prompts: {len(others)}: {listed}")
+        notes.append(f"not counted, with the first prompt or by runs with others: {len(others)}: {listed}")
     return notes
 
 
