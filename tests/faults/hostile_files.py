@@ -25,8 +25,8 @@ INDEX = ["index", "--task", "comparative", "--index", "new", "--corpus"]
 ARGUMENTS = ["index", "--task", "sentence_pairs", "--index", "new", "--corpus"]
 RANK = ["rank", "--out", "run", "--cache", "cassette.jsonl", "--cache-mode", "replay"]
 IMPORT = ["batch", "import", "responses.jsonl", "--out", "exported"]
-LOOK = [
-    *("prompts", "compare", "judge", "prompts/comparative/judge.jinja", "--confirm"),
+CONFIRM = [
+    *("prompts", "compare", "judge", "prompts/comparative/judge.jinja", "--confirm", "--split", "three.txt"),
     *("--topics", "six.xml", "--corpus", "passages.jsonl", "--index", "index"),
     *("--relevance", "six-relevance.txt", "--cache", "answers.sqlite", "--cache-mode", "replay"),
 ]
@@ -257,25 +257,24 @@ for name, data in {
     content(f"records_topics_{name}", "regress/comparative/topics.jsonl", ["regress", "check"], data)
     content(f"records_manifest_{name}", "index/manifest.json", [*VALIDATE, "--index", "index"], data)
     content(f"records_batch_{name}", "exported/batch.json", IMPORT, data)
-    content(f"records_looks_{name}", "hold_out_looks.jsonl", LOOK, data)
+    content(f"records_accesses_{name}", "hold_out_accesses.jsonl", CONFIRM, data)
 
 MANIFEST = b'{"format":3,"corpus":"c","size":1,"mtime_ns":1,"sha256":"a","documents":1,"parts":0,"bad_lines":0}\n'
 content("records_manifests", "index/manifest.json", [*VALIDATE, "--index", "index"], lambda: MANIFEST * 2_000_000)
 
-SEEN = (
-    b'{"time":"2026-01-01T00:00:00Z","task":"comparative","aspect":"relevance","qrels":"%064d","topics":["1"],'
-    b'"templates":[%s]}\n'
+ACCESS = (
+    b'{"time":"2026-01-01T00:00:00Z","kind":"trial","topics":["t"],"judgments":{"relevance":"%064d"},"prompts":[%s]}\n'
 )
-TEMPLATE = b'{"name":"a","version":1,"hash":"a"}'
+LABEL = b'"comparative/judge@1-0123456789ab"'
 for name, data in {
-    "lines": lambda: SEEN % (1, TEMPLATE) * 1_000_000,
-    "templates": lambda: SEEN % (1, b",".join([TEMPLATE] * 25_000)) * 20,
-    "many_templates": lambda: SEEN % (1, b",".join([TEMPLATE] * 100_000)),
-    "time": lambda: SEEN.replace(b"2026", b"9" * 900_000) % (1, TEMPLATE),
-    "surrogate": lambda: SEEN % (1, TEMPLATE.replace(b'"a"', b'"\\ud800"')),
-    "open": lambda: (SEEN % (1, TEMPLATE))[:-1],
+    "lines": lambda: ACCESS % (1, LABEL) * 1_000_000,
+    "prompts": lambda: ACCESS % (1, b",".join([LABEL] * 25_000)) * 20,
+    "many_prompts": lambda: ACCESS % (1, b",".join([LABEL] * 100_000)),
+    "time": lambda: ACCESS.replace(b"2026", b"9" * 900_000) % (1, LABEL),
+    "surrogate": lambda: ACCESS % (1, LABEL.replace(b"judge", b"\\ud800")),
+    "open": lambda: (ACCESS % (1, LABEL))[:-1],
 }.items():
-    content(f"looks_{name}", "hold_out_looks.jsonl", LOOK, data)
+    content(f"accesses_{name}", "hold_out_accesses.jsonl", CONFIRM, data)
 
 REPLY = b'{"custom_id":"%s","response":{"status_code":%s,"body":%s},"error":null}\n'
 CHAT = b'{"choices":[{"message":{"content":"%s"},"finish_reason":"stop","logprobs":{"content":[%s]}}],"model":"served"}'

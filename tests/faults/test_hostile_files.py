@@ -16,7 +16,7 @@ from uuid import UUID
 
 import pytest
 
-from tests.faults.hostile_files import CASES, CHATNOIR, LOOK, MIB, topic
+from tests.faults.hostile_files import CASES, CHATNOIR, CONFIRM, MIB, topic
 from tests.faults.tally import Tally
 from touche_llm.data.topics import read_topics
 from touche_llm.retrieval.chatnoir.cache import ChatNoirDocuments, Hit, Page
@@ -84,6 +84,7 @@ def honest(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for path in (REPOSITORY / "prompts" / "comparative").glob("judge*"):
         shutil.copy(path, folder / "prompts" / "comparative")
     (folder / "six.xml").write_bytes(topic("<objects>heating, cooling</objects>", 6))
+    (folder / "three.txt").write_text("0\n2\n4\n")
     ids = [json.loads(line)["id"] for line in (folder / "passages.jsonl").read_text().splitlines()]
     graded = [f"{n} 0 {ident} {place % 3}\n" for n in range(6) for place, ident in enumerate(ids)]
     (folder / "six-relevance.txt").write_text("".join(graded))
@@ -107,8 +108,8 @@ def honest(tmp_path_factory: pytest.TempPathFactory) -> Path:
         assert outcome.code == 0, outcome.said
     shutil.rmtree(folder / "o")
     # Nothing is wrong before the cache, which lacks the answers.
-    looked = command(folder, LOOK)
-    assert looked.code == 1 and "the cache" in looked.said, looked.said
+    confirmed = command(folder, CONFIRM)
+    assert confirmed.code == 1 and "the cache" in confirmed.said, confirmed.said
     return folder
 
 

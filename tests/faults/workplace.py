@@ -26,7 +26,7 @@ from touche_llm.pipeline.run_files import EVALUATION
 
 # By path: the bytes, or the rows of a database, or the metadata less what differs from run to run.
 Snapshot = dict[str, Any]
-_METADATA, _LOOKS = "ir-metadata.yml", "hold_out_looks.jsonl"
+_METADATA, _ACCESSES = "ir-metadata.yml", "hold_out_accesses.jsonl"
 # Of a stage: how long it took, and what of it came from the cache.
 _VOLATILE = re.compile(r"^time$|seconds|peak memory|per second|^requests$|documents cut")
 # What SQLite keeps beside a database is part of it; `evaluate`, with which the harness reads runs, keeps its values.
@@ -182,19 +182,21 @@ def environment(home: Path) -> dict[str, str]:
 def _snapshot(folder: Path) -> Snapshot:
     paths = [path for path in sorted(folder.rglob("*")) if path.is_file() and not path.name.endswith(_IGNORED)]
     names = {path: str(path.relative_to(folder)) for path in paths}
-    return {name: None if is_temporary(name) else _read(path) for path, name in names.items()}
+    contents = {path: None if is_temporary(name) else _read(path) for path, name in names.items()}
+    return {names[path]: content for path, content in contents.items() if path.name != _ACCESSES or content}
 
 
 def _read(path: Path) -> Any:
-    """The content of a file: bytes, the rows of a database, or metadata and looks without times."""
+    """The content of a file: bytes, the rows of a database, or metadata and accesses without times."""
     if path.suffix == ".sqlite":
         return _rows(path)
     if path.name == _METADATA:
         return _timeless(yaml.safe_load(path.read_bytes()))
-    if path.name == _LOOKS:
-        # A comparison that is repeated is logged again.
-        looks = [json.loads(line) for line in path.read_bytes().splitlines()]
-        return sorted({json.dumps(_timeless(look), sort_keys=True) for look in looks})
+    if path.name == _ACCESSES:
+        # A comparison that is repeated is logged again, and the harness evaluates.
+        accesses = [json.loads(line) for line in path.read_bytes().splitlines()]
+        kept = [_timeless(access) for access in accesses if access["kind"] != "evaluation"]
+        return sorted({json.dumps(access, sort_keys=True) for access in kept})
     if path.suffix == ".html":
         # Times and memory are among the numbers of a page.
         return re.sub(rb"[0-9][0-9,.]*", b"0", path.read_bytes())

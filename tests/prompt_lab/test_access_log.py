@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import resource
 import subprocess
 import sys
 from datetime import UTC, datetime
@@ -117,6 +119,21 @@ def test_only_the_folder_itself_is_made(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
         record_access(tmp_path / "of" / "elsewhere" / "log", access())
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_line_that_does_not_fit_leaves_the_log_as_it_is(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    record_access(path, access())
+    logged, limits = path.read_bytes(), resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (len(logged) + 10, limits[1]))
+    try:
+        with pytest.raises(OSError) as caught:
+            record_access(path, access(1))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert (caught.value.errno, caught.value.filename) == (errno.EFBIG, str(path))
+    assert path.read_bytes() == logged
+    assert record_access(path, access(1)) == [access()]
 
 
 @pytest.mark.slow

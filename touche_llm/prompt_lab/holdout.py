@@ -9,7 +9,7 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import os
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from functools import cache
@@ -149,9 +149,21 @@ def record_access(path: Path, access: Access) -> list[Access]:
         logged = read_accesses(path)
         is_logged = any(past.model_copy(update={"time": access.time}) == access for past in logged)
         if not is_logged or access.kind in ("choice", "confirmation"):
-            stream.write(encode_line(access))
-            os.fsync(stream.fileno())
+            _append(stream, encode_line(access), path)
     return [past for past in logged if _count_shared(past, access)]
+
+
+def _append(stream: IO[bytes], line: bytes, path: Path) -> None:
+    """Append a whole line or, where the disk is full, nothing."""
+    size = os.fstat(stream.fileno()).st_size
+    try:
+        while line:
+            line = line[stream.write(line) :]
+        os.fsync(stream.fileno())
+    except OSError as error:
+        os.ftruncate(stream.fileno(), size)
+        error.filename = str(path)
+        raise
 
 
 def _count_shared(past: Access, access: Access) -> int:
@@ -198,7 +210,7 @@ def record_trial(cache: Path, topic: Topic, documents: Collection[str], qrels: Q
         prompt: Label of the prompt.
         warn: Receives the warning.
     """
-    judged = (*qrels.grades.values(), qrels.stances)
+    judged: list[Mapping[str, Collection[str]]] = [*qrels.grades.values(), qrels.stances]
     if not any(document in aspect.get(topic.id, {}) for aspect in judged for document in documents):
         return
     with _warn_of_errors(f"topic {topic.id}: this trial", warn):
