@@ -91,7 +91,7 @@ def show(
         print_rows(output, rows)
     elif topic is None:
         if overview.evaluation is not None:
-            record_shown_evaluation(overview.directory, task, CommandProgress().warn)
+            record_shown_evaluation(overview.directory, overview.evaluation, task, CommandProgress().warn)
         _show_run(overview, config, task)
         if rows:
             show_rankings(rows, task, topics)

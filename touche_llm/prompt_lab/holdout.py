@@ -25,7 +25,7 @@ from touche_llm.data.topics import normalise_title, read_topics
 from touche_llm.data.trec_runs import read_run
 from touche_llm.errors import DataError, ToucheError, Warn, describe_os_error
 from touche_llm.evaluation.qrels import Qrels, read_qrels
-from touche_llm.pipeline.recorded_evaluation import find_known_qrels
+from touche_llm.pipeline.recorded_evaluation import RecordedEvaluation, find_known_qrels
 from touche_llm.pipeline.run_directory import RunDirectory
 from touche_llm.tasks import prompts_folder
 from touche_llm.tasks.base import Task
@@ -183,10 +183,12 @@ def record_evaluations(folders: Iterable[Path | None], qrels: Qrels, warn: Warn)
             _record_evaluation(RunDirectory(folder), qrels)
 
 
-def record_shown_evaluation(directory: RunDirectory, task: Task, warn: Warn) -> None:
+def record_shown_evaluation(directory: RunDirectory, evaluation: RecordedEvaluation, task: Task, warn: Warn) -> None:
     """Log the last evaluation of a run unless `record_evaluations` has; warn if it cannot be logged."""
     with _warn_of_errors(f"{directory}: its evaluation", warn):
-        _record_evaluation(directory, read_qrels(find_known_qrels([directory], task), task))
+        qrels = read_qrels(find_known_qrels([directory], task), task)
+        covered = {topic for coverage in evaluation.coverage.values() for topic in coverage.topics}
+        _record_evaluation(directory, qrels.restrict_to(covered))
 
 
 @contextmanager
