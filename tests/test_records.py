@@ -23,6 +23,7 @@ MUTABLE = {
     "DryRun",
     "Import",
     "JudgedPairs",
+    "LabelCounts",
     "ModelClient",
     "PoolingClient",
     "RankedTopics",
