@@ -81,7 +81,7 @@ def test_the_list_names_the_prompts_and_where_they_lie(
     found = {(row["task"], row["name"]): row for row in rows(touche("prompts", "list", "--format", "json"))}
     assert {task for task, _ in found} == set(TASKS) and len(found) == 40
     own = found["comparative", "judge"]
-    assert own["path"] == str(OWN) and own["version"] == 3 and own["examples"] == 0 and own["error"] is None
+    assert own["path"] == str(OWN) and own["version"] == 4 and own["examples"] == 0 and own["error"] is None
     assert own["fields"] == "relevance (0 to 3), quality (0 to 3), position (YES NO), stance (FIRST SECOND NEUTRAL)"
     given = ["prompts", "list", "--task", "comparative", "--prompts", str(folder)]
     mine = {row["name"]: row for row in rows(touche(*given, "--format", "json"))}
@@ -130,7 +130,7 @@ def test_a_folder_without_templates_of_the_task_is_told(touche: Touche, folder: 
 
 def test_a_prompt_is_shown_with_what_it_takes_in(touche: Touche, folder: Path) -> None:
     done = touche("prompts", "show", "judge", "--prompts", str(folder))
-    assert done.returncode == 0 and "comparative/judge, version 3, hash " in done.stdout
+    assert done.returncode == 0 and "comparative/judge, version 4, hash " in done.stdout
     assert '{% include "shown.jinja" %}' in done.stdout
     assert f"── {folder / 'comparative' / 'shown.jinja'} ──\n{{{{ document }}}}" in done.stdout
     files = rows(touche("prompts", "show", str(folder / "comparative" / "judge.jinja"), "--format", "json"))
@@ -214,7 +214,7 @@ def test_an_example_about_a_given_topic_is_an_error_as_in_a_run(touche: Touche, 
         "  answer: {relevance: 3, quality: 2, position: YES, stance: FIRST}\n"
     )
     given = ["prompts", "check", "judge", "--prompts", str(folder)]
-    assert "good" in touche(*given).stdout
+    assert touche(*given).returncode == 0
     done = touche(*given, *DATA[:2])
     assert done.returncode == 1 and "is topic 3 of" in done.stdout
     assert "error: comparative judge: " in done.stdout
@@ -231,7 +231,7 @@ def test_a_copy_is_the_same_prompt_with_all_that_it_takes_in(touche: Touche, fol
     )
     given = ["prompts", "copy", "judge", "new/mine.jinja", "--prompts", str(folder)]
     done = touche(*given)
-    assert done.returncode == 0 and "raise its version, 3 to 4" in done.stdout, done.stderr
+    assert done.returncode == 0 and "raise its version, 4 to 5" in done.stdout, done.stderr
     assert "touche-llm prompts check new/mine.jinja --task comparative" in done.stdout
     written = {str(path.relative_to(tmp_path / "new")) for path in (tmp_path / "new").rglob("*") if path.is_file()}
     assert written == {"mine.jinja", "shown.jinja", "deep/more.jinja", "mine.examples.yaml"}
@@ -320,7 +320,7 @@ def test_the_parts_of_a_prompt_are_named_where_there_are_no_colours(touche: Touc
     assert f"── system ──\n‹shared by all› {SENTENCE}" in done.stdout
     assert "Question: ‹shared by the topic› Which is better" in done.stdout
     assert "Passage A:\n‹this request alone› We swapped" in done.stdout
-    assert "shared by all: 2,066 characters, about 516 tokens" in done.stdout
+    assert "shared by all: 2,046 characters, about 512 tokens" in done.stdout
     assert "the context is not known" in done.stderr
 
 

@@ -184,7 +184,7 @@ def test_templates_of_another_folder_go_before_those_of_the_task(touche: Touche,
     done = touche("prompts", "list", "--task", "mine", "--prompts", "overlay", "--format", "tsv")
     rows = [line.split("\t") for line in done.stdout.splitlines()]
     versions = {row[rows[0].index("name")]: row[rows[0].index("version")] for row in rows[1:]}
-    assert versions["judge"] == "5" and versions["stance"] == "3"
+    assert versions["judge"] == "5" and versions["stance"] == "4"
     done = touche("prompts", "show", "judge", "--task", "mine", "--prompts", "overlay")
     assert "mine/judge, version 5" in done.stdout
     for command in (["check"], ["render", "queries", *INPUTS, "--topic", "3"], ["copy", "judge", "own.jinja"]):

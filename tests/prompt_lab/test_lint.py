@@ -250,11 +250,11 @@ def test_a_copy_is_told_that_the_answers_are_to_the_project_s_own_text_and_not_t
     _, mine = load_named(get_task("comparative"), str(tmp_path / "judge.jinja"))
     _, own = load_named(get_task("comparative"), "judge")
     with Cache(tmp_path / "answers.sqlite") as cache:
-        cache.import_cassette(cassette(tmp_path, [entry("a", 3, own.hash, prompt="comparative/judge")]))
+        cache.import_cassette(cassette(tmp_path, [entry("a", 4, own.hash, prompt="comparative/judge")]))
         assert detect_changed_text(own, cache) == []
         (found,) = detect_changed_text(mine, cache)
         assert f"the project's own (hash {own.hash})" in found.message
-        cache.import_cassette(cassette(tmp_path, [entry("b", 3, mine.hash, prompt="comparative/judge")]))
+        cache.import_cassette(cassette(tmp_path, [entry("b", 4, mine.hash, prompt="comparative/judge")]))
         assert detect_changed_text(own, cache) == detect_changed_text(mine, cache) == []
 
 
