@@ -39,9 +39,9 @@ from touche_llm.data.records import Document, Judgment, Reading, Topic
 from touche_llm.data.topics import read_topics
 from touche_llm.data.yaml_text import read_yaml
 from touche_llm.evaluation.qrels import STANCE, Qrels, read_qrels
-from touche_llm.judging.grades import compute_information
 from touche_llm.judging.pointwise import judge
 from touche_llm.judging.stance import combine_position
+from touche_llm.llm.counts import LabelInformation
 from touche_llm.pipeline import event_loop
 from touche_llm.pipeline.language_model import LanguageModel
 from touche_llm.prompts.purposes import load, purposes_of
@@ -362,8 +362,11 @@ def describe(answers: Sequence[Answer], qrels: Qrels) -> list[str]:
     columns = [f"{len(answers)}", f"{max(written.values()) / len(answers):.0%}"]
     fields = [name for name in (*qrels.grades, STANCE) if name in answers[0].readings]
     for name in (*qrels.grades, STANCE):
-        bits = compute_information([one.readings[name] for one in answers]) if name in fields else None
-        columns.append("" if bits is None else f"{bits:.3f}")
+        information = LabelInformation()
+        for one in answers if name in fields else ():
+            if (shares := one.readings[name].probabilities) is not None:
+                information.add(shares)
+        columns.append("" if information.bits is None else f"{information.bits:.3f}")
     for aspect, grades in qrels.grades.items():
         if aspect not in fields:
             columns.append("")

@@ -95,7 +95,8 @@ def test_long_settings_stay_beside_their_names(touche: Touche, run: Path, monkey
 
 def test_the_settings_that_matter_are_shown(touche: Touche, run: Path) -> None:
     facts = facts_of(touche, "first")
-    assert list(facts) == ["task", "model", "prompts", "topics", "first stage", "ranking", "tag"]
+    labels = [f"labels of {name}" for name in ("judge", "stance", "best")]
+    assert list(facts) == ["task", "model", "prompts", "topics", "first stage", "ranking", "tag", *labels]
     assert facts["task"].startswith("comparative (") and facts["model"] == "written-for-the-demo"
     assert re.findall(r"(\w+)@\d+-", facts["prompts"]) == ["judge", "stance", "objects", "best"]
     assert facts["topics"].startswith("4 of ") and facts["topics"].endswith("topics.xml")

@@ -54,7 +54,7 @@ async def test_a_run_says_how_many_answers_it_read_as_text(tmp_path: Path) -> No
     assert len(unread) == 8
     (notice,) = (notice for notice in progress.notices if "log-probabilities" in notice)
     assert "8 of 24" in notice
-    (found,) = RunDirectory(out).read_metadata().stages["judge"]["labels not read"].items()
+    (found,) = RunDirectory(out).read_metadata().stages["judge"]["labels"].items()
     assert (found[0], found[1]["answers"], found[1]["unread"]) == ("judge", 24, 8)
     assert any(f"document {judgment.document_id}" in found[1]["first"] for judgment in unread)
     assert "do not spell" in found[1]["first"]
@@ -65,7 +65,8 @@ async def test_a_run_that_reads_all_answers_says_nothing(tmp_path: Path) -> None
         progress = Silent()
         config = config_for(tmp_path / name, topic=("3",), depth=3, **flags)
         await run_on(Misspelling(lambda number: False), config, tmp_path / name, progress=progress)
-        assert "labels not read" not in RunDirectory(tmp_path / name).read_metadata().stages["judge"]
+        labels = RunDirectory(tmp_path / name).read_metadata().stages["judge"].get("labels", {})
+        assert all(counts["unread"] == 0 for counts in labels.values()) and bool(labels) is not bool(flags)
         assert not any("log-probabilities" in notice for notice in progress.notices)
 
 
@@ -104,7 +105,7 @@ async def test_a_stance_prompt_and_comparisons_are_counted_by_themselves(tmp_pat
     counted = {
         name: (counts["answers"], counts["unread"])
         for stage in ("judge", "rank")
-        for name, counts in stages[stage]["labels not read"].items()
+        for name, counts in stages[stage]["labels"].items()
     }
     assert counted == {"judge": (4, 1), "stance": (4, 1), "best": (6, 2)}
     for wrong in (range(5, 9), range(9, 15)):
@@ -115,7 +116,7 @@ async def test_a_stance_prompt_and_comparisons_are_counted_by_themselves(tmp_pat
 async def test_chains_that_vote_are_counted_too(tmp_path: Path) -> None:
     config = config_for(tmp_path, topic=("3",), depth=2, sampling={"thinking": {"judge": 8, "chains": 2}})
     await run_on(Misspelling(lambda number: number == 4), config, tmp_path / "out")
-    counts = RunDirectory(tmp_path / "out").read_metadata().stages["judge"]["labels not read"]["judge"]
+    counts = RunDirectory(tmp_path / "out").read_metadata().stages["judge"]["labels"]["judge"]
     assert (counts["answers"], counts["unread"]) == (4, 1)
 
 
@@ -124,7 +125,7 @@ def test_show_and_the_report_of_a_run_name_the_first_such_answer(touche: Touche,
     with Misspelling(lambda number: number == 2).in_thread() as server:
         done = touche(*run, "--depth", "4", "--out", "out", "--base-url", server.url)
     assert done.returncode == 0, done.stderr
-    first = yaml.safe_load(Path("out/ir-metadata.yml").read_text())["stages"]["judge"]["labels not read"]["judge"]
+    first = yaml.safe_load(Path("out/ir-metadata.yml").read_text())["stages"]["judge"]["labels"]["judge"]
     place = first["first"].partition(":")[0]
     assert place.startswith("topic 3, document ") and place in " ".join(done.stderr.split())
     assert "1 answers without probabilities" in " ".join(done.stdout.split())

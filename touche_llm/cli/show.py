@@ -26,7 +26,7 @@ from touche_llm.pipeline.run_files import CANDIDATES, JUDGMENTS, RESULTS
 from touche_llm.pipeline.run_overview import (
     COMPLETE,
     RunOverview,
-    list_unread,
+    read_label_counts,
     read_overview,
     read_seconds,
     sum_usage,
@@ -147,9 +147,15 @@ def _list_facts(overview: RunOverview, config: Config, task: Task) -> Iterator[t
     if failures:
         kinds = ", ".join(f"{count:,} {kind}" for kind, count in count_by_kind(failures).items())
         yield "failures", kinds
-    unread = {f"{name}: {found}" for facts in overview.stages.values() for name, found in list_unread(facts).items()}
-    if unread:
-        yield "not read", "; ".join(sorted(unread))
+    for facts in overview.stages.values():
+        for name, counts in read_label_counts(facts).items():
+            bits = ", ".join(f"{aspect} {bits:.3f}" for aspect, bits in counts.bits.items() if bits is not None)
+            yield (
+                f"labels of {name}",
+                "; ".join(
+                    [f"information {bits} bits" if bits else "too few for their information", *counts.describe()]
+                ),
+            )
     if overview.evaluation is not None:
         found = {name: overview.evaluation.measures.get(name) for name in list_measures([overview.evaluation])}
         yield (

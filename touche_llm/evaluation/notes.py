@@ -117,8 +117,8 @@ def describe_missing_intervals(rows: Iterable[Mapping[str, Any]]) -> list[str]:
     if not any(isnan(row["low"]) and not isnan(row["value"]) for row in rows):
         return []
     return [
-        f"no 95 % interval where topics are few: a mean needs {MIN_TOPICS}, a measure of pooled documents (stances, "
-        f"kappa) {MIN_TOPICS_POOLED}"
+        f"no 95 % interval where topics are few: a mean needs {MIN_TOPICS}, a measure of pooled documents "
+        f"{MIN_TOPICS_POOLED}"
     ]
 
 

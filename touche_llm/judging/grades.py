@@ -1,22 +1,15 @@
-"""Grades of judgments: their check, their weighted mean, and what their label probabilities say about documents."""
+"""Grades of judgments: their check, their weighted mean, and the mean probability outside the labels."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-import numpy as np
-from numpy.typing import NDArray
-
-from touche_llm.data.records import Judgment, Reading
+from touche_llm.data.records import Judgment
 from touche_llm.data.trec_runs import NO_STANCE_COLUMN
 from touche_llm.errors import DataError
 from touche_llm.llm.answers import get_labels
 from touche_llm.tasks.base import Question
 from touche_llm.tasks.definition import FIRST_STAGE, Scale
-
-# Fewer readings give no information, and labels with less than the second, in bits, carry none worth ranking by.
-MIN_INFORMATION_READINGS = 50
-LOW_INFORMATION = 0.05
 
 
 def check_judgments(judgments: Iterable[Judgment], question: Question, place: object) -> None:
@@ -87,24 +80,3 @@ def mean_off_label_mass(judgments: Iterable[Judgment]) -> float | None:
         if reading.off_label_mass is not None
     ]
     return round(sum(masses) / len(masses), 6) if masses else None
-
-
-def compute_information(readings: Sequence[Reading]) -> float | None:
-    """Return the information in bits that the labels of a field carry about documents: H(mean p) - mean H(p).
-
-    The mutual information of document and label, or generalised Jensen-Shannon divergence of the documents' labels
-    (Lin 1991, https://doi.org/10.1109/18.61115): 0 if all documents have the same probabilities, at most log2 of the
-    number of labels.
-
-    Returns:
-        The information; None for fewer than 50 readings with probabilities, where it is mostly the noise of the sample.
-    """
-    shares = np.array([[*reading.probabilities.values()] for reading in readings if reading.probabilities is not None])
-    if len(shares) < MIN_INFORMATION_READINGS:
-        return None
-    return max(0.0, float(_compute_entropy(shares.mean(axis=0)) - _compute_entropy(shares).mean()))
-
-
-def _compute_entropy(shares: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return the entropies in bits of distributions, the last axis."""
-    return np.asarray(-np.sum(shares * np.log2(np.where(shares > 0.0, shares, 1.0)), axis=-1))

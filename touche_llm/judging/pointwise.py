@@ -71,14 +71,15 @@ class RequestBuilder:
     def read_labels(
         self, result: AnsweredRequest[AnswerModel], origin: Origin, question: Question | None = None
     ) -> dict[str, Reading]:
-        """Read the labels of an answer, see the function of that name; count the answers that have to be read as text.
+        """Read the labels of an answer, see the function of that name, and count them.
 
         Raises:
             EngineError: None of many answers can be read from log-probabilities.
         """
         readings = read_labels(result, question)
-        for chain in result.chains if self.sampling.top_logprobs else ():
-            self.model.count_labels(origin, _find_problem(chain))
+        for place, chain in enumerate(result.chains if self.sampling.top_logprobs else ()):
+            # The readings are the mean over the chains.
+            self.model.count_labels(origin, {} if place else readings, _find_problem(chain))
         return readings
 
 

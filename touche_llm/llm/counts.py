@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
+# Fewer readings give no information, and labels with less than the second, in bits, carry none worth ranking by.
+MIN_READINGS = 50
+LOW_INFORMATION = 0.05
 # Names of counts in the metadata of runs that earlier versions wrote.
 _OLD_NAMES = {"asked": "requests", "asked_again": "resamples"}
 
@@ -58,11 +62,44 @@ class Counts:
     def since(self, before: Counts) -> Counts:
         """Return the increase since `before`, an earlier copy, with the present `problem`."""
         increase = {
-            field.name: getattr(self, field.name) - getattr(before, field.name)
-            for field in fields(self)
-            if field.name != "problem"
+            count.name: getattr(self, count.name) - getattr(before, count.name)
+            for count in fields(self)
+            if count.name != "problem"
         }
         return Counts(**increase, problem=self.problem)
+
+
+@dataclass(slots=True)
+class LabelInformation:
+    """Information that the labels of a field carry about documents: H(mean p) - mean H(p).
+
+    The mutual information of document and label, or generalised Jensen-Shannon divergence of the documents' labels
+    (Lin 1991, https://doi.org/10.1109/18.61115): 0 if all documents have the same probabilities, at most log2 of the
+    number of labels.
+    """
+
+    readings: int = 0
+    _sums: dict[str, float] = field(default_factory=dict)
+    _entropy: float = 0.0
+
+    def add(self, probabilities: Mapping[str, float]) -> None:
+        """Add the probabilities of the labels of a document."""
+        self.readings += 1
+        self._entropy += _compute_entropy(probabilities.values())
+        for label, share in probabilities.items():
+            self._sums[label] = self._sums.get(label, 0.0) + share
+
+    @property
+    def bits(self) -> float | None:
+        """Information in bits; None for fewer than `MIN_READINGS`, where it is mostly the noise of the sample."""
+        if self.readings < MIN_READINGS:
+            return None
+        mean = _compute_entropy(total / self.readings for total in self._sums.values())
+        return round(max(0.0, mean - self._entropy / self.readings), 6)
+
+
+def _compute_entropy(shares: Iterable[float]) -> float:
+    return -math.fsum(share * math.log2(share) for share in shares if share > 0.0)
 
 
 @dataclass(slots=True)
@@ -73,17 +110,39 @@ class LabelCounts:
         answers: All of them.
         unread: Those whose log-probabilities do not show the labels, so that the labels in the text count.
         first: The first of these, and the reason.
+        overruled: Those whose most probable stance is not the one in the text.
+        bits: Information of the labels about documents, by field, see `LabelInformation`.
     """
 
     answers: int = 0
     unread: int = 0
     first: str = ""
+    overruled: int = 0
+    bits: dict[str, float | None] = field(default_factory=dict)
 
-    def __str__(self) -> str:
+    def describe_unread(self) -> str:
+        """Describe the answers whose labels cannot be read."""
         return (
             f"the labels of {self.unread:,} of {self.answers:,} answers cannot be read from their log-probabilities, "
             f"and those in their texts count as certain; the first is {self.first}"
         )
+
+    def describe(self) -> list[str]:
+        """Return notes for the reader of a run."""
+        notes = [self.describe_unread()] if self.unread else []
+        if self.overruled:
+            notes.append(
+                f"{self.overruled:,} of {self.answers:,} stances differ from the answers as written, since the "
+                "probabilities of all labels decide: docs/explanation/stance.md"
+            )
+        if low := {name: bits for name, bits in self.bits.items() if bits is not None and bits < LOW_INFORMATION}:
+            named = ", ".join(f"{name} {bits:.3f} bits" for name, bits in low.items())
+            notes.append(
+                f"the labels say next to nothing about documents ({named}; below {LOW_INFORMATION:g}): the model "
+                "answers nearly the same for all; try a larger model, few-shot examples with different labels, or a "
+                "prompt for each aspect"
+            )
+        return notes
 
 
 def translate_old_counts(facts: Mapping[str, Any]) -> dict[str, Any]:

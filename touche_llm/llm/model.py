@@ -10,7 +10,7 @@ from itertools import takewhile
 from types import MappingProxyType
 from typing import Any, Generic
 
-from touche_llm.data.records import Attempt, Cut
+from touche_llm.data.records import Attempt, Cut, Reading
 from touche_llm.errors import DataError, EngineError, ReplayMiss
 from touche_llm.llm.answer_forms import AnswerForm, Layout
 from touche_llm.llm.answers import (
@@ -27,9 +27,9 @@ from touche_llm.llm.answers import (
 )
 from touche_llm.llm.cache import Cache, CacheMode, describe_resume
 from touche_llm.llm.concurrency import map_in_order
-from touche_llm.llm.counts import LabelCounts
+from touche_llm.llm.counts import LabelCounts, LabelInformation
 from touche_llm.llm.engines.base import Completion, Engine, Rejected, Transient
-from touche_llm.llm.logprobs import check_logprobs, select_label_tokens
+from touche_llm.llm.logprobs import check_logprobs, get_most_probable, select_label_tokens
 from touche_llm.llm.prompt_tokens import TokenCountingClient, describe_entry
 from touche_llm.llm.request import MAX_SAMPLES, Origin, Request, continue_thought, request_thought
 from touche_llm.llm.request_log import log_result
@@ -91,6 +91,7 @@ class ModelClient(TokenCountingClient):
     retry_failures: bool = False
     lost: LostRequests = field(default_factory=dict)
     labels: dict[str, LabelCounts] = field(default_factory=dict)
+    _information: dict[tuple[str, str], LabelInformation] = field(default_factory=dict)
     # Keys whose cache entries this run has removed or stored: equal requests use what a replay will find.
     _settled: set[str] = field(default_factory=set)
     _in_flight: dict[str, asyncio.Future[AnsweredRequest[Any] | FailedRequest]] = field(default_factory=dict)
@@ -282,12 +283,13 @@ class ModelClient(TokenCountingClient):
         for number in range(1, MAX_SAMPLES):
             yield request.resample(number, self.resample_temperature)
 
-    def count_labels(self, origin: Origin, problem: str) -> None:
+    def count_labels(self, origin: Origin, readings: Mapping[str, Reading], problem: str) -> None:
         """Count an answer whose labels are to be read from log-probabilities.
 
         Args:
             origin: Origin of the request.
-            problem: Why its labels cannot be read; empty if they can.
+            readings: Its labels by field.
+            problem: Why they cannot be read; empty if they can.
 
         Raises:
             EngineError: None of many answers can be read.
@@ -297,6 +299,13 @@ class ModelClient(TokenCountingClient):
         counts.unread += bool(problem)
         if problem and not counts.first:
             counts.first = f"{origin.subject}: {problem}"
+        if "stance" in readings:
+            counts.overruled += get_most_probable(readings["stance"]) != str(readings["stance"].answered)
+        for name, reading in readings.items():
+            if reading.probabilities is not None:
+                information = self._information.setdefault((origin.prompt, name), LabelInformation())
+                information.add(reading.probabilities)
+                counts.bits[name] = information.bits
         if counts.unread >= _MAX_UNREAD:
             self.raise_on_unread()
 
@@ -305,8 +314,9 @@ class ModelClient(TokenCountingClient):
         for prompt, counts in self.labels.items():
             if counts.answers == counts.unread > 0:
                 raise EngineError(
-                    f"prompt {prompt}: {counts}; request plain grades with `sampling.logprobs: false`, or repair the "
-                    "server and request all answers again with `cache.mode: refresh`"
+                    f"prompt {prompt}: {counts.describe_unread()}; request plain grades with "
+                    "`sampling.logprobs: false`, or repair the server and request all answers again with "
+                    "`cache.mode: refresh`"
                 )
 
     def raise_on_misses(self) -> None:

@@ -206,16 +206,16 @@ async def judge(
         raise UsageError(f"{candidates.source}: pairs are made of the sentences of a corpus on disk")
     else:
         found = await work.judge_pairs(found, topics, pairs or PairSettings(), candidates.corpus.store.parts)
-    warn_of_unread(builder.model, prompts, progress)
+    warn_of_labels(builder.model, prompts, progress)
     return found
 
 
-def warn_of_unread(model: ModelClient, prompts: Mapping[str, Prompt], progress: Progress) -> None:
-    """Warn of the answers to prompts whose labels cannot be read from log-probabilities."""
+def warn_of_labels(model: ModelClient, prompts: Mapping[str, Prompt], progress: Progress) -> None:
+    """Warn of answers to prompts whose labels are not those in the text, cannot be read, or say nothing."""
     for prompt in prompts.values():
-        counts = model.labels.get(prompt.name)
-        if counts is not None and counts.unread:
-            progress.warn(f"prompt {prompt.name}: {counts}")
+        if counts := model.labels.get(prompt.name):
+            for note in counts.describe():
+                progress.warn(f"prompt {prompt.name}: {note}")
 
 
 async def judge_candidates(context: RunContext, candidates: Candidates) -> Judgments:

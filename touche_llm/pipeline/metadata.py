@@ -24,8 +24,8 @@ from touche_llm.text import analysis
 
 # Key of the first stage's depth in its facts.
 DEPTH = "depth"
-# Key of the counts of answers, by prompt, whose labels could not be read from log-probabilities.
-UNREAD = "labels not read"
+# Key of the counts of answers, by prompt, whose labels are read from log-probabilities.
+LABELS = "labels"
 _SOFTWARE = f"touche-llm=={__version__}"
 _LIBRARIES = ("bm25s", "rank-bm25", "PyStemmer", "sentencex", "jinja2", "pydantic", "aiohttp")
 

@@ -17,7 +17,7 @@ from touche_llm.errors import DataError, shorten
 from touche_llm.judging.stance import StanceSettings
 from touche_llm.pipeline.context import RunContext
 from touche_llm.pipeline.frames import make_frame
-from touche_llm.pipeline.judge import Judgments, warn_of_unread
+from touche_llm.pipeline.judge import Judgments, warn_of_labels
 from touche_llm.pipeline.progress import Progress
 from touche_llm.pipeline.results import ChosenStance, choose_label, list_result_columns
 from touche_llm.ranking.cross_encoder import CrossEncoder
@@ -124,7 +124,7 @@ async def rank(
         ranked = await rank_topics(candidates.topics, candidates.rankings, by_document, stances, plan, models, done)
     models.check_results()
     if models.comparisons is not None:
-        warn_of_unread(models.comparisons.builder.model, models.comparisons.prompts, progress)
+        warn_of_labels(models.comparisons.builder.model, models.comparisons.prompts, progress)
     if not ranked.lines:
         raise DataError(f"{candidates.source}: no candidate to rank for the chosen topics; judge them first")
     rankings: dict[str, list[Candidate]] = {}

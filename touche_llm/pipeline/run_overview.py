@@ -18,7 +18,7 @@ from touche_llm.data.records import Topic
 from touche_llm.errors import DataError, ToucheError
 from touche_llm.judging.sentence_pairs import PairDocuments
 from touche_llm.llm.counts import LabelCounts
-from touche_llm.pipeline.metadata import UNREAD
+from touche_llm.pipeline.metadata import LABELS
 from touche_llm.pipeline.recorded_evaluation import RecordedEvaluation, read_evaluation
 from touche_llm.pipeline.results import list_result_columns
 from touche_llm.pipeline.run_directory import RunDirectory
@@ -110,13 +110,13 @@ def sum_usage(facts: Mapping[str, Any]) -> RunUsage:
     numbers = [value if isinstance(value := counts.get(name), int) else 0 for name in names]
     kinds = failures.values() if isinstance(failures, Mapping) else ()
     failed = sum(count for count in kinds if isinstance(count, int))
-    return RunUsage._make((*numbers, failed, sum(found.unread for found in list_unread(facts).values())))
+    return RunUsage._make((*numbers, failed, sum(found.unread for found in read_label_counts(facts).values())))
 
 
-def list_unread(facts: Mapping[str, Any]) -> dict[str, LabelCounts]:
-    """Return the counts of answers whose labels could not be read, by prompt, from a stage's metadata."""
+def read_label_counts(facts: Mapping[str, Any]) -> dict[str, LabelCounts]:
+    """Return the counts of answers whose labels are read from log-probabilities, by prompt, from a stage's metadata."""
     try:
-        return msgspec.convert(facts.get(UNREAD, {}), dict[str, LabelCounts])
+        return msgspec.convert(facts.get(LABELS, {}), dict[str, LabelCounts])
     except msgspec.ValidationError:
         return {}
 

@@ -18,7 +18,7 @@ from touche_llm.pipeline.dense_corpus import DenseCorpus
 from touche_llm.pipeline.engines import describe_engine, describe_pooling
 from touche_llm.pipeline.inputs import INPUTS, hash_inputs
 from touche_llm.pipeline.judge import Judgments, describe_judgments, judge_candidates
-from touche_llm.pipeline.metadata import DEPTH, UNREAD
+from touche_llm.pipeline.metadata import DEPTH, LABELS
 from touche_llm.pipeline.progress import Progress
 from touche_llm.pipeline.rank import Ranking, describe_ranking, rank_judgments
 from touche_llm.pipeline.retrieve import NoCandidates, list_empty, retrieve_candidates
@@ -231,7 +231,7 @@ def _describe_model_use(context: RunContext, purposes: Iterable[str], before: Co
     report_known_failures(context.progress, model, before)
     counts = model.counts.since(before)
     labels = {name: model.labels.get(prompt.name) for name, prompt in prompts.items()}
-    unread = {name: asdict(found) for name, found in labels.items() if found is not None and found.unread}
+    read = {name: asdict(found) for name, found in labels.items() if found is not None}
     return {
         **describe_engine(model.engine_info),
         "prompts": {name: prompt.label for name, prompt in prompts.items()},
@@ -241,7 +241,7 @@ def _describe_model_use(context: RunContext, purposes: Iterable[str], before: Co
         },
         "documents cut": counts.cut,
         "requests": counts.as_dict(),
-        **({UNREAD: unread} if unread else {}),
+        **({LABELS: read} if read else {}),
     }
 
 

@@ -12,7 +12,7 @@ from touche_llm.evaluation.coverage import select_topics
 from touche_llm.evaluation.notes import describe_fitted
 from touche_llm.evaluation.qrels import Qrels
 from touche_llm.pipeline.context import RunContext
-from touche_llm.pipeline.run_overview import list_unread
+from touche_llm.pipeline.run_overview import read_label_counts
 from touche_llm.prompts.prompt import Prompt
 from touche_llm.report.folder import open_folder
 from touche_llm.report.overview import (
@@ -63,8 +63,9 @@ def gather_report(folder: Path, qrels: Qrels | None, top: int, *, run_topics: bo
             notes.append(f"Topics without a line in the run: {', '.join(missing)}.")
         if isinstance(imputed := opened.stages.get("rank", {}).get("imputed stances"), int) and imputed:
             notes.append(f"Imputed stances, for lack of a usable answer: {imputed:,}. They are counted below.")
-        unread = [found for facts in opened.stages.values() for found in list_unread(facts).items()]
-        notes += [f"Prompt {name}: {counts}." for name, counts in unread]
+        for facts in opened.stages.values():
+            for name, counts in read_label_counts(facts).items():
+                notes += [f"Prompt {name}: {note}." for note in counts.describe()]
         prompts = _load_prompts(opened.context, opened.stages, opened.notes)
         opened.check_documents(ranking[:top] for ranking in run.rankings.values())
         rows = {topic_id: opened.rows(topic_id, qrels) for topic_id in run.rankings}

@@ -9,9 +9,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from touche_llm.data.records import Reading
-from touche_llm.judging.grades import MIN_INFORMATION_READINGS, compute_information
+from touche_llm.llm.counts import MIN_READINGS, LabelInformation
 
 LABELS = ("0", "1", "2", "3")
+
+
+def compute_information(readings: list[Reading]) -> float | None:
+    information = LabelInformation()
+    for one in readings:
+        if one.probabilities is not None:
+            information.add(one.probabilities)
+    return information.bits
 
 
 def reading(*shares: float) -> Reading:
@@ -30,11 +38,11 @@ def test_the_same_answer_for_all_documents_carries_nothing() -> None:
 def test_a_hand_computed_value() -> None:
     # H(0.5) - H(0.9), with H the binary entropy.
     expected = 1.0 + 0.9 * math.log2(0.9) + 0.1 * math.log2(0.1)
-    assert compute_information([reading(0.9, 0.1), reading(0.1, 0.9)] * 25) == pytest.approx(expected)
+    assert compute_information([reading(0.9, 0.1), reading(0.1, 0.9)] * 25) == pytest.approx(expected, abs=1e-6)
 
 
 def test_too_few_readings_with_probabilities_give_none() -> None:
-    few = [reading(1.0, 0.0)] * (MIN_INFORMATION_READINGS - 1)
+    few = [reading(1.0, 0.0)] * (MIN_READINGS - 1)
     assert compute_information([*few, *[Reading(answered=1)] * 10]) is None
     assert compute_information([*few, reading(0.0, 1.0)]) is not None
 
