@@ -19,7 +19,7 @@ from touche_llm.retrieval.chatnoir.settings import ChatNoirSettings
 PROJECT = tomllib.loads((PACKAGE.parent / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 # Libraries of the extras, by the names that they are imported by.
 OPTIONAL = {
-    *("chatnoir_api", "elasticsearch", "ir_datasets", "matplotlib", "pyarrow", "ray", "resiliparse", "statsmodels"),
+    *("chatnoir_api", "elasticsearch", "ir_datasets", "matplotlib", "ray", "resiliparse", "statsmodels"),
     *("transformers", "vllm", "warc"),
 }
 # Modules that are imported only by functions that need the library.

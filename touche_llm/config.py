@@ -88,7 +88,7 @@ class ActorConfig(Section):
 class Config(Section):
     """The complete configuration of a run."""
 
-    task: Annotated[str, Option("--task", TASK_HELP, "Input", is_common=True, metavar="NAME")] = DEFAULT_TASK
+    task: Annotated[str, Option("--task", TASK_HELP, "Input", is_common=True, metavar="NAME|FOLDER")] = DEFAULT_TASK
     # Of ir_datasets, whose topics and documents take the place of `topics` and `corpus`.
     dataset: Annotated[
         str | None,
@@ -111,18 +111,21 @@ class Config(Section):
     ] = None
     # None only if the first stage is a search engine, which stores the documents.
     index: Annotated[
-        Path | None, Option("--index", "Folder of the index (default: one per corpus in .touche-llm/index)", "Input")
+        Path | None,
+        Option(
+            "--index", "Folder of the index (default: one per corpus in .touche-llm/index)", "Input", metavar="FOLDER"
+        ),
     ] = None
     candidates: Annotated[
-        Path | None, Option("--candidates", "TREC run of any tool to use as first stage", "Input", metavar="FILE")
+        Path | None, Option("--candidates", "TREC run of any tool to use as first stage", "Input")
     ] = None
     skip_bad_lines: Annotated[
         bool, Option("--skip-bad-lines", "Skip bad lines of the corpus, count and list them", "Input")
     ] = False
     depth: Annotated[int, Option("--depth", "Candidates per topic", "Retrieval", is_common=True)] = Field(100, ge=1)
-    limit_topics: Annotated[int | None, Option("--limit-topics", "Only the first N topics of the file", "Input")] = (
-        Field(None, ge=1)
-    )
+    limit_topics: Annotated[
+        int | None, Option("--limit-topics", "Only the first N topics of the file", "Input", is_common=True)
+    ] = Field(None, ge=1)
     topic: Annotated[
         tuple[str, ...],
         BeforeValidator(to_texts),

@@ -12,7 +12,7 @@ from tests.evaluation.test_calibration import READ, gated, judgment, stance_read
 from touche_llm.data.files import write_records
 
 TOPICS = 8
-FIT = ("calibrate", "--run", "run", "--stance", "qrels.txt")
+FIT = ("calibrate", "run", "--stance", "qrels.txt")
 
 
 @pytest.fixture
@@ -142,7 +142,7 @@ def test_thresholds_of_another_task_are_refused(judged: Path, touche: Touche) ->
 
 
 def test_a_folder_without_a_run_and_a_task_without_such_labels_are_told(judged: Path, touche: Touche) -> None:
-    done = touche("calibrate", "--run", "nowhere", "--stance", "qrels.txt", "--out", "t.yaml")
+    done = touche("calibrate", "nowhere", "--stance", "qrels.txt", "--out", "t.yaml")
     assert done.returncode == 1 and "config.yaml: no such file; give the folder of a run" in done.stderr
     (judged / "run/config.yaml").write_text("task: sentence_pairs\ntopics: t.xml\ncorpus: args.csv\n")
     done = touche(*FIT, "--out", "t.yaml")

@@ -110,6 +110,16 @@ def test_few_topics_have_a_p_value_without_an_interval_and_judged_documents_have
         assert done.stderr.count("no 95 % interval") == 1
 
 
+def test_the_first_run_is_the_baseline_unless_another_is_named(touche: Touche, runs: Path) -> None:
+    first, named = (
+        touche("compare", "base", "best", "mixed", *QRELS, *more, "--format", "json")
+        for more in ((), ("--baseline", "mixed"))
+    )
+    assert {row["baseline"] for row in json.loads(first.stdout)} == {"base"}
+    assert {row["baseline"] for row in json.loads(named.stdout)} == {"mixed"}
+    assert {run for run, _ in rows_of(named.stdout)} == {"base", "best"}
+
+
 def test_topics_of_all_runs_can_be_compared_alone(touche: Touche, runs: Path) -> None:
     lines = (runs / "best" / "run.txt").read_text().splitlines(keepends=True)
     (runs / "part").write_text("".join(line for line in lines if line[0] in "01"))
@@ -159,7 +169,7 @@ def test_a_loss_that_unjudged_documents_alone_could_explain_is_noted_under_the_t
     ("arguments", "code", "message"),
     [
         (["best", "--baseline", "nowhere", *QRELS], 1, "nowhere: cannot read the file"),
-        (["best", "mixed", *QRELS], 2, "--baseline"),
+        (["best", *QRELS], 2, "best alone cannot be compared"),
         (["best", "--baseline", "best", *QRELS], 2, "best alone cannot be compared"),
         (["best", "best/", "--baseline", "best", *QRELS], 2, "given twice"),
         (["best", "mixed", "--baseline", "best", "--task", "comparative"], 2, "no qrels given"),

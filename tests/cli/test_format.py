@@ -48,7 +48,7 @@ DATA = f"--topics {TOPICS} --corpus {CORPUS}"
 REPLAY = f"--cache {CASSETTE} --cache-mode replay"
 RUN = f"run --config {SAMPLE / 'demo.yaml'} {DATA} {REPLAY} --index o/index"
 TASK = "--task comparative"
-FIT = "calibrate --run judged --stance stance.txt"
+FIT = "calibrate judged --stance stance.txt"
 EXAMPLES = gated(6)
 
 # Every command is called, most of them on a run of their own.
@@ -413,5 +413,5 @@ def test_every_command_has_the_option_with_a_table_as_its_default() -> None:
         assert option.default == "table", name
     elsewhere = {"demo", "evaluate", "compare", "regress record", "regress check", "regress update", "prompts compare"}
     elsewhere |= {"show", "runs", "prompts show", "prompts render", "batch export", "batch import", "batch run"}
-    elsewhere |= {"tasks list", "tasks show", "tasks new", "doctor", "data", "export"}
+    elsewhere |= {"tasks list", "tasks show", "tasks new", "doctor", "data"}
     assert set(found) - elsewhere == {name for name in found for case in CASES if case.partition(",")[0] == name}

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import typer
 from typer.main import get_command
 
 from tests.cli.conftest import Touche
@@ -41,6 +42,34 @@ def helps() -> dict[tuple[str, ...], str]:
 def test_the_help_of_a_command_fits_two_screens(helps: dict[tuple[str, ...], str]) -> None:
     lengths = {path: len(helps[*path, "--help"].splitlines()) for path in COMMANDS}
     assert {path: length for path, length in lengths.items() if length > MAX_LINES} == {}
+
+
+# Words in capitals are placeholders; others are given as they are, as in `vllm|ray`.
+PLACEHOLDERS = {
+    *("RUN", "FILE", "FOLDER", "NAME", "ID", "N", "NUMBER", "TEXT", "URL", "VALUE"),
+    *("STAGE", "STEPS", "FIELD", "ASPECT", "PURPOSE"),
+}
+
+
+@pytest.mark.parametrize("path", [path for path, command in COMMANDS.items() if hasattr(command, "list_options")])
+def test_a_placeholder_is_one_of_a_few_words_in_capitals(path: tuple[str, ...]) -> None:
+    command = COMMANDS[path]
+    context = typer.Context(command)
+    panels = command.list_options(context, with_hidden=True)
+    arguments = [name for name, _ in panels.get("Arguments", ())]
+    options = [name for panel, rows in panels.items() if panel != "Arguments" for name, _ in rows]
+    given = [re.sub(r"(-{1,2}[\w-]+(, | / )?)+", "", name).strip() for name in options]
+    words = {word for name in (*arguments, *given) for word in re.split(r"[|,=]", name.removesuffix("...")) if word}
+    assert {word for word in words if not word.islower()} <= PLACEHOLDERS
+    pieces = command.collect_usage_pieces(context)[1:]
+    assert [piece.strip("[]") for piece in pieces] == arguments
+
+
+def test_the_help_lists_each_command_once_by_its_purpose(helps: dict[tuple[str, ...], str]) -> None:
+    rows = re.findall(r"^  ([a-z]+)  ", helps["--help",].partition(f"{next(iter(cli.PANELS))}:")[2], re.MULTILINE)
+    assert rows == list(cli.COMMANDS) and len(cli.PANELS) > 3
+    assert all(f"\n{panel}:\n" in helps["--help",] for panel in cli.PANELS)
+    assert "--limit-topics" in helps["run", "--help"]
 
 
 def test_every_command_has_a_description() -> None:

@@ -102,7 +102,7 @@ def test_neither_tables_nor_pages_show_stances(touche: Touche, run: Path) -> Non
 @pytest.mark.parametrize(
     ("command", "problem"),
     [
-        (["calibrate", "--run", "out", "--stance", "qrels.txt", "--out", "t.yaml"], "no stances"),
+        (["calibrate", "out", "--stance", "qrels.txt", "--out", "t.yaml"], "no stances"),
         (
             ["rank", "--out", "out", "--rank", "judge", "--rank", "balance:5"],
             "--rank: balance:5: the task has no stances",

@@ -1,11 +1,13 @@
 from __future__ import annotations
 
+import webbrowser
 from pathlib import Path
 
 import pytest
 
 from tests.cli.conftest import Touche
 from tests.report.reports import sample_run, write_qrels
+from touche_llm.cli.demo import SAMPLES
 
 
 @pytest.fixture(scope="module")
@@ -45,6 +47,32 @@ def test_wrong_judgments_and_options_are_told(
     done = touche("report", str(run), *arguments, "-o", "page.html")
     assert done.returncode == code and problem in done.stderr
     assert not Path("page.html").exists()
+
+
+@pytest.mark.parametrize("has_browser", [True, False])
+def test_the_page_is_opened_in_a_browser_only_if_that_is_requested(
+    run: Path, touche: Touche, monkeypatch: pytest.MonkeyPatch, has_browser: bool
+) -> None:
+    opened: list[str] = []
+    monkeypatch.setattr(webbrowser, "open", lambda url: opened.append(url) or has_browser)
+    assert touche("report", str(run)).returncode == 0 and opened == []
+    done = touche("report", str(run), "-o", "a page.html", "--open")
+    assert done.returncode == 0 and opened == [Path("a page.html").absolute().as_uri()]
+    assert ("a page.html: found no browser" in done.stderr) is not has_browser
+
+
+def test_texts_of_clueweb_come_with_a_note(touche: Touche, tmp_path: Path) -> None:
+    for name in ("passages.jsonl", "topics.xml"):
+        (tmp_path / name).write_text((SAMPLES / "comparative" / name).read_text().replace("sample-", "clueweb12-"))
+    (tmp_path / "candidates.txt").write_text("3 Q0 clueweb12-heating-05___1 1 1.0 first\n")
+    given = ("--topics", "topics.xml", "--corpus", "passages.jsonl", "--candidates", "candidates.txt", "--topic", "3")
+    assert touche("retrieve", *given, "--out", "run").returncode == 0
+    (tmp_path / "run" / "judgments.jsonl").touch()
+    done = touche("rank", "--out", "run")
+    assert done.returncode == 0, done.stderr
+    assert touche("report", "run").returncode == 0
+    page = (tmp_path / "run" / "report.html").read_text()
+    assert "ClueWeb12 (https://lemurproject.org/clueweb12/), which may not be redistributed" in page
 
 
 def test_a_folder_without_a_run_is_told(touche: Touche, tmp_path: Path) -> None:

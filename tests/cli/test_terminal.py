@@ -66,7 +66,7 @@ COMMANDS = {
         ["judge", "rank"],
     ),
     "calibrate": (
-        f"calibrate --run {FIRST} --stance stance --out t-{{width}}.yaml --folds 2",
+        f"calibrate {FIRST} --stance stance --out t-{{width}}.yaml --folds 2",
         ["fold 1", "all folds"],
     ),
     "prompts compare": (

@@ -91,14 +91,6 @@ def warc() -> None:
     assert search_dataset("clueweb12/touche-2020-task-2", "write_pages", "comparative_2020")
 
 
-def parquet() -> None:
-    from pyarrow import parquet as files
-
-    touche("export", "demo/comparative", "-o", "results.parquet")
-    table = files.read_table("results.parquet")
-    assert table.num_rows == len(Path("demo/comparative/run.txt").read_text().splitlines())
-
-
 def tirex() -> None:
     corpus, topics = SAMPLE / "passages.jsonl", SAMPLE / "topics.xml"
     touche("retrieve", "--energy", "--corpus", corpus, "--topics", topics, "--out", "energy", "--depth", 5)
@@ -123,7 +115,6 @@ FEATURES: Mapping[str, Callable[[], None]] = {
     "pyterrier": pyterrier,
     "ir-datasets": ir_datasets,
     "warc": warc,
-    "parquet": parquet,
     "tirex": tirex,
     # For work on the project; the targets of the Makefile use them.
     "dev": imports("hypothesis", "mypy", "playwright", "pytest", "tira"),

@@ -202,7 +202,7 @@ for name, data in {
     content(f"yaml_folder_{name}", "run/config.yaml", RANK, data)
     content(f"yaml_metadata_{name}", "run/ir-metadata.yml", RANK, data)
     content(f"yaml_report_{name}", "run/ir-metadata.yml", ["report", "run"], data)
-    calibrated = ["calibrate", "--run", "run", "--stance", "qrels-stance.txt", "--evaluate", "t.yaml"]
+    calibrated = ["calibrate", "run", "--stance", "qrels-stance.txt", "--evaluate", "t.yaml"]
     content(f"yaml_thresholds_{name}", "t.yaml", calibrated, data)
     content(f"yaml_recorded_{name}", "regress/comparative/config.yaml", ["regress", "check"], data)
     checked = ["prompts", "check", "--prompts", "prompts"]

@@ -19,32 +19,32 @@ from touche_llm.data.databases import describe_database_error
 from touche_llm.data.files import check_name
 from touche_llm.errors import ToucheError, describe_os_error, to_printable
 
-# Each command and the module that holds it: a function of its name, or `app`, which has commands of its own.
-COMMANDS = {
-    "run": "stages",
-    "index": "index",
-    "retrieve": "stages",
-    "judge": "stages",
-    "rank": "stages",
-    "calibrate": "calibrate",
-    "validate": "validate",
-    "fuse": "fuse",
-    "evaluate": "evaluate",
-    "compare": "compare",
-    "report": "report",
-    "export": "export",
-    "show": "show",
-    "runs": "runs",
-    "tira": "tira",
-    "demo": "demo",
-    "doctor": "doctor",
-    "cache": "cache",
-    "regress": "regress",
-    "batch": "batch",
-    "prompts": "prompts",
-    "tasks": "tasks",
-    "data": "data",
+# By the panel of the help, each command and the module that holds it: a function of its name, or `app`, which has
+# commands of its own.
+PANELS = {
+    "Make a run": {
+        "run": "stages",
+        "index": "index",
+        "retrieve": "stages",
+        "judge": "stages",
+        "rank": "stages",
+        "fuse": "fuse",
+        "batch": "batch",
+        "tira": "tira",
+        "demo": "demo",
+    },
+    "Look at runs": {"show": "show", "runs": "runs", "report": "report"},
+    "Measure and check": {
+        "evaluate": "evaluate",
+        "compare": "compare",
+        "calibrate": "calibrate",
+        "validate": "validate",
+        "regress": "regress",
+    },
+    "Prompts, tasks and their data": {"prompts": "prompts", "tasks": "tasks", "data": "data"},
+    "Servers and caches": {"doctor": "doctor", "cache": "cache"},
 }
+COMMANDS = {name: module for commands in PANELS.values() for name, module in commands.items()}
 
 
 class _Program(Group):
@@ -54,6 +54,7 @@ class _Program(Group):
         super().__init__(**settings)
         # Names for the help and for suggestions; `get_command` loads the commands.
         self.commands = cast(dict[str, Any], dict.fromkeys(COMMANDS))
+        self.panels = PANELS
 
     def get_command(self, ctx: Any, cmd_name: str) -> TyperCommand | TyperGroup | None:
         """Return a command, whose module is loaded only now, as libraries are slow to load; None if there is none."""

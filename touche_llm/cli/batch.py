@@ -101,9 +101,9 @@ def export(
 
 @app.command()
 def run(
-    requests: Annotated[Path, typer.Argument(help="A file of requests, as `batch export` writes it.")],
+    requests: Annotated[Path, typer.Argument(metavar="FILE", help="A file of requests, as `batch export` writes it.")],
     responses: Annotated[Path, typer.Option("--responses", "-o", help="The file to write, responses.jsonl.")],
-    model: Annotated[Path, typer.Option("--model", help="Folder of the model.")],
+    model: Annotated[Path, typer.Option("--model", metavar="FOLDER", help="Folder of the model.")],
     engine: Annotated[
         Runner, typer.Option("--engine", help="vllm: `vllm run-batch`; ray: a Ray Data job, on a cluster or here.")
     ] = Runner.VLLM,
@@ -112,7 +112,7 @@ def run(
     ] = None,
     served_name: Annotated[
         str | None,
-        typer.Option("--served-model-name", help="The model's name in the requests (default: the folder's)."),
+        typer.Option("--served-model-name", metavar="NAME", help="The model's name in the requests (default: the folder's)."),
     ] = None,
     values: Annotated[
         list[str] | None,
@@ -146,7 +146,7 @@ def run(
 
 @app.command("import")
 def import_(
-    responses: Annotated[list[Path], typer.Argument(help="Files of responses, one or more.")],
+    responses: Annotated[list[Path], typer.Argument(metavar="FILE", help="Files of responses, one or more.")],
     out: o.OutOption,
     output: FormatOption = Format.TABLE,
 ) -> None:

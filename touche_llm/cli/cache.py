@@ -38,7 +38,7 @@ def stats(cache: CacheFile = _DEFAULT_CACHE, output: FormatOption = Format.TABLE
 
 @app.command("export")
 def export_(
-    out: Annotated[Path, typer.Argument(help="The cassette to write, a .jsonl file.")],
+    out: Annotated[Path, typer.Argument(metavar="FILE", help="The cassette to write, a .jsonl file.")],
     cache: CacheFile = _DEFAULT_CACHE,
     overwrite: o.OverwriteOption = False,
     output: FormatOption = Format.TABLE,
@@ -55,7 +55,7 @@ def export_(
 
 @app.command("import")
 def import_(
-    cassette: Annotated[Path, typer.Argument(help="The cassette to read.")],
+    cassette: Annotated[Path, typer.Argument(metavar="FILE", help="The cassette to read.")],
     cache: CacheFile = _DEFAULT_CACHE,
     output: FormatOption = Format.TABLE,
 ) -> None:

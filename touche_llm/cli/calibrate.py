@@ -36,13 +36,17 @@ _Part = tuple[str, str, Fold | CrossValidation, Mapping[str, float]]
 
 
 def calibrate(
-    run: Annotated[Path, typer.Option("--run", help="The folder of a run that was judged with log-probabilities.")],
+    run: Annotated[
+        Path, typer.Argument(metavar="RUN", help="The folder of a run that was judged with log-probabilities.")
+    ],
     stance: Annotated[Path, typer.Option("--stance", help="The stance qrels: qid 0 doc LABEL.")],
     out: Annotated[Path | None, typer.Option("--out", help="The YAML file to write, for --config of a run.")] = None,
     evaluate: Annotated[
         Path | None, typer.Option("--evaluate", help="Fit nothing: measure the thresholds of this file.")
     ] = None,
-    topic: Annotated[list[str] | None, typer.Option("--topic", help="Use only this topic; can be repeated.")] = None,
+    topic: Annotated[
+        list[str] | None, typer.Option("--topic", metavar="ID", help="Use only this topic; repeatable.")
+    ] = None,
     folds: Annotated[
         int | None, typer.Option("--folds", min=2, help=f"Parts that the topics are divided into (default: {_FOLDS}).")
     ] = None,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import sys
 import textwrap
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from copy import copy
 from typing import Annotated, Any, get_args
 
@@ -33,7 +33,10 @@ _OTHER_PANEL = "Options"
 # Longer names of options have their own line in the help.
 _MAX_NAME = 26
 _TYPE = re.compile(r"<([^<>]+)>")
-_TYPE_NAMES = {"str": "TEXT", "int": "N", "float": "NUMBER", "int range": "N", "list[str]": "TEXT"}
+_TYPE_NAMES = {
+    **{"str": "TEXT", "int": "N", "float": "NUMBER", "int range": "N", "path": "FILE"},
+    **{"list[str]": "TEXT", "list[float]": "NUMBER"},
+}
 _PANELS = ("Arguments", *get_args(Panel), _OTHER_PANEL)
 # Key of the context: whether the help lists all options.
 _ALL = f"{__name__}.all"
@@ -71,11 +74,17 @@ class Command(TyperCommand):
             if record is None:
                 continue
             if parameter.param_type_name == "argument":
-                panels.setdefault(_PANELS[0], []).append((parameter.metavar or str(parameter.name).upper(), record[1]))
+                panels.setdefault(_PANELS[0], []).append((_describe_argument(parameter), record[1]))
             else:
                 panel = getattr(parameter, "rich_help_panel", None) or _OTHER_PANEL
                 panels.setdefault(panel, []).append((_TYPE.sub(_name_type, record[0]), record[1]))
         return {panel: panels[panel] for panel in _PANELS if panel in panels}
+
+    def collect_usage_pieces(self, ctx: Any) -> list[str]:
+        """Return the arguments as the list below names them, in brackets if they can be left out."""
+        arguments = [item for item in self.get_params(ctx) if item.param_type_name == "argument"]
+        names = [(_describe_argument(item), item.required) for item in arguments]
+        return ["[OPTIONS]", *(name if is_required else f"[{name}]" for name, is_required in names)]
 
     def get_help(self, ctx: Any) -> str:
         """Return the help, in characters that standard output can show."""
@@ -110,7 +119,7 @@ class Command(TyperCommand):
         missing = [
             max(parameter.opts, key=len)
             if parameter.param_type_name == "option"
-            else str(parameter.metavar or parameter.name)
+            else _describe_argument(parameter)
             for parameter in self.params
             if parameter.required and parameter.name not in given
         ]
@@ -125,16 +134,25 @@ class Command(TyperCommand):
 
 
 class Group(TyperGroup):
-    """Group of commands whose help lists the first sentence of each command in full."""
+    """Group of commands whose help lists the first sentence of each command in full.
+
+    Attributes:
+        panels: Names of commands by the heading under which the help lists them; by default one panel has all.
+    """
+
+    panels: Mapping[str, Iterable[str]] = {}
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         """Write the commands with what they do."""
-        rows = []
-        for name in self.list_commands(ctx):
-            command = self.get_command(ctx, name)
-            summary = " ".join((command.help or "").split("\n\n")[0].split()) if command else ""
-            rows.append((name, summary.split(". ")[0].removesuffix(".")))
-        _write_panels(formatter, {"Commands": rows})
+        panels = self.panels or {"Commands": self.list_commands(ctx)}
+        _write_panels(
+            formatter, {panel: [self._summarise(ctx, name) for name in names] for panel, names in panels.items()}
+        )
+
+    def _summarise(self, ctx: Any, name: str) -> tuple[str, str]:
+        command = self.get_command(ctx, name)
+        summary = " ".join((command.help or "").split("\n\n")[0].split()) if command else ""
+        return name, summary.split(". ")[0].removesuffix(".")
 
     def get_help(self, ctx: Any) -> str:
         """Return the help, in characters that standard output can show."""
@@ -145,6 +163,11 @@ def _to_encodable(text: str) -> str:
     # Typer's echo writes UTF-8 to a stream that is meant to be ASCII.
     encoding = sys.stdout.encoding or "utf-8"
     return text.encode(encoding, "backslashreplace").decode(encoding)
+
+
+def _describe_argument(parameter: Any) -> str:
+    """Return the name of an argument in the help, with dots if it can be given several times."""
+    return f"{parameter.metavar or parameter.name.upper()}{'...' if parameter.nargs == -1 else ''}"
 
 
 def _name_type(match: re.Match[str]) -> str:

@@ -33,7 +33,10 @@ def compare(
     given: s.Given,
     qrels_files: o.QrelsFiles,
     runs: m.RunsArgument,
-    baseline: Annotated[Path, typer.Option("--baseline", help="The run that the others are compared with.")],
+    baseline: Annotated[
+        Path | None,
+        typer.Option("--baseline", metavar="RUN", help="The run that the others are compared with (default: the first)."),
+    ] = None,
     task: m.TaskOption = None,
     output: FormatOption = Format.TABLE,
     depth: m.DepthOption = None,
@@ -47,7 +50,7 @@ def compare(
     ] = 20,
     overwrite: o.OverwriteOption = False,
 ) -> None:
-    """Compare runs with a baseline: differences, intervals and tests.
+    """Compare runs with the first, the baseline: differences, intervals and tests.
 
     The table has 95 % intervals, and the topics won, tied and lost.
 
@@ -62,6 +65,7 @@ def compare(
     """
     from touche_llm.evaluation.comparison import compare_runs
 
+    baseline = baseline or runs[0]
     if baseline not in runs:
         runs = [baseline, *runs]
     if len(runs) < 2:

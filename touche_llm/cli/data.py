@@ -21,7 +21,7 @@ _COLUMNS = ("task", "role", "name", "bytes", "records", "licence", "md5", "url")
 
 def data(
     files: Annotated[
-        list[Path] | None, typer.Argument(metavar="[FILE]...", help="Downloaded files to check, packed or not.")
+        list[Path] | None, typer.Argument(metavar="FILE", help="Downloaded files to check, packed or not.")
     ] = None,
     task: Annotated[
         str | None, typer.Option("--task", metavar="NAME", help="List only the files of this task.")

@@ -36,7 +36,7 @@ _COLUMNS = ("topic", "title", "rank", "document", "stance", "object", *_GRADES, 
 
 
 def demo(
-    out: Annotated[Path, typer.Option("--out", help="Folder for the demo's runs.")] = Path("runs/demo"),
+    out: Annotated[Path, typer.Option("--out", metavar="FOLDER", help="Folder for the demo's runs.")] = Path("runs/demo"),
     task: Annotated[str | None, typer.Option("--task", metavar="NAME", help="Show only this task.")] = None,
     overwrite: o.OverwriteOption = False,
     output: FormatOption = Format.TABLE,

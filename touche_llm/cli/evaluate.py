@@ -57,7 +57,7 @@ def evaluate(
     ] = False,
     first_stage: Annotated[
         Path | None,
-        typer.Option("--first-stage", help="The first stage of the runs, if another program made them."),
+        typer.Option("--first-stage", metavar="RUN", help="The first stage of the runs, if another program made them."),
     ] = None,
     depth: m.DepthOption = None,
     run_topics: m.RunTopicsOption = False,

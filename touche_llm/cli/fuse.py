@@ -24,11 +24,11 @@ from touche_llm.tasks.base import Task
 def fuse(
     runs: Annotated[
         list[Path],
-        typer.Argument(metavar="RUN RUN...", help="Run files of this or any other program, or folders of runs."),
+        typer.Argument(metavar="RUN", help="Run files of this or any other program, or folders of runs; two or more."),
     ],
     out: Annotated[Path, typer.Option("--out", help="The run file to write.")],
     method: Annotated[
-        str, typer.Option("--method", help="rrf: by reciprocal ranks; interpolation: by scores scaled to 0..1.")
+        str, typer.Option("--method", metavar="NAME", help="rrf: by reciprocal ranks; interpolation: by scores scaled to 0..1.")
     ] = "rrf",
     k: Annotated[float, typer.Option("--k", help="Constant of rrf; the larger, the less a first place counts.")] = (
         DEFAULT_K
@@ -42,6 +42,7 @@ def fuse(
         str | None,
         typer.Option(
             "--task",
+            metavar="NAME|FOLDER",
             help=f"{TASK_HELP}, for the labels and limits (default: the task of the runs' folders). Needed where "
             "some documents have a stance and others none: those get the task's label for an unknown stance, or are "
             "left out where it has none.",

@@ -47,12 +47,17 @@ JUDGED_LEGEND = "judged@k: share of judged documents among the first k, the meas
 RunsArgument = Annotated[
     list[Path],
     typer.Argument(
-        metavar="RUN...", help="Run files of this or any other program, or folders of runs, for their run.txt."
+        metavar="RUN", help="Run files of this or any other program, or folders of runs, for their run.txt."
     ),
 ]
 TaskOption = Annotated[
     str | None,
-    typer.Option("--task", help=f"{TASK_HELP} (default: the task of the first run's folder).", rich_help_panel="Input"),
+    typer.Option(
+        "--task",
+        metavar="NAME|FOLDER",
+        help=f"{TASK_HELP} (default: the task of the first run's folder).",
+        rich_help_panel="Input",
+    ),
 ]
 DepthOption = Annotated[
     int | None,

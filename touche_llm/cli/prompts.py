@@ -38,7 +38,7 @@ from touche_llm.tasks import DEFAULT_TASK, TASK_HELP, TASKS, find_dataset_task, 
 
 EveryTaskOption = Annotated[
     str | None,
-    typer.Option("--task", metavar="NAME", help=f"{TASK_HELP} (default: all).", rich_help_panel="Input"),
+    typer.Option("--task", metavar="NAME|FOLDER", help=f"{TASK_HELP} (default: all).", rich_help_panel="Input"),
 ]
 _COLUMNS = ("task", "name", "version", "hash", "answer", "fields", "purpose", "examples", "path", "error")
 _LIST = (
@@ -106,7 +106,7 @@ def check_(
     given: s.Given,
     names: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[NAME|PATH]...", help="Prompts, or paths of .jinja files (default: all)."),
+        typer.Argument(metavar="NAME|FILE", help="Prompts: names or .jinja files (default: all)."),
     ] = None,
     task: Annotated[
         str | None,

@@ -36,7 +36,7 @@ _OF_COMPARISON = (
     *(f"sampling.{name}" for name in ("temperature", "seed", "max_tokens", "logprobs", "thinking.chains")),
 )
 TemplatesArgument = Annotated[
-    list[str], typer.Argument(metavar="PROMPT...", help="Judge prompts: names or .jinja files.")
+    list[str], typer.Argument(metavar="NAME|FILE", help="Judge prompts: names or .jinja files.")
 ]
 SplitOption = Annotated[
     str,

@@ -25,7 +25,7 @@ def copy(
     given: s.Given,
     name: NameArgument,
     file: Annotated[
-        Path | None, typer.Argument(metavar="[FILE]", help="The template to write (default: NAME.jinja, here).")
+        Path | None, typer.Argument(metavar="FILE", help="The template to write (default: NAME.jinja, here).")
     ] = None,
     output: FormatOption = Format.TABLE,
 ) -> None:

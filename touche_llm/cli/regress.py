@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from touche_llm.regression.record import Recording
 
 _DEFAULT = Path("regress")
-DirOption = Annotated[Path, typer.Option("--dir", help="The folder of the recorded runs.")]
-NamesArgument = Annotated[list[str] | None, typer.Argument(metavar="[NAME]...", help="Recorded runs (default: all).")]
+DirOption = Annotated[Path, typer.Option("--dir", metavar="FOLDER", help="The folder of the recorded runs.")]
+NamesArgument = Annotated[list[str] | None, typer.Argument(metavar="NAME", help="Recorded runs (default: all).")]
 
 app = typer.Typer(no_args_is_help=True, help="Record runs, replay them offline, and compare.")
 
@@ -32,7 +32,7 @@ app = typer.Typer(no_args_is_help=True, help="Record runs, replay them offline, 
 @o.takes_qrels
 def record_(
     qrels_files: o.QrelsFiles,
-    run_dir: Annotated[Path, typer.Argument(metavar="RUN_DIR", help="The folder of a finished run.")],
+    run_dir: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a finished run.")],
     name: Annotated[
         str | None, typer.Argument(help="Name of the recorded run (default: the name of the folder).")
     ] = None,
@@ -99,10 +99,11 @@ def check_(
 @s.takes_settings("prompts.folder")
 def update_(
     given: s.Given,
-    names: Annotated[list[str], typer.Argument(metavar="NAME...", help="Recorded runs.")],
+    names: Annotated[list[str], typer.Argument(metavar="NAME", help="Recorded runs.")],
     root: DirOption = _DEFAULT,
     run: Annotated[
-        Path | None, typer.Option("--run", help="The folder of a new run, if answers are missing; for one NAME.")
+        Path | None,
+        typer.Option("--run", metavar="RUN", help="The folder of a new run, if answers are missing; for one NAME."),
     ] = None,
     yes: Annotated[bool, typer.Option("--yes", help="Store without asking.")] = False,
     output: FormatOption = Format.TABLE,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import webbrowser
 from pathlib import Path
 from typing import Annotated
 
@@ -27,12 +28,13 @@ _TOP = 20
 def report(
     given: s.Given,
     qrels_files: o.QrelsFiles,
-    run_dir: Annotated[Path, typer.Argument(metavar="RUN_DIR", help="The folder of a run.")],
+    run_dir: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run.")],
     out: Annotated[
         Path | None, typer.Option("-o", "--out", help=f"The page to write (default: {REPORT} in the run's folder).")
     ] = None,
     run_topics: m.RunTopicsOption = False,
     top: Annotated[int, typer.Option("--top", min=1, help="Number of documents per topic shown with text.")] = _TOP,
+    should_open: Annotated[bool, typer.Option("--open", help="Open the page in a browser.")] = False,
     overwrite: o.OverwriteOption = False,
     output: FormatOption = Format.TABLE,
 ) -> None:
@@ -60,3 +62,5 @@ def report(
     size = write_page(render_report(found), target)
     sentence = f"report: {target} ({len(found.topics):,} topics, {size:,} bytes)"
     print_result(output, sentence, {"file": target, "topics": len(found.topics), "bytes": size})
+    if should_open and not webbrowser.open(target.absolute().as_uri()):
+        CommandProgress().warn(f"{target}: found no browser on this machine; open the page in one yourself")

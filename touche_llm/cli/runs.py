@@ -29,7 +29,7 @@ References = Mapping[str, Basis | None]
 
 
 def runs(
-    folder: Annotated[Path, typer.Argument(metavar="[FOLDER]", help="Where to look for runs.")] = Path("."),
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="Where to look for runs.")] = Path("."),
     output: FormatOption = Format.TABLE,
 ) -> None:
     """List the runs in a folder, with model, measures and costs.

@@ -37,7 +37,7 @@ Given = dict[str, Any]
 OF_RUN = tuple(dict.fromkeys(name for names in OF_STAGE.values() for name in names))
 # A command with more options of settings lists the common ones in `--help`, and all of them in `--help-all`.
 _MAX_LISTED = 11
-_METAVARS = {int: "N", float: "NUMBER", Path: "PATH", str: "TEXT"}
+_METAVARS = {int: "N", float: "NUMBER", Path: "FILE", str: "TEXT"}
 # Settings of the stages before a command; a change of them would make the configuration differ from what was done.
 _DONE_BEFORE = {"judge": OF_RETRIEVE, "rank": (*OF_RETRIEVE, *OF_JUDGE)}
 

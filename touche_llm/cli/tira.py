@@ -35,13 +35,13 @@ _OFFLINE = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "VLLM_NO_USAGE_S
 def tira(
     given: s.Given,
     input_folder: Annotated[
-        Path | None, typer.Option("-i", "--input", envvar="TIRA_INPUT_DATASET", help="Folder with topics and corpus.")
+        Path | None, typer.Option("-i", "--input", envvar="TIRA_INPUT_DATASET", metavar="FOLDER", help="Folder with topics and corpus.")
     ] = None,
     output_folder: Annotated[
-        Path | None, typer.Option("-o", "--output", envvar="TIRA_OUTPUT_DIR", help="Folder for run.txt and the rest.")
+        Path | None, typer.Option("-o", "--output", envvar="TIRA_OUTPUT_DIR", metavar="FOLDER", help="Folder for run.txt and the rest.")
     ] = None,
     model: Annotated[
-        str | None, typer.Option("--model", envvar="TOUCHE_LLM_MODEL", help="Folder of the model's weights.")
+        str | None, typer.Option("--model", envvar="TOUCHE_LLM_MODEL", metavar="FOLDER", help="Folder of the model's weights.")
     ] = None,
     config: Annotated[
         Path | None,
@@ -52,6 +52,7 @@ def tira(
         typer.Option(
             "--cache-folder",
             envvar="TOUCHE_LLM_CACHE",
+            metavar="FOLDER",
             help="For index, answers, and vLLM's files and log (default: touche-llm in $XDG_CACHE_HOME or ~/.cache).",
         ),
     ] = None,

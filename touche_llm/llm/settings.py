@@ -86,7 +86,7 @@ class EngineConfig(Section):
         ),
     ] = None
     options: Annotated[dict[str, Any], AfterValidator(_check_options)] = {}
-    revision: Annotated[str, Option("--revision", "Your name for the version of the weights", "Model")] = ""
+    revision: Annotated[str, Option("--revision", "Your name for the version of the weights", "Model", metavar="NAME")] = ""
     context: Annotated[
         int | None,
         Option("--context", "Context in tokens to which documents are truncated (default: the server's)", "Model"),
@@ -251,7 +251,7 @@ class CacheConfig(Section):
     """Settings of the answer cache."""
 
     file: Annotated[
-        Path, Option("--cache", "Answer cache, or a .jsonl cassette to replay", "Model", is_common=True, metavar="FILE")
+        Path, Option("--cache", "Answer cache, or a .jsonl cassette to replay", "Model", is_common=True)
     ] = Path(".touche-llm/answers.sqlite")
     mode: Annotated[
         CacheMode,

@@ -17,16 +17,18 @@ class PromptsConfig(Section):
 
     folder: Annotated[
         Path | None,
-        Option("--prompts", "Folder of templates, TASK/NAME.jinja, that replace the project's own", "Model"),
+        Option("--prompts", "Folder of templates, TASK/NAME.jinja, that replace the project's own", "Model", metavar="FOLDER"),
     ] = None
     judge: Annotated[
         str,
-        Option("--prompt", "Judge prompt: a name or a .jinja file", "Judging", is_common=True),
+        Option("--prompt", "Judge prompt: a name or a .jinja file", "Judging", is_common=True, metavar="NAME|FILE"),
     ] = "judge"
-    objects: Annotated[str, Option("--objects-prompt", "Prompt that finds the objects of a topic", "Judging")] = (
-        "objects"
-    )
-    sentence: Annotated[str, Option("--sentence-prompt", "Prompt that judges a sentence", "Judging")] = "sentence"
+    objects: Annotated[
+        str, Option("--objects-prompt", "Prompt that finds the objects of a topic", "Judging", metavar="NAME|FILE")
+    ] = "objects"
+    sentence: Annotated[
+        str, Option("--sentence-prompt", "Prompt that judges a sentence", "Judging", metavar="NAME|FILE")
+    ] = "sentence"
     stance: str = "stance"
     best: str = "best"
     order: str = "order"

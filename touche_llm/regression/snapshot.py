@@ -249,7 +249,7 @@ def find_snapshots(root: Path, names: list[str]) -> list[Path]:
         UsageError: The folder does not exist or has no recorded run, or a name is unknown.
     """
     if not root.is_dir():
-        raise UsageError(f"{root}: no such folder; `touche-llm regress record RUN_DIR --dir {root}` makes it")
+        raise UsageError(f"{root}: no such folder; `touche-llm regress record RUN --dir {root}` makes it")
     remove_abandoned(root)
     available = sorted(
         path.name
@@ -262,7 +262,7 @@ def find_snapshots(root: Path, names: list[str]) -> list[Path]:
             known = ", ".join(available) or "none"
             raise UsageError(f"{root / name}: no such recorded run; available: {known}")
     if not available:
-        raise UsageError(f"{root}: no recorded run; `touche-llm regress record RUN_DIR --dir {root}` makes one")
+        raise UsageError(f"{root}: no recorded run; `touche-llm regress record RUN --dir {root}` makes one")
     return [root / name for name in names or available]
 
 
