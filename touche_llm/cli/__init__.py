@@ -80,9 +80,8 @@ app = typer.Typer(
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
-    help="Argument retrieval for the Touché shared tasks with open-weight models served by vLLM.",
-    epilog="These options can also follow the command. "
-    "Exit codes: 0 done; 1 data, prompt or engine error; 2 wrong usage; 3 a run with failures; 130 stopped.",
+    help="Zero-shot argument retrieval for the Touché shared tasks.",
+    epilog="Exit codes: 0 done; 1 error; 2 wrong usage; 3 run with failures; 130 stopped",
 )
 
 
@@ -101,7 +100,7 @@ def _callback(
     ] = None,
     verbose: Annotated[bool, typer.Option("--verbose", help="Log on standard error.")] = False,
     log_text: Annotated[
-        bool, typer.Option("--log-text", help="Log prompts and answers too, with topics and documents.")
+        bool, typer.Option("--log-text", help="Log prompts, answers, topics and documents too.")
     ] = False,
     show_version: Annotated[
         bool, typer.Option("--version", help="Print the version.", callback=_version, is_eager=True)

@@ -80,7 +80,7 @@ def export(
 ) -> None:
     """Write the requests of a stage that the cache cannot answer.
 
-    Has the stage's options. Requests that need answers follow in a later one.
+    It has the options of the stage. Requests that depend on answers follow in a later export.
     """
     _reject_foreign_options(stage, context)
     progress = CommandProgress()
@@ -112,7 +112,9 @@ def run(
     ] = None,
     served_name: Annotated[
         str | None,
-        typer.Option("--served-model-name", metavar="NAME", help="The model's name in the requests (default: the folder's)."),
+        typer.Option(
+            "--served-model-name", metavar="NAME", help="The model's name in the requests (default: the folder's)."
+        ),
     ] = None,
     values: Annotated[
         list[str] | None,

@@ -117,9 +117,7 @@ class Command(TyperCommand):
 
     def _check(self, path: str, given: set[str]) -> None:
         missing = [
-            max(parameter.opts, key=len)
-            if parameter.param_type_name == "option"
-            else _describe_argument(parameter)
+            max(parameter.opts, key=len) if parameter.param_type_name == "option" else _describe_argument(parameter)
             for parameter in self.params
             if parameter.required and parameter.name not in given
         ]
@@ -141,6 +139,13 @@ class Group(TyperGroup):
     """
 
     panels: Mapping[str, Iterable[str]] = {}
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        """Write the commands, then the options."""
+        self.format_commands(ctx, formatter)
+        records = filter(None, (parameter.get_help_record(ctx) for parameter in self.get_params(ctx)))
+        panel = "Options" if ctx.parent else "Options, before or after the command"
+        _write_panels(formatter, {panel: [(_TYPE.sub(_name_type, name), text) for name, text in records]})
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         """Write the commands with what they do."""

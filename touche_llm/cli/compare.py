@@ -35,7 +35,9 @@ def compare(
     runs: m.RunsArgument,
     baseline: Annotated[
         Path | None,
-        typer.Option("--baseline", metavar="RUN", help="The run that the others are compared with (default: the first)."),
+        typer.Option(
+            "--baseline", metavar="RUN", help="The run that the others are compared with (default: the first)."
+        ),
     ] = None,
     task: m.TaskOption = None,
     output: FormatOption = Format.TABLE,
@@ -50,13 +52,10 @@ def compare(
     ] = 20,
     overwrite: o.OverwriteOption = False,
 ) -> None:
-    """Compare runs with the first, the baseline: differences, intervals and tests.
+    """Compare runs with the first: differences, intervals and tests.
 
-    The table has 95 % intervals, and the topics won, tied and lost.
-
-    p is that of a two-sided paired randomisation test over topics.
-
-    p Holm is corrected for the number of runs compared with the baseline, measure by measure.
+    The table has 95 % intervals, and the topics won, tied and lost. p is that of a two-sided paired randomisation test
+    over topics; p Holm is corrected for the number of runs compared with the baseline, measure by measure.
 
     Only topics that --limit-topics or --topic left in all runs count; one of these that a run lacks counts 0.
 

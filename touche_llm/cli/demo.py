@@ -36,12 +36,17 @@ _COLUMNS = ("topic", "title", "rank", "document", "stance", "object", *_GRADES, 
 
 
 def demo(
-    out: Annotated[Path, typer.Option("--out", metavar="FOLDER", help="Folder for the demo's runs.")] = Path("runs/demo"),
+    out: Annotated[Path, typer.Option("--out", metavar="FOLDER", help="Folder for the demo's runs.")] = Path(
+        "runs/demo"
+    ),
     task: Annotated[str | None, typer.Option("--task", metavar="NAME", help="Show only this task.")] = None,
     overwrite: o.OverwriteOption = False,
     output: FormatOption = Format.TABLE,
 ) -> None:
-    """Run the tasks on small samples, offline, with invented answers, and measure with invented judgments."""
+    """Run the tasks on small samples, offline, and measure the runs.
+
+    Answers and judgments are invented.
+    """
     names = SAMPLE_TASKS if task is None else [get_task(task).name]
     if not set(names) <= set(SAMPLE_TASKS):
         raise UsageError(f"--task {task}: the demo has no sample of it; give {', '.join(SAMPLE_TASKS)}")

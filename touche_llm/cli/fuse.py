@@ -28,7 +28,10 @@ def fuse(
     ],
     out: Annotated[Path, typer.Option("--out", help="The run file to write.")],
     method: Annotated[
-        str, typer.Option("--method", metavar="NAME", help="rrf: by reciprocal ranks; interpolation: by scores scaled to 0..1.")
+        str,
+        typer.Option(
+            "--method", metavar="NAME", help="rrf: by reciprocal ranks; interpolation: by scores scaled to 0..1."
+        ),
     ] = "rrf",
     k: Annotated[float, typer.Option("--k", help="Constant of rrf; the larger, the less a first place counts.")] = (
         DEFAULT_K

@@ -36,9 +36,7 @@ from touche_llm.prompt_lab.prefix_sharing import (
 from touche_llm.prompt_lab.trial import TrialContext, ask
 from touche_llm.prompts.prompt import Prompt
 
-NameArgument = Annotated[
-    str, typer.Argument(metavar="NAME|FILE", help="A prompt's name, or a .jinja file.")
-]
+NameArgument = Annotated[str, typer.Argument(metavar="NAME|FILE", help="A prompt's name, or a .jinja file.")]
 TopicOption = Annotated[str, typer.Option("--topic", metavar="ID", help="Topic.", rich_help_panel="Input")]
 DocumentsOption = Annotated[
     list[str] | None,

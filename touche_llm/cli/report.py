@@ -38,9 +38,9 @@ def report(
     overwrite: o.OverwriteOption = False,
     output: FormatOption = Format.TABLE,
 ) -> None:
-    """Write an HTML page about a run: measures, costs, documents, answers.
+    """Write an HTML page about a run.
 
-    The page is one self-contained file. Without qrels, given here or to `evaluate` before, it has no measures.
+    The page shows measures, costs, documents and answers in one self-contained file. Without qrels, given here or to `evaluate` before, it has no measures.
     """
     # Only here: matplotlib and pandas take a second to load.
     from touche_llm.report.page import write_page

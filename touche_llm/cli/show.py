@@ -51,7 +51,9 @@ _SUMMARY_TOPICS, _SUMMARY_RANKS = 2, 3
 
 def show(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run.")],
-    topic: Annotated[str | None, typer.Option("--topic", metavar="ID", help="Show this topic with its whole ranking.")] = None,
+    topic: Annotated[
+        str | None, typer.Option("--topic", metavar="ID", help="Show this topic with its whole ranking.")
+    ] = None,
     top: Annotated[
         int | None, typer.Option("--top", min=1, help="Documents per topic (default: 3; with --topic all).")
     ] = None,

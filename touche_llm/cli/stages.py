@@ -50,9 +50,9 @@ def retrieve(
     overwrite: o.OverwriteOption = False,
     output: FormatOption = Format.TABLE,
 ) -> None:
-    """Retrieve the candidates: candidates.run.txt, or sentences.run.txt for pairs of sentences.
+    """Retrieve the candidates of each topic.
 
-    Only `--query-expansion` needs the model.
+    They are written to candidates.run.txt, or to sentences.run.txt for pairs of sentences. Only `--query-expansion` needs the model.
     """
     if dry_run:
         show_cost(output, config, None, ("retrieve",))

@@ -68,7 +68,9 @@ def show_(
 
 @app.command("new")
 def new(
-    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="Folder of the new task; it must not exist or be empty.")],
+    folder: Annotated[
+        Path, typer.Argument(metavar="FOLDER", help="Folder of the new task; it must not exist or be empty.")
+    ],
     output: FormatOption = Format.TABLE,
 ) -> None:
     """Write an example of a task to change: its definition, a template, topics, documents and recorded answers.

@@ -35,13 +35,20 @@ _OFFLINE = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "VLLM_NO_USAGE_S
 def tira(
     given: s.Given,
     input_folder: Annotated[
-        Path | None, typer.Option("-i", "--input", envvar="TIRA_INPUT_DATASET", metavar="FOLDER", help="Folder with topics and corpus.")
+        Path | None,
+        typer.Option(
+            "-i", "--input", envvar="TIRA_INPUT_DATASET", metavar="FOLDER", help="Folder with topics and corpus."
+        ),
     ] = None,
     output_folder: Annotated[
-        Path | None, typer.Option("-o", "--output", envvar="TIRA_OUTPUT_DIR", metavar="FOLDER", help="Folder for run.txt and the rest.")
+        Path | None,
+        typer.Option(
+            "-o", "--output", envvar="TIRA_OUTPUT_DIR", metavar="FOLDER", help="Folder for run.txt and the rest."
+        ),
     ] = None,
     model: Annotated[
-        str | None, typer.Option("--model", envvar="TOUCHE_LLM_MODEL", metavar="FOLDER", help="Folder of the model's weights.")
+        str | None,
+        typer.Option("--model", envvar="TOUCHE_LLM_MODEL", metavar="FOLDER", help="Folder of the model's weights."),
     ] = None,
     config: Annotated[
         Path | None,
@@ -59,9 +66,9 @@ def tira(
     overwrite: o.OverwriteOption = False,
     output: FormatOption = Format.TABLE,
 ) -> None:
-    """Make the run for a TIRA input folder without a network; the files there determine the task.
+    """Make the run for an input folder of TIRA, without a network.
 
-    A vLLM server is started and stopped for the run. Writes to the output folder and the cache folder only.
+    The files there determine the task. A vLLM server is started and stopped for the run. Writes to the output folder and the cache folder only.
     Exit codes as `run`.
     """
     if input_folder is None or output_folder is None:

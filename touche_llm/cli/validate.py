@@ -33,7 +33,9 @@ _VARYING = re.compile(r"""'[^']*'|"[^"]*"|\S*\d\S*|(?<=topic )[^\s:]+|(?<=docume
 @s.takes_settings("dataset", "topics", "corpus", "index", "skip_bad_lines")
 def validate(
     given: s.Given,
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="A run file of this or any other program, or the folder of a run.")],
+    run: Annotated[
+        Path, typer.Argument(metavar="RUN", help="A run file of this or any other program, or the folder of a run.")
+    ],
     task: m.TaskOption = None,
     every: Annotated[bool, typer.Option("--all", help="Print all problems; json and tsv always do.")] = False,
     output: FormatOption = Format.TABLE,

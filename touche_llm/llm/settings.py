@@ -65,7 +65,7 @@ class EngineConfig(Section):
         Literal["server", "managed", "batch"],
         Option(
             "--engine",
-            "server (one that runs), managed (started and stopped for the run) or batch (files, in rounds)",
+            "server (a running one), managed (started for the run) or batch (files)",
             "Model",
             is_common=True,
             metavar="NAME",
@@ -86,7 +86,9 @@ class EngineConfig(Section):
         ),
     ] = None
     options: Annotated[dict[str, Any], AfterValidator(_check_options)] = {}
-    revision: Annotated[str, Option("--revision", "Your name for the version of the weights", "Model", metavar="NAME")] = ""
+    revision: Annotated[
+        str, Option("--revision", "Your name for the version of the weights", "Model", metavar="NAME")
+    ] = ""
     context: Annotated[
         int | None,
         Option("--context", "Context in tokens to which documents are truncated (default: the server's)", "Model"),

@@ -17,7 +17,12 @@ class PromptsConfig(Section):
 
     folder: Annotated[
         Path | None,
-        Option("--prompts", "Folder of templates, TASK/NAME.jinja, that replace the project's own", "Model", metavar="FOLDER"),
+        Option(
+            "--prompts",
+            "Folder of templates, TASK/NAME.jinja, that replace the project's own",
+            "Model",
+            metavar="FOLDER",
+        ),
     ] = None
     judge: Annotated[
         str,

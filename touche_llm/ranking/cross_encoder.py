@@ -47,7 +47,8 @@ class CrossEncoderSettings(TemplateConfig):
     presets: ClassVar[Mapping[str, TextTemplates]] = {"plain": TextTemplates(), "qwen3": _QWEN3}
 
     url: Annotated[
-        Address | None, Option("--reranker-url", "Server of the cross-encoder (step cross_encoder)", "Model", metavar="URL")
+        Address | None,
+        Option("--reranker-url", "Server of the cross-encoder (step cross_encoder)", "Model", metavar="URL"),
     ] = None
     model: Annotated[str | None, Option("--reranker-model", "Its served name, if several", "Model", metavar="NAME")] = (
         None
