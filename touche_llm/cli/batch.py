@@ -78,9 +78,9 @@ def export(
     overwrite: o.OverwriteOption = False,
     output: FormatOption = Format.TABLE,
 ) -> None:
-    """Write the requests of a stage that the cache cannot answer.
+    """Write the requests of a stage that the cache cannot answer. Those that depend on answers follow in a later export.
 
-    It has the options of the stage. Requests that depend on answers follow in a later export.
+    The command has the options of the stage.
     """
     _reject_foreign_options(stage, context)
     progress = CommandProgress()

@@ -40,7 +40,8 @@ def report(
 ) -> None:
     """Write an HTML page about a run.
 
-    The page shows measures, costs, documents and answers in one self-contained file. Without qrels, given here or to `evaluate` before, it has no measures.
+    The page shows measures, costs, documents and answers in one self-contained file. Without qrels, given here or to
+    `evaluate` before, it has no measures.
     """
     # Only here: matplotlib and pandas take a second to load.
     from touche_llm.report.page import write_page

@@ -52,7 +52,8 @@ def retrieve(
 ) -> None:
     """Retrieve the candidates of each topic.
 
-    They are written to candidates.run.txt, or to sentences.run.txt for pairs of sentences. Only `--query-expansion` needs the model.
+    They are written to candidates.run.txt, or to sentences.run.txt for pairs of sentences. Only `--query-expansion`
+    needs the model.
     """
     if dry_run:
         show_cost(output, config, None, ("retrieve",))

@@ -68,8 +68,8 @@ def tira(
 ) -> None:
     """Make the run for an input folder of TIRA, without a network.
 
-    The files there determine the task. A vLLM server is started and stopped for the run. Writes to the output folder and the cache folder only.
-    Exit codes as `run`.
+    The files there determine the task. A vLLM server is started and stopped for the run. Writes to the output folder
+    and the cache folder only. Exit codes as `run`.
     """
     if input_folder is None or output_folder is None:
         raise UsageError(
