@@ -78,10 +78,7 @@ def export(
     overwrite: o.OverwriteOption = False,
     output: FormatOption = Format.TABLE,
 ) -> None:
-    """Write the requests of a stage that the cache cannot answer. Those that depend on answers follow in a later export.
-
-    The command has the options of the stage.
-    """
+    """Write the requests of a stage that the cache cannot answer; later exports hold those that depend on answers."""
     _reject_foreign_options(stage, context)
     progress = CommandProgress()
     if stage == "retrieve":
