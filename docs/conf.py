@@ -10,7 +10,7 @@ sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1])]
 project = "touche_llm"
 release = version = __version__
 copyright = "the authors of touche_llm"
-extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "generated"]
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx_copybutton", "generated", "browsing"]
 exclude_patterns = ["_build"]
 myst_enable_extensions = ["deflist"]
 myst_heading_anchors = 3
@@ -24,6 +24,7 @@ html_title = f"touche_llm {release}"
 html_static_path = ["_static"]
 html_css_files = ["style.css"]
 html_copy_source = False
-# A page that is opened from a folder may not fetch the others for their summaries.
-html_show_search_summary = False
+# Of a console, the commands without the prompt and what they print.
+copybutton_prompt_text = "$ "
+copybutton_line_continuation_character = "\\"
 html_show_sphinx = False

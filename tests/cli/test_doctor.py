@@ -5,6 +5,7 @@ from __future__ import annotations
 import orjson
 
 from tests.cli.conftest import Touche
+from tests.docs.pages import DOCS
 from tests.fake_server import FakeServer
 from tests.llm.engines.test_conformance import Model
 from tests.other_servers import FakeLmStudio
@@ -18,6 +19,17 @@ def test_the_card_fits_80_columns_and_names_what_is_missing(touche: Touche) -> N
     assert (done.returncode, done.stderr, max(map(len, table)) <= 80) == (0, "", True)
     assert [line.split("  ")[0] for line in table[2:]][:3] == ["server", "model", "context"]
     assert "prefix cache: not reported" in done.stdout and "--enable-prompt-tokens-details" in done.stdout
+
+
+def test_each_check_and_both_verdicts_have_a_section_on_the_page_of_doctor(touche: Touche) -> None:
+    model = Model(())
+    with FakeServer(rest=model.answer, probe=model.answer, labels=model.answer).in_thread() as server:
+        done = touche("doctor", server.url, "--format", "json")
+    page = (DOCS / "reference" / "doctor.md").read_text()
+    names = [row["name"] for row in orjson.loads(done.stdout)]
+    assert len(names) > 10 and [name for name in names if f"\n## {name}: " not in page] == []
+    verdict = done.stderr.strip().removeprefix(f"{server.url}: ")
+    assert f"\n## {verdict.capitalize()}\n" in page and "\n## A run could not be made\n" in page
 
 
 def test_a_run_that_could_not_be_made_is_exit_code_1_and_options_are_named(touche: Touche) -> None:

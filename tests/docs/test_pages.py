@@ -32,6 +32,7 @@ OTHER_OPTIONS = {
     "--enable-prompt-tokens-details",
     "--enable-prefix-caching",
     "--chat-template",
+    "--logprobs-mode",
     "--reasoning-parser",
     "--tokenizer-mode",
     "--enable-lora",
@@ -118,3 +119,11 @@ def test_the_readme_is_one_page() -> None:
 def test_each_how_to_is_in_the_list() -> None:
     listed = (DOCS / "how-to" / "index.md").read_text().splitlines()
     assert {page.stem for page in (DOCS / "how-to").glob("*.md")} - {"index"} <= set(listed)
+
+
+def test_what_doctor_prints_by_its_page_is_in_the_program() -> None:
+    page = (DOCS / "reference" / "doctor.md").read_text()
+    rows = re.findall(r"^\| (`.+?`) \| ", page, re.MULTILINE)
+    quoted = {text for row in rows for text in re.findall(r"`([^`]+)`", row)}
+    source = "".join(path.read_text() for path in sorted((ROOT / "touche_llm" / "llm").rglob("*.py")))
+    assert len(quoted) > 30 and not {text for text in quoted if text not in source}

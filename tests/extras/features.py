@@ -118,7 +118,7 @@ FEATURES: Mapping[str, Callable[[], None]] = {
     "tirex": tirex,
     # For work on the project; the targets of the Makefile use them.
     "dev": imports("hypothesis", "mypy", "playwright", "pytest", "tira"),
-    "docs": imports("furo", "myst_parser", "sphinx"),
+    "docs": imports("furo", "myst_parser", "sphinx", "sphinx_copybutton"),
     "packaging": imports("build", "check_wheel_contents", "twine"),
     "mutants": imports("cosmic_ray", "coverage"),
 }

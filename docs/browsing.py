@@ -1,0 +1,53 @@
+"""What the pages need in a browser: whole words in wrapped commands, and a search with excerpts.
+
+Sphinx fetches a page to show an excerpt of it, which a browser refuses if the documentation is opened from a folder.
+The search page therefore has the texts of the pages in a script.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+_SCRIPT = "pages.js"
+_ARTICLE = re.compile(r'<article role="main".*?</article>', re.DOTALL)
+# Ends of elements whose texts would be one word without white space between them.
+_END = re.compile(r"</(?:d[td]|t[dh]|li|p|h\d)>")
+_BLOCK = re.compile(r"<pre>.*?</pre>", re.DOTALL)
+# Options and names with hyphens, outside tags, as `--dry-run`; a browser would break them after a hyphen.
+_WORD = re.compile(r"(?<![^\s>])[\w./]*-[\w./-]{1,40}(?=[\s<])(?![^<>]*>)")
+# In place of the fetch of a page: its article.
+_FETCH = """
+const fetchElsewhere = window.fetch;
+window.fetch = (url, ...options) => {
+  const page = PAGES[String(url).replace(/^\\.\\//, "")];
+  return page === undefined ? fetchElsewhere(url, ...options) : Promise.resolve(new Response(page));
+};
+"""
+
+
+def _prepare_page(app: Any, page: str, template: str, context: dict[str, Any], doctree: Any) -> None:
+    if page == "search":
+        app.add_js_file(_SCRIPT)
+    if "body" in context:
+        context["body"] = _BLOCK.sub(lambda block: _WORD.sub(r'<span class="whole">\g<0></span>', block[0]), context["body"])
+
+
+def _write_script(app: Any, exception: Exception | None) -> None:
+    if exception is not None:
+        return
+    pages = {}
+    for path in sorted(Path(app.outdir).rglob("*.html")):
+        if found := _ARTICLE.search(path.read_text(encoding="utf-8")):
+            pages[path.relative_to(app.outdir).as_posix()] = _END.sub(r"\g<0> ", found[0])
+    text = f"const PAGES = {json.dumps(pages, ensure_ascii=False)};{_FETCH}"
+    (Path(app.outdir) / "_static" / _SCRIPT).write_text(text, encoding="utf-8")
+
+
+def setup(app: Any) -> dict[str, bool]:
+    """Register with Sphinx."""
+    app.connect("html-page-context", _prepare_page)
+    app.connect("build-finished", _write_script)
+    return {"parallel_read_safe": True, "parallel_write_safe": True}
