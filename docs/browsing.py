@@ -32,7 +32,9 @@ def _prepare_page(app: Any, page: str, template: str, context: dict[str, Any], d
     if page == "search":
         app.add_js_file(_SCRIPT)
     if "body" in context:
-        context["body"] = _BLOCK.sub(lambda block: _WORD.sub(r'<span class="whole">\g<0></span>', block[0]), context["body"])
+        context["body"] = _BLOCK.sub(
+            lambda block: _WORD.sub(r'<span class="whole">\g<0></span>', block[0]), context["body"]
+        )
 
 
 def _write_script(app: Any, exception: Exception | None) -> None:

@@ -24,6 +24,7 @@ html_title = f"touche_llm {release}"
 html_static_path = ["_static"]
 html_css_files = ["style.css"]
 html_copy_source = False
+html_search_scorer = "scorer.js"
 # Of a console, the commands without the prompt and what they print.
 copybutton_prompt_text = "$ "
 copybutton_line_continuation_character = "\\"

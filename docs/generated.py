@@ -55,10 +55,13 @@ def _describe_commands(group: Any, parent: Any, path: str) -> Iterator[str]:
     if not hasattr(group, "list_commands"):
         yield from _describe_command(group, context, path)
         return
+    panels = {next(iter(names)): panel for panel, names in group.panels.items()}
     for name in group.list_commands(context):
         command = group.get_command(context, name)
+        if name in panels:
+            yield f"## {panels[name]}\n"
         if parent is None:
-            yield f"## {name}\n"
+            yield f"### {name}\n"
         if hasattr(command, "list_commands"):
             yield _escape(command.help or "") + "\n"
         yield from _describe_commands(command, context, f"{path} {name}")
@@ -66,9 +69,9 @@ def _describe_commands(group: Any, parent: Any, path: str) -> Iterator[str]:
 
 def _describe_command(command: Any, context: Any, path: str) -> Iterator[str]:
     if len(path.split()) > 2:
-        yield f"### {path.removeprefix('touche-llm ')}\n"
+        yield f"#### {path.removeprefix('touche-llm ')}\n"
     yield _escape(command.help or "") + "\n"
-    yield f"```text\n{path} {' '.join(command.collect_usage_pieces(context))}\n```\n"
+    yield f"```sh\n{path} {' '.join(command.collect_usage_pieces(context))}\n```\n"
     for panel, options in command.list_options(context, with_hidden=True).items():
         yield f"**{panel}**\n"
         for name, description in options:

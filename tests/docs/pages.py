@@ -50,7 +50,7 @@ class Block:
 
     def transcript(self) -> Iterator[tuple[list[str], list[str]]]:
         """Each command of a console with the lines of output below it."""
-        for part in re.split(r"^\$ ", self.text, flags=re.MULTILINE)[1:]:
+        for part in re.split(r"^\$ ", self.text.replace("\\\n", " "), flags=re.MULTILINE)[1:]:
             command, *output = part.splitlines()
             yield shlex.split(command), output
 
