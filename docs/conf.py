@@ -24,7 +24,7 @@ html_title = f"touche_llm {release}"
 html_static_path = ["_static"]
 html_css_files = ["style.css"]
 html_copy_source = False
-html_search_scorer = "scorer.js"
+html_search_scorer = str(Path(__file__).with_name("scorer.js"))
 # Of a console, the commands without the prompt and what they print.
 copybutton_prompt_text = "$ "
 copybutton_line_continuation_character = "\\"
