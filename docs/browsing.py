@@ -15,9 +15,9 @@ _SCRIPT = "pages.js"
 _ARTICLE = re.compile(r'<article role="main".*?</article>', re.DOTALL)
 # Ends of elements whose texts would be one word without white space between them.
 _END = re.compile(r"</(?:d[td]|t[dh]|li|p|h\d)>")
-_BLOCK = re.compile(r"<pre>.*?</pre>", re.DOTALL)
+_CODE = re.compile(r"<pre>.*?</pre>|<code .*?</code>", re.DOTALL)
 # Options and names with hyphens, outside tags, as `--dry-run`; a browser would break them after a hyphen.
-_WORD = re.compile(r"(?<![^\s>])[\w./]*-[\w./-]{1,40}(?=[\s<])(?![^<>]*>)")
+_WORD = re.compile(r"(?<![^\s>])[\w./]*-[\w./-]{1,30}(?=[\s<])(?![^<>]*>)")
 # In place of the fetch of a page: its article.
 _FETCH = """
 const fetchElsewhere = window.fetch;
@@ -32,8 +32,8 @@ def _prepare_page(app: Any, page: str, template: str, context: dict[str, Any], d
     if page == "search":
         app.add_js_file(_SCRIPT)
     if "body" in context:
-        context["body"] = _BLOCK.sub(
-            lambda block: _WORD.sub(r'<span class="whole">\g<0></span>', block[0]), context["body"]
+        context["body"] = _CODE.sub(
+            lambda code: _WORD.sub(r'<span class="whole">\g<0></span>', code[0]), context["body"]
         )
 
 

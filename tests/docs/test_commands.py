@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import doctest
 import re
 import shutil
 from pathlib import Path
@@ -17,6 +18,7 @@ from touche_llm.cli.demo import SAMPLES
 from touche_llm.cli.log import take_options
 
 BLOCKS = [block for page in PAGES for block in list_blocks(page)]
+NOTEBOOKS = [page for page in PAGES if "```pycon\n" in page.read_text()]
 PROGRAM: Any = get_command(cli.app)
 TARGETS = set(re.findall(r"^([a-z][a-z-]*):", (ROOT / "Makefile").read_text(), re.MULTILINE))
 OTHER_PROGRAMS = {"vllm", "llama-server", "pip", "pytest", "cp"}
@@ -72,3 +74,15 @@ def test_a_console_prints_what_the_page_says(page: Path, touche: Touche, tmp_pat
             # The page may leave lines out.
             missing = [line for line in expected if line not in printed]
             assert not missing, f"{block}: {' '.join(arguments)} printed\n{done.stdout}"
+
+
+@pytest.mark.parametrize("page", NOTEBOOKS, ids=lambda page: str(page.relative_to(DOCS)))
+@pytest.mark.filterwarnings("ignore::touche_llm.errors.ToucheWarning")
+def test_python_prints_what_the_page_says(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shutil.copytree(SAMPLES / "comparative", tmp_path / "sample")
+    monkeypatch.chdir(tmp_path)
+    examples = "\n".join(re.findall(r"^```pycon\n(.*?)^```", page.read_text(), re.MULTILINE | re.DOTALL))
+    test = doctest.DocTestParser().get_doctest(examples, {}, str(page), str(page), 0)
+    printed: list[str] = []
+    failed, attempted = doctest.DocTestRunner(verbose=False).run(test, out=printed.append)
+    assert attempted > 5 and not failed, "".join(printed)
