@@ -25,7 +25,8 @@ html_static_path = ["_static"]
 html_css_files = ["style.css"]
 html_copy_source = False
 html_search_scorer = str(Path(__file__).with_name("scorer.js"))
-# Of a console, the commands without the prompt and what they print.
-copybutton_prompt_text = "$ "
+# Of a console, what is typed is copied, without prompts and output.
+copybutton_prompt_text = r"\$ |>>> |\.\.\. "
+copybutton_prompt_is_regexp = True
 copybutton_line_continuation_character = "\\"
 html_show_sphinx = False

@@ -15,6 +15,20 @@ pytestmark = pytest.mark.browser
 SCHEMES: tuple[Literal["light", "dark"], ...] = ("light", "dark")
 
 
+# Blocks of code that do not fit their width, apart from output, which scrolls.
+CUT_OFF = """() => {
+    const blocks = [...document.querySelectorAll("div[class*=highlight-]:not(.highlight-text) pre")].map(block => {
+        const copy = block.cloneNode(true);
+        copy.querySelectorAll(".go").forEach(output => output.remove());
+        block.parentNode.append(copy);
+        const isCut = copy.scrollWidth > copy.clientWidth + 1;
+        copy.remove();
+        return isCut ? block.textContent : "";
+    });
+    return blocks.filter(text => text);
+}"""
+
+
 @pytest.fixture(scope="module")
 def site() -> Path:
     """The pages that `make docs` builds."""
@@ -32,6 +46,7 @@ def test_each_page_fits_the_window_and_loads_nothing_from_elsewhere(site: Path, 
             for width in (1400, 400):
                 page.set_viewport_size({"width": width, "height": 900})
                 assert page.evaluate("document.documentElement.scrollWidth") <= width, path
+                assert page.evaluate(CUT_OFF) == [], path
             backgrounds = []
             for scheme in SCHEMES:
                 page.emulate_media(color_scheme=scheme)
@@ -51,3 +66,26 @@ def test_the_search_finds_a_page_without_a_network(site: Path, opened: Open) -> 
         found.page.locator("#search-results li a", has_text="Unjudged documents").first.click()
         expect(found.page.locator("h1")).to_contain_text("Unjudged documents")
         assert found.problems == []
+
+
+def test_the_search_shows_excerpts_and_finds_a_sentence_of_doctor_first(site: Path, opened: Open) -> None:
+    with opened(site / "index.html") as found:
+        found.page.get_by_placeholder("Search").first.fill("a run could not be made")
+        found.page.get_by_placeholder("Search").first.press("Enter")
+        first = found.page.locator("#search-results li").first
+        expect(first.locator("a")).to_contain_text("A run could not be made")
+        expect(first.locator("p.context")).to_contain_text("exit code is 1")
+        first.locator("a").click()
+        expect(found.page.locator("h1")).to_contain_text("What doctor prints")
+        assert "#a-run-could-not-be-made" in found.page.url
+        assert found.problems == []
+
+
+def test_a_button_copies_commands_without_prompts_and_output(site: Path, opened: Open) -> None:
+    with opened(site / "tutorials" / "own-task.html") as found:
+        block = found.page.locator(".highlight-console").nth(1)
+        expect(block.locator("button.copybtn")).to_be_visible()
+        found.page.evaluate("document.addEventListener('copy', event => { window.copied = event.target.value; })")
+        block.locator("button.copybtn").click()
+        lines = found.page.evaluate("window.copied").strip().replace("\\\n", " ").split("\n")
+        assert [line.split()[:2] for line in lines] == [["touche-llm", "run"], ["touche-llm", "evaluate"]]

@@ -14,6 +14,6 @@ def test_every_part_is_found(vllm_url: str) -> None:
     found = {row["name"]: row for row in orjson.loads(touche("doctor", vllm_url, "--format", "json").stdout)}
     assert [name for name, row in found.items() if row["is_ok"] is not True] == []
     assert found["schema"]["value"] == "enforced with structured_outputs"
-    assert found["logprobs"]["value"] == "aligned, renormalised"
+    assert found["logprobs"]["value"] == "for each token of an answer, renormalised"
     assert found["prefix cache"]["value"].startswith("384 of ")
-    assert found["determinism"]["value"] == "0 of 40 answers differ, probabilities by up to 0"
+    assert found["determinism"]["value"] == "0 of 40 repeats differ, probabilities by up to 0"

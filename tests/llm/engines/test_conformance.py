@@ -91,9 +91,9 @@ async def test_a_server_without_a_fault_has_none(form: str) -> None:
         *("server", "model", "context", "tokens", "schema", "logprobs", "label tokens"),
         *("system message", "white space", "prefix cache", "determinism", "thinking"),
     ]
-    assert found["logprobs"].value == "aligned, renormalised"
+    assert found["logprobs"].value == "for each token of an answer, renormalised"
     assert found["label tokens"].value.startswith("8 of 8")
-    assert found["determinism"].value == "0 of 40 answers differ, probabilities by up to 0"
+    assert found["determinism"].value == "0 of 40 repeats differ, probabilities by up to 0"
 
 
 @pytest.mark.parametrize(
@@ -103,12 +103,12 @@ async def test_a_server_without_a_fault_has_none(form: str) -> None:
         ("optional", "white space", False, "allowed between tokens", "disable_any_whitespace"),
         ("endless", "white space", False, "an answer was cut off", "disable_any_whitespace"),
         ("raw", "white space", None, "none in one answer", "disable_any_whitespace"),
-        ("raw", "logprobs", True, "aligned, raw", ""),
-        ("shared", "label tokens", False, "8 of 8 labels in 8 alternatives, 0.300 on", ""),
-        ("rare", "label tokens", True, "6 of 8 labels in 8 alternatives, by single", ""),
+        ("raw", "logprobs", True, "for each token of an answer, raw", ""),
+        ("shared", "label tokens", False, "have a probability of 0.300", ""),
+        ("rare", "label tokens", True, "6 of 8 labels can be read, each from", ""),
         ("cold", "prefix cache", False, "0 of ", "--enable-prefix-caching"),
         ("silent", "prefix cache", None, "not reported", "--enable-prompt-tokens-details"),
-        ("noise", "determinism", False, "of 40 answers differ", "--dtype float32"),
+        ("noise", "determinism", False, "of 40 repeats differ", "--dtype float32"),
         ("thinks", "reasoning", False, "thinks", "sampling.chat_template_kwargs"),
     ],
 )

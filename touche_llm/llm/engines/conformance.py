@@ -107,7 +107,7 @@ async def _check_delimiters(server: ChatServer, sampling: SamplingConfig) -> Ser
         found[closing.strip()] = check
     passed = [closing for closing, check in found.items() if check.is_ok]
     if passed:
-        return replace(found[passed[0]], value=f"{found[passed[0]].value} up to {' or '.join(passed)}")
+        return replace(found[passed[0]], value=f"{found[passed[0]].value}, ended by {' or '.join(passed)}")
     # A run without reasoning is possible.
     return replace(next(iter(found.values())), is_blocking=False)
 
@@ -153,7 +153,7 @@ async def _check_white_space(examination: _Examination) -> ServerCheck:
         return ServerCheck(name, None, "none in one answer; raw log-probabilities show no more", cost, remedy)
     if any(_FREE_WHITE_SPACE.search(text) for text in _list_possible_tokens(reply)):
         return ServerCheck(name, False, "allowed between tokens", cost, remedy)
-    return ServerCheck(name, True, "switched off")
+    return ServerCheck(name, True, "not allowed between tokens")
 
 
 def _list_possible_tokens(reply: ChatReply) -> list[str]:
@@ -170,7 +170,7 @@ async def _check_prefix_cache(examination: _Examination) -> ServerCheck:
         usage = (await examination.server.exchange(examination.build(text, system=beginning))).usage
     if usage.cached_tokens is None:
         return ServerCheck(name, None, "not reported", "its use cannot be seen in a run's metadata", remedy)
-    value = f"{usage.cached_tokens} of {usage.prompt_tokens} tokens of a known beginning reused"
+    value = f"{usage.cached_tokens} of {usage.prompt_tokens} prompt tokens reused from the request before"
     if not usage.cached_tokens:
         return ServerCheck(name, False, value, "instructions and topic are computed for each document", remedy)
     return ServerCheck(name, True, value)
@@ -190,7 +190,7 @@ async def _check_determinism(examination: _Examination) -> ServerCheck:
         for a, b in zip(first, other, strict=True)
         for label, share in a.shares.items()
     )
-    value = f"{flips} of {len(answers)} answers differ, probabilities by up to {difference:.2g}"
+    value = f"{flips} of {len(answers)} repeats differ, probabilities by up to {difference:.2g}"
     if flips:
         cost = "without the answer cache a run is not repeatable"
         return ServerCheck("determinism", False, value, cost, examination.remedy("determinism"))

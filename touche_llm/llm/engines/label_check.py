@@ -86,12 +86,12 @@ def _judge_readings(
             value = f"{_join(unread)} of {name} cannot be read: {sent} alternatives miss a probability of {unseen:.3f}"
             return block(LABEL_TOKENS, value, more + _PLAIN)
         read, count, shared = read + len(labels) - len(unread), count + len(labels), max(shared, reading.shared or 0.0)
-    value = f"{read} of {count} labels in {sent} alternatives"
+    value = f"{read} of {count} labels can be read"
     if shared <= _MAX_SHARED:
-        return ServerCheck(LABEL_TOKENS, True, f"{value}, by single tokens")
+        return ServerCheck(LABEL_TOKENS, True, f"{value}, each from a token of its own")
     cost = "the probability of a shared token is split evenly"
     remedy = "use prompts of `form: letters`, whose labels begin with different characters"
-    return ServerCheck(LABEL_TOKENS, False, f"{value}, {shared:.3f} on shared tokens", cost, remedy)
+    return ServerCheck(LABEL_TOKENS, False, f"{value}, but tokens that several begin with have a probability of {shared:.3f}", cost, remedy)
 
 
 def _join_answers(schemas: Sequence[Mapping[str, Any]]) -> tuple[type[AnswerModel], AnswerForm]:
