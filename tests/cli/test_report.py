@@ -54,7 +54,12 @@ def test_the_page_is_opened_in_a_browser_only_if_that_is_requested(
     run: Path, touche: Touche, monkeypatch: pytest.MonkeyPatch, has_browser: bool
 ) -> None:
     opened: list[str] = []
-    monkeypatch.setattr(webbrowser, "open", lambda url: opened.append(url) or has_browser)
+
+    def open_page(url: str) -> bool:
+        opened.append(url)
+        return has_browser
+
+    monkeypatch.setattr(webbrowser, "open", open_page)
     assert touche("report", str(run)).returncode == 0 and opened == []
     done = touche("report", str(run), "-o", "a page.html", "--open")
     assert done.returncode == 0 and opened == [Path("a page.html").absolute().as_uri()]

@@ -21,7 +21,7 @@ BLOCKS = [block for page in PAGES for block in list_blocks(page)]
 NOTEBOOKS = [page for page in PAGES if "```pycon\n" in page.read_text()]
 PROGRAM: Any = get_command(cli.app)
 TARGETS = set(re.findall(r"^([a-z][a-z-]*):", (ROOT / "Makefile").read_text(), re.MULTILINE))
-OTHER_PROGRAMS = {"vllm", "llama-server", "pip", "pytest", "cp"}
+OTHER_PROGRAMS = {"vllm", "llama-server", "pip", "pytest", "cp", "."}
 BEYOND = re.compile(
     r"vllm serve|llama-server|run-batch|batch run|--engine (managed|batch|ray)|benchmarks\.gpu|touche-llm tira"
     r"|--retriever (chatnoir|elasticsearch)"

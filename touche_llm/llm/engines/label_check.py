@@ -91,7 +91,13 @@ def _judge_readings(
         return ServerCheck(LABEL_TOKENS, True, f"{value}, each from a token of its own")
     cost = "the probability of a shared token is split evenly"
     remedy = "use prompts of `form: letters`, whose labels begin with different characters"
-    return ServerCheck(LABEL_TOKENS, False, f"{value}, but tokens that several begin with have a probability of {shared:.3f}", cost, remedy)
+    return ServerCheck(
+        LABEL_TOKENS,
+        False,
+        f"{value}, but tokens that several begin with have a probability of {shared:.3f}",
+        cost,
+        remedy,
+    )
 
 
 def _join_answers(schemas: Sequence[Mapping[str, Any]]) -> tuple[type[AnswerModel], AnswerForm]:

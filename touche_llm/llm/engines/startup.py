@@ -348,7 +348,9 @@ def _check_logprobs(model: str, reply: ChatReply, sampling: SamplingConfig, refu
     except Unusable as error:
         remedy = "serve it with --logprobs-mode raw_logprobs, the default of vLLM, or set `sampling.logprobs: false`"
         return block("logprobs", f"{model} sends impossible log-probabilities: {error.reason}", remedy)
-    return ServerCheck("logprobs", True, f"for each token of an answer, {'renormalised' if is_renormalised(reply) else 'raw'}")
+    return ServerCheck(
+        "logprobs", True, f"for each token of an answer, {'renormalised' if is_renormalised(reply) else 'raw'}"
+    )
 
 
 def is_renormalised(probe: ChatReply) -> bool:
