@@ -24,7 +24,7 @@ def body(
 ) -> dict[str, Any]:
     """A chat completion; one token a character, as that of the fake server, where no tokens are given."""
     if tokens is None:
-        tokens = [Token(at=0, token=each, logprob=-0.1, top=[(each, -0.1)]) for each in text]
+        tokens = [Token(at=0, token=each, logprob=0.0, top=[(each, 0.0)]) for each in text]
     content = [
         {
             **_alternative(token.token, token.logprob),

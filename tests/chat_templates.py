@@ -12,15 +12,30 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from jinja2 import nodes
+from jinja2.ext import Extension
+from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 _ROOT = Path(__file__).parents[1]
-_PUBLISHED = _ROOT.parent / "shared" / "data" / "chat_templates"
+FOLDER = _ROOT.parent / "shared" / "data" / "chat_templates"
 _GUIDE = (_ROOT / "docs" / "how-to" / "reasoning.md").read_text(encoding="utf-8")
 # Marks the end of a message that is continued, as in `render_jinja_template` of transformers 5.
 _TAG = "CONTINUE_FINAL_MESSAGE_TAG "
+
+
+class _Generation(Extension):
+    """The tag of transformers around what a model has written, which changes nothing that is rendered."""
+
+    tags = {"generation"}
+
+    def parse(self, parser: Parser) -> list[nodes.Node]:
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
 _ENVIRONMENT = ImmutableSandboxedEnvironment(
-    trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
+    trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols", _Generation]
 )
 
 QWEN3, QWEN3_5 = "Qwen-Qwen3-0.6B", "Qwen3.5-4B"
@@ -47,7 +62,7 @@ def read_template(name: str) -> str:
     """Return a published template by its name, and any other text as it is; skip the test if there is no such file."""
     if name not in PUBLISHED:
         return name
-    file = _PUBLISHED / f"{name}.jinja"
+    file = FOLDER / f"{name}.jinja"
     if not file.is_file():
         pytest.skip(f"the published template is not at {file}")
     return file.read_text(encoding="utf-8")

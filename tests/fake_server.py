@@ -25,7 +25,7 @@ def reply(
 ) -> web.Response:
     """A chat completion as vLLM sends it, one token a character; `usage` is added to what it says of tokens."""
     tokens = [
-        {"token": c, "bytes": list(c.encode()), "logprob": -0.1, "top_logprobs": [{"token": c, "logprob": -0.1}]}
+        {"token": c, "bytes": list(c.encode()), "logprob": 0.0, "top_logprobs": [{"token": c, "logprob": 0.0}]}
         for c in text or ""
     ]
     body = {
@@ -82,6 +82,8 @@ class FakeServer:
     labels: Behaviour = good
     models: list[dict[str, Any]] = field(default_factory=lambda: [{"id": "fake", "max_model_len": 8192}])
     health: list[int] = field(default_factory=list)
+    # Most alternatives of a token; more are refused.
+    max_alternatives: int = 20
     # Fields of a request that the server does not know.
     ignored: tuple[str, ...] = ()
     bodies: list[dict[str, Any]] = field(default_factory=list)
@@ -93,8 +95,12 @@ class FakeServer:
     async def chat(self, request: web.Request) -> web.StreamResponse:
         sent = orjson.loads(await request.read())
         body = {name: value for name, value in sent.items() if name not in self.ignored}
+        if body.get("top_logprobs", 0) > self.max_alternatives:
+            message = f"Requested sample logprobs of {body['top_logprobs']}, which is greater than max allowed: 20"
+            return web.json_response({"error": {"message": message}}, status=400)
         if list(fields_in(sent)) == ["word"]:
-            return await self.probe(request, body)
+            answer = await self.probe(request, body)
+            return self.count_prompt(answer, body) if sent["messages"][0]["role"] == "system" else answer
         if sent["messages"][0]["content"] == SYSTEM:
             return await self.labels(request, body)
         self.bodies.append(sent)
@@ -105,6 +111,14 @@ class FakeServer:
             return await behaviour(request, body)
         finally:
             self.open_now -= 1
+
+    def count_prompt(self, answer: web.StreamResponse, body: dict[str, Any]) -> web.StreamResponse:
+        """Report a token for each word of the messages, since the check of the system message compares two prompts."""
+        if answer.status != 200:
+            return answer
+        sent = orjson.loads(answer.body)  # type: ignore[attr-defined]
+        sent["usage"]["prompt_tokens"] = sum(len(message["content"].split()) for message in body["messages"])
+        return web.json_response(sent)
 
     async def tokenize(self, request: web.Request) -> web.Response:
         """One token a byte, ten for the template of a chat, which are not listed."""

@@ -20,6 +20,13 @@ def _error(code: int, message: str) -> web.Response:
     return web.json_response({"error": {"message": message}}, status=code)
 
 
+def refuse_items(body: dict[str, Any]) -> web.Response | None:
+    """Refuse a schema in which a part is `false`, as llama.cpp does; LM Studio has its converter."""
+    if "response_format" in body and schema_in(body).get("items") is False:
+        return _error(400, "JSON schema error at #/items: schema must be an object")
+    return None
+
+
 @dataclass
 class FakeSglang(FakeServer):
     """SGLang: schemas by `response_format` alone; `/tokenize` takes a prompt and no messages.
@@ -56,22 +63,46 @@ class FakeSglang(FakeServer):
 class FakeLlamaCpp(FakeServer):
     """llama.cpp: `/apply-template` renders, `/tokenize` takes `content`, the context of a slot is in `/props`.
 
+    Log-probabilities are those before the grammar, of any number of tokens. A schema must have no part that is `false`,
+    and no message of the assistant is continued under a schema.
+
     Source: ggml-org/llama.cpp, tools/server/README.md: "POST /tokenize", "POST /detokenize", "POST /apply-template",
-    "GET /props", "GET /v1/models"; unknown fields of a request are ignored.
+    "GET /props", "GET /v1/models"; unknown fields of a request are ignored. Its build 11434 was run.
     """
 
     ignored: tuple[str, ...] = ("structured_outputs", "request_id")
+    max_alternatives: int = 200_000
     models: list[dict[str, Any]] = _model("llamacpp", meta={"n_ctx_train": 131072})
 
+    async def chat(self, request: web.Request) -> web.StreamResponse:
+        body = orjson.loads(await request.read())
+        if refusal := refuse_items(body):
+            return refusal
+        if "response_format" in body and body.get("continue_final_message"):
+            return _error(400, "Failed to initialize samplers: Unexpected empty grammar stack after accepting piece")
+        response = await super().chat(request)
+        if response.status != 200:
+            return response
+        sent = orjson.loads(response.body)  # type: ignore[attr-defined]
+        for token in sent["choices"][0]["logprobs"]["content"]:
+            # Without the grammar, the model would rather begin with words.
+            token["logprob"] = math.log(0.25)
+            token["top_logprobs"] = [{"token": "Sure", "logprob": math.log(0.5)}]
+            token["top_logprobs"].append({"token": token["token"], "logprob": token["logprob"]})
+        return web.json_response(sent)
+
     async def props(self, _: web.Request) -> web.Response:
-        settings = {"id": 0, "n_ctx": 2048, "params": {"seed": 4294967295}}
+        settings = {"id": 0, "n_ctx": 8192, "params": {"seed": 4294967295}}
         return web.json_response(
             {"default_generation_settings": settings, "total_slots": 4, "build_info": "b1-fake", "chat_template": ""}
         )
 
     async def apply_template(self, request: web.Request) -> web.Response:
-        messages = orjson.loads(await request.read())["messages"]
-        return web.json_response({"prompt": "".join(f"<{each['content']}>" for each in messages) + "....."})
+        body = orjson.loads(await request.read())
+        messages = body["messages"]
+        final = messages.pop()["content"] if body.get("continue_final_message") else ""
+        prompt = "".join(f"<{each['content']}>" for each in messages) + "....." + final
+        return web.json_response({"prompt": prompt})
 
     async def tokenize(self, request: web.Request) -> web.Response:
         """One token a byte, after a special one if requested; a request without `content` has none of its own."""
@@ -114,7 +145,8 @@ class FakeLmStudio(FakeServer):
     """LM Studio: no log-probabilities, and status 200 for addresses that it does not know.
 
     Sources: lmstudio.ai/docs/advanced/structured-output (`response_format`), lmstudio.ai/docs/api/openai-api (list of
-    supported parameters, without `logprobs`). Unknown addresses reply `{"error": "Unexpected endpoint or method. …"}`
+    supported parameters, without `logprobs`), lmstudio-ai/lms issue 60 (no chat
+    log-probabilities). Unknown addresses reply `{"error": "Unexpected endpoint or method. …"}`
     with status 200.
     """
 
@@ -122,7 +154,10 @@ class FakeLmStudio(FakeServer):
     models: list[dict[str, Any]] = _model("organization_owner")
 
     async def chat(self, request: web.Request) -> web.StreamResponse:
-        messages = orjson.loads(await request.read())["messages"]
+        sent = orjson.loads(await request.read())
+        messages = sent["messages"]
+        if refusal := refuse_items(sent):
+            return refusal
         response = await super().chat(request)
         assert isinstance(response, web.Response) and isinstance(response.body, bytes)
         body = orjson.loads(response.body)

@@ -76,6 +76,7 @@ DEFAULTS: Mapping[type[Section], Mapping[str, object]] = {
         "max_tokens": 64,
         "logprobs": True,
         "chat_template_kwargs": {"enable_thinking": False, "thinking": False},
+        "system_message": "role",
     },
     CacheConfig: {"file": Path(".touche-llm/answers.sqlite"), "mode": CacheMode.REUSE, "retry_failures": False},
     ThinkingConfig: {

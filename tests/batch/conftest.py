@@ -50,7 +50,7 @@ def answer(body):
     return json.dumps({{name: value(each, name) for name, each in schema["properties"].items()}})
 model = how.get("model", flags["--served-model-name"])
 def reply(text, has_logprobs):
-    tokens = [{{"token": c, "logprob": -0.1, "top_logprobs": [{{"token": c, "logprob": -0.1}}]}} for c in text]
+    tokens = [{{"token": c, "logprob": 0.0, "top_logprobs": [{{"token": c, "logprob": 0.0}}]}} for c in text]
     choice = {{"message": {{"content": text}}, "finish_reason": "stop"}}
     choice["logprobs"] = {{"content": tokens}} if has_logprobs else None
     return {{"status_code": 200, "body": {{"model": model, "choices": [choice]}}}}

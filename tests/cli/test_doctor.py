@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import orjson
+import pytest
 
 from tests.cli.conftest import Touche
+from tests.cli.test_thinking import RUN
 from tests.docs.pages import DOCS
 from tests.fake_server import FakeServer
 from tests.llm.engines.test_conformance import Model
-from tests.other_servers import FakeLmStudio
+from tests.llm.engines.test_startup import Deaf, DeafVllm, Refusing, RefusingVllm
+from tests.other_servers import FakeLlamaCpp, FakeLmStudio
 
 
 def test_the_card_fits_80_columns_and_names_what_is_missing(touche: Touche) -> None:
@@ -43,3 +46,35 @@ def test_a_run_that_could_not_be_made_is_exit_code_1_and_options_are_named(touch
         assert all(flag in text for flag, text in zip(flags, remedies, strict=True))
         done = touche("doctor", server.url, "--context", "512", "--no-logprobs", "--format", "json")
     assert [row["name"] for row in orjson.loads(done.stdout) if row["is_blocking"]] == ["tokens"]
+
+
+ASKED = ["--system-message", "user"]
+
+
+@pytest.mark.parametrize(
+    ("server", "flags", "is_possible"),
+    [
+        (FakeServer(), [], True),
+        (FakeServer(), ASKED, True),
+        (FakeServer(ignored=("structured_outputs", "response_format")), [], False),
+        (FakeLlamaCpp(), [], True),
+        (FakeLlamaCpp(), ["--no-logprobs"], True),
+        (FakeLlamaCpp(), ["--context", "100000"], False),
+        (FakeLmStudio(), ["--context", "2048"], False),
+        (DeafVllm(), [], False),
+        (DeafVllm(), ASKED, True),
+        (RefusingVllm(), [], False),
+        (RefusingVllm(), ASKED, True),
+        (Deaf(), ["--context", "2048"], False),
+        (Refusing(), ["--context", "2048"], False),
+    ],
+)
+def test_a_run_is_made_where_the_card_says_so_and_nowhere_else(
+    touche: Touche, server: FakeServer, flags: list[str], is_possible: bool
+) -> None:
+    with server.in_thread():
+        card = touche("doctor", server.url, *flags)
+        run = touche(*RUN, "--base-url", server.url, *flags)
+    assert (card.returncode == 0, run.returncode == 0) == (is_possible, is_possible), card.stdout + run.stderr
+    if is_possible and flags == ASKED:
+        assert {message["role"] for body in server.bodies[-3:] for message in body["messages"]} == {"user"}

@@ -210,8 +210,11 @@ def test_the_number_of_alternatives_depends_on_form_and_labels_alone() -> None:
 def test_a_server_gets_a_schema_or_a_regular_expression() -> None:
     array, line = (build_schema(ComparativeJudgment, form) for form in (AnswerForm.ARRAY, AnswerForm.LINE))
     request = replace(question(), schema=array)
-    assert build_chat_body(request)["structured_outputs"] == {"json": array}
-    assert build_chat_body(request, Delivery.RESPONSE_FORMAT)["response_format"]["json_schema"]["schema"] == array
+    # llama.cpp refuses `"items": false`, which the key keeps: tests/llm/test_request.py has keys of stored answers.
+    sent = {name: value for name, value in array.items() if name != "items"}
+    assert array["items"] is False and sent.keys() >= {"prefixItems", "minItems", "maxItems"}
+    assert build_chat_body(request)["structured_outputs"] == {"json": sent}
+    assert build_chat_body(request, Delivery.RESPONSE_FORMAT)["response_format"]["json_schema"]["schema"] == sent
     request = replace(request, schema=line)
     assert build_chat_body(request)["structured_outputs"] == {"regex": line["pattern"]}
     with pytest.raises(EngineError):

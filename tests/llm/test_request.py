@@ -13,6 +13,7 @@ import pytest
 
 from touche_llm.llm import request as request_module
 from touche_llm.llm.request import (
+    EMPTY_CHAT,
     MAX_SAMPLES,
     Message,
     Origin,
@@ -20,6 +21,7 @@ from touche_llm.llm.request import (
     Sampling,
     continue_thought,
     hash_content,
+    place_system_message,
     request_thought,
 )
 from touche_llm.llm.thinking import Thinking
@@ -180,3 +182,14 @@ def test_a_resample_has_a_seed_and_a_temperature_of_its_own() -> None:
     again = BASE.resample(2, 0.7)
     assert (again.sample, again.sampling.seed, again.sampling.temperature) == (2, 2, 0.7)
     assert again.messages == BASE.messages
+
+
+def test_instructions_are_placed_before_the_first_user_message() -> None:
+    system, example, answer, question = (
+        Message("system", "Judge."),
+        *map(Message, ("user", "assistant", "user"), "abc"),
+    )
+    chat = (system, example, answer, question)
+    assert place_system_message(chat, "role") == chat
+    assert place_system_message(chat, "user") == (Message("user", "Judge.\n\na"), answer, question)
+    assert place_system_message(EMPTY_CHAT, "user") == (Message("user", ""),)

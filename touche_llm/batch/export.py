@@ -33,7 +33,7 @@ from touche_llm.llm.engines.batch_replies import Replies
 from touche_llm.llm.engines.chat_reply import CHAT_PATH, build_chat_body
 from touche_llm.llm.engines.dry_run import OverlayCache
 from touche_llm.llm.model import NOTHING_LOST, LostRequests
-from touche_llm.llm.request import Message, Request
+from touche_llm.llm.request import EMPTY_CHAT, Request, place_system_message
 from touche_llm.llm.tokenizer import ChatTokenizer
 from touche_llm.pipeline.engines import assume_engine_info
 from touche_llm.pipeline.progress import Progress
@@ -180,7 +180,7 @@ def _known_facts(config: Config, cache: Cache, tokenizer: ChatTokenizer | None) 
         )
     overhead = known.overhead if known.engine else _ASSUMED_OVERHEAD
     if tokenizer is not None:
-        counted = tokenizer.count_tokens((Message("system", ""), Message("user", "")))
+        counted = tokenizer.count_tokens(place_system_message(EMPTY_CHAT, config.sampling.system_message))
         if known.engine and counted != overhead and (overhead != _ASSUMED_OVERHEAD or counted > overhead):
             raise UsageError(
                 f"engine.tokenizer: its chat template adds {counted} tokens, but that of {known.model} in {cache.path} "

@@ -11,12 +11,9 @@ from touche_llm.cli import setting_options as s
 from touche_llm.cli.output import Format, FormatOption, print_rows, say
 from touche_llm.cli.stages import until_interrupted
 from touche_llm.cli.tables import Column, show_lines, show_table
-from touche_llm.data.records import Topic
-from touche_llm.llm.answer_forms import list_fields
-from touche_llm.llm.answers import build_schema
 from touche_llm.llm.engines.server_checks import ServerCheck
-from touche_llm.llm.logprobs import Label
 from touche_llm.llm.settings import EngineConfig, SamplingConfig
+from touche_llm.pipeline.context import list_schemas
 from touche_llm.prompts.catalog import load_named
 from touche_llm.tasks import DEFAULT_TASK, get_task
 
@@ -24,7 +21,9 @@ _MARKS = {True: "yes", False: "no", None: "?"}
 
 
 @s.takes_settings(
-    *(f"engine.{name}" for name in ("model", "context", "tokenizer", "request_timeout")), "sampling.logprobs"
+    *(f"engine.{name}" for name in ("model", "context", "tokenizer", "request_timeout")),
+    "sampling.logprobs",
+    "sampling.system_message",
 )
 def doctor(
     given: s.Given,
@@ -59,14 +58,8 @@ async def _examine(engine: EngineConfig, sampling: SamplingConfig) -> list[Serve
         request_timeout=engine.request_timeout,
         chat_template_kwargs=sampling.chat_template_kwargs,
     ) as server:
-        return await examine(server, engine, sampling, _list_stances())
-
-
-def _list_stances() -> list[Label]:
-    """Return the labels of a stance as the project's judge prompt has them written."""
-    _, prompt = load_named(get_task(DEFAULT_TASK), "judge")
-    schema = build_schema(prompt.answer_for(Topic("", ""), 1), prompt.header.form)
-    return list(list_fields(schema)["stance"]["enum"])
+        _, prompt = load_named(get_task(DEFAULT_TASK), "judge")
+        return await examine(server, engine, sampling, list_schemas([prompt]))
 
 
 def _show(checks: list[ServerCheck]) -> None:

@@ -15,7 +15,7 @@ from touche_llm.llm.answers import AnswerModel, FailedRequest, build_schema, cou
 from touche_llm.llm.concurrency import map_in_order
 from touche_llm.llm.logprobs import Label, average_readings, compute_expected_grade, get_most_probable, read_label
 from touche_llm.llm.model import AnsweredRequest, ModelClient
-from touche_llm.llm.request import Origin, Request, Sampling
+from touche_llm.llm.request import Origin, Request, Sampling, SystemPlace, place_system_message
 from touche_llm.llm.settings import ThinkingConfig
 from touche_llm.prompts.prompt import Prompt
 from touche_llm.tasks.base import Question, RenderedDocument, Task
@@ -43,6 +43,7 @@ class RequestBuilder:
 
     Attributes:
         thinking: Reasoning before the answers, by purpose of the prompt.
+        system_message: Where the instructions are.
     """
 
     model: ModelClient
@@ -50,6 +51,7 @@ class RequestBuilder:
     chat_template_kwargs: Mapping[str, Any]
     concurrency: int
     thinking: ThinkingConfig = ThinkingConfig()
+    system_message: SystemPlace = "role"
 
     def build(
         self, prompt: Prompt, answer: type[AnswerModel], topic: Topic, document_id: str | None, **variables: Any
@@ -58,7 +60,7 @@ class RequestBuilder:
         schema = build_schema(answer, prompt.header.form)
         thinking = self.thinking.think_for(prompt.header.answer)
         return Request(
-            messages=prompt.render(topic=topic, **variables),
+            messages=place_system_message(prompt.render(topic=topic, **variables), self.system_message),
             schema=schema,
             sampling=replace(self.sampling, top_logprobs=min(self.sampling.top_logprobs, count_alternatives(schema))),
             model=self.model.engine_info.model,

@@ -5,9 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Container, Iterable, Mapping, Sequence
 from functools import lru_cache
+from typing import Any
+
+import msgspec
 
 from touche_llm.data.records import Reading
-from touche_llm.llm.answer_forms import Layout
+from touche_llm.llm.answer_forms import Layout, list_fields
 from touche_llm.llm.answers import Token, Unusable
 
 Label = int | str
@@ -28,6 +31,27 @@ def select_label_tokens(text: str, tokens: Sequence[Token], layout: Layout, fiel
     """Return the tokens of an answer that overlap the value of a field, which are all that `read_label` needs."""
     spans = [span for name, span in layout.find_values(text).items() if name in fields]
     return [token for token in tokens if overlaps(token.at, token.token, spans)]
+
+
+def trim_alternatives(tokens: Sequence[Token], schema: Mapping[str, Any], count: int) -> list[Token]:
+    """Return tokens with their `count` first alternatives, and of the others those that can begin or end a label.
+
+    Alternatives that lead to no label are never used by `read_label`.
+    """
+    layout = Layout.of_schema(schema)
+    texts = [
+        _squeeze(f'{before}{layout.spell_value(label)}{after}"')
+        for before, after, field in zip(layout.frame, layout.frame[1:], list_fields(schema).values(), strict=False)
+        for label in field.get("enum", ())
+    ]
+    # One text to search, in which no alternative spans two labels, since none has a line feed.
+    searched = "\n".join(texts)
+    return [
+        msgspec.structs.replace(
+            token, top=[*token.top[:count], *(pair for pair in token.top[count:] if _squeeze(pair[0]) in searched)]
+        )
+        for token in tokens
+    ]
 
 
 def check_logprobs(text: str, tokens: Iterable[Token]) -> None:

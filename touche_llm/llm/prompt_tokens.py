@@ -125,9 +125,9 @@ class TokenCountingClient:
         return overhead + sum(len(message.content.encode("utf-8", "replace")) for message in request.messages)
 
     async def _count_overhead(self, request: Request) -> int | FailedRequest:
-        """Return the tokens that the chat template adds: known for two messages, counted once for more."""
+        """Return the tokens that the chat template adds: known for a lone question, counted once for longer chats."""
         size = len(request.messages)
-        if size <= 2:
+        if size <= 2 and request.messages[-1].role == "user":
             return self.engine_info.overhead
         async with self._overhead_lock:
             if size not in self._overheads:

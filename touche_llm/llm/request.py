@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, Literal
 
 import orjson
 
@@ -25,6 +25,20 @@ class Message:
 
     role: str
     content: str
+
+
+# The chat whose tokens are those that a template adds to a question.
+EMPTY_CHAT = (Message("system", ""), Message("user", ""))
+# Where a chat has the instructions of its system message: in a message of this role, or before the first user message.
+SystemPlace = Literal["role", "user"]
+
+
+def place_system_message(messages: tuple[Message, ...], place: SystemPlace) -> tuple[Message, ...]:
+    """Return a chat that begins with a system and a user message, with the instructions in their place."""
+    if place == "role":
+        return messages
+    system, user, *rest = messages
+    return (Message("user", f"{system.content}\n\n{user.content}".lstrip("\n")), *rest)
 
 
 @dataclass(frozen=True, slots=True)

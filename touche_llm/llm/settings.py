@@ -13,6 +13,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 from touche_llm.data.settings import Option, Section, check_address
 from touche_llm.llm.cache import CacheMode
 from touche_llm.llm.engines.vllm_common import get_model_name
+from touche_llm.llm.request import SystemPlace
 from touche_llm.llm.thinking import DELIMITERS, Thinking
 
 # vLLM queues requests beyond its batch, by default 256 (1,024 from 70 GiB of GPU memory on).
@@ -211,6 +212,8 @@ class SamplingConfig(Section):
         max_tokens: Max completion tokens.
         logprobs: Whether log-probabilities are requested.
         chat_template_kwargs: Switches of the chat template.
+        system_message: Where the instructions are: in a system message, or before the first user message, for a chat
+            template that refuses system messages.
         thinking: Reasoning before answers.
     """
 
@@ -227,6 +230,10 @@ class SamplingConfig(Section):
     ] = True
     # Qwen3, DeepSeek V3 and others look at one of these two; templates that know neither ignore them.
     chat_template_kwargs: dict[str, Any] = {"enable_thinking": False, "thinking": False}
+    system_message: Annotated[
+        SystemPlace,
+        Option("--system-message", "Instructions in a message of their own (role) or of the user", "Judging"),
+    ] = "role"
     thinking: Annotated[
         ThinkingConfig,
         Option(

@@ -221,6 +221,7 @@ def make_request_builder(model: ModelClient, engine: EngineConfig, sampling: Sam
         chat_template_kwargs=sampling.chat_template_kwargs,
         concurrency=engine.concurrency,
         thinking=sampling.thinking,
+        system_message=sampling.system_message,
     )
 
 

@@ -18,7 +18,7 @@ from touche_llm.judging.pointwise import Documents, RequestBuilder, make_failure
 from touche_llm.llm.answers import AnswerModel, FailedRequest
 from touche_llm.llm.concurrency import PRIORITY, ItemT, ResultT, Slots, map_in_order
 from touche_llm.llm.model import AnsweredRequest
-from touche_llm.llm.request import Message, Request
+from touche_llm.llm.request import Message, Request, place_system_message
 from touche_llm.llm.truncation import CUT_MARK
 from touche_llm.prompts.prompt import Prompt
 from touche_llm.prompts.purposes import LABELS, ORDER_SEPARATOR, build_best_answer, build_order_answer
@@ -217,7 +217,7 @@ class Comparer:
 
         def wrap(text: str) -> Request:
             return Request(
-                messages=(Message("system", ""), Message("user", text)),
+                messages=place_system_message((Message("system", ""), Message("user", text)), builder.system_message),
                 schema={},
                 sampling=builder.sampling,
                 model=model.engine_info.model,

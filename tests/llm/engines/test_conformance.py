@@ -5,19 +5,29 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 from itertools import count
-from typing import Any
+from typing import Any, Literal
 
 import orjson
 import pytest
 from aiohttp import web
 
 from tests.fake_server import FakeServer, fields_in, reply, says, spell
+from touche_llm.llm.answer_forms import AnswerForm
+from touche_llm.llm.answers import AnswerModel, build_schema
 from touche_llm.llm.engines.conformance import examine
 from touche_llm.llm.engines.server import ChatServer
 from touche_llm.llm.engines.server_checks import ServerCheck
 from touche_llm.llm.settings import EngineConfig, SamplingConfig
 
-LABELS = ("FIRST", "SECOND", "NEUTRAL", "NO")
+
+class Examined(AnswerModel):
+    """An answer of the examination."""
+
+    relevance: Literal[0, 1, 2, 3]
+    stance: Literal["FIRST", "SECOND", "NEUTRAL", "NO"]
+
+
+SCHEMAS = [build_schema(Examined, AnswerForm.ARRAY)]
 
 
 @dataclass
@@ -30,8 +40,6 @@ class Model:
 
     async def answer(self, _: web.Request, body: dict[str, Any]) -> web.StreamResponse:
         faults, number = self.faults, next(self.number)
-        if "no system" in faults and body["messages"][0]["role"] == "system":
-            return web.json_response({"error": {"message": "System role not supported"}}, status=400)
         labels = {name: each["enum"][0] for name, each in fields_in(body).items()}
         if "noise" in faults and "relevance" in labels and number % 3 == 0:
             labels["relevance"] = 1
@@ -47,8 +55,7 @@ class Model:
         return web.json_response(sent)
 
     def usage(self, body: dict[str, Any]) -> dict[str, Any]:
-        messages = [each for each in body["messages"] if each["role"] == "user" or "deaf" not in self.faults]
-        words = sum(len(each["content"].split()) for each in messages)
+        words = sum(len(each["content"].split()) for each in body["messages"])
         system = body["messages"][0]["content"]
         known = 16 * (words // 16) if system in self.seen and "cold" not in self.faults else 0
         self.seen.add(system)
@@ -78,7 +85,7 @@ async def checks_of(*faults: str, logprobs: bool = True) -> dict[str, ServerChec
     server = FakeServer(rest=model.answer, probe=model.answer, labels=model.answer)
     async with server.running():
         async with ChatServer(server.url, concurrency=64, request_timeout=5, chat_template_kwargs={}) as client:
-            found = await examine(client, EngineConfig(), SamplingConfig(logprobs=logprobs), LABELS)
+            found = await examine(client, EngineConfig(), SamplingConfig(logprobs=logprobs), SCHEMAS)
     assert len(found) == len({check.name for check in found})
     return {check.name: check for check in found}
 
@@ -88,8 +95,8 @@ async def test_a_server_without_a_fault_has_none(form: str) -> None:
     found = await checks_of(form)
     assert [name for name, check in found.items() if not check.is_ok] == []
     assert list(found) == [
-        *("server", "model", "context", "tokens", "schema", "logprobs", "label tokens"),
-        *("system message", "white space", "prefix cache", "determinism", "thinking"),
+        *("server", "model", "context", "tokens", "schema", "logprobs", "system message", "label tokens"),
+        *("open thought", "white space", "prefix cache", "determinism", "thinking"),
     ]
     assert found["logprobs"].value == "for each token of an answer, renormalised"
     assert found["label tokens"].value.startswith("8 of 8")
@@ -123,17 +130,11 @@ async def test_a_fault_that_a_run_survives_is_named_with_its_cost_and_remedy(
     assert not any(check.is_blocking for check in found.values())
 
 
-@pytest.mark.parametrize(("fault", "value"), [("no system", "System role not supported"), ("deaf", "adds 0 tokens")])
-async def test_a_chat_template_without_system_message_blocks(fault: str, value: str) -> None:
-    check = (await checks_of(fault))["system message"]
-    assert check.is_blocking and value in check.value and "--chat-template" in check.remedy
-
-
 async def test_a_server_that_ignores_schemas_is_examined_no_further() -> None:
     server = FakeServer(ignored=("structured_outputs", "response_format"))
     async with server.running():
         async with ChatServer(server.url, concurrency=64, request_timeout=5, chat_template_kwargs={}) as client:
-            found = await examine(client, EngineConfig(), SamplingConfig(), LABELS)
+            found = await examine(client, EngineConfig(), SamplingConfig(), SCHEMAS)
     assert [check.name for check in found if check.is_blocking] == ["schema"]
     assert server.bodies == []
 
@@ -142,7 +143,7 @@ async def test_a_model_that_writes_white_space_without_end_is_told_from_a_server
     server = FakeServer(probe=says('{ "word"\n \t' + " " * 50, "length"))
     async with server.running():
         async with ChatServer(server.url, concurrency=64, request_timeout=5, chat_template_kwargs={}) as client:
-            found = {each.name: each for each in await examine(client, EngineConfig(), SamplingConfig(), LABELS)}
+            found = {each.name: each for each in await examine(client, EngineConfig(), SamplingConfig(), SCHEMAS)}
     assert (found["schema"].is_ok, found["white space"].is_blocking) == (True, True)
     assert "disable_any_whitespace" in found["white space"].remedy
 

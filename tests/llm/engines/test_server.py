@@ -164,7 +164,7 @@ _OF_RELEVANCE = b'"top_logprobs":[{"token":"0"'
 @pytest.mark.parametrize(
     ("old", "new"),
     [
-        (b'"logprob":-0.1', b'"logprob":NaN'),
+        (b'"logprob":0.0', b'"logprob":NaN'),
         (b'"bytes":[123]', b'"bytes":[999]'),
         (b'"prompt_tokens":10', b'"prompt_tokens":9007199254740992'),
         (b'"prompt_tokens":10', b'"prompt_tokens":-1'),
@@ -172,7 +172,7 @@ _OF_RELEVANCE = b'"top_logprobs":[{"token":"0"'
         (_OF_RELEVANCE, _OF_RELEVANCE.replace(b'"0"', b'"\xff"')),
         (_OF_RELEVANCE, b'"top_logprobs":["0",{"token":"0"'),
         (_OF_RELEVANCE, b'"top_logprobs":' + b"[" * 100_000 + b'{"token":"0"'),
-        (_OF_RELEVANCE + b',"logprob":-0.1', _OF_RELEVANCE + b',"logprob":-1e999'),
+        (_OF_RELEVANCE + b',"logprob":0.0', _OF_RELEVANCE + b',"logprob":-1e999'),
     ],
 )
 async def test_a_reply_with_impossible_parts_is_tried_three_times_and_typed(
@@ -389,7 +389,7 @@ async def test_an_answer_stored_without_tokens_stays_readable(tmp_path: Path) ->
 async def test_a_server_that_sends_logits_for_log_probabilities_is_refused_at_once() -> None:
     async def logits(request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
         sent = (await good(request, body)).body  # type: ignore[attr-defined]
-        return web.Response(body=sent.replace(b'"logprob":-0.1', b'"logprob":17.5'), content_type="application/json")
+        return web.Response(body=sent.replace(b'"logprob":0.0', b'"logprob":17.5'), content_type="application/json")
 
     with pytest.raises(EngineError, match="--logprobs-mode"):
         await connect(FakeServer(probe=logits))

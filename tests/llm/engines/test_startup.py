@@ -75,7 +75,7 @@ USABLE: list[tuple[FakeServer, dict[str, Any], Delivery, str, int]] = [
     (Versionless(models=[SERVED | {"owned_by": "vllm"}]), {}, Delivery.STRUCTURED_OUTPUTS, "vllm", 8192),
     (Versionless(models=[SERVED | {"owned_by": "me"}]), {}, Delivery.STRUCTURED_OUTPUTS, "unknown server", 8192),
     (FakeSglang(), {"tokenizer": TOKENIZER}, Delivery.RESPONSE_FORMAT, "sglang 0.5.0-fake", 4096),
-    (FakeLlamaCpp(), {}, Delivery.RESPONSE_FORMAT, "llama.cpp b1-fake", 2048),
+    (FakeLlamaCpp(), {}, Delivery.RESPONSE_FORMAT, "llama.cpp b1-fake", 8192),
     (
         FakeOllama(),
         {"tokenizer": TOKENIZER, "context": 1024},
@@ -110,6 +110,7 @@ async def test_a_server_is_used_in_the_way_that_works(
             assert (result.key, len(cache.find("answer"))) == (request.key, 1)
     (body,) = server.bodies
     assert schema_in(body) == build_schema(ComparativeJudgment)
+    assert body.get("top_logprobs", 0) == top_logprobs
     assert [each.value for each in Delivery if each.value in body] == [delivery]
 
 
@@ -210,19 +211,21 @@ ARRAYS = [build_schema(model, AnswerForm.ARRAY) for model in (Order, Comparative
 
 
 @pytest.mark.parametrize("form", [AnswerForm.ARRAY, AnswerForm.OBJECT, AnswerForm.LINE])
-async def test_one_request_has_the_labels_of_all_prompts_once_in_the_form_of_the_first(form: AnswerForm) -> None:
+async def test_one_request_for_each_form_has_the_labels_of_its_prompts_once(form: AnswerForm) -> None:
     asked: list[dict[str, Any]] = []
 
     async def record(request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
         asked.append(body)
-        return reply("0 FIRST NO") if form is AnswerForm.LINE else await good(request, body)
+        is_line = "regex" in body.get("structured_outputs", {})
+        return reply("0 FIRST NO") if is_line else await good(request, body)
 
     schemas = [build_schema(model, form) for model in (Order, ComparativeJudgment, Side, Side)]
     other = AnswerForm.OBJECT if form is AnswerForm.ARRAY else AnswerForm.ARRAY
     server = FakeServer(labels=record)
     async with connected(server, schemas=[*schemas, build_schema(Best, other)]):
         pass
-    (body,) = asked
+    body, of_other_form = asked
+    assert [each["enum"] for each in fields_in(of_other_form).values()] == [["A", "B"]]
     if form is AnswerForm.LINE:
         assert body["structured_outputs"]["regex"] == "^(?:0|1|2|3) (?:FIRST|SECOND|NEUTRAL|NO) (?:FIRST|SECOND|NO)$"
     else:
@@ -286,3 +289,92 @@ async def test_labels_that_cannot_be_read_are_named_with_the_setting(server: Fak
 async def test_labels_that_are_only_improbable_or_cut_off_stop_no_run(server: FakeServer) -> None:
     async with connected(server, schemas=ARRAYS) as (_, info):
         assert info.model == "fake"
+
+
+TUPLE = build_schema(ComparativeJudgment, AnswerForm.ARRAY)
+
+
+async def test_llama_cpp_is_sent_arrays_that_it_takes_and_alternatives_that_show_the_labels(tmp_path: Path) -> None:
+    server = FakeLlamaCpp()
+    async with connected(server, schemas=[TUPLE]) as (client, info):
+        with Cache(tmp_path / "answers.sqlite") as cache:
+            model = ModelClient(engine_info=info, engine=client, cache=cache)
+            request = replace(question(), schema=TUPLE, sampling=Sampling(top_logprobs=8))
+            result = await model.request(request, ComparativeJudgment)
+            assert isinstance(result, AnsweredRequest)
+            # The key has the number that form and labels need, whatever the server.
+            assert result.key == request.key and TUPLE["items"] is False
+    (body,) = server.bodies
+    assert "items" not in schema_in(body) and body["top_logprobs"] > 20
+
+
+async def test_a_server_that_refuses_more_alternatives_is_sent_no_more() -> None:
+    server = FakeFewAlternatives(shown={"0": 0.6, "1": 0.2, "2": 0.1}, renormalised=False)
+    async with connected(server, schemas=[TUPLE]) as (client, _):
+        await client.complete(replace(question(), schema=TUPLE, sampling=Sampling(top_logprobs=8)))
+    (body,) = server.bodies
+    assert body["top_logprobs"] == 8
+
+
+class Deaf(FakeOllama):
+    """Ollama with a template that has no place for a system message: https://docs.ollama.com/modelfile."""
+
+    def count_prompt(self, answer: web.StreamResponse, body: dict[str, Any]) -> web.StreamResponse:
+        return super().count_prompt(answer, {"messages": [each for each in body["messages"] if each["role"] == "user"]})
+
+
+class DeafVllm(FakeServer):
+    """vLLM with such a template."""
+
+    async def tokenize(self, request: web.Request) -> web.Response:
+        body = orjson.loads(await request.read())
+        if "messages" not in body:
+            return await super().tokenize(request)
+        text = "".join(each["content"] for each in body["messages"] if each["role"] == "user")
+        return web.json_response({"count": 10 + len(text.encode()), "tokens": list(text.encode())})
+
+
+class RefusingChats(FakeServer):
+    """Server whose template refuses a system message, like that of Gemma 2."""
+
+    async def chat(self, request: web.Request) -> web.StreamResponse:
+        if orjson.loads(await request.read())["messages"][0]["role"] == "system":
+            return web.json_response({"error": {"message": "System role not supported"}}, status=400)
+        return await super().chat(request)
+
+
+class Refusing(RefusingChats, FakeOllama):
+    """Ollama with such a template."""
+
+
+class RefusingVllm(RefusingChats):
+    """VLLM, which also refuses to count the tokens of such a chat."""
+
+    async def tokenize(self, request: web.Request) -> web.Response:
+        if orjson.loads(await request.read()).get("messages", [{"role": "user"}])[0]["role"] == "system":
+            return web.json_response({"error": {"message": "System role not supported"}}, status=400)
+        return await super().tokenize(request)
+
+
+@pytest.mark.parametrize(
+    ("server", "given", "value"),
+    [
+        (Deaf(), {"tokenizer": TOKENIZER, "context": 1024}, "ignored by the chat template"),
+        (DeafVllm(), {}, "ignored by the chat template"),
+        (Refusing(), {"tokenizer": TOKENIZER, "context": 1024}, "System role not supported"),
+        (RefusingVllm(), {}, "System role not supported"),
+    ],
+    ids=["deaf ollama", "deaf vllm", "refusing ollama", "refusing vllm"],
+)
+async def test_instructions_go_into_the_user_message_where_the_template_has_no_other_place(
+    server: FakeServer, given: dict[str, Any], value: str
+) -> None:
+    with pytest.raises(EngineError, match=f"{value}.*`sampling.system_message: user`"):
+        async with connected(server, schemas=[TUPLE], **given):
+            pass
+    sampling = SamplingConfig(system_message="user")
+    async with server.running():
+        async with ChatServer(server.url, concurrency=8, request_timeout=5, chat_template_kwargs={}) as client:
+            info = await connect(client, EngineConfig(**given), sampling, [TUPLE])
+            # The tokens of the template are those of a chat as the run sends it.
+            assert info.overhead == await client.count_tokens((Message("user", ""),))

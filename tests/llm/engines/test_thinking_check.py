@@ -10,8 +10,8 @@ import pytest
 from aiohttp import web
 
 from tests.fake_server import FakeServer, good, reply
-from tests.llm.engines.test_conformance import Model
-from tests.other_servers import FakeLlamaCpp
+from tests.llm.engines.test_conformance import SCHEMAS, Model
+from tests.other_servers import FakeLlamaCpp, FakeSglang
 from touche_llm.errors import EngineError
 from touche_llm.llm.engines.conformance import examine
 from touche_llm.llm.engines.server import ChatServer
@@ -113,9 +113,14 @@ async def test_a_server_that_continues_no_prompt_with_token_ids_is_named() -> No
     assert check is not None and check.is_blocking and "malformed" in check.value
 
 
-async def test_a_server_without_token_ids_is_checked_by_its_answer() -> None:
-    check = await survey_of(FakeLlamaCpp())
+async def test_a_server_that_shows_no_prompts_is_checked_by_its_answer() -> None:
+    check = await survey_of(FakeSglang())
     assert check is not None and check.is_ok is None and not check.is_blocking
+
+
+async def test_llama_cpp_refuses_to_continue_a_thought_under_a_schema() -> None:
+    check = await survey_of(FakeLlamaCpp())
+    assert check is not None and check.is_blocking and "Failed to initialize samplers" in check.value
 
 
 async def test_a_run_without_reasoning_is_possible_on_a_server_that_cannot_continue() -> None:
@@ -123,7 +128,7 @@ async def test_a_run_without_reasoning_is_possible_on_a_server_that_cannot_conti
     server = FakeServer(rest=model.answer, probe=after_a_thought("Hello."))
     async with server.running():
         async with ChatServer(server.url, concurrency=8, request_timeout=5, chat_template_kwargs={}) as client:
-            checks = await examine(client, EngineConfig(), SamplingConfig(), ("FIRST", "NO"))
+            checks = await examine(client, EngineConfig(), SamplingConfig(), SCHEMAS)
     (row,) = (check for check in checks if check.name == "thinking")
     assert (row.is_ok, row.is_blocking) == (False, False)
 

@@ -21,7 +21,7 @@ from tests.chat_templates import (
     render,
 )
 from tests.fake_server import FakeServer
-from tests.llm.engines.test_conformance import Model
+from tests.llm.engines.test_conformance import SCHEMAS, Model
 from tests.llm.engines.test_thinking_check import survey_of
 from touche_llm.llm.engines.conformance import examine
 from touche_llm.llm.engines.server import ChatServer
@@ -94,7 +94,7 @@ async def test_the_doctor_names_the_delimiters_that_the_template_keeps(template:
     server.rest = Model(()).answer
     async with server.running():
         async with ChatServer(server.url, concurrency=8, request_timeout=5, chat_template_kwargs={}) as client:
-            checks = await examine(client, EngineConfig(), SamplingConfig(), ("FIRST", "NO"))
+            checks = await examine(client, EngineConfig(), SamplingConfig(), SCHEMAS)
     (row,) = (check for check in checks if check.name == "thinking")
     assert row.is_ok
     for name, delimiters in DELIMITERS.items():

@@ -142,6 +142,9 @@ def build_chat_body(request: Request, delivery: Delivery = Delivery.STRUCTURED_O
 
 
 def _constrain(schema: Mapping[str, Any], delivery: Delivery) -> dict[str, Any]:
+    # llama.cpp and LM Studio refuse `"items": false`. Without it, `maxItems` closes the array, and the reader refuses
+    # more elements; the key keeps it.
+    schema = {name: value for name, value in schema.items() if (name, value) != ("items", False)}
     if delivery is Delivery.RESPONSE_FORMAT:
         if schema["type"] == "string":
             raise EngineError(

@@ -7,21 +7,21 @@ import json
 import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any
 from uuid import uuid4
 
 import orjson
-from pydantic import create_model
 
 from touche_llm.data.records import Reading
-from touche_llm.llm.answer_forms import AnswerForm, Layout
-from touche_llm.llm.answers import AnswerModel, build_schema, count_alternatives
+from touche_llm.llm.answer_forms import Layout, list_fields
+from touche_llm.llm.answers import count_alternatives
 from touche_llm.llm.engines.base import Completion, Rejected, Transient
 from touche_llm.llm.engines.chat_reply import ChatReply, read_completion
 from touche_llm.llm.engines.server import ChatServer
-from touche_llm.llm.engines.server_checks import REMEDIES, ServerCheck, block
+from touche_llm.llm.engines.server_checks import REMEDIES, ServerCheck
 from touche_llm.llm.engines.startup import check_thoughts, is_renormalised, survey
-from touche_llm.llm.logprobs import Label, read_label
+from touche_llm.llm.engines.template_checks import SYSTEM_MESSAGE
+from touche_llm.llm.logprobs import read_label
 from touche_llm.llm.request import Message, Request, Sampling
 from touche_llm.llm.settings import EngineConfig, SamplingConfig
 from touche_llm.llm.thinking import DELIMITERS
@@ -30,7 +30,6 @@ from touche_llm.llm.thinking import DELIMITERS
 _REPEATS = 20
 # Tokens for which the requests are made if the context is unknown.
 _SHORT_CONTEXT = 2048
-_GRADES = (0, 1, 2, 3)
 # Logarithm of a probability below which a token counts as forbidden; vLLM sends -9999 for those.
 _MIN_LOGPROB = -100.0
 # White space that no compact grammar allows.
@@ -41,52 +40,49 @@ _PASSAGE = "Question: are heat pumps better than gas boilers?\nPassage: heat pum
 
 @dataclass(frozen=True, slots=True)
 class _Examination:
-    """Server under examination; `labels` are those of a stance."""
+    """Server under examination; `schema` is that of the answers."""
 
     server: ChatServer
     kind: str
     context: int
-    labels: Sequence[Label]
+    schema: Mapping[str, Any]
     top_logprobs: int
     is_renormalised: bool
 
     def build(self, text: str, system: str = _SYSTEM) -> Request:
-        schema = _build_answer_schema(self.labels)
-        messages = (*((Message("system", system),) if system else ()), Message("user", text))
-        sampling = Sampling(top_logprobs=min(self.top_logprobs, count_alternatives(schema)))
-        return self.server.build_check(messages, schema, sampling)
+        sampling = Sampling(top_logprobs=min(self.top_logprobs, count_alternatives(self.schema)))
+        return self.server.build_check((Message("system", system), Message("user", text)), self.schema, sampling)
 
     def remedy(self, name: str) -> str:
         return REMEDIES.get((name, self.kind), "")
 
 
-def _build_answer_schema(labels: Sequence[Label]) -> Mapping[str, Any]:
-    """Return the schema of an answer in the form of the project's prompts."""
-    fields: dict[str, Any] = {"relevance": (Literal[_GRADES], ...), "stance": (Literal[tuple(labels)], ...)}
-    return build_schema(create_model("Examined", __base__=AnswerModel, **fields), AnswerForm.ARRAY)
-
-
 async def examine(
-    server: ChatServer, engine: EngineConfig, sampling: SamplingConfig, labels: Sequence[Label]
+    server: ChatServer, engine: EngineConfig, sampling: SamplingConfig, schemas: Sequence[Mapping[str, Any]]
 ) -> list[ServerCheck]:
-    """Examine a server with about seventy short requests; `labels` are those of a stance, as prompts write them.
+    """Examine a server with about seventy short requests.
+
+    Args:
+        server: The server.
+        engine: Model, revision, context and tokenizer.
+        sampling: Sampling.
+        schemas: Schemas of JSON answers with labels alone, as a run requests; the first is also requested here.
 
     Returns:
-        The checks; only those of the start-up check if the server does not enforce schemas.
+        The checks; only those of the start-up check if the server does not enforce schemas or takes no instructions.
 
     Raises:
         EngineError: The server is unreachable, serves another model, or answers with several models.
     """
-    found = await survey(server, engine, sampling, [_build_answer_schema(labels)])
+    found = await survey(server, engine, sampling, schemas)
     known = {check.name: check for check in found.checks}
-    if not known["schema"].is_ok:
+    if not known["schema"].is_ok or (SYSTEM_MESSAGE in known and known[SYSTEM_MESSAGE].is_blocking):
         return found.checks
     top_logprobs = 0 if "logprobs" in known and known["logprobs"].is_blocking else sampling.top_logprobs
     has_mask = found.probe is not None and top_logprobs > 0 and is_renormalised(found.probe)
     context = found.info.context or _SHORT_CONTEXT
-    examination = _Examination(server, found.kind, context, labels, top_logprobs, has_mask)
+    examination = _Examination(server, found.kind, context, schemas[0], top_logprobs, has_mask)
     more: Mapping[str, Callable[[_Examination], Awaitable[ServerCheck]]] = {
-        "system message": _check_system_message,
         "white space": _check_white_space,
         "prefix cache": _check_prefix_cache,
         "determinism": _check_determinism,
@@ -121,22 +117,6 @@ async def _run(
         return ServerCheck(name, None, f"could not be checked: {error}")
 
 
-async def _check_system_message(examination: _Examination) -> ServerCheck:
-    name, remedy = "system message", examination.remedy("system message")
-    cost = "prompts give their instructions in one"
-    plain = await examination.server.exchange(examination.build(_PASSAGE, system=""))
-    try:
-        full = await examination.server.exchange(examination.build(_PASSAGE))
-    except Rejected as error:
-        return block(name, f"refused: {error}", remedy, cost)
-    if not full.usage.prompt_tokens:
-        return ServerCheck(name, None, "accepted; the server reports no prompt tokens", cost)
-    added = full.usage.prompt_tokens - plain.usage.prompt_tokens
-    if added < len(_SYSTEM.split()):
-        return block(name, f"ignored by the chat template: it adds {added} tokens", remedy, cost)
-    return ServerCheck(name, True, f"taken by the chat template: {added} tokens")
-
-
 async def _check_white_space(examination: _Examination) -> ServerCheck:
     name, remedy = "white space", examination.remedy("white space")
     cost = "a weak model can write it until its answer is cut off"
@@ -145,7 +125,7 @@ async def _check_white_space(examination: _Examination) -> ServerCheck:
     if completion.finish_reason == "length":
         value = f"an answer was cut off after {completion.completion_tokens} tokens"
         return ServerCheck(name, False, value, cost, remedy)
-    values = list(_parse(completion).values())
+    values = _parse(completion)
     # A compact grammar may require one space after `,`, as Python's json writes it.
     if completion.text not in (orjson.dumps(values).decode(), json.dumps(values)):
         return ServerCheck(name, False, "written between tokens", cost, remedy)
@@ -182,7 +162,7 @@ async def _check_determinism(examination: _Examination) -> ServerCheck:
     others = [examination.build(f"{_PASSAGE} " * (1 + number % 3) + str(number)) for number in range(_REPEATS)]
     sent = [each for other in others for each in (request, other)]
     answers += (await asyncio.gather(*map(server.complete, sent)))[::2]
-    first, *rest = [_read_fields(answer, examination.labels) for answer in answers]
+    first, *rest = [_read_fields(answer, examination.schema) for answer in answers]
     flips = sum(any(a.answered != b.answered for a, b in zip(first, other, strict=True)) for other in rest)
     difference = max(
         abs(share - b.shares.get(label, 0.0))
@@ -197,19 +177,20 @@ async def _check_determinism(examination: _Examination) -> ServerCheck:
     return ServerCheck("determinism", True, value)
 
 
-def _read_fields(completion: Completion, labels: Sequence[Label]) -> list[Reading]:
-    answered = _parse(completion)
-    fields: dict[str, Sequence[Label]] = {"relevance": _GRADES, "stance": labels}
-    layout = Layout(AnswerForm.ARRAY, tuple(fields))
+def _read_fields(completion: Completion, schema: Mapping[str, Any]) -> list[Reading]:
+    layout, values = Layout.of_schema(schema), _parse(completion)
+    if len(values) != len(layout.fields):
+        raise Transient("server_error", f"the answer has {len(values)} values; expected {len(layout.fields)}")
+    answered = values if isinstance(values, dict) else dict(zip(layout.fields, values, strict=True))
     return [
-        read_label(completion.text, completion.tokens, layout, name, fields[name], answered[name]) for name in fields
+        read_label(completion.text, completion.tokens, layout, name, field["enum"], answered[name])
+        for name, field in list_fields(schema).items()
     ]
 
 
-def _parse(completion: Completion) -> dict[str, Any]:
-    """Return the fields of an answer; raise Transient if it is not the JSON that was requested."""
+def _parse(completion: Completion) -> Any:
+    """Return the JSON of an answer; raise Transient if it is none."""
     try:
-        relevance, stance = orjson.loads(completion.text)
-        return {"relevance": relevance, "stance": stance}
-    except (ValueError, TypeError) as error:
+        return orjson.loads(completion.text)
+    except ValueError as error:
         raise Transient("server_error", f"the answer is {' '.join(completion.text.split())[:40]!r}") from error

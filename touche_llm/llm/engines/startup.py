@@ -21,10 +21,11 @@ from touche_llm.llm.engines.label_check import LABEL_TOKENS, check_labels, has_l
 from touche_llm.llm.engines.server import ChatServer
 from touche_llm.llm.engines.server_checks import REMEDIES, ServerCheck, block
 from touche_llm.llm.engines.server_facts import ServedModel, read_serving
+from touche_llm.llm.engines.template_checks import check_open_thought, check_system_message
 from touche_llm.llm.engines.thinking_check import check_thinking
 from touche_llm.llm.engines.token_counters import LlamaCppTokenCounter, LocalTokenCounter
 from touche_llm.llm.logprobs import LOGPROB_ROUNDING, check_logprobs
-from touche_llm.llm.request import Message, Request, Sampling
+from touche_llm.llm.request import EMPTY_CHAT, Message, Request, Sampling, place_system_message
 from touche_llm.llm.settings import EngineConfig, SamplingConfig
 from touche_llm.llm.tokenizer import ChatTokenizer
 
@@ -104,7 +105,7 @@ async def connect(
         engine: Model, revision, context and tokenizer of the run.
         sampling: Sampling of the run.
         schemas: Schemas of the answers that the run requests, as far as they are known.
-        warn: Receives what is wrong with the tokens of their labels if a run is possible.
+        warn: Receives what is missing, and what is wrong with the tokens of labels, if a run is possible.
 
     Raises:
         EngineError: The server is unreachable, serves another model, or lacks something that the run needs.
@@ -113,7 +114,7 @@ async def connect(
     for check in found.checks:
         if check.is_blocking:
             raise EngineError(f"{server.base_url}: {check}")
-        if check.name == LABEL_TOKENS and not check.is_ok and sampling.top_logprobs:
+        if check.is_ok is False or (check.name == LABEL_TOKENS and not check.is_ok and sampling.top_logprobs):
             warn(f"{server.base_url}: {check.name}: {check}")
     server.is_monitored = True
     return found.info
@@ -148,27 +149,50 @@ async def _survey(
         ServerCheck("model", True, model.id),
         check_context(model.id, served, engine.context, "engine"),
     ]
-    overhead, counting = await _find_counter(server, engine)
+    server.system_message = sampling.system_message
+    counting = await _find_counter(server, engine)
     delivery, probe = await _find_delivery(server, sampling, kind)
-    if probe is not None and not counting.is_blocking:
-        counting = await _compare_counts(server, probe.usage.prompt_tokens, counting)
-    with_labels = [schema for schema in schemas if has_labels(schema)]
-    if probe is not None and with_labels:
-        top_logprobs = 0 if any(check.is_blocking for check in delivery) else sampling.top_logprobs
-        has_mask = top_logprobs > 0 and is_renormalised(probe)
-        delivery.append(await check_labels(server, with_labels, top_logprobs, is_renormalised=has_mask))
-    if probe is not None and sampling.thinking.budgets:
-        delivery.append(await check_thoughts(server, sampling))
-    context = engine.context or served or 0
+    if probe is not None:
+        if not counting.is_blocking:
+            counting = await _compare_counts(server, probe.usage.prompt_tokens, counting)
+        delivery += await _check_answers(server, kind, sampling, schemas, probe, delivery)
+    needed = [*checks, counting, *delivery]
+    overhead = 0
+    if not any(check.is_blocking for check in needed):
+        overhead = await server.count_tokens(place_system_message(EMPTY_CHAT, sampling.system_message))
     info = EngineInfo(
         model=model.id,
         revision=engine.revision,
-        context=context,
-        overhead=overhead or 0,
+        context=engine.context or served or 0,
+        overhead=overhead,
         engine=title,
         serving=await read_serving(server, kind, model, None if probe is None else probe.system_fingerprint),
     )
-    return Survey(kind, [*checks, counting, *delivery], info, probe)
+    return Survey(kind, needed, info, probe)
+
+
+async def _check_answers(
+    server: ChatServer,
+    kind: str,
+    sampling: SamplingConfig,
+    schemas: Sequence[Mapping[str, Any]],
+    probe: ChatReply,
+    delivery: Sequence[ServerCheck],
+) -> list[ServerCheck]:
+    """Return the checks of a server that enforced the schema of `probe`."""
+    found = [await check_system_message(server, kind, _build_probe(server, 0), sampling)]
+    if found[0].is_blocking:
+        # Others send one.
+        return found
+    if with_labels := [schema for schema in schemas if has_labels(schema)]:
+        top_logprobs = 0 if any(check.is_blocking for check in delivery) else sampling.top_logprobs
+        has_mask = top_logprobs > 0 and is_renormalised(probe)
+        found.append(await check_labels(server, with_labels, top_logprobs, is_renormalised=has_mask))
+    if not sampling.thinking.judge:
+        found.append(await check_open_thought(server, sampling))
+    if sampling.thinking.budgets:
+        found.append(await check_thoughts(server, sampling))
+    return found
 
 
 async def choose_model(server: HttpClient, model: str | None, section: str) -> ServedModel:
@@ -215,8 +239,8 @@ def check_context(model: str, served: int | None, wanted: int | None, section: s
     return ServerCheck("context", True, f"{wanted or served} tokens, {origin}")
 
 
-async def _find_counter(server: ChatServer, engine: EngineConfig) -> tuple[int | None, ServerCheck]:
-    """Make the server use the first counter of tokens that works; return the tokens of two empty messages."""
+async def _find_counter(server: ChatServer, engine: EngineConfig) -> ServerCheck:
+    """Make the server use the first counter of tokens that works; some templates refuse system messages."""
     if engine.tokenizer is not None:
         server.counter = LocalTokenCounter(ChatTokenizer(engine.tokenizer, server.chat_template_kwargs))
     others = [] if engine.tokenizer else [LlamaCppTokenCounter(server, server.chat_template_kwargs)]
@@ -224,15 +248,15 @@ async def _find_counter(server: ChatServer, engine: EngineConfig) -> tuple[int |
     for counter in (server.counter, *others):
         server.counter = counter
         try:
-            overhead = await counter.count_tokens((Message("system", ""), Message("user", "")))
+            await counter.count_tokens(_PROBE_MESSAGES)
         except (Rejected, BrokenReply) as error:
             if isinstance(error, Rejected) and error.status in (401, 403):
                 raise
             problem = problem or str(error)
             continue
-        return overhead, ServerCheck("tokens", True, f"counted by {counter.name}")
+        return ServerCheck("tokens", True, f"counted by {counter.name}")
     value = f"does not count the tokens of messages ({problem})"
-    return None, block("tokens", value, "give a folder with the model's tokenizer (`engine.tokenizer`)")
+    return block("tokens", value, "give a folder with the model's tokenizer (`engine.tokenizer`)")
 
 
 async def _compare_counts(server: ChatServer, reported: int, counting: ServerCheck) -> ServerCheck:

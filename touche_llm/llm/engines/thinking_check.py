@@ -10,7 +10,6 @@ from touche_llm.llm.engines.base import BrokenReply, Rejected
 from touche_llm.llm.engines.chat_reply import read_completion
 from touche_llm.llm.engines.server import ChatServer
 from touche_llm.llm.engines.server_checks import ServerCheck, block
-from touche_llm.llm.engines.token_counters import VllmTokenCounter
 from touche_llm.llm.request import Message, Request, continue_thought
 from touche_llm.llm.settings import ThinkingConfig
 from touche_llm.llm.thinking import Thinking
@@ -49,7 +48,11 @@ async def check_thinking(server: ChatServer, probe: Request, answer: str, settin
     except Rejected as error:
         if error.is_fatal:
             raise
-        return block(_NAME, f"the server refuses to continue a message of the assistant: {error}", _TEMPLATE)
+        return block(
+            _NAME,
+            f"the server refuses to continue a message of the assistant: {error}",
+            "let the model reason on a server that continues one, such as vLLM",
+        )
     if "".join(completion.text.split()) == answer:
         return known or ServerCheck(
             _NAME, None, "an answer continues a thought; whether the template keeps it is unknown"
@@ -62,25 +65,24 @@ async def check_thinking(server: ChatServer, probe: Request, answer: str, settin
 async def _check_template(
     server: ChatServer, messages: tuple[Message, ...], thinking: Thinking, chat_template_kwargs: Mapping[str, Any]
 ) -> ServerCheck | None:
-    """Return whether the chat template keeps a thought; None if the server does not show token ids.
+    """Return whether the chat template keeps a thought; None if the server does not show its prompts.
 
     Apart from white space, the prompt of the answer is the prompt of the thought with the thought after it: a template
     may write an empty thought before it, or put it in a channel of its own.
     """
-    counter = server.counter
-    if not isinstance(counter, VllmTokenCounter):
+    prompt = await server.render(messages, chat_template_kwargs)
+    if prompt is None:
         return None
     found = []
     for thought in _THOUGHTS:
         continued = (*messages, Message("assistant", thinking.delimit(thought)))
         try:
-            found.append(await counter.encode(continued, chat_template_kwargs))
+            found.append(await server.counter.render(continued, chat_template_kwargs) or "")
         except (Rejected, BrokenReply) as error:
             return block(_NAME, f"the chat template refuses to continue a thought: {error}", _TEMPLATE)
-    if found[0] == found[1]:
+    text, other = found
+    if text == other:
         return block(_NAME, "the chat template drops the thought when an answer continues it", _TEMPLATE)
-    prompt = await counter.decode(await counter.encode(messages, chat_template_kwargs))
-    text = await counter.decode(found[0])
     # Some templates open the thought themselves.
     begun = _squeeze(prompt).removesuffix(_squeeze(thinking.opening))
     if _squeeze(text) != begun + _squeeze(thinking.delimit(_THOUGHTS[0])):

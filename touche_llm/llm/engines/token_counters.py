@@ -38,6 +38,10 @@ class TokenCounter(CountingEngine, Protocol):
 
     name: str
 
+    async def render(self, messages: tuple[Message, ...], chat_template_kwargs: Mapping[str, Any]) -> str | None:
+        """Return the text of a prompt as the server renders it; None if the server does not show it."""
+        ...
+
 
 class VllmTokenCounter:
     """Counter that uses `/tokenize` with messages, as vLLM has it."""
@@ -63,15 +67,14 @@ class VllmTokenCounter:
         tokens = (await self._client.post("/tokenize", body, _Tokens)).tokens
         if len(tokens) <= max_tokens:
             return text
-        return match_prefix(text, await self.decode(tokens[:max_tokens]))
+        return match_prefix(text, await self._decode(tokens[:max_tokens]))
 
-    async def encode(self, messages: tuple[Message, ...], chat_template_kwargs: Mapping[str, Any]) -> list[int]:
-        """Return the token ids of a chat with other switches of its template."""
+    async def render(self, messages: tuple[Message, ...], chat_template_kwargs: Mapping[str, Any]) -> str:
+        """Return the text of a prompt with these switches of the chat template."""
         body = {"model": self._model, **to_prompt(messages), "chat_template_kwargs": dict(chat_template_kwargs)}
-        return (await self._client.post("/tokenize", body, _Tokens)).tokens
+        return await self._decode((await self._client.post("/tokenize", body, _Tokens)).tokens)
 
-    async def decode(self, tokens: list[int]) -> str:
-        """Return the text of tokens."""
+    async def _decode(self, tokens: list[int]) -> str:
         body = {"model": self._model, "tokens": tokens}
         return (await self._client.post("/detokenize", body, _Prompt)).prompt
 
@@ -87,9 +90,13 @@ class LlamaCppTokenCounter:
 
     async def count_tokens(self, messages: tuple[Message, ...]) -> int:
         """Return the number of prompt tokens of a chat, template included."""
-        body = {**to_prompt(messages), "chat_template_kwargs": self._chat_template_kwargs}
-        prompt = (await self._client.post("/apply-template", body, _Prompt)).prompt
+        prompt = await self.render(messages, self._chat_template_kwargs)
         return len(await self._tokenize(prompt, add_special=True))
+
+    async def render(self, messages: tuple[Message, ...], chat_template_kwargs: Mapping[str, Any]) -> str:
+        """Return the text of a prompt with these switches of the chat template."""
+        body = {**to_prompt(messages), "chat_template_kwargs": dict(chat_template_kwargs)}
+        return (await self._client.post("/apply-template", body, _Prompt)).prompt
 
     async def truncate(self, text: str, max_tokens: int) -> str:
         """Return a prefix of `text` with about this many tokens."""
@@ -119,3 +126,7 @@ class LocalTokenCounter:
     async def truncate(self, text: str, max_tokens: int) -> str:
         """Return a prefix of `text` with about this many tokens."""
         return self._tokenizer.truncate(text, max_tokens)
+
+    async def render(self, messages: tuple[Message, ...], chat_template_kwargs: Mapping[str, Any]) -> None:
+        """Return None: the server may have another chat template than the folder."""
+        return
