@@ -254,7 +254,6 @@ def test_a_file_that_ends_within_a_row_is_named(tmp_path: Path) -> None:
     [
         b"",
         b"\xff\xfe\n",
-        b'{"id": "x", "contents": "y"}\n',
         table(row(), header=["id", "conclusion", "premises", "context"]),
         table(row(), header=HEADER[::-1]),
         b'"id\n',

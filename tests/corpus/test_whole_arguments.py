@@ -177,7 +177,7 @@ def test_a_bad_argument_is_named_and_can_be_left_out(tmp_path: Path, bad: Any, p
 @pytest.mark.parametrize(
     ("content", "problem"),
     [
-        ('{"id": "a", "contents": "b"}\n', "does not begin"),
+        ('{"id": "a", "contents": "b"}\n', "looks like documents"),
         ("{", "does not begin"),
         ('{"arguments": {}}', "not JSON|no comma|does not begin"),
         (to_json(argument())[:-1], "no end"),

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import gzip
 import json
 from pathlib import Path
 from typing import Any
@@ -118,14 +119,22 @@ LAUGHS = "".join(f'<!ENTITY l{n} "{f"&l{n - 1};" * 10}">' for n in range(1, 10))
 @pytest.mark.parametrize(
     ("content", "fragment"),
     [
-        (b"", "not well-formed"),
+        (b"", "is empty"),
+        (GOOD.encode()[:-3], "cut off"),
+        (GOOD.encode()[:-9], "cut off"),
+        (GOOD.replace("T<", "Käse<").encode()[:47], "cut off"),
         (b"<topics><topic></topics>", "not well-formed"),
         (GOOD.replace("T<", "K\xe4se<").encode("latin-1"), "not well-formed"),
         (f'<?xml version="1.0" encoding="utf-16"?>{GOOD}'.encode(), "encoding"),
         (f'<?xml version="1.0" encoding="klingon"?>{GOOD}'.encode(), "klingon"),
         (f'<?xml version="1.0" encoding="shift_jis"?>{GOOD}'.encode(), "cannot decode"),
         (b"<topics></topics>", "no <topic> element"),
-        (b"<html><body>Not found</body></html>", "no <topic> element"),
+        (b"<note>none</note>", "no <topic> element"),
+        (b"<html><body>Not found</body></html>", "looks like a web page"),
+        (b"2 Q0 d 1 1.0 tag\n", "looks like a run"),
+        (b"2 0 d 1\n", "looks like qrels"),
+        (b'{"id": "d", "contents": "text"}\n', "looks like documents"),
+        (gzip.compress(b'{"id": "d", "contents": "text"}\n'), "looks like documents"),
         (f'<!DOCTYPE t [<!ENTITY l0 "lol">{LAUGHS}]>{GOOD.replace("T<", "&l9;<")}'.encode(), "refused"),
         (f'<!DOCTYPE t [<!ENTITY x SYSTEM "file:///etc/passwd">]>{GOOD.replace("T<", "&x;<")}'.encode(), "refused"),
         (f'<!DOCTYPE topics SYSTEM "topics.dtd">{GOOD}'.encode(), "refused, the XML declares entities or a DTD"),
@@ -325,7 +334,6 @@ def test_a_bad_topic_of_a_queries_file_is_named(tmp_path: Path, inside: str, fra
         ("\ufeffqid\tquery\r\n1\tIs tea better?\r\n", "tab-separated columns"),
         ('[{"qid": "1", "query": "Is tea better?"}]', "a JSON list"),
         ("Is tea better than coffee?\n", "text"),
-        ("2 Q0 d 1 1.0 tag\n", "text"),
     ],
 )
 def test_a_table_is_no_topics_file_and_the_form_is_told(tmp_path: Path, content: str, kind: str) -> None:

@@ -8,7 +8,6 @@ import math
 import re
 import tarfile
 import warnings
-from codecs import BOM_UTF8
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
@@ -24,8 +23,8 @@ from touche_llm.data.lines import (
     open_maybe_gzip,
     parse_json_object,
     read_lines,
-    report_unreadable,
 )
+from touche_llm.data.recognition import recognize, require_kind
 from touche_llm.data.records import Document, Part
 from touche_llm.errors import BadLine, DataError
 
@@ -39,10 +38,7 @@ MAX_ROW_LINES = 100_000
 MAX_OUTSIDE_TABLE = 64 * 2**20
 # Max characters given to Python's parser, which takes a hundred times the memory. The real corpus never needs it.
 MAX_PARSED = 2**17
-# A JSON file begins with its bracket after less white space than this.
-_LEADING_SPACE = 1000
 
-_BEIR = re.compile(rb'\{\s{0,100}"_id"')
 # A string literal without prefix on one line; possessive, so that untrusted text cannot cause backtracking.
 _STRING = r"""(?:'[^'\\\r\n\0]*+(?:\\[^\r\n\0][^'\\\r\n\0]*+)*+'|"[^"\\\r\n\0]*+(?:\\[^\r\n\0][^"\\\r\n\0]*+)*+")"""
 _NEXT = r"(?:, (?=\{)|\]\Z)"
@@ -64,6 +60,7 @@ def read_arguments(path: Path, on_bad_line: OnBadLine | None = None) -> Iterator
             the expected Python literal; a stance is unknown, a sentence id occurs twice, or there is no sentence.
         DataError: The header is wrong, or the file cannot be read, is damaged or truncated.
     """
+    require_kind(path, "argument table")
     return parse_documents(_read_rows(path), lambda row, line: _parse_row(row, path, line, is_whole=False), on_bad_line)
 
 
@@ -79,15 +76,15 @@ def read_whole_arguments(path: Path, on_bad_line: OnBadLine | None = None) -> It
         BadLine: An argument has no valid id or stance, neither conclusion nor premise, or another form.
         DataError: The file cannot be read, or is none of the three.
     """
-    with report_unreadable(path, "line"), open_maybe_gzip(path) as stream:
-        start = stream.read(_LEADING_SPACE).removeprefix(BOM_UTF8).lstrip()
-    if _BEIR.match(start):
+    start = recognize(path)
+    require_kind(path, "arguments", "argument table", start=start)
+    if start.keys:  # an object for each argument, as in BEIR
         return parse_documents(
             read_lines(path, MAX_LINE),
             lambda raw, line: _parse_beir_record(parse_json_object(raw, path, line), path, line),
             on_bad_line,
         )
-    if start.startswith(b"{"):
+    if start.kind == "arguments":
         return parse_documents(
             read_json_arguments(path),
             lambda record, number: parse_argument(record, path, number, is_whole=True),
@@ -147,7 +144,7 @@ class _Lines:
     """Decoded lines of the CSV; `fault` describes invalid bytes in the current row."""
 
     def __init__(self, path: Path) -> None:
-        self._path, self._lines = path, read_lines(path, MAX_ROW_BYTES, _open_csv)
+        self._lines = read_lines(path, MAX_ROW_BYTES, _open_csv)
         self.number = 0
         self.begin_row()
 
@@ -161,11 +158,6 @@ class _Lines:
     def __next__(self) -> str:
         self.number, raw = next(self._lines)
         self._bytes += len(raw)
-        if self.number == 1 and raw.lstrip().startswith(b"{"):
-            raise DataError(
-                f"{self._path}: does not begin with {','.join(HEADER)} but with a JSON object; give `task: NAME` with "
-                "the reader json_lines (`touche-llm tasks list`)"
-            )
         if self._bytes > MAX_ROW_BYTES:
             raise csv.Error(f"longer than {MAX_ROW_BYTES:,} bytes; is a quotation mark unclosed?")
         self._count += 1

@@ -9,6 +9,7 @@ from typing import IO, Any, NamedTuple, TypeVar
 
 from touche_llm.corpus.sources import OnBadLine
 from touche_llm.data.lines import ID_FORM, MAX_LINE, is_word, parse_json_object, read_lines
+from touche_llm.data.recognition import recognize, require_kind
 from touche_llm.data.records import Document
 from touche_llm.errors import BadLine, DataError, Warn
 
@@ -43,26 +44,18 @@ def read_passages(
         DataError: The file cannot be read, or its gzip stream is damaged or truncated.
     """
     return parse_documents(
-        read_json_lines(path),
+        read_json_lines(path, keys),
         lambda raw, line: parse_document(parse_json_object(raw, path, line), path, line, keys),
         on_bad_line,
     )
 
 
-def is_arguments_table(start: bytes) -> bool:
-    """Return whether a file that begins with these bytes is the table of args.me, or a tar archive."""
-    return start.startswith(b"id,conclusion,premises,") or start[257:262] == b"ustar"
-
-
-def read_json_lines(path: Path) -> Iterator[tuple[int, bytes]]:
-    """Yield lines as `read_lines`; raise DataError if the file is the corpus of another task."""
-    for line, raw in read_lines(path, MAX_LINE):
-        if line == 1 and is_arguments_table(raw):
-            raise DataError(
-                f"{path}: looks like the arguments of args.me, but this task needs JSON Lines; give `task: NAME` with "
-                "the reader args_me (`touche-llm tasks list`)"
-            )
-        yield line, raw
+def read_json_lines(path: Path, keys: DocumentKeys) -> Iterator[tuple[int, bytes]]:
+    """Yield lines as `read_lines`; raise DataError if the file holds something else than documents with these keys."""
+    start = recognize(path)
+    if start.keys.isdisjoint(keys.id) or start.keys.isdisjoint(keys.text):
+        require_kind(path, "documents", start=start)
+    yield from read_lines(path, MAX_LINE)
 
 
 def parse_documents(
@@ -149,7 +142,7 @@ def read_rerank_documents(path: Path, on_bad_line: OnBadLine | None = None) -> I
             raise BadLine(path, line, f"document {document.id}: another text than in line {before}")
         return document if before == line else None
 
-    return parse_documents(read_json_lines(path), parse_first, on_bad_line)
+    return parse_documents(read_json_lines(path, TOUCHE_KEYS), parse_first, on_bad_line)
 
 
 def read_collection(

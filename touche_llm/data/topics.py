@@ -10,13 +10,15 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 from xml.etree.ElementTree import Element, ParseError
+from xml.parsers.expat import errors
 
 import orjson
 from defusedxml import DefusedXmlException
 from defusedxml.ElementTree import fromstring
 
 from touche_llm.data.files import open_atomic
-from touche_llm.data.lines import open_regular, parse_json_object
+from touche_llm.data.lines import open_maybe_gzip, parse_json_object, report_unreadable
+from touche_llm.data.recognition import recognize_start, require_kind
 from touche_llm.data.records import Topic
 from touche_llm.errors import DataError
 
@@ -30,6 +32,11 @@ _QUOTED = 60
 _NUMBER = re.compile(r"[!-~]{1,1000}")
 # Max characters: the longest pair of the real files has under 100. Python's parser takes 500 times as much memory.
 _MAX_OBJECTS_CHARS = 10_000
+# Errors of the XML parser at the end of a file that has no end tag: between two tags, within one, within a character.
+_ENDS = [
+    errors.codes[error]
+    for error in (errors.XML_ERROR_NO_ELEMENTS, errors.XML_ERROR_UNCLOSED_TOKEN, errors.XML_ERROR_PARTIAL_CHAR)
+]
 # Values of a topic by field; `objects` may be a list from JSON.
 _Fields = dict[str, Any]
 
@@ -49,11 +56,9 @@ def read_topics(path: Path | str) -> list[Topic]:
             number or an element, or does not name exactly two objects.
     """
     path = Path(path)
-    try:
-        with open_regular(path) as stream:
-            content = stream.read(_MAX_BYTES + 1)
-    except OSError as error:
-        raise DataError(f"{path}: cannot read the topics: {error.strerror}") from error
+    with report_unreadable(path, "byte"), open_maybe_gzip(path) as stream:
+        content = stream.read(_MAX_BYTES + 1)
+    require_kind(path, "topics", start=recognize_start(content))
     if len(content) > _MAX_BYTES:
         raise DataError(f"{path}: larger than {_MAX_BYTES:,} bytes; is this a Touché topics file?")
     content = content.removeprefix(BOM_UTF8)
@@ -75,7 +80,12 @@ def _parse_xml(content: bytes, path: Path) -> Iterator[tuple[str, _Fields]]:
     try:
         root = fromstring(content, forbid_dtd=True)
     except ParseError as error:
-        raise DataError(f"{path}: not well-formed XML: {error}") from error
+        if error.code in _ENDS:
+            problem = f"ends in line {error.position[0]:,}, before its last end tag" if content.strip() else "is empty"
+            raise DataError(
+                f"{path}: the file {problem}; expected a whole <topics> element; is it cut off? Download it again"
+            ) from error
+        raise DataError(f"{path}: not well-formed XML: {error}; correct it, or download it again") from error
     except DefusedXmlException as error:
         raise DataError(f"{path}: refused, the XML declares entities or a DTD; delete them: {error!r}") from error
     except (ValueError, LookupError) as error:

@@ -21,6 +21,7 @@ from touche_llm.data.lines import (
     read_lines,
     read_table_lines,
 )
+from touche_llm.data.recognition import require_kind
 from touche_llm.data.records import Candidate, RunLine
 from touche_llm.errors import DataError, UsageError
 
@@ -144,6 +145,7 @@ def read_run(path: Path | str, labels: Collection[str] | None = None) -> ParsedR
         DataError: As `read_candidates`, or a stance is not one of the labels.
     """
     path = Path(path)
+    require_kind(path, "run", "rerank")
     rows = _read_rerank_rows(path) if path.name.endswith((".jsonl", ".jsonl.gz")) else _read_run_rows(path)
     topics: dict[str, list[_Row]] = {}
     seen: dict[tuple[str, str], int] = {}

@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 import orjson
 
 from touche_llm.data.lines import ID_FORM, is_word, read_table_lines
+from touche_llm.data.recognition import require_kind
 from touche_llm.errors import DataError, UsageError, shorten, suggest
 from touche_llm.tasks import get_task
 from touche_llm.tasks.base import Task
@@ -182,6 +183,7 @@ def _read(path: Path, column: str, parse: Callable[[str], Any]) -> tuple[dict[st
     lines: dict[tuple[str, str], int] = {}
     repeated = 0
     is_beir = False
+    require_kind(path, "qrels")
     for number, row in read_table_lines(path, "a file of qrels"):
         columns = row.split()
         if number == 1 and len(columns) == 3 and columns[2] == _BEIR_GRADE:

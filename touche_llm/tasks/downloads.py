@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import re
-from codecs import BOM_UTF8
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import islice
@@ -12,19 +11,17 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 
 from touche_llm.corpus.args_me import read_whole_arguments
-from touche_llm.corpus.json_lines import is_arguments_table, read_collection
-from touche_llm.data.lines import open_maybe_gzip, read_table_lines, report_unreadable
+from touche_llm.corpus.json_lines import read_collection
+from touche_llm.data.lines import read_table_lines, report_unreadable
+from touche_llm.data.recognition import recognize
 from touche_llm.data.topics import read_topics
 from touche_llm.errors import DataError
 from touche_llm.tasks.published import PublishedFile, read_published
 
 Kind = Literal["corpus", "topics", "qrels", "run", "archive", "file"]
-# First bytes, which decide what a file is, and characters of a record that are shown.
-_START, _SHOWN = 2000, 70
+# Characters of a record that are shown.
+_SHOWN = 70
 _DIGITS = 10
-# Arguments in JSON: of args.me, and of BEIR, whose topics begin like them but have no title.
-_JSON_ARGUMENTS = re.compile(rb'\{\s*(?:"arguments"|"_id":\s*"[^"]*",\s*"title")')
-_BEIR_TOPICS = re.compile(rb'\{\s*"_id"')
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,37 +135,35 @@ def _read_content(path: Path, *, first_only: bool) -> _FileContent:
 
 
 def _open_records(path: Path) -> tuple[_FileContent, Iterator[_Record]]:
-    """Open a file with the reader that its first bytes call for."""
-    with report_unreadable(path, "byte"), open_maybe_gzip(path) as stream:
-        start = stream.read(_START).removeprefix(BOM_UTF8).lstrip()
-    if start.startswith(b"PK"):
-        return _FileContent("archive"), iter(())
-    is_arguments = _JSON_ARGUMENTS.match(start) is not None
-    if start.startswith(b"<") or (_BEIR_TOPICS.match(start) and not is_arguments):
-        return _FileContent("topics"), (_Record(topic.id, "", topic.title) for topic in read_topics(path))
-    is_table = is_arguments_table(start)
-    if is_table or start.startswith(b"{"):
-        read = read_whole_arguments if is_table or is_arguments else read_collection
-        return _FileContent("corpus", is_table), (
-            _Record("", each.id, each.title or each.text) for _, each in read(path)
-        )
-    head = start.partition(b"\n")[0].split()
+    """Open a file with the reader that its first record calls for."""
+    start = recognize(path)
     rows = (line.split() for _, line in read_table_lines(path, "a table"))
-    if len(head) == 3 and head[2] == b"score":
-        # BEIR's tables have no second column.
-        return _FileContent("qrels"), (_Record(*row) for row in islice(rows, 1, None) if len(row) == 3)
-    if len(head) not in (4, 6):
-        raise DataError(f"{path}: neither a corpus nor topics, judgments or a run")
-    records = (_Record(row[0], row[2], row[3]) for row in rows if len(row) == len(head))
-    return _FileContent("qrels" if len(head) == 4 else "run"), records
+    match start.kind:
+        case "archive":
+            return _FileContent("archive"), iter(())
+        case "topics":
+            return _FileContent("topics"), (_Record(topic.id, "", topic.title) for topic in read_topics(path))
+        case "arguments" | "argument table" | "documents" | "rerank":
+            read = read_whole_arguments if start.kind.startswith("argument") else read_collection
+            documents = (_Record("", each.id, each.title or each.text) for _, each in read(path))
+            return _FileContent("corpus", start.kind == "argument table"), documents
+        case "qrels" | "run":
+            if len(columns := start.text.split()) == 3 and columns[2] == "score":
+                # BEIR's tables have no second column.
+                return _FileContent("qrels"), (_Record(*row) for row in islice(rows, 1, None) if len(row) == 3)
+            return _FileContent(start.kind), (
+                _Record(row[0], row[2], row[3]) for row in rows if len(row) >= (4 if start.kind == "qrels" else 6)
+            )
+    # Damage is an error of its own.
+    next(rows, None)
+    raise DataError(f"{path}: neither a corpus nor topics, judgments or a run")
 
 
 def _find_candidates(content: _FileContent) -> list[PublishedFile]:
     """Return the published files that the content can come from."""
     files = read_published().files
     if content.kind == "topics":
-        first = f"{content.first.topic} {content.first.text}".casefold()
-        files = [file for file in files if file.first is not None and file.first.casefold() == first]
+        files = read_published().list_topics(content.first.topic, content.first.text)
         return [file for file in files if file.records == content.records] or files
     tasks = {task for task in content.tasks if _has_topics(task, content.topics)}
     files = [file for file in files if tasks & set(file.tasks) and file.role != "topics"]

@@ -80,6 +80,11 @@ class Published(Strict):
     restricted: list[RestrictedCorpus]
     documents: list[DocumentIds]
 
+    def list_topics(self, number: str, title: str) -> list[PublishedFile]:
+        """Return the files of topics whose first one has this number and title, in any letter case."""
+        first = f"{number} {title}".casefold()
+        return [file for file in self.files if file.first is not None and file.first.casefold() == first]
+
     def find_form(self, document: str) -> DocumentIds | None:
         """Return the form that an id has; None if it has none of them."""
         return next((form for form in self.documents if re.fullmatch(form.ids, document)), None)
