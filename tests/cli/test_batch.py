@@ -185,7 +185,7 @@ def test_a_bad_line_of_the_corpus_is_named(touche: Touche, tmp_path: Path) -> No
     with corpus.open("a") as stream:
         stream.write("bad\n")
     lines = len(corpus.read_text().splitlines())
-    for given in (EXPORT, ["run", *data, "--dry-run"]):
+    for given in (EXPORT, ["run", *data, "--dry-run", "--overwrite"]):
         done = touche(*given)
         assert (done.returncode, done.stdout) == (1, "")
         assert f"grown.jsonl:{lines}: " in done.stderr and "Traceback" not in done.stderr

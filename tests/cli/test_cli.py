@@ -76,7 +76,7 @@ def test_the_written_configuration_makes_the_same_run_again_and_flags_override_i
 @pytest.mark.parametrize(
     ("arguments", "code", "message"),
     [
-        (["run", "--topics", "t.xml", "--corpus", "c.jsonl", "--out", "o"], 1, "t.xml: cannot read the topics"),
+        (["run", "--topics", "t.xml", "--corpus", "c.jsonl", "--out", "o"], 1, "t.xml: cannot read the file"),
         (["run", "--out", "o"], 2, "give the topics (--topics FILE), and the corpus"),
         (["run", *DATA], 2, "run: missing --out; see"),
         (["run"], 2, "run: missing --out, --topics, --corpus; --config FILE can hold --topics and --corpus; "),

@@ -136,15 +136,15 @@ def test_any_value_can_be_set(touche: Touche, demo: Path) -> None:
         ("depth=!!python/object/apply:os.getcwd []", "the value is not YAML"),
         ("depth=" + "[" * 1500, "the value is not YAML"),
         ("tag=2024-13-01", "the value is not YAML"),
-        ("depth=many", "options: depth: must be a whole number, not 'many'"),
-        ("ranking.listwise.windw=3", "options: ranking.listwise.windw: no such name, did you mean ranking.listwise.w"),
-        ("listwise=3", "options: listwise: no such name, did you mean ranking.listwise?"),
-        ("ranking.listwise.window=1", "options: ranking.listwise.window: must be 2 or more, not 1"),
-        ("ranking.listwise.window=5", "options: ranking.listwise: stride must be smaller than window"),
-        ("ranking.setwise.children=20", "options: ranking.setwise.children: must be less than 20, not 20"),
-        ("depth.deeper=3", "options: depth: "),
-        ("stance.thresholds.MAYBE=0.5", "options: stance.thresholds.MAYBE: no such label; comparative has NO, NEUTRAL"),
-        ("stance.thresholds.NO=1.5", "options: stance.thresholds.NO: "),
+        ("depth=many", "--set depth: must be a whole number, not 'many'"),
+        ("ranking.listwise.windw=3", "--set ranking.listwise.windw: no such name, did you mean ranking.listwise.w"),
+        ("listwise=3", "--set listwise: no such name, did you mean ranking.listwise?"),
+        ("ranking.listwise.window=1", "--set ranking.listwise.window: must be 2 or more, not 1"),
+        ("ranking.listwise.window=5", "--set ranking.listwise: stride must be smaller than window"),
+        ("ranking.setwise.children=20", "--set ranking.setwise.children: must be less than 20, not 20"),
+        ("depth.deeper=3", "--set depth: "),
+        ("stance.thresholds.MAYBE=0.5", "--set stance.thresholds.MAYBE: no such label; comparative has NO, NEUTRAL"),
+        ("stance.thresholds.NO=1.5", "--set stance.thresholds.NO: "),
         ("engine.options.api_key=x", "engine.options: must not hold api_key"),
     ],
 )
@@ -160,7 +160,7 @@ def test_a_section_that_the_task_does_not_have_is_told_as_such(touche: Touche, d
     # The written configuration has `pairs: null`.
     done = touche("run", "--config", "o/config.yaml", "--out", "o", "--set", "pairs.judged=3")
     assert done.returncode == 2
-    assert "options: sentences, pairs: comparative does not rank pairs of sentences" in done.stderr
+    assert "--set pairs.judged: sentences, pairs: comparative does not rank pairs of sentences" in done.stderr
 
 
 def test_what_earlier_stages_went_by_cannot_be_set_any_more(touche: Touche, demo: Path) -> None:

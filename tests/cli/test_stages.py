@@ -22,11 +22,11 @@ def test_answers_that_need_no_request_are_counted_only_if_there_are_any(
         usage = Usage(requests=1)
         found = DryRun([Cost("judge", "comparative/judge", usage, usage)], {"judge": known})
 
-        async def estimate(*_: Any, found: DryRun = found) -> DryRun:
+        async def estimate(*_: Any, overwrite: bool, found: DryRun = found) -> DryRun:
             return found
 
         monkeypatch.setattr("touche_llm.cli.stages.estimate_cost", estimate)
-        show_cost(Format.TABLE, config_for(tmp_path), None, ("judge",))
+        show_cost(Format.TABLE, config_for(tmp_path), tmp_path / "out", ("judge",))
         shown.append(capsys.readouterr().out.splitlines())
     (added,) = set(shown[1]) - set(shown[0])
     assert "4,321" in added and set(shown[0]) < set(shown[1])

@@ -79,15 +79,15 @@ def test_topics_are_those_of_the_task_with_this_first_topic(
 @pytest.mark.parametrize(
     ("topics", "document", "value", "tasks", "roles"),
     [
-        (range(1, 50), "S1-Ab", "-2", ("arguments_2020",), ("relevance",)),
-        (range(51, 100), "S1-Ab", "2", ("arguments_2021",), ("relevance", "quality")),
+        (range(1, 50), "S1f2e3d4c-Ab1c2d3e", "-2", ("arguments_2020",), ("relevance",)),
+        (range(51, 100), "S1f2e3d4c-Ab1c2d3e", "2", ("arguments_2021",), ("relevance", "quality")),
         (range(1, 50), "clueweb12-0001wb-05-12311", "1", ("comparative_2020",), ("relevance",)),
         (range(60, 80), "clueweb12-0001wb-05-12311", "1", ("comparative_2021",), ("relevance", "quality")),
         (range(60, 80), "clueweb12-0001wb-05-12311___3", "1", ("comparative",), ("relevance", "quality")),
         (range(60, 80), "clueweb12-0001wb-05-12311___3", "FIRST", ("comparative",), ("stance",)),
         (
             range(1, 9),
-            "S1-Ab__CONC__1,S1-Ab__PREMISE__1",
+            "S1f2e3d4c-Ab1c2d3e__CONC__1,S1f2e3d4c-Ab1c2d3e__PREMISE__1",
             "0",
             ("sentence_pairs",),
             ("relevance", "quality", "coherence"),
@@ -124,7 +124,8 @@ def test_a_corpus_is_complete_if_it_has_as_many_documents_as_one_file_or_all_fil
 
     def check(count: int) -> FileCheck:
         arguments = [
-            {"id": f"S1-A{n}", "conclusion": "c", "premises": [{"text": "t", "stance": "PRO"}]} for n in range(count)
+            {"id": f"S1f2e3d4c-A{n}0000000", "conclusion": "c", "premises": [{"text": "t", "stance": "PRO"}]}
+            for n in range(count)
         ]
         (tmp_path / "args.json").write_text(json.dumps({"arguments": arguments}))
         return check_file(tmp_path / "args.json")
@@ -170,7 +171,7 @@ def test_a_file_of_another_kind_is_a_problem(content: bytes, tmp_path: Path) -> 
 
 
 def test_numbers_of_thousands_of_digits_and_long_ids_are_read(tmp_path: Path) -> None:
-    (tmp_path / "qrels").write_text(f"1 0 S1-A2 1\n{'9' * 5000} 0 S{'1' * 2000}-A{'_' * 2000} 1\n")
+    (tmp_path / "qrels").write_text(f"1 0 S1f2e3d4c-A20000000 1\n{'9' * 5000} 0 S{'1' * 2000}-A{'_' * 2000} 1\n")
     found = check_file(tmp_path / "qrels")
     assert (found.kind, found.records) == ("qrels", 2)
 

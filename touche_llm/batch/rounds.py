@@ -19,7 +19,7 @@ from touche_llm.llm.model import LostRequests
 from touche_llm.pipeline.context import RunContext
 from touche_llm.pipeline.engines import LOG, store_engine_info
 from touche_llm.pipeline.inputs import check_inputs, check_settings
-from touche_llm.pipeline.progress import Progress
+from touche_llm.pipeline.progress import Progress, SilentProgress
 from touche_llm.pipeline.run_all import RunResult, run_judge, run_rank, run_retrieve
 from touche_llm.pipeline.run_directory import RunDirectory
 from touche_llm.pipeline.stages import StageName
@@ -33,7 +33,8 @@ _MAX_UNANSWERED = 32
 
 async def run_by_files(config: Config, folder: Path, progress: Progress, *, overwrite: bool = False) -> RunResult:
     """Run all stages with batch files; arguments and errors as `pipeline.run_all` and `answer_stage`."""
-    with RunContext(config, progress) as context:
+    # Before the first engine starts; `run_retrieve` warns.
+    with RunContext(config, SilentProgress()) as context:
         context.check_files()
     lost = await answer_stage("retrieve", config, folder, progress, overwrite=overwrite)
     candidates = await run_retrieve(config, folder, progress, overwrite=overwrite, lost=lost)

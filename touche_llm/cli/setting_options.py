@@ -24,6 +24,7 @@ from touche_llm.judging.stance import read_settings
 from touche_llm.llm.cache import CacheMode
 from touche_llm.pipeline.config_file import load_config
 from touche_llm.pipeline.progress import ConsoleProgress
+from touche_llm.pipeline.run_directory import RunDirectory
 from touche_llm.pipeline.run_files import CONFIG
 from touche_llm.pipeline.settings import OF_JUDGE, OF_RETRIEVE, OF_STAGE, is_one_of
 from touche_llm.pipeline.task_copy import find_task_folder, is_copy
@@ -242,6 +243,7 @@ def configured(
 
 def _find_stage_config(folder: Path) -> Path:
     """Return the configuration that an earlier stage wrote; raises DataError if there is none."""
+    RunDirectory(folder).check_path()
     written = folder / CONFIG
     if not written.exists():
         raise DataError(f"{written}: missing; run `touche-llm retrieve` for this folder first, or give --config")
@@ -269,7 +271,7 @@ def _replace_thresholds(given: Given) -> None:
 
 def _load(file: Path | None, given: Mapping[str, Any], assigned: Mapping[str, Any]) -> Config:
     flags = {name: tuple(value) if isinstance(value, list) else value for name, value in given.items()}
-    names = {name: option.flag for name, option in OPTIONS.items() if name not in assigned}
+    names = {name: option.flag for name, option in OPTIONS.items()} | {name: f"--set {name}" for name in assigned}
     return load_config(file, flags | dict(assigned), names)
 
 

@@ -19,7 +19,7 @@ from touche_llm.cli import setting_options as s
 from touche_llm.cli.output import Format, FormatOption, print_rows, say
 from touche_llm.cli.progress import CommandProgress
 from touche_llm.cli.show import show_summary
-from touche_llm.cli.tables import Column, show_table
+from touche_llm.cli.tables import Column, show_lines, show_table
 from touche_llm.config import Config
 from touche_llm.data.files import read_records
 from touche_llm.data.records import Failure, Judgment
@@ -56,7 +56,7 @@ def retrieve(
     needs the model.
     """
     if dry_run:
-        show_cost(output, config, None, ("retrieve",))
+        show_cost(output, config, out, ("retrieve",), overwrite=overwrite)
         return
     lost = _answer("retrieve", config, out, overwrite=overwrite)
     found = run_requests(config, pipeline.run_retrieve(config, out, CommandProgress(), overwrite=overwrite, lost=lost))
@@ -118,8 +118,10 @@ def run(
     Exit codes: 0 all judged; 1 data, prompt or engine error; 2 wrong usage; 3 some answers unusable, see
     failures.jsonl; 130 interrupted.
     """
+    task = get_task(config.task)
+    show_lines([f"task: {task.name} ({task.title})"], sys.stderr)
     if dry_run:
-        show_cost(output, config, None, ("retrieve", "judge", "rank"))
+        show_cost(output, config, out, ("retrieve", "judge", "rank"), overwrite=overwrite)
         return
     started = time.monotonic()
     run_stages = run_by_files if config.engine.name == "batch" else pipeline.run_all
@@ -209,13 +211,15 @@ def print_failures(output: Format, failures: Sequence[Failure], note: str) -> No
     say(output, note)
 
 
-def show_cost(output: Format, config: Config, folder: Path | None, stages: Sequence[StageName]) -> None:
+def show_cost(
+    output: Format, config: Config, folder: Path, stages: Sequence[StageName], *, overwrite: bool = False
+) -> None:
     """Print the requests and estimated prompt tokens of each prompt of the stages, and what these numbers mean.
 
     As rows: one for each stage and prompt; and for each stage with `known` answers, which are counted for all its
     prompts together, one without a prompt and without requests. Each column can be added up.
     """
-    result = run_requests(config, estimate_cost(config, folder, stages, CommandProgress()))
+    result = run_requests(config, estimate_cost(config, folder, stages, CommandProgress(), overwrite=overwrite))
     known, failed = sum(result.known.values()), sum(result.failed.values())
     if output is not Format.TABLE:
         rows: list[dict[str, Any]] = [

@@ -24,6 +24,7 @@ _ARGUMENTS = re.compile(rb'\{\s*"arguments"')
 _KEY = re.compile(rb'"([\w-]+)"\s*:')
 _PAGE = re.compile(rb"<!doctype html|<html", re.IGNORECASE)
 _NUMBER = re.compile(r"[+-]?[0-9.]+(?:[eE][+-]?[0-9]+)?")
+_ITERATION = re.compile(r"Q?[0-9]+")
 _LABEL = re.compile(r"[+-]?[0-9.]+|[A-Za-z][\w+-]*")
 _LOOKS: Mapping[Kind, str] = {
     "topics": "topics",
@@ -121,7 +122,11 @@ def _recognize_columns(columns: list[str]) -> Kind | None:
     if len(columns) >= 6 and all(map(_NUMBER.fullmatch, columns[3:5])):
         return "run"
     is_beir = len(columns) == 3 and columns[2] == "score"
-    return "qrels" if is_beir or (len(columns) == 4 and _LABEL.fullmatch(columns[3])) else None
+    return (
+        "qrels"
+        if is_beir or (len(columns) == 4 and _ITERATION.fullmatch(columns[1]) and _LABEL.fullmatch(columns[3]))
+        else None
+    )
 
 
 def require_kind(path: Path, *kinds: Kind, start: FileStart | None = None) -> None:

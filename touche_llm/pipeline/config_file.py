@@ -149,7 +149,7 @@ def _locate_problem(error: ErrorDetails, source: str, given: Mapping[str, Any], 
     """Describe a problem with its place: the options, if flags set the value, or else the file."""
     place, problem = ".".join(map(str, error["loc"])), _describe_error(error)
     if place in options and place in given:
-        return f"{options[place]}: {describe_problem(error)}"
+        return f"{options[place]}: {problem.removeprefix(f'{place}: ')}"
     # The message about a whole section names the settings that it is about.
     subject, _, rest = problem.partition(": ")
     names = [place] if place else subject.split(", ")
@@ -171,12 +171,25 @@ def _describe_error(error: ErrorDetails) -> str:
     if kind == "missing":
         return f"{where}: missing; give --{where} or name it in the configuration"
     if kind == "extra_forbidden":
-        known = [name for name, _ in list_fields(Config)]
-        # A known name in another section is likelier than a misspelt one.
-        near = [name for name in known if name.rpartition(".")[2] == place[-1]] or get_close_matches(where, known, n=1)
-        return f"{where}: no such name" + (f", did you mean {near[0]}?" if near else "")
+        near = _find_near(where)
+        return f"{where}: no such name" + (f", did you mean {near}?" if near else "")
     message = describe_problem(error)
     return f"{where}: {message}" if where else message
+
+
+def _find_near(name: str) -> str | None:
+    """Return the known setting that a misspelt name, or one in the wrong section, may mean; None if none is like it."""
+    section, _, key = name.rpartition(".")
+    settings = [(*setting.rpartition("."), setting) for setting, _ in list_fields(Config)]
+    # The first that has any: this key elsewhere, a like key in the same section, a like key elsewhere.
+    for candidates, cutoff in (
+        ({own: setting for _, _, own, setting in reversed(settings) if own == key}, 1.0),
+        ({own: setting for place, _, own, setting in settings if place == section}, 0.5),
+        ({own: setting for _, _, own, setting in reversed(settings)}, 0.8),
+    ):
+        if near := get_close_matches(key, candidates, n=1, cutoff=cutoff):
+            return candidates[near[0]]
+    return None
 
 
 def write_config(config: Config, path: Path) -> None:

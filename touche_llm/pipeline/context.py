@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import Any, Self
 
 from touche_llm.config import Config
+from touche_llm.data.recognition import require_kind
 from touche_llm.data.records import Topic
 from touche_llm.data.topics import normalise_title
 from touche_llm.data.trec_runs import read_candidates
-from touche_llm.errors import DataError, UsageError, shorten
+from touche_llm.errors import BadLine, DataError, UsageError, shorten
 from touche_llm.judging.pointwise import RequestBuilder
 from touche_llm.llm.answers import build_schema
 from touche_llm.llm.model import ModelClient
@@ -30,6 +31,7 @@ from touche_llm.prompts.prompt import Prompt, check_overlay, examples_path
 from touche_llm.prompts.purposes import list_copyable_answers, list_judging_purposes, load, purposes_of
 from touche_llm.ranking.steps import list_comparison_kinds, needs_cross_encoder
 from touche_llm.tasks import get_task
+from touche_llm.tasks.published import list_corpus_tasks, list_topic_tasks
 
 
 class RunContext:
@@ -191,11 +193,55 @@ class RunContext:
             )
 
     def check_files(self) -> None:
-        """Raise an error if prompts, corpus or candidates are missing or cannot be read."""
+        """Check the prompts and what the first stage reads; see `load_prompts` and `check_sources` for errors."""
         self.load_prompts()
-        for path in (self.config.corpus, self.config.candidates):
+        self.check_sources()
+
+    def check_sources(self) -> None:
+        """Check corpus and candidates before an engine starts, and warn of files that belong to another task.
+
+        Raises:
+            DataError: A file is missing, cannot be read or holds something else.
+        """
+        corpus, candidates = self.config.corpus, self.config.candidates
+        for path in (corpus, candidates):
             if path is not None and not path.is_file():
                 raise DataError(f"{path}: no such file")
+        if candidates is not None:
+            require_kind(candidates, "run", "rerank")
+        for warning in self._list_foreign_inputs():
+            self.progress.warn(warning)
+
+    def _list_foreign_inputs(self) -> Iterator[str]:
+        """Yield a warning for topics and a corpus that a task of the project cannot have, by their first records.
+
+        Only what identifies a published file counts: number and title of the first topic, and the form of the first
+        document's id. A task of one's own may use any of these files.
+        """
+        document_id = self._read_first_id()
+        if not self.task.is_own:
+            return
+        first = self.file_topics[0]
+        for source, what, tasks in (
+            (self.config.topics, f"topic {first.id}, {first.title!r:.80}", list_topic_tasks(first)),
+            (self.config.corpus, f"document {document_id:.80}", list_corpus_tasks(document_id)),
+        ):
+            if tasks and self.task.name not in tasks:
+                yield (
+                    f"{source}: begins with {what}, as published for {', '.join(tasks)}, but the task is "
+                    f"{self.task.name}; give `task: NAME` unless this is intended"
+                )
+
+    def _read_first_id(self) -> str:
+        """Return the id of the first document of the corpus file; empty without a file, or if its first line is bad."""
+        if self.config.corpus is None:
+            return ""
+        try:
+            _, document = next(iter(self.task.read_corpus(self.config.corpus)), (0, None))
+        except BadLine:
+            # The store decides on bad lines.
+            return ""
+        return "" if document is None else document.id
 
 
 def choose_topics(topics: list[Topic], config: Config) -> list[Topic]:

@@ -19,6 +19,7 @@ from touche_llm.llm.pooling import PoolingClient
 from touche_llm.llm.settings import CacheConfig, PoolingConfig, Purpose
 from touche_llm.pipeline.context import RunContext
 from touche_llm.pipeline.engines import OpenPooling, assume_engine_info
+from touche_llm.pipeline.inputs import check_settings
 from touche_llm.pipeline.progress import Progress
 from touche_llm.pipeline.rank import Ranking
 from touche_llm.pipeline.retrieve import NoCandidates
@@ -61,7 +62,9 @@ class DryRun:
     has_unknown_queries: bool = False
 
 
-async def estimate_cost(config: Config, folder: Path | None, stages: Sequence[StageName], progress: Progress) -> DryRun:
+async def estimate_cost(
+    config: Config, folder: Path | None, stages: Sequence[StageName], progress: Progress, *, overwrite: bool = False
+) -> DryRun:
     """Estimate the requests of stages from their rendered prompts; no request is sent and no run file written.
 
     The corpus is stored and indexed, and ChatNoir queried, as in the run. Judgments that are not cached count as
@@ -70,9 +73,18 @@ async def estimate_cost(config: Config, folder: Path | None, stages: Sequence[St
     ranking and with answers that reverse it. They give the number of tokens per request; the minimum and maximum number
     of requests are those of the methods over all answers. The folder has the outputs of earlier stages than `stages`.
     If only queries of the model can find documents, nothing is known of the later stages.
+
+    Raises:
+        UsageError: The first stage would not start in this folder: it is a file, or holds another run.
     """
     result = DryRun()
     directory, earlier = RunDirectory(folder or Path()), None
+    if stages[0] == "retrieve":
+        with RunContext(config, progress) as context:
+            context.check_sources()
+            if folder is not None:
+                directory.check_path()
+                check_settings(directory, context, "run" if len(stages) > 1 else "retrieve", overwrite=overwrite)
     with tempfile.TemporaryDirectory() as name, RunContext(config, QuietProgress(progress, "dry run")) as context:
         learnt = Path(name) / "learnt.jsonl"
         for stage in stages:

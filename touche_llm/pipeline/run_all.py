@@ -76,6 +76,7 @@ async def run_retrieve(
     """
     directory = RunDirectory(folder)
     with RunContext(config, progress) as context:
+        context.check_sources()
         directory.create()
         with directory.lock("retrieve", progress.warn):
             if not config.expansion.use:

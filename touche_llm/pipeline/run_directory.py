@@ -12,7 +12,7 @@ from touche_llm.data.files import RecordT, open_atomic, read_records, write_reco
 from touche_llm.data.records import Comparison, Failure, Judgment, Objects, StanceReading
 from touche_llm.data.trec_runs import ParsedRun, read_run
 from touche_llm.data.yaml_text import YamlError, read_yaml, to_yaml
-from touche_llm.errors import DataError
+from touche_llm.errors import DataError, UsageError
 from touche_llm.judging.grades import check_judgments
 from touche_llm.llm.counts import translate_old_counts
 from touche_llm.pipeline import run_files
@@ -123,8 +123,17 @@ class RunDirectory:
         return lock_run(self.path, command, warn)
 
     def create(self) -> None:
-        """Create the folder unless it exists."""
+        """Create the folder unless it exists; raise UsageError if a file has its name."""
+        self.check_path()
         self.path.mkdir(parents=True, exist_ok=True)
+
+    def check_path(self) -> None:
+        """Raise UsageError if the path, or a part of it, is a file."""
+        for path in (self.path, *self.path.parents):
+            if path.exists():
+                if not path.is_dir():
+                    raise UsageError(f"{path}: a file; expected the folder of a run; give another folder (--out)")
+                return
 
     # Configuration and metadata
 

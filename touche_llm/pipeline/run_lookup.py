@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection
 from pathlib import Path
 
 from touche_llm.data import trec_runs
+from touche_llm.data.recognition import require_kind
 from touche_llm.data.trec_runs import ParsedRun
 from touche_llm.errors import DataError, UsageError
 from touche_llm.pipeline import run_files
@@ -55,13 +56,16 @@ def read_run(path: Path | str, labels: Collection[str] | None = None) -> ParsedR
     return trec_runs.read_run(path, labels) if directory is None else directory.read_run(labels)
 
 
-def find_task(name: str | None, runs: Iterable[Path], dataset: str | None = None) -> Task:
+def find_task(name: str | None, runs: Collection[Path], dataset: str | None = None) -> Task:
     """Return the task of this name, or without a name the task of the first run that is a folder of this program.
 
     Raises:
         UsageError: There is no such task, or no run says which it is.
-        DataError: See `find_run_directory`.
+        DataError: A file is no run; or see `find_run_directory`.
     """
+    for path in runs:
+        if path.is_file():
+            require_kind(path, "run", "rerank")
     if name is not None:
         return get_task(name)
     for path in runs:

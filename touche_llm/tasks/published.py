@@ -10,6 +10,7 @@ from typing import Literal
 
 from pydantic import Field
 
+from touche_llm.data.records import Topic
 from touche_llm.tasks.definition import Strict, Url, read_definition
 
 Role = Literal["corpus", "topics", "relevance", "quality", "stance", "coherence"]
@@ -88,6 +89,18 @@ class Published(Strict):
     def find_form(self, document: str) -> DocumentIds | None:
         """Return the form that an id has; None if it has none of them."""
         return next((form for form in self.documents if re.fullmatch(form.ids, document)), None)
+
+
+def list_topic_tasks(topic: Topic) -> list[str]:
+    """Return the tasks whose published topics begin with this one; none if it is another, or a translation."""
+    files = read_published().list_topics(topic.id, topic.title)
+    return list(dict.fromkeys(task for file in files for task in file.tasks))
+
+
+def list_corpus_tasks(document_id: str) -> list[str]:
+    """Return the tasks whose corpus has documents with ids of this form; none if it is of no known form."""
+    form = read_published().find_form(document_id)
+    return [] if form is None else [*form.tasks, *form.stored]
 
 
 def describe_restriction(document_ids: Iterable[str]) -> str:

@@ -1,0 +1,147 @@
+"""Files of another task or kind, and folders that hold something else, are named before anything is sent."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.cli.conftest import Touche
+from touche_llm.cli.demo import SAMPLES
+
+SAMPLE = SAMPLES / "comparative"
+DATA = ("--topics", str(SAMPLE / "topics.xml"), "--corpus", str(SAMPLE / "passages.jsonl"))
+REPLAY = ("--config", str(SAMPLE / "demo.yaml"), "--cache", str(SAMPLE / "cassette.jsonl"), "--cache-mode", "replay")
+LAPTOP, TENURE = (2, "Which is better, a laptop or a desktop?"), (1, "Should teachers get tenure?")
+
+
+def write_topics(folder: Path, *topics: tuple[int, str]) -> str:
+    elements = (f"<topic><number>{number}</number><title>{title}</title></topic>" for number, title in topics)
+    (folder / "topics.xml").write_text(f"<topics>{''.join(elements)}</topics>")
+    return "topics.xml"
+
+
+def write_corpus(folder: Path, *ids: str) -> str:
+    texts = dict.fromkeys(ids, "A laptop with tenure and tea for Lehrer.") | dict.fromkeys("abcdef", "Other words.")
+    lines = (json.dumps({"id": name, "contents": text}) for name, text in texts.items())
+    (folder / "corpus.jsonl").write_text("\n".join(lines))
+    return "corpus.jsonl"
+
+
+def list_warnings(touche: Touche, topics: str, corpus: str, *options: str) -> list[str]:
+    done = touche(
+        "run", "--dry-run", "--topics", topics, "--corpus", corpus, "--out", "out", *options
+    )
+    assert done.returncode == 0, done.stderr
+    return [line for line in done.stderr.splitlines() if line.startswith("note: ")]
+
+
+def test_a_run_names_its_task_before_anything_else(touche: Touche) -> None:
+    for options, task in (((), "comparative"), (("--task", "controversial"), "controversial")):
+        done = touche("run", "--dry-run", *DATA, "--out", "out", *options)
+        assert done.stderr.splitlines()[0].startswith(f"task: {task} (")
+
+
+@pytest.mark.parametrize(
+    ("task", "topic", "document", "fitting"),
+    [
+        ("comparative", TENURE, "own-1", ["controversial"]),
+        ("comparative", TENURE, "clueweb22-en0000-00-00000", ["controversial", "controversial"]),
+        ("controversial", LAPTOP, "own-1", ["comparative"]),
+        ("controversial", LAPTOP, "clueweb12-0001wb-05-12311___3", ["comparative", "comparative"]),
+        ("comparative_2021", LAPTOP, "clueweb12-0001wb-05-12311", ["comparative"]),
+    ],
+)
+def test_topics_and_documents_of_another_task_are_a_warning_that_names_it(
+    task: str, topic: tuple[int, str], document: str, fitting: list[str], touche: Touche, tmp_path: Path
+) -> None:
+    files = write_topics(tmp_path, topic), write_corpus(tmp_path, document)
+    warnings = list_warnings(touche, *files, "--task", task)
+    assert len(warnings) == len(fitting)
+    for warning, name in zip(warnings, fitting, strict=True):
+        assert name in warning.partition(", but the task is ")[0] and "--task" in warning
+
+
+@pytest.mark.parametrize(
+    ("task", "topics", "document"),
+    [
+        ("comparative", [LAPTOP], "clueweb12-0001wb-05-12311___3"),
+        ("controversial", [TENURE], "clueweb22-en0000-00-00000"),
+        # A subset that begins elsewhere, a translation, own questions with published numbers, own ids.
+        ("comparative", [(4, "Is tea hot?"), TENURE], "own-1"),
+        ("comparative", [(1, "Sollten Lehrer verbeamtet werden?")], "own-1"),
+        ("controversial", [(2, "Which laptop?")], "S1-A2"),
+        ("comparative", [(2, "Which is better?")], "clueweb-page-7"),
+    ],
+)
+def test_subsets_translations_and_own_data_give_no_warning(
+    task: str, topics: list[tuple[int, str]], document: str, touche: Touche, tmp_path: Path
+) -> None:
+    files = write_topics(tmp_path, *topics), write_corpus(tmp_path, document)
+    assert list_warnings(touche, *files, "--task", task) == []
+
+
+def test_a_task_of_ones_own_may_use_published_topics_and_documents(touche: Touche, tmp_path: Path) -> None:
+    assert touche("tasks", "new", "mine").returncode == 0
+    task = tmp_path / "mine/task.yaml"
+    task.write_text(task.read_text().replace("  id: name\n  text: body\n", ""))
+    files = write_topics(tmp_path, TENURE), write_corpus(tmp_path, "clueweb12-0001wb-05-12311___3")
+    assert list_warnings(touche, *files, "--task", "mine") == []
+
+
+def test_a_dry_run_says_of_the_folder_what_the_run_would_say(touche: Touche, tmp_path: Path) -> None:
+    done = touche("run", *REPLAY, *DATA, "--out", "out")
+    assert done.returncode == 0, done.stderr
+    assert touche("run", "--dry-run", *REPLAY, *DATA, "--out", "out").returncode == 0
+    for options in (("--depth", "5"), ("--task", "controversial", "--topic", "3")):
+        refused = [touche("run", *REPLAY, *DATA, *options, "--out", "out", *dry) for dry in ((), ("--dry-run",))]
+        assert [each.returncode for each in refused] == [2, 2]
+        assert refused[0].stderr == refused[1].stderr and "holds a run with other settings" in refused[0].stderr
+    assert touche("run", "--dry-run", *REPLAY, *DATA, "--depth", "5", "--out", "out", "--overwrite").returncode == 0
+    retrieve = ("retrieve", *DATA, "--depth", "5", "--out", "out")
+    assert touche(*retrieve, "--dry-run").stderr == touche(*retrieve).stderr
+
+
+@pytest.mark.parametrize("out", ["file", "file/run"])
+@pytest.mark.parametrize("command", [("run", *DATA), ("run", "--dry-run", *DATA), ("retrieve", *DATA), ("judge",)])
+def test_a_file_in_place_of_the_folder_is_named(
+    command: tuple[str, ...], out: str, touche: Touche, tmp_path: Path
+) -> None:
+    (tmp_path / "file").write_text("text")
+    done = touche(*command, "--out", out)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "error: file: a file; expected the folder of a run" in done.stderr
+    assert (tmp_path / "file").read_text() == "text"
+
+
+@pytest.mark.parametrize("arguments", [("validate", "{}"), ("evaluate", "{}", "--relevance", "{}")])
+@pytest.mark.parametrize("file", ["qrels-relevance.txt", "topics.xml", "passages.jsonl"])
+def test_a_file_that_is_no_run_is_named_before_the_task_is_missed(
+    arguments: tuple[str, ...], file: str, touche: Touche
+) -> None:
+    done = touche(*(each.replace("{}", str(SAMPLE / file)) for each in arguments))
+    assert (done.returncode, done.stdout) == (1, "")
+    assert len(done.stderr.splitlines()) == 1 and "expected a run" in done.stderr and "--task" not in done.stderr
+
+
+@pytest.mark.parametrize("file", ["qrels-relevance.txt", "topics.xml"])
+def test_a_file_that_is_no_corpus_has_no_advice_to_skip_its_lines(file: str, touche: Touche) -> None:
+    for options in ((), ("--skip-bad-lines",)):
+        done = touche("run", *DATA[:3], str(SAMPLE / file), "--out", "out", *options)
+        assert (done.returncode, done.stdout) == (1, "")
+        assert "expected documents" in done.stderr and "--skip-bad-lines" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [
+        ("ranking.windw", "ranking.listwise.window"),
+        ("ranking.setwise.childen", "ranking.setwise.children"),
+        ("engine.depth", "depth"),
+        ("max_tokens", "sampling.max_tokens"),
+    ],
+)
+def test_the_setting_that_a_misspelt_one_means_is_named(name: str, meant: str, touche: Touche) -> None:
+    done = touche("run", *DATA, "--out", "out", "--set", f"{name}=3")
+    assert done.returncode == 2 and done.stderr == f"error: --set {name}: no such name, did you mean {meant}?\n"
