@@ -30,9 +30,7 @@ def write_corpus(folder: Path, *ids: str) -> str:
 
 
 def list_warnings(touche: Touche, topics: str, corpus: str, *options: str) -> list[str]:
-    done = touche(
-        "run", "--dry-run", "--topics", topics, "--corpus", corpus, "--out", "out", *options
-    )
+    done = touche("run", "--dry-run", "--topics", topics, "--corpus", corpus, "--out", "out", *options)
     assert done.returncode == 0, done.stderr
     return [line for line in done.stderr.splitlines() if line.startswith("note: ")]
 
