@@ -99,6 +99,13 @@ def test_tasks_are_listed_and_shown(touche: Touche) -> None:
     assert done.returncode == 2 and "controversial, sentence_pairs" in done.stderr
 
 
+def test_only_objectives_that_a_task_has_are_shown(touche: Touche, tmp_path: Path) -> None:
+    assert touche("tasks", "new", "mine").returncode == 0
+    objectives = re.compile(r"^weights for (\w+)", re.MULTILINE)
+    assert objectives.findall(touche("tasks", "show", "mine").stdout) == ["relevance", "both"]
+    assert objectives.findall(touche("tasks", "show", "comparative").stdout) == ["relevance", "quality", "both"]
+
+
 def script(request: Request) -> Mapping[str, Label | Mapping[Label, float]]:
     """Answer by the number of the document, with shares for two grades and labels next to each other."""
     number = int((request.origin.document_id or "0")[-1])

@@ -70,7 +70,7 @@ def test_topics_and_documents_of_another_task_are_a_warning_that_names_it(
         ("comparative", [(4, "Is tea hot?"), TENURE], "own-1"),
         ("comparative", [(1, "Sollten Lehrer verbeamtet werden?")], "own-1"),
         ("controversial", [(2, "Which laptop?")], "S1-A2"),
-        ("comparative", [(2, "Which is better?")], "clueweb-page-7"),
+        ("comparative", [(2, "Which tea is better?")], "clueweb-page-7"),
     ],
 )
 def test_subsets_translations_and_own_data_give_no_warning(

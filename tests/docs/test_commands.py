@@ -86,3 +86,15 @@ def test_python_prints_what_the_page_says(page: Path, tmp_path: Path, monkeypatc
     printed: list[str] = []
     failed, attempted = doctest.DocTestRunner(verbose=False).run(test, out=printed.append)
     assert attempted > 5 and not failed, "".join(printed)
+
+
+def test_the_runs_of_a_folder_are_all_of_the_sample_or_of_none() -> None:
+    """Else the run of a page is refused after that of another one."""
+    is_sample: dict[str, bool] = {}
+    commands = [words for block in BLOCKS for words in block.commands() if words[:2] == ["touche-llm", "run"]]
+    for words in commands:
+        if "--out" in words and "--topics" in words:
+            out, topics = (words[words.index(option) + 1] for option in ("--out", "--topics"))
+            found = Path(topics).parent.name == "sample"
+            assert is_sample.setdefault(out, found) is found, words
+    assert set(is_sample.values()) == {True, False}

@@ -71,6 +71,17 @@ def test_a_good_prompt_of_one_s_own_has_no_findings(tmp_path: Path) -> None:
     assert checked(template(tmp_path, RULES + ANSWER, SHOWN + "{{ document }}")).findings == []
 
 
+@pytest.mark.parametrize("form", [AnswerForm.OBJECT, AnswerForm.ARRAY, AnswerForm.LINE])
+def test_fields_are_named_in_the_text_only_if_the_answer_names_them(form: AnswerForm, tmp_path: Path) -> None:
+    unnamed = "Answer with how well it fits (0 to 3), how good it is (0 to 3) and FIRST, SECOND, NEUTRAL or NO."
+    path = template(tmp_path, RULES + unnamed, SHOWN + "{{ document }}")
+    path.write_text(path.read_text().replace("answer: judge\n", f"answer: judge\nform: {form}\n"))
+    found = checked(path).of("error")
+    assert [field for field in ("relevance", "quality", "stance") if any(f"'{field}'" in each for each in found)] == (
+        ["relevance", "quality", "stance"] if form is AnswerForm.OBJECT else []
+    )
+
+
 @pytest.mark.parametrize(
     ("answer", "problem"),
     [

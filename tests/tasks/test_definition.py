@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from copy import deepcopy
 from math import nan
@@ -14,7 +15,9 @@ import yaml
 from touche_llm.data.records import Document, Topic
 from touche_llm.errors import BadLine, DataError, UsageError
 from touche_llm.llm.answers import get_labels
+from touche_llm.pipeline.config_file import load_config
 from touche_llm.pipeline.corpora import open_local_corpus
+from touche_llm.regression.writing import write_documents
 from touche_llm.tasks import TASKS, get_task
 from touche_llm.tasks.leaderboard import LEADERBOARD_FILE, read_tables
 from touche_llm.text.passages import RankedPassages
@@ -368,3 +371,49 @@ def test_the_keys_of_documents_are_those_of_the_task(tmp_path: Path) -> None:
             texts.append(opened.documents.get("a").text)
     assert texts == ["one tea", "two coffee", "two coffee"]
     assert [("stor" in note, "other keys" in note) for note in notes] == [(True, False), (True, True)]
+
+
+def test_the_text_of_a_document_may_have_several_parts(tmp_path: Path) -> None:
+    task = get_task(write_task(tmp_path / "mine", changed("corpus/text", ["title", "body"])))
+    corpus = tmp_path / "essays.jsonl"
+    lines = ({"key": "a", "title": "Tea", "body": "It is hot."}, {"key": "b", "title": None, "body": "Cold.", "no": 1})
+    corpus.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    texts = {document.id: document.text for _, document in task.read_corpus(corpus)}
+    assert texts == {"a": "Tea\nIt is hot.", "b": "Cold."}
+    for line, key in (
+        ({"key": "a", "body": "It is hot."}, "`title`"),
+        ({"key": "a", "title": 7, "body": "It is hot."}, "`title`"),
+        ({"key": "a", "title": "", "body": " "}, "`title`, `body`"),
+    ):
+        corpus.write_text(json.dumps(line))
+        with pytest.raises(BadLine, match=key):
+            list(task.read_corpus(corpus))
+
+
+def test_documents_of_several_parts_are_written_as_they_are_read(tmp_path: Path) -> None:
+    task = get_task(write_task(tmp_path / "mine", changed("corpus/text", ["title", "body"])))
+    corpus, copy = tmp_path / "essays.jsonl", tmp_path / "copy.jsonl"
+    corpus.write_text(json.dumps({"key": "a", "title": "Tea", "body": "It is hot."}))
+    with open_local_corpus(corpus, tmp_path / "index", task, skip_bad_lines=False, warn=print) as opened:
+        with copy.open("wb") as stream:
+            write_documents(["a"], opened.documents, task.document_keys, stream)
+        assert [document for _, document in task.read_corpus(copy)] == [opened.documents.get("a")]
+
+
+@pytest.mark.parametrize(
+    ("most", "given", "depth"), [(30, {}, 30), (1000, {}, 100), (30, {"depth": 20}, 20), (30, {"depth": None}, 30)]
+)
+def test_the_default_depth_is_at_most_what_the_task_ranks(
+    most: int, given: Mapping[str, Any], depth: int, tmp_path: Path
+) -> None:
+    task = write_task(tmp_path / "mine", changed("documents_per_topic", {"max": most}))
+    files = {"topics": Path("topics.xml"), "corpus": Path("essays.jsonl"), "task": task}
+    assert load_config(None, files | given).depth == depth
+    with pytest.raises(UsageError, match="depth: essays takes at most"):
+        load_config(None, files | {"depth": most + 1})
+
+
+def test_the_default_number_of_pairs_is_at_most_what_the_task_ranks(tmp_path: Path) -> None:
+    task = write_task(tmp_path / "mine", {**GOOD, **PAIRS, "measures": {}, "documents_per_topic": {"max": 30}})
+    config = load_config(None, {"topics": Path("topics.xml"), "corpus": Path("args.csv"), "task": task})
+    assert config.pairs is not None and config.pairs.most == 30

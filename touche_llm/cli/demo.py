@@ -84,7 +84,7 @@ def demo(
         "For answers of a model, serve one with vLLM and run",
         f"    {command} run --task {name} --topics {topics} \\",
         f"        --corpus {corpus} \\",
-        "        --base-url http://127.0.0.1:8000 --out runs/first",
+        "        --base-url http://127.0.0.1:8000 --out runs/model",
     ):
         say(output, line)
 

@@ -136,6 +136,8 @@ def _list_facts(task: Task) -> Iterator[tuple[str, str]]:
         yield "without an answer", stance.unanswered
     yield "documents per topic", f"{task.min_per_topic} to {task.max_per_topic:,}"
     for objective, weights in task.objectives.items():
+        if objective not in (*definition.weights, *task.scales):
+            continue  # an aspect that the task does not have
         yield f"weights for {objective}", ", ".join(f"{name} {weight:g}" for name, weight in weights.items())
     yield "official measures", ", ".join(f"{name} {measure}" for name, measure in definition.measures.items()) or "none"
     yield "corpus", f"{definition.corpus.reader}: {', '.join(task.corpus_files) or 'any file'}"

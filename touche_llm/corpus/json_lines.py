@@ -21,10 +21,17 @@ _REPORTED_BAD_LINES = 10
 
 
 class DocumentKeys(NamedTuple):
-    """Keys of a line under which the id and the text of a document are searched."""
+    """Keys of a line under which the id and the text of a document are searched.
+
+    Attributes:
+        id: Names of the key of the id.
+        text: Names of the key of the text; or keys of its parts, as title and text, which all lines have.
+        is_joined: Whether `text` names parts.
+    """
 
     id: tuple[str, ...]
     text: tuple[str, ...]
+    is_joined: bool = False
 
 
 # Names in the passages of 2022, in TIRA's collections and in ClueWeb22.
@@ -106,6 +113,8 @@ def parse_document(record: dict[str, Any], path: Path, line: int, keys: Document
     key, identifier = _get_unique(record, keys.id, "", path, line)
     if not is_word(identifier):
         raise BadLine(path, line, f"`{key}` must be {ID_FORM}, not {identifier!r:.80}")
+    if keys.is_joined:
+        return Document(identifier, _join_parts(record, keys.text, f"document {identifier}: ", path, line))
     key, text = _get_unique(record, keys.text, f"document {identifier}: ", path, line)
     if not isinstance(text, str) or not text.strip():
         raise BadLine(path, line, f"document {identifier}: `{key}` must be a string that is not empty")
@@ -121,6 +130,20 @@ def _get_unique(record: dict[str, Any], keys: tuple[str, ...], whose: str, path:
         if record[other] != record[present[0]]:
             raise BadLine(path, line, f"{whose}`{present[0]}` and `{other}` differ; leave one of them out")
     return present[0], record[present[0]]
+
+
+def _join_parts(record: dict[str, Any], keys: tuple[str, ...], whose: str, path: Path, line: int) -> str:
+    """Return the texts under these keys, a line feed between them; an empty part, or null, is left out."""
+    if missing := [key for key in keys if key not in record]:
+        raise BadLine(path, line, f"{whose}no key `{missing[0]}`; a part without text must be empty or null")
+    parts = [record[key] or "" for key in keys]
+    for key, part in zip(keys, parts, strict=True):
+        if not isinstance(part, str):
+            raise BadLine(path, line, f"{whose}`{key}` must be a string, not {part!r:.80}")
+    text = "\n".join(part for part in parts if part.strip())
+    if not text:
+        raise BadLine(path, line, f"{whose}one of {', '.join(f'`{key}`' for key in keys)} must not be empty")
+    return text
 
 
 def read_rerank_documents(path: Path, on_bad_line: OnBadLine | None = None) -> Iterator[tuple[int, Document]]:

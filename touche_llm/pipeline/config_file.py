@@ -18,6 +18,7 @@ from touche_llm.data.files import open_atomic
 from touche_llm.data.settings import describe_problem, find_booleans, list_fields, read_values, set_values
 from touche_llm.data.yaml_text import to_yaml
 from touche_llm.errors import UsageError
+from touche_llm.judging.sentence_pairs import PairSettings
 from touche_llm.pipeline.settings import is_one_of
 from touche_llm.tasks import DEFAULT_TASK, find_dataset_task, get_task
 from touche_llm.tasks.base import Task
@@ -137,12 +138,16 @@ def _complete_weights(values: dict[str, Any], given: Mapping[str, Any], task: Ta
 
 
 def _complete_sections(values: dict[str, Any], task: Task) -> None:
-    """Add the sections that the task has."""
+    """Add the sections that the task has, and the limits of a ranking that its own limit is below."""
     if task.no_stances:
         values["stance"] = values.get("stance") or {}
     if task.sentence_question is not None:
         for section in ("sentences", "pairs"):
             values[section] = values.get(section) or {}
+        if isinstance(values["pairs"], dict):
+            values["pairs"].setdefault("most", min(PairSettings().most, task.max_per_topic))
+    elif values.get("depth") is None:
+        values["depth"] = min(Config.model_fields["depth"].default, task.max_per_topic)
 
 
 def _locate_problem(error: ErrorDetails, source: str, given: Mapping[str, Any], options: Mapping[str, str]) -> str:

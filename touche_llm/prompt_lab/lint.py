@@ -10,7 +10,7 @@ from typing import Any, Literal, get_args
 from touche_llm.data.records import Topic
 from touche_llm.errors import DataError, PromptError
 from touche_llm.judging.pointwise import Documents
-from touche_llm.llm.answer_forms import list_fields
+from touche_llm.llm.answer_forms import AnswerForm, list_fields
 from touche_llm.llm.answers import build_schema, get_labels
 from touche_llm.llm.cache import Cache
 from touche_llm.prompt_lab.material import Material, Texts
@@ -221,7 +221,8 @@ class _Linter:
         text = f"{messages[0].content}\n{messages[-1].content}"
         model = self.prompt.answer_for(subject.topic, len(subject.ids))
         for name in model.model_fields:
-            if not _has_word(text, name):
+            # Answers of the other forms have no names.
+            if self.prompt.header.form is AnswerForm.OBJECT and not _has_word(text, name):
                 self.error(f"the answer's field {name!r} is not named in the text")
         # The labels of objects are words of the topic.
         for name, labels in get_labels(model).items() if self.purpose.depends_on != "topic" else ():

@@ -108,7 +108,8 @@ def _select_non_defaults(values: BaseModel, defaults: BaseModel, names: Iterable
 def write_documents(ids: list[str], documents: Documents, keys: DocumentKeys, stream: IO[bytes]) -> None:
     """Write documents with their complete texts, in lines that a reader of these keys understands."""
     for document_id in ids:
-        line = {keys.id[0]: document_id, keys.text[0]: documents.get(document_id).text}
+        line = {keys.id[0]: document_id, **dict.fromkeys(keys.text[1:] if keys.is_joined else (), "")}
+        line[keys.text[0]] = documents.get(document_id).text
         stream.write(orjson.dumps(line, option=orjson.OPT_APPEND_NEWLINE))
 
 

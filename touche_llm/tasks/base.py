@@ -206,9 +206,8 @@ class Task:
     def document_keys(self) -> DocumentKeys:
         """Keys of a document's id and text in JSON Lines."""
         corpus = self.definition.corpus
-        return DocumentKeys(
-            (corpus.id,) if corpus.id else TOUCHE_KEYS.id, (corpus.text,) if corpus.text else TOUCHE_KEYS.text
-        )
+        texts = tuple(corpus.text)
+        return DocumentKeys((corpus.id,) if corpus.id else TOUCHE_KEYS.id, texts or TOUCHE_KEYS.text, len(texts) > 1)
 
     @property
     def objectives(self) -> Mapping[Objective, Mapping[str, float]]:

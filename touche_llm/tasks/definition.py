@@ -113,6 +113,10 @@ def _check_file_name(name: str) -> str:
     return name
 
 
+def _to_list(value: Any) -> Any:
+    return [value] if isinstance(value, str) else value
+
+
 def _check_printable(text: str) -> str:
     if not text.isprintable():
         raise ValueError("must be one line without control characters")
@@ -145,7 +149,7 @@ class CorpusDefinition(Strict):
         datasets: Ids of ir_datasets, by which the task of a dataset is known.
         tira: Topics for which `tira` chooses the task if the name of the collection is no published one.
         id: Key of a document's id in JSON Lines; None for the keys of the Touché collections.
-        text: Key of its text; likewise.
+        text: Keys of the parts of its text, or its only key; likewise.
     """
 
     reader: ReaderName
@@ -153,12 +157,12 @@ class CorpusDefinition(Strict):
     datasets: list[_Text] = []
     tira: TiraTopics | None = None
     id: _Text | None = None
-    text: _Text | None = None
+    text: Annotated[list[_Text], BeforeValidator(_to_list)] = []
 
     @model_validator(mode="after")
     def _check_fields(self) -> CorpusDefinition:
         for key in ("id", "text"):
-            if getattr(self, key) is not None and self.reader != "json_lines":
+            if getattr(self, key) and self.reader != "json_lines":
                 raise ValueError(f"{key}: only the reader json_lines has keys; leave it out")
         return self
 
