@@ -408,7 +408,7 @@ def test_the_default_depth_is_at_most_what_the_task_ranks(
 ) -> None:
     task = write_task(tmp_path / "mine", changed("documents_per_topic", {"max": most}))
     files = {"topics": Path("topics.xml"), "corpus": Path("essays.jsonl"), "task": task}
-    assert load_config(None, files | given).depth == depth
+    assert load_config(None, {**files, **given}).depth == depth
     with pytest.raises(UsageError, match="depth: essays takes at most"):
         load_config(None, files | {"depth": most + 1})
 
