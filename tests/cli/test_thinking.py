@@ -168,8 +168,8 @@ def test_a_server_that_loses_the_schema_or_the_answer_is_one_line(
     with server.in_thread():
         done = touche(*RUN, *flags, "--base-url", server.url)
         card = touche("doctor", server.url, "--format", "json")
-    assert (done.returncode, len(done.stderr.strip().splitlines())) == (1, 1)
-    assert "--reasoning-parser" in done.stderr
+    task, error = done.stderr.splitlines()
+    assert done.returncode == 1 and task.startswith("task: ") and "--reasoning-parser" in error
     # No answer was taken from free text or from the reasoning, not even to be stored.
     assert not Path("out/judgments.jsonl").exists() and stored_answers() == []
     assert "--reasoning-parser" in str([row["remedy"] for row in json.loads(card.stdout) if row["is_ok"] is False])
