@@ -125,9 +125,39 @@ def test_a_run_of_another_task_is_told(touche: Touche, judged: Path) -> None:
     assert done.returncode == 2 and "a run of comparative, not of controversial" in done.stderr
 
 
-def test_qrels_of_another_corpus_and_runs_without_stances_are_told(touche: Touche, judged: Path) -> None:
-    (judged / "foreign").write_text("1 0 z1 3\n2 0 z2 1\n")
-    assert "no document of the run is judged" in touche("evaluate", "mine", *TASK, "--relevance", "foreign").stderr
+@pytest.mark.parametrize("aspect", ["relevance", "stance"])
+@pytest.mark.parametrize("run", ["mine", "other"])
+def test_qrels_of_another_corpus_are_refused_and_nothing_is_recorded(
+    touche: Touche, judged: Path, run: str, aspect: str
+) -> None:
+    (judged / "foreign").write_text("1 0 z1 {0}\n2 0 z2 {0}\n".format("3" if aspect == "relevance" else "NO"))
+    assert touche("evaluate", "mine", *ALL).returncode == 0
+    before = (judged / "mine/evaluation.yaml").read_bytes()
+    log = {path: path.read_bytes() for path in judged.rglob("*.jsonl")}
+    foreign = (*TASK, f"--{aspect}", "foreign")
+    for command in (("evaluate", run), ("compare", run, "mine", "--baseline", run)):
+        done = touche(*command, *foreign)
+        assert (done.returncode, done.stdout) == (1, "") and done.stderr.startswith(f"error: {run}: no document")
+    with pytest.raises(touche_llm.DataError):
+        touche_llm.evaluate(touche_llm.read_run(judged / run), read_qrels({aspect: judged / "foreign"}, "comparative"))
+    assert (judged / "mine/evaluation.yaml").read_bytes() == before
+    assert {path: path.read_bytes() for path in judged.rglob("*.jsonl")} == log
+
+
+def test_a_run_without_the_judged_documents_of_its_first_stage_counts_0(touche: Touche, judged: Path) -> None:
+    (judged / "mine/run.txt").write_text("1 NO c 1 1 t\n")
+    (judged / "best").write_text("1 0 a 3\n")
+    done = touche("evaluate", "mine", *TASK, "--relevance", "best", "--format", "json")
+    assert done.returncode == 0 and rows_of(done.stdout)["mine", "relevance nDCG@5"]["value"] == 0.0
+    assert (judged / "mine/evaluation.yaml").exists()
+    run, first = (touche_llm.read_run(judged / "mine" / name) for name in ("run.txt", "candidates.run.txt"))
+    qrels = read_qrels({"relevance": judged / "best"}, "comparative")
+    with pytest.warns(touche_llm.ToucheWarning):
+        frame = touche_llm.evaluate(run, qrels, baseline=first)
+    assert frame.set_index("measure")["value"]["relevance nDCG@5"] == 0.0
+
+
+def test_runs_without_stances_are_told(touche: Touche, judged: Path) -> None:
     done = touche("evaluate", "other", *TASK, "--stance", "stance")
     assert "the run has no stances" in done.stderr and "without a label" not in done.stderr
 

@@ -20,7 +20,7 @@ from touche_llm.data import trec_runs
 from touche_llm.data.files import sha256, shorten_path
 from touche_llm.data.trec_runs import ParsedRun
 from touche_llm.errors import DataError, UsageError, to_printable
-from touche_llm.evaluation.coverage import select_topics
+from touche_llm.evaluation.coverage import check_judged, select_topics
 from touche_llm.evaluation.notes import describe_fitted
 from touche_llm.evaluation.qrels import STANCE, Qrels, read_qrels
 from touche_llm.pipeline.datasets import Dataset
@@ -172,16 +172,18 @@ def given_runs(paths: Sequence[Path], qrels: Qrels, task: Task, first_stage: Pat
 
     Raises:
         UsageError: A run is given twice.
-        DataError: A folder has no run or an unfinished stage, or a file is no run.
+        DataError: A folder has no run or an unfinished stage, a file is no run, or the qrels are of another corpus.
     """
     # Where stances are not measured, other programs may write what they like in the column.
     labels = qrels.labels if qrels.stances else None
     runs: list[Given] = []
+    candidates: list[ParsedRun] = []
     if first_stage is not None:
         if not qrels.grades:
             raise UsageError("--first-stage is measured by grades; give --relevance or other grades")
         name = f"{to_printable(str(first_stage))} (first stage)"
-        runs.append(Given(name, "first stage", trec_runs.read_run(first_stage), first_stage=True))
+        candidates = [trec_runs.read_run(first_stage)]
+        runs.append(Given(name, "first stage", candidates[0], first_stage=True))
     for path, label in zip(paths, _choose_labels(paths), strict=True):
         name = to_printable(str(path))
         if any(name == other.name for other in runs):
@@ -195,11 +197,17 @@ def given_runs(paths: Sequence[Path], qrels: Qrels, task: Task, first_stage: Pat
                     f"{path}: a run of {of_run.name}, not of {task.name}; measure runs of one task (--task {own.task})"
                 )
             fitted_on = own.fitted_on
+        before = candidates
         if directory is not None and qrels.grades and directory.candidates_file.exists():
             kind = task.before_judging
             short = kind if label == _ONLY_RUN else f"{label} ({kind})"
-            before = replace(trec_runs.read_run(directory.candidates_file), chosen_topics=run.chosen_topics)
-            runs.append(Given(f"{name} ({kind})", short, before, folder, True))
+            own_stage = replace(trec_runs.read_run(directory.candidates_file), chosen_topics=run.chosen_topics)
+            before = [*candidates, own_stage]
+            runs.append(Given(f"{name} ({kind})", short, own_stage, folder, True))
+        try:
+            check_judged(qrels, run, *before)
+        except DataError as error:
+            raise DataError(f"{name}: {error}") from error
         runs.append(Given(name, label, run, folder, fitted_on=fitted_on))
     return runs
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from touche_llm.data.trec_runs import ParsedRun
 from touche_llm.errors import ToucheWarning, UsageError
+from touche_llm.evaluation.coverage import check_judged
 from touche_llm.evaluation.qrels import Qrels
 
 if TYPE_CHECKING:
@@ -49,13 +50,14 @@ def evaluate(
             `comparison.describe_judging`.
 
     Raises:
-        DataError: None of the run's topics is judged.
+        DataError: None of the run's topics is judged, or no document of the run and the baseline.
         UsageError: The depth is below 1.
     """
     if not isinstance(run, ParsedRun):
         raise UsageError(
             f"run: must be a Ranking or what read_run returns (of a Run: its ranking), not {type(run).__name__}"
         )
+    check_judged(qrels, run, *([] if baseline is None else [baseline]))
     # Imported here because pandas is slow to load.
     from touche_llm.evaluation.measures import evaluate_run
     from touche_llm.evaluation.notes import describe_missing_intervals, format_notes

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 from touche_llm.data.trec_runs import ParsedRun
-from touche_llm.errors import shorten
+from touche_llm.errors import DataError, shorten
 from touche_llm.evaluation.qrels import STANCE, Qrels
 
 
@@ -22,6 +22,28 @@ def select_topics(qrels: Qrels, runs: Iterable[ParsedRun], *, shared: bool = Fal
         if shared:
             qrels = qrels.restrict_to(run.rankings)
     return qrels
+
+
+def check_judged(qrels: Qrels, run: ParsedRun, *first_stages: ParsedRun) -> None:
+    """Raise DataError if no document of a run and of its first stages is judged: the qrels are of another corpus.
+
+    Lost topics have no documents and count 0; so does a run without the judged documents of its first stage.
+    """
+    judged: dict[str, Mapping[str, Collection[str]]] = {**qrels.grades, STANCE: qrels.stances}
+    for aspect, by_topic in judged.items():
+        documents = [
+            (topic, candidate.document_id)
+            for each in (run, *first_stages)
+            for topic in by_topic.keys() & each.rankings.keys()
+            for candidate in each.rankings[topic]
+        ]
+        if documents and not any(document in by_topic[topic] for topic, document in documents):
+            topic, document = min(documents)
+            whose = "the run and its first stage" if first_stages else "the run"
+            raise DataError(
+                f"no document of {whose} is in the {aspect} qrels (topic {topic}: {document}; judged are "
+                f"{shorten(by_topic[topic], 3)}); give the qrels of the run's corpus, or none of this aspect"
+            )
 
 
 @dataclass(frozen=True, slots=True)

@@ -67,7 +67,7 @@ def describe_grades(
     shared = grades.keys() & run.rankings.keys()
     documents = ((topic, candidate.document_id) for topic in shared for candidate in run.rankings[topic])
     if shared and not any(document in grades[topic] for topic, document in documents):
-        notes.append(Note(aspect, "no document of the run is judged; check that the qrels belong to its corpus"))
+        notes.append(Note(aspect, "no document of the run is judged, though some of its first stage are"))
     if unjudged := int(bounds["unjudged"].sum()):
         topics_with = int((bounds["unjudged"] > 0).sum())
         notes.append(

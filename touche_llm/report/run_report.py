@@ -8,7 +8,7 @@ from typing import Any
 
 from touche_llm.data.records import Document, Topic
 from touche_llm.errors import PromptError, UsageError
-from touche_llm.evaluation.coverage import select_topics
+from touche_llm.evaluation.coverage import check_judged, select_topics
 from touche_llm.evaluation.notes import describe_fitted
 from touche_llm.evaluation.qrels import Qrels
 from touche_llm.pipeline.context import RunContext
@@ -45,7 +45,8 @@ def gather_report(folder: Path, qrels: Qrels | None, top: int, *, run_topics: bo
             configuration of the run left it out.
 
     Raises:
-        DataError: A file of the run is missing or malformed, or the corpus lacks its documents.
+        DataError: A file of the run is missing or malformed, the corpus lacks its documents, or the judgments are of
+            another corpus.
         UsageError: The configuration of the run cannot be read.
     """
     with open_folder(folder) as opened:
@@ -54,6 +55,7 @@ def gather_report(folder: Path, qrels: Qrels | None, top: int, *, run_topics: bo
         if qrels is None:
             notes.append("No qrels were given, so the run is not evaluated.")
         else:
+            check_judged(qrels, run, opened.first)
             qrels = select_topics(qrels, [run], shared=run_topics)
             measured = measure_run(run, opened.first, qrels, task.before_judging)
             notes += measured.notes
