@@ -401,10 +401,44 @@ def test_text_from_outside_cannot_act_on_the_terminal(touche: Touche, run: Path,
     title = topics.split("<title>")[1].split("</title>")[0]
     (tmp_path / "topics.xml").write_text(topics.replace(title, "[bold]evil\u202e"))
     config = yaml.safe_load((run / "config.yaml").read_text())
-    (run / "config.yaml").write_text(yaml.safe_dump(config | {"topics": "topics.xml", "tag": "t"}))
+    (run / "config.yaml").write_text(yaml.safe_dump(config | {"topics": "../topics.xml", "tag": "t"}))
     metadata = yaml.safe_load((run / "ir-metadata.yml").read_text())
     metadata["stages"]["judge"]["model"] = hostile
     (run / "ir-metadata.yml").write_text(yaml.safe_dump(metadata))
     for command in (["show", "first"], ["show", "first", "--topic", "3"], ["runs"]):
         shown = touche(*command).stdout
         assert "[bold]evil" in shown and all(character.isprintable() for character in shown.replace("\n", ""))
+
+
+def test_a_run_is_found_with_its_answers_from_any_folder_and_after_a_move_of_its_tree(
+    touche: Touche, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    project, elsewhere = tmp_path / "project", tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    shutil.copytree(SAMPLE, project / "data")
+    monkeypatch.chdir(project)
+    inputs = ("--topics", "data/topics.xml", "--corpus", "data/passages.jsonl", "--cache", "data/cassette.jsonl")
+    made = touche("run", *REPLAY[:2], *inputs, "--cache-mode", "replay", "--out", "runs/first")
+    assert made.returncode == 0, made.stderr
+    written = yaml.safe_load((project / "runs/first/config.yaml").read_text())
+    assert (written["cache"]["file"], written["topics"]) == ("../../data/cassette.jsonl", "../../data/topics.xml")
+    assert str(RunDirectory(Path("runs/first")).read_config().cache.file) == "data/cassette.jsonl"
+    monkeypatch.chdir(elsewhere)
+    for place in (project, tmp_path / "moved"):
+        if place != project:
+            project.rename(place)
+        found = RunDirectory(place / "runs/first").read_config()
+        assert found.cache.file == place / "data/cassette.jsonl"
+        reported = touche("report", str(place / "runs/first"))
+        assert reported.returncode == 0 and "note: No qrels" in reported.stderr
+        assert "No completions" not in reported.stderr and "No document texts" not in reported.stderr
+        assert all(row["text"] for row in rows_of(touche, "show", str(place / "runs/first")))
+    recorded = touche("regress", "record", str(tmp_path / "moved/runs/first"))
+    assert recorded.returncode == 0, recorded.stderr
+    assert not (elsewhere / ".touche-llm").exists()
+    ranked = touche("rank", "--out", str(tmp_path / "moved/runs/first"))
+    assert ranked.returncode == 0, ranked.stderr
+    written = yaml.safe_load((tmp_path / "moved/runs/first/config.yaml").read_text())
+    assert written["cache"]["file"] == str(tmp_path / "moved/data/cassette.jsonl")
+    outside = RunDirectory(tmp_path / "moved/runs/first").read_config()
+    assert outside.cache.file == tmp_path / "moved/data/cassette.jsonl"

@@ -115,7 +115,8 @@ def test_what_is_not_at_hand_is_said_and_left_out(comparative: Path, tmp_path: P
     )
     report = gather_report(run, None, 2)
     notes = " ".join(report.notes)
-    assert "gone.jsonl and nowhere not found" in notes and "the cache gone.sqlite does not exist" in notes
+    assert f"{run / 'gone.jsonl'} and {run / 'nowhere'} not found" in notes
+    assert f"the cache {run / 'gone.sqlite'} does not exist" in notes
     documents = [document for view in report.topics for document in view.documents]
     assert len(documents) == 2 * len(report.topics) > 0
     assert all(document.text is None and not document.answers and document.readings for document in documents)

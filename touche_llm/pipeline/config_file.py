@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
@@ -19,11 +19,18 @@ from touche_llm.data.settings import describe_problem, find_booleans, list_field
 from touche_llm.data.yaml_text import to_yaml
 from touche_llm.errors import UsageError
 from touche_llm.judging.sentence_pairs import PairSettings
+from touche_llm.pipeline.run_files import CONFIG, METADATA
 from touche_llm.pipeline.settings import is_one_of
+from touche_llm.prompts.settings import PromptsConfig
 from touche_llm.tasks import DEFAULT_TASK, find_dataset_task, get_task
 from touche_llm.tasks.base import Task
 
 _INDEX_ROOT = Path(".touche-llm/index")
+# Settings that are files or folders. The folder of a task has a copy in the folder of a run.
+_PATHS = (
+    *("topics", "corpus", "index", "candidates", "cache.file", "chatnoir.cache", "engine.tokenizer", "prompts.folder"),
+    *(f"prompts.{purpose}" for purpose in PromptsConfig.model_fields if purpose != "folder"),
+)
 
 
 def index_folder(corpus: Path) -> Path:
@@ -44,6 +51,8 @@ def load_config(file: Path | None, flags: Mapping[str, Any], options: Mapping[st
         UsageError: The file cannot be read, or a value is missing, unknown or out of range; names file and key.
     """
     values = rename_settings(read_values(file, "configuration")) if file else {}
+    if file is not None and _is_of_run(file):
+        _map_paths(values, lambda path: _find_from_here(file.parent.resolve() / path))
     source = str(file or "options")
     given = {name: value for name, value in flags.items() if value is not None and value != ()}
     stored_objective = values.get("objective")
@@ -66,6 +75,37 @@ def load_config(file: Path | None, flags: Mapping[str, Any], options: Mapping[st
     if problems := list(find_booleans(values, config.model_dump())):
         raise UsageError("; ".join(f"{source}: {problem}" for problem in problems))
     return config
+
+
+def _is_of_run(file: Path) -> bool:
+    """Return whether a configuration is that of a run, whose relative paths start at its folder."""
+    return file.name == CONFIG and (file.parent / METADATA).is_file()
+
+
+def _map_paths(values: dict[str, Any], convert: Callable[[Path], Path]) -> None:
+    """Convert the relative paths among the values of a configuration."""
+    for name in _PATHS:
+        *sections, key = name.split(".")
+        section: Any = values
+        for part in sections:
+            section = section.get(part) if isinstance(section, dict) else None
+        value = section.get(key) if isinstance(section, dict) else None
+        is_name = sections == ["prompts"] and key != "folder" and not str(value).endswith(".jinja")
+        if isinstance(value, str) and not is_name and not Path(value).is_absolute():
+            section[key] = str(convert(Path(value)))
+
+
+def _find_from_here(path: Path) -> Path:
+    """Return an absolute path as relative to the current folder if it lies below."""
+    plain, here = Path(os.path.normpath(path)), Path.cwd()
+    return plain.relative_to(here) if plain.is_relative_to(here) else plain
+
+
+def _find_from_run(path: Path, folder: Path) -> Path:
+    """Return a relative path as relative to a run's folder, or absolute unless both lie below the current folder."""
+    plain, here = Path(os.path.normpath(Path.cwd() / path)), Path.cwd()
+    inside = plain.is_relative_to(here) and folder.is_relative_to(here)
+    return Path(os.path.relpath(plain, folder)) if inside else plain
 
 
 def _drop_outdated(values: dict[str, Any], flags: Mapping[str, Any]) -> None:
@@ -97,9 +137,11 @@ def _complete_dataset(values: dict[str, Any], source: str) -> None:
     if not isinstance(dataset, str):
         return
     topics = str(topics_file(dataset))
-    if values.get("corpus") is not None or str(values.get("topics") or topics) != topics:
+    given = str(values.get("topics") or topics)
+    # The configuration of a run in another folder has the path of that folder's topics.
+    if values.get("corpus") is not None or not given.endswith(topics):
         raise UsageError(f"{source}: `dataset: {dataset:.200}` has topics and documents; leave out topics and corpus")
-    values["topics"] = topics
+    values["topics"] = given
     if not values.get("task"):
         values["task"] = find_dataset_task(dataset)
 
@@ -198,6 +240,13 @@ def _find_near(name: str) -> str | None:
 
 
 def write_config(config: Config, path: Path) -> None:
-    """Write all values, including defaults, in the form that `load_config` reads."""
+    """Write all values, including defaults, in the form that `load_config` reads; the paths of a run from its folder.
+
+    A folder of a run can then be read from any folder, and be moved with its tree.
+    """
+    values = config.model_dump(mode="json")
+    if _is_of_run(path):
+        folder = path.parent.resolve()
+        _map_paths(values, lambda each: _find_from_run(each, folder))
     with open_atomic(path) as stream:
-        stream.write(to_yaml(config.model_dump(mode="json")))
+        stream.write(to_yaml(values))

@@ -79,8 +79,8 @@ def load_finished_run(run: Path) -> Config:
     config = directory.read_config()
     if config.cache.mode is CacheMode.OFF or not config.cache.file.is_file():
         raise DataError(
-            f"{config.cache.file}: no answers of {run}; paths in its configuration are relative to the current folder, "
-            "so repeat the command in the folder where the run was made"
+            f"{config.cache.file}: no answers of {run}; if the file moved, name it in {directory.config_file} "
+            "(`cache.file`), relative to that folder"
         )
     return config
 

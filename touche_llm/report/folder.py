@@ -41,7 +41,7 @@ from touche_llm.text.passages import GAP_MARK
 # Of a completion on a page; only thoughts are longer.
 _MAX_CHARS = 2000
 
-_FROM_HERE = "paths in config.yaml are relative to the current folder, as they were for the run"
+_MOVED = "if the file moved, name it in config.yaml, whose relative paths start at its folder"
 
 
 @contextmanager
@@ -258,7 +258,7 @@ def _open_corpus(config: Config, task: Task, stages: Mapping[str, Any], notes: l
         if not there and config.index is not None and (config.index / "manifest.json").is_file():
             config, there = config.model_copy(update={"corpus": None}), True
     if not there:
-        notes.append(f"No document texts: {place} not found; {_FROM_HERE}.")
+        notes.append(f"No document texts: {place} not found; {_MOVED}.")
         yield None
         return
     with ExitStack() as stack:
@@ -281,7 +281,7 @@ def _open_answers(config: Config, notes: list[str]) -> AbstractContextManager[Ca
     if config.cache.mode is CacheMode.OFF:
         notes.append("No completions: the run stored none (cache.mode: off).")
     elif not config.cache.file.is_file():
-        notes.append(f"No completions: the cache {config.cache.file} does not exist; {_FROM_HERE}.")
+        notes.append(f"No completions: the cache {config.cache.file} does not exist; {_MOVED}.")
     else:
         return Cache(config.cache.file, CacheMode.REPLAY)
     return nullcontext()
