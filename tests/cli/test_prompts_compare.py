@@ -14,8 +14,10 @@ import pytest
 
 from tests.cli.conftest import Done, Touche
 from tests.prompt_variants import collection, opening, reader, wording
-from tests.scripted_engine import ScriptedEngine
+from tests.scripted_engine import FACTS, ScriptedEngine
+from touche_llm.llm.cache import Cache
 from touche_llm.llm.engines.base import Rejected
+from touche_llm.pipeline.engines import store_engine_info
 
 WORDINGS = ("mine/blunt.jinja", "mine/sharp.jinja")
 DATA = ("--topics", "topics.xml", "--corpus", "passages.jsonl", "--index", "index", "--cache", "answers.sqlite")
@@ -96,6 +98,42 @@ def test_an_existing_page_is_refused_before_anybody_is_asked(touche: Touche, eng
     assert (done.returncode, len(engine.requests), page.read_text()) == (2, 0, "mine")
     assert compare(touche, "--html", "matrix.html", "--overwrite").returncode == 0
     assert "<html" in page.read_text()
+
+
+@pytest.mark.parametrize(("more", "sent", "held_out"), [((), 72, 0), (("--confirm",), 72, 72)])
+def test_a_dry_run_sends_and_writes_nothing_and_counts_what_would_be_sent(
+    touche: Touche, engine: Engine, more: tuple[str, ...], sent: int, held_out: int
+) -> None:
+    before = {path.name for path in Path().iterdir()}
+    dry = compare(touche, *more, "--dry-run", "--format", "json")
+    assert dry.returncode == 0, dry.stderr
+    assert not engine.requests and {path.name for path in Path().iterdir()} - before == {"index"}
+    rows = json.loads(dry.stdout)
+    assert [sum(row[f"requests_{end}"] for row in rows) for end in ("least", "most")] == [sent, sent + held_out]
+    assert all(row["prompt_tokens_most"] > 0 for row in rows) and len(rows) == (4 if more else 2)
+    assert compare(touche, *more).returncode == 0 and len(engine.requests) == sent + held_out
+    with Cache(Path("answers.sqlite")) as cache:
+        store_engine_info(FACTS, cache)
+    again = compare(touche, *more, "--dry-run", "--format", "json")
+    assert sum(row["requests_most"] for row in json.loads(again.stdout)) == 0
+    assert len(engine.requests) == sent + held_out
+
+
+def test_topics_that_are_not_compared_are_named_with_the_reason(touche: Touche, engine: Engine) -> None:
+    done = compare(touche, "--sample", "20")
+    notes = [line for line in done.stderr.splitlines() if line.startswith("note: ")]
+    (dropped,) = (line for line in notes if "not in the sample" in line)
+    (halves,) = (line for line in notes if "to choose on" in line)
+    chosen, held_out = (re.findall(r"\d+", part)[1:] for part in halves.split(" to choose on; "))
+    listed = set(re.findall(r"\d+", dropped.partition(":")[2].partition(": ")[2]))
+    assert len({*chosen, *held_out, *listed}) == len(chosen) + len(held_out) + len(listed) == 12
+    alone = compare(touche, "--topic", held_out[0], "--format", "json")
+    assert (alone.returncode, alone.stdout) == (2, "")
+    assert f"all sampled topics are held out: {held_out[0]};" in alone.stderr
+    (file,) = Path(".touche-llm/samples").glob("*.tsv")
+    some = compare(touche, "--sample-file", str(file), "--topic", chosen[0], "--topic", next(iter(listed)))
+    assert f"that are not chosen: {', '.join(sorted({*chosen, *held_out} - {chosen[0]}, key=int))}" in some.stderr
+    assert f"topics that are not in {file}: {next(iter(listed))};" in some.stderr
 
 
 def test_the_second_call_asks_nobody_and_a_changed_wording_alone(touche: Touche, engine: Engine) -> None:

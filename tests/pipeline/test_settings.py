@@ -121,6 +121,12 @@ def test_what_changed_in_the_definition_of_a_task_is_named(tmp_path: Path) -> No
     assert change.now.removeprefix(str(tmp_path / "new")).strip(" ()") == "changed: title"
 
 
+def test_the_order_of_the_chosen_topics_is_no_other_setting(tmp_path: Path) -> None:
+    first, same, other = (config_for(tmp_path, topic=topics) for topics in (("3", "7"), ("7", "3", "3"), ("3", "12")))
+    assert list(compare_settings(first, same, None)) == []
+    assert [change.setting for change in compare_settings(first, other, None)] == ["topic"]
+
+
 async def test_the_same_settings_go_through_wherever_and_however_fast_the_server_is(tmp_path: Path) -> None:
     out = tmp_path / "out"
     await run_on(FakeServer(), short(tmp_path), out)

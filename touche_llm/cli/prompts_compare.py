@@ -14,7 +14,7 @@ from touche_llm.cli import options as o
 from touche_llm.cli import setting_options as s
 from touche_llm.cli.output import Format, FormatOption, print_rows, say
 from touche_llm.cli.progress import CommandProgress
-from touche_llm.cli.stages import FAILURES_EXIT, print_failures, run_requests
+from touche_llm.cli.stages import FAILURES_EXIT, print_costs, print_failures, run_requests
 from touche_llm.cli.tables import Column, format_interval, format_value, show_lines, show_table
 from touche_llm.config import Config
 from touche_llm.data.files import check_output
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from touche_llm.prompt_lab.variants import VariantSettings
 
 _MAX_ON_PAGE = 8
+_MOST_HELD_OUT = "Held-out topics are judged by the first prompt and the best, and not at all if these are the same."
 _CHANGE = ("difference", "low", "high", "p", "p_holm", "wins", "ties", "losses")
 _OF_COMPARISON = (
     *INPUTS,
@@ -146,15 +147,16 @@ def compare(
     thinking: ThinkingOption = None,
     stance_prompt: StancePromptOption = None,
     html: HtmlOption = None,
+    dry_run: o.DryRunOption = False,
     overwrite: o.OverwriteOption = False,
     output: FormatOption = Format.TABLE,
 ) -> None:
-    """Compare prompts on a sample of documents with human judgments, by their agreement with them.
+    """Compare prompts by their agreement with human judgments of a sample.
 
     Variants are chosen by nDCG@5 on one half of the topics; nothing is sent about the other half. Give `--confirm`
     once, when no wording is left to try. Answers in the cache are not requested again. Exit codes as for `run`.
     """
-    from touche_llm.prompt_lab.comparison import compare_prompts
+    from touche_llm.prompt_lab.comparison import compare_prompts, estimate_comparison
     from touche_llm.prompt_lab.sample import Plan
 
     if not qrels_files and config.dataset is not None:
@@ -165,6 +167,10 @@ def compare(
         progress.warn(note)
     plan = Plan(sample, sample_seed, sample_file, split, confirm, texts=html is not None)
     settings = _read_settings({"templates": templates, "thinking": thinking, "stance_prompt": stance_prompt})
+    if dry_run:
+        cost = run_requests(config, estimate_comparison(config, templates, qrels, plan, progress, settings))
+        print_costs(output, config, cost, [_MOST_HELD_OUT] if confirm else [])
+        return
     found = run_requests(config, compare_prompts(config, templates, qrels, plan, progress, settings))
     if output is Format.TABLE:
         for part in found.parts:

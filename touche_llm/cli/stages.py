@@ -28,7 +28,7 @@ from touche_llm.llm.cache import describe_resume
 from touche_llm.llm.model import NOTHING_LOST, LostRequests
 from touche_llm.pipeline import run_all as pipeline
 from touche_llm.pipeline import run_files
-from touche_llm.pipeline.dry_run import Cost, estimate_cost
+from touche_llm.pipeline.dry_run import Cost, DryRun, estimate_cost
 from touche_llm.pipeline.run_directory import RunDirectory
 from touche_llm.pipeline.settings import OF_STAGE
 from touche_llm.pipeline.stages import StageName, count_by_kind, describe_known_failures
@@ -214,12 +214,24 @@ def print_failures(output: Format, failures: Sequence[Failure], note: str) -> No
 def show_cost(
     output: Format, config: Config, folder: Path, stages: Sequence[StageName], *, overwrite: bool = False
 ) -> None:
+    """Print what stages would request, see `print_costs`."""
+    result = run_requests(config, estimate_cost(config, folder, stages, CommandProgress(), overwrite=overwrite))
+    notes = []
+    if result.has_unknown_queries:
+        notes.append("Documents that only queries of the model find are not counted.")
+    if any(cost.least.requests != cost.most.requests for cost in result.costs):
+        notes.append("The number of comparisons depends on the answers; no answers lead out of these bounds.")
+    if get_task(config.task).sentence_question is not None and "judge" in stages:
+        notes.append("The number of sentences and pairs depends on the answers too; here every sentence takes a side.")
+    print_costs(output, config, result, notes)
+
+
+def print_costs(output: Format, config: Config, result: DryRun, further: Sequence[str]) -> None:
     """Print the requests and estimated prompt tokens of each prompt of the stages, and what these numbers mean.
 
     As rows: one for each stage and prompt; and for each stage with `known` answers, which are counted for all its
     prompts together, one without a prompt and without requests. Each column can be added up.
     """
-    result = run_requests(config, estimate_cost(config, folder, stages, CommandProgress(), overwrite=overwrite))
     known, failed = sum(result.known.values()), sum(result.failed.values())
     if output is not Format.TABLE:
         rows: list[dict[str, Any]] = [
@@ -245,12 +257,7 @@ def show_cost(
     notes.append(f"The model writes at most {generated:,} tokens, with any reasoning.")
     if known:
         notes.append(f"Answers that need no request: {known:,} (cached, or needed twice).")
-    if result.has_unknown_queries:
-        notes.append("Documents that only queries of the model find are not counted.")
-    if any(cost.least.requests != cost.most.requests for cost in result.costs):
-        notes.append("The number of comparisons depends on the answers; no answers lead out of these bounds.")
-    if get_task(config.task).sentence_question is not None and "judge" in stages:
-        notes.append("The number of sentences and pairs depends on the answers too; here every sentence takes a side.")
+    notes += further
     if result.context is None:
         notes.append("Documents are counted whole: the engine's context is unknown; give it with --context.")
     for note in notes:

@@ -44,8 +44,8 @@ def read_thoughts(
     file = config.cache.file
     if not file.is_file():
         raise DataError(
-            f"{file}: no such file; --thoughts needs the cache of the run; if it moved, name it in the run's config.yaml "
-            "(`cache.file`)"
+            f"{file}: no such file; --thoughts needs the cache of the run; if it moved, name it in the run's "
+            "config.yaml (`cache.file`)"
         )
     thoughts: dict[str, list[Thought]] = {}
     with Cache(file, CacheMode.REPLAY) as cache:

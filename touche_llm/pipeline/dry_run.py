@@ -35,9 +35,9 @@ _POLICIES: tuple[Literal["first", "second"], ...] = ("first", "second")
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """Estimated minimum and maximum usage of a stage with one prompt."""
+    """Estimated minimum and maximum usage of a stage, or of a part of a comparison, with one prompt."""
 
-    stage: StageName
+    stage: str
     prompt: str
     least: Usage
     most: Usage
@@ -56,8 +56,8 @@ class DryRun:
     """
 
     costs: list[Cost] = field(default_factory=list)
-    known: dict[StageName, int] = field(default_factory=dict)
-    failed: dict[StageName, int] = field(default_factory=dict)
+    known: dict[str, int] = field(default_factory=dict)
+    failed: dict[str, int] = field(default_factory=dict)
     context: int | None = None
     has_unknown_queries: bool = False
 
@@ -92,7 +92,7 @@ async def estimate_cost(
             # The policies differ only in how comparisons are answered.
             for policy in _POLICIES if stage == "rank" else _POLICIES[:1]:
                 engine = DryEngine(policy)
-                with _cache(config) as cache:
+                with open_overlay(config) as cache:
                     facts = assume_engine_info(config.engine, cache)
                     result.context = facts.context if facts.engine or config.engine.context else None
                     if learnt.exists():
@@ -150,7 +150,7 @@ def _bound_comparisons(
         if (found := usage.get(prompt.name)) is None:
             continue
         stored: dict[str, Counter[int]] = {topic: Counter() for each in usage.values() for topic in each.topics}
-        with _cache(config) as cache:
+        with open_overlay(config) as cache:
             for entry in [*cache.find("answer", prompt=prompt.name), *cache.find("unusable", prompt=prompt.name)]:
                 if entry.topic in stored:
                     stored[entry.topic][len((entry.document or "").split())] += 1
@@ -192,7 +192,7 @@ def _make_opener(task: str, engine: DryEngine, model: ModelClient) -> OpenPoolin
     return open_dry
 
 
-def _cache(config: Config) -> Cache:
+def open_overlay(config: Config) -> Cache:
     """Return a cache with the answers that the run would find; nothing is written to it."""
     match config.cache.mode:
         case CacheMode.OFF:

@@ -111,6 +111,9 @@ def _is_same(name: str, first: Any, second: Any) -> bool:
         return True
     if name == "task":
         return is_same_task(str(first), str(second))
+    if name == "topic":
+        # Topics are in the order of their file.
+        return set(first) == set(second)
     paths = is_one_of(name, _PATHS) and _NOT_SET not in (first, second)
     return paths and os.path.realpath(first) == os.path.realpath(second)
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from touche_llm.config import Config
@@ -14,8 +14,11 @@ from touche_llm.evaluation.notes import describe_missing_intervals
 from touche_llm.evaluation.qrels import Qrels
 from touche_llm.judging.pointwise import RequestBuilder, find_objects
 from touche_llm.llm.counts import Counts
+from touche_llm.llm.engines.dry_run import DryEngine, Usage
+from touche_llm.llm.model import ModelClient
 from touche_llm.pipeline.context import RunContext, check_examples, list_schemas, make_request_builder
-from touche_llm.pipeline.engines import open_model
+from touche_llm.pipeline.dry_run import Cost, DryRun, QuietProgress, open_overlay
+from touche_llm.pipeline.engines import assume_engine_info, open_model
 from touche_llm.pipeline.progress import Progress
 from touche_llm.pipeline.stages import report_known_failures
 from touche_llm.prompt_lab.draw import Sampled
@@ -38,12 +41,11 @@ from touche_llm.prompt_lab.measures import (
     decide_verdict,
     measure_part,
 )
-from touche_llm.prompt_lab.sample import Plan, check_parts, divide_sample, provide_sample, split_topics
+from touche_llm.prompt_lab.sample import Plan, check_parts, divide_sample, provide_sample, split_topics, write_sample
 from touche_llm.prompt_lab.variant_judgments import VariantJudgments, judge_variants
 from touche_llm.prompt_lab.variants import Variant, VariantSettings, load_variants
 from touche_llm.prompts.prompt import Prompt
 from touche_llm.prompts.purposes import load, purposes_of
-from touche_llm.tasks import get_task
 from touche_llm.tasks.base import Task
 
 
@@ -97,6 +99,7 @@ class _Prepared:
     objects_prompt: Prompt | None
     topics: list[Topic]
     parts: dict[str, list[Sampled]]
+    sample: list[Sampled]
     sample_file: Path
     notes: list[str]
 
@@ -128,13 +131,12 @@ async def compare_prompts(
         DataError: The judgments or the sample do not fit the topics and the corpus.
         ReplayMiss: The cache of a replay lacks an answer.
     """
-    if not qrels.grades:
-        aspects = ", ".join(get_task(config.task).scales)
-        raise UsageError(f"qrels: no grades, by which documents are drawn; give those of at least one of {aspects}")
     with RunContext(config, progress) as context:
         task, corpus = context.task, context.corpus
-        variants = load_variants(names, config, task, settings)
-        prepared = await _prepare(context, variants, qrels, plan)
+        variants, prepared = await _prepare(context, names, settings, qrels, plan)
+        check_log(access_log(config.cache.file))
+        if not prepared.sample_file.exists():
+            write_sample(prepared.sample_file, prepared.sample)
         schemas = list_schemas(prompt for variant in variants for prompt in variant.prompts)
         opening = open_model(config.engine, config.sampling, config.cache, schemas=schemas, warn=progress.warn)
         async with opening as model:
@@ -169,9 +171,69 @@ async def compare_prompts(
     )
 
 
-async def _prepare(context: RunContext, variants: list[Variant], qrels: Qrels, plan: Plan) -> _Prepared:
-    """Draw or read the sample and divide it; raise an error if the sample, a prompt or the log does not fit."""
+async def estimate_comparison(
+    config: Config,
+    names: Sequence[str],
+    qrels: Qrels,
+    plan: Plan,
+    progress: Progress,
+    settings: Sequence[VariantSettings] = (),
+) -> DryRun:
+    """Estimate the requests of a comparison, part by part; nothing is sent, and neither sample nor access recorded.
+
+    Held-out topics are judged by the first variant and the best, so they cost nothing if the first is the best, and at
+    most those of the first and of the most expensive other. Arguments and errors as `compare_prompts`.
+    """
+    result = DryRun()
+    with RunContext(config, progress) as context, open_overlay(config) as cache:
+        variants, prepared = await _prepare(context, names, settings, qrels, plan)
+        context.progress = QuietProgress(progress, "dry run")
+        facts = assume_engine_info(config.engine, cache)
+        result.context = facts.context if facts.engine or config.engine.context else None
+        counts, engines = Counts(), dict[str, DryEngine]()
+
+        def make_builder(name: str) -> RequestBuilder:
+            engine = engines[name] = DryEngine("first")
+            retry = config.cache.retry_failures
+            model = ModelClient(engine_info=facts, engine=engine, cache=cache, counts=counts, retry_failures=retry)
+            return make_request_builder(model, config.engine, config.sampling)
+
+        await _find_objects(context, prepared, make_builder("objects"))
+        topics = {topic.id: topic for topic in prepared.topics}
+        result.costs += [Cost("objects", prompt, use, use) for prompt, use in engines["objects"].usage.items()]
+        for part, sample in prepared.parts.items():
+            before = replace(counts)
+            for variant in variants:
+                await judge_variants(context, [variant], part, sample, topics, make_builder(variant.name))
+            result.costs += _collect_costs(part, variants, engines)
+            spent = counts.since(before)
+            # Of the held-out topics, nothing is sure to be requested.
+            result.known[part] = 0 if part == HOLD_OUT else spent.cache_hits
+            result.failed[part] = 0 if part == HOLD_OUT else spent.known_failures
+    return result
+
+
+def _collect_costs(part: str, variants: Sequence[Variant], engines: Mapping[str, DryEngine]) -> Iterator[Cost]:
+    """Yield the costs of a part: of all variants, or on held-out topics of the first and the most expensive other."""
+    is_open = part != HOLD_OUT
+
+    def count(variant: Variant) -> int:
+        return sum(use.prompt_tokens + use.completion_tokens for use in engines[variant.name].usage.values())
+
+    for variant in variants if is_open else (variants[0], max(variants[1:], key=count)):
+        for prompt, use in engines[variant.name].usage.items():
+            yield Cost(part, f"{prompt}{variant.settings.suffix}", use if is_open else Usage(), use)
+
+
+async def _prepare(
+    context: RunContext, names: Sequence[str], settings: Sequence[VariantSettings], qrels: Qrels, plan: Plan
+) -> tuple[list[Variant], _Prepared]:
+    """Load the variants, draw or read the sample and divide it; raise an error if one does not fit."""
     config, task, topics, corpus = context.config, context.task, context.topics, context.corpus
+    if not qrels.grades:
+        aspects = ", ".join(task.scales)
+        raise UsageError(f"qrels: no grades, by which documents are drawn; give those of at least one of {aspects}")
+    variants = load_variants(names, config, task, settings)
     grades = next(iter(qrels.grades.values()))
     halves = split_topics([topic for topic in context.file_topics if topic.id in grades], plan.split)
     await corpus.fetch(document_id for topic in topics for document_id in grades.get(topic.id, {}))
@@ -188,12 +250,11 @@ async def _prepare(context: RunContext, variants: list[Variant], qrels: Qrels, p
     parts, part_notes = divide_sample(plan, sample, halves)
     if _choose_criterion(qrels, variants) == MACRO_F1:
         _check_stances(parts, qrels)
-    check_log(access_log(config.cache.file))
     topics = _keep_topics(topics, [document for documents in parts.values() for document in documents])
     notes += part_notes
     for note in notes:
         context.progress.warn(note)
-    return _Prepared(objects_prompt, topics, parts, path, notes)
+    return variants, _Prepared(objects_prompt, topics, parts, sample, path, notes)
 
 
 def _keep_topics(topics: list[Topic], sample: Sequence[Sampled]) -> list[Topic]:

@@ -15,7 +15,7 @@ from touche_llm.errors import DataError, UsageError, shorten
 from touche_llm.evaluation.qrels import Grades
 from touche_llm.judging.pointwise import Documents
 from touche_llm.pipeline.corpora import Corpus
-from touche_llm.prompt_lab.draw import Sampled, draw_sample, shares
+from touche_llm.prompt_lab.draw import MIN_TOPIC_DOCUMENTS, Sampled, draw_sample, shares
 from touche_llm.prompt_lab.holdout import CHOICE, HOLD_OUT, find_half
 from touche_llm.tasks.base import Task
 
@@ -165,7 +165,7 @@ def split_topics(judged: Sequence[Topic], split: str) -> Halves:
 def provide_sample(
     plan: Plan, grades: Grades, topics: list[Topic], halves: Halves, corpus: Corpus, task: Task
 ) -> tuple[list[Sampled], Path, list[str]]:
-    """Read or draw the sample; return it with its file and notes for the user.
+    """Read or draw the sample; return it with its file, which a new one is not yet in, and notes for the user.
 
     Raises:
         UsageError: The file exists, but size or seed of a new sample are given too.
@@ -174,14 +174,19 @@ def provide_sample(
     if plan.file is not None and plan.file.exists():
         if plan.size is not None or plan.seed is not None:
             raise UsageError(f"{plan.file}: exists and is used unchanged; leave size and seed out, or name a new file")
-        return _read_again(plan.file, grades, topics, corpus), plan.file, []
+        sample, notes = _read_again(plan.file, grades, topics, corpus)
+        return sample, plan.file, notes
     pool, notes = select_judged(grades, topics, corpus.documents)
     sample = _draw(plan, pool, halves)
+    drawn = {item.topic_id for item in sample}
+    if dropped := [topic for topic in pool if topic not in drawn]:
+        notes.append(
+            f"topics not in the sample of {len(sample):,} documents, of which each topic takes {MIN_TOPIC_DOCUMENTS} "
+            f"or all that are judged: {shorten(dropped)}; draw more documents for more topics"
+        )
     text = "\n".join(f"{item.topic_id} {item.document_id}" for item in sample)
     name = f"{task.name}-{hashlib.sha256(text.encode()).hexdigest()[:8]}.tsv"
-    path = plan.file or _SAMPLES / name
-    write_sample(path, sample)
-    return sample, path, notes
+    return sample, plan.file or _SAMPLES / name, notes
 
 
 def _draw(plan: Plan, pool: Grades, halves: Halves) -> list[Sampled]:
@@ -194,8 +199,8 @@ def _draw(plan: Plan, pool: Grades, halves: Halves) -> list[Sampled]:
     return sorted(sample, key=lambda item: places[item.topic_id])
 
 
-def _read_again(path: Path, grades: Grades, topics: list[Topic], corpus: Corpus) -> list[Sampled]:
-    """Read an existing sample; keep the documents of the chosen topics, in the order of the topics."""
+def _read_again(path: Path, grades: Grades, topics: list[Topic], corpus: Corpus) -> tuple[list[Sampled], list[str]]:
+    """Read an existing sample; keep the documents of the chosen topics, in the order of the topics; note the others."""
     sample = read_sample(path, grades)
     unknown = corpus.documents.find_unknown(item.document_id for item in sample)
     if unknown:
@@ -206,7 +211,12 @@ def _read_again(path: Path, grades: Grades, topics: list[Topic], corpus: Corpus)
     kept = [item for item in sample if item.topic_id in places]
     if not kept:
         raise DataError(f"{path}: none of its topics is chosen: {shorten({s.topic_id for s in sample})}")
-    return sorted(kept, key=lambda item: places[item.topic_id])
+    of_sample, notes = dict.fromkeys(item.topic_id for item in sample), list[str]()
+    if dropped := [topic for topic in of_sample if topic not in places]:
+        notes.append(f"topics of {path} that are not chosen: {shorten(dropped)}")
+    if dropped := [topic for topic in places if topic in grades and topic not in of_sample]:
+        notes.append(f"topics that are not in {path}: {shorten(dropped)}; draw a new sample, to a new file")
+    return sorted(kept, key=lambda item: places[item.topic_id]), notes
 
 
 def divide_sample(plan: Plan, sample: Sequence[Sampled], halves: Halves) -> tuple[dict[str, list[Sampled]], list[str]]:
@@ -225,8 +235,13 @@ def divide_sample(plan: Plan, sample: Sequence[Sampled], halves: Halves) -> tupl
     else:
         named = zip((CHOICE, HOLD_OUT), halves, strict=True)
         parts = {name: [item for item in sample if item.topic_id in half] for name, half in named}
-        chosen, held_out = (len({item.topic_id for item in part}) for part in parts.values())
-        notes.append(f"{chosen} topics to choose on; {held_out} are held out to confirm the best")
+        chosen, held_out = (list(dict.fromkeys(item.topic_id for item in part)) for part in parts.values())
+        if not chosen:
+            raise UsageError(
+                f"split: all sampled topics are held out: {shorten(held_out)}; choose topics of the other half too, or "
+                f"give a file of topics to choose on, or {ALL}"
+            )
+        notes.append(f"{_list_topics(chosen)} to choose on; {_list_topics(held_out)} held out to confirm the best")
         if not plan.confirm:
             del parts[HOLD_OUT]
     check_parts(parts)
@@ -257,6 +272,12 @@ def check_parts(parts: Mapping[str, Sequence[Sampled]]) -> None:
             "no sampled document of these topics has a grade above 0, so no order of them is better; draw more of "
             "them, or give another split"
         )
+
+
+def _list_topics(topics: Sequence[str]) -> str:
+    """Return the number of topics and their ids."""
+    listed = f" ({shorten(topics)})" if topics else ""
+    return f"{len(topics)} topic{'' if len(topics) == 1 else 's'}{listed}"
 
 
 def min_p_value(topics: int) -> float:
