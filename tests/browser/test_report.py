@@ -78,6 +78,25 @@ def test_filters_leave_what_fits_and_can_be_put_together(sample: Path, opened: O
         assert read_count(page) == "80 of 80 documents, 4 of 4 topics"
 
 
+def test_a_filter_leaves_the_documents_that_model_and_assessors_disagree_about(sample: Path, opened: Open) -> None:
+    with opened(sample) as found:
+        page = found.page
+        page.select_option("#assessors", label="model differs in stance")
+        differing = page.evaluate(
+            f"[...{SHOWN}].map(each => [each.querySelector('.chip').textContent,"
+            " each.querySelector('.people').textContent.match(/stance (\\w+)/)[1]])"
+        )
+        assert 0 < len(differing) < 80 and all(one != other for one, other in differing)
+        counts = {}
+        for value in ("any", "none"):
+            page.select_option("#assessors", value)
+            counts[value] = shown(page)
+        assert counts["any"] >= len(differing) and counts["none"] > 0
+        page.select_option("#assessors", "")
+        page.select_option("#judged", "p1")
+        assert shown(page) == sum(counts.values())
+
+
 def test_the_search_finds_all_words_in_texts_ids_and_answers(sample: Path, opened: Open) -> None:
     with opened(sample) as found:
         page = found.page

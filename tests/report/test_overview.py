@@ -17,6 +17,7 @@ from touche_llm.report.overview import (
     count_movements,
     describe_run,
     extract_costs,
+    find_differences,
     find_dropped,
     get_assessments,
 )
@@ -87,6 +88,23 @@ def test_what_people_said_is_of_the_topic_and_the_document() -> None:
     assert get_assessments(QRELS, "1", "c") == {"stance": "CON"}
     assert get_assessments(QRELS, "2", "b") == get_assessments(QRELS, "9", "a") == get_assessments(None, "1", "a") == {}
     assert sorted(collect_assessor_labels(QRELS)) == ["CON", "PRO", "PRO"] and collect_assessor_labels(None) == []
+
+
+@pytest.mark.parametrize(
+    ("grades", "stance", "people", "expected"),
+    [
+        ({"relevance": 2.4, "quality": 1.5}, "PRO", {"relevance": "2", "quality": "2", "stance": "PRO"}, []),
+        ({"relevance": 2.5, "quality": 1.4}, "PRO", {"relevance": "2", "quality": "1"}, ["relevance"]),
+        ({"relevance": 0.1}, "PRO", {"relevance": "-2", "stance": "CON"}, ["stance"]),
+        ({"relevance": 1.0}, "PRO", {"quality": "1"}, None),
+        ({"relevance": 1.0}, "PRO", {}, None),
+        ({}, "NO", {"relevance": "0", "stance": "PRO"}, None),
+    ],
+)
+def test_the_model_differs_from_assessors_where_rounded_grades_or_stances_do(
+    grades: dict[str, float], stance: str, people: dict[str, str], expected: list[str] | None
+) -> None:
+    assert find_differences(grades, stance, people, get_task("comparative")) == expected
 
 
 def test_labels_are_counted_over_all_lines_and_the_first_of_each_topic() -> None:

@@ -157,6 +157,27 @@ def list_whiskers(page: Page) -> list[tuple[str | None, str | None]]:
     ]
 
 
+def test_times_have_one_decimal_and_few_topics_no_plot(judged: RunReport) -> None:
+    costs = {stage: {**amounts, "seconds": 1042.711} for stage, amounts in judged.costs.items()}
+    page = Page(render_report(replace(judged, costs=costs)))
+    assert page.text.count("1,042.7 s") == len(costs) and "42.711" not in page.text
+    assert "nDCG@5 of each topic" in page.text
+    measured = judged.measured
+    assert measured is not None
+    two = [view.topic.id for view in judged.topics[:2]]
+    few = [
+        replace(
+            measure,
+            runs=[
+                each and replace(each, by_topic={t: each.by_topic.get(t, 0.0) for t in two}) for each in measure.runs
+            ],
+        )
+        for measure in measured.measures
+    ]
+    page = Page(render_report(replace(judged, measured=replace(measured, measures=few))))
+    assert "nDCG@5 of each topic" not in page.text
+
+
 def test_without_judgments_of_people_their_parts_are_left_out(judged: RunReport) -> None:
     page = Page(render_report(replace(judged, measured=None, notes=["nothing given"])))
     assert "nothing given" in page.text and "assessors ↓ run →" not in page.text

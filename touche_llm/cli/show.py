@@ -26,6 +26,7 @@ from touche_llm.pipeline.run_files import CANDIDATES, JUDGMENTS, RESULTS
 from touche_llm.pipeline.run_overview import (
     COMPLETE,
     RunOverview,
+    format_seconds,
     read_label_counts,
     read_overview,
     read_seconds,
@@ -112,14 +113,14 @@ def _show_run(overview: RunOverview, config: Config, task: Task) -> None:
     width = max(map(len, facts))
     show_lines((f"{name:{width}}  {value}" for name, value in facts.items()), indent=width + 2)
     print()
-    columns = [Column("stage", is_text=True), Column("seconds"), Column("requests"), Column("cached"), Column("failed")]
+    columns = [Column("stage", is_text=True), Column("time"), Column("requests"), Column("cached"), Column("failed")]
     columns += [Column("tokens in", drop=1), Column("tokens out", drop=2), Column("result", is_text=True)]
     rows = []
     for name, facts_of_stage in overview.stages.items():
         usage = sum_usage(facts_of_stage)
         counts = (usage.requests, usage.cached, usage.failures, usage.prompt_tokens, usage.completion_tokens)
         result = next((f"{facts_of_stage[name]:,} {name}" for name in _OUTPUTS if name in facts_of_stage), "")
-        rows.append((name, f"{read_seconds(facts_of_stage):,.1f}", *(f"{count:,}" for count in counts), result))
+        rows.append((name, format_seconds(read_seconds(facts_of_stage)), *(f"{count:,}" for count in counts), result))
     show_table(columns, rows)
     print()
 
@@ -244,7 +245,7 @@ def show_summary(output: Format, folder: Path, seconds: float) -> None:
     costs = f"{usage.requests:,} requests, {usage.cached:,} answers from the cache"
     unread = f", {usage.unread:,} answers without probabilities" if usage.unread else ""
     tokens = f"{usage.prompt_tokens:,} prompt and {usage.completion_tokens:,} answer tokens"
-    say(output, f"{seconds:,.1f} s, {costs}, {tokens}, {usage.failures:,} failures{unread}")
+    say(output, f"{format_seconds(seconds)}, {costs}, {tokens}, {usage.failures:,} failures{unread}")
     topics = read_run_topics(folder, overview.config)
     rows = list_rows(folder, overview.config, task, topics, _SUMMARY_RANKS)
     chosen = list(dict.fromkeys(row["topic"] for row in rows))[:_SUMMARY_TOPICS]

@@ -31,15 +31,15 @@ async def log_result(request: Request, sending: Awaitable[Answer | UnusableAnswe
     try:
         result = await sending
     except Transient as problem:
-        _LOG.warning("%s: %s after %.3f s", name, problem.kind, time.monotonic() - started)
+        _LOG.warning("%s: %s after %.1f s", name, problem.kind, time.monotonic() - started)
         _TEXT.warning("%s: %s", name, problem.reason)
         raise
     seconds = time.monotonic() - started
     if isinstance(result, Answer):
         tokens = result.prompt_tokens, result.completion_tokens
-        _LOG.debug("%s: answer in %.3f s, %d + %d tokens", name, seconds, *tokens)
+        _LOG.debug("%s: answer in %.1f s, %d + %d tokens", name, seconds, *tokens)
     else:
-        _LOG.warning("%s: %s in %.3f s", name, result.kind, seconds)
+        _LOG.warning("%s: %s in %.1f s", name, result.kind, seconds)
     _TEXT.debug("%s: %r", name, result)
     return result
 

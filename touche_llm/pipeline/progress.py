@@ -183,7 +183,7 @@ class _Stage:
         seconds = time.monotonic() - self._started
         spent = Counts() if self.counts is None else self.counts.since(self._before)
         done = self.title, self.done, self.total, seconds
-        _LOG.info("%s: %d of %d in %.3f s, %d failed, %d retries", *done, spent.failures, spent.retries)
+        _LOG.info("%s: %d of %d in %.1f s, %d failed, %d retries", *done, spent.failures, spent.retries)
 
     def line(self) -> str:
         """All of it as one line."""

@@ -121,6 +121,11 @@ def read_label_counts(facts: Mapping[str, Any]) -> dict[str, LabelCounts]:
         return {}
 
 
+def format_seconds(seconds: float) -> str:
+    """Return a duration as every command and page writes it."""
+    return f"{seconds:,.1f} s"
+
+
 def read_seconds(facts: Mapping[str, Any]) -> float:
     """Return the duration of a stage from its metadata; 0 if unknown."""
     seconds = facts.get("seconds")

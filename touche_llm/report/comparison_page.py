@@ -11,7 +11,7 @@ from markupsafe import Markup
 from touche_llm.report.comparison_records import ComparedRun, RunComparison
 from touche_llm.report.overview import COSTS, compute_label_shares
 from touche_llm.report.page import MAX_BYTES, MIN_CHARS, count_bytes, create_environment, find_text_limit
-from touche_llm.report.plots import LETTERS, plot_stances, plot_topics_of_runs
+from touche_llm.report.plots import LETTERS, MIN_TOPICS, plot_stances, plot_topics_of_runs
 
 # Documents up to this rank in some run are shown, however large the page becomes.
 _MIN_TOP = 5
@@ -90,6 +90,7 @@ def _values(found: RunComparison) -> dict[str, Any]:
         "plots": {
             measure.name: plot_topics_of_runs(measure.name, measure.by_topic, LETTERS.index(found.baseline), anchors)
             for measure in headline
+            if len(measure.topics) >= MIN_TOPICS
         },
         "stances": {
             name: plot_stances(
@@ -106,8 +107,9 @@ def _values(found: RunComparison) -> dict[str, Any]:
         },
         "folders": folders,
         "kinds": sorted({kind for _, side in folders for kind in side.failures or ()}),
+        "titles": COSTS,
         "costs": {
-            stage: {title: amounts for key, title in COSTS.items() if any(amounts := _costs(sides, stage, key))}
+            stage: {key: amounts for key in COSTS if any(amounts := _costs(sides, stage, key))}
             for stage in dict.fromkeys(stage for side in sides for stage in side.costs or ())
         },
     }

@@ -26,7 +26,7 @@ from touche_llm.pipeline.run_directory import RunDirectory
 from touche_llm.pipeline.task_copy import find_copy
 from touche_llm.ranking.order import rank_by_first_stage, rank_by_judgment
 from touche_llm.ranking.steps import JUDGE
-from touche_llm.report.overview import get_assessments
+from touche_llm.report.overview import find_differences, get_assessments
 from touche_llm.report.records import (
     DocumentRow,
     DocumentView,
@@ -148,17 +148,21 @@ class RunFolder:
                 raise DataError(
                     f"topic {topic_id}: document {candidate.document_id} of the run is not a candidate; rank again"
                 )
+            grades = judgment.grades if judgment is not None else {}
+            stance = self.run.stances.get((topic_id, candidate.document_id), "")
+            people = get_assessments(qrels, topic_id, candidate.document_id)
             rows.append(
                 DocumentRow(
                     candidate.rank,
                     candidate.document_id,
-                    self.run.stances.get((topic_id, candidate.document_id), ""),
+                    stance,
                     candidate.score,
                     first[candidate.document_id],
                     judge.get(candidate.document_id),
-                    judgment.grades if judgment is not None else {},
+                    grades,
                     judgment.source if judgment is not None else "",
-                    get_assessments(qrels, topic_id, candidate.document_id),
+                    people,
+                    find_differences(grades, stance, people, self.task),
                 )
             )
         return rows

@@ -10,6 +10,7 @@ from typing import Any
 from touche_llm.config import Config
 from touche_llm.data.records import Candidate
 from touche_llm.data.trec_runs import ParsedRun
+from touche_llm.evaluation.agreement import round_grade
 from touche_llm.evaluation.qrels import STANCE, Qrels
 from touche_llm.ranking.steps import JUDGE
 from touche_llm.report.records import DocumentRow, DroppedCandidate
@@ -22,7 +23,7 @@ BANDS = (5, 10, 20, 50, 100)
 _TOP = 5
 # Titles of the costs of a stage, by their names in its metadata.
 COSTS = {
-    "seconds": "seconds",
+    "seconds": "time",
     "requests": "requests",
     "cache_hits": "answers from the cache",
     "prompt_tokens": "prompt tokens",
@@ -111,6 +112,28 @@ def get_assessments(qrels: Qrels | None, topic_id: str, document_id: str) -> dic
     }
     label = qrels.stances.get(topic_id, {}).get(document_id)
     return found if label is None else {**found, STANCE: label}
+
+
+def find_differences(
+    grades: Mapping[str, float], stance: str, people: Mapping[str, str], task: Task
+) -> list[str] | None:
+    """Return the aspects in which the model differs from the assessors, grades after rounding; None unless both judged.
+
+    Args:
+        grades: Grades of the model; empty without a judgment.
+        stance: Stance in the run.
+        people: Judgments by assessors, see `get_assessments`.
+        task: Task, with the scales of both.
+    """
+    both = [aspect for aspect in people if aspect in grades or (aspect == STANCE and grades and stance)]
+
+    def is_equal(aspect: str) -> bool:
+        if aspect == STANCE:
+            return people[aspect] == stance
+        grade = task.scales[aspect].convert(grades[aspect], task.qrels_scales[aspect])
+        return round_grade(grade) == round_grade(float(people[aspect]))
+
+    return [aspect for aspect in both if not is_equal(aspect)] if both else None
 
 
 def collect_labels(run: ParsedRun) -> dict[str, list[str]]:

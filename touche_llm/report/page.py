@@ -14,6 +14,7 @@ from markupsafe import Markup, escape
 
 from touche_llm.data.files import open_atomic
 from touche_llm.pipeline.run_directory import GENERATOR
+from touche_llm.pipeline.run_overview import format_seconds
 
 # The size of a page: small enough for an email and for the browser of a phone.
 MAX_BYTES = 5_000_000
@@ -53,6 +54,7 @@ def create_environment() -> Environment:
     environment.globals |= {
         "policy": f"default-src 'none'; style-src {_hash(style)}; script-src {_hash(script)}; base-uri 'none'; "
         "form-action 'none'",
+        "seconds": format_seconds,
         # Trusted: files of this package.
         "generator": Markup(GENERATOR),
         "style": Markup(style),

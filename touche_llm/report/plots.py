@@ -34,6 +34,8 @@ INKS = {
     for number, name in enumerate(("grid", "run", "first", "strip", *_STANCES, *_BANDS, *_SIDES), start=1)
 }
 _NAMES = {colour: name for name, colour in INKS.items()}
+# Fewer topics have no plot: their values stand in their headings.
+MIN_TOPICS = 3
 # Smallest share whose number fits on its bar.
 _MIN_LABELLED = 0.06
 # Letters of values closer than this would overlap, and are drawn this many inches apart.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from touche_llm.data.records import Failure, Judgment, Reading, Topic
@@ -49,6 +49,7 @@ class DocumentRow:
         grades: Expected grades, by name; empty without a judgment.
         source: Source of the grades, as in `Judgment`; empty without a judgment.
         people: Judgments by assessors: grades by aspect, and the stance.
+        differs: Aspects in which the model differs from the assessors, grades after rounding; None unless both judged.
     """
 
     rank: int
@@ -60,6 +61,7 @@ class DocumentRow:
     grades: Mapping[str, float]
     source: str
     people: Mapping[str, str]
+    differs: Sequence[str] | None = None
 
     @property
     def places(self) -> list[int]:

@@ -6,7 +6,7 @@ from collections import Counter
 
 from touche_llm.report.overview import BANDS, COSTS
 from touche_llm.report.page import MAX_BYTES, create_environment, find_text_limit
-from touche_llm.report.plots import plot_movements, plot_stances, plot_topics
+from touche_llm.report.plots import MIN_TOPICS, plot_movements, plot_stances, plot_topics
 from touche_llm.report.records import RunReport
 
 # Failures are listed with their completions up to this number; all of them are counted.
@@ -35,7 +35,11 @@ def render_report(report: RunReport) -> str:
         "labels": report.task.stances,
         "before": report.task.before_judging,
         "plots": {
-            "topics": {name: plot_topics(name, values, anchors) for name, values in by_topic.items()},
+            "topics": {
+                name: plot_topics(name, values, anchors)
+                for name, values in by_topic.items()
+                if len(values) >= MIN_TOPICS
+            },
             "movements": {way: plot_movements(groups, way) for way, groups in report.movements.items()},
             "stances": plot_stances(report.stances, report.task.stances) if report.task.stances else "",
         },
@@ -43,6 +47,10 @@ def render_report(report: RunReport) -> str:
         "scores": {
             topic: [(name, *values[topic]) for name, values in by_topic.items() if topic in values] for topic in anchors
         },
+        # Aspects by which the model and the assessors can be compared.
+        "aspects": list(
+            dict.fromkeys(aspect for view in report.topics for each in view.documents for aspect in each.row.people)
+        ),
         "kinds": Counter((failure.kind, name) for name, failure in failures),
         "failures": [failure for _, failure in failures[:_MAX_FAILURES]],
         "costs": COSTS,
