@@ -81,7 +81,7 @@ def test_filters_leave_what_fits_and_can_be_put_together(sample: Path, opened: O
 def test_a_filter_leaves_the_documents_that_model_and_assessors_disagree_about(sample: Path, opened: Open) -> None:
     with opened(sample) as found:
         page = found.page
-        page.select_option("#assessors", label="model differs in stance")
+        page.select_option("#assessors", label="differ in stance")
         differing = page.evaluate(
             f"[...{SHOWN}].map(each => [each.querySelector('.chip').textContent,"
             " each.querySelector('.people').textContent.match(/stance (\\w+)/)[1]])"

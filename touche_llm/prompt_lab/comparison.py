@@ -242,8 +242,8 @@ async def _prepare(
     prompts = [prompt for variant in variants for prompt in variant.prompts]
     objects_prompt = None
     if task.objects_answer is not None and any(topic.objects is None for topic in topics):
-        settings = config.prompts
-        objects_prompt = load(task, purposes_of(task)["objects"], settings.objects, settings.folder)
+        named = config.prompts
+        objects_prompt = load(task, purposes_of(task)["objects"], named.objects, named.folder)
         prompts.append(objects_prompt)
     for prompt in prompts:
         check_examples(prompt, topics, config.topics, context.progress.warn)
