@@ -3,31 +3,64 @@
 from __future__ import annotations
 
 import io
-import re
 import time
+from collections.abc import Callable, Iterator
 
 import pytest
 from rich.console import Console
 from rich.text import Text
 
 from touche_llm.llm.counts import Counts
-from touche_llm.pipeline.progress import ConsoleProgress
+from touche_llm.pipeline.progress import ConsoleProgress, StageState
 
 
-def test_the_rate_is_that_of_the_last_half_minute(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[float], None]]:
     now = 0.0
+
+    def move(to: float) -> None:
+        nonlocal now
+        now = to
+
     monkeypatch.setattr(time, "monotonic", lambda: now)
-    screen = io.StringIO()
-    progress = ConsoleProgress()
-    progress.console = Console(file=screen, width=200)
-    with progress.stage("judging", 106) as done:
-        for now, steps in ((10.0, 100), (31.0, 1), (36.0, 5)):  # noqa: B007, the clock reads it
-            for _ in range(steps):
-                done()
-    # 105 steps since the first one at 10 s, which is the oldest within half a minute.
-    assert re.findall(r"([\d.]+)/s", screen.getvalue()) == [f"{105 / 26:.1f}"]
-    last = screen.getvalue().splitlines()[-1]
-    assert "106/106" in last and " left" not in last
+    yield move
+
+
+def test_the_rate_of_a_complete_stage_is_that_of_all_of_its_requests(clock: Callable[[float], None]) -> None:
+    stage = StageState("judging", 16, counts := Counts())
+    for second in range(16):
+        clock(40.7 + second / 8)
+        counts.ended += 1
+        stage.advance()
+    clock(42.7)
+    assert stage.rate() == pytest.approx(16 / 42.7)
+    assert "0.37 requests/s" in stage.line() and stage.estimate_rest() is None
+
+
+def test_the_remaining_time_is_that_of_requests_and_not_of_cached_answers(clock: Callable[[float], None]) -> None:
+    stage = StageState("judging", 210, counts := Counts())
+    for _ in range(100):
+        counts.cache_hits += 1
+        stage.advance()
+    assert stage.estimate_rest() is None
+    for number in range(1, 101):
+        clock(3.0 * number)
+        counts.ended += 1
+        stage.advance()
+        assert stage.rate() == pytest.approx(1 / 3)
+        assert stage.estimate_rest() == pytest.approx(3.0 * (110 - number))
+
+
+def test_the_rate_is_that_of_the_last_minute(clock: Callable[[float], None]) -> None:
+    stage = StageState("retrieving", 200)
+    for second in range(1, 101):
+        clock(float(second))
+        stage.advance()
+    for number in range(1, 10):
+        clock(100.0 + 10.0 * number)
+        stage.advance()
+    assert stage.rate() == pytest.approx(0.1)
+    assert stage.estimate_rest() == pytest.approx(910.0)
 
 
 def test_numbers_in_a_note_are_not_coloured(

@@ -21,6 +21,7 @@ class Counts:
     Attributes:
         cache_hits: Answers taken from the cache.
         requests: Requests sent to the engine, including resamples but not retries.
+        ended: Those of `requests` that are not under way any more, with or without an answer.
         retries: Retries after transient failures.
         resamples: Requests for another sample after an unusable answer.
         failures: Requests without a usable answer.
@@ -37,6 +38,7 @@ class Counts:
 
     cache_hits: int = 0
     requests: int = 0
+    ended: int = 0
     retries: int = 0
     resamples: int = 0
     failures: int = 0
@@ -55,7 +57,7 @@ class Counts:
 
     def as_dict(self) -> dict[str, int | None]:
         """Return the counts by name; `prefix_cached_tokens` is None if the engine reported none."""
-        left_out = ("problem", "prefix_reports", *(() if self.thoughts else ("thoughts", "thought_tokens")))
+        left_out = ("problem", "ended", "prefix_reports", *(() if self.thoughts else ("thoughts", "thought_tokens")))
         counts = {name: value for name, value in asdict(self).items() if name not in left_out}
         return counts | {"prefix_cached_tokens": self.prefix_cached_tokens if self.prefix_reports else None}
 

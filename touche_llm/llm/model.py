@@ -274,6 +274,8 @@ class ModelClient(TokenCountingClient):
                     f"{describe_resume(self.cache.path, self.cache.mode)}"
                 ) from rejected
             result = UnusableAnswer.create("server_error", str(rejected))
+        finally:
+            self.counts.ended += 1
         self._lost_in_a_row = 0
         kind = "answer" if isinstance(result, Answer) else "unusable"
         return await self.cache.store(describe_entry(kind, sample, sample.key), result, OUTCOMES)

@@ -95,7 +95,6 @@ class PoolingClient(TokenCountingClient):
     async def embed_batch(self, texts: Sequence[str]) -> list[bytes]:
         """Return the vectors of texts as `embed`, in one request; nothing is read from the cache or stored there."""
         assert self.engine is not None
-        self.counts.requests += 1
         vectors = await self._send(partial(self.engine.embed, texts, self.dimensions))
         self._lost_in_a_row = 0
         return vectors
@@ -178,7 +177,6 @@ class PoolingClient(TokenCountingClient):
             return [found[key] for key in keys]
 
         async def request(positions: Sequence[int]) -> None:
-            self.counts.requests += 1
             results = await self._send(partial(send, engine, positions))
             self._lost_in_a_row = 0
             for position, result in zip(positions, results, strict=True):
@@ -194,12 +192,15 @@ class PoolingClient(TokenCountingClient):
         return [found[key] for key in keys]
 
     async def _send(self, call: Callable[[], Awaitable[_ResultT]]) -> _ResultT:
+        self.counts.requests += 1
         try:
             return await self._retry(call)
         except Rejected as rejected:
             raise self._fail_with(f"the server refuses the request: {rejected}") from rejected
         except Transient as transient:
             raise self._fail_with(transient.reason) from transient
+        finally:
+            self.counts.ended += 1
 
     def _fail_with(self, problem: str) -> EngineError:
         return EngineError(f"{self.engine_info.model}: {problem}; {self._describe_resume()}")

@@ -9,11 +9,11 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import rich.progress
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, ProgressColumn, Task, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, ProgressColumn, Task, TextColumn
 from rich.text import Text
 
 from touche_llm.errors import to_printable
@@ -22,8 +22,8 @@ from touche_llm.llm.counts import Counts
 _LOG = logging.getLogger(__name__)
 _PLAIN_SECONDS = 10.0
 _NOTEBOOK_SECONDS = 0.25
-# The rate is that of the last half minute, so that answers from the cache do not promise what the engine cannot hold.
-_RATE_SECONDS = 30.0
+# Window of the rate of a stage that is not complete; longer than a server takes for most batches.
+_RATE_SECONDS = 60.0
 # Below this width the bar keeps to what matters.
 _WIDE = 110
 
@@ -76,7 +76,7 @@ class ConsoleProgress:
     @contextmanager
     def stage(self, title: str, total: int, counts: Counts | None = None) -> Iterator[Callable[[], None]]:
         """Show a stage of `total` steps; yields the function to call after each step. Always ends the bar."""
-        state = _Stage(title, total, counts)
+        state = StageState(title, total, counts)
         _LOG.info("%s: %d to do", title, total)
         if self.console.is_terminal:
             facts = _Facts(state, wide=self.console.width >= _WIDE)
@@ -84,7 +84,6 @@ class ConsoleProgress:
                 TextColumn("{task.description}"),
                 BarColumn(12),
                 MofNCompleteColumn(),
-                TimeRemainingColumn(elapsed_when_finished=True),
                 facts,
             )
             with rich.progress.Progress(*columns, console=self.console) as bar:
@@ -114,14 +113,14 @@ class NotebookProgress:
         # Only in Jupyter, which has it.
         from IPython.display import display
 
-        state = _Stage(title, total, counts)
+        state = StageState(title, total, counts)
         handle = display({"text/plain": state.line()}, raw=True, display_id=True)  # type: ignore[no-untyped-call]
         with _show_regularly(state, _NOTEBOOK_SECONDS, lambda: handle.update({"text/plain": state.line()}, raw=True)):
             yield state.advance
 
 
 @contextmanager
-def _show_regularly(state: _Stage, seconds: float, show: Callable[[], None]) -> Iterator[None]:
+def _show_regularly(state: StageState, seconds: float, show: Callable[[], None]) -> Iterator[None]:
     """Show a stage every few seconds while the block runs, and at its end if it succeeds."""
     ended = threading.Event()
 
@@ -141,64 +140,108 @@ def _show_regularly(state: _Stage, seconds: float, show: Callable[[], None]) -> 
     state.log()
 
 
-class _Stage:
-    """How far a stage is."""
+class _Sample(NamedTuple):
+    """State of a stage at a time: steps, requests that have ended, and requests that the cache answered."""
 
-    def __init__(self, title: str, total: int, counts: Counts | None) -> None:
+    time: float
+    steps: int = 0
+    ended: int = 0
+    cached: int = 0
+
+
+class StageState:
+    """State of a stage: steps so far, rate and remaining time."""
+
+    def __init__(self, title: str, total: int, counts: Counts | None = None) -> None:
+        """Start the clock of a stage of `total` steps."""
         self.title, self.total, self.counts = title, total, counts
         # The counts go on from stage to stage; shown is what is of this one.
         self._before = replace(counts) if counts is not None else Counts()
         self.done = 0
-        self._started = time.monotonic()
-        self._recent = deque([(self._started, 0)])
+        self._start = _Sample(time.monotonic())
+        # The first one is that at the beginning of the window.
+        self._recent = deque([self._start])
+
+    @property
+    def spent(self) -> Counts:
+        """Counts of this stage."""
+        return Counts() if self.counts is None else self.counts.since(self._before)
+
+    @property
+    def elapsed(self) -> float:
+        """Seconds so far."""
+        return time.monotonic() - self._start.time
 
     def advance(self) -> None:
         """Count one step."""
         self.done += 1
-        now = time.monotonic()
-        self._recent.append((now, self.done))
-        while now - self._recent[0][0] > _RATE_SECONDS:
-            self._recent.popleft()
+        self._recent.append(self._take_sample())
 
     def rate(self) -> float:
-        """Steps a second of late."""
-        since, done = self._recent[0]
-        return (self.done - done) / max(time.monotonic() - since, 1e-3)
+        """Return the requests that end per second, or the steps of a stage without requests.
+
+        The rate is that of the last minute; of a complete stage, and if none has ended of late, that of all of it.
+        """
+        return self._measure(
+            lambda since, now: now.steps - since.steps if self.counts is None else now.ended - since.ended
+        )
+
+    def estimate_rest(self) -> float | None:
+        """Return the seconds that the remaining steps take if each needs the server; None if that is unknown."""
+        speed = self._measure(_count_sent)
+        return (self.total - self.done) / speed if speed and self.done < self.total else None
+
+    def _take_sample(self) -> _Sample:
+        spent = self.spent
+        return _Sample(time.monotonic(), self.done, spent.ended, spent.cache_hits + spent.known_failures)
+
+    def _measure(self, count: Callable[[_Sample, _Sample], float]) -> float:
+        now = self._take_sample()
+        while len(self._recent) > 1 and self._recent[1].time <= now.time - _RATE_SECONDS:
+            self._recent.popleft()
+        since = self._recent[0]
+        if self.done >= self.total or not count(since, now):
+            since = self._start
+        return count(since, now) / max(now.time - since.time, 1e-3)
 
     def facts(self, wide: bool) -> str:
-        """What is known beside the number of steps, the most important first."""
-        parts = []
-        spent = None if self.counts is None else self.counts.since(self._before)
-        if spent is not None:
+        """Return what is known beside the number of steps, the most important first."""
+        parts = [f"{self.elapsed:.1f} s"]
+        rest = self.estimate_rest()
+        if rest is not None:
+            parts.append(f"{rest:,.0f} s left")
+        spent = self.spent
+        if self.counts is not None:
             parts += [f"{spent.failures:,} failed", f"{spent.cache_hits:,} cached"]
-            if spent.retries:
-                parts.append(f"{spent.retries:,} retries" + (f" (last: {spent.problem:.60})" if wide else ""))
-        parts.append(f"{self.rate():,.1f}/s")
-        if spent is not None and wide:
+        if spent.retries:
+            parts.append(f"{spent.retries:,} retries" + (f" (last: {spent.problem:.60})" if wide else ""))
+        rate = self.rate()
+        parts.append(f"{rate:,.1f}" if rate >= 1 else f"{rate:.2g}")
+        parts[-1] += "/s" if self.counts is None else " requests/s"
+        if self.counts is not None and wide:
             parts.append(f"{spent.prompt_tokens:,}+{spent.completion_tokens:,} tokens")
         return ", ".join(parts)
 
     def log(self) -> None:
         """Log what the stage took; not its last problem, which may quote a prompt."""
-        seconds = time.monotonic() - self._started
-        spent = Counts() if self.counts is None else self.counts.since(self._before)
-        done = self.title, self.done, self.total, seconds
-        _LOG.info("%s: %d of %d in %.1f s, %d failed, %d retries", *done, spent.failures, spent.retries)
+        done = self.title, self.done, self.total, self.elapsed
+        _LOG.info("%s: %d of %d in %.1f s, %d failed, %d retries", *done, self.spent.failures, self.spent.retries)
 
     def line(self) -> str:
-        """All of it as one line."""
-        rate = self.rate()
-        left = f", {(self.total - self.done) / rate:,.0f} s left" if self.done < self.total and rate > 0 else ""
-        elapsed = time.monotonic() - self._started
-        return to_printable(
-            f"{self.title}: {self.done:,}/{self.total:,} in {elapsed:.1f} s{left}, {self.facts(wide=True)}"
-        )
+        """Return all of it as one line."""
+        return to_printable(f"{self.title}: {self.done:,}/{self.total:,} in {self.facts(wide=True)}")
+
+
+def _count_sent(since: _Sample, now: _Sample) -> float:
+    """Return the steps between two samples that the server answered: of those of the cache, one needs no time."""
+    steps, ended, cached = (now.steps - since.steps, now.ended - since.ended, now.cached - since.cached)
+    return steps * ended / (ended + cached) if ended + cached else float(steps)
 
 
 class _Facts(ProgressColumn):
     """The facts of a stage, drawn anew also while nothing advances."""
 
-    def __init__(self, state: _Stage, wide: bool) -> None:
+    def __init__(self, state: StageState, wide: bool) -> None:
         super().__init__()
         self._state, self._wide = state, wide
 
