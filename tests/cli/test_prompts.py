@@ -59,7 +59,7 @@ def scripted(monkeypatch: pytest.MonkeyPatch) -> Callable[[Script], list[Request
         engine = ScriptedEngine(script)
 
         @asynccontextmanager
-        async def opened(_engine: Any, _sampling: Any, config: Any) -> AsyncIterator[ModelClient]:
+        async def opened(_engine: Any, _sampling: Any, config: Any, **_: Any) -> AsyncIterator[ModelClient]:
             with Cache(config.file, config.mode) as cache:
                 yield ModelClient(engine_info=FACTS, engine=engine, cache=cache)
 

@@ -333,8 +333,8 @@ def test_a_block_ends_once_its_model_is_closed(monkeypatch: pytest.MonkeyPatch) 
     closed = []
 
     @asynccontextmanager
-    async def open_slowly(*settings: Any) -> AsyncIterator[ModelClient]:
-        async with open_model(*settings) as client:
+    async def open_slowly(*settings: Any, **options: Any) -> AsyncIterator[ModelClient]:
+        async with open_model(*settings, **options) as client:
             yield client
         await asyncio.sleep(0.05)
         closed.append(True)

@@ -9,6 +9,7 @@ import typer
 
 from touche_llm.cli import setting_options as s
 from touche_llm.cli.output import Format, FormatOption, print_rows, say
+from touche_llm.cli.progress import CommandProgress
 from touche_llm.cli.stages import until_interrupted
 from touche_llm.cli.tables import Column, show_lines, show_table
 from touche_llm.llm.engines.server_checks import ServerCheck
@@ -28,15 +29,18 @@ _MARKS = {True: "yes", False: "no", None: "?"}
 def doctor(
     given: s.Given,
     url: Annotated[str, typer.Argument(metavar="URL", help="Address of the server, as http://127.0.0.1:8000.")],
+    thorough: Annotated[
+        bool, typer.Option("--thorough", help="Also repeat a request sixty times, to see if its answers differ.")
+    ] = False,
     output: FormatOption = Format.TABLE,
 ) -> None:
     """Check what a server can do, and name the options for the rest.
 
-    Sends about seventy short requests. Exit code 1 if a run is impossible.
+    Sends about fifteen short requests. Exit code 1 if a run is impossible.
     """
     engine = s.validate(EngineConfig, {**given, "engine.base_url": url}, "engine")
     sampling = s.validate(SamplingConfig, given, "sampling")
-    checks = until_interrupted(_examine(engine, sampling), lambda: "nothing was stored")
+    checks = until_interrupted(_examine(engine, sampling, thorough), lambda: "nothing was stored")
     if output is Format.TABLE:
         _show(checks)
     else:
@@ -47,9 +51,9 @@ def doctor(
     say(output, f"{url}: a run can be made")
 
 
-async def _examine(engine: EngineConfig, sampling: SamplingConfig) -> list[ServerCheck]:
+async def _examine(engine: EngineConfig, sampling: SamplingConfig, is_thorough: bool) -> list[ServerCheck]:
     # Imported here because the HTTP libraries are slow to load.
-    from touche_llm.llm.engines.conformance import examine
+    from touche_llm.llm.engines.conformance import count_steps, examine
     from touche_llm.llm.engines.server import ChatServer
 
     async with ChatServer(
@@ -59,7 +63,9 @@ async def _examine(engine: EngineConfig, sampling: SamplingConfig) -> list[Serve
         chat_template_kwargs=sampling.chat_template_kwargs,
     ) as server:
         _, prompt = load_named(get_task(DEFAULT_TASK), "judge")
-        return await examine(server, engine, sampling, list_schemas([prompt]))
+        schemas, progress = list_schemas([prompt]), CommandProgress()
+        with progress.stage("checking the server", count_steps(is_thorough=is_thorough)) as step:
+            return await examine(server, engine, sampling, schemas, progress.warn, step, is_thorough=is_thorough)
 
 
 def _show(checks: list[ServerCheck]) -> None:

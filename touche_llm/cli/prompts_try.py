@@ -134,7 +134,7 @@ async def _send(context: TrialContext, purpose: Purpose, prompt: Prompt, model: 
 
 async def _send_once(context: TrialContext) -> _Tried:
     config = context.run.config
-    async with open_model(config.engine, config.sampling, config.cache) as model:
+    async with open_model(config.engine, config.sampling, config.cache, progress=context.run.progress) as model:
         return await _send(context, *_load_prompt(context), model)
 
 
@@ -150,7 +150,7 @@ async def _watch(context: TrialContext, qrels: Qrels | None, verbose: bool, save
     """Send the requests, now and after each change; errors are printed."""
     config = context.run.config
     before: _Tried | None = None
-    async with open_model(config.engine, config.sampling, config.cache) as model:
+    async with open_model(config.engine, config.sampling, config.cache, progress=context.run.progress) as model:
         while True:
             try:
                 purpose, prompt = _load_prompt(context)

@@ -58,7 +58,8 @@ class EngineConfig(Section):
         context: Context in tokens; the model's own if None.
         tokenizer: Folder of the model's tokenizer, for a server that does not count the tokens of messages.
         concurrency: Max number of requests to a server at a time.
-        request_timeout: Seconds that a server may take for a request, excluding its queue.
+        request_timeout: Seconds that a server may take for a request, excluding the time that it waits behind requests
+            of the same run, but not behind those of others.
         retry_for: Seconds after which a request that fails at a server is no longer retried.
     """
 
@@ -105,7 +106,12 @@ class EngineConfig(Section):
     )
     request_timeout: Annotated[
         float,
-        Option("--request-timeout", "Seconds per request, from its turn in the server's queue", "Model"),
+        Option(
+            "--request-timeout",
+            "Seconds per request, without the queue of this run; raise it on a shared server, since the wait behind "
+            "requests of others counts",
+            "Model",
+        ),
     ] = Field(300.0, gt=0.0)
     retry_for: Annotated[
         float, Option("--retry-for", "Seconds after which a failing request is abandoned", "Model")

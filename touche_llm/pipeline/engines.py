@@ -18,10 +18,10 @@ from touche_llm.llm.pooling import PoolingClient
 from touche_llm.llm.pooling_texts import TemplateConfig
 from touche_llm.llm.request import hash_content
 from touche_llm.llm.settings import SECTIONS, CacheConfig, EngineConfig, PoolingConfig, Purpose, SamplingConfig
+from touche_llm.pipeline.progress import Progress, SilentProgress
 
 # JSON schemas of answers.
 Schemas = Sequence[Mapping[str, Any]]
-Warn = Callable[[str], None]
 _Opened = tuple[Engine, EngineInfo]
 # `open_pooling`, or a function in its place.
 OpenPooling = Callable[..., AbstractAsyncContextManager[PoolingClient]]
@@ -40,7 +40,7 @@ async def open_model(
     answers: CacheConfig,
     lost: LostRequests = NOTHING_LOST,
     schemas: Schemas = (),
-    warn: Warn = lambda message: None,
+    progress: Progress | None = None,
 ) -> AsyncIterator[ModelClient]:
     """Open a language model.
 
@@ -52,7 +52,7 @@ async def open_model(
         answers: Cache of the answers.
         lost: Requests that batch files left without an answer.
         schemas: Schemas of the answers to request, whose labels a server must show; empty to verify none.
-        warn: Receives what is wrong with these labels if a run is possible.
+        progress: Shows the check of a server, and what is wrong with these labels if a run is possible.
 
     Raises:
         UsageError: Failures are to be retried in replay, or the cache does not know the engine to replay.
@@ -74,7 +74,7 @@ async def open_model(
             return
         log = cache.path.with_name(LOG)
         is_managed = engine.name == "managed"
-        start_up = partial(_server, sampling=sampling, schemas=schemas, warn=warn)
+        start_up = partial(_server, sampling=sampling, schemas=schemas, progress=progress or SilentProgress())
         async with _managed(engine, start_up, log) if is_managed else start_up(engine) as (opened, facts):
             store_engine_info(facts, cache)
             yield ModelClient(engine_info=facts, engine=opened, **policy)
@@ -105,12 +105,12 @@ async def _server(
     asked: EngineConfig,
     sampling: SamplingConfig,
     schemas: Schemas,
-    warn: Warn,
+    progress: Progress,
     restart: Callable[[], Awaitable[str]] | None = None,
 ) -> AsyncIterator[_Opened]:
     # Imported here because the HTTP libraries are slow to load, and most commands need no engine.
     from touche_llm.llm.engines.server import ChatServer
-    from touche_llm.llm.engines.startup import connect
+    from touche_llm.llm.engines.startup import SURVEY_STEPS, connect
 
     async with ChatServer(
         asked.base_url,
@@ -119,7 +119,9 @@ async def _server(
         chat_template_kwargs=sampling.chat_template_kwargs,
         restart=restart,
     ) as server:
-        yield server, await connect(server, asked, sampling, schemas, warn)
+        with progress.stage("checking the server", SURVEY_STEPS) as step:
+            facts = await connect(server, asked, sampling, schemas, progress.warn, step)
+        yield server, facts
 
 
 @asynccontextmanager

@@ -16,6 +16,7 @@ from touche_llm.llm.settings import CacheConfig, EngineConfig, SamplingConfig
 from touche_llm.pipeline import event_loop
 from touche_llm.pipeline.context import make_request_builder
 from touche_llm.pipeline.engines import open_model
+from touche_llm.pipeline.progress import default_progress
 
 
 class LanguageModel:
@@ -90,7 +91,7 @@ class LanguageModel:
         if self._stack is not None:
             raise UsageError("the model is open already; use another LanguageModel")
         async with AsyncExitStack() as stack:
-            opening = open_model(self._engine, self._sampling, self._cache)
+            opening = open_model(self._engine, self._sampling, self._cache, progress=default_progress())
             self._client = await stack.enter_async_context(opening)
             self._stack = stack.pop_all()
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import warnings
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import AsyncExitStack
@@ -32,7 +31,7 @@ from touche_llm.pipeline.dense_corpus import DenseCorpus
 from touche_llm.pipeline.engines import open_pooling
 from touche_llm.pipeline.judge import Judgments
 from touche_llm.pipeline.language_model import LanguageModel
-from touche_llm.pipeline.progress import ConsoleProgress, NotebookProgress, Progress, SilentProgress
+from touche_llm.pipeline.progress import Progress, default_progress
 from touche_llm.pipeline.rank import Ranking
 from touche_llm.prompts.prompt import Prompt
 from touche_llm.prompts.purposes import list_judging_purposes, load, purposes_of
@@ -121,7 +120,7 @@ def open_corpus(
         raise UsageError("task: missing; name the task of the corpus, see `touche-llm tasks list`")
     found = file.task if isinstance(file, Dataset) and task is None else get_task(str(task))
     retriever = read_settings(RetrieverConfig, retriever, "retriever")
-    warn = (progress or _default_progress()).warn
+    warn = (progress or default_progress()).warn
     if search_engine is not None and (file is not None or index is not None):
         raise UsageError("search_engine: it holds the documents itself; leave out file and index")
     if isinstance(search_engine, ChatNoirSettings):
@@ -142,7 +141,7 @@ def open_corpus(
     if dense is None:
         return corpus
     options = read_settings(DenseOptions, dense, "dense")
-    return DenseCorpus(corpus, options.settings, options.cache, progress or _default_progress())
+    return DenseCorpus(corpus, options.settings, options.cache, progress or default_progress())
 
 
 async def _retrieve(
@@ -164,7 +163,7 @@ async def _retrieve(
         fields: Fields of a topic that make the query: title, description, narrative, objects.
         expand_with: Model that expands the queries; None to search with the topics' own queries only.
         prompt: Prompt of the expansion: a name or the path of a `.jinja` file.
-        progress: Display of the progress; None for a bar in a terminal or notebook.
+        progress: Display of the progress; None for a bar in a terminal or notebook, elsewhere a line every ten seconds.
 
     Raises:
         DataError: No topic has a candidate.
@@ -208,7 +207,7 @@ async def _judge(
         prompts: Prompts of other purposes: objects, sentence, stance.
         stance: Settings of the stance prompt; None for the defaults.
         pairs: Settings of sentence pairs; None for the defaults.
-        progress: Display of the progress; None for a bar in a terminal or notebook.
+        progress: Display of the progress; None for a bar in a terminal or notebook, elsewhere a line every ten seconds.
 
     Raises:
         PromptError: A prompt is missing or invalid.
@@ -247,7 +246,7 @@ async def _rank(
         model: Open model; required if a step compares documents.
         prompts: Prompts of the comparisons: best, order.
         options: Objective, weights, settings of the steps, and thresholds of the stance.
-        progress: Display of the progress; None for a bar in a terminal or notebook.
+        progress: Display of the progress; None for a bar in a terminal or notebook, elsewhere a line every ten seconds.
 
     Raises:
         UsageError: A step or weight is unknown, a step needs a model, or the judgments are of another task.
@@ -342,18 +341,10 @@ class _LibraryProgress:
             warnings.warn(message, ToucheWarning, stacklevel=3)
 
 
-def _default_progress() -> Progress:
-    # Programs that start notebooks import `ipykernel` as well; only within one the shell has a kernel.
-    ipython = sys.modules.get("IPython")
-    if ipython is not None and hasattr(ipython.get_ipython(), "kernel"):
-        return NotebookProgress()
-    return ConsoleProgress() if sys.stderr.isatty() else SilentProgress()
-
-
 def _make_sync(function: Callable[P, Coroutine[Any, Any, ResultT]]) -> Callable[P, ResultT]:
     @wraps(function)
     def call(*arguments: P.args, **options: P.kwargs) -> ResultT:
-        progress = _LibraryProgress(options.get("progress") or _default_progress())  # type: ignore[arg-type]
+        progress = _LibraryProgress(options.get("progress") or default_progress())  # type: ignore[arg-type]
         options["progress"] = progress
         try:
             return event_loop.run(function(*arguments, **options))
@@ -368,7 +359,7 @@ def _make_sync(function: Callable[P, Coroutine[Any, Any, ResultT]]) -> Callable[
 def _make_async(function: Callable[P, Coroutine[Any, Any, ResultT]]) -> Callable[P, Coroutine[Any, Any, ResultT]]:
     @wraps(function)
     async def call(*arguments: P.args, **options: P.kwargs) -> ResultT:
-        progress = _LibraryProgress(options.get("progress") or _default_progress())  # type: ignore[arg-type]
+        progress = _LibraryProgress(options.get("progress") or default_progress())  # type: ignore[arg-type]
         options["progress"] = progress
         try:
             return await event_loop.run_async(function(*arguments, **options))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import sys
 import threading
 import time
 from collections import deque
@@ -64,7 +65,9 @@ class SilentProgress:
 class ConsoleProgress:
     """Progress on standard error."""
 
-    def __init__(self) -> None:
+    def __init__(self, min_seconds: float = 0.0) -> None:
+        """Open the console; a stage that ends within `min_seconds` is shown only on a terminal."""
+        self._min_seconds = min_seconds
         self.console = Console(stderr=True, highlight=False)
         # A terminal gets lines broken between words; a file gets each note as one line.
         self.console.soft_wrap = not self.console.is_terminal
@@ -96,7 +99,11 @@ class ConsoleProgress:
                 yield step
             state.log()
             return
-        with _show_regularly(state, _PLAIN_SECONDS, lambda: self.console.print(state.line(), markup=False)):
+
+        def show() -> None:
+            self.console.print(state.line(), markup=False)
+
+        with _show_regularly(state, _PLAIN_SECONDS, show, self._min_seconds):
             yield state.advance
 
 
@@ -119,9 +126,20 @@ class NotebookProgress:
             yield state.advance
 
 
+def default_progress() -> Progress:
+    """Return the display of a program without options: that of its notebook, or lines on standard error."""
+    # Programs that start notebooks import `ipykernel` as well; only within one the shell has a kernel.
+    ipython = sys.modules.get("IPython")
+    if ipython is not None and hasattr(ipython.get_ipython(), "kernel"):
+        return NotebookProgress()
+    return ConsoleProgress(min_seconds=_PLAIN_SECONDS)
+
+
 @contextmanager
-def _show_regularly(state: StageState, seconds: float, show: Callable[[], None]) -> Iterator[None]:
-    """Show a stage every few seconds while the block runs, and at its end if it succeeds."""
+def _show_regularly(
+    state: StageState, seconds: float, show: Callable[[], None], min_seconds: float = 0.0
+) -> Iterator[None]:
+    """Show a stage every few seconds while the block runs and, unless it was short, at its end if it succeeds."""
     ended = threading.Event()
 
     def repeat() -> None:
@@ -136,7 +154,8 @@ def _show_regularly(state: StageState, seconds: float, show: Callable[[], None])
     finally:
         ended.set()
         thread.join()
-    show()
+    if state.elapsed >= min_seconds:
+        show()
     state.log()
 
 

@@ -119,8 +119,7 @@ async def run_rank(config: Config, folder: Path, progress: Progress, *, lost: Lo
                 return await rank_stage(context, directory)
         with RunContext(config, progress) as context:
             schemas = context.list_schemas(*list_comparison_kinds(config.steps))
-            opening = open_model(config.engine, config.sampling, config.cache, lost, schemas, progress.warn)
-            async with opening as model:
+            async with open_model(config.engine, config.sampling, config.cache, lost, schemas, progress) as model:
                 with context.using(model):
                     return await rank_stage(context, directory)
 
@@ -141,8 +140,7 @@ async def _open_model(
     # Checked before the slow loading of the model, and again once its name and context are known.
     check_settings(directory, context, command, overwrite=overwrite)
     config, schemas = context.config, context.list_schemas(*PURPOSES.get(command, ()))
-    opening = open_model(config.engine, config.sampling, config.cache, lost, schemas, context.progress.warn)
-    async with opening as model:
+    async with open_model(config.engine, config.sampling, config.cache, lost, schemas, context.progress) as model:
         with context.using(model):
             check_settings(directory, context, command, overwrite=overwrite)
             yield

@@ -138,7 +138,7 @@ async def compare_prompts(
         if not prepared.sample_file.exists():
             write_sample(prepared.sample_file, prepared.sample)
         schemas = list_schemas(prompt for variant in variants for prompt in variant.prompts)
-        opening = open_model(config.engine, config.sampling, config.cache, schemas=schemas, warn=progress.warn)
+        opening = open_model(config.engine, config.sampling, config.cache, schemas=schemas, progress=progress)
         async with opening as model:
             builder = make_request_builder(model, config.engine, config.sampling)
             failures = await _find_objects(context, prepared, builder)

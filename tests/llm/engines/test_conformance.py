@@ -14,7 +14,7 @@ from aiohttp import web
 from tests.fake_server import FakeServer, fields_in, reply, says, spell
 from touche_llm.llm.answer_forms import AnswerForm
 from touche_llm.llm.answers import AnswerModel, build_schema
-from touche_llm.llm.engines.conformance import examine
+from touche_llm.llm.engines.conformance import count_steps, examine
 from touche_llm.llm.engines.server import ChatServer
 from touche_llm.llm.engines.server_checks import ServerCheck
 from touche_llm.llm.settings import EngineConfig, SamplingConfig
@@ -80,12 +80,13 @@ class Model:
             token["top_logprobs"].append({"token": "!", "logprob": -9999.0})
 
 
-async def checks_of(*faults: str, logprobs: bool = True) -> dict[str, ServerCheck]:
+async def checks_of(*faults: str, logprobs: bool = True, is_thorough: bool = True) -> dict[str, ServerCheck]:
     model = Model(faults)
     server = FakeServer(rest=model.answer, probe=model.answer, labels=model.answer)
     async with server.running():
         async with ChatServer(server.url, concurrency=64, request_timeout=5, chat_template_kwargs={}) as client:
-            found = await examine(client, EngineConfig(), SamplingConfig(logprobs=logprobs), SCHEMAS)
+            sampling = SamplingConfig(logprobs=logprobs)
+            found = await examine(client, EngineConfig(), sampling, SCHEMAS, is_thorough=is_thorough)
     assert len(found) == len({check.name for check in found})
     return {check.name: check for check in found}
 
@@ -96,7 +97,7 @@ async def test_a_server_without_a_fault_has_none(form: str) -> None:
     assert [name for name, check in found.items() if not check.is_ok] == []
     assert list(found) == [
         *("server", "model", "context", "tokens", "schema", "logprobs", "system message", "label tokens"),
-        *("open thought", "white space", "prefix cache", "determinism", "thinking"),
+        *("open thought", "white space", "prefix cache", "thinking", "determinism"),
     ]
     assert found["logprobs"].value == "for each token of an answer, renormalised"
     assert found["label tokens"].value.startswith("8 of 8")
@@ -128,6 +129,25 @@ async def test_a_fault_that_a_run_survives_is_named_with_its_cost_and_remedy(
     # Nothing else is blamed, apart from what cannot be seen in an answer that ends early.
     assert {check.name for check in found.values() if check.is_ok is False} <= {name}
     assert not any(check.is_blocking for check in found.values())
+
+
+@pytest.mark.parametrize(("is_thorough", "max_requests"), [(False, 20), (True, 80)])
+async def test_the_steps_of_an_examination_are_all_counted(is_thorough: bool, max_requests: int) -> None:
+    model, steps = Model(()), []
+    server = FakeServer(rest=model.answer, probe=model.answer, labels=model.answer)
+    async with server.running():
+        async with ChatServer(server.url, concurrency=64, request_timeout=5, chat_template_kwargs={}) as client:
+            found = await examine(
+                client,
+                EngineConfig(),
+                SamplingConfig(),
+                SCHEMAS,
+                step=lambda: steps.append(len(server.bodies)),
+                is_thorough=is_thorough,
+            )
+    assert len(steps) == count_steps(is_thorough=is_thorough)
+    assert ("determinism" in {check.name for check in found}) == is_thorough
+    assert len(server.bodies) < max_requests
 
 
 async def test_a_server_that_ignores_schemas_is_examined_no_further() -> None:

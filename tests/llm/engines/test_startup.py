@@ -14,7 +14,7 @@ from aiohttp import web
 from pydantic import Field
 
 from tests.answer_models import ComparativeJudgment
-from tests.fake_server import GOOD, FakeServer, fields_in, good, reply, says, schema_in, status
+from tests.fake_server import GOOD, FakeServer, fields_in, good, hangs, reply, says, schema_in, status
 from tests.llm.engines.test_server import question
 from tests.other_servers import FakeFewAlternatives, FakeLlamaCpp, FakeLmStudio, FakeOllama, FakeSglang
 from touche_llm.errors import EngineError
@@ -22,7 +22,7 @@ from touche_llm.llm.answer_forms import AnswerForm
 from touche_llm.llm.answers import AnswerModel, build_schema
 from touche_llm.llm.cache import Cache
 from touche_llm.llm.engines import startup
-from touche_llm.llm.engines.base import EngineInfo
+from touche_llm.llm.engines.base import EngineInfo, Transient
 from touche_llm.llm.engines.chat_reply import Delivery
 from touche_llm.llm.engines.server import ChatServer
 from touche_llm.llm.engines.startup import connect
@@ -378,3 +378,61 @@ async def test_instructions_go_into_the_user_message_where_the_template_has_no_o
             info = await connect(client, EngineConfig(**given), sampling, [TUPLE])
             # The tokens of the template are those of a chat as the run sends it.
             assert info.overhead == await client.count_tokens((Message("user", ""),))
+
+
+class Shared(FakeServer):
+    """Server whose metrics have the queue of two engines, as vLLM writes them."""
+
+    async def metrics(self, _: web.Request) -> web.Response:
+        lines = [
+            f'vllm:num_requests_{kind}{{engine="{engine}",model_name="fake"}} {count}'
+            for kind, counts in (("waiting", ("200.0", "40.0")), ("running", ("64.0", "1.0")))
+            for engine, count in enumerate(counts)
+        ]
+        return web.Response(text="# HELP vllm:num_requests_waiting Number of requests.\n" + "\n".join(lines))
+
+    def add_routes(self, app: web.Application) -> None:
+        super().add_routes(app)
+        app.router.add_get("/metrics", self.metrics)
+
+
+async def fail(server: FakeServer) -> tuple[str, list[str]]:
+    """The error of a start-up check with little time, and its notes."""
+    notes: list[str] = []
+    async with server.running():
+        async with ChatServer(server.url, concurrency=8, request_timeout=0.3, chat_template_kwargs={}) as client:
+            with pytest.raises(EngineError) as caught:
+                await connect(client, EngineConfig(), SamplingConfig(), warn=notes.append)
+    return str(caught.value), notes
+
+
+async def test_a_server_that_is_busy_with_requests_of_others_is_named_so() -> None:
+    error, notes = await fail(Shared(probe=hangs))
+    assert all("240 requests wait and 65 run" in text for text in (error, *notes)) and len(notes) == 1
+    assert "`engine.request_timeout`" in error and "is the server running" not in error
+
+
+async def test_a_server_without_metrics_is_busy_if_it_answers_other_requests() -> None:
+    error, notes = await fail(FakeServer(probe=hangs))
+    assert "busy" in error and "`engine.request_timeout`" in error and "is the server running" not in error
+    assert notes == []
+
+
+async def test_a_request_of_a_run_that_times_out_names_the_queue() -> None:
+    server = Shared(rest=hangs)
+    async with server.running():
+        async with ChatServer(server.url, concurrency=8, request_timeout=0.3, chat_template_kwargs={}) as client:
+            client.choose("fake")
+            request = client.build_check((Message("user", "x"),), {}, Sampling())
+            with pytest.raises(Transient) as caught:
+                await client.exchange(request)
+    assert (caught.value.kind, caught.value.is_busy) == ("timeout", True)
+    assert "240 requests wait" in caught.value.reason
+
+
+async def test_the_steps_of_a_start_up_check_are_all_counted() -> None:
+    steps: list[None] = []
+    async with FakeServer().running() as server:
+        async with ChatServer(server.url, concurrency=8, request_timeout=5, chat_template_kwargs={}) as client:
+            await connect(client, EngineConfig(), SamplingConfig(), step=lambda: steps.append(None))
+    assert len(steps) == startup.SURVEY_STEPS

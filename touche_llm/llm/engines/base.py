@@ -54,7 +54,12 @@ class Completion:
 
 
 class Transient(TransientFailure):
-    """Transient failure of an engine; `is_overload` if fewer concurrent requests would help."""
+    """Transient failure of an engine.
+
+    Attributes:
+        is_overload: Whether fewer concurrent requests would help.
+        is_busy: Whether a server that did not reply in time answers other requests.
+    """
 
     def __init__(
         self,
@@ -67,6 +72,7 @@ class Transient(TransientFailure):
         super().__init__(reason, retry_after, max_tries)
         self.kind: FailureKind = kind
         self.is_overload = is_overload
+        self.is_busy = False
 
 
 class BrokenReply(Transient):

@@ -7,6 +7,7 @@ import json
 import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 from uuid import uuid4
 
@@ -19,7 +20,7 @@ from touche_llm.llm.engines.base import Completion, Rejected, Transient
 from touche_llm.llm.engines.chat_reply import ChatReply, read_completion
 from touche_llm.llm.engines.server import ChatServer
 from touche_llm.llm.engines.server_checks import REMEDIES, ServerCheck
-from touche_llm.llm.engines.startup import check_thoughts, is_renormalised, survey
+from touche_llm.llm.engines.startup import SURVEY_STEPS, check_thoughts, is_renormalised, survey
 from touche_llm.llm.engines.template_checks import SYSTEM_MESSAGE
 from touche_llm.llm.logprobs import read_label
 from touche_llm.llm.request import Message, Request, Sampling
@@ -58,15 +59,25 @@ class _Examination:
 
 
 async def examine(
-    server: ChatServer, engine: EngineConfig, sampling: SamplingConfig, schemas: Sequence[Mapping[str, Any]]
+    server: ChatServer,
+    engine: EngineConfig,
+    sampling: SamplingConfig,
+    schemas: Sequence[Mapping[str, Any]],
+    warn: Callable[[str], None] = lambda _: None,
+    step: Callable[[], None] = lambda: None,
+    *,
+    is_thorough: bool = False,
 ) -> list[ServerCheck]:
-    """Examine a server with about seventy short requests.
+    """Examine a server with about fifteen short requests, and with sixty more if `is_thorough`.
 
     Args:
         server: The server.
         engine: Model, revision, context and tokenizer.
         sampling: Sampling.
         schemas: Schemas of JSON answers with labels alone, as a run requests; the first is also requested here.
+        warn: Receives whether others use the server.
+        step: Called after each of the steps that `count_steps` counts.
+        is_thorough: Whether to repeat a request, to see if its answers differ.
 
     Returns:
         The checks; only those of the start-up check if the server does not enforce schemas or takes no instructions.
@@ -74,7 +85,7 @@ async def examine(
     Raises:
         EngineError: The server is unreachable, serves another model, or answers with several models.
     """
-    found = await survey(server, engine, sampling, schemas)
+    found = await survey(server, engine, sampling, schemas, warn, step)
     known = {check.name: check for check in found.checks}
     if not known["schema"].is_ok or (SYSTEM_MESSAGE in known and known[SYSTEM_MESSAGE].is_blocking):
         return found.checks
@@ -85,10 +96,21 @@ async def examine(
     more: Mapping[str, Callable[[_Examination], Awaitable[ServerCheck]]] = {
         "white space": _check_white_space,
         "prefix cache": _check_prefix_cache,
-        "determinism": _check_determinism,
         "thinking": lambda _: _check_delimiters(server, sampling),
     }
-    return [*found.checks, *[await _run(name, check, examination) for name, check in more.items() if name not in known]]
+    checks = list(found.checks)
+    for name, check in more.items():
+        if name not in known:
+            checks.append(await _run(name, check, examination))
+        step()
+    if is_thorough:
+        checks.append(await _run("determinism", partial(_check_determinism, step=step), examination))
+    return checks
+
+
+def count_steps(*, is_thorough: bool) -> int:
+    """Return the number of steps of an examination that nothing blocks."""
+    return SURVEY_STEPS + 3 + (3 * _REPEATS if is_thorough else 0)
 
 
 async def _check_delimiters(server: ChatServer, sampling: SamplingConfig) -> ServerCheck:
@@ -156,12 +178,17 @@ async def _check_prefix_cache(examination: _Examination) -> ServerCheck:
     return ServerCheck(name, True, value)
 
 
-async def _check_determinism(examination: _Examination) -> ServerCheck:
-    server, request = examination.server, examination.build(_PASSAGE)
-    answers = [await server.complete(request) for _ in range(_REPEATS)]
+async def _check_determinism(examination: _Examination, step: Callable[[], None]) -> ServerCheck:
+    async def send(sent: Request) -> Completion:
+        completion = await examination.server.complete(sent)
+        step()
+        return completion
+
+    request = examination.build(_PASSAGE)
+    answers = [await send(request) for _ in range(_REPEATS)]
     others = [examination.build(f"{_PASSAGE} " * (1 + number % 3) + str(number)) for number in range(_REPEATS)]
     sent = [each for other in others for each in (request, other)]
-    answers += (await asyncio.gather(*map(server.complete, sent)))[::2]
+    answers += (await asyncio.gather(*map(send, sent)))[::2]
     first, *rest = [_read_fields(answer, examination.schema) for answer in answers]
     flips = sum(any(a.answered != b.answered for a, b in zip(first, other, strict=True)) for other in rest)
     difference = max(

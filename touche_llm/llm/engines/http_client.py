@@ -6,8 +6,9 @@ import asyncio
 import errno
 import html
 import os
+import re
 from collections.abc import Awaitable, Callable
-from typing import Any, Self, TypeVar
+from typing import Any, NamedTuple, Self, TypeVar
 
 import aiohttp
 import orjson
@@ -26,8 +27,19 @@ _MAX_BODY = 16 * 2**20
 # Max characters of a reply that an error quotes, and max bytes that are searched for the title of a web page.
 _MAX_QUOTED, _MAX_TITLE, _MAX_PAGE_START = 300, 100, 10_000
 _HEALTH_SECONDS = 5.0
+_QUEUE = re.compile(r"^vllm:num_requests_(waiting|running)(?:\{[^}]*\})? (\S+)", re.MULTILINE)
 
 ReplyT = TypeVar("ReplyT")
+
+
+class Queue(NamedTuple):
+    """Requests of all clients at a server."""
+
+    waiting: int
+    running: int
+
+    def __str__(self) -> str:
+        return f"{self.waiting:,} requests wait and {self.running:,} run"
 
 
 class HttpClient:
@@ -37,7 +49,10 @@ class HttpClient:
         base_url: Address without `/v1`.
         is_monitored: Whether a failure makes the client find out whether the server is dead; set it once the server
             has answered, since before it may be the wrong address.
+        section: Section of the settings of the server, for messages.
     """
+
+    section = "engine"
 
     def __init__(
         self,
@@ -103,6 +118,9 @@ class HttpClient:
             try:
                 content = await self._call("POST", path, orjson.dumps(body))
             except Transient as error:
+                if error.kind == "timeout":
+                    load = await self._describe_load()
+                    error.reason, error.is_busy = error.reason + load, bool(load)
                 if error.is_overload:
                     self._slots.halve(halvings)
                 elif self.is_monitored:
@@ -123,6 +141,30 @@ class HttpClient:
                 f"answers are not stored under the name {requested!r}; serve one model and run the same command "
                 "again, or keep the new answers separate with `engine.revision`"
             )
+
+    async def read_queue(self) -> Queue | None:
+        """Return the queue that vLLM reports, of all its engines; None for other servers."""
+        found = _QUEUE.findall(await self._peek("/metrics") or "")
+        sums = {kind: sum(int(float(value)) for name, value in found if name == kind) for kind, _ in found}
+        return Queue(**sums) if len(sums) == len(Queue._fields) else None
+
+    async def _describe_load(self) -> str:
+        """Return that the server is busy, if it answers other requests; else nothing."""
+        queue = await self.read_queue()
+        if queue is None and await self._peek("/v1/models") is None:
+            return ""
+        load = "it answers other requests" if queue is None else str(queue)
+        return f": the server is busy ({load}); wait, or give requests more time with `{self.section}.request_timeout`"
+
+    async def _peek(self, path: str) -> str | None:
+        """Return a reply that comes at once, without a retry; None if there is none."""
+        assert self._session is not None
+        try:
+            async with asyncio.timeout(_HEALTH_SECONDS), self._session.get(f"{self.base_url}{path}") as response:
+                content = await read_body(response, _MAX_BODY)
+                return content.decode("utf-8", "replace") if response.status < 400 else None
+        except (TimeoutError, aiohttp.ClientError, OSError):
+            return None
 
     async def _is_alive(self) -> bool:
         """Return whether the server shows a sign of life; one that is slow or has no `/health` does."""

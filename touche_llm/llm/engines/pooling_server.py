@@ -74,6 +74,7 @@ class PoolingServer(HttpClient):
         """Initialise the client; nothing is sent yet."""
         super().__init__(base_url, concurrency=settings.concurrency, request_timeout=settings.request_timeout)
         self.purpose: Purpose = purpose
+        self.section = SECTIONS[purpose]
         self.model = settings.model or ""
         self.prompt_tokens: int | None = None
         self._settings = settings
@@ -90,8 +91,8 @@ class PoolingServer(HttpClient):
             await (self._check_vectors(dimensions) if self.purpose == "embedding" else self._check_scores())
             await self._check_truncation(info.context, dimensions)
         except Transient as error:
-            hint = f"is the server running there? Set its address with `{SECTIONS[self.purpose]}.url`"
-            raise EngineError(f"{self.base_url}: {error.reason}; {hint}") from error
+            hint = "" if error.is_busy else f"; is the server running there? Set its address with `{self.section}.url`"
+            raise EngineError(f"{self.base_url}: {error.reason}{hint}") from error
         except Rejected as error:
             hint = f"give its key in {API_KEY_VARIABLE}" if error.status in (401, 403) else "see the server's log"
             if error.status == 404:
@@ -141,7 +142,7 @@ class PoolingServer(HttpClient):
         return await VllmTokenCounter(self, self.model, {}).truncate(text, max_tokens)
 
     async def _inspect(self) -> EngineInfo:
-        section, settings = SECTIONS[self.purpose], self._settings
+        section, settings = self.section, self._settings
         model = await choose_model(self, settings.model, section)
         self.model = model.id
         kind, title, _ = await identify(self, model)
@@ -194,7 +195,7 @@ class PoolingServer(HttpClient):
         if self.prompt_tokens is not None and self.prompt_tokens < counted:
             raise self._fail(
                 f"{self.model} cuts a text of {counted} tokens to {self.prompt_tokens} without an error",
-                f"serve it with its whole context, or give the shorter one (`{SECTIONS[self.purpose]}.context`)",
+                f"serve it with its whole context, or give the shorter one (`{self.section}.context`)",
             )
 
     def _note(self, model: str | None, usage: _PromptUsage | None) -> None:

@@ -29,6 +29,8 @@ from touche_llm.llm.request import EMPTY_CHAT, Message, Request, Sampling, place
 from touche_llm.llm.settings import EngineConfig, SamplingConfig
 from touche_llm.llm.tokenizer import ChatTokenizer
 
+# Steps of a start-up check that nothing blocks.
+SURVEY_STEPS = 7
 _HINT = "is the server running there? Set its address with `engine.base_url`"
 # Servers by the owner that they give their models.
 _OWNERS = {"vllm": "vllm", "sglang": "sglang", "llamacpp": "llama.cpp", "library": "ollama"}
@@ -97,6 +99,7 @@ async def connect(
     sampling: SamplingConfig,
     schemas: Sequence[Mapping[str, Any]] = (),
     warn: Callable[[str], None] = lambda message: None,
+    step: Callable[[], None] = lambda: None,
 ) -> EngineInfo:
     """Get model and context from a server, and verify that it can do what a run needs.
 
@@ -105,12 +108,13 @@ async def connect(
         engine: Model, revision, context and tokenizer of the run.
         sampling: Sampling of the run.
         schemas: Schemas of the answers that the run requests, as far as they are known.
-        warn: Receives what is missing, and what is wrong with the tokens of labels, if a run is possible.
+        warn: Receives what is missing, and what is wrong with the tokens of labels, if a run is possible; and a queue.
+        step: Called after each of `SURVEY_STEPS`.
 
     Raises:
         EngineError: The server is unreachable, serves another model, or lacks something that the run needs.
     """
-    found = await survey(server, engine, sampling, schemas)
+    found = await survey(server, engine, sampling, schemas, warn, step)
     for check in found.checks:
         if check.is_blocking:
             raise EngineError(f"{server.base_url}: {check}")
@@ -121,28 +125,44 @@ async def connect(
 
 
 async def survey(
-    server: ChatServer, engine: EngineConfig, sampling: SamplingConfig, schemas: Sequence[Mapping[str, Any]] = ()
+    server: ChatServer,
+    engine: EngineConfig,
+    sampling: SamplingConfig,
+    schemas: Sequence[Mapping[str, Any]] = (),
+    warn: Callable[[str], None] = lambda _: None,
+    step: Callable[[], None] = lambda: None,
 ) -> Survey:
-    """Find out what a server can do; see `connect`.
+    """Find out what a server can do; see `connect`. Only a queue is passed to `warn`.
 
     Raises:
         EngineError: The server is unreachable or serves another model.
     """
     try:
-        return await _survey(server, engine, sampling, schemas)
+        return await _survey(server, engine, sampling, schemas, warn, step)
     except Transient as error:
-        raise EngineError(f"{server.base_url}: {error.reason}; {_HINT}") from error
+        # A server that is busy runs there.
+        hint = "" if error.is_busy else f"; {_HINT}"
+        raise EngineError(f"{server.base_url}: {error.reason}{hint}") from error
     except Rejected as error:
         hint = f"give its key in {API_KEY_VARIABLE}" if error.status in (401, 403) else _HINT
         raise EngineError(f"{server.base_url}: the server refused the start-up check: {error}; {hint}") from error
 
 
 async def _survey(
-    server: ChatServer, engine: EngineConfig, sampling: SamplingConfig, schemas: Sequence[Mapping[str, Any]]
+    server: ChatServer,
+    engine: EngineConfig,
+    sampling: SamplingConfig,
+    schemas: Sequence[Mapping[str, Any]],
+    warn: Callable[[str], None],
+    step: Callable[[], None],
 ) -> Survey:
     model = await choose_model(server, engine.model, "engine")
     server.choose(model.id)
     kind, title, slot_context = await identify(server, model)
+    queue = await server.read_queue() if kind == "vllm" else None
+    if queue is not None and queue.waiting:
+        warn(f"{server.base_url}: the server is busy: {queue}; if requests time out, raise `engine.request_timeout`")
+    step()
     served = model.max_model_len or slot_context
     checks = [
         ServerCheck("server", True, title),
@@ -151,11 +171,13 @@ async def _survey(
     ]
     server.system_message = sampling.system_message
     counting = await _find_counter(server, engine)
+    step()
     delivery, probe = await _find_delivery(server, sampling, kind)
+    step()
     if probe is not None:
         if not counting.is_blocking:
             counting = await _compare_counts(server, probe.usage.prompt_tokens, counting)
-        delivery += await _check_answers(server, kind, sampling, schemas, probe, delivery)
+        delivery += await _check_answers(server, kind, sampling, schemas, probe, delivery, step)
     needed = [*checks, counting, *delivery]
     overhead = 0
     if not any(check.is_blocking for check in needed):
@@ -168,6 +190,7 @@ async def _survey(
         engine=title,
         serving=await read_serving(server, kind, model, None if probe is None else probe.system_fingerprint),
     )
+    step()
     return Survey(kind, needed, info, probe)
 
 
@@ -178,20 +201,24 @@ async def _check_answers(
     schemas: Sequence[Mapping[str, Any]],
     probe: ChatReply,
     delivery: Sequence[ServerCheck],
+    step: Callable[[], None],
 ) -> list[ServerCheck]:
     """Return the checks of a server that enforced the schema of `probe`."""
     found = [await check_system_message(server, kind, _build_probe(server, 0), sampling)]
     if found[0].is_blocking:
         # Others send one.
         return found
+    step()
     if with_labels := [schema for schema in schemas if has_labels(schema)]:
         top_logprobs = 0 if any(check.is_blocking for check in delivery) else sampling.top_logprobs
         has_mask = top_logprobs > 0 and is_renormalised(probe)
         found.append(await check_labels(server, with_labels, top_logprobs, is_renormalised=has_mask))
+    step()
     if not sampling.thinking.judge:
         found.append(await check_open_thought(server, sampling))
     if sampling.thinking.budgets:
         found.append(await check_thoughts(server, sampling))
+    step()
     return found
 
 
