@@ -367,3 +367,12 @@ def test_real_judgments_give_the_values_of_the_independent_implementation() -> N
 
 def dcg(gains: list[float]) -> float:
     return math.fsum(gain / log2(place + 2) for place, gain in enumerate(gains))
+
+
+def test_values_by_topic_are_in_the_order_of_the_numbers_of_topics(tmp_path: Path) -> None:
+    (tmp_path / "run.txt").write_text("".join(f"{topic} NO d 1 1.0 tag\n" for topic in (10, 9)))
+    (tmp_path / "qrels.txt").write_text("".join(f"{topic} 0 d 2\n" for topic in (12, 100, 9, 10, 1)))
+    qrels = read_qrels({"relevance": tmp_path / "qrels.txt"}, TASK)
+    with pytest.warns(ToucheWarning):
+        table = evaluate(read_run(tmp_path / "run.txt"), qrels, per_topic=True)
+    assert list(table[table["measure"] == "relevance nDCG@5"]["topic"]) == ["1", "9", "10", "12", "100"]

@@ -387,3 +387,10 @@ def test_every_public_name_can_be_imported_and_is_documented() -> None:
         found = getattr(tl, name)
         assert found.__doc__, name
         assert importlib.import_module(found.__module__)
+
+
+def test_a_model_is_shown_with_its_name_its_server_and_its_cache(tmp_path: Path) -> None:
+    closed = tl.LanguageModel("http://127.0.0.1:1", name="tiny", cache=tmp_path / "a.sqlite")
+    assert all(part in repr(closed) for part in ("tiny", "http://127.0.0.1:1", "a.sqlite"))
+    with replayed("comparative") as opened:
+        assert opened.info.model in repr(opened) and "cassette.jsonl" in repr(opened)

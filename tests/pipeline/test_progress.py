@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import sys
 import time
 from collections.abc import Callable, Iterator
 
@@ -11,7 +12,8 @@ from rich.console import Console
 from rich.text import Text
 
 from touche_llm.llm.counts import Counts
-from touche_llm.pipeline.progress import ConsoleProgress, StageState
+from touche_llm.pipeline import progress as progress_module
+from touche_llm.pipeline.progress import ConsoleProgress, StageState, default_progress
 
 
 @pytest.fixture
@@ -81,3 +83,28 @@ def test_facts_that_do_not_fit_into_the_terminal_are_cut_and_not_continued_on_an
         done()
     (*_, last) = [line for line in Text.from_ansi(screen.getvalue()).plain.splitlines() if "judging" in line]
     assert "failed" in last and last.rstrip().endswith("…")
+
+
+def test_a_script_shows_a_stage_that_takes_long_and_no_other(
+    clock: Callable[[float], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "stderr", screen := io.StringIO())
+    shown = default_progress()
+    with shown.stage("judging", 1) as done:
+        done()
+    assert screen.getvalue() == ""
+    with shown.stage("ranking", 1) as done:
+        clock(12.0)
+        done()
+    assert screen.getvalue().startswith("ranking: 1/1 in 12.0 s")
+
+
+def test_a_script_shows_a_line_regularly_while_a_stage_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(progress_module, "_PLAIN_SECONDS", 0.01)
+    monkeypatch.setattr(sys, "stderr", screen := io.StringIO())
+    with default_progress().stage("judging", 2) as done:
+        while "0/2" not in screen.getvalue():
+            time.sleep(0.01)
+        done()
+        while "1/2" not in screen.getvalue():
+            time.sleep(0.01)

@@ -13,7 +13,15 @@ from tests.sample_runs import Silent, config_for, retrieve_stage
 from touche_llm.errors import DataError
 from touche_llm.pipeline.results import list_result_columns
 from touche_llm.pipeline.run_directory import RunDirectory
-from touche_llm.pipeline.run_overview import BROKEN, MAX_DEPTH, find_runs, read_overview, read_results, read_texts
+from touche_llm.pipeline.run_overview import (
+    BROKEN,
+    EMPTY,
+    MAX_DEPTH,
+    find_runs,
+    read_overview,
+    read_results,
+    read_texts,
+)
 from touche_llm.tasks import get_task
 
 
@@ -76,3 +84,12 @@ def test_a_run_that_the_system_does_not_let_us_read_is_broken(tmp_path: Path, mo
     monkeypatch.setattr(RunDirectory, "read_config", refuse)
     overview = read_overview(tmp_path)
     assert (overview.state, overview.config, "no entry" in overview.problem) == (BROKEN, None, True)
+
+
+def test_a_run_that_was_stopped_during_start_up_is_empty_and_not_broken(tmp_path: Path) -> None:
+    with RunDirectory(tmp_path).lock("run", Silent().warn):
+        pass
+    overview = read_overview(tmp_path)
+    assert (overview.state, overview.config, "start-up" in overview.problem) == (EMPTY, None, True)
+    (tmp_path / "config.yaml").write_text("{")
+    assert read_overview(tmp_path).state == BROKEN

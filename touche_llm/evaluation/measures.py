@@ -67,13 +67,15 @@ class Evaluation:
     def per_topic(self) -> pd.DataFrame:
         """Return a row for each measure and contributing topic: `run`, `measure`, `topic`, `value` and `judged`.
 
+        Topics are in the order of their numbers, since qrels files have them in any order.
         A stance measure is computed over the topic's own documents; the mean over topics is not the run's value.
         """
         rows = []
         for measure, estimate in self.estimates.items():
             judged = estimate_judged(self.run, self.qrels, measure, estimate.topics)
             values = zip(estimate.topics, estimate.by_topic().tolist(), judged.by_topic().tolist(), strict=True)
-            rows += [(self.name, measure, *of_topic) for of_topic in values]
+            in_order = sorted(values, key=lambda of_topic: (len(of_topic[0]), of_topic[0]))
+            rows += [(self.name, measure, *of_topic) for of_topic in in_order]
         return pd.DataFrame(rows, columns=["run", "measure", "topic", "value", "judged"])
 
 

@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from touche_llm.errors import DataError, UsageError
+from touche_llm.errors import DataError, EngineError, UsageError
 from touche_llm.llm.cache import Cache, CacheMode
 from touche_llm.llm.cache_file import Entry
 from touche_llm.llm.engines.base import Engine, EngineInfo
@@ -75,7 +75,14 @@ async def open_model(
         log = cache.path.with_name(LOG)
         is_managed = engine.name == "managed"
         start_up = partial(_server, sampling=sampling, schemas=schemas, progress=progress or SilentProgress())
-        async with _managed(engine, start_up, log) if is_managed else start_up(engine) as (opened, facts):
+        opening = _managed(engine, start_up, log) if is_managed else start_up(engine)
+        async with AsyncExitStack() as stack:
+            try:
+                opened, facts = await stack.enter_async_context(opening)
+            except EngineError as error:
+                if not cache.find(name_kind(None)):
+                    raise
+                raise EngineError(f"{error}; stored answers alone need no server (`cache.mode: replay`)") from error
             store_engine_info(facts, cache)
             yield ModelClient(engine_info=facts, engine=opened, **policy)
 
