@@ -243,7 +243,7 @@ def test_judgments_that_do_not_fit_the_task_are_refused_wherever_they_are_read(t
             place = f"topic {first.topic_id}, document {first.document_id}"
             for command in (("rank", "--out", "runs/mine"), ("report", "runs/mine")):
                 done = touche(*command)
-                assert done.returncode == 1 and done.stderr.startswith(f"error: {file}: {place}: "), (command, done)
+                assert done.returncode == 1 and f"error: {file}: {place}: " in done.stderr, (command, done)
                 assert len(done.stderr.splitlines()) == 1 and all(value in done.stderr for value in values), done.stderr
             with raises_at(tl.DataError, "judgments", place, *values):
                 tl.rank(candidates, replace(judgments, judgments=foreign))
