@@ -27,7 +27,18 @@ NOTHING = "http://127.0.0.1:1"  # nothing listens there
 MAX_RECORDED = 40
 SMALL = {
     "comparative": ["--limit-topics", 2, "--depth", 5, "--rank", "judge", "--rank", "pairwise:2"],
-    "controversial": ["--limit-topics", 1, "--depth", 2, "--stance-prompt", "own", "--stance-depth", 1],
+    "controversial": [
+        "--limit-topics",
+        1,
+        "--depth",
+        2,
+        "--context",
+        3000,
+        "--stance-prompt",
+        "own",
+        "--stance-depth",
+        1,
+    ],
     "sentence_pairs": ["--limit-topics", 1, "--depth", 15, "--judge-pairs", 3, "--both-orders", 1],
 }
 

@@ -28,10 +28,9 @@ TORN: Values = {
 def vary(request: Request) -> Values:
     """Different answers about documents, each nearly certain."""
     grade = sum(map(ord, str(request.origin.document_id))) % 4
-    sure: dict[Label, float] = {0: 0.01, 1: 0.01, 2: 0.01, 3: 0.01} | {grade: 0.97}
-    side: dict[Label, float] = {"FIRST": 0.01, "SECOND": 0.01, "NEUTRAL": 0.01} | {
-        ("FIRST", "SECOND", "NEUTRAL", "FIRST")[grade]: 0.98
-    }
+    sure: dict[Label, float] = {label: 0.97 if label == grade else 0.01 for label in range(4)}
+    chosen = ("FIRST", "SECOND", "NEUTRAL", "FIRST")[grade]
+    side: dict[Label, float] = {label: 0.98 if label == chosen else 0.01 for label in ("FIRST", "SECOND", "NEUTRAL")}
     return {"relevance": sure, "quality": sure, "position": {"YES": 0.99, "NO": 0.01}, "stance": side}
 
 
