@@ -24,6 +24,7 @@ MUTABLE = {
     "Import",
     "JudgedPairs",
     "LabelCounts",
+    "LabelInformation",
     "ModelClient",
     "PoolingClient",
     "RankedTopics",

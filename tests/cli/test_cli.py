@@ -362,6 +362,8 @@ def test_a_bad_line_names_no_option_that_the_command_lacks(touche: Touche, tmp_p
     corpus.write_text("not json\n" + corpus.read_text())
     answers = ["--cache", str(SAMPLE / "cassette.jsonl"), "--cache-mode", "replay"]
     (tmp_path / "o" / "ir-metadata.yml").unlink()  # or the corpus is known to have changed
+    config = tmp_path / "o" / "config.yaml"
+    config.write_text(config.read_text().replace("../c.jsonl", "c.jsonl"))
     done = touche("judge", "--out", "o", *answers)
     assert done.returncode == 1 and "c.jsonl:1: not JSON" in done.stderr
     assert "--skip-bad-lines" not in done.stderr

@@ -69,7 +69,7 @@ def logged() -> list[Access]:
 def test_without_an_earlier_access_its_log_is_named(touche: Touche, folder: Path) -> None:
     done = touche("prompts", "compare", *WORDINGS, *DATA, *RELEVANCE, "--confirm")
     assert "no earlier access to the held-out topics in hold_out_accesses.jsonl" in done.stderr
-    assert "2 topics to choose on; 2 are held out" in done.stderr
+    assert "2 topics (1, 3) to choose on; 2 topics (2, 4) held out" in done.stderr
 
 
 @pytest.mark.parametrize(

@@ -46,7 +46,7 @@ async def test_stances_that_differ_from_the_answers_are_counted(tmp_path: Path) 
     judgments = read_records(tmp_path / "out" / "judgments.jsonl", Judgment, "judgments")
     assert {(one.stance, one.readings["stance"].answered) for one in judgments} == {("NO", "SECOND")}
     assert labels["overruled"] == labels["answers"] == len(judgments) == 40
-    assert any("40 of 40 stances differ" in notice for notice in notices)
+    assert not any("differ" in notice for notice in notices)  # a fact of the run, and no fault
 
 
 async def test_the_same_answer_for_all_documents_is_a_warning(tmp_path: Path) -> None:

@@ -153,12 +153,8 @@ def _list_facts(overview: RunOverview, config: Config, task: Task) -> Iterator[t
     for facts in overview.stages.values():
         for name, counts in read_label_counts(facts).items():
             bits = ", ".join(f"{aspect} {bits:.3f}" for aspect, bits in counts.bits.items() if bits is not None)
-            yield (
-                f"labels of {name}",
-                "; ".join(
-                    [f"information {bits} bits" if bits else "too few for their information", *counts.describe()]
-                ),
-            )
+            known = f"information {bits} bits" if bits else "too few for their information"
+            yield f"labels of {name}", "; ".join([known, *counts.list_problems(), *counts.describe_overruled()])
     if overview.evaluation is not None:
         found = {name: overview.evaluation.measures.get(name) for name in list_measures([overview.evaluation])}
         yield (
@@ -244,8 +240,9 @@ def show_summary(output: Format, folder: Path, seconds: float) -> None:
     task, usage = get_task(overview.config.task), overview.usage
     costs = f"{usage.requests:,} requests, {usage.cached:,} answers from the cache"
     unread = f", {usage.unread:,} answers without probabilities" if usage.unread else ""
+    overruled = f", {usage.overruled:,} stances unlike the answers as written" if usage.overruled else ""
     tokens = f"{usage.prompt_tokens:,} prompt and {usage.completion_tokens:,} answer tokens"
-    say(output, f"{format_seconds(seconds)}, {costs}, {tokens}, {usage.failures:,} failures{unread}")
+    say(output, f"{format_seconds(seconds)}, {costs}, {tokens}, {usage.failures:,} failures{unread}{overruled}")
     topics = read_run_topics(folder, overview.config)
     rows = list_rows(folder, overview.config, task, topics, _SUMMARY_RANKS)
     chosen = list(dict.fromkeys(row["topic"] for row in rows))[:_SUMMARY_TOPICS]

@@ -129,14 +129,18 @@ class LabelCounts:
             f"and those in their texts count as certain; the first is {self.first}"
         )
 
-    def describe(self) -> list[str]:
-        """Return notes for the reader of a run."""
+    def describe_overruled(self) -> list[str]:
+        """Return a note on stances that differ from the answers as written, if there are any."""
+        if not self.overruled:
+            return []
+        return [
+            f"{self.overruled:,} of {self.answers:,} stances differ from the answers as written, since the "
+            "probabilities of all labels decide: docs/explanation/stance.md"
+        ]
+
+    def list_problems(self) -> list[str]:
+        """Return warnings: labels that cannot be read, or say nothing."""
         notes = [self.describe_unread()] if self.unread else []
-        if self.overruled:
-            notes.append(
-                f"{self.overruled:,} of {self.answers:,} stances differ from the answers as written, since the "
-                "probabilities of all labels decide: docs/explanation/stance.md"
-            )
         if low := {name: bits for name, bits in self.bits.items() if bits is not None and bits < LOW_INFORMATION}:
             named = ", ".join(f"{name} {bits:.3f} bits" for name, bits in low.items())
             notes.append(

@@ -211,10 +211,10 @@ async def judge(
 
 
 def warn_of_labels(model: ModelClient, prompts: Mapping[str, Prompt], progress: Progress) -> None:
-    """Warn of answers to prompts whose labels are not those in the text, cannot be read, or say nothing."""
+    """Warn of answers to prompts whose labels cannot be read, or say nothing."""
     for prompt in prompts.values():
         if counts := model.labels.get(prompt.name):
-            for note in counts.describe():
+            for note in counts.list_problems():
                 progress.warn(f"prompt {prompt.name}: {note}")
 
 

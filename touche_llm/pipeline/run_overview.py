@@ -53,6 +53,7 @@ class RunUsage(NamedTuple):
     completion_tokens: int = 0
     failures: int = 0
     unread: int = 0
+    overruled: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +111,8 @@ def sum_usage(facts: Mapping[str, Any]) -> RunUsage:
     numbers = [value if isinstance(value := counts.get(name), int) else 0 for name in names]
     kinds = failures.values() if isinstance(failures, Mapping) else ()
     failed = sum(count for count in kinds if isinstance(count, int))
-    return RunUsage._make((*numbers, failed, sum(found.unread for found in read_label_counts(facts).values())))
+    labels = read_label_counts(facts).values()
+    return RunUsage._make((*numbers, failed, sum(of.unread for of in labels), sum(of.overruled for of in labels)))
 
 
 def read_label_counts(facts: Mapping[str, Any]) -> dict[str, LabelCounts]:

@@ -67,7 +67,7 @@ def gather_report(folder: Path, qrels: Qrels | None, top: int, *, run_topics: bo
             notes.append(f"Imputed stances, for lack of a usable answer: {imputed:,}. They are counted below.")
         for facts in opened.stages.values():
             for name, counts in read_label_counts(facts).items():
-                notes += [f"Prompt {name}: {note}." for note in counts.describe()]
+                notes += [f"Prompt {name}: {note}." for note in (*counts.list_problems(), *counts.describe_overruled())]
         prompts = _load_prompts(opened.context, opened.stages, opened.notes)
         opened.check_documents(ranking[:top] for ranking in run.rankings.values())
         rows = {topic_id: opened.rows(topic_id, qrels) for topic_id in run.rankings}
