@@ -67,6 +67,8 @@ def serve_litellm(folder: Path) -> Iterator[str]:
             yield url
 
 
+# Options that a server needs: LiteLLM reports no context and counts no tokens.
+NEEDED: Mapping[str, list[object]] = {"litellm": ["--context", CONTEXT, "--tokenizer", MODEL]}
 SERVERS: Mapping[str, Callable[[Path], AbstractContextManager[str]]] = {
     "vllm": serve_vllm,
     "llama.cpp": serve_llama_cpp,

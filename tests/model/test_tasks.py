@@ -45,13 +45,13 @@ SMALL = {
 
 @pytest.mark.parametrize("task", SMALL)
 def test_topics_get_a_valid_run_that_replays_to_the_byte(
-    task: str, inputs: Callable[[str], TaskInput], url: str, tmp_path: Path, tell: Tell
+    task: str, inputs: Callable[[str], TaskInput], url: str, needed: list[object], tmp_path: Path, tell: Tell
 ) -> None:
     given = inputs(task)
 
     def run(name: str, base_url: str, *more: object) -> Path:
         engine = ["--base-url", base_url, "--model", MODEL.name, "--cache", tmp_path / "answers.sqlite"]
-        touche("run", *given.options, *engine, *SMALL[task], "--out", tmp_path / name, *more)
+        touche("run", *given.options, *engine, *needed, *SMALL[task], "--out", tmp_path / name, *more)
         return tmp_path / name
 
     sent = run("sent", url)
@@ -69,8 +69,8 @@ def test_topics_get_a_valid_run_that_replays_to_the_byte(
         assert (replayed / name).read_bytes() == (sent / name).read_bytes()
 
 
-def test_doctor_finds_nothing_that_blocks_where_a_run_works(url: str, tell: Tell) -> None:
-    card = touche("doctor", url, "--model", MODEL.name).stdout
+def test_doctor_finds_nothing_that_blocks_where_a_run_works(url: str, needed: list[object], tell: Tell) -> None:
+    card = touche("doctor", url, "--model", MODEL.name, *needed).stdout
     tell(card)
     assert card
 
