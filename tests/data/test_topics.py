@@ -134,7 +134,7 @@ LAUGHS = "".join(f'<!ENTITY l{n} "{f"&l{n - 1};" * 10}">' for n in range(1, 10))
         (b"2 Q0 d 1 1.0 tag\n", "looks like a run"),
         (b"2 0 d 1\n", "looks like qrels"),
         (b'{"id": "d", "contents": "text"}\n', "looks like documents"),
-        (gzip.compress(b'{"id": "d", "contents": "text"}\n'), "looks like documents"),
+        (gzip.compress(b'{"id": "d", "contents": "text"}\n', mtime=0), "looks like documents"),
         (f'<!DOCTYPE t [<!ENTITY l0 "lol">{LAUGHS}]>{GOOD.replace("T<", "&l9;<")}'.encode(), "refused"),
         (f'<!DOCTYPE t [<!ENTITY x SYSTEM "file:///etc/passwd">]>{GOOD.replace("T<", "&x;<")}'.encode(), "refused"),
         (f'<!DOCTYPE topics SYSTEM "topics.dtd">{GOOD}'.encode(), "refused, the XML declares entities or a DTD"),
