@@ -629,3 +629,13 @@ def test_a_template_that_does_not_load_at_first_is_waited_for(
     template.write_text("")
     done = touche("prompts", "try", str(template), *ABOUT, *DATA)
     assert done.returncode == 1 and done.stdout == "" and "must begin with front matter" in done.stderr
+
+
+def test_a_stance_unlike_the_answer_as_written_is_said(
+    touche: Touche, scripted: Callable[[Script], list[Request]]
+) -> None:
+    position, side = {"YES": 0.56, "NO": 0.44}, {"SECOND": 0.6, "FIRST": 0.2, "NEUTRAL": 0.2}
+    scripted(lambda request: {"relevance": 1, "quality": 2, "position": position, "stance": side})
+    done = touche("prompts", "try", "judge", *ABOUT, *DATA)
+    assert done.returncode == 0, done.stderr
+    assert "decide for NO, not SECOND" in " ".join(done.stdout.split())

@@ -30,6 +30,7 @@ from touche_llm.config import Config
 from touche_llm.data.records import Reading
 from touche_llm.errors import DataError, EngineError, PromptError, ReplayMiss, UsageError
 from touche_llm.evaluation.qrels import STANCE, Qrels, read_qrels
+from touche_llm.llm.logprobs import get_most_probable
 from touche_llm.llm.model import AnsweredRequest, ModelClient
 from touche_llm.pipeline.context import RunContext, check_examples, make_request_builder
 from touche_llm.pipeline.engines import open_model
@@ -222,6 +223,9 @@ def _describe_trial(trial: Trial, topic_id: str, qrels: Qrels | None) -> list[st
     answer = trial.result.answer
     outside = [reading.off_label_mass for reading in trial.readings.values() if reading.off_label_mass is not None]
     facts = [f"outside of the labels: {max(outside):.2%} at most"] if outside else []
+    stance = trial.readings.get(STANCE)
+    if stance is not None and get_most_probable(stance) != str(stance.answered):
+        facts.append(f"the probabilities decide for {get_most_probable(stance)}, not {stance.answered} as written")
     facts.append(f"tokens: {answer.prompt_tokens:,} + {answer.completion_tokens:,}")
     facts.append("from the cache" if trial.cached else "asked now")
     if trial.result.sample:
