@@ -19,7 +19,7 @@ import pytest
 from tests.cli.conftest import Done, Touche
 from tests.cli.table_layout import record_tables
 from tests.sample_runs import Silent, config_for, judge_stage, rank_stage, retrieve_stage
-from tests.scripted_engine import FACTS, Script, ScriptedEngine
+from tests.scripted_engine import FACTS, Script, ScriptedEngine, Values
 from tests.write_demo_cassette import script_of
 from touche_llm.cli import prompts_try
 from touche_llm.cli.demo import SAMPLE_TASKS, SAMPLES
@@ -634,8 +634,13 @@ def test_a_template_that_does_not_load_at_first_is_waited_for(
 def test_a_stance_unlike_the_answer_as_written_is_said(
     touche: Touche, scripted: Callable[[Script], list[Request]]
 ) -> None:
-    position, side = {"YES": 0.56, "NO": 0.44}, {"SECOND": 0.6, "FIRST": 0.2, "NEUTRAL": 0.2}
-    scripted(lambda request: {"relevance": 1, "quality": 2, "position": position, "stance": side})
+    torn: Values = {
+        "relevance": 1,
+        "quality": 2,
+        "position": {"YES": 0.56, "NO": 0.44},
+        "stance": {"SECOND": 0.6, "FIRST": 0.2, "NEUTRAL": 0.2},
+    }
+    scripted(lambda request: torn)
     done = touche("prompts", "try", "judge", *ABOUT, *DATA)
     assert done.returncode == 0, done.stderr
     assert "decide for NO, not SECOND" in " ".join(done.stdout.split())
