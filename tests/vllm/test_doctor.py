@@ -11,7 +11,8 @@ pytestmark = pytest.mark.vllm
 
 
 def test_every_part_is_found(vllm_url: str) -> None:
-    found = {row["name"]: row for row in orjson.loads(touche("doctor", vllm_url, "--format", "json").stdout)}
+    rows = orjson.loads(touche("doctor", vllm_url, "--thorough", "--format", "json").stdout)
+    found = {row["name"]: row for row in rows}
     assert [name for name, row in found.items() if row["is_ok"] is not True] == []
     assert found["schema"]["value"] == "enforced with structured_outputs"
     assert found["logprobs"]["value"] == "for each token of an answer, renormalised"

@@ -9,6 +9,7 @@ import pytest
 
 from tests.notebooks import last_text, run_notebook
 from tests.vllm.real_data import TaskInput
+from touche_llm.corpus.json_lines import read_collection
 from touche_llm.data.topics import read_topics
 from touche_llm.data.trec_runs import read_run
 from touche_llm.tasks import get_task
@@ -21,7 +22,9 @@ def test_a_notebook_judges_ranks_and_evaluates(
 ) -> None:
     data = inputs("comparative")
     topics = read_topics(data.topics)
-    (tmp_path / "qrels.txt").write_text(f"{topics[0].id} 0 some-document 2\n")
+    # All passages are judged, so that the run has judged ones whatever it finds.
+    judged = [document.id for _, document in read_collection(data.corpus)]
+    (tmp_path / "qrels.txt").write_text("".join(f"{topics[0].id} 0 {document} 2\n" for document in judged))
     values = {
         "topics": str(data.topics),
         "corpus": str(data.corpus),
