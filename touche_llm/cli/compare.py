@@ -60,7 +60,7 @@ def compare(
     Only topics that --limit-topics or --topic left in all runs count; one of these that a run lacks counts 0.
 
     Without qrels, those of the last evaluation or the runs' dataset are used. Stances are compared over the documents
-    that both runs label. Notes on standard error are those of `evaluate`.
+    that both runs label (@5: over the first 5 of each). Notes on standard error are those of `evaluate`.
     """
     from touche_llm.evaluation.comparison import compare_runs
 
@@ -131,7 +131,8 @@ def _show(frame: DataFrame, evaluations: Sequence[Evaluation]) -> None:
         print()
     show_lines(
         (
-            "value, baseline: over the topics, and for stances the documents, that both runs have",
+            "value, baseline: over the topics that both runs have; for stances over the documents that both label, "
+            "but for @5 over the first 5 of each",
             "p Holm: paired randomisation test, corrected for the number of runs; --format json has the uncorrected p",
             "+/=/-: topics in which the run is better than the baseline, equal, and worse",
             f"{m.JUDGED_LEGEND}; of the run and of the baseline",

@@ -152,7 +152,9 @@ def decide_verdict(parts: Sequence[PartMeasures]) -> Verdict:
     values = {variant: estimates[measure].value for variant, estimates in choice.estimates.items()}
     first, winner = next(iter(values)), choose_winner(choice)
     chosen = choice.name != ALL
-    on = f"the {len(choice.topics)} topics that it was chosen on" if chosen else f"{len(choice.topics)} topics"
+    # Topics without a grade above 0 do not count in nDCG; of a pooled measure all count.
+    counted = len(choice.estimates[first][measure].topics)
+    on = f"the {counted} topics that it was chosen on" if chosen else f"{counted} topics"
     if winner == first:
         sentence = f"No variant has a better {measure} than {first}, the first ({values[first]:.4f}), on {on}"
         return Verdict(winner, None, f"{sentence}: there is no choice to confirm.")
@@ -165,9 +167,7 @@ def decide_verdict(parts: Sequence[PartMeasures]) -> Verdict:
     # The interval decides nothing: few topics have one, and for some data it is too narrow.
     row = parts[1].differences[winner, measure]
     confirmed = row["difference"] > 0.0 and row["p"] < CONFIRMED_BELOW
-    reason = (
-        f"on the {len(parts[1].topics)} topics held out the difference is {row['difference']:+.4f}, p = {row['p']:.4f}"
-    )
+    reason = f"on the {row['n']} topics held out the difference is {row['difference']:+.4f}, p = {row['p']:.4f}"
     least = min_p_value(row["n"])
     short = f"; with {row['n']} topics p cannot be below {least:.4f}" if least >= CONFIRMED_BELOW else ""
     return Verdict(winner, confirmed, f"{best} {'Confirmed' if confirmed else 'Not confirmed'}: {reason}{short}.")
