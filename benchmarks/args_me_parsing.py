@@ -21,7 +21,7 @@ from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
 from touche_llm.corpus.args_me import MAX_ROW_BYTES, read_arguments
-from touche_llm.data.lines import open_maybe_gzip
+from touche_llm.data.io import open_maybe_gzip
 
 
 def ours(path: Path) -> Iterator[int]:

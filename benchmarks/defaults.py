@@ -34,8 +34,8 @@ from touche_llm.data.records import Candidate, Judgment, Reading, ScoredDocument
 from touche_llm.data.trec_runs import ParsedRun
 from touche_llm.errors import ToucheError
 from touche_llm.evaluation.calibration import CalibrationExample, cross_validate
-from touche_llm.evaluation.estimate import estimate_mean
 from touche_llm.evaluation.measures import CUTOFF, JUDGED, NDCG, estimate_grades
+from touche_llm.evaluation.notes import estimate_mean
 from touche_llm.evaluation.qrels import Qrels, read_qrels
 from touche_llm.evaluation.significance import compute_interval
 from touche_llm.pipeline.progress import SilentProgress

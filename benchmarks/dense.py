@@ -28,7 +28,7 @@ from benchmarks.sizes import at_least
 from benchmarks.synthetic import PASSAGES
 from touche_llm.data.records import Candidate, Topic
 from touche_llm.retrieval.base import select_candidates
-from touche_llm.retrieval.vectors import VectorFile, open_writer
+from touche_llm.retrieval.dense import VectorFile, open_writer
 
 _DIMENSIONS, _BLOCK, _COMPARED = 1024, 8192, 2
 # Two scores in float32 that differ by less are the same.

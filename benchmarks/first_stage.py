@@ -31,13 +31,12 @@ from benchmarks.figures import Figure, show
 from benchmarks.processes import read_status, run_alone
 from benchmarks.sizes import at_least
 from benchmarks.synthetic import PASSAGES, SENTENCES, write_arguments, write_passages, write_topics
-from touche_llm.corpus.sources import CorpusFile
+from touche_llm.corpus.json_lines import CorpusFile
 from touche_llm.corpus.store import DocumentStore, TextTable, ensure_store
 from touche_llm.data.records import Candidate, Topic
 from touche_llm.data.topics import read_topics
 from touche_llm.retrieval.base import FirstStage
-from touche_llm.retrieval.bm25 import Bm25Settings, ensure_index, open_index
-from touche_llm.retrieval.okapi import OkapiIndex
+from touche_llm.retrieval.bm25 import Bm25Settings, OkapiIndex, ensure_index, open_index
 from touche_llm.retrieval.sentences import SentenceSettings, retrieve_sentences
 from touche_llm.tasks import get_task
 

@@ -43,7 +43,7 @@ from benchmarks.load import (
 )
 from tests.vllm.server import OPTIONS, READY_SECONDS, ROOT, VENV, vllm_environment
 from touche_llm.errors import UsageError
-from touche_llm.llm.engines.vllm_process import serve
+from touche_llm.llm.managed import serve
 
 OURS = "judge stage, --concurrency"
 GENERATOR, BARE = "vllm bench serve", "bare loop"

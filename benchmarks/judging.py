@@ -42,15 +42,14 @@ from benchmarks.sizes import at_least
 from benchmarks.synthetic import write_passages, write_topics
 from touche_llm.config import Config
 from touche_llm.corpus.store import DocumentStore
-from touche_llm.data.json_records import decode_json
-from touche_llm.data.records import Candidate
+from touche_llm.data.records import Candidate, decode_json
 from touche_llm.data.topics import read_topics
 from touche_llm.data.trec_runs import write_candidates
-from touche_llm.llm.answer_forms import AnswerForm, Layout
+from touche_llm.llm.answers import AnswerForm, Layout
 from touche_llm.llm.cache import Cache
+from touche_llm.llm.chat import ChatReply, read_completion
 from touche_llm.llm.counts import Counts
-from touche_llm.llm.engines.base import Completion, EngineInfo
-from touche_llm.llm.engines.chat_reply import ChatReply, read_completion
+from touche_llm.llm.engine import Completion, EngineInfo
 from touche_llm.llm.model import ModelClient
 from touche_llm.llm.request import Message, Request
 from touche_llm.pipeline.config_file import load_config

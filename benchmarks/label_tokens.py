@@ -15,8 +15,15 @@ from pathlib import Path
 
 from touche_llm.data.records import Topic
 from touche_llm.errors import DataError, PromptError
-from touche_llm.llm.answer_forms import AnswerForm, Layout
-from touche_llm.llm.answers import AnswerModel, build_schema, can_be_letters, can_be_line, get_labels
+from touche_llm.llm.answers import (
+    AnswerForm,
+    AnswerModel,
+    Layout,
+    build_schema,
+    can_be_letters,
+    can_be_line,
+    get_labels,
+)
 from touche_llm.llm.logprobs import Label, overlaps
 from touche_llm.prompts.purposes import load, purposes_of
 from touche_llm.tasks import TASKS, get_task

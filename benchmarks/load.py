@@ -24,8 +24,8 @@ import aiohttp
 import orjson
 
 from touche_llm.errors import DataError, EngineError
-from touche_llm.llm.engines.chat_reply import CHAT_PATH
-from touche_llm.llm.engines.http_client import API_KEY_VARIABLE
+from touche_llm.llm.chat import CHAT_PATH
+from touche_llm.llm.http import API_KEY_VARIABLE
 
 Body = dict[str, Any]
 _SECONDS = 3600.0

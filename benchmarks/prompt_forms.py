@@ -36,19 +36,19 @@ from tests.vllm.real_data import REAL
 from tests.vllm.server import ROOT
 from touche_llm.corpus.json_lines import read_collection
 from touche_llm.data.records import Document, Judgment, Reading, Topic
+from touche_llm.data.settings import read_yaml
 from touche_llm.data.topics import read_topics
-from touche_llm.data.yaml_text import read_yaml
 from touche_llm.evaluation.qrels import STANCE, Qrels, read_qrels
+from touche_llm.judging.labels import combine_position
 from touche_llm.judging.pointwise import judge
-from touche_llm.judging.stance import combine_position
 from touche_llm.llm.counts import LabelInformation
 from touche_llm.pipeline import event_loop
 from touche_llm.pipeline.language_model import LanguageModel
 from touche_llm.prompts.purposes import load, purposes_of
 from touche_llm.tasks import get_task
 from touche_llm.tasks.base import Question, Task
-from touche_llm.tasks.build import build_task
 from touche_llm.tasks.definition import TASK_FILE, TaskDefinition, read_definition
+from touche_llm.tasks.features import build_task
 
 DATA = REAL / "comparative"
 ANSWERS = ROOT / "benchmarks" / "real_answers"

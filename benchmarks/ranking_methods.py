@@ -22,7 +22,7 @@ from statistics import fmean, stdev
 from typing import Any
 
 from tests.oracle_engine import Grades, OracleEngine, judge_with, mean_ndcg, rank_with, read_grades
-from touche_llm.corpus.sources import CorpusFile
+from touche_llm.corpus.json_lines import CorpusFile
 from touche_llm.corpus.store import ensure_store
 from touche_llm.data.records import Comparison
 from touche_llm.data.topics import read_topics

@@ -51,7 +51,7 @@ def _no_wait_for_the_disk() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sqlite3, "connect", hasty)
         patch.setattr(os, "fsync", lambda number: None)
-        patch.setattr("touche_llm.llm.cache_file.SYNCHRONOUS", "OFF")
+        patch.setattr("touche_llm.llm.cache.SYNCHRONOUS", "OFF")
         yield
 
 

@@ -17,9 +17,8 @@ from chatnoir_api.model import index_id, index_prefix, parse_index
 from chatnoir_api.v1.model import Request, SearchResponse
 
 from touche_llm.data.records import Candidate, Topic
-from touche_llm.retrieval.chatnoir.cache import Hit, MissingDocument
-from touche_llm.retrieval.chatnoir.client import ChatNoir, retrieve_chatnoir
-from touche_llm.retrieval.chatnoir.settings import ChatNoirSettings
+from touche_llm.retrieval.chatnoir import ChatNoirSettings, Hit, MissingDocument
+from touche_llm.retrieval.chatnoir_client import ChatNoir, retrieve_chatnoir
 
 KEY = "LONG+and/secret=KEY&0123456789"
 # Answers one request instead of the server's usual way; gets the request and its body.

@@ -12,8 +12,8 @@ from typing import Any, Self
 import orjson
 from aiohttp import web
 
-from touche_llm.llm.answer_forms import Layout, list_fields
-from touche_llm.llm.engines.label_check import SYSTEM
+from touche_llm.llm.answers import Layout, list_fields
+from touche_llm.llm.checks import SYSTEM
 
 GOOD = '{"relevance":2,"quality":1,"stance":"FIRST"}'
 # Handles one chat request; gets the request and its body.

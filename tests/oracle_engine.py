@@ -17,7 +17,7 @@ from tests.scripted_engine import FACTS, Label, ScriptedEngine
 from touche_llm.data.records import Candidate, Document, Judgment, Topic
 from touche_llm.errors import DataError
 from touche_llm.judging.pointwise import RequestBuilder, judge
-from touche_llm.llm.answer_forms import list_fields
+from touche_llm.llm.answers import list_fields
 from touche_llm.llm.cache import Cache, CacheMode
 from touche_llm.llm.model import ModelClient
 from touche_llm.llm.request import Request, Sampling

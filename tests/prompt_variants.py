@@ -13,7 +13,7 @@ from xml.sax.saxutils import escape
 
 from tests.scripted_engine import FACTS, Label, ScriptedEngine
 from touche_llm.config import Config
-from touche_llm.llm.answer_forms import list_fields
+from touche_llm.llm.answers import list_fields
 from touche_llm.llm.cache import Cache
 from touche_llm.llm.model import ModelClient
 from touche_llm.llm.request import Request

@@ -17,10 +17,10 @@ from touche_llm.data.records import RunLine
 from touche_llm.integrations.tira import detect_input
 from touche_llm.llm.cache import Cache
 from touche_llm.llm.counts import Counts
-from touche_llm.llm.engines.base import EngineInfo
+from touche_llm.llm.engine import EngineInfo
 from touche_llm.llm.model import ModelClient
-from touche_llm.pipeline import run_all as pipeline
 from touche_llm.pipeline import stages
+from touche_llm.pipeline import stages as pipeline
 from touche_llm.pipeline.candidates import Candidates
 from touche_llm.pipeline.config_file import load_config
 from touche_llm.pipeline.context import RunContext
@@ -28,8 +28,8 @@ from touche_llm.pipeline.engines import store_engine_info
 from touche_llm.pipeline.judge import Judgments
 from touche_llm.pipeline.progress import Progress
 from touche_llm.pipeline.rank import Ranking
-from touche_llm.pipeline.run_all import RunResult
 from touche_llm.pipeline.run_directory import RunDirectory
+from touche_llm.pipeline.stages import RunResult
 from touche_llm.tasks import get_task
 
 SAMPLE = SAMPLES / "comparative"

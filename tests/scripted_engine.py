@@ -6,9 +6,8 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from touche_llm.llm.answer_forms import AnswerForm, Layout, abbreviate, list_fields
-from touche_llm.llm.answers import Token
-from touche_llm.llm.engines.base import Completion, EngineInfo
+from touche_llm.llm.answers import AnswerForm, Layout, Token, abbreviate, list_fields
+from touche_llm.llm.engine import Completion, EngineInfo
 from touche_llm.llm.request import Message, Request
 
 Label = int | str

@@ -12,26 +12,25 @@ from pydantic import ValidationError
 
 from touche_llm.config import Config
 from touche_llm.data.settings import Section
+from touche_llm.judging.labels import StanceSettings
 from touche_llm.judging.sentence_pairs import PairSettings
-from touche_llm.judging.stance import StanceSettings
 from touche_llm.llm.cache import CacheMode
 from touche_llm.llm.settings import CacheConfig, EngineConfig, PoolingConfig, Runner, SamplingConfig, ThinkingConfig
-from touche_llm.ranking.balance import BalanceSettings
 from touche_llm.ranking.cross_encoder import CrossEncoderSettings
 from touche_llm.ranking.expansion import ExpansionSettings
 from touche_llm.ranking.fusion import FusionSettings, FusionStepSettings
 from touche_llm.ranking.listwise import ListwiseSettings
+from touche_llm.ranking.order import BalanceSettings
 from touche_llm.ranking.pairwise import PairwiseSettings
 from touche_llm.ranking.setwise import SetwiseSettings
 from touche_llm.ranking.sliding import SlidingSettings
 from touche_llm.ranking.steps import RankingSettings
 from touche_llm.ranking.tournament import TournamentSettings
 from touche_llm.retrieval.bm25 import Bm25Settings
-from touche_llm.retrieval.chatnoir.settings import ChatNoirSettings
+from touche_llm.retrieval.chatnoir import ChatNoirSettings
 from touche_llm.retrieval.dense import DenseSettings
-from touche_llm.retrieval.elasticsearch.settings import ElasticsearchSettings
 from touche_llm.retrieval.sentences import SentenceSettings
-from touche_llm.retrieval.settings import RetrieverConfig
+from touche_llm.retrieval.settings import ElasticsearchSettings, RetrieverConfig
 
 # Optional settings, which are None or empty by default, and sections are left out.
 _POOLING: Mapping[str, object] = {

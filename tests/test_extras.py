@@ -14,7 +14,7 @@ from tests.extras.features import APART, FEATURES
 from tests.test_layers import MODULES, PACKAGE
 from touche_llm.errors import UsageError
 from touche_llm.report.plots import plot_stances
-from touche_llm.retrieval.chatnoir.settings import ChatNoirSettings
+from touche_llm.retrieval.chatnoir import ChatNoirSettings
 
 PROJECT = tomllib.loads((PACKAGE.parent / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 # Libraries of the extras, by the names that they are imported by.
@@ -24,8 +24,8 @@ OPTIONAL = {
 }
 # Modules that are imported only by functions that need the library.
 BOUND = {
-    "touche_llm.retrieval.chatnoir.client": "chatnoir_api",
-    "touche_llm.retrieval.elasticsearch.server": "elasticsearch",
+    "touche_llm.retrieval.chatnoir_client": "chatnoir_api",
+    "touche_llm.retrieval.elasticsearch_server": "elasticsearch",
 }
 
 

@@ -13,7 +13,7 @@ import pydantic
 
 import touche_llm
 from touche_llm.data import records
-from touche_llm.data.json_records import JsonStruct
+from touche_llm.data.records import JsonStruct
 
 # To whose fields, or to those of whose base, some code assigns.
 MUTABLE = {

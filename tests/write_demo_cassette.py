@@ -21,9 +21,9 @@ from touche_llm.cli.demo import SAMPLE_TASKS, SAMPLES, sample_config
 from touche_llm.cli.tasks import EXAMPLE
 from touche_llm.config import Config
 from touche_llm.data.topics import read_topics
-from touche_llm.llm.answer_forms import list_fields
+from touche_llm.llm.answers import list_fields
 from touche_llm.llm.cache import Cache, CacheMode
-from touche_llm.llm.engines.base import EngineInfo
+from touche_llm.llm.engine import EngineInfo
 from touche_llm.llm.model import ModelClient
 from touche_llm.llm.request import Request
 from touche_llm.pipeline.config_file import load_config

@@ -11,14 +11,14 @@ from .errors import ToucheWarning as ToucheWarning
 from .errors import UsageError as UsageError
 from .evaluation import evaluate as evaluate
 from .evaluation.qrels import read_qrels as read_qrels
+from .judging.labels import StanceSettings as StanceSettings
 from .judging.sentence_pairs import PairSettings as PairSettings
-from .judging.stance import StanceSettings as StanceSettings
 from .llm.settings import EngineConfig as EngineConfig
 from .llm.settings import SamplingConfig as SamplingConfig
 from .pipeline.candidates import Candidates as Candidates
-from .pipeline.datasets import Dataset as Dataset
-from .pipeline.frames import from_frame as from_frame
-from .pipeline.frames import to_frame as to_frame
+from .pipeline.candidates import from_frame as from_frame
+from .pipeline.candidates import to_frame as to_frame
+from .pipeline.context import Dataset as Dataset
 from .pipeline.judge import Judgments as Judgments
 from .pipeline.language_model import LanguageModel as LanguageModel
 from .pipeline.library import DenseOptions as DenseOptions
@@ -35,10 +35,10 @@ from .pipeline.progress import NotebookProgress as NotebookProgress
 from .pipeline.progress import SilentProgress as SilentProgress
 from .pipeline.rank import Ranking as Ranking
 from .pipeline.run import Run as Run
-from .pipeline.run_lookup import read_run as read_run
+from .pipeline.run_overview import read_run as read_run
 from .ranking.steps import RankingSettings as RankingSettings
-from .retrieval.chatnoir.settings import ChatNoirSettings as ChatNoirSettings
-from .retrieval.elasticsearch.settings import ElasticsearchSettings as ElasticsearchSettings
+from .retrieval.chatnoir import ChatNoirSettings as ChatNoirSettings
+from .retrieval.settings import ElasticsearchSettings as ElasticsearchSettings
 from .retrieval.settings import RetrieverConfig as RetrieverConfig
 from .tasks import get_task as get_task
 

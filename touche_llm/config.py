@@ -11,10 +11,10 @@ from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from touche_llm.corpus.ir_dataset import check_dataset_id
 from touche_llm.data.settings import Option, Section
+from touche_llm.judging.labels import StanceSettings
 from touche_llm.judging.sentence_pairs import PairSettings
-from touche_llm.judging.stance import StanceSettings
 from touche_llm.llm.settings import DEFAULT_CONCURRENCY, CacheConfig, EngineConfig, SamplingConfig
-from touche_llm.prompts.settings import PromptsConfig
+from touche_llm.prompts.prompt import PromptsConfig
 from touche_llm.ranking.expansion import ExpansionSettings
 from touche_llm.ranking.steps import (
     BALANCE,
@@ -27,11 +27,10 @@ from touche_llm.ranking.steps import (
     check_fusion,
     parse_steps,
 )
-from touche_llm.retrieval.chatnoir.settings import ChatNoirSettings
+from touche_llm.retrieval.chatnoir import ChatNoirSettings
 from touche_llm.retrieval.dense import DenseSettings, find_dense_problem
-from touche_llm.retrieval.elasticsearch.settings import ElasticsearchSettings
 from touche_llm.retrieval.sentences import SentenceSettings
-from touche_llm.retrieval.settings import RetrieverConfig, to_texts
+from touche_llm.retrieval.settings import ElasticsearchSettings, RetrieverConfig, to_texts
 from touche_llm.tasks import DEFAULT_TASK, TASK_HELP, get_task
 from touche_llm.tasks.base import Task
 from touche_llm.tasks.definition import FIRST_STAGE, Objective, Weight

@@ -1,10 +1,19 @@
 """Exceptions of this program, and helpers for messages: `location: problem; what to do`."""
 
+from __future__ import annotations
+
 import errno
 import re
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from difflib import get_close_matches
+from typing import TYPE_CHECKING, Any, get_args
+
+from pydantic import BaseModel, ValidationError
+
+if TYPE_CHECKING:
+    from pydantic.fields import FieldInfo
+    from pydantic_core import ErrorDetails
 
 # Shows a line that the user should read.
 Warn = Callable[[str], None]
@@ -111,3 +120,77 @@ def needs_extra(extra: str, what: str) -> Iterator[None]:
         raise UsageError(
             f"{what}: needs {error.name or error}, which is not installed; pip install 'touche-llm[{extra}]'"
         ) from error
+
+
+def list_fields(section: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, FieldInfo]]:
+    """Yield all fields of a section and of the sections in it, with their dotted names."""
+    for name, field in section.model_fields.items():
+        yield prefix + name, field
+        # Includes optional sections, which only some tasks have.
+        for kind in (field.annotation, *get_args(field.annotation)):
+            if isinstance(kind, type) and issubclass(kind, BaseModel):
+                yield from list_fields(kind, f"{prefix}{name}.")
+
+
+_MAX_QUOTE_CHARS = 40
+# Expected value by the type of pydantic's error; placeholders come from the context of the error.
+_EXPECTED = {
+    "greater_than_equal": "{ge} or more",
+    "greater_than": "more than {gt}",
+    "less_than_equal": "{le} or less",
+    "less_than": "less than {lt}",
+    "finite_number": "a finite number",
+    "literal_error": "{expected}",
+    "enum": "{expected}",
+    "string_pattern_mismatch": "text of the form {pattern}",
+    "string_too_short": "text of at least {min_length} characters",
+    "string_too_long": "text of at most {max_length} characters",
+    "too_short": "a list of at least {min_length}",
+    "too_long": "a list of at most {max_length}",
+    **dict.fromkeys(("int_type", "int_parsing", "int_parsing_size", "int_from_float"), "a whole number"),
+    **dict.fromkeys(("float_type", "float_parsing"), "a number"),
+    **dict.fromkeys(("bool_type", "bool_parsing"), "true or false"),
+    **dict.fromkeys(("string_type", "string_unicode", "string_sub_type"), "text"),
+    "path_type": "a path",
+    **dict.fromkeys(("list_type", "tuple_type", "set_type"), "a list"),
+    **dict.fromkeys(("dict_type", "mapping_type", "model_type", "model_attributes_type"), "names and values"),
+    **dict.fromkeys(("datetime_type", "datetime_parsing", "datetime_from_date_parsing", "timezone_aware"), "a time"),
+}
+# Other text is not quoted: it may be an API key in the wrong place.
+_QUOTED = (bool, int, float, type(None))
+_QUOTED_TEXT = ("literal_error", "enum", "int_parsing", "float_parsing", "bool_parsing")
+
+
+def describe_problem(error: ErrorDetails) -> str:
+    """Return the expected value and, if it may be quoted, the actual one; the caller adds the location."""
+    kind, value, context = error["type"], error["input"], error.get("ctx", {})
+    if kind == "missing":
+        return "missing"
+    if kind == "extra_forbidden":
+        return "no such name"
+    if kind not in _EXPECTED:
+        return error["msg"].removeprefix("Value error, ")
+    if kind == "too_short" and isinstance(value, dict):
+        return f"must be at least {context['min_length']} name and value"
+    is_quoted = isinstance(value, _QUOTED) or (isinstance(value, str) and kind in _QUOTED_TEXT)
+    return f"must be {_EXPECTED[kind].format(**context)}{f', not {_quote(value)}' if is_quoted else ''}"
+
+
+def describe_first_problem(error: ValidationError, *location: str, model: type[BaseModel] | None = None) -> str:
+    """Return `place: problem` of the first error, with the place below `location`.
+
+    With the `model`, the known names follow an unknown one.
+    """
+    first = error.errors(include_url=False)[0]
+    place = ".".join(map(str, (*location, *first["loc"])))
+    problem = describe_problem(first)
+    if model is not None and first["type"] == "extra_forbidden":
+        section = "".join(f"{name}." for name in first["loc"][:-1])
+        inner = [name.removeprefix(section) for name, _ in list_fields(model) if name.startswith(section)]
+        problem += f"; expected one of {', '.join(name for name in inner if '.' not in name)}"
+    return f"{place}: {problem}" if place else problem
+
+
+def _quote(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= _MAX_QUOTE_CHARS else f"{text[:_MAX_QUOTE_CHARS]}…"

@@ -13,7 +13,7 @@ import pytest
 
 from tests.batch.stages import Waiting, export_stage, simple_config
 from tests.sample_runs import Silent, retrieve_stage
-from touche_llm.llm.engines import vllm_process
+from touche_llm.llm import managed
 
 ROOT = Path(__file__).parents[2]
 
@@ -193,7 +193,7 @@ class Programs:
         monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(self.folder), str(ROOT)]))
         monkeypatch.delenv("RAY_ADDRESS", raising=False)
         monkeypatch.delenv("TORCHDYNAMO_DISABLE", raising=False)
-        monkeypatch.setattr(vllm_process, "_STOP_SECONDS", 0.3)
+        monkeypatch.setattr(managed, "_STOP_SECONDS", 0.3)
         monkeypatch.syspath_prepend(str(self.folder))
         spec = importlib.util.spec_from_file_location("transformers", self.folder / "transformers.py")
         assert spec is not None and spec.loader is not None

@@ -10,14 +10,12 @@ from tests import batch_replies as b
 from tests.sample_runs import Silent, config_for, with_cache
 from tests.scripted_engine import FACTS, Script, ScriptedEngine
 from tests.write_demo_cassette import script_of
-from touche_llm.batch.export import Export, pending_requests, write_requests
-from touche_llm.batch.responses import Import, import_replies
-from touche_llm.batch.stage_run import read_batch
+from touche_llm.batch.export import Export, pending_requests, read_batch, write_requests
+from touche_llm.batch.rounds import Import, import_replies
 from touche_llm.config import Config
 from touche_llm.llm.cache import Cache, CacheMode
 from touche_llm.llm.request import Message, Request
-from touche_llm.pipeline.run_all import run_judge, run_rank, run_retrieve
-from touche_llm.pipeline.stages import StageName
+from touche_llm.pipeline.stages import StageName, run_judge, run_rank, run_retrieve
 
 # Settings for few requests.
 SHORT: Mapping[str, Mapping[str, Any]] = {

@@ -27,12 +27,11 @@ from tests.fake_server import FakeServer
 from tests.sample_runs import Silent, retrieve_stage, run_on
 from tests.scripted_engine import FACTS
 from touche_llm.batch import export
-from touche_llm.batch.export import Export, pending_requests, write_requests
-from touche_llm.batch.stage_run import read_batch
+from touche_llm.batch.export import Export, pending_requests, read_batch, write_requests
 from touche_llm.config import Config
 from touche_llm.errors import UsageError
 from touche_llm.llm.cache import Cache
-from touche_llm.llm.engines.chat_reply import build_chat_body
+from touche_llm.llm.chat import build_chat_body
 from touche_llm.llm.request import Message, Request
 from touche_llm.pipeline.engines import store_engine_info
 from touche_llm.pipeline.run_files import BATCH

@@ -14,14 +14,13 @@ from tests import batch_replies as b
 from tests.batch.stages import COMPARATIVE, Waiting, export_stage, import_files, simple_config, stored_keys
 from tests.sample_runs import Silent, retrieve_stage, run_directly, with_cache
 from tests.scripted_engine import FACTS, ScriptedEngine
-from touche_llm.batch import responses
-from touche_llm.batch.responses import import_replies
-from touche_llm.batch.stage_run import read_batch
+from touche_llm.batch import rounds
+from touche_llm.batch.export import read_batch
+from touche_llm.batch.rounds import import_replies
 from touche_llm.errors import DataError
+from touche_llm.llm.batch import BatchEngine, Replies, read_replies
 from touche_llm.llm.cache import Cache, CacheMode
-from touche_llm.llm.engines.base import Completion
-from touche_llm.llm.engines.batch import BatchEngine
-from touche_llm.llm.engines.batch_replies import Replies, read_replies
+from touche_llm.llm.engine import Completion
 from touche_llm.llm.request import Request
 from touche_llm.pipeline.run_files import BATCH
 
@@ -240,7 +239,7 @@ async def test_a_file_that_changes_during_the_import_stores_nothing(
         b.write(path, changed[change])
         return replies
 
-    monkeypatch.setattr(responses, "read_replies", read_and_change)
+    monkeypatch.setattr(rounds, "read_replies", read_and_change)
     with pytest.raises(DataError, match=r"r\.jsonl:\d"):
         await import_files(out, path)
     assert stored_keys(config) == set()
@@ -251,10 +250,10 @@ async def test_an_import_names_the_first_response_beyond_its_limit(
 ) -> None:
     config, out, requests = waiting
     file = b.write(out / "r.jsonl", b.answers(requests, COMPARATIVE))
-    monkeypatch.setattr("touche_llm.llm.engines.batch_replies.MAX_REPLIES", len(requests) - 1)
+    monkeypatch.setattr("touche_llm.llm.batch.MAX_REPLIES", len(requests) - 1)
     with pytest.raises(DataError) as caught:
         await import_files(out, file)
     assert caught.value.location == f"{file}:{len(requests)}"
     assert not config.cache.file.exists()
-    monkeypatch.setattr("touche_llm.llm.engines.batch_replies.MAX_REPLIES", len(requests))
+    monkeypatch.setattr("touche_llm.llm.batch.MAX_REPLIES", len(requests))
     assert (await import_files(out, file)).stored == len(requests)

@@ -15,7 +15,7 @@ from touche_llm.batch.rounds import answer_stage, run_by_files
 from touche_llm.config import Config
 from touche_llm.errors import EngineError, ReplayMiss, UsageError
 from touche_llm.llm.cache import Cache, CacheMode
-from touche_llm.pipeline import run_all as pipeline
+from touche_llm.pipeline import stages as pipeline
 from touche_llm.pipeline.config_file import load_config
 
 RUN_FILES = ("run.txt", "judgments.jsonl", "failures.jsonl", "comparisons.jsonl", "stances.jsonl")

@@ -31,17 +31,17 @@ from tests.sample_runs import Silent, retrieve_stage, run_directly, run_on, with
 from tests.scripted_engine import FACTS, ScriptedEngine
 from tests.write_demo_cassette import script_of, script_with_queries
 from touche_llm.batch import export
-from touche_llm.data.files import read_records
+from touche_llm.data.io import read_records
 from touche_llm.data.records import Failure
 from touche_llm.data.trec_runs import read_candidates
 from touche_llm.errors import DataError, ReplayMiss, UsageError
-from touche_llm.llm.answer_forms import Layout, list_fields
+from touche_llm.llm.answers import Layout, list_fields
 from touche_llm.llm.cache import CacheMode
-from touche_llm.llm.engines.chat_reply import build_chat_body
+from touche_llm.llm.chat import build_chat_body
 from touche_llm.llm.request import MAX_SAMPLES, Request
 from touche_llm.pipeline.corpora import open_corpus
 from touche_llm.pipeline.engines import open_model
-from touche_llm.pipeline.run_all import run_all
+from touche_llm.pipeline.stages import run_all
 from touche_llm.tasks import get_task
 
 

@@ -8,8 +8,7 @@ import pytest
 
 from benchmarks.label_tokens import find_split_labels, list_answers, list_rows
 from tests.answer_models import ComparativeJudgment
-from touche_llm.llm.answer_forms import AnswerForm
-from touche_llm.llm.answers import get_labels
+from touche_llm.llm.answers import AnswerForm, get_labels
 
 
 @pytest.mark.parametrize("form", [AnswerForm.OBJECT, AnswerForm.ARRAY, AnswerForm.LINE])

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from touche_llm.cli.tables import Column, show_table
+from touche_llm.cli.emit import Column, show_table
 
 
 @dataclass(frozen=True)

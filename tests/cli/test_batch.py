@@ -14,7 +14,7 @@ from tests import batch_replies as b
 from tests.batch.conftest import Programs
 from tests.cli.conftest import Done, Touche
 from touche_llm.cli.demo import SAMPLES
-from touche_llm.pipeline.run_lock import lock_run
+from touche_llm.pipeline.run_files import lock_run
 
 SAMPLE = SAMPLES / "comparative"
 DATA = ["--topics", str(SAMPLE / "topics.xml"), "--corpus", str(SAMPLE / "passages.jsonl"), "--topic", "3"]

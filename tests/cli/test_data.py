@@ -49,7 +49,7 @@ def test_facts_of_a_file_stay_within_the_terminal(
 ) -> None:
     (tmp_path / "other").write_text("nothing known\n")
     whole = touche("data", "other").stdout
-    monkeypatch.setattr("touche_llm.cli.tables.get_width", lambda file: 40)
+    monkeypatch.setattr("touche_llm.cli.emit.get_width", lambda file: 40)
     broken = touche("data", "other").stdout
     assert max(map(len, whole.splitlines())) > 40 >= max(map(len, broken.splitlines()))
     assert broken.split() == whole.split()

@@ -11,8 +11,7 @@ import pytest
 
 import touche_llm as tl
 from tests.cli.conftest import Touche
-from touche_llm.cli.demo import SAMPLES
-from touche_llm.cli.demo_measures import find_judgments
+from touche_llm.cli.demo import SAMPLES, find_judgments
 
 # Place, ranking, values and judged@5; a first stage has no value for the stance.
 ROW = re.compile(r"^ +(\d)  (.+?)  +(0\.\d{4})  +(0\.\d{4})  +(0\.\d{4})? +(0\.\d{4})$", re.MULTILINE)

@@ -14,8 +14,8 @@ from tests.cli.conftest import Touche
 from tests.fake_elasticsearch import FakeElasticsearch, refuses
 from touche_llm.cli.demo import SAMPLES
 from touche_llm.data import transport
-from touche_llm.retrieval.elasticsearch import load as elastic_load
-from touche_llm.retrieval.elasticsearch.settings import ANALYSIS
+from touche_llm.retrieval import elasticsearch_index as elastic_load
+from touche_llm.retrieval.elasticsearch import ANALYSIS
 
 CORPUS = {
     "comparative": SAMPLES / "comparative" / "passages.jsonl",

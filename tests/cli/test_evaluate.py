@@ -532,7 +532,7 @@ def test_commands_do_not_wait_for_each_other(tmp_path: Path) -> None:
         "import sys, touche_llm, touche_llm.cli\n"
         "sys.argv = ['touche-llm', 'validate', 'run', '--task', 'comparative']\n"
         "try:\n    touche_llm.cli.main()\nexcept SystemExit:\n    pass\n"
-        "print({'pandas', 'scipy', 'ir_measures', 'touche_llm.pipeline.run_all', 'aiohttp'} & set(sys.modules))\n"
+        "print({'pandas', 'scipy', 'ir_measures', 'touche_llm.pipeline.stages', 'aiohttp'} & set(sys.modules))\n"
         "print(touche_llm.evaluate.__name__)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=tmp_path)

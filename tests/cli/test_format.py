@@ -22,10 +22,10 @@ from tests.report.reports import sample_run
 from tests.sample_runs import Silent, run_lines
 from touche_llm.cli import app
 from touche_llm.cli.demo import SAMPLE_TASKS, SAMPLES
-from touche_llm.cli.output import Format, print_rows
+from touche_llm.cli.emit import Format, print_rows
 from touche_llm.cli.prompts import describe_fields
 from touche_llm.cli.stages import report_failures
-from touche_llm.data.files import read_records, write_records
+from touche_llm.data.io import read_records, write_records
 from touche_llm.data.records import Attempt, Failure, Judgment
 from touche_llm.evaluation.calibration import cross_validate, measure_thresholds
 from touche_llm.evaluation.run_validation import validate_run
@@ -33,9 +33,9 @@ from touche_llm.llm.cache import Cache
 from touche_llm.pipeline.config_file import load_config
 from touche_llm.pipeline.dry_run import Cost, estimate_cost
 from touche_llm.prompt_lab.lint import check
-from touche_llm.prompt_lab.material import make_invented_material
 from touche_llm.prompt_lab.prefix_sharing import estimate
-from touche_llm.prompts.catalog import find_prompts, load_named
+from touche_llm.prompt_lab.trial import make_invented_material
+from touche_llm.prompts.purposes import find_prompts, load_named
 from touche_llm.tasks import get_task
 
 Row = dict[str, Any]

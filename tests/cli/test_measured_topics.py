@@ -15,7 +15,7 @@ import yaml
 import touche_llm as tl
 from tests.cli.conftest import Touche
 from tests.sample_runs import config_for, run_scripted
-from touche_llm.llm.answer_forms import list_fields
+from touche_llm.llm.answers import list_fields
 from touche_llm.llm.request import Request
 from touche_llm.pipeline.run_directory import RunDirectory
 from touche_llm.report.run_report import gather_report

@@ -12,7 +12,7 @@ from tests.cli.test_calibrate import FIT, TOPICS
 from tests.evaluation.test_calibration import gated, judgment
 from tests.report.reports import sample_run, write_qrels
 from touche_llm.cli.demo import SAMPLES
-from touche_llm.data.files import check_output, write_records
+from touche_llm.data.io import check_output, write_records
 from touche_llm.errors import UsageError
 
 CASSETTE = SAMPLES / "comparative" / "cassette.jsonl"

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli.conftest import Touche
-from touche_llm.cli.output import format_program
+from touche_llm.cli.emit import format_program
 
 SCRIPT, PYTHON = "mine/bin/touche-llm", "mine/bin/python"
 

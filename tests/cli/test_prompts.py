@@ -23,10 +23,9 @@ from tests.scripted_engine import FACTS, Script, ScriptedEngine, Values
 from tests.write_demo_cassette import script_of
 from touche_llm.cli import prompts_try
 from touche_llm.cli.demo import SAMPLE_TASKS, SAMPLES
-from touche_llm.llm.answer_forms import list_fields
-from touche_llm.llm.answers import Token
+from touche_llm.llm.answers import Token, list_fields
 from touche_llm.llm.cache import Cache
-from touche_llm.llm.engines.base import Completion, Rejected
+from touche_llm.llm.engine import Completion, Rejected
 from touche_llm.llm.model import ModelClient
 from touche_llm.llm.request import Request
 from touche_llm.pipeline.engines import store_engine_info
@@ -90,7 +89,7 @@ def test_the_list_names_the_prompts_and_where_they_lie(
     assert mine["judge"]["hash"] != own["hash"]
     places = dict(re.findall(r"^comparative/(\S+) .*  (\S+|the project)$", touche(*given).stdout, re.MULTILINE))
     assert places == dict.fromkeys(mine, "the project") | {"judge": str(folder / "comparative")}
-    monkeypatch.setattr("touche_llm.cli.tables.get_width", lambda file: 40)
+    monkeypatch.setattr("touche_llm.cli.emit.get_width", lambda file: 40)
     assert touche(*given).stdout.split()[-4:] == ["version,", "hash,", "purpose,", "folder)"]
 
 

@@ -15,12 +15,12 @@ from tests.cli.conftest import Touche
 from tests.scripted_engine import FACTS, Label, ScriptedEngine
 from tests.write_demo_cassette import script_of
 from touche_llm.cli.demo import SAMPLES
-from touche_llm.llm.answer_forms import list_fields
+from touche_llm.llm.answers import list_fields
 from touche_llm.llm.cache import Cache
 from touche_llm.llm.model import ModelClient
 from touche_llm.llm.request import Request
 from touche_llm.llm.settings import CacheConfig
-from touche_llm.pipeline import run_all as pipeline
+from touche_llm.pipeline import stages as pipeline
 from touche_llm.tasks import get_task
 
 SAMPLE = SAMPLES / "comparative"

@@ -18,7 +18,7 @@ from tests.cli.table_layout import record_tables
 from tests.report.reports import sample_run
 from tests.sample_runs import run_lines
 from touche_llm.cli.demo import SAMPLES
-from touche_llm.data.files import read_records, sha256, write_records
+from touche_llm.data.io import read_records, sha256, write_records
 from touche_llm.data.records import Cut, Judgment
 from touche_llm.pipeline.run_directory import RunDirectory
 from touche_llm.pipeline.run_overview import find_runs
@@ -86,7 +86,7 @@ def facts_of(touche: Touche, name: str) -> dict[str, str]:
 
 
 def test_long_settings_stay_beside_their_names(touche: Touche, run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("touche_llm.cli.tables.get_width", lambda file: 50)
+    monkeypatch.setattr("touche_llm.cli.emit.get_width", lambda file: 50)
     head = touche("show", "first").stdout.split("\n\n")[0].splitlines()
     start = next(line for line in head if line.startswith("task ")).index("comparative")
     continued = [line for line in head[1:] if line.startswith(" ")]

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from tests.sample_runs import config_for
-from touche_llm.cli.output import Format
+from touche_llm.cli.emit import Format
 from touche_llm.cli.stages import show_cost
-from touche_llm.llm.engines.dry_run import Usage
+from touche_llm.llm.recorder import Usage
 from touche_llm.pipeline.dry_run import Cost, DryRun
 
 

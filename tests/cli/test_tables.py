@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from touche_llm.cli.tables import Column, show_lines, show_table
+from touche_llm.cli.emit import Column, show_lines, show_table
 
 COLUMNS = (
     Column("n"),

@@ -22,9 +22,9 @@ from tests.sample_runs import judge_stage, rank_stage, retrieve_stage
 from tests.scripted_engine import Label, ScriptedEngine
 from tests.write_demo_cassette import FACTS
 from touche_llm.cli.tasks import EXAMPLE, EXAMPLE_FILES
-from touche_llm.data.files import read_records, write_records
+from touche_llm.data.io import read_records, write_records
 from touche_llm.data.records import Judgment, Reading
-from touche_llm.llm.answer_forms import list_fields
+from touche_llm.llm.answers import list_fields
 from touche_llm.llm.cache import Cache, CacheMode
 from touche_llm.llm.model import ModelClient
 from touche_llm.llm.request import Request

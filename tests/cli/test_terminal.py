@@ -14,7 +14,7 @@ from rich.cells import cell_len
 from tests.cli.terminal import run_on_terminal
 from tests.report.reports import sample_run
 from touche_llm.cli.demo import SAMPLES
-from touche_llm.cli.rankings import show_rankings
+from touche_llm.cli.show import show_rankings
 from touche_llm.cli.tasks import EXAMPLE
 from touche_llm.tasks import get_task, prompts_folder
 from touche_llm.tasks.definition import TASK_FILE

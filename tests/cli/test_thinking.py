@@ -20,7 +20,7 @@ from tests.cli.terminal import run_on_terminal
 from tests.fake_server import FakeServer, good, reply, says
 from tests.llm.engines.test_thinking_check import after_a_thought
 from tests.other_servers import FakeReasoningVllm
-from touche_llm.data.files import read_records
+from touche_llm.data.io import read_records
 from touche_llm.data.records import Failure, Judgment
 from touche_llm.llm.answers import Answer
 from touche_llm.llm.cache import Cache

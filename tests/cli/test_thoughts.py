@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from touche_llm.cli.thoughts import Thought, show_thoughts
+from touche_llm.cli.show import Thought, show_thoughts
 
 
 @pytest.mark.parametrize(("length", "kept", "end"), [(1999, 1999, "x"), (2000, 2000, "x"), (2001, 2000, "…")])

@@ -18,13 +18,11 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from touche_llm.corpus.json_lines import read_passages
-from touche_llm.corpus.sources import CorpusFile
+from touche_llm.corpus.json_lines import CorpusFile, read_passages
 from touche_llm.corpus.store import DocumentStore, ensure_store
 from touche_llm.data.records import Candidate, Topic
 from touche_llm.data.topics import read_topics
-from touche_llm.retrieval.bm25 import Bm25Settings, ensure_index
-from touche_llm.retrieval.okapi import OkapiIndex
+from touche_llm.retrieval.bm25 import Bm25Settings, OkapiIndex, ensure_index
 
 TOLERANCE = 5e-7
 REAL = Path(__file__).resolve().parents[3] / "shared" / "data" / "comparative"

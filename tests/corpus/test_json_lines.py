@@ -70,7 +70,7 @@ def test_a_file_may_begin_with_a_byte_order_mark(tmp_path: Path, pack: Callable[
 
 
 def test_a_packed_line_of_any_length_is_not_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("touche_llm.data.lines.MAX_SKIPPED", 2**25)
+    monkeypatch.setattr("touche_llm.data.io.MAX_SKIPPED", 2**25)
     path = tmp_path / "passages.jsonl.gz"
     path.write_bytes(gzip.compress(b"\n" + b"x" * 2**26 + b"\n"))
     bad: list[BadLine] = []
@@ -118,7 +118,7 @@ BAD = [
 
 @pytest.fixture
 def short_lines(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("touche_llm.data.lines.MAX_LINE", 200)
+    monkeypatch.setattr("touche_llm.data.io.MAX_LINE", 200)
 
 
 @pytest.mark.usefixtures("short_lines")

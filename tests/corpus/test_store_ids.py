@@ -10,10 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.expect import raises_at
-from touche_llm.corpus.ids import IdReader, IdWriter
-from touche_llm.corpus.json_lines import read_passages
-from touche_llm.corpus.sources import CorpusFile
-from touche_llm.corpus.store import DocumentStore, ensure_store
+from touche_llm.corpus.json_lines import CorpusFile, read_passages
+from touche_llm.corpus.store import DocumentStore, IdReader, IdWriter, ensure_store
 from touche_llm.errors import DataError
 
 

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from touche_llm.corpus import args_me_json
+from touche_llm.corpus import args_me
 from touche_llm.corpus.args_me import HEADER, read_whole_arguments
 from touche_llm.data.records import Document
 from touche_llm.errors import BadLine, DataError
@@ -98,9 +98,9 @@ def test_the_size_of_the_chunks_changes_nothing(
     values += [int("1234567890" * 9)] * 2
     path = write(tmp_path_factory.mktemp("chunks"), json.dumps({"arguments": values}, indent=indent))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(args_me_json, "_CHUNK", chunk)
-        patch.setattr(args_me_json, "_START_CHARS", 40)
-        assert list(args_me_json.read_json_arguments(path)) == list(enumerate(values, start=1))
+        patch.setattr(args_me, "_CHUNK", chunk)
+        patch.setattr(args_me, "_START_CHARS", 40)
+        assert list(args_me.read_json_arguments(path)) == list(enumerate(values, start=1))
 
 
 def to_beir(*arguments: dict[str, Any]) -> str:
@@ -203,8 +203,8 @@ def test_a_file_of_another_form_is_an_error(tmp_path: Path, content: str | bytes
 
 
 def test_an_argument_has_a_size_that_is_not_passed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(args_me_json, "MAX_ARGUMENT", 1000)
-    monkeypatch.setattr(args_me_json, "_CHUNK", 100)
+    monkeypatch.setattr(args_me, "MAX_ARGUMENT", 1000)
+    monkeypatch.setattr(args_me, "_CHUNK", 100)
     assert documents(write(tmp_path, to_json(argument(conclusion="x" * 700)), "good.json"))
     with pytest.raises(DataError, match="1,000 characters"):
         documents(write(tmp_path, to_json(argument(conclusion="x" * 5000))))

@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.expect import raises_at
-from touche_llm.data import files
-from touche_llm.data.files import (
+from touche_llm.data import io
+from touche_llm.data.io import (
     iterate_records,
     open_atomic,
     read_file_state,
@@ -24,7 +24,7 @@ from touche_llm.data.files import (
 from touche_llm.data.records import Cut, Judgment, Reading
 from touche_llm.data.scratch import BUILDING, open_scratch
 from touche_llm.errors import DataError, UsageError
-from touche_llm.llm.engines.base import EngineInfo
+from touche_llm.llm.engine import EngineInfo
 
 ERRORS = [RuntimeError("halfway"), KeyboardInterrupt()]
 
@@ -170,7 +170,7 @@ def test_a_missing_file_is_named_with_what_it_should_hold(tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("length", [len(GOOD) + 1, 2 * len(GOOD), 5000])
 def test_too_long_a_line_is_named_and_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, length: int) -> None:
-    monkeypatch.setattr(files, "MAX_LINE", len(GOOD))
+    monkeypatch.setattr(io, "MAX_LINE", len(GOOD))
     path = tmp_path / "cuts.jsonl"
     path.write_bytes(GOOD + GOOD[:-1].ljust(length - 1) + b"\n")
     with pytest.raises(DataError) as caught:
@@ -338,8 +338,8 @@ def test_records_that_are_held_in_memory_are_bounded_in_bytes_and_values(
     assert len(read_records(path, Cut, "cuts", max_bytes=3 * len(GOOD))) == 3
     with raises_at(DataError, f"{path}:3", f"{3 * len(GOOD) - 1:,} bytes"):
         read_records(path, Cut, "cuts", max_bytes=3 * len(GOOD) - 1)
-    monkeypatch.setattr(files, "MAX_VALUES", 3 * GOOD.count(b","))
+    monkeypatch.setattr(io, "MAX_VALUES", 3 * GOOD.count(b","))
     assert len(read_records(path, Cut, "cuts")) == 3
-    monkeypatch.setattr(files, "MAX_VALUES", 3 * GOOD.count(b",") - 1)
+    monkeypatch.setattr(io, "MAX_VALUES", 3 * GOOD.count(b",") - 1)
     with raises_at(DataError, f"{path}:3", f"{3 * GOOD.count(b',') - 1} values"):
         read_records(path, Cut, "cuts")

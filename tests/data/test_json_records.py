@@ -2,8 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from touche_llm.data.json_records import Malformed
-from touche_llm.data.records import Objects
+from touche_llm.data.records import Malformed, Objects
 
 
 def test_a_name_of_any_length_makes_a_message_of_bounded_length() -> None:

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from touche_llm.data.lines import is_word
+from touche_llm.data.io import is_word
 
 
 @pytest.mark.parametrize(

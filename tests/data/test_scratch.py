@@ -17,14 +17,14 @@ from typing import Any
 
 import pytest
 
-from touche_llm.data.files import open_atomic, replace_folder
+from touche_llm.data.io import open_atomic, replace_folder
 from touche_llm.data.scratch import BUILDING, RETIRED, WRITING, open_scratch, recover, remove_abandoned
 
 # Writes half of a file or of a folder, says so, and waits to be killed.
 _HALF = """
 import sys, time
 from pathlib import Path
-from touche_llm.data.files import open_atomic, replace_folder
+from touche_llm.data.io import open_atomic, replace_folder
 path = Path(sys.argv[2])
 if sys.argv[1] == "file":
     with open_atomic(path) as stream:
@@ -132,7 +132,7 @@ def test_what_a_living_process_or_another_machine_retired_stays(tmp_path: Path) 
 _BETWEEN = """
 import os, signal, sys
 from pathlib import Path
-from touche_llm.data.files import replace_folder
+from touche_llm.data.io import replace_folder
 rename = Path.rename
 def killed(self, target):
     rename(self, target)

@@ -10,7 +10,7 @@ import pytest
 
 from touche_llm.data import transport
 from touche_llm.data.transport import parse_retry_after, retry
-from touche_llm.llm.engines.base import Transient
+from touche_llm.llm.engine import Transient
 
 
 @pytest.fixture

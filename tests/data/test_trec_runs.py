@@ -240,7 +240,7 @@ def test_a_file_that_is_no_run_is_named(tmp_path: Path, content: bytes, fragment
 
 @pytest.mark.parametrize("name", ["a.run", "a.jsonl"])
 def test_a_run_that_never_ends_is_refused(tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("touche_llm.data.lines.MAX_TABLE_LINES", 5)
+    monkeypatch.setattr("touche_llm.data.io.MAX_TABLE_LINES", 5)
     lines = [
         f'{{"qid": 1, "docno": "d{n}", "rank": {n}, "score": {-n}}}\n' if "json" in name else f"1 Q0 d{n} {n} {-n} t\n"
         for n in range(6)

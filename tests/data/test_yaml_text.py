@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from tests.expect import raises_at
-from touche_llm.data.yaml_text import MAX_BYTES, MAX_DEPTH, MAX_NODES, YamlError, parse_yaml, read_yaml, to_yaml
+from touche_llm.data.settings import MAX_BYTES, MAX_DEPTH, MAX_NODES, YamlError, parse_yaml, read_yaml, to_yaml
 from touche_llm.errors import DataError, PromptError, UsageError
-from touche_llm.judging.stance import read_settings
+from touche_llm.judging.labels import read_settings
 from touche_llm.pipeline.config_file import load_config
 from touche_llm.pipeline.run_directory import RunDirectory
 from touche_llm.prompts.prompt import read_header

@@ -13,8 +13,7 @@ from tests.cli.test_help import COMMANDS
 from tests.docs.pages import DOCS, PAGES, ROOT, list_code, list_targets
 from touche_llm import errors
 from touche_llm.config import Config
-from touche_llm.data.settings import list_fields
-from touche_llm.errors import ToucheError
+from touche_llm.errors import ToucheError, list_fields
 from touche_llm.llm.answers import FailureKind
 
 OPTIONS = {

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from statsmodels.stats.inter_rater import cohens_kappa
 
-from touche_llm.evaluation.agreement import estimate_kappa, round_grade
 from touche_llm.evaluation.significance import compute_interval
+from touche_llm.evaluation.stance_measures import estimate_kappa, round_grade
 
 
 def random_pairs(seed: int, documents: int) -> list[tuple[float, float]]:

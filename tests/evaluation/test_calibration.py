@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from tests.expect import raises_at
-from touche_llm.data.files import write_records
+from touche_llm.data.io import write_records
 from touche_llm.data.records import Judgment, Reading, StanceReading
 from touche_llm.errors import DataError, UsageError
 from touche_llm.evaluation import calibration
@@ -24,7 +24,7 @@ from touche_llm.evaluation.calibration import (
     measure_thresholds,
     read_calibration_set,
 )
-from touche_llm.judging.stance import choose_stance
+from touche_llm.judging.labels import choose_stance
 from touche_llm.tasks import get_task
 
 TASK = get_task("comparative")

@@ -107,7 +107,7 @@ def test_what_one_file_lacks_and_another_has_is_told(tmp_path: Path) -> None:
 
 
 def test_a_file_that_never_ends_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("touche_llm.data.lines.MAX_TABLE_LINES", 5)
+    monkeypatch.setattr("touche_llm.data.io.MAX_TABLE_LINES", 5)
     (tmp_path / "qrels.gz").write_bytes(gzip.compress(b"1 0 a 1" + b"\n" * 6))
     with raises_at(DataError, tmp_path / "qrels.gz", "5 lines"):
         read_grades(tmp_path / "qrels.gz")

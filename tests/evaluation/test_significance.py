@@ -13,11 +13,15 @@ from statsmodels.stats.multitest import multipletests
 
 from tests.evaluation.judged_runs import qrels_of, run_of
 from touche_llm.errors import UsageError
-from touche_llm.evaluation.agreement import estimate_kappa
-from touche_llm.evaluation.estimate import MIN_TOPICS, MIN_TOPICS_POOLED, Estimate, estimate_mean
-from touche_llm.evaluation.notes import describe_missing_intervals
+from touche_llm.evaluation.notes import (
+    MIN_TOPICS,
+    MIN_TOPICS_POOLED,
+    Estimate,
+    describe_missing_intervals,
+    estimate_mean,
+)
 from touche_llm.evaluation.significance import _correct_holm, compare, compute_bounds, compute_interval
-from touche_llm.evaluation.stance_measures import estimate_stances
+from touche_llm.evaluation.stance_measures import estimate_kappa, estimate_stances
 
 
 def means(*values: float) -> Estimate:

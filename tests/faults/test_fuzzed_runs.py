@@ -19,13 +19,13 @@ from touche_llm.config import Config
 from touche_llm.data import transport
 from touche_llm.errors import EngineError, ReplayMiss
 from touche_llm.evaluation.run_validation import validate_run
-from touche_llm.llm.answer_forms import Layout
+from touche_llm.llm.answers import Layout
 from touche_llm.llm.cache import CacheMode
-from touche_llm.llm.engines.server import ChatServer
-from touche_llm.llm.engines.startup import connect
+from touche_llm.llm.chat import ChatServer
 from touche_llm.llm.settings import EngineConfig, SamplingConfig
-from touche_llm.pipeline import run_all as pipeline
-from touche_llm.pipeline.run_all import RunResult
+from touche_llm.llm.startup import connect
+from touche_llm.pipeline import stages as pipeline
+from touche_llm.pipeline.stages import RunResult
 from touche_llm.tasks import get_task
 
 assert reply_bodies and reply_logprobs and reply_wires

@@ -19,8 +19,7 @@ import pytest
 from tests.faults.hostile_files import CASES, CHATNOIR, CONFIRM, MIB, topic
 from tests.faults.tally import Tally
 from touche_llm.data.topics import read_topics
-from touche_llm.retrieval.chatnoir.cache import ChatNoirDocuments, Hit, Page
-from touche_llm.retrieval.chatnoir.settings import ChatNoirSettings
+from touche_llm.retrieval.chatnoir import ChatNoirDocuments, ChatNoirSettings, Hit, Page
 
 REPOSITORY = Path(__file__).parents[2]
 SAMPLE = REPOSITORY / "touche_llm" / "samples" / "comparative"

@@ -24,13 +24,13 @@ from touche_llm.data import transport
 from touche_llm.errors import EngineError
 from touche_llm.llm.answers import Answer, FailedRequest, build_schema, parse_answer
 from touche_llm.llm.cache import Cache, CacheMode
-from touche_llm.llm.engines.base import EngineInfo
-from touche_llm.llm.engines.server import ChatServer
-from touche_llm.llm.engines.startup import connect
+from touche_llm.llm.chat import ChatServer
+from touche_llm.llm.engine import EngineInfo
 from touche_llm.llm.logprobs import compute_expected_grade, read_label
 from touche_llm.llm.model import AnsweredRequest, ModelClient
 from touche_llm.llm.request import Message, Origin, Request, Sampling
 from touche_llm.llm.settings import EngineConfig, SamplingConfig
+from touche_llm.llm.startup import connect
 
 # Imported for the kinds that they register.
 assert reply_bodies and reply_logprobs and reply_wires

@@ -23,7 +23,7 @@ from touche_llm.config import Config
 from touche_llm.data.records import Failure
 from touche_llm.integrations.tira import detect_input
 from touche_llm.pipeline import library
-from touche_llm.pipeline.run_all import run_all
+from touche_llm.pipeline.stages import run_all
 
 # Any, since a call of a transformer returns whatever it was given: a frame, or rows.
 transformers: Any = importlib.import_module("touche_llm.integrations.pyterrier")

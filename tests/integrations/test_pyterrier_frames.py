@@ -10,7 +10,7 @@ import pytest
 from tests.expect import raises_at
 from touche_llm.data.records import Document
 from touche_llm.errors import DataError
-from touche_llm.integrations.pyterrier_frames import FrameCorpus, read_candidates, read_judgments, read_topics
+from touche_llm.integrations.pyterrier import FrameCorpus, read_candidates, read_judgments, read_topics
 from touche_llm.tasks import get_task
 
 

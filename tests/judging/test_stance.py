@@ -11,7 +11,7 @@ from pydantic import ValidationError
 
 from tests.expect import raises_at
 from touche_llm.errors import UsageError
-from touche_llm.judging.stance import StanceSettings, choose_stance, choose_stances, read_settings, write_thresholds
+from touche_llm.judging.labels import StanceSettings, choose_stance, choose_stances, read_settings, write_thresholds
 from touche_llm.tasks import TASKS, get_task
 from touche_llm.tasks.base import Task
 

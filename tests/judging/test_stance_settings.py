@@ -9,7 +9,7 @@ import pytest
 from pydantic import ValidationError
 
 from touche_llm.data.records import Reading
-from touche_llm.judging.stance import StanceSettings, combine_position
+from touche_llm.judging.labels import StanceSettings, combine_position
 
 
 @pytest.mark.parametrize(

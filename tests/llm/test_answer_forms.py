@@ -16,9 +16,10 @@ from pydantic import Field
 from tests.answer_models import ComparativeJudgment
 from tests.llm.engines.test_server import question
 from touche_llm.errors import EngineError
-from touche_llm.llm.answer_forms import AnswerForm, Layout, list_fields
 from touche_llm.llm.answers import (
+    AnswerForm,
     AnswerModel,
+    Layout,
     Token,
     Unusable,
     build_schema,
@@ -26,9 +27,10 @@ from touche_llm.llm.answers import (
     can_be_line,
     count_alternatives,
     get_labels,
+    list_fields,
     parse_answer,
 )
-from touche_llm.llm.engines.chat_reply import Delivery, build_chat_body
+from touche_llm.llm.chat import Delivery, build_chat_body
 from touche_llm.llm.logprobs import Label, read_label
 
 

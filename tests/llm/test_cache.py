@@ -15,10 +15,9 @@ from msgspec.structs import replace
 
 from tests.expect import raises_at
 from touche_llm.errors import DataError, UsageError
-from touche_llm.llm import cache_file
+from touche_llm.llm import cache
 from touche_llm.llm.answers import Answer
-from touche_llm.llm.cache import Cache, CacheMode
-from touche_llm.llm.cache_file import Entry, EntryMetadata
+from touche_llm.llm.cache import Cache, CacheMode, Entry, EntryMetadata
 
 
 def answer(text: str = "{}") -> Answer:
@@ -163,7 +162,7 @@ def test_a_disk_on_which_no_cache_can_be_opened_is_no_wrong_file(
 
 def test_a_cache_of_another_version_is_refused(tmp_path: Path) -> None:
     database = sqlite3.connect(tmp_path / "c.sqlite")
-    database.executescript(f"PRAGMA application_id = {cache_file.FORMAT.application}; PRAGMA user_version = 99;")
+    database.executescript(f"PRAGMA application_id = {cache.FORMAT.application}; PRAGMA user_version = 99;")
     database.close()
     with pytest.raises(DataError, match="99"):
         Cache(tmp_path / "c.sqlite")

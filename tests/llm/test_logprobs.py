@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 from tests.answer_models import ComparativeJudgment
 from tests.scripted_engine import spell
 from touche_llm.data.records import Reading
-from touche_llm.llm.answer_forms import AnswerForm, Layout
-from touche_llm.llm.answers import Token, Unusable, get_labels
+from touche_llm.llm.answers import AnswerForm, Layout, Token, Unusable, get_labels
 from touche_llm.llm.logprobs import (
     check_logprobs,
     compute_expected_grade,

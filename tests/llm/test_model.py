@@ -19,11 +19,11 @@ from touche_llm.judging.pointwise import make_failure
 from touche_llm.llm.answers import Answer, FailedRequest, build_schema
 from touche_llm.llm.cache import Cache, CacheMode
 from touche_llm.llm.concurrency import map_in_order
-from touche_llm.llm.engines.base import Completion, Rejected
+from touche_llm.llm.engine import Completion, Rejected
 from touche_llm.llm.model import AnsweredRequest, ModelClient
 from touche_llm.llm.request import Message, Origin, Request, Sampling
 from touche_llm.llm.truncation import fit_document
-from touche_llm.prompts.catalog import load_named
+from touche_llm.prompts.purposes import load_named
 from touche_llm.tasks import get_task
 from touche_llm.text.analysis import Analyzer
 from touche_llm.text.passages import RankedPassages, rank_passages

@@ -19,12 +19,12 @@ from touche_llm.llm.request import (
     Origin,
     Request,
     Sampling,
+    Thinking,
     continue_thought,
     hash_content,
     place_system_message,
     request_thought,
 )
-from touche_llm.llm.thinking import Thinking
 
 # Requests with the keys under which their answers were stored on 2026-11-22; never regenerated.
 RECORDED = [

@@ -11,7 +11,7 @@ from tests.answer_models import ComparativeJudgment
 from tests.llm.test_model import ANSWER, request_about
 from tests.scripted_engine import FACTS, ScriptedEngine
 from touche_llm.llm.cache import Cache
-from touche_llm.llm.engines.base import Completion, Rejected, Transient
+from touche_llm.llm.engine import Completion, Rejected, Transient
 from touche_llm.llm.model import ModelClient
 from touche_llm.llm.request import Request
 

@@ -17,7 +17,7 @@ from touche_llm.errors import EngineError
 from touche_llm.llm.answers import FailedRequest, UnusableAnswer
 from touche_llm.llm.cache import Cache
 from touche_llm.llm.counts import Counts, translate_old_counts
-from touche_llm.llm.engines.base import Completion, Rejected, Transient
+from touche_llm.llm.engine import Completion, Rejected, Transient
 from touche_llm.llm.model import AnsweredRequest, ModelClient
 from touche_llm.llm.request import Message, Request
 

@@ -19,12 +19,11 @@ from touche_llm.errors import ReplayMiss, UsageError
 from touche_llm.judging.pointwise import read_labels
 from touche_llm.llm.answers import Answer, FailedRequest, build_schema
 from touche_llm.llm.cache import Cache, CacheMode
-from touche_llm.llm.engines.base import Completion
+from touche_llm.llm.engine import Completion
 from touche_llm.llm.logprobs import average_readings
 from touche_llm.llm.model import AnsweredRequest, ModelClient
-from touche_llm.llm.request import Message, Origin, Request, Sampling
+from touche_llm.llm.request import DELIMITERS, Message, Origin, Request, Sampling, Thinking
 from touche_llm.llm.settings import CacheConfig, EngineConfig, SamplingConfig, ThinkingConfig
-from touche_llm.llm.thinking import DELIMITERS, Thinking
 from touche_llm.pipeline.engines import open_model
 
 THINKING = Thinking(48, *DELIMITERS["qwen3"], temperature=0.6)

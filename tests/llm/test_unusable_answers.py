@@ -16,11 +16,10 @@ from tests.scripted_engine import FACTS
 from touche_llm.data import transport
 from touche_llm.errors import DataError
 from touche_llm.llm.answers import OUTCOMES, Answer, FailedRequest
-from touche_llm.llm.cache import Cache, CacheMode
-from touche_llm.llm.cache_file import Entry
+from touche_llm.llm.cache import Cache, CacheMode, Entry
 from touche_llm.llm.counts import Counts
-from touche_llm.llm.engines.dry_run import OverlayCache
 from touche_llm.llm.model import AnsweredRequest, ModelClient
+from touche_llm.llm.recorder import OverlayCache
 from touche_llm.llm.truncation import Truncation
 
 BAD = says("Well, I think")

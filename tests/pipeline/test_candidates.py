@@ -8,7 +8,7 @@ from tests.expect import raises_at
 from touche_llm.data.records import Topic
 from touche_llm.errors import DataError, UsageError
 from touche_llm.pipeline.candidates import Candidates
-from touche_llm.pipeline.datasets import Dataset
+from touche_llm.pipeline.context import Dataset
 from touche_llm.tasks import get_task
 
 

@@ -15,7 +15,7 @@ from tests.scripted_engine import FACTS, ScriptedEngine
 from tests.write_demo_cassette import script_of
 from touche_llm.cli.demo import SAMPLES
 from touche_llm.config import Config
-from touche_llm.data.files import read_records
+from touche_llm.data.io import read_records
 from touche_llm.data.records import Judgment
 from touche_llm.errors import UsageError
 from touche_llm.evaluation.run_validation import validate_run

@@ -20,7 +20,7 @@ from touche_llm.errors import ReplayMiss, UsageError
 from touche_llm.llm.cache import Cache, CacheMode
 from touche_llm.pipeline.dry_run import estimate_cost
 from touche_llm.pipeline.rank import Ranking
-from touche_llm.pipeline.run_all import run_rank
+from touche_llm.pipeline.stages import run_rank
 from touche_llm.regression.check import check_snapshot
 from touche_llm.regression.record import load_finished_run, record
 from touche_llm.regression.snapshot import open_snapshot

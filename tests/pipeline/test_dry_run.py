@@ -21,8 +21,8 @@ from tests.write_demo_cassette import script_of, script_with_queries
 from touche_llm.config import Config
 from touche_llm.errors import DataError
 from touche_llm.llm.cache import Cache, CacheMode
-from touche_llm.llm.engines.dry_run import OverlayCache
 from touche_llm.llm.model import ModelClient
+from touche_llm.llm.recorder import OverlayCache
 from touche_llm.llm.request import Request
 from touche_llm.pipeline.dry_run import DryRun, estimate_cost
 from touche_llm.pipeline.stages import StageName

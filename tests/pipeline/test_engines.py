@@ -11,7 +11,7 @@ import pytest
 from tests.expect import raises_at
 from touche_llm.errors import UsageError
 from touche_llm.llm.cache import Cache, CacheMode
-from touche_llm.llm.engines.base import EngineInfo
+from touche_llm.llm.engine import EngineInfo
 from touche_llm.llm.settings import EngineConfig, PoolingConfig
 from touche_llm.pipeline.engines import assume_engine_info, replay_engine_info, store_engine_info
 

@@ -16,11 +16,11 @@ from tests.sample_runs import Silent, config_for, judge_stage, rank_stage, run_s
 from tests.scripted_engine import FACTS, ScriptedEngine
 from touche_llm.cli.measured_runs import given_runs
 from touche_llm.config import Config
-from touche_llm.data.files import read_records
+from touche_llm.data.io import read_records
 from touche_llm.data.records import Judgment
 from touche_llm.errors import DataError
 from touche_llm.evaluation.qrels import read_qrels
-from touche_llm.llm.answer_forms import list_fields
+from touche_llm.llm.answers import list_fields
 from touche_llm.llm.cache import Cache
 from touche_llm.llm.model import ModelClient
 from touche_llm.llm.request import Request

@@ -10,7 +10,7 @@ import pytest
 
 from tests.sample_runs import config_for, run_scripted
 from tests.scripted_engine import Label, Values
-from touche_llm.data.files import read_records
+from touche_llm.data.io import read_records
 from touche_llm.data.records import Judgment
 from touche_llm.llm.counts import LOW_INFORMATION
 from touche_llm.llm.request import Request

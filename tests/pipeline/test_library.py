@@ -28,7 +28,7 @@ from touche_llm.integrations.tira import detect_input
 from touche_llm.llm.model import ModelClient
 from touche_llm.pipeline import language_model
 from touche_llm.pipeline.engines import open_model
-from touche_llm.pipeline.run_all import run_all
+from touche_llm.pipeline.stages import run_all
 
 
 def replayed(task: str) -> tl.LanguageModel:

@@ -8,7 +8,7 @@ from pathlib import Path
 from tests.notebooks import last_text, run_notebook
 from tests.sample_runs import Silent
 from touche_llm.cli.demo import SAMPLES, sample_config
-from touche_llm.pipeline.run_all import run_all
+from touche_llm.pipeline.stages import run_all
 
 
 def test_a_notebook_makes_the_run_of_the_demo(tmp_path: Path) -> None:

@@ -16,12 +16,12 @@ from tests.expect import raises_at
 from tests.sample_runs import Silent, config_for, judge_stage, rank_stage, retrieve_stage, run_lines, run_scripted
 from tests.scripted_engine import FACTS, Label, ScriptedEngine
 from tests.write_demo_cassette import script_of
-from touche_llm.data.files import read_records
+from touche_llm.data.io import read_records
 from touche_llm.data.records import Failure, Judgment, RunLine
 from touche_llm.data.trec_runs import read_candidates
 from touche_llm.errors import DataError, EngineError
 from touche_llm.evaluation.run_validation import validate_run
-from touche_llm.llm.answer_forms import list_fields
+from touche_llm.llm.answers import list_fields
 from touche_llm.llm.cache import Cache
 from touche_llm.llm.model import ModelClient
 from touche_llm.llm.request import Request

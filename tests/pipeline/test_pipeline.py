@@ -16,12 +16,12 @@ from tests.fake_server import FakeServer, fields_in, good, says
 from tests.other_servers import FakeFewAlternatives
 from tests.sample_runs import SAMPLE, Silent, config_for, rank_stage, retrieve_stage, run_lines, run_on, run_scripted
 from tests.scripted_engine import Label
-from touche_llm.data.files import read_records
+from touche_llm.data.io import read_records
 from touche_llm.data.records import Failure, Judgment
 from touche_llm.errors import DataError, EngineError, UsageError
 from touche_llm.evaluation.run_validation import validate_run
 from touche_llm.llm.request import Request
-from touche_llm.pipeline import run_all as pipeline
+from touche_llm.pipeline import stages as pipeline
 from touche_llm.tasks import get_task
 
 

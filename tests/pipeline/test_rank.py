@@ -13,16 +13,16 @@ from tests.sample_runs import Silent, config_for, judge_stage, rank_stage, retri
 from tests.scripted_engine import FACTS, Label, ScriptedEngine
 from tests.write_demo_cassette import script_of
 from touche_llm.config import Config
-from touche_llm.data.files import read_records
+from touche_llm.data.io import read_records
 from touche_llm.data.records import Comparison, Failure, Objects, RunLine
 from touche_llm.errors import DataError, ReplayMiss
 from touche_llm.evaluation.run_validation import validate_run
-from touche_llm.llm.answer_forms import list_fields
+from touche_llm.llm.answers import list_fields
 from touche_llm.llm.cache import Cache, CacheMode
 from touche_llm.llm.model import ModelClient
 from touche_llm.llm.request import Request
 from touche_llm.pipeline.rank import Ranking
-from touche_llm.pipeline.run_all import run_rank
+from touche_llm.pipeline.stages import run_rank
 from touche_llm.tasks import get_task
 
 SCRIPT = script_of("comparative")

@@ -10,13 +10,13 @@ import pandas as pd
 import pytest
 
 from tests.sample_runs import Silent, config_for, rank_stage, run_lines, run_scripted
-from touche_llm.data.files import read_records
+from touche_llm.data.io import read_records
 from touche_llm.data.records import Judgment, Reading, RunLine, StanceReading
-from touche_llm.judging.stance import StanceSettings
-from touche_llm.llm.answer_forms import list_fields
+from touche_llm.judging.labels import StanceSettings
+from touche_llm.llm.answers import list_fields
 from touche_llm.llm.request import Request
 from touche_llm.pipeline.rank import Ranking
-from touche_llm.pipeline.results import ChosenStance, choose_label, write_results
+from touche_llm.pipeline.run_files import ChosenStance, choose_label, write_results
 from touche_llm.tasks import get_task
 from touche_llm.tasks.base import Task
 

@@ -18,7 +18,7 @@ from tests.sample_runs import SAMPLE, Silent, config_for, rank_stage, run_lines,
 from touche_llm.config import Config
 from touche_llm.errors import DataError, EngineError, ReplayMiss, UsageError
 from touche_llm.llm.cache import Cache
-from touche_llm.pipeline import run_all as pipeline
+from touche_llm.pipeline import stages as pipeline
 from touche_llm.pipeline.config_file import load_config
 from touche_llm.pipeline.dry_run import estimate_cost
 

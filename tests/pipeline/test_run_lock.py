@@ -15,13 +15,13 @@ import pytest
 from tests.fake_server import FakeServer
 from tests.sample_runs import Silent, config_for, run_on
 from touche_llm.errors import DataError, UsageError
-from touche_llm.pipeline import run_all as pipeline
-from touche_llm.pipeline.run_lock import lock_run
+from touche_llm.pipeline import stages as pipeline
+from touche_llm.pipeline.run_files import lock_run
 
 HOLD = """
 import sys, time
 from pathlib import Path
-from touche_llm.pipeline.run_lock import lock_run
+from touche_llm.pipeline.run_files import lock_run
 with lock_run(Path(sys.argv[1]), "judge", print):
     print("held", flush=True)
     time.sleep(60)

@@ -11,8 +11,8 @@ import pytest
 from tests.expect import raises_at
 from tests.sample_runs import Silent, config_for, retrieve_stage
 from touche_llm.errors import DataError
-from touche_llm.pipeline.results import list_result_columns
 from touche_llm.pipeline.run_directory import RunDirectory
+from touche_llm.pipeline.run_files import list_result_columns
 from touche_llm.pipeline.run_overview import (
     BROKEN,
     EMPTY,

@@ -15,10 +15,9 @@ from tests.expect import raises_at
 from tests.fake_server import FakeServer
 from tests.sample_runs import Silent, config_for, run_on
 from touche_llm.config import Config
-from touche_llm.data.settings import list_fields
-from touche_llm.errors import DataError, ToucheError, UsageError
+from touche_llm.errors import DataError, ToucheError, UsageError, list_fields
 from touche_llm.pipeline import inputs
-from touche_llm.pipeline import run_all as pipeline
+from touche_llm.pipeline import stages as pipeline
 from touche_llm.pipeline.config_file import load_config
 from touche_llm.pipeline.context import RunContext
 from touche_llm.pipeline.run_directory import RunDirectory
@@ -31,8 +30,7 @@ from touche_llm.pipeline.settings import (
     OF_STAGE,
     compare_settings,
 )
-from touche_llm.report.page import write_page
-from touche_llm.report.run_page import render_report
+from touche_llm.report.page import render_report, write_page
 from touche_llm.report.run_report import gather_report
 from touche_llm.tasks import prompts_folder
 

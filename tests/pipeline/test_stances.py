@@ -14,13 +14,13 @@ from tests.sample_runs import Silent, config_for, judge_stage, rank_stage, retri
 from tests.scripted_engine import FACTS, Label, ScriptedEngine
 from tests.write_demo_cassette import is_swapped
 from touche_llm.config import Config
-from touche_llm.data.files import read_records
+from touche_llm.data.io import read_records
 from touche_llm.data.records import Failure, Judgment, RunLine, StanceReading
 from touche_llm.errors import DataError, UsageError
-from touche_llm.judging.stance import StanceSettings
-from touche_llm.llm.answer_forms import list_fields
+from touche_llm.judging.labels import StanceSettings
+from touche_llm.llm.answers import list_fields
 from touche_llm.llm.cache import Cache, CacheMode
-from touche_llm.llm.engines.base import Completion
+from touche_llm.llm.engine import Completion
 from touche_llm.llm.model import ModelClient
 from touche_llm.llm.request import Request
 from touche_llm.pipeline import stages

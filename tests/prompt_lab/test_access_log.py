@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from touche_llm.data.files import encode_line
+from touche_llm.data.io import encode_line
 from touche_llm.errors import DataError
 from touche_llm.evaluation.qrels import Qrels
 from touche_llm.prompt_lab.holdout import (

@@ -16,16 +16,16 @@ from tests.prompt_variants import asked_with, reader, title_of
 from tests.report.reports import sample_run
 from tests.sample_runs import Silent
 from tests.scripted_engine import ScriptedEngine
-from touche_llm.data.files import read_records
+from touche_llm.data.io import read_records
 from touche_llm.data.records import Candidate, Judgment
 from touche_llm.data.trec_runs import ParsedRun
 from touche_llm.errors import EngineError, PromptError, ReplayMiss, UsageError
-from touche_llm.evaluation.agreement import round_grade
 from touche_llm.evaluation.measures import estimate_grades
 from touche_llm.evaluation.qrels import read_qrels
-from touche_llm.llm.answer_forms import list_fields
+from touche_llm.evaluation.stance_measures import round_grade
+from touche_llm.llm.answers import list_fields
 from touche_llm.llm.cache import CacheMode
-from touche_llm.llm.engines.base import Rejected
+from touche_llm.llm.engine import Rejected
 from touche_llm.pipeline.config_file import load_config
 from touche_llm.prompt_lab.comparison import compare_prompts
 from touche_llm.prompt_lab.holdout import read_accesses

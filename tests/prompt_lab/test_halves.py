@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from touche_llm.data.settings import read_yaml
 from touche_llm.data.topics import normalise_title, read_topics
-from touche_llm.data.yaml_text import read_yaml
 from touche_llm.evaluation.qrels import read_qrels
 from touche_llm.prompt_lab.holdout import CHOICE, HALVES_FILE, HOLD_OUT, find_half
 from touche_llm.tasks import TASKS, prompts_folder

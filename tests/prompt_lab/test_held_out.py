@@ -15,8 +15,8 @@ from tests.prompt_variants import asked_with, collection, reader, title_of
 from tests.scripted_engine import ScriptedEngine
 from touche_llm.errors import DataError, EngineError, UsageError
 from touche_llm.evaluation.qrels import read_qrels
-from touche_llm.llm.answer_forms import list_fields
-from touche_llm.llm.engines.base import Rejected
+from touche_llm.llm.answers import list_fields
+from touche_llm.llm.engine import Rejected
 from touche_llm.prompt_lab.holdout import read_accesses
 from touche_llm.tasks import prompts_folder
 

@@ -10,16 +10,14 @@ from typing import Any
 
 import pytest
 
+from touche_llm.cli.prompts_try import FileChanges
 from touche_llm.corpus.args_me import HEADER as COLUMNS
 from touche_llm.data.records import Topic
 from touche_llm.errors import DataError, UsageError
-from touche_llm.llm.answer_forms import AnswerForm, list_fields
-from touche_llm.llm.answers import build_schema
-from touche_llm.llm.cache import Cache
-from touche_llm.llm.cache_file import Entry
+from touche_llm.llm.answers import AnswerForm, build_schema, list_fields
+from touche_llm.llm.cache import Cache, Entry
 from touche_llm.pipeline.corpora import open_local_corpus
 from touche_llm.prompt_lab.lint import CheckedPrompt, check, detect_changed_text, list_schema_problems
-from touche_llm.prompt_lab.material import Texts, make_invented_material, take_corpus_material
 from touche_llm.prompt_lab.prefix_sharing import (
     Messages,
     PromptPart,
@@ -28,10 +26,8 @@ from touche_llm.prompt_lab.prefix_sharing import (
     offline_builder,
     split_by_sharing,
 )
-from touche_llm.prompt_lab.trial import Subject, ask
-from touche_llm.prompt_lab.watch import FileChanges
-from touche_llm.prompts.catalog import find_prompt, find_prompts, list_files, load_named
-from touche_llm.prompts.purposes import MAX_DOCUMENTS, purposes_of
+from touche_llm.prompt_lab.trial import Subject, Texts, ask, make_invented_material, take_corpus_material
+from touche_llm.prompts.purposes import MAX_DOCUMENTS, find_prompt, find_prompts, list_files, load_named, purposes_of
 from touche_llm.ranking.comparer import MAX_CHOICES
 from touche_llm.tasks import TASKS, get_task, prompts_folder
 

@@ -13,8 +13,7 @@ from tests.prompt_variants import title_of
 from touche_llm.data.records import Document, Topic
 from touche_llm.errors import DataError, UsageError
 from touche_llm.evaluation.qrels import Grades
-from touche_llm.prompt_lab.draw import Sampled, draw_sample
-from touche_llm.prompt_lab.sample import read_sample, select_judged, split_topics, write_sample
+from touche_llm.prompt_lab.sample import Sampled, draw_sample, read_sample, select_judged, split_topics, write_sample
 
 
 class IncompleteDocuments:

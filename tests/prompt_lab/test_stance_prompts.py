@@ -13,10 +13,10 @@ from tests.prompt_variants import LABELS
 from tests.scripted_engine import ScriptedEngine
 from tests.write_demo_cassette import is_swapped
 from touche_llm.errors import ReplayMiss, UsageError
-from touche_llm.judging.stance import StancePrompt
-from touche_llm.llm.answer_forms import list_fields
+from touche_llm.judging.labels import StancePrompt
+from touche_llm.llm.answers import list_fields
 from touche_llm.llm.cache import CacheMode
-from touche_llm.llm.engines.base import Rejected
+from touche_llm.llm.engine import Rejected
 from touche_llm.llm.request import Request
 from touche_llm.prompt_lab.holdout import read_accesses
 from touche_llm.prompt_lab.measures import MACRO_F1

@@ -18,11 +18,10 @@ from tests.scripted_engine import FACTS, Label, ScriptedEngine
 from touche_llm.config import Config
 from touche_llm.data.records import LabelledDocument, Topic
 from touche_llm.errors import PromptError, UsageError
-from touche_llm.llm.answer_forms import AnswerForm, abbreviate
-from touche_llm.llm.answers import build_schema, get_labels, parse_answer
+from touche_llm.llm.answers import AnswerForm, abbreviate, build_schema, get_labels, parse_answer
 from touche_llm.llm.cache import Cache, CacheMode
-from touche_llm.llm.engines.dry_run import DryEngine
 from touche_llm.llm.model import ModelClient
+from touche_llm.llm.recorder import DryEngine
 from touche_llm.llm.request import Message, Origin, Request, Sampling
 from touche_llm.pipeline.context import RunContext
 from touche_llm.pipeline.dry_run import estimate_cost

@@ -15,7 +15,7 @@ from tests.prompt_variants import load_prompt
 from tests.sample_runs import Silent, config_for, run_scripted
 from tests.scripted_engine import Label
 from touche_llm.config import Config
-from touche_llm.data.files import read_records
+from touche_llm.data.io import read_records
 from touche_llm.data.records import Judgment, Objects, Topic
 from touche_llm.errors import PromptError, UsageError
 from touche_llm.llm.request import Request

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from tests.ranking.fake_comparer import ids
 from touche_llm.data.records import ScoredDocument
 from touche_llm.errors import UsageError
-from touche_llm.ranking.balance import BalanceSettings, balance
+from touche_llm.ranking.order import BalanceSettings, balance
 
 SIDES = ("PRO", "CON")
 LABELS = ("PRO", "CON", "NEU", "NO")

@@ -20,11 +20,10 @@ from tests.scripted_engine import FACTS, Script, ScriptedEngine
 from touche_llm.data.records import Attempt, Document, Topic
 from touche_llm.errors import PromptError
 from touche_llm.judging.pointwise import RequestBuilder
-from touche_llm.llm.answer_forms import list_fields
-from touche_llm.llm.answers import Unusable, build_schema, parse_answer
+from touche_llm.llm.answers import Unusable, build_schema, list_fields, parse_answer
 from touche_llm.llm.cache import Cache, CacheMode
 from touche_llm.llm.concurrency import Slots
-from touche_llm.llm.engines.base import Completion, Rejected, Transient
+from touche_llm.llm.engine import Completion, Rejected, Transient
 from touche_llm.llm.model import ModelClient
 from touche_llm.llm.request import MAX_SAMPLES, Message, Request, Sampling
 from touche_llm.llm.truncation import CUT_MARK

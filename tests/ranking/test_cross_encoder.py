@@ -12,9 +12,9 @@ import pytest
 from touche_llm.data.records import Document, Topic
 from touche_llm.errors import UsageError
 from touche_llm.llm.cache import Cache, CacheMode
-from touche_llm.llm.engines.base import EngineInfo
-from touche_llm.llm.engines.dry_run import DryPoolingEngine
+from touche_llm.llm.engine import EngineInfo
 from touche_llm.llm.pooling import PoolingClient
+from touche_llm.llm.recorder import DryPoolingEngine
 from touche_llm.ranking.cross_encoder import CrossEncoder, CrossEncoderSettings, Score, rerank
 from touche_llm.tasks import get_task
 

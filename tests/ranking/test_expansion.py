@@ -18,14 +18,14 @@ from tests.pipeline.test_controversial import chatnoir_config, fake
 from tests.sample_runs import Silent, config_for, retrieve_stage, run_lines
 from tests.scripted_engine import FACTS, Label, ScriptedEngine
 from touche_llm.config import Config
-from touche_llm.data.files import read_records
+from touche_llm.data.io import read_records
 from touche_llm.data.records import Candidate, Failure, Queries
 from touche_llm.errors import ReplayMiss, UsageError
 from touche_llm.llm.cache import Cache, CacheMode
 from touche_llm.llm.model import ModelClient
 from touche_llm.llm.request import Request
 from touche_llm.pipeline.config_file import load_config
-from touche_llm.pipeline.run_all import run_retrieve
+from touche_llm.pipeline.stages import run_retrieve
 from touche_llm.prompts.purposes import AlternativeQueries
 from touche_llm.ranking.expansion import ExpansionSettings, fuse_queries
 

@@ -13,8 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.ranking.fake_comparer import FakeComparer, Shown, names
-from touche_llm.ranking.comparer import make_random
-from touche_llm.ranking.request_bounds import RequestBounds
+from touche_llm.ranking.comparer import RequestBounds, make_random
 from touche_llm.ranking.steps import METHODS, RankingSettings, bound_requests, parse_steps
 
 COMPARING = [name for name, method in METHODS.items() if method.kind is not None]

@@ -16,10 +16,10 @@ from tests.ranking.test_comparer import Held
 from tests.sample_runs import SAMPLE, config_for, run_scripted
 from tests.scripted_engine import FACTS, Script, ScriptedEngine
 from tests.write_demo_cassette import script_of
-from touche_llm.data.files import read_records
+from touche_llm.data.io import read_records
 from touche_llm.data.records import Candidate, Comparison, Failure, RunLine, Topic
 from touche_llm.judging.pointwise import RequestBuilder
-from touche_llm.llm.answer_forms import list_fields
+from touche_llm.llm.answers import list_fields
 from touche_llm.llm.cache import Cache, CacheMode
 from touche_llm.llm.model import ModelClient
 from touche_llm.llm.request import MAX_SAMPLES, Request, Sampling

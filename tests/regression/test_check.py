@@ -14,12 +14,10 @@ from tests.regression.conftest import Copy, all_checked, checked, edit, overlay
 from tests.write_regressions import FOLDER
 from touche_llm.cli.demo import SAMPLE_TASKS
 from touche_llm.errors import UsageError
-from touche_llm.llm.answer_forms import AnswerForm
-from touche_llm.llm.answers import AnswerModel, build_schema
+from touche_llm.llm.answers import AnswerForm, AnswerModel, build_schema
 from touche_llm.prompts.prompt import read_header
 from touche_llm.prompts.templates import HEADER
-from touche_llm.regression.differences import RunDifference, group_by_kind
-from touche_llm.regression.format_diff import format_differences
+from touche_llm.regression.differences import RunDifference, format_differences, group_by_kind
 from touche_llm.regression.snapshot import QUERIES_NOT_CHECKED, open_snapshot
 from touche_llm.tasks import prompts_folder
 from touche_llm.text.sanitize import sanitize

@@ -9,8 +9,13 @@ import pytest
 from touche_llm.data.records import Candidate
 from touche_llm.data.trec_runs import ParsedRun
 from touche_llm.evaluation.qrels import Qrels
-from touche_llm.regression.differences import RunDifference, compare_measures, compare_rankings, compare_values
-from touche_llm.regression.format_diff import format_differences
+from touche_llm.regression.differences import (
+    RunDifference,
+    compare_measures,
+    compare_rankings,
+    compare_values,
+    format_differences,
+)
 from touche_llm.tasks.definition import Scale
 
 LABELS = ("PRO", "CON")

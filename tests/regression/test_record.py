@@ -22,16 +22,14 @@ from tests.write_demo_cassette import FACTS, script_of
 from tests.write_regressions import FOLDER, make_run
 from touche_llm.cli.demo import SAMPLES
 from touche_llm.corpus.args_me import HEADER, read_arguments
-from touche_llm.corpus.sources import CorpusFile
+from touche_llm.corpus.json_lines import CorpusFile
 from touche_llm.corpus.store import ensure_store
-from touche_llm.data.files import read_records, write_records
+from touche_llm.data.io import read_records, write_records
 from touche_llm.data.records import Attempt, Failure, Topic
 from touche_llm.data.topics import read_topics, write_topics
 from touche_llm.errors import DataError, ToucheError
-from touche_llm.llm.answer_forms import list_fields
-from touche_llm.llm.answers import FailureKind
-from touche_llm.llm.cache import Cache, CacheMode
-from touche_llm.llm.cache_file import Entry
+from touche_llm.llm.answers import FailureKind, list_fields
+from touche_llm.llm.cache import Cache, CacheMode, Entry
 from touche_llm.llm.model import ModelClient
 from touche_llm.llm.request import MAX_SAMPLES as MOST_SAMPLES
 from touche_llm.llm.request import Request
@@ -39,11 +37,9 @@ from touche_llm.pipeline.config_file import load_config
 from touche_llm.pipeline.engines import store_engine_info
 from touche_llm.pipeline.run_files import ALL_FAILURES
 from touche_llm.regression.check import check_snapshot
-from touche_llm.regression.record import Recording, load_finished_run, record
+from touche_llm.regression.record import Recording, load_finished_run, record, write_arguments
 from touche_llm.regression.snapshot import open_snapshot
-from touche_llm.regression.writing import write_arguments
-from touche_llm.retrieval.chatnoir.cache import ChatNoirDocuments
-from touche_llm.retrieval.chatnoir.settings import ChatNoirSettings
+from touche_llm.retrieval.chatnoir import ChatNoirDocuments, ChatNoirSettings
 
 
 def recorded(run: Path, target: Path) -> Recording:

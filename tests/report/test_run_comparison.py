@@ -19,11 +19,9 @@ from touche_llm.evaluation.measures import evaluate_run
 from touche_llm.evaluation.qrels import Qrels
 from touche_llm.pipeline.config_file import load_config, write_config
 from touche_llm.report import page as page_module
-from touche_llm.report.comparison_page import fit_panels, render_comparison
-from touche_llm.report.comparison_records import RunComparison
-from touche_llm.report.page import MAX_BYTES
+from touche_llm.report.page import MAX_BYTES, fit_panels, render_comparison
 from touche_llm.report.plots import LETTERS
-from touche_llm.report.run_comparison import NamedRun, check_runs, gather_comparison
+from touche_llm.report.run_comparison import NamedRun, RunComparison, check_runs, gather_comparison
 from touche_llm.tasks import get_task
 
 # Pages of several runs take a while to make.
@@ -283,7 +281,7 @@ def test_what_the_models_said_is_shown_down_to_the_lowest_rank_that_fits(room: i
 def test_without_any_room_the_first_five_of_each_run_are_there(
     found: RunComparison, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("touche_llm.report.comparison_page.MAX_BYTES", 1)
+    monkeypatch.setattr("touche_llm.report.page.MAX_BYTES", 1)
     page = Page(render_comparison(found))
     text = " ".join(page.text.split())
     assert "The first 5 documents of each run (of 6, to limit" in text and "Completions do not fit" in text

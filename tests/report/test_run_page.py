@@ -11,9 +11,8 @@ import pytest
 
 from tests.report.reports import ATTACKS, POISON, poisoned
 from touche_llm.data.records import Attempt, Failure
-from touche_llm.report.page import MAX_BYTES, find_text_limit, write_page
+from touche_llm.report.page import MAX_BYTES, find_text_limit, render_report, write_page
 from touche_llm.report.records import DroppedCandidate, RawAnswer, RunReport, SentenceView
-from touche_llm.report.run_page import render_report
 from touche_llm.report.run_report import gather_report
 
 NO_END = {"meta", "input", "tr", "td", "th", "option", "li", "caption"}

@@ -12,14 +12,14 @@ import pytest
 
 from tests.fake_pooling import embed_words
 from touche_llm.cli.demo import SAMPLES
-from touche_llm.corpus.sources import CorpusFile
+from touche_llm.corpus.json_lines import CorpusFile
 from touche_llm.corpus.store import DocumentStore, ensure_store
 from touche_llm.data.records import Topic
 from touche_llm.errors import DataError, EngineError, UsageError
 from touche_llm.llm.cache import Cache, CacheMode
-from touche_llm.llm.engines.base import EngineInfo, Rejected
-from touche_llm.llm.engines.dry_run import DryPoolingEngine
+from touche_llm.llm.engine import EngineInfo, Rejected
 from touche_llm.llm.pooling import PoolingClient
+from touche_llm.llm.recorder import DryPoolingEngine
 from touche_llm.retrieval.dense import DenseIndex, DenseSettings, split_rows
 from touche_llm.tasks import get_task
 from touche_llm.text.sanitize import sanitize

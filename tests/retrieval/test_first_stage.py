@@ -12,14 +12,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.expect import raises_at
-from touche_llm.corpus.json_lines import read_passages
-from touche_llm.corpus.sources import CorpusFile
+from touche_llm.corpus.json_lines import CorpusFile, read_passages
 from touche_llm.corpus.store import DocumentStore, ensure_store
 from touche_llm.data.records import Candidate, Topic
 from touche_llm.errors import DataError
 from touche_llm.retrieval.base import select_candidates
-from touche_llm.retrieval.bm25 import Bm25Settings, ensure_index, get_index_folder, open_index
-from touche_llm.retrieval.okapi import OkapiIndex
+from touche_llm.retrieval.bm25 import Bm25Settings, OkapiIndex, ensure_index, get_index_folder, open_index
 
 Retrieve = Callable[..., list[list[Candidate]]]
 MakeStore = Callable[[dict[str, str]], DocumentStore]

@@ -18,8 +18,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from tests.expect import raises_at
-from touche_llm.corpus.json_lines import read_passages
-from touche_llm.corpus.sources import CorpusFile, OnBadLine
+from touche_llm.corpus.json_lines import CorpusFile, OnBadLine, read_passages
 from touche_llm.corpus.store import DocumentStore, ensure_store
 from touche_llm.data.records import Document, Part
 from touche_llm.errors import DataError

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from touche_llm.corpus.sources import CorpusFile
+from touche_llm.corpus.json_lines import CorpusFile
 from touche_llm.corpus.store import DocumentStore, ensure_store
 from touche_llm.data.records import Document, Part, Topic
 from touche_llm.errors import BadLine

@@ -11,8 +11,8 @@ import pytest
 from numpy.typing import NDArray
 
 from touche_llm.errors import DataError, UsageError
-from touche_llm.retrieval import vectors
-from touche_llm.retrieval.vectors import VectorFile, open_writer
+from touche_llm.retrieval import dense
+from touche_llm.retrieval.dense import VectorFile, open_writer
 
 SHAPE = (1000, 24)
 
@@ -46,8 +46,8 @@ def test_scores_are_cosines_whatever_the_size_of_the_blocks(
     block_bytes: int,
     score_bytes: int,
 ) -> None:
-    monkeypatch.setattr(vectors, "_BLOCK_BYTES", block_bytes)
-    monkeypatch.setattr(vectors, "_SCORE_BYTES", score_bytes)
+    monkeypatch.setattr(dense, "_BLOCK_BYTES", block_bytes)
+    monkeypatch.setattr(dense, "_SCORE_BYTES", score_bytes)
     file = write(tmp_path / "vectors.npy", random_vectors * 1000)
     queries = np.concatenate([random_vectors[:5] * 3, -random_vectors[:1]])
     found = np.stack(list(file.score(queries)))
@@ -76,8 +76,8 @@ def test_memory_holds_a_few_queries_and_a_block_of_rows(tmp_path: Path, monkeypa
     VectorFile.create(path, shape)
     file, queries = VectorFile(path, shape), np.ones((100, 24), dtype=np.float32)
     # A hundred rows, and the scores of two queries, of 320,000 bytes; those of all would take 16 million.
-    monkeypatch.setattr(vectors, "_BLOCK_BYTES", 100 * 24 * 4)
-    monkeypatch.setattr(vectors, "_SCORE_BYTES", 2 * 40_000 * 4)
+    monkeypatch.setattr(dense, "_BLOCK_BYTES", 100 * 24 * 4)
+    monkeypatch.setattr(dense, "_SCORE_BYTES", 2 * 40_000 * 4)
     tracemalloc.start()
     try:
         assert sum(len(scores) for scores in file.score(queries)) == 100 * 40_000

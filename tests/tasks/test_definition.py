@@ -17,7 +17,7 @@ from touche_llm.errors import BadLine, DataError, UsageError
 from touche_llm.llm.answers import get_labels
 from touche_llm.pipeline.config_file import load_config
 from touche_llm.pipeline.corpora import open_local_corpus
-from touche_llm.regression.writing import write_documents
+from touche_llm.regression.record import write_documents
 from touche_llm.tasks import TASKS, get_task
 from touche_llm.tasks.leaderboard import LEADERBOARD_FILE, read_tables
 from touche_llm.text.passages import RankedPassages

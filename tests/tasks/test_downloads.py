@@ -15,9 +15,8 @@ import pytest
 from touche_llm.cli.demo import SAMPLES
 from touche_llm.data.topics import read_topics
 from touche_llm.errors import DataError
-from touche_llm.tasks import TASKS, downloads
-from touche_llm.tasks.downloads import FileCheck, check_file
-from touche_llm.tasks.published import Published, PublishedFile, read_published
+from touche_llm.tasks import TASKS, published
+from touche_llm.tasks.published import FileCheck, Published, PublishedFile, check_file, read_published
 
 REAL = Path(__file__).resolve().parents[3] / "shared/data"
 BEIR = ("webis_touche2020_v2", "webis_touche2020_v3")
@@ -44,7 +43,7 @@ def publish(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     def replace(*files: PublishedFile) -> None:
         known = read_published()
         changed = Published(files=list(files), restricted=known.restricted, documents=known.documents)
-        monkeypatch.setattr(downloads, "read_published", lambda: changed)
+        monkeypatch.setattr(published, "read_published", lambda: changed)
 
     return replace
 

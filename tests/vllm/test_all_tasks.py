@@ -13,7 +13,7 @@ from tests.sample_runs import run_lines
 from tests.vllm.command import touche
 from tests.vllm.conftest import Tell
 from tests.vllm.real_data import TaskInput
-from touche_llm.data.files import read_records
+from touche_llm.data.io import read_records
 from touche_llm.data.records import Judgment
 from touche_llm.data.topics import read_topics
 

@@ -17,11 +17,11 @@ from tests.vllm.command import touche
 from tests.vllm.conftest import Tell
 from tests.vllm.real_data import TaskInput
 from tests.vllm.server import CONTEXT, MODEL_NAME, OPTIONS, VENV, vllm_environment
-from touche_llm.data.files import read_records
+from touche_llm.data.io import read_records
 from touche_llm.data.records import Judgment
 from touche_llm.llm.answers import Answer
 from touche_llm.llm.cache import Cache
-from touche_llm.llm.engines.vllm_common import build_start_options
+from touche_llm.llm.vllm_common import build_start_options
 
 pytestmark = pytest.mark.vllm
 MOST_ROUNDS = 4

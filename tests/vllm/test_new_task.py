@@ -9,7 +9,7 @@ import pytest
 
 from tests.changed_example import FIVE, INPUTS, LABELS, TWO_SCALES, change_example, write_qrels
 from tests.vllm.command import touche
-from touche_llm.data.files import read_records
+from touche_llm.data.io import read_records
 from touche_llm.data.records import Failure, Judgment
 
 pytestmark = pytest.mark.vllm

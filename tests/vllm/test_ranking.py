@@ -22,13 +22,13 @@ from tests.vllm.command import touche
 from tests.vllm.conftest import Tell
 from tests.vllm.real_data import TaskInput
 from tests.vllm.server import CONTEXT, MODEL_NAME, finished_requests, prefix_cache_hits
-from touche_llm.data.files import read_records
+from touche_llm.data.io import read_records
 from touche_llm.data.records import Comparison, Failure, Queries, StanceReading
 from touche_llm.llm.answers import build_schema
-from touche_llm.llm.engines.server import ChatServer
-from touche_llm.llm.engines.startup import connect
+from touche_llm.llm.chat import ChatServer
 from touche_llm.llm.request import Message, Origin, Request, Sampling
 from touche_llm.llm.settings import EngineConfig, SamplingConfig
+from touche_llm.llm.startup import connect
 from touche_llm.prompts.purposes import build_order_answer
 
 pytestmark = pytest.mark.vllm

@@ -12,7 +12,7 @@ import yaml
 from tests.vllm.command import touche
 from tests.vllm.real_data import TaskInput
 from tests.vllm.server import MODEL_NAME, make_model, vllm_server
-from touche_llm.data.files import read_records
+from touche_llm.data.io import read_records
 from touche_llm.data.records import Failure
 
 # Each needs a server of its own.

@@ -20,14 +20,13 @@ from tests.vllm.command import touche
 from tests.vllm.conftest import Tell
 from tests.vllm.real_data import TaskInput
 from tests.vllm.server import CONTEXT, MODEL_NAME, OPTIONS, VENV, finished_requests, vllm_environment, vllm_server
-from touche_llm.data.files import read_records
+from touche_llm.data.io import read_records
 from touche_llm.data.records import Failure, Judgment, Topic
 from touche_llm.judging.pointwise import read_labels
-from touche_llm.llm.answer_forms import Layout
-from touche_llm.llm.answers import Answer, build_schema, parse_answer
+from touche_llm.llm.answers import Answer, Layout, build_schema, parse_answer
 from touche_llm.llm.cache import Cache
 from touche_llm.llm.model import AnsweredRequest
-from touche_llm.llm.thinking import DELIMITERS
+from touche_llm.llm.request import DELIMITERS
 from touche_llm.prompts.purposes import load, purposes_of
 from touche_llm.tasks import get_task
 

@@ -13,14 +13,14 @@ from typing import Any, Literal
 import msgspec
 import orjson
 
-from touche_llm.data.files import iterate_records
-from touche_llm.data.json_records import JsonStruct
+from touche_llm.data.io import iterate_records
+from touche_llm.data.records import JsonStruct
 from touche_llm.data.scratch import BUILDING, open_scratch, remove_abandoned
 from touche_llm.errors import DataError, EngineError, UsageError
-from touche_llm.llm.engines.batch_replies import read_replies
-from touche_llm.llm.engines.vllm_common import build_start_options, check_model_folder
-from touche_llm.llm.engines.vllm_process import find_vllm, run_guarded, to_flags
+from touche_llm.llm.batch import read_replies
+from touche_llm.llm.managed import find_vllm, run_guarded, to_flags
 from touche_llm.llm.settings import EngineConfig, Runner
+from touche_llm.llm.vllm_common import build_start_options, check_model_folder
 
 TITLES = {Runner.VLLM: "vllm run-batch", Runner.RAY: "the Ray Data job"}
 # Options of `ray.data.llm.vLLMEngineProcessorConfig`; all others are vLLM's.

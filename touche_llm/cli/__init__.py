@@ -13,36 +13,35 @@ from typer.core import TyperCommand, TyperGroup
 
 from touche_llm import __version__
 from touche_llm.cli.command import Command, Group, ParserError, describe_parser_error
-from touche_llm.cli.log import logged, take_options
-from touche_llm.cli.streams import open_streams
+from touche_llm.cli.log import logged, open_streams, take_options
 from touche_llm.data.databases import describe_database_error
-from touche_llm.data.files import check_name
+from touche_llm.data.io import check_name
 from touche_llm.errors import ToucheError, describe_os_error, to_printable
 
-# By the panel of the help, each command and the module that holds it: a function of its name, or `app`, which has
-# commands of its own.
+# By the panel of the help, each command and the module that holds it: a function of its name, or `NAME_app`, a program
+# with commands of its own.
 PANELS = {
     "Make a run": {
         "run": "stages",
-        "index": "index",
+        "index": "servers",
         "retrieve": "stages",
         "judge": "stages",
         "rank": "stages",
-        "fuse": "fuse",
+        "fuse": "run_files",
         "batch": "batch",
         "tira": "tira",
         "demo": "demo",
     },
-    "Look at runs": {"show": "show", "runs": "runs", "report": "report"},
+    "Look at runs": {"show": "show", "runs": "runs", "report": "runs"},
     "Measure and check": {
         "evaluate": "evaluate",
         "compare": "compare",
-        "calibrate": "calibrate",
-        "validate": "validate",
+        "calibrate": "compare",
+        "validate": "run_files",
         "regress": "regress",
     },
-    "Prompts, tasks and their data": {"prompts": "prompts", "tasks": "tasks", "data": "data"},
-    "Servers and caches": {"doctor": "doctor", "cache": "cache"},
+    "Prompts, tasks and their data": {"prompts": "prompts", "tasks": "tasks", "data": "tasks"},
+    "Servers and caches": {"doctor": "servers", "cache": "servers"},
 }
 COMMANDS = {name: module for commands in PANELS.values() for name, module in commands.items()}
 
@@ -61,11 +60,11 @@ class _Program(Group):
         if cmd_name not in COMMANDS:
             return None
         found = import_module(f"{__name__}.{COMMANDS[cmd_name]}")
-        if hasattr(found, "app"):
-            found.app.info.cls, found.app.rich_markup_mode = Group, None
-            for command in found.app.registered_commands:
+        if several := getattr(found, f"{cmd_name}_app", None):
+            several.info.cls, several.rich_markup_mode = Group, None
+            for command in several.registered_commands:
                 command.cls = Command
-            group = typer.main.get_group(found.app)
+            group = typer.main.get_group(several)
             group.name = cmd_name
             return group
         alone = typer.Typer(add_completion=False, rich_markup_mode=None)

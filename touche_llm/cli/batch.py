@@ -11,22 +11,21 @@ from typing import Annotated, Any
 
 import typer
 
-from touche_llm.batch.export import Export, pending_requests, write_requests
-from touche_llm.batch.responses import import_replies
+from touche_llm.batch.export import Batch, Export, pending_requests, read_batch, write_requests
+from touche_llm.batch.rounds import import_replies
 from touche_llm.batch.runner import answer_file, run_batch
-from touche_llm.batch.stage_run import Batch, read_batch
 from touche_llm.cli import options as o
 from touche_llm.cli import setting_options as s
 from touche_llm.cli import stages
 from touche_llm.cli.command import RENAMED_OPTIONS
-from touche_llm.cli.output import Format, FormatOption, print_result, print_rows, say
-from touche_llm.cli.progress import CommandProgress
+from touche_llm.cli.emit import Format, FormatOption, print_result, print_rows, say
+from touche_llm.cli.setting_options import CommandProgress
 from touche_llm.config import Config
-from touche_llm.data.files import check_output
+from touche_llm.data.io import check_output
 from touche_llm.errors import UsageError, to_printable
-from touche_llm.llm.engines.vllm_common import build_start_options
 from touche_llm.llm.settings import EngineConfig, Runner
-from touche_llm.pipeline.run_lock import lock_run
+from touche_llm.llm.vllm_common import build_start_options
+from touche_llm.pipeline.run_files import lock_run
 from touche_llm.pipeline.settings import DELIVERY, OF_STAGE, is_one_of
 from touche_llm.pipeline.stages import StageName
 
@@ -41,10 +40,10 @@ _RESPONSES = "responses.jsonl"
 # All of them are open at once.
 _MAX_SHARDS = 500
 
-app = typer.Typer(no_args_is_help=True, help="Write, answer and import batch files, with vLLM or Ray Data.")
+batch_app = typer.Typer(no_args_is_help=True, help="Write, answer and import batch files, with vLLM or Ray Data.")
 
 
-@app.command()
+@batch_app.command()
 @s.configured(*s.OF_RUN, without=(*DELIVERY, "cache.mode"))
 def export(
     config: Config,
@@ -96,7 +95,7 @@ def export(
         _print_end(output, found.batch, out, found.failed)
 
 
-@app.command()
+@batch_app.command()
 def run(
     requests: Annotated[Path, typer.Argument(metavar="FILE", help="A file of requests, as `batch export` writes it.")],
     responses: Annotated[Path, typer.Option("--responses", "-o", help="The file to write, responses.jsonl.")],
@@ -143,7 +142,7 @@ def run(
     print_result(output, f"responses: {responses} ({count:,} requests)", {"file": responses, "requests": count})
 
 
-@app.command("import")
+@batch_app.command("import")
 def import_(
     responses: Annotated[list[Path], typer.Argument(metavar="FILE", help="Files of responses, one or more.")],
     out: o.OutOption,

@@ -13,8 +13,8 @@ import typer
 from pydantic import ValidationError
 from typer.core import TyperCommand, TyperGroup
 
-from touche_llm.data.settings import Panel, describe_problem
-from touche_llm.errors import BadLine, UsageError
+from touche_llm.data.settings import Panel
+from touche_llm.errors import BadLine, UsageError, describe_problem
 
 # Error of the option parser; its class has no public name of its own.
 ParserError: Any = typer.BadParameter.__base__

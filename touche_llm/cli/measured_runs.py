@@ -12,22 +12,20 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 import typer
 from rich.cells import cell_len
 
+from touche_llm.cli.emit import Format, print_rows, show_lines
 from touche_llm.cli.options import format_qrels_option
-from touche_llm.cli.output import Format, print_rows
-from touche_llm.cli.progress import CommandProgress
-from touche_llm.cli.tables import show_lines
+from touche_llm.cli.setting_options import CommandProgress
 from touche_llm.data import trec_runs
-from touche_llm.data.files import sha256, shorten_path
+from touche_llm.data.io import sha256, shorten_path
 from touche_llm.data.trec_runs import ParsedRun
 from touche_llm.errors import DataError, UsageError, to_printable
-from touche_llm.evaluation.coverage import check_judged, select_topics
 from touche_llm.evaluation.notes import describe_fitted
-from touche_llm.evaluation.qrels import STANCE, Qrels, read_qrels
-from touche_llm.pipeline.datasets import Dataset
+from touche_llm.evaluation.qrels import STANCE, Qrels, check_judged, read_qrels, select_topics
+from touche_llm.pipeline.context import Dataset
 from touche_llm.pipeline.recorded_evaluation import find_known_qrels
 from touche_llm.pipeline.run_directory import RunDirectory
 from touche_llm.pipeline.run_files import RUN
-from touche_llm.pipeline.run_lookup import find_run_directory, read_run
+from touche_llm.pipeline.run_overview import find_run_directory, read_run
 from touche_llm.tasks import TASK_HELP, get_task
 from touche_llm.tasks.base import Task
 

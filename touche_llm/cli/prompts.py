@@ -11,12 +11,11 @@ from typing import Annotated, Any
 import typer
 
 from touche_llm.cli import options as o
-from touche_llm.cli import prompts_compare, prompts_copy, prompts_render, prompts_try
+from touche_llm.cli import prompts_compare, prompts_render, prompts_try
 from touche_llm.cli import setting_options as s
-from touche_llm.cli.output import Format, FormatOption, print_rows, say
-from touche_llm.cli.progress import CommandProgress
+from touche_llm.cli.emit import TEXT_WIDTH, Column, Format, FormatOption, print_rows, say, show_lines, show_table
 from touche_llm.cli.prompts_render import NameArgument, TokenizerOption
-from touche_llm.cli.tables import TEXT_WIDTH, Column, show_lines, show_table
+from touche_llm.cli.setting_options import CommandProgress
 from touche_llm.corpus.ir_dataset import topics_file
 from touche_llm.data.records import Topic
 from touche_llm.data.topics import read_topics
@@ -24,15 +23,14 @@ from touche_llm.errors import UsageError, to_printable
 from touche_llm.llm.answers import get_labels
 from touche_llm.llm.cache import Cache, CacheMode
 from touche_llm.llm.settings import CacheConfig, SamplingConfig
-from touche_llm.llm.tokenizer import ChatTokenizer
-from touche_llm.pipeline.context import check_examples
+from touche_llm.llm.truncation import ChatTokenizer
+from touche_llm.pipeline.context import Dataset, check_examples
 from touche_llm.pipeline.corpora import LocalCorpus, open_local_corpus
-from touche_llm.pipeline.datasets import Dataset
 from touche_llm.prompt_lab.lint import CheckedPrompt, Finding, Share, check, detect_changed_text
-from touche_llm.prompt_lab.material import make_invented_material, take_corpus_material
 from touche_llm.prompt_lab.prefix_sharing import Count, estimate
-from touche_llm.prompts.catalog import CatalogEntry, find_prompt, find_prompts, load_named
+from touche_llm.prompt_lab.trial import make_invented_material, take_corpus_material
 from touche_llm.prompts.prompt import Prompt, Purpose, examples_path
+from touche_llm.prompts.purposes import CatalogEntry, find_prompt, find_prompts, load_named
 from touche_llm.prompts.templates import read_text
 from touche_llm.tasks import DEFAULT_TASK, TASK_HELP, TASKS, find_dataset_task, get_task
 
@@ -51,10 +49,10 @@ _LIST = (
 )
 _DEFAULT_CACHE = CacheConfig().file
 
-app = typer.Typer(no_args_is_help=True, help="See, check, render and try prompts, and compare them.")
+prompts_app = typer.Typer(no_args_is_help=True, help="See, check, render and try prompts, and compare them.")
 
 
-@app.command("list")
+@prompts_app.command("list")
 @s.takes_settings("prompts.folder")
 def list_(
     given: s.Given,
@@ -80,7 +78,7 @@ def list_(
         raise typer.Exit(1)
 
 
-@app.command("show")
+@prompts_app.command("show")
 @s.takes_settings("task", "prompts.folder")
 def show_(given: s.Given, name: NameArgument, output: FormatOption = Format.TABLE) -> None:
     """Print a prompt's template and the files that it includes."""
@@ -100,7 +98,7 @@ def show_(given: s.Given, name: NameArgument, output: FormatOption = Format.TABL
         print(to_printable(f"\n── {path} ──\n{text.strip().expandtabs()}"))
 
 
-@app.command("check")
+@prompts_app.command("check")
 @s.takes_settings("prompts.folder", "dataset", "topics", "corpus", "index", "skip_bad_lines")
 def check_(
     given: s.Given,
@@ -320,9 +318,9 @@ def _format_labels(labels: Sequence[int | str]) -> str:
 
 
 for _name, _command in (
-    ("copy", prompts_copy.copy),
+    ("copy", prompts_render.copy),
     ("render", prompts_render.render),
     ("try", prompts_try.try_),
     ("compare", prompts_compare.compare),
 ):
-    app.command(_name)(_command)
+    prompts_app.command(_name)(_command)

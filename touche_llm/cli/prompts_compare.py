@@ -12,15 +12,24 @@ import typer
 from touche_llm.cli import measured_runs as m
 from touche_llm.cli import options as o
 from touche_llm.cli import setting_options as s
-from touche_llm.cli.output import Format, FormatOption, print_rows, say
-from touche_llm.cli.progress import CommandProgress
+from touche_llm.cli.emit import (
+    Column,
+    Format,
+    FormatOption,
+    format_interval,
+    format_value,
+    print_rows,
+    say,
+    show_lines,
+    show_table,
+)
+from touche_llm.cli.setting_options import CommandProgress
 from touche_llm.cli.stages import FAILURES_EXIT, print_costs, print_failures, run_requests
-from touche_llm.cli.tables import Column, format_interval, format_value, show_lines, show_table
 from touche_llm.config import Config
-from touche_llm.data.files import check_output
+from touche_llm.data.io import check_output
 from touche_llm.errors import UsageError
 from touche_llm.evaluation.qrels import Qrels, read_qrels
-from touche_llm.pipeline.datasets import Dataset
+from touche_llm.pipeline.context import Dataset
 from touche_llm.pipeline.settings import INPUTS
 
 if TYPE_CHECKING:

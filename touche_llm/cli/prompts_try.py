@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Iterable, Mapping
+from pathlib import Path
 from typing import Annotated, Any
 
 import orjson
@@ -12,8 +13,7 @@ from rich.cells import cell_len
 
 from touche_llm.cli import options as o
 from touche_llm.cli import setting_options as s
-from touche_llm.cli.output import Format, FormatOption, print_rows
-from touche_llm.cli.progress import CommandProgress
+from touche_llm.cli.emit import Format, FormatOption, get_width, print_rows, show_lines
 from touche_llm.cli.prompts_render import (
     NO_INDEX,
     OF_TRIAL,
@@ -24,8 +24,8 @@ from touche_llm.cli.prompts_render import (
     describe_cut,
     print_messages,
 )
+from touche_llm.cli.setting_options import CommandProgress
 from touche_llm.cli.stages import FAILURES_EXIT, run_requests
-from touche_llm.cli.tables import get_width, show_lines
 from touche_llm.config import Config
 from touche_llm.data.records import Reading
 from touche_llm.errors import DataError, EngineError, PromptError, ReplayMiss, UsageError
@@ -36,10 +36,52 @@ from touche_llm.pipeline.context import RunContext, check_examples, make_request
 from touche_llm.pipeline.engines import open_model
 from touche_llm.prompt_lab.holdout import record_trial
 from touche_llm.prompt_lab.trial import Subject, Trial, TrialContext, ask, find_best_documents
-from touche_llm.prompt_lab.watch import FileChanges
-from touche_llm.prompts.catalog import find_prompt
 from touche_llm.prompts.prompt import Prompt, Purpose
-from touche_llm.prompts.purposes import LABELS
+from touche_llm.prompts.purposes import LABELS, find_prompt, list_files
+
+_SECONDS = 0.3
+
+# Modification time, size and inode by file; None if the file is missing.
+_State = dict[Path, tuple[int, int, int] | None]
+
+
+class FileChanges:
+    """Endless asynchronous iterator that yields after each change to a prompt's files.
+
+    Changes between two steps are not missed. The files are polled because they are few and network file systems do not
+    report changes.
+    """
+
+    def __init__(self, template: Path, seconds: float = _SECONDS) -> None:
+        """Detect changes from now on, polling every `seconds`."""
+        self._template, self._seconds = template, seconds
+        self._before = _state(template)
+
+    def __aiter__(self) -> FileChanges:
+        return self
+
+    async def __anext__(self) -> None:
+        """Return once a change is complete: some editors truncate a file before they write it."""
+        now = self._before
+        while True:
+            before, now = now, _state(self._template)
+            if now != self._before and now == before:
+                self._before = now
+                return
+            await asyncio.sleep(self._seconds)
+
+
+def _state(template: Path) -> _State:
+    found: _State = {}
+    for path in list_files(template):
+        try:
+            status = path.stat()
+        except OSError:
+            found[path] = None
+        else:
+            found[path] = (status.st_mtime_ns, status.st_size, status.st_ino)
+    return found
+
 
 # Width of the bar of probability 1.
 _BAR_CELLS = 8

@@ -12,7 +12,7 @@ import typer
 
 from touche_llm.cli import options as o
 from touche_llm.cli import setting_options as s
-from touche_llm.cli.output import Format, FormatOption, print_result, print_rows, say
+from touche_llm.cli.emit import Format, FormatOption, print_result, print_rows, say
 from touche_llm.data.scratch import recover
 from touche_llm.errors import UsageError
 from touche_llm.evaluation.qrels import read_qrels
@@ -25,10 +25,10 @@ _DEFAULT = Path("regress")
 DirOption = Annotated[Path, typer.Option("--dir", metavar="FOLDER", help="The folder of the recorded runs.")]
 NamesArgument = Annotated[list[str] | None, typer.Argument(metavar="NAME", help="Recorded runs (default: all).")]
 
-app = typer.Typer(no_args_is_help=True, help="Record runs, replay them offline, and compare.")
+regress_app = typer.Typer(no_args_is_help=True, help="Record runs, replay them offline, and compare.")
 
 
-@app.command("record")
+@regress_app.command("record")
 @o.takes_qrels
 def record_(
     qrels_files: o.QrelsFiles,
@@ -63,7 +63,7 @@ def record_(
         say(output, f"note: {QUERIES_NOT_CHECKED}")
 
 
-@app.command("check")
+@regress_app.command("check")
 @s.takes_settings("prompts.folder")
 def check_(
     given: s.Given,
@@ -76,8 +76,7 @@ def check_(
     Exit code 0 if every run is reproduced byte for byte, 1 otherwise.
     """
     from touche_llm.regression.check import check_all
-    from touche_llm.regression.differences import COLUMNS
-    from touche_llm.regression.format_diff import format_differences
+    from touche_llm.regression.differences import COLUMNS, format_differences
     from touche_llm.regression.snapshot import find_snapshots
 
     found: list[RunDifference] = []
@@ -95,7 +94,7 @@ def check_(
         raise typer.Exit(1)
 
 
-@app.command("update")
+@regress_app.command("update")
 @s.takes_settings("prompts.folder")
 def update_(
     given: s.Given,
@@ -114,8 +113,7 @@ def update_(
     with --run.
     """
     from touche_llm.regression.check import preview_update, require_run
-    from touche_llm.regression.differences import COLUMNS
-    from touche_llm.regression.format_diff import format_differences
+    from touche_llm.regression.differences import COLUMNS, format_differences
     from touche_llm.regression.record import record
     from touche_llm.regression.snapshot import choose_templates, find_snapshots, open_snapshot
 

@@ -1,4 +1,4 @@
-"""Options of settings: declared beside the settings, expanded into the signature of a command."""
+"""Progress of the commands."""
 
 from __future__ import annotations
 
@@ -17,17 +17,15 @@ from pydantic import BaseModel, ValidationError
 from touche_llm.cli.command import HelpAllOption
 from touche_llm.cli.options import Command, make_parameter, set_signature
 from touche_llm.config import RENAMED_SETTINGS, Config
-from touche_llm.data.settings import Option, describe_problem, list_fields
-from touche_llm.data.yaml_text import YamlError, parse_yaml
-from touche_llm.errors import DataError, UsageError
-from touche_llm.judging.stance import read_settings
+from touche_llm.data.settings import Option, YamlError, parse_yaml
+from touche_llm.errors import DataError, UsageError, describe_problem, list_fields
+from touche_llm.judging.labels import read_settings
 from touche_llm.llm.cache import CacheMode
 from touche_llm.pipeline.config_file import load_config
 from touche_llm.pipeline.progress import ConsoleProgress
 from touche_llm.pipeline.run_directory import RunDirectory
 from touche_llm.pipeline.run_files import CONFIG
-from touche_llm.pipeline.settings import OF_JUDGE, OF_RETRIEVE, OF_STAGE, is_one_of
-from touche_llm.pipeline.task_copy import find_task_folder, is_copy
+from touche_llm.pipeline.settings import OF_JUDGE, OF_RETRIEVE, OF_STAGE, find_task_folder, is_copy, is_one_of
 from touche_llm.tasks import get_task
 from touche_llm.tasks.definition import TASK_FILE
 
@@ -380,3 +378,11 @@ def validate(model: type[ModelT], values: Mapping[str, Any], section: str) -> Mo
         known = OPTIONS.get(f"{prefix}{name}")
         flag = known.flag if known else f"--set {prefix}{name}" if section else f"--{name.replace('_', '-')}"
         raise UsageError(f"{flag}: {describe_problem(first)}") from error
+
+
+class CommandProgress(ConsoleProgress):
+    """Progress on standard error whose notes name options in place of settings."""
+
+    def warn(self, message: str) -> None:
+        """Print a line."""
+        super().warn(name_options(message))

@@ -4,22 +4,36 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import groupby
 from pathlib import Path
-from typing import Annotated, Any
+from typing import IO, Annotated, Any, NamedTuple
 
 import typer
+from rich.console import Console
+from rich.text import Text
 
-from touche_llm.cli.output import Format, FormatOption, print_rows, say
-from touche_llm.cli.progress import CommandProgress
-from touche_llm.cli.rankings import format_grade, list_rows, place_grades, read_run_topics, show_rankings
-from touche_llm.cli.tables import TEXT_WIDTH, Column, show_lines, show_table
-from touche_llm.cli.thoughts import read_thoughts, show_thoughts
+from touche_llm.cli.emit import (
+    TEXT_WIDTH,
+    Column,
+    Format,
+    FormatOption,
+    get_width,
+    print_rows,
+    say,
+    show_lines,
+    show_table,
+)
+from touche_llm.cli.setting_options import CommandProgress
 from touche_llm.config import Config
-from touche_llm.data.files import read_records, shorten_path
+from touche_llm.data.io import read_records, shorten_path
 from touche_llm.data.records import Judgment, StanceReading, Topic
+from touche_llm.data.topics import read_topics
 from touche_llm.data.trec_runs import read_run
-from touche_llm.errors import DataError, UsageError
-from touche_llm.judging.grades import check_judgments
+from touche_llm.errors import DataError, UsageError, to_printable
+from touche_llm.judging.labels import check_judgments
+from touche_llm.llm.answers import Answer
+from touche_llm.llm.cache import Cache, CacheMode
+from touche_llm.pipeline.candidates import add_objects
 from touche_llm.pipeline.recorded_evaluation import RecordedEvaluation
 from touche_llm.pipeline.run_directory import RunDirectory
 from touche_llm.pipeline.run_files import CANDIDATES, JUDGMENTS, RESULTS
@@ -29,13 +43,150 @@ from touche_llm.pipeline.run_overview import (
     format_seconds,
     read_label_counts,
     read_overview,
+    read_results,
     read_seconds,
+    read_texts,
     sum_usage,
 )
 from touche_llm.pipeline.stages import count_by_kind
 from touche_llm.prompt_lab.holdout import record_shown_evaluation
 from touche_llm.tasks import get_task
 from touche_llm.tasks.base import Task
+
+
+def read_run_topics(folder: Path, config: Config) -> dict[str, Topic]:
+    """Return the topics of a run by id, with the objects that the model found; empty if their file is missing."""
+    try:
+        topics = read_topics(config.topics)
+    except DataError:
+        return {}
+    return {topic.id: topic for topic in add_objects(topics, RunDirectory(folder).read_objects())}
+
+
+def list_rows(
+    folder: Path, config: Config, task: Task, topics: Mapping[str, Topic], top: int | None, only: Sequence[str] = ()
+) -> list[dict[str, Any]]:
+    """Return a row for each of the `top` documents of a topic, of the topics `only` if it is not empty.
+
+    Raises:
+        DataError: The results cannot be read.
+    """
+    rows = [row for row in read_results(RunDirectory(folder), task) if not only or row["topic"] in only]
+    kept = [row for row in rows if top is None or row["rank"] <= top]
+    known = {row["topic"]: topics.get(row["topic"], Topic(row["topic"], "")) for row in kept}
+    texts = read_texts(config, task, ((known[row["topic"]], row["document"]) for row in kept))
+    made = []
+    for row in kept:
+        topic = known[row["topic"]]
+        objects = dict(zip(task.stances, topic.objects or (), strict=False))
+        found = {"object": objects.get(row.get("stance", "")), "text": texts.get((topic.id, row["document"]))}
+        made.append({"topic": topic.id, "title": topic.title or None} | row | found)
+    return made
+
+
+def show_rankings(
+    rows: Sequence[Mapping[str, Any]],
+    task: Task,
+    topics: Mapping[str, Topic],
+    *,
+    has_grades: bool = True,
+    file: IO[str] | None = None,
+    width: int | None = None,
+) -> None:
+    """Print the first documents of topics, below the title and the objects of each topic, see `show_table`."""
+    grades = task.question.grades if has_grades else ()
+    # The id of a pair of sentences is longer than most terminals are wide.
+    columns = [Column("rank"), Column("document", drop=4, is_text=True)]
+    columns += [Column("stance", is_text=True)] * bool(task.stances)
+    columns += [*place_grades(grades, 1, 7), Column("score", drop=6)]
+    columns += [Column("text", drop=5, cut=TEXT_WIDTH)] * any(row["text"] for row in rows)
+    cells: list[Sequence[str]] = []
+    for name, group in groupby(rows, key=lambda row: row["topic"]):
+        of_topic = list(group)
+        topic = topics.get(name)
+        objects = zip(task.stances, topic.objects or (), strict=False) if topic is not None else ()
+        named = ", ".join(f"{label} ({each})" for label, each in objects)
+        cells.append((" ".join(filter(None, (of_topic[0]["topic"], of_topic[0]["title"]))),))
+        cells += [(f"  {named}",)] if named else []
+        for row in of_topic:
+            values = (format_grade(row[name]) for name in grades)
+            texts = (f"{row['score']:.4f}", row["text"] or "")
+            stance = (row["stance"],) if task.stances else ()
+            cells.append((str(row["rank"]), row["document"], *stance, *values, *texts)[: len(columns)])
+    show_table(columns, cells, file=file, width=width)
+
+
+def place_grades(grades: Sequence[str], drop: int, later: int) -> list[Column]:
+    """Return the columns of grades, dropped one by one: the first three from `drop` on, others from `later` on."""
+    return [
+        Column(name, drop=drop + number if number < 3 else later + number - 3) for number, name in enumerate(grades)
+    ]
+
+
+def format_grade(value: float | None) -> str:
+    """Format a grade or a probability; a dash if it is unknown."""
+    return "–" if value is None else f"{value:.2f}"
+
+
+# Characters of a thought that are printed, as many as on the page of `report`.
+_MAX_CHARS = 2000
+_INDENT = "  "
+
+
+class Thought(NamedTuple):
+    """Reasoning before one answer: the prompt of the answer, and the text."""
+
+    prompt: str
+    text: str
+
+
+def read_thoughts(
+    config: Config, topic: str, judged: Sequence[Judgment | StanceReading]
+) -> Mapping[str, Sequence[Thought]]:
+    """Return the thoughts behind the judgments and stances of a topic, by document id.
+
+    Raises:
+        UsageError: The model did not reason.
+        DataError: The cache is missing, or lacks a thought.
+    """
+    if not any(each.thought_keys for each in judged):
+        raise UsageError(
+            f"--thoughts: the model did not reason about topic {topic} before it answered; leave the option out, or "
+            "run with a budget (`--thinking`)"
+        )
+    file = config.cache.file
+    if not file.is_file():
+        raise DataError(
+            f"{file}: no such file; --thoughts needs the cache of the run; if it moved, name it in the run's "
+            "config.yaml (`cache.file`)"
+        )
+    thoughts: dict[str, list[Thought]] = {}
+    with Cache(file, CacheMode.REPLAY) as cache:
+        for each in judged:
+            for key in each.thought_keys:
+                answer = cache.get(key, Answer)
+                if answer is None:
+                    raise DataError(
+                        f"{file}: no thought about document {each.document_id}; --thoughts needs the cache of the run; "
+                        "name it in the run's config.yaml (`cache.file`)"
+                    )
+                thoughts.setdefault(each.document_id, []).append(Thought(each.prompt, answer.text))
+    return thoughts
+
+
+def show_thoughts(thoughts: Mapping[str, Sequence[Thought]], documents: Iterable[str]) -> None:
+    """Print the thoughts about ranked documents; long ones are cut, and broken at the width of the terminal."""
+    width = get_width()
+    for rank, document in enumerate(documents, start=1):
+        for prompt, text in thoughts.get(document, ()):
+            print(f"\n{rank} {to_printable(document)}, {prompt}")
+            line = to_printable(" ".join(text.split()))
+            line = line[:_MAX_CHARS] + ("…" if len(line) > _MAX_CHARS else "")
+            # Thoughts have words without end, and characters that are two columns wide.
+            wrapped = [line] if width is None else Text(line).wrap(Console(), width - len(_INDENT), overflow="fold")
+            for part in wrapped:
+                print(f"{_INDENT}{part}".rstrip())
+
 
 _NDCG = " nDCG@5"
 # Measures of the last evaluation with short names that have a column in any case; a task may have other aspects.

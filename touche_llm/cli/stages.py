@@ -16,18 +16,17 @@ import typer
 from touche_llm.batch.rounds import answer_stage, run_by_files
 from touche_llm.cli import options as o
 from touche_llm.cli import setting_options as s
-from touche_llm.cli.output import Format, FormatOption, print_rows, say
-from touche_llm.cli.progress import CommandProgress
+from touche_llm.cli.emit import Column, Format, FormatOption, print_rows, say, show_lines, show_table
+from touche_llm.cli.setting_options import CommandProgress
 from touche_llm.cli.show import show_summary
-from touche_llm.cli.tables import Column, show_lines, show_table
 from touche_llm.config import Config
-from touche_llm.data.files import read_records
+from touche_llm.data.io import read_records
 from touche_llm.data.records import Failure, Judgment
 from touche_llm.data.trec_runs import read_run
 from touche_llm.llm.cache import describe_resume
 from touche_llm.llm.model import NOTHING_LOST, LostRequests
-from touche_llm.pipeline import run_all as pipeline
 from touche_llm.pipeline import run_files
+from touche_llm.pipeline import stages as pipeline
 from touche_llm.pipeline.dry_run import Cost, DryRun, estimate_cost
 from touche_llm.pipeline.run_directory import RunDirectory
 from touche_llm.pipeline.settings import OF_STAGE

@@ -10,15 +10,15 @@ import typer
 
 from touche_llm.cli import options as o
 from touche_llm.cli import setting_options as s
-from touche_llm.cli.output import Format, FormatOption
-from touche_llm.cli.progress import CommandProgress
+from touche_llm.cli.emit import Format, FormatOption
+from touche_llm.cli.setting_options import CommandProgress
 from touche_llm.cli.stages import print_written, report_failures, run_requests
 from touche_llm.errors import UsageError
 from touche_llm.integrations.tira import detect_input, list_corpus_names
-from touche_llm.pipeline import run_all as pipeline
 from touche_llm.pipeline import run_files
+from touche_llm.pipeline import stages as pipeline
 from touche_llm.pipeline.config_file import index_folder, load_config
-from touche_llm.retrieval.chatnoir.settings import API_KEY_VARIABLE
+from touche_llm.retrieval.chatnoir import API_KEY_VARIABLE
 
 # Where vLLM and its libraries write by default, and what keeps them from using the network.
 _WRITES = {

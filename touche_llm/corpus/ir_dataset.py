@@ -17,14 +17,12 @@ from typing import Any, Literal, NamedTuple
 import orjson
 
 from touche_llm.corpus.args_me import parse_argument
-from touche_llm.corpus.json_lines import parse_documents
-from touche_llm.corpus.sources import OnBadLine, StoreManifest
-from touche_llm.data.files import FileState
-from touche_llm.data.lines import ID_FORM, MAX_LINE, is_word
+from touche_llm.corpus.json_lines import OnBadLine, StoreManifest, parse_documents
+from touche_llm.data.io import ID_FORM, MAX_LINE, FileState, is_word
 from touche_llm.data.records import Document, Topic
 from touche_llm.data.topics import TOPIC_FIELDS, make_topic
 from touche_llm.errors import BadLine, DataError, ToucheError, UsageError, needs_extra, suggest
-from touche_llm.text.web_page import extract_text
+from touche_llm.text.content import extract_text
 
 # What a document is: a text, an argument of args.me, or such an argument with its sentences.
 DocumentKind = Literal["text", "argument", "sentences"]

@@ -2,18 +2,147 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Hashable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 from urllib.parse import urlsplit
 
+import yaml
 from pydantic import BaseModel, ConfigDict, ValidationError
-from pydantic.fields import FieldInfo
-from pydantic_core import ErrorDetails
 
-from touche_llm.data.yaml_text import YamlError, read_yaml
-from touche_llm.errors import UsageError
+from touche_llm.data.io import open_regular
+from touche_llm.errors import UsageError, describe_first_problem
+
+# The configuration of a run has a few thousand bytes, the published results have 30,000.
+MAX_BYTES = 2**20
+# Max nodes with all aliases expanded, as when a value is validated or printed.
+MAX_NODES = 100_000
+MAX_DEPTH = 50
+# Max characters of a number: parsing one in base 60 takes quadratic time.
+MAX_DIGITS = 100
+
+_DUMPER = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
+
+
+class YamlError(ValueError):
+    """Text that is not YAML, exceeds a bound or repeats a key; the message begins with the line, if known."""
+
+
+# The C loader composes nodes recursively and crashes on deep nesting, so `_check_bounds` runs first.
+class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
+    """YAML loader that refuses merge keys and duplicate keys."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
+        lines: dict[Hashable, int] = {}
+        for key_node, _ in node.value:
+            line = key_node.start_mark.line + 1
+            if key_node.tag == "tag:yaml.org,2002:merge":
+                raise YamlError(f"line {line}: a merge key (<<); write out the merged keys")
+            key = self.construct_object(key_node)
+            if isinstance(key, Hashable):
+                if key in lines:
+                    raise YamlError(f"line {line}: the key {key!r:.80} is in line {lines[key]} already; keep one")
+                lines[key] = line
+        mapping: dict[Hashable, Any] = super().construct_mapping(node, deep)
+        return mapping
+
+
+class _WordLoader(_Loader):
+    """YAML loader that reads YES, NO and dates as words, such as labels of answers."""
+
+    yaml_implicit_resolvers = {
+        first: [(tag, pattern) for tag, pattern in resolvers if not tag.endswith((":bool", ":timestamp"))]
+        for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+    }
+
+
+def parse_yaml(content: bytes | str, *, words: bool = False) -> Any:
+    """Parse a YAML document into strings, numbers, dates, lists and dictionaries.
+
+    Args:
+        content: Document of at most `MAX_BYTES` bytes or characters.
+        words: Whether to read YES, NO and dates as words.
+
+    Raises:
+        YamlError: The text is not YAML, exceeds a bound, or has a merge key, a tag or a duplicate key.
+    """
+    if len(content) > MAX_BYTES:
+        raise YamlError(f"longer than {MAX_BYTES:,} bytes")
+    loader = _WordLoader if words else _Loader
+    try:
+        _check_bounds(content, loader)
+        return yaml.load(content, loader)
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        place = f"line {mark.line + 1}, column {mark.column + 1}: " if mark is not None else ""
+        message = ", ".join(part for part in (error.context, error.problem) if part)
+        raise YamlError(f"{place}{message}") from error
+    except yaml.YAMLError as error:
+        raise YamlError(" ".join(str(error).split())) from error
+    except YamlError:
+        raise
+    except ValueError as error:  # a date such as 2001-02-31, or invalid Unicode
+        raise YamlError(str(error)) from error
+
+
+def read_yaml(path: Path, *, words: bool = False) -> Any:
+    """Parse a YAML file; raises YamlError as `parse_yaml`, and OSError."""
+    with open_regular(path) as stream:
+        return parse_yaml(stream.read(MAX_BYTES + 1), words=words)
+
+
+def to_yaml(value: Any) -> bytes:
+    """Return a trusted value of plain types as YAML; keys keep their order."""
+    text: str = yaml.dump(value, Dumper=_DUMPER, sort_keys=False, allow_unicode=True)
+    return text.encode()
+
+
+def _check_bounds(content: bytes | str, loader: type[_Loader]) -> None:
+    """Raise YamlError for deep nesting, too many nodes (with aliases expanded), or tags."""
+    nodes = 0
+    sizes: dict[str, int] = {}  # nodes below each anchor
+    opened: list[tuple[str | None, int]] = []  # anchors of the open collections, with the nodes before each
+    for event in yaml.parse(content, loader):
+        mark = event.start_mark
+        line = mark.line + 1 if mark is not None else 0
+        if isinstance(event, yaml.CollectionEndEvent):
+            anchor, before = opened.pop()
+            if anchor is not None:
+                sizes[anchor] = nodes - before
+        elif isinstance(event, yaml.AliasEvent):
+            # An alias within its own anchor would make a recursive value.
+            if event.anchor not in sizes:
+                raise YamlError(f"line {line}: no anchor {event.anchor!r:.80} is complete before this alias")
+            nodes += sizes[event.anchor]
+        elif isinstance(event, yaml.ScalarEvent | yaml.CollectionStartEvent):
+            nodes += 1
+            if event.tag is not None:
+                raise YamlError(f"line {line}: the tag {event.tag!r:.80}; write the value without a tag")
+            if isinstance(event, yaml.CollectionStartEvent):
+                opened.append((event.anchor, nodes - 1))
+            elif event.anchor is not None:
+                sizes[event.anchor] = 1
+        if len(opened) > MAX_DEPTH:
+            raise YamlError(f"line {line}: nested more than {MAX_DEPTH} levels deep")
+        if nodes > MAX_NODES:
+            raise YamlError(f"line {line}: more than {MAX_NODES:,} values (aliases count as expanded)")
+
+
+def _limit_number(convert: Any) -> Any:
+    def number(loader: _Loader, node: yaml.ScalarNode) -> Any:
+        if len(node.value) > MAX_DIGITS:
+            line = node.start_mark.line + 1
+            raise YamlError(f"line {line}: a number of more than {MAX_DIGITS} characters; text goes in quotation marks")
+        return convert(loader, node)
+
+    return number
+
+
+for _name in ("int", "float"):
+    _tag = f"tag:yaml.org,2002:{_name}"
+    _Loader.add_constructor(_tag, _limit_number(yaml.SafeLoader.yaml_constructors[_tag]))
+
 
 SectionT = TypeVar("SectionT", bound=BaseModel)
 Panel = Literal["Input", "Model", "Retrieval", "Judging", "Ranking", "Output"]
@@ -68,16 +197,6 @@ class Option:
     is_pairs: bool = False
 
 
-def list_fields(section: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, FieldInfo]]:
-    """Yield all fields of a section and of the sections in it, with their dotted names."""
-    for name, field in section.model_fields.items():
-        yield prefix + name, field
-        # Includes optional sections, which only some tasks have.
-        for kind in (field.annotation, *get_args(field.annotation)):
-            if isinstance(kind, type) and issubclass(kind, BaseModel):
-                yield from list_fields(kind, f"{prefix}{name}.")
-
-
 def read_values(path: Path, what: str) -> dict[str, Any]:
     """Read a YAML file of names and values, empty for an empty file; raise UsageError if it is another file.
 
@@ -117,65 +236,6 @@ def find_booleans(given: Any, read: Any, place: str = "") -> Iterator[str]:
             yield from find_booleans(given[name], read[name], f"{place}.{name}" if place else str(name))
 
 
-_MAX_QUOTE_CHARS = 40
-# Expected value by the type of pydantic's error; placeholders come from the context of the error.
-_EXPECTED = {
-    "greater_than_equal": "{ge} or more",
-    "greater_than": "more than {gt}",
-    "less_than_equal": "{le} or less",
-    "less_than": "less than {lt}",
-    "finite_number": "a finite number",
-    "literal_error": "{expected}",
-    "enum": "{expected}",
-    "string_pattern_mismatch": "text of the form {pattern}",
-    "string_too_short": "text of at least {min_length} characters",
-    "string_too_long": "text of at most {max_length} characters",
-    "too_short": "a list of at least {min_length}",
-    "too_long": "a list of at most {max_length}",
-    **dict.fromkeys(("int_type", "int_parsing", "int_parsing_size", "int_from_float"), "a whole number"),
-    **dict.fromkeys(("float_type", "float_parsing"), "a number"),
-    **dict.fromkeys(("bool_type", "bool_parsing"), "true or false"),
-    **dict.fromkeys(("string_type", "string_unicode", "string_sub_type"), "text"),
-    "path_type": "a path",
-    **dict.fromkeys(("list_type", "tuple_type", "set_type"), "a list"),
-    **dict.fromkeys(("dict_type", "mapping_type", "model_type", "model_attributes_type"), "names and values"),
-    **dict.fromkeys(("datetime_type", "datetime_parsing", "datetime_from_date_parsing", "timezone_aware"), "a time"),
-}
-# Other text is not quoted: it may be an API key in the wrong place.
-_QUOTED = (bool, int, float, type(None))
-_QUOTED_TEXT = ("literal_error", "enum", "int_parsing", "float_parsing", "bool_parsing")
-
-
-def describe_problem(error: ErrorDetails) -> str:
-    """Return the expected value and, if it may be quoted, the actual one; the caller adds the location."""
-    kind, value, context = error["type"], error["input"], error.get("ctx", {})
-    if kind == "missing":
-        return "missing"
-    if kind == "extra_forbidden":
-        return "no such name"
-    if kind not in _EXPECTED:
-        return error["msg"].removeprefix("Value error, ")
-    if kind == "too_short" and isinstance(value, dict):
-        return f"must be at least {context['min_length']} name and value"
-    is_quoted = isinstance(value, _QUOTED) or (isinstance(value, str) and kind in _QUOTED_TEXT)
-    return f"must be {_EXPECTED[kind].format(**context)}{f', not {_quote(value)}' if is_quoted else ''}"
-
-
-def describe_first_problem(error: ValidationError, *location: str, model: type[BaseModel] | None = None) -> str:
-    """Return `place: problem` of the first error, with the place below `location`.
-
-    With the `model`, the known names follow an unknown one.
-    """
-    first = error.errors(include_url=False)[0]
-    place = ".".join(map(str, (*location, *first["loc"])))
-    problem = describe_problem(first)
-    if model is not None and first["type"] == "extra_forbidden":
-        section = "".join(f"{name}." for name in first["loc"][:-1])
-        inner = [name.removeprefix(section) for name, _ in list_fields(model) if name.startswith(section)]
-        problem += f"; expected one of {', '.join(name for name in inner if '.' not in name)}"
-    return f"{place}: {problem}" if place else problem
-
-
 def read_settings(model: type[SectionT], given: object, name: str) -> SectionT:
     """Return a record of settings: the given one, one of a mapping, or the defaults for None.
 
@@ -186,11 +246,6 @@ def read_settings(model: type[SectionT], given: object, name: str) -> SectionT:
         return model() if given is None else model.model_validate(given)
     except ValidationError as error:
         raise UsageError(describe_first_problem(error, name, model=model)) from error
-
-
-def _quote(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= _MAX_QUOTE_CHARS else f"{text[:_MAX_QUOTE_CHARS]}…"
 
 
 def check_address(url: str, secret: str) -> str:

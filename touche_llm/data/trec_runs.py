@@ -11,18 +11,18 @@ from typing import NamedTuple
 
 import numpy as np
 
-from touche_llm.data.files import open_atomic
-from touche_llm.data.lines import (
+from touche_llm.data.io import (
     ID_FORM,
     MAX_LINE,
     check_line_number,
     is_word,
+    open_atomic,
     parse_json_object,
     read_lines,
     read_table_lines,
 )
-from touche_llm.data.recognition import require_kind
 from touche_llm.data.records import Candidate, RunLine
+from touche_llm.data.topics import require_kind
 from touche_llm.errors import DataError, UsageError
 
 # Decimals of a score in a run; equal scores are separated by one unit of the last decimal.

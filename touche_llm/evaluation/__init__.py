@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 
 from touche_llm.data.trec_runs import ParsedRun
 from touche_llm.errors import ToucheWarning, UsageError
-from touche_llm.evaluation.coverage import check_judged
-from touche_llm.evaluation.qrels import Qrels
+from touche_llm.evaluation.qrels import Qrels, check_judged
 
 if TYPE_CHECKING:
     from pandas import DataFrame

@@ -12,12 +12,11 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from touche_llm.data.files import read_records
+from touche_llm.data.io import read_records
 from touche_llm.data.records import Judgment, StanceReading
 from touche_llm.errors import DataError, UsageError
 from touche_llm.evaluation.stance_measures import macro_f1
-from touche_llm.judging.grades import check_judgments
-from touche_llm.judging.stance import choose_stances
+from touche_llm.judging.labels import check_judgments, choose_stances
 from touche_llm.tasks.base import Task
 
 # Candidate thresholds, 0.000335 to 0.999665, in even steps of log-odds, since the probabilities of models cluster near

@@ -8,7 +8,6 @@ import pandas as pd
 
 from touche_llm.data.records import Candidate
 from touche_llm.data.trec_runs import ParsedRun
-from touche_llm.evaluation.estimate import Estimate, list_common_topics
 from touche_llm.evaluation.measures import (
     JUDGED,
     NDCG,
@@ -18,6 +17,7 @@ from touche_llm.evaluation.measures import (
     estimate_grades,
     estimate_judged,
 )
+from touche_llm.evaluation.notes import Estimate, list_common_topics
 from touche_llm.evaluation.qrels import Grades
 from touche_llm.evaluation.significance import TIE, compare
 from touche_llm.evaluation.stance_measures import estimate_common_stances

@@ -12,10 +12,8 @@ import pytrec_eval  # noqa: F401, ir_measures would hide why it cannot be loaded
 
 from touche_llm.data.trec_runs import ParsedRun
 from touche_llm.errors import DataError, UsageError, shorten
-from touche_llm.evaluation.coverage import Coverage, select_topics
-from touche_llm.evaluation.estimate import Estimate, estimate_mean
-from touche_llm.evaluation.notes import Note, describe_grades, describe_stances
-from touche_llm.evaluation.qrels import GRADE_DECIMALS, STANCE, Grades, Qrels
+from touche_llm.evaluation.notes import Estimate, Note, describe_grades, describe_stances, estimate_mean
+from touche_llm.evaluation.qrels import GRADE_DECIMALS, STANCE, Coverage, Grades, Qrels, select_topics
 from touche_llm.evaluation.significance import compute_bounds, compute_interval
 from touche_llm.evaluation.stance_measures import estimate_labels, estimate_stances
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from touche_llm.data.lines import MAX_TABLE_LINE, MAX_TABLE_LINES, open_regular, read_bounded_lines
+from touche_llm.data.io import MAX_TABLE_LINE, MAX_TABLE_LINES, open_regular, read_bounded_lines
 from touche_llm.data.trec_runs import parse_rank, parse_score
 from touche_llm.errors import DataError, to_printable
 from touche_llm.judging.sentence_pairs import describe_pair_problem

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from touche_llm.data.records import Candidate
 from touche_llm.errors import UsageError
-from touche_llm.evaluation.estimate import MIN_TOPICS, MIN_TOPICS_POOLED, Array, Estimate, list_common_topics
+from touche_llm.evaluation.notes import MIN_TOPICS, MIN_TOPICS_POOLED, Array, Estimate, list_common_topics
 
 CONFIDENCE = 0.95
 RESAMPLES = 10_000

@@ -96,7 +96,7 @@ def _describe_problem(folder: Path) -> str:
     from touche_llm.errors import ToucheError
     from touche_llm.pipeline import event_loop
     from touche_llm.regression.check import check_snapshot
-    from touche_llm.regression.format_diff import format_differences
+    from touche_llm.regression.differences import format_differences
     from touche_llm.regression.snapshot import find_snapshots, open_snapshot
 
     try:

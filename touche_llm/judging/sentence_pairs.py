@@ -15,7 +15,7 @@ from touche_llm.corpus.store import Parts
 from touche_llm.data.records import Candidate, Document, Judgment
 from touche_llm.data.settings import Option, Section
 from touche_llm.errors import DataError
-from touche_llm.judging.grades import combine_grades
+from touche_llm.judging.labels import combine_grades
 from touche_llm.tasks.definition import NO_SIDE, Scale
 
 SEPARATOR = ","

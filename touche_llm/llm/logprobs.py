@@ -10,8 +10,7 @@ from typing import Any
 import msgspec
 
 from touche_llm.data.records import Reading
-from touche_llm.llm.answer_forms import Layout, list_fields
-from touche_llm.llm.answers import Token, Unusable
+from touche_llm.llm.answers import Layout, Token, Unusable, list_fields
 
 Label = int | str
 # Probabilities are stored with nine digits, far more than log-probabilities carry; keeps files readable and stable.

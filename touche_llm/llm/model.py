@@ -12,14 +12,15 @@ from typing import Any, Generic
 
 from touche_llm.data.records import Attempt, Cut, Reading
 from touche_llm.errors import DataError, EngineError, ReplayMiss
-from touche_llm.llm.answer_forms import AnswerForm, Layout
 from touche_llm.llm.answers import (
     OUTCOMES,
     Answer,
+    AnswerForm,
     AnswerModel,
     AnswerT,
     FailedRequest,
     FreeText,
+    Layout,
     Unusable,
     UnusableAnswer,
     get_labels,
@@ -27,12 +28,11 @@ from touche_llm.llm.answers import (
 )
 from touche_llm.llm.cache import Cache, CacheMode, describe_resume
 from touche_llm.llm.concurrency import map_in_order
-from touche_llm.llm.counts import LabelCounts, LabelInformation
-from touche_llm.llm.engines.base import Completion, Engine, Rejected, Transient
+from touche_llm.llm.counts import LabelCounts, LabelInformation, log_result
+from touche_llm.llm.engine import Completion, Engine, Rejected, Transient
 from touche_llm.llm.logprobs import check_logprobs, get_most_probable, select_label_tokens
-from touche_llm.llm.prompt_tokens import TokenCountingClient, describe_entry
 from touche_llm.llm.request import MAX_SAMPLES, Origin, Request, continue_thought, request_thought
-from touche_llm.llm.request_log import log_result
+from touche_llm.llm.truncation import TokenCountingClient, describe_entry
 from touche_llm.text.passages import RankedPassages
 
 # Reasons by key of requests that batch files left without an answer; they fail and are not sent.

@@ -12,9 +12,8 @@ from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from touche_llm.data.settings import Option, Section, check_address
 from touche_llm.llm.cache import CacheMode
-from touche_llm.llm.engines.vllm_common import get_model_name
-from touche_llm.llm.request import SystemPlace
-from touche_llm.llm.thinking import DELIMITERS, Thinking
+from touche_llm.llm.request import DELIMITERS, SystemPlace, Thinking
+from touche_llm.llm.vllm_common import get_model_name
 
 # vLLM queues requests beyond its batch, by default 256 (1,024 from 70 GiB of GPU memory on).
 DEFAULT_CONCURRENCY = 256

@@ -14,14 +14,13 @@ from pydantic_core import ErrorDetails
 
 from touche_llm.config import RETRIEVER_SECTIONS, Config, rename_settings
 from touche_llm.corpus.ir_dataset import dataset_index, topics_file
-from touche_llm.data.files import open_atomic
-from touche_llm.data.settings import describe_problem, find_booleans, list_fields, read_values, set_values
-from touche_llm.data.yaml_text import to_yaml
-from touche_llm.errors import UsageError
+from touche_llm.data.io import open_atomic
+from touche_llm.data.settings import find_booleans, read_values, set_values, to_yaml
+from touche_llm.errors import UsageError, describe_problem, list_fields
 from touche_llm.judging.sentence_pairs import PairSettings
 from touche_llm.pipeline.run_files import CONFIG, METADATA
 from touche_llm.pipeline.settings import is_one_of
-from touche_llm.prompts.settings import PromptsConfig
+from touche_llm.prompts.prompt import PromptsConfig
 from touche_llm.tasks import DEFAULT_TASK, find_dataset_task, get_task
 from touche_llm.tasks.base import Task
 

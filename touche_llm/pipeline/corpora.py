@@ -16,14 +16,11 @@ from touche_llm.judging.pointwise import Documents
 from touche_llm.judging.sentence_pairs import PairDocuments
 from touche_llm.pipeline.config_file import index_folder
 from touche_llm.retrieval.base import FirstStage
-from touche_llm.retrieval.bm25 import ensure_index, open_index
-from touche_llm.retrieval.chatnoir.cache import ChatNoirDocuments
-from touche_llm.retrieval.chatnoir.settings import ChatNoirSettings
-from touche_llm.retrieval.elasticsearch.search import ElasticIndex
-from touche_llm.retrieval.elasticsearch.settings import ElasticsearchSettings
-from touche_llm.retrieval.okapi import OkapiIndex
+from touche_llm.retrieval.bm25 import OkapiIndex, ensure_index, open_index
+from touche_llm.retrieval.chatnoir import ChatNoirDocuments, ChatNoirSettings
+from touche_llm.retrieval.elasticsearch import ElasticIndex
 from touche_llm.retrieval.sentences import SentenceSettings, retrieve_sentences
-from touche_llm.retrieval.settings import QueryField, RetrieverConfig
+from touche_llm.retrieval.settings import ElasticsearchSettings, QueryField, RetrieverConfig
 from touche_llm.tasks.base import Task
 
 
@@ -228,7 +225,7 @@ class ChatNoirCorpus(Corpus):
         """Search with ChatNoir; see the base class."""
         # Imported here because the HTTP libraries are slow to load.
         with needs_extra("chatnoir", "`retriever.name: chatnoir`"):
-            from touche_llm.retrieval.chatnoir.client import retrieve_chatnoir
+            from touche_llm.retrieval.chatnoir_client import retrieve_chatnoir
 
         return await retrieve_chatnoir(topics, self._settings, fields, depth, self._warn, done)
 

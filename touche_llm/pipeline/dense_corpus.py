@@ -11,8 +11,8 @@ import numpy as np
 from touche_llm.data.records import Candidate, Topic
 from touche_llm.data.topics import build_query
 from touche_llm.errors import ReplayMiss, UsageError
-from touche_llm.llm.engines.dry_run import DryPoolingEngine
 from touche_llm.llm.pooling import PooledText, PoolingClient
+from touche_llm.llm.recorder import DryPoolingEngine
 from touche_llm.llm.settings import CacheConfig
 from touche_llm.pipeline.corpora import LocalCorpus
 from touche_llm.pipeline.engines import OpenPooling, describe_pooling, open_pooling

@@ -13,9 +13,9 @@ from typing import Literal
 from touche_llm.config import Config
 from touche_llm.llm.cache import Cache, CacheMode
 from touche_llm.llm.counts import Counts
-from touche_llm.llm.engines.dry_run import DryEngine, DryPoolingEngine, OverlayCache, Usage
 from touche_llm.llm.model import ModelClient
 from touche_llm.llm.pooling import PoolingClient
+from touche_llm.llm.recorder import DryEngine, DryPoolingEngine, OverlayCache, Usage
 from touche_llm.llm.settings import CacheConfig, PoolingConfig, Purpose
 from touche_llm.pipeline.context import RunContext
 from touche_llm.pipeline.engines import OpenPooling, assume_engine_info

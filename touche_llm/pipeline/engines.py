@@ -9,15 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from touche_llm.errors import DataError, EngineError, UsageError
-from touche_llm.llm.cache import Cache, CacheMode
-from touche_llm.llm.cache_file import Entry
-from touche_llm.llm.engines.base import Engine, EngineInfo
-from touche_llm.llm.engines.vllm_common import check_model_folder
+from touche_llm.llm.cache import Cache, CacheMode, Entry
+from touche_llm.llm.engine import Engine, EngineInfo
 from touche_llm.llm.model import NOTHING_LOST, LostRequests, ModelClient
-from touche_llm.llm.pooling import PoolingClient
-from touche_llm.llm.pooling_texts import TemplateConfig
+from touche_llm.llm.pooling import PoolingClient, TemplateConfig
 from touche_llm.llm.request import hash_content
 from touche_llm.llm.settings import SECTIONS, CacheConfig, EngineConfig, PoolingConfig, Purpose, SamplingConfig
+from touche_llm.llm.vllm_common import check_model_folder
 from touche_llm.pipeline.progress import Progress, SilentProgress
 
 # JSON schemas of answers.
@@ -92,7 +90,7 @@ async def _managed(
     asked: EngineConfig, start_up: Callable[..., AbstractAsyncContextManager[_Opened]], log: Path
 ) -> AsyncIterator[_Opened]:
     # Imported here because the HTTP libraries are slow to load.
-    from touche_llm.llm.engines.vllm_process import serve
+    from touche_llm.llm.managed import serve
 
     folder = check_model_folder(asked.model)
     async with AsyncExitStack() as serving:
@@ -116,8 +114,8 @@ async def _server(
     restart: Callable[[], Awaitable[str]] | None = None,
 ) -> AsyncIterator[_Opened]:
     # Imported here because the HTTP libraries are slow to load, and most commands need no engine.
-    from touche_llm.llm.engines.server import ChatServer
-    from touche_llm.llm.engines.startup import SURVEY_STEPS, connect
+    from touche_llm.llm.chat import ChatServer
+    from touche_llm.llm.startup import SURVEY_STEPS, connect
 
     async with ChatServer(
         asked.base_url,
@@ -162,7 +160,7 @@ async def open_pooling(
             yield PoolingClient(engine_info=replay_engine_info(asked, cache, purpose), engine=None, **policy)
             return
         # Imported here because the HTTP libraries are slow to load.
-        from touche_llm.llm.engines.pooling_server import PoolingServer
+        from touche_llm.llm.pooling_server import PoolingServer
 
         async with PoolingServer(asked.url, purpose, asked) as server:
             facts = await server.connect(dimensions)

@@ -8,7 +8,7 @@ from typing import Any
 
 from touche_llm.config import Config
 from touche_llm.corpus.store import hash_corpus
-from touche_llm.data.files import sha256
+from touche_llm.data.io import sha256
 from touche_llm.errors import UsageError
 from touche_llm.pipeline.context import RunContext
 from touche_llm.pipeline.run_directory import RunDirectory

@@ -10,7 +10,7 @@ from touche_llm.data.settings import read_settings
 from touche_llm.errors import UsageError
 from touche_llm.judging.pointwise import RequestBuilder
 from touche_llm.llm.cache import CacheMode
-from touche_llm.llm.engines.base import EngineInfo
+from touche_llm.llm.engine import EngineInfo
 from touche_llm.llm.model import ModelClient
 from touche_llm.llm.settings import CacheConfig, EngineConfig, SamplingConfig
 from touche_llm.pipeline import event_loop

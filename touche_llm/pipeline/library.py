@@ -15,18 +15,16 @@ from pydantic import Field
 from touche_llm.data.records import Topic
 from touche_llm.data.settings import Section, read_settings
 from touche_llm.errors import ToucheWarning, UsageError
-from touche_llm.judging.grades import check_judgments
+from touche_llm.judging.labels import StanceSettings, check_judgments
 from touche_llm.judging.sentence_pairs import PairSettings
-from touche_llm.judging.stance import StanceSettings
 from touche_llm.llm.settings import CacheConfig
 from touche_llm.pipeline import event_loop
 from touche_llm.pipeline import judge as judging
 from touche_llm.pipeline import rank as ranking
 from touche_llm.pipeline import retrieve as retrieval
 from touche_llm.pipeline.candidates import Candidates
-from touche_llm.pipeline.context import check_examples
+from touche_llm.pipeline.context import Dataset, check_examples
 from touche_llm.pipeline.corpora import ChatNoirCorpus, Corpus, ElasticsearchCorpus, open_local_corpus
-from touche_llm.pipeline.datasets import Dataset
 from touche_llm.pipeline.dense_corpus import DenseCorpus
 from touche_llm.pipeline.engines import open_pooling
 from touche_llm.pipeline.judge import Judgments
@@ -47,10 +45,9 @@ from touche_llm.ranking.steps import (
     parse_steps,
 )
 from touche_llm.ranking.topics import ComparisonResources, RankingModels, RankingPlan
-from touche_llm.retrieval.chatnoir.settings import ChatNoirSettings
+from touche_llm.retrieval.chatnoir import ChatNoirSettings
 from touche_llm.retrieval.dense import DenseSettings
-from touche_llm.retrieval.elasticsearch.settings import ElasticsearchSettings
-from touche_llm.retrieval.settings import QueryField, RetrieverConfig
+from touche_llm.retrieval.settings import ElasticsearchSettings, QueryField, RetrieverConfig
 from touche_llm.tasks import get_task
 from touche_llm.tasks.base import Task
 from touche_llm.tasks.definition import Objective

@@ -12,7 +12,7 @@ import msgspec
 
 from touche_llm.corpus.store import Parts
 from touche_llm.data.records import Candidate, Failure, Judgment, Topic
-from touche_llm.judging.grades import combine_grades
+from touche_llm.judging.labels import combine_grades
 from touche_llm.judging.pointwise import RequestBuilder, judge
 from touche_llm.judging.sentence_pairs import (
     PairDocuments,

@@ -10,16 +10,16 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from touche_llm.data.files import check_output
+from touche_llm.data.io import check_output
 from touche_llm.data.records import Candidate, Comparison, Failure, Judgment, RunLine, StanceReading
 from touche_llm.data.trec_runs import NO_STANCE_COLUMN, ParsedRun, check_tag, write_run
 from touche_llm.errors import DataError, shorten
-from touche_llm.judging.stance import StanceSettings
+from touche_llm.judging.labels import StanceSettings
+from touche_llm.pipeline.candidates import make_frame
 from touche_llm.pipeline.context import RunContext
-from touche_llm.pipeline.frames import make_frame
 from touche_llm.pipeline.judge import Judgments, warn_of_labels
 from touche_llm.pipeline.progress import Progress
-from touche_llm.pipeline.results import ChosenStance, choose_label, list_result_columns
+from touche_llm.pipeline.run_files import ChosenStance, choose_label, list_result_columns
 from touche_llm.ranking.cross_encoder import CrossEncoder
 from touche_llm.ranking.steps import list_comparison_kinds, needs_texts
 from touche_llm.ranking.topics import NO_MODELS, ComparisonResources, RankingModels, RankingPlan, rank_topics

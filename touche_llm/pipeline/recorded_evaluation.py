@@ -11,11 +11,10 @@ from typing import TYPE_CHECKING, NamedTuple, Self
 
 from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 
-from touche_llm.data.files import open_atomic, sha256
-from touche_llm.data.settings import describe_first_problem
-from touche_llm.data.yaml_text import YamlError, read_yaml, to_yaml
-from touche_llm.errors import DataError, UsageError
-from touche_llm.evaluation.coverage import Coverage
+from touche_llm.data.io import open_atomic, sha256
+from touche_llm.data.settings import YamlError, read_yaml, to_yaml
+from touche_llm.errors import DataError, UsageError, describe_first_problem
+from touche_llm.evaluation.qrels import Coverage
 from touche_llm.pipeline.run_directory import RunDirectory
 from touche_llm.tasks.base import Task
 

@@ -11,14 +11,13 @@ from typing import TYPE_CHECKING, Any, Self
 from touche_llm.config import Config
 from touche_llm.data.trec_runs import ParsedRun
 from touche_llm.errors import DataError
+from touche_llm.pipeline.candidates import make_frame
 from touche_llm.pipeline.context import RunContext
-from touche_llm.pipeline.frames import make_frame
 from touche_llm.pipeline.judge import Judgments
 from touche_llm.pipeline.progress import SilentProgress
-from touche_llm.pipeline.results import list_result_columns
 from touche_llm.pipeline.run_directory import RunDirectory
-from touche_llm.pipeline.run_lookup import find_run_directory
-from touche_llm.pipeline.run_overview import read_results
+from touche_llm.pipeline.run_files import list_result_columns
+from touche_llm.pipeline.run_overview import find_run_directory, read_results
 
 if TYPE_CHECKING:
     from pandas import DataFrame

@@ -8,16 +8,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from touche_llm.data.files import RecordT, open_atomic, read_records, write_records
+from touche_llm.data.io import RecordT, open_atomic, read_records, write_records
 from touche_llm.data.records import Comparison, Failure, Judgment, Objects, StanceReading
+from touche_llm.data.settings import YamlError, read_yaml, to_yaml
 from touche_llm.data.trec_runs import ParsedRun, read_run
-from touche_llm.data.yaml_text import YamlError, read_yaml, to_yaml
 from touche_llm.errors import DataError, UsageError
-from touche_llm.judging.grades import check_judgments
+from touche_llm.judging.labels import check_judgments
 from touche_llm.llm.counts import translate_old_counts
 from touche_llm.pipeline import run_files
-from touche_llm.pipeline.run_files import OUTPUTS, STAGES
-from touche_llm.pipeline.run_lock import lock_run
+from touche_llm.pipeline.run_files import OUTPUTS, STAGES, lock_run
 from touche_llm.tasks import get_task
 from touche_llm.tasks.base import Question, Task
 
@@ -142,13 +141,13 @@ class RunDirectory:
         if not self.config_file.is_file():
             raise DataError(f"{self.config_file}: no such file; give the folder of a run")
         from touche_llm.pipeline.config_file import load_config
-        from touche_llm.pipeline.task_copy import find_task_folder
+        from touche_llm.pipeline.settings import find_task_folder
 
         return load_config(self.config_file, {"task": find_task_folder(self.config_file)})
 
     def read_task(self) -> Task:
         """Return the task of the run, without reading the other settings; raise DataError if it is not known."""
-        from touche_llm.pipeline.task_copy import find_task_folder
+        from touche_llm.pipeline.settings import find_task_folder
 
         try:
             return get_task(find_task_folder(self.config_file) or str(read_yaml(self.config_file)["task"]))
@@ -207,8 +206,7 @@ class RunDirectory:
             DataError: The metadata is not as this program wrote it; nothing is removed.
         """
         from touche_llm.pipeline.config_file import write_config
-        from touche_llm.pipeline.settings import PURPOSES
-        from touche_llm.pipeline.task_copy import copy_task
+        from touche_llm.pipeline.settings import PURPOSES, copy_task
 
         self._write_metadata(config, self._stages_before(stage), unfinished=stage)
         if is_page(self.path / run_files.REPORT):
@@ -325,7 +323,7 @@ class RunDirectory:
         if compared:
             write_records(self.path / run_files.COMPARISONS, ranking.comparisons)
             write_records(self.path / run_files.COMPARISON_FAILURES, ranking.failures)
-        from touche_llm.pipeline.results import write_results
+        from touche_llm.pipeline.run_files import write_results
 
         write_results(self.results_file, ranking.list_rows(), ranking.task)
         ranking.write(self.run_file, overwrite=True)

@@ -3,14 +3,93 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Iterator, Mapping
+import shutil
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from touche_llm.config import Config
+from touche_llm.data.settings import YamlError, read_yaml
 from touche_llm.errors import DataError, UsageError
 from touche_llm.llm.settings import SECTIONS
-from touche_llm.pipeline.task_copy import is_same_task
-from touche_llm.tasks import get_task
+from touche_llm.prompts.few_shot import EXAMPLES_SUFFIX
+from touche_llm.prompts.purposes import list_files
+from touche_llm.tasks import TASKS, get_task
+from touche_llm.tasks.base import Task
+from touche_llm.tasks.definition import TASK_FILE
+from touche_llm.tasks.leaderboard import LEADERBOARD_FILE
+
+COPY = "task"
+
+
+def copy_task(task: Task, folder: Path, used: Iterable[str] = ()) -> None:
+    """Copy definition and templates of a task given as a folder into `folder`; the project's own need no copy.
+
+    Args:
+        task: The task.
+        folder: Folder of the run.
+        used: Names of the templates that the outputs in the folder were made with; their copies stay as they are.
+    """
+    target = folder / COPY
+    if task.is_own or (target.is_dir() and target.samefile(task.folder)):
+        return
+    templates = [target / f"{name}.jinja" for name in used]
+    kept = {file for template in templates if template.is_file() for file in list_files(template)}
+    files = {task.folder / TASK_FILE, task.folder / LEADERBOARD_FILE}
+    for template in task.folder.glob("*.jinja"):
+        files |= list_files(template)
+    for old in {*target.glob("*.jinja"), *target.glob(f"*{EXAMPLES_SUFFIX}"), target / LEADERBOARD_FILE} - kept:
+        old.unlink(missing_ok=True)
+    for file in sorted(files):
+        copy = target / file.relative_to(task.folder)
+        if file.is_file() and copy not in kept:
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(file, copy)
+
+
+def find_task_folder(config_file: Path, base: Path | None = None) -> str | None:
+    """Return the folder of the task of a configuration with a copy beside it; None if there is no copy.
+
+    That is the folder that the configuration names, or the copy if it is missing there or its definition changed.
+
+    Args:
+        config_file: Configuration in the folder of a run.
+        base: Folder that the path of the task is relative to; None for the current folder.
+    """
+    copy = find_copy(config_file.parent)
+    if copy is None:
+        return None
+    try:
+        given = str(read_yaml(config_file)["task"])
+    except (OSError, YamlError, KeyError, TypeError):
+        return None  # reading the configuration raises the error
+    if given in TASKS:
+        return None
+    found = given if base is None else os.path.relpath(base / given)
+    return found if is_same_task(found, copy) else copy
+
+
+def is_same_task(first: str, second: str) -> bool:
+    """Return whether two tasks have the same definition: a folder may have moved."""
+    try:
+        return get_task(first).definition == get_task(second).definition
+    except (DataError, UsageError):
+        return False
+
+
+def find_copy(folder: Path) -> str | None:
+    """Return the copy of the task in the folder of a run, whose templates are those of the run; None if there is none.
+
+    The project's own tasks have no copy.
+    """
+    copy = folder / COPY
+    return str(copy) if (copy / TASK_FILE).is_file() else None
+
+
+def is_copy(task: Task, folder: Path) -> bool:
+    """Return whether a task was read from the copy in the folder of a run."""
+    return not task.is_own and (folder / COPY).is_dir() and task.folder.samefile(folder / COPY)
+
 
 # How requests reach the engine.
 DELIVERY = (

@@ -1,22 +1,25 @@
-"""The stages of a run: each reads the outputs of the one before, and writes and records its own."""
+"""The commands that make a run: all stages, or one of them, in the run's folder."""
 
 from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Iterable
-from dataclasses import asdict, replace
+from collections.abc import AsyncIterator, Iterable
+from contextlib import asynccontextmanager
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from typing import Any, Literal
 
+from touche_llm.config import Config
 from touche_llm.data.records import Failure
 from touche_llm.errors import UsageError
 from touche_llm.llm.counts import Counts
-from touche_llm.llm.model import ModelClient
+from touche_llm.llm.model import NOTHING_LOST, LostRequests, ModelClient
 from touche_llm.pipeline.candidates import Candidates
 from touche_llm.pipeline.context import RunContext
 from touche_llm.pipeline.dense_corpus import DenseCorpus
-from touche_llm.pipeline.engines import describe_engine, describe_pooling
-from touche_llm.pipeline.inputs import INPUTS, hash_inputs
+from touche_llm.pipeline.engines import describe_engine, describe_pooling, open_model
+from touche_llm.pipeline.inputs import INPUTS, check_inputs, check_settings, hash_inputs
 from touche_llm.pipeline.judge import Judgments, describe_judgments, judge_candidates
 from touche_llm.pipeline.metadata import DEPTH, LABELS
 from touche_llm.pipeline.progress import Progress
@@ -25,7 +28,7 @@ from touche_llm.pipeline.retrieve import NoCandidates, list_empty, retrieve_cand
 from touche_llm.pipeline.run_directory import CHOSEN_TOPICS, RunDirectory
 from touche_llm.pipeline.settings import PURPOSES
 from touche_llm.prompts.prompt import Prompt
-from touche_llm.ranking.steps import list_comparison_kinds
+from touche_llm.ranking.steps import list_comparison_kinds, needs_texts
 from touche_llm.tasks import prompts_folder
 
 StageName = Literal["retrieve", "judge", "rank"]
@@ -248,3 +251,125 @@ def _describe_model_use(context: RunContext, purposes: Iterable[str], before: Co
 def _describe_folder(prompt: Prompt) -> str:
     own = prompt.path.parent.parent == prompts_folder()
     return "the project's own" if own else str(prompt.path.parent)
+
+
+@dataclass(frozen=True, slots=True)
+class RunResult:
+    """Result of a whole run: the outputs of its stages, and the model's counts, None if batch files had the answers."""
+
+    candidates: Candidates
+    judgments: Judgments
+    ranking: Ranking
+    counts: Counts | None
+
+    @property
+    def failures(self) -> list[Failure]:
+        """Failures of all stages."""
+        return [*self.candidates.failures, *self.judgments.failures, *self.ranking.failures]
+
+
+async def run_all(config: Config, folder: Path, progress: Progress, *, overwrite: bool = False) -> RunResult:
+    """Run all stages; missing files and engine errors are raised before the first stage.
+
+    Raises:
+        UsageError: The folder holds a run with other settings without `overwrite`, or another process writes there.
+    """
+    directory = RunDirectory(folder)
+    with RunContext(config, progress) as context:
+        context.check_files()
+        directory.create()
+        with directory.lock("run", progress.warn):
+            async with _open_model(context, directory, "run", overwrite), context.using_reranker():
+                return await run_stages(context, directory)
+
+
+async def run_stages(context: RunContext, directory: RunDirectory) -> RunResult:
+    """Run all stages with one model."""
+    candidates = await retrieve_stage(context, directory)
+    judgments = await judge_stage(context, directory)
+    ranking = await rank_stage(context, directory)
+    return RunResult(candidates, judgments, ranking, count_requests(context.model))
+
+
+async def run_retrieve(
+    config: Config,
+    folder: Path,
+    progress: Progress,
+    *,
+    overwrite: bool = False,
+    lost: LostRequests = NOTHING_LOST,
+) -> Candidates:
+    """Run the first stage, with a model if queries are expanded; errors and other arguments as `run_all`.
+
+    `lost` are the requests that batch files left without an answer.
+    """
+    directory = RunDirectory(folder)
+    with RunContext(config, progress) as context:
+        context.check_sources()
+        directory.create()
+        with directory.lock("retrieve", progress.warn):
+            if not config.expansion.use:
+                check_settings(directory, context, "retrieve", overwrite=overwrite)
+                return await retrieve_stage(context, directory)
+            async with _open_model(context, directory, "retrieve", overwrite, lost):
+                return await retrieve_stage(context, directory)
+
+
+async def run_judge(
+    config: Config,
+    folder: Path,
+    progress: Progress,
+    *,
+    overwrite: bool = False,
+    lost: LostRequests = NOTHING_LOST,
+) -> Judgments:
+    """Run the second stage; arguments and errors as `run_retrieve`."""
+    directory = RunDirectory(folder)
+    with directory.lock("judge", progress.warn), RunContext(config, progress) as context:
+        async with _open_model(context, directory, "judge", overwrite, lost):
+            return await judge_stage(context, directory)
+
+
+async def run_rank(config: Config, folder: Path, progress: Progress, *, lost: LostRequests = NOTHING_LOST) -> Ranking:
+    """Run the last stage, with a model if documents are compared; arguments as `run_retrieve`.
+
+    Raises:
+        UsageError: A model sees documents, and topics or corpus changed since the first stage.
+    """
+    directory = RunDirectory(folder)
+    with directory.lock("rank", progress.warn):
+        if needs_texts(config.steps):
+            check_inputs(directory, config)
+        if not list_comparison_kinds(config.steps):
+            if directory.config_file.exists():
+                # Ranking without comparisons uses no engine, so the metadata keeps the one of the judgments.
+                config = config.model_copy(update={"engine": directory.read_config().engine})
+            with RunContext(config, progress) as context:
+                return await rank_stage(context, directory)
+        with RunContext(config, progress) as context:
+            schemas = context.list_schemas(*list_comparison_kinds(config.steps))
+            async with open_model(config.engine, config.sampling, config.cache, lost, schemas, progress) as model:
+                with context.using(model):
+                    return await rank_stage(context, directory)
+
+
+@asynccontextmanager
+async def _open_model(
+    context: RunContext,
+    directory: RunDirectory,
+    command: str,
+    overwrite: bool,
+    lost: LostRequests = NOTHING_LOST,
+) -> AsyncIterator[None]:
+    """Open the model for the context while the block runs.
+
+    Raises:
+        UsageError: The folder holds a run with other settings.
+    """
+    # Checked before the slow loading of the model, and again once its name and context are known.
+    check_settings(directory, context, command, overwrite=overwrite)
+    config, schemas = context.config, context.list_schemas(*PURPOSES.get(command, ()))
+    async with open_model(config.engine, config.sampling, config.cache, lost, schemas, context.progress) as model:
+        with context.using(model):
+            check_settings(directory, context, command, overwrite=overwrite)
+            yield

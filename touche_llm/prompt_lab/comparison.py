@@ -14,14 +14,13 @@ from touche_llm.evaluation.notes import describe_missing_intervals
 from touche_llm.evaluation.qrels import Qrels
 from touche_llm.judging.pointwise import RequestBuilder, find_objects
 from touche_llm.llm.counts import Counts
-from touche_llm.llm.engines.dry_run import DryEngine, Usage
 from touche_llm.llm.model import ModelClient
+from touche_llm.llm.recorder import DryEngine, Usage
 from touche_llm.pipeline.context import RunContext, check_examples, list_schemas, make_request_builder
 from touche_llm.pipeline.dry_run import Cost, DryRun, QuietProgress, open_overlay
 from touche_llm.pipeline.engines import assume_engine_info, open_model
 from touche_llm.pipeline.progress import Progress
 from touche_llm.pipeline.stages import report_known_failures
-from touche_llm.prompt_lab.draw import Sampled
 from touche_llm.prompt_lab.holdout import (
     HOLD_OUT,
     Access,
@@ -41,9 +40,16 @@ from touche_llm.prompt_lab.measures import (
     decide_verdict,
     measure_part,
 )
-from touche_llm.prompt_lab.sample import Plan, check_parts, divide_sample, provide_sample, split_topics, write_sample
-from touche_llm.prompt_lab.variant_judgments import VariantJudgments, judge_variants
-from touche_llm.prompt_lab.variants import Variant, VariantSettings, load_variants
+from touche_llm.prompt_lab.sample import (
+    Plan,
+    Sampled,
+    check_parts,
+    divide_sample,
+    provide_sample,
+    split_topics,
+    write_sample,
+)
+from touche_llm.prompt_lab.variants import Variant, VariantJudgments, VariantSettings, judge_variants, load_variants
 from touche_llm.prompts.prompt import Prompt
 from touche_llm.prompts.purposes import load, purposes_of
 from touche_llm.tasks.base import Task

@@ -18,9 +18,8 @@ from typing import IO, Annotated, Literal
 
 from pydantic import AwareDatetime, Field
 
-from touche_llm.data.files import encode_line, read_records, sha256, shorten_path
-from touche_llm.data.json_records import JsonModel
-from touche_llm.data.records import Topic
+from touche_llm.data.io import encode_line, read_records, sha256, shorten_path
+from touche_llm.data.records import JsonModel, Topic
 from touche_llm.data.topics import normalise_title, read_topics
 from touche_llm.data.trec_runs import read_run
 from touche_llm.errors import DataError, ToucheError, Warn, describe_os_error

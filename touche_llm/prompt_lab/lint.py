@@ -10,10 +10,8 @@ from typing import Any, Literal, get_args
 from touche_llm.data.records import Topic
 from touche_llm.errors import DataError, PromptError
 from touche_llm.judging.pointwise import Documents
-from touche_llm.llm.answer_forms import AnswerForm, list_fields
-from touche_llm.llm.answers import build_schema, get_labels
+from touche_llm.llm.answers import AnswerForm, build_schema, get_labels, list_fields
 from touche_llm.llm.cache import Cache
-from touche_llm.prompt_lab.material import Material, Texts
 from touche_llm.prompt_lab.prefix_sharing import (
     Count,
     Messages,
@@ -23,10 +21,9 @@ from touche_llm.prompt_lab.prefix_sharing import (
     offline_builder,
     shared_prefix,
 )
-from touche_llm.prompt_lab.trial import Subject, ask
-from touche_llm.prompts.catalog import find_prompt
+from touche_llm.prompt_lab.trial import Material, Subject, Texts, ask
 from touche_llm.prompts.prompt import Prompt, Purpose
-from touche_llm.prompts.purposes import MAX_DOCUMENTS, list_copyable_answers, purposes_of
+from touche_llm.prompts.purposes import MAX_DOCUMENTS, find_prompt, list_copyable_answers, purposes_of
 from touche_llm.ranking.comparer import MAX_CHOICES
 from touche_llm.ranking.steps import RankingSettings
 from touche_llm.tasks import TASKS

@@ -14,11 +14,11 @@ from typing import Literal
 from touche_llm.data.records import Document, Topic
 from touche_llm.judging.pointwise import Documents, RequestBuilder
 from touche_llm.llm.cache import Cache, CacheMode
-from touche_llm.llm.engines.base import EngineInfo
-from touche_llm.llm.engines.dry_run import TOKEN_CHARS, DryEngine
+from touche_llm.llm.engine import EngineInfo
 from touche_llm.llm.model import ModelClient
+from touche_llm.llm.recorder import TOKEN_CHARS, DryEngine
 from touche_llm.llm.request import Message, Sampling
-from touche_llm.llm.tokenizer import ChatTokenizer
+from touche_llm.llm.truncation import ChatTokenizer
 from touche_llm.prompt_lab.trial import Subject
 
 Messages = tuple[Message, ...]

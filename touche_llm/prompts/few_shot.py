@@ -18,11 +18,9 @@ from typing import Annotated, Any
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from touche_llm.data.records import LabelledDocument, Topic
-from touche_llm.data.settings import describe_first_problem
-from touche_llm.data.yaml_text import YamlError, parse_yaml
-from touche_llm.errors import DataError, PromptError
-from touche_llm.llm.answer_forms import AnswerForm, Layout
-from touche_llm.llm.answers import AnswerModel, Unusable, parse_answer
+from touche_llm.data.settings import YamlError, parse_yaml
+from touche_llm.errors import DataError, PromptError, describe_first_problem
+from touche_llm.llm.answers import AnswerForm, AnswerModel, Layout, Unusable, parse_answer
 
 EXAMPLES_SUFFIX = ".examples.yaml"
 MAX_EXAMPLES = 20

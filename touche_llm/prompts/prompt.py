@@ -8,23 +8,54 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import orjson
 from jinja2 import UndefinedError
 from pydantic import Field, ValidationError
 
 from touche_llm.data.records import Topic
-from touche_llm.data.settings import Section, describe_first_problem
-from touche_llm.data.yaml_text import YamlError, parse_yaml
-from touche_llm.errors import PromptError, UsageError
-from touche_llm.llm.answer_forms import AnswerForm
-from touche_llm.llm.answers import AnswerModel, can_be_letters, can_be_line
+from touche_llm.data.settings import Option, Section, YamlError, parse_yaml
+from touche_llm.errors import PromptError, UsageError, describe_first_problem
+from touche_llm.llm.answers import AnswerForm, AnswerModel, can_be_letters, can_be_line
 from touche_llm.llm.request import Message, Origin
 from touche_llm.prompts.few_shot import EXAMPLES_SUFFIX, FewShotExample, parse_examples
 from touche_llm.prompts.templates import HEADER, ROLES, TemplateFiles, read_text, resolve_reference
 from touche_llm.tasks.base import Question, Task
 from touche_llm.text.sanitize import SanitizedText, sanitize
+
+
+class PromptsConfig(Section):
+    """Names of the task's prompts, or paths of `.jinja` files.
+
+    Attributes:
+        folder: Folder of templates that replace the project's own, as `folder/task/name.jinja`.
+    """
+
+    folder: Annotated[
+        Path | None,
+        Option(
+            "--prompts",
+            "Folder of templates, TASK/NAME.jinja, that replace the project's own",
+            "Model",
+            metavar="FOLDER",
+        ),
+    ] = None
+    judge: Annotated[
+        str,
+        Option("--prompt", "Judge prompt: a name or a .jinja file", "Judging", is_common=True, metavar="NAME|FILE"),
+    ] = "judge"
+    objects: Annotated[
+        str, Option("--objects-prompt", "Prompt that finds the objects of a topic", "Judging", metavar="NAME|FILE")
+    ] = "objects"
+    sentence: Annotated[
+        str, Option("--sentence-prompt", "Prompt that judges a sentence", "Judging", metavar="NAME|FILE")
+    ] = "sentence"
+    stance: str = "stance"
+    best: str = "best"
+    order: str = "order"
+    queries: str = "queries"
+
 
 # Returns the answer model for a topic and a number of documents.
 AnswerFor = Callable[[Topic, int], type[AnswerModel]]

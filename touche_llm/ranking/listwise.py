@@ -16,9 +16,8 @@ from touche_llm.data.records import ScoredDocument
 from touche_llm.data.settings import Section
 from touche_llm.llm.concurrency import ItemT
 from touche_llm.prompts.purposes import MAX_DOCUMENTS
-from touche_llm.ranking.comparer import Comparer
+from touche_llm.ranking.comparer import Comparer, MakeRandom, RequestBounds
 from touche_llm.ranking.order import score_positions
-from touche_llm.ranking.request_bounds import MakeRandom, RequestBounds
 
 
 class ListwiseSettings(Section):

@@ -12,9 +12,8 @@ from pydantic import Field
 
 from touche_llm.data.records import ScoredDocument
 from touche_llm.data.settings import Section
-from touche_llm.ranking.comparer import Comparer
+from touche_llm.ranking.comparer import Comparer, MakeRandom, RequestBounds
 from touche_llm.ranking.order import score_positions
-from touche_llm.ranking.request_bounds import MakeRandom, RequestBounds
 
 
 class SlidingSettings(Section):

@@ -12,14 +12,12 @@ from pydantic import Field, model_validator
 from touche_llm.data.records import ScoredDocument
 from touche_llm.data.settings import Section
 from touche_llm.ranking import cross_encoder, listwise, pairwise, setwise, sliding, tournament
-from touche_llm.ranking.balance import BalanceSettings, balance
-from touche_llm.ranking.comparer import Comparer, Kind, make_random
+from touche_llm.ranking.comparer import Comparer, Kind, MakeRandom, RequestBounds, make_random
 from touche_llm.ranking.cross_encoder import CrossEncoderSettings, Score
 from touche_llm.ranking.fusion import FusionStepSettings, fuse
 from touche_llm.ranking.listwise import ListwiseSettings
-from touche_llm.ranking.order import is_judged
+from touche_llm.ranking.order import BalanceSettings, balance, is_judged
 from touche_llm.ranking.pairwise import PairwiseSettings
-from touche_llm.ranking.request_bounds import MakeRandom, RequestBounds
 from touche_llm.ranking.setwise import SetwiseSettings
 from touche_llm.ranking.sliding import SlidingSettings
 from touche_llm.ranking.tournament import TournamentSettings

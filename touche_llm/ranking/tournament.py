@@ -12,9 +12,8 @@ from pydantic import Field
 from touche_llm.data.records import ScoredDocument
 from touche_llm.data.settings import Section
 from touche_llm.prompts.purposes import MAX_DOCUMENTS
-from touche_llm.ranking.comparer import Comparer
+from touche_llm.ranking.comparer import Comparer, MakeRandom, RequestBounds
 from touche_llm.ranking.order import rank_by_value
-from touche_llm.ranking.request_bounds import MakeRandom, RequestBounds
 
 
 class TournamentSettings(Section):

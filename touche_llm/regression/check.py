@@ -8,9 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from touche_llm.config import Config
-from touche_llm.data.settings import list_fields
 from touche_llm.data.trec_runs import read_run
-from touche_llm.errors import PromptError, ToucheError, UsageError, describe_os_error
+from touche_llm.errors import PromptError, ToucheError, UsageError, describe_os_error, list_fields
 from touche_llm.pipeline.run_files import RUN
 from touche_llm.pipeline.settings import flatten
 from touche_llm.regression.differences import (

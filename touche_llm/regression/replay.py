@@ -13,12 +13,11 @@ from touche_llm.config import Config
 from touche_llm.data.records import Cut
 from touche_llm.errors import ToucheError
 from touche_llm.llm.answers import Answer, AnswerT, FailedRequest, Unusable
-from touche_llm.llm.cache import Cache, CacheMode, ValueType
-from touche_llm.llm.cache_file import Entry, ValueT
-from touche_llm.llm.engines.base import EngineInfo
-from touche_llm.llm.engines.dry_run import TOKEN_CHARS
+from touche_llm.llm.cache import Cache, CacheMode, Entry, ValueT, ValueType
+from touche_llm.llm.engine import EngineInfo
 from touche_llm.llm.model import AnsweredRequest, ModelClient
 from touche_llm.llm.pooling import PoolingClient
+from touche_llm.llm.recorder import TOKEN_CHARS
 from touche_llm.llm.request import Request
 from touche_llm.llm.settings import CacheConfig, PoolingConfig, Purpose
 from touche_llm.llm.truncation import Truncation, apply_truncation

@@ -17,24 +17,21 @@ import orjson
 from pydantic import Field, ValidationError, field_validator
 
 from touche_llm.config import Config, rename_settings
-from touche_llm.data.files import open_atomic, shorten_path
-from touche_llm.data.json_records import JsonModel
-from touche_llm.data.lines import open_regular
+from touche_llm.data.io import open_atomic, open_regular, shorten_path
+from touche_llm.data.records import JsonModel
 from touche_llm.data.scratch import remove_abandoned
-from touche_llm.data.settings import describe_first_problem
-from touche_llm.errors import DataError, UsageError
+from touche_llm.errors import DataError, UsageError, describe_first_problem
 from touche_llm.evaluation.qrels import Qrels, qrels_file, read_qrels
-from touche_llm.judging.stance import translate_settings
+from touche_llm.judging.labels import translate_settings
 from touche_llm.llm.cache import CacheMode
 from touche_llm.llm.request import Request
 from touche_llm.llm.settings import CacheConfig
 from touche_llm.pipeline.config_file import load_config
 from touche_llm.pipeline.run_directory import RunDirectory
 from touche_llm.pipeline.run_files import CANDIDATES, CONFIG, RECORDED, RUN, SENTENCES
-from touche_llm.pipeline.settings import INCIDENTAL, flatten, is_one_of
-from touche_llm.pipeline.task_copy import COPY, find_task_folder, is_copy
+from touche_llm.pipeline.settings import COPY, INCIDENTAL, find_task_folder, flatten, is_copy, is_one_of
+from touche_llm.prompts.prompt import PromptsConfig
 from touche_llm.prompts.purposes import purposes_of
-from touche_llm.prompts.settings import PromptsConfig
 from touche_llm.retrieval.settings import RetrieverConfig
 from touche_llm.tasks import get_task
 from touche_llm.tasks.base import Task

@@ -23,7 +23,7 @@ from touche_llm.pipeline.corpora import Corpus, open_corpus
 from touche_llm.pipeline.judge import Judgments
 from touche_llm.pipeline.progress import SilentProgress
 from touche_llm.pipeline.run_directory import RunDirectory
-from touche_llm.pipeline.task_copy import find_copy
+from touche_llm.pipeline.settings import find_copy
 from touche_llm.ranking.order import rank_by_first_stage, rank_by_judgment
 from touche_llm.ranking.steps import JUDGE
 from touche_llm.report.overview import find_differences, get_assessments

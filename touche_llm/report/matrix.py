@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from touche_llm.data.records import Failure, Judgment, Reading, Topic
-from touche_llm.evaluation.agreement import round_grade
 from touche_llm.evaluation.qrels import STANCE, Qrels
+from touche_llm.evaluation.stance_measures import round_grade
 from touche_llm.llm.answers import get_labels
 from touche_llm.prompt_lab.comparison import PromptComparison
-from touche_llm.prompt_lab.draw import Sampled
+from touche_llm.prompt_lab.sample import Sampled
 from touche_llm.prompt_lab.variants import Variant, describe_stance_measure
 from touche_llm.prompts.prompt import Prompt
 from touche_llm.report.page import MAX_BYTES, MIN_CHARS, count_bytes, create_environment, find_text_limit

@@ -10,8 +10,8 @@ from typing import Any
 from touche_llm.config import Config
 from touche_llm.data.records import Candidate
 from touche_llm.data.trec_runs import ParsedRun
-from touche_llm.evaluation.agreement import round_grade
 from touche_llm.evaluation.qrels import STANCE, Qrels
+from touche_llm.evaluation.stance_measures import round_grade
 from touche_llm.ranking.steps import JUDGE
 from touche_llm.report.records import DocumentRow, DroppedCandidate
 from touche_llm.tasks.base import Task

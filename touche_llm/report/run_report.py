@@ -8,9 +8,8 @@ from typing import Any
 
 from touche_llm.data.records import Document, Topic
 from touche_llm.errors import PromptError, UsageError
-from touche_llm.evaluation.coverage import check_judged, select_topics
 from touche_llm.evaluation.notes import describe_fitted
-from touche_llm.evaluation.qrels import Qrels
+from touche_llm.evaluation.qrels import Qrels, check_judged, select_topics
 from touche_llm.pipeline.context import RunContext
 from touche_llm.pipeline.run_overview import read_label_counts
 from touche_llm.prompts.prompt import Prompt
@@ -24,8 +23,7 @@ from touche_llm.report.overview import (
     extract_costs,
     find_dropped,
 )
-from touche_llm.report.records import RenderedPrompt, RunReport, TopicView
-from touche_llm.report.run_measures import measure_run
+from touche_llm.report.records import RenderedPrompt, RunReport, TopicView, measure_run
 from touche_llm.tasks.base import Question, Task
 
 # Takes the place of the document in a rendered prompt; sanitizing leaves it unchanged.

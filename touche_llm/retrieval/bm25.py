@@ -11,14 +11,38 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from touche_llm.corpus.store import BM25_FILES, TextTable, report_damage
-from touche_llm.data.files import read_record, replace_folder, write_records
-from touche_llm.data.json_records import JsonModel
+from touche_llm.data.io import read_record, replace_folder, write_records
+from touche_llm.data.records import JsonModel
 from touche_llm.data.scratch import recover
 from touche_llm.data.settings import Option, Section
 from touche_llm.errors import DataError, Warn
 from touche_llm.retrieval.base import FirstStage
 from touche_llm.retrieval.postings import Block, read_postings
 from touche_llm.text import analysis
+from touche_llm.text.analysis import Analyzer
+
+
+class OkapiIndex(FirstStage):
+    """`rank_bm25.BM25Okapi` index of documents or of their parts.
+
+    Terms in more than half of the documents get the idf floor of that class, a quarter of the mean idf.
+    """
+
+    def __init__(self, table: TextTable, *, k1: float, b: float) -> None:
+        """Index all texts; raises DataError if they contain no word."""
+        from rank_bm25 import BM25Okapi
+
+        super().__init__(table)
+        self._analyzer = Analyzer()
+        terms = [self._analyzer.analyze(text) for text in table.read_texts()]
+        if not any(terms):
+            raise DataError(f"{table.manifest.corpus}: no word to index")
+        self._index = BM25Okapi(terms, k1=k1, b=b)
+
+    def score(self, query: str) -> NDArray[np.float64]:
+        """Score all rows; see FirstStage."""
+        return np.asarray(self._index.get_scores(self._analyzer.analyze(query)), dtype=np.float64)
+
 
 FORMAT = 1
 

@@ -6,9 +6,9 @@ from pathlib import Path
 
 from touche_llm.errors import DataError, UsageError, suggest
 from touche_llm.tasks.base import Task
-from touche_llm.tasks.build import build_task
-from touche_llm.tasks.build import prompts_folder as prompts_folder
 from touche_llm.tasks.definition import TASK_FILE, TaskDefinition, read_definition
+from touche_llm.tasks.features import build_task
+from touche_llm.tasks.features import prompts_folder as prompts_folder
 
 DEFAULT_TASK = "comparative"
 

@@ -10,8 +10,7 @@ from typing import Any
 
 from touche_llm.corpus.args_me import read_arguments, read_whole_arguments
 from touche_llm.corpus.ir_dataset import DatasetDocuments, DocumentKind
-from touche_llm.corpus.json_lines import TOUCHE_KEYS, DocumentKeys, read_collection
-from touche_llm.corpus.sources import CorpusFile, Reader, Source
+from touche_llm.corpus.json_lines import TOUCHE_KEYS, CorpusFile, DocumentKeys, Reader, Source, read_collection
 from touche_llm.data.records import Document, Topic
 from touche_llm.data.trec_runs import NO_STANCE_COLUMN
 from touche_llm.llm.answers import AnswerModel, get_labels

@@ -11,10 +11,9 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 from pydantic_core import ErrorDetails
 
 from touche_llm.data.records import HIGHEST_GRADE
-from touche_llm.data.settings import describe_problem
+from touche_llm.data.settings import YamlError, read_yaml
 from touche_llm.data.trec_runs import NO_STANCE_COLUMN
-from touche_llm.data.yaml_text import YamlError, read_yaml
-from touche_llm.errors import DataError, suggest
+from touche_llm.errors import DataError, describe_problem, suggest
 
 TASK_FILE = "task.yaml"
 # Name of the weight of the first stage's score, beside those of the grades.

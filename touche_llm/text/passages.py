@@ -17,7 +17,7 @@ from sentencex import segment  # type: ignore[import-untyped]
 from touche_llm.data.records import Topic
 from touche_llm.data.topics import build_query
 from touche_llm.text.analysis import Analyzer
-from touche_llm.text.boilerplate import Span, has_sentence_end, select_content, split_lines
+from touche_llm.text.content import Span, has_sentence_end, select_content, split_lines
 from touche_llm.text.sanitize import sanitize
 
 # Line that marks omitted passages; it cannot be read as chat control.

@@ -7,9 +7,9 @@ from typing import Any
 import orjson
 import pytest
 
-from touche_llm.data.json_records import Malformed, decode_json
-from touche_llm.llm.engines.base import Completion, Transient
-from touche_llm.llm.engines.chat_reply import ChatReply, read_completion
+from touche_llm.data.records import Malformed, decode_json
+from touche_llm.llm.chat import ChatReply, read_completion
+from touche_llm.llm.engine import Completion, Transient
 
 USAGE: dict[str, Any] = {"prompt_tokens": 31, "completion_tokens": 7, "prompt_tokens_details": {"cached_tokens": 16}}
 

@@ -12,11 +12,10 @@ import pytest
 from aiohttp import web
 
 from tests.fake_server import FakeServer, fields_in, reply, says, spell
-from touche_llm.llm.answer_forms import AnswerForm
-from touche_llm.llm.answers import AnswerModel, build_schema
-from touche_llm.llm.engines.conformance import count_steps, examine
-from touche_llm.llm.engines.server import ChatServer
-from touche_llm.llm.engines.server_checks import ServerCheck
+from touche_llm.llm.answers import AnswerForm, AnswerModel, build_schema
+from touche_llm.llm.chat import ChatServer
+from touche_llm.llm.checks import ServerCheck
+from touche_llm.llm.doctor import count_steps, examine
 from touche_llm.llm.settings import EngineConfig, SamplingConfig
 
 

@@ -18,10 +18,10 @@ from touche_llm.errors import DataError, EngineError
 from touche_llm.llm.answers import AnswerModel, FailedRequest, build_schema, get_labels, parse_answer
 from touche_llm.llm.cache import Cache, CacheMode
 from touche_llm.llm.counts import Counts
-from touche_llm.llm.engines.base import EngineInfo
-from touche_llm.llm.engines.dry_run import DryEngine, OverlayCache, Usage
+from touche_llm.llm.engine import EngineInfo
 from touche_llm.llm.logprobs import compute_expected_grade, read_label
 from touche_llm.llm.model import AnsweredRequest, ModelClient
+from touche_llm.llm.recorder import DryEngine, OverlayCache, Usage
 from touche_llm.llm.request import Message, Origin, Request, Sampling
 from touche_llm.pipeline.engines import store_engine_info
 from touche_llm.tasks.features import objects_answer

@@ -15,13 +15,13 @@ from tests.fake_server import FakeServer, closes, status
 from tests.llm.engines.test_server import question
 from touche_llm.data import transport
 from touche_llm.errors import EngineError
+from touche_llm.llm import engine, managed
 from touche_llm.llm.cache import Cache
-from touche_llm.llm.engines import health, vllm_process
-from touche_llm.llm.engines.base import EngineDeath
-from touche_llm.llm.engines.server import ChatServer
-from touche_llm.llm.engines.startup import connect
+from touche_llm.llm.chat import ChatServer
+from touche_llm.llm.engine import EngineDeath
 from touche_llm.llm.model import AnsweredRequest, ModelClient
 from touche_llm.llm.settings import CacheConfig, EngineConfig, SamplingConfig
+from touche_llm.llm.startup import connect
 from touche_llm.pipeline.engines import open_model
 
 Restart = Callable[[], Awaitable[str]]
@@ -30,8 +30,8 @@ Restart = Callable[[], Awaitable[str]]
 @pytest.fixture(autouse=True)
 def _short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(transport, "_FIRST_WAIT", 0.01)
-    monkeypatch.setattr(health, "_DEAD_AFTER", 0.3)
-    monkeypatch.setattr(health, "_INTERVAL", 0.02)
+    monkeypatch.setattr(engine, "_DEAD_AFTER", 0.3)
+    monkeypatch.setattr(engine, "_INTERVAL", 0.02)
 
 
 @asynccontextmanager
@@ -82,7 +82,7 @@ async def test_a_server_that_lives_or_recovers_is_sent_the_request_again(statuse
 
 
 async def test_a_slow_health_check_is_a_sign_of_life(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("touche_llm.llm.engines.http_client._HEALTH_SECONDS", 0.0)
+    monkeypatch.setattr("touche_llm.llm.http._HEALTH_SECONDS", 0.0)
     server = FakeServer([status(500)], health=[503] * 1000)
     async with server.running(), client_of(server, tmp_path) as model:
         assert isinstance(await send(model), AnsweredRequest)
@@ -103,7 +103,7 @@ async def test_a_managed_server_is_restarted_once(tmp_path: Path, monkeypatch: p
             yield server.url
         ended += 1
 
-    monkeypatch.setattr(vllm_process, "serve", serve)
+    monkeypatch.setattr(managed, "serve", serve)
     folder = tmp_path / "fake"
     folder.mkdir()
     (folder / "config.json").write_text("{}")

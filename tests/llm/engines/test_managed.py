@@ -18,13 +18,13 @@ import pytest
 
 from tests.sample_runs import SAMPLE
 from touche_llm.errors import EngineError, UsageError
+from touche_llm.llm import managed
 from touche_llm.llm.cache import Cache, CacheMode
-from touche_llm.llm.engines import vllm_process
-from touche_llm.llm.engines.base import EngineInfo
-from touche_llm.llm.engines.vllm_common import build_start_options
-from touche_llm.llm.engines.vllm_process import serve
+from touche_llm.llm.engine import EngineInfo
+from touche_llm.llm.managed import serve
 from touche_llm.llm.model import ModelClient
 from touche_llm.llm.settings import CacheConfig, EngineConfig, SamplingConfig
+from touche_llm.llm.vllm_common import build_start_options
 from touche_llm.pipeline.engines import open_model, store_engine_info
 
 SERVER = """#!{python}
@@ -60,8 +60,8 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (folder / "vllm").chmod(0o755)
     (folder / "behaviour").write_text("serves")
     monkeypatch.setenv("PATH", str(folder))
-    monkeypatch.setattr(vllm_process, "_POLL_INTERVAL", 0.05)
-    monkeypatch.setattr(vllm_process, "_STOP_SECONDS", 0.3)
+    monkeypatch.setattr(managed, "_POLL_INTERVAL", 0.05)
+    monkeypatch.setattr(managed, "_STOP_SECONDS", 0.3)
     return folder
 
 

@@ -9,10 +9,10 @@ import pytest
 
 from tests.chat_templates import FOLDER, render
 from tests.llm.engines.test_thinking_templates import Rendering
-from touche_llm.llm.engines.server import ChatServer
-from touche_llm.llm.engines.server_checks import ServerCheck
-from touche_llm.llm.engines.startup import survey
+from touche_llm.llm.chat import ChatServer
+from touche_llm.llm.checks import ServerCheck
 from touche_llm.llm.settings import EngineConfig, SamplingConfig
+from touche_llm.llm.startup import survey
 from touche_llm.text.sanitize import sanitize
 
 FILES = {path.stem: path for path in sorted(FOLDER.glob("*.jinja"))}

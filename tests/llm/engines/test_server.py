@@ -35,14 +35,13 @@ from tests.jumping_clock import run_jumping
 from touche_llm.data import transport
 from touche_llm.errors import EngineError
 from touche_llm.llm.answers import Answer, FailedRequest, build_schema
-from touche_llm.llm.cache import Cache, CacheMode
-from touche_llm.llm.cache_file import Entry
-from touche_llm.llm.engines.base import Rejected, Transient
-from touche_llm.llm.engines.server import ChatServer
-from touche_llm.llm.engines.startup import connect as connect_to
+from touche_llm.llm.cache import Cache, CacheMode, Entry
+from touche_llm.llm.chat import ChatServer
+from touche_llm.llm.engine import Rejected, Transient
 from touche_llm.llm.model import AnsweredRequest, ModelClient
 from touche_llm.llm.request import Message, Origin, Request, Sampling
 from touche_llm.llm.settings import EngineConfig, SamplingConfig
+from touche_llm.llm.startup import connect as connect_to
 
 
 @pytest.fixture(autouse=True)

@@ -13,10 +13,10 @@ from aiohttp import web
 from tests.fake_server import FakeServer, reply
 from tests.sample_runs import config_for, run_on, with_cache
 from touche_llm.llm.cache import Cache, CacheMode
-from touche_llm.llm.engines.server import ChatServer
-from touche_llm.llm.engines.server_facts import ServedModel, read_serving
-from touche_llm.llm.engines.startup import connect
+from touche_llm.llm.chat import ChatServer
+from touche_llm.llm.server_info import ServedModel, read_serving
 from touche_llm.llm.settings import EngineConfig, SamplingConfig
+from touche_llm.llm.startup import connect
 
 BASE = {"id": "base", "max_model_len": 8192, "owned_by": "vllm", "root": "org/base"}
 ADAPTER = {"id": "mine", "max_model_len": None, "owned_by": "vllm", "root": "/adapters/mine", "parent": "base"}

@@ -18,17 +18,15 @@ from tests.fake_server import GOOD, FakeServer, fields_in, good, hangs, reply, s
 from tests.llm.engines.test_server import question
 from tests.other_servers import FakeFewAlternatives, FakeLlamaCpp, FakeLmStudio, FakeOllama, FakeSglang
 from touche_llm.errors import EngineError
-from touche_llm.llm.answer_forms import AnswerForm
-from touche_llm.llm.answers import AnswerModel, build_schema
+from touche_llm.llm import startup
+from touche_llm.llm.answers import AnswerForm, AnswerModel, build_schema
 from touche_llm.llm.cache import Cache
-from touche_llm.llm.engines import startup
-from touche_llm.llm.engines.base import EngineInfo, Transient
-from touche_llm.llm.engines.chat_reply import Delivery
-from touche_llm.llm.engines.server import ChatServer
-from touche_llm.llm.engines.startup import connect
+from touche_llm.llm.chat import ChatServer, Delivery
+from touche_llm.llm.engine import EngineInfo, Transient
 from touche_llm.llm.model import AnsweredRequest, ModelClient
 from touche_llm.llm.request import Message, Sampling
 from touche_llm.llm.settings import EngineConfig, SamplingConfig
+from touche_llm.llm.startup import connect
 
 
 class WordTokenizer:

@@ -13,11 +13,11 @@ from tests.fake_server import FakeServer, good, reply
 from tests.llm.engines.test_conformance import SCHEMAS, Model
 from tests.other_servers import FakeLlamaCpp, FakeSglang
 from touche_llm.errors import EngineError
-from touche_llm.llm.engines.conformance import examine
-from touche_llm.llm.engines.server import ChatServer
-from touche_llm.llm.engines.server_checks import ServerCheck
-from touche_llm.llm.engines.startup import connect, survey
+from touche_llm.llm.chat import ChatServer
+from touche_llm.llm.checks import ServerCheck
+from touche_llm.llm.doctor import examine
 from touche_llm.llm.settings import EngineConfig, SamplingConfig, ThinkingConfig
+from touche_llm.llm.startup import connect, survey
 
 PROBE = '{"word":"quokka-7351"}'
 

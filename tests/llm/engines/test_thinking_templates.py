@@ -23,10 +23,10 @@ from tests.chat_templates import (
 from tests.fake_server import FakeServer
 from tests.llm.engines.test_conformance import SCHEMAS, Model
 from tests.llm.engines.test_thinking_check import survey_of
-from touche_llm.llm.engines.conformance import examine
-from touche_llm.llm.engines.server import ChatServer
+from touche_llm.llm.chat import ChatServer
+from touche_llm.llm.doctor import examine
+from touche_llm.llm.request import DELIMITERS
 from touche_llm.llm.settings import EngineConfig, SamplingConfig, ThinkingConfig
-from touche_llm.llm.thinking import DELIMITERS
 
 BARE = ("<think>", "</think>")
 SYSTEM, USER = {"role": "system", "content": "Judge."}, {"role": "user", "content": "Say hello.\n"}

@@ -14,9 +14,8 @@ from pydantic import SecretStr
 from tests.expect import raises_at
 from tests.fake_chatnoir import KEY, FakeChatNoir, holds_key, results, search, search_again, settings_for
 from touche_llm.errors import DataError, UsageError
-from touche_llm.retrieval.chatnoir.cache import ChatNoirDocuments
-from touche_llm.retrieval.chatnoir.settings import API_KEY_VARIABLE, ChatNoirSettings
-from touche_llm.retrieval.chatnoir.transport import Transport
+from touche_llm.retrieval.chatnoir import API_KEY_VARIABLE, ChatNoirDocuments, ChatNoirSettings
+from touche_llm.retrieval.chatnoir_client import Transport
 
 pytestmark = pytest.mark.usefixtures("chatnoir_alone")
 

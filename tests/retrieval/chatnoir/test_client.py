@@ -35,9 +35,9 @@ from tests.fake_chatnoir import (
 from tests.fake_server import hangs
 from touche_llm.data.records import Candidate, Document, Topic
 from touche_llm.errors import DataError, EngineError, UsageError
-from touche_llm.retrieval.chatnoir import client as chatnoir
-from touche_llm.retrieval.chatnoir.cache import ChatNoirDocuments, MissingDocument
-from touche_llm.retrieval.chatnoir.client import ChatNoir
+from touche_llm.retrieval import chatnoir_client as chatnoir
+from touche_llm.retrieval.chatnoir import ChatNoirDocuments, MissingDocument
+from touche_llm.retrieval.chatnoir_client import ChatNoir
 
 pytestmark = pytest.mark.usefixtures("chatnoir_alone")
 

@@ -32,8 +32,8 @@ from tests.fake_chatnoir import (
 from tests.fake_server import breaks_off, closes, hangs
 from touche_llm.data import transport
 from touche_llm.errors import EngineError, ToucheError, UsageError
-from touche_llm.retrieval.chatnoir import transport as chatnoir_transport
-from touche_llm.retrieval.chatnoir.client import ChatNoir
+from touche_llm.retrieval import chatnoir_client as chatnoir_transport
+from touche_llm.retrieval.chatnoir_client import ChatNoir
 
 pytestmark = pytest.mark.usefixtures("chatnoir_alone")
 

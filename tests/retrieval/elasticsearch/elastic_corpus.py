@@ -12,9 +12,8 @@ from typing import Any
 from tests.fake_elasticsearch import FakeElasticsearch, settings_for
 from touche_llm.corpus.json_lines import read_passages
 from touche_llm.data.records import Candidate, Topic
-from touche_llm.retrieval.elasticsearch.load import load_corpus
-from touche_llm.retrieval.elasticsearch.search import ElasticIndex
-from touche_llm.retrieval.elasticsearch.settings import META, ElasticManifest
+from touche_llm.retrieval.elasticsearch import META, ElasticIndex, ElasticManifest
+from touche_llm.retrieval.elasticsearch_index import load_corpus
 
 SOME = {"d1": "Tea is better than coffee.", "d2": "Coffee wakes people up.", "d3": "Cars are fast."}
 

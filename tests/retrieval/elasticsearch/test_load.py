@@ -27,8 +27,8 @@ from tests.fake_elasticsearch import (
 from tests.retrieval.elasticsearch.elastic_corpus import SOME, Loader, complete, corpus_file, numbered, opened, texts_in
 from touche_llm.corpus.json_lines import read_passages
 from touche_llm.errors import BadLine, DataError, EngineError, ToucheError, UsageError
-from touche_llm.retrieval.elasticsearch import load as elastic_load
-from touche_llm.retrieval.elasticsearch.settings import META
+from touche_llm.retrieval import elasticsearch_index as elastic_load
+from touche_llm.retrieval.elasticsearch import META
 
 pytestmark = pytest.mark.usefixtures("elasticsearch_alone")
 

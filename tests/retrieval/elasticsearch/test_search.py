@@ -14,15 +14,15 @@ from tests.expect import raises_at
 from tests.fake_elasticsearch import ElasticRequest, FakeElasticsearch, Reply, found, refuses, says
 from tests.retrieval.elasticsearch.elastic_corpus import SOME, Loader, corpus_file, numbered, opened, retrieve, texts_in
 from touche_llm.cli.demo import SAMPLES
-from touche_llm.corpus.json_lines import read_passages
-from touche_llm.corpus.sources import CorpusFile
+from touche_llm.corpus.json_lines import CorpusFile, read_passages
 from touche_llm.corpus.store import ensure_store
 from touche_llm.data.records import Candidate, Topic
 from touche_llm.data.topics import read_topics
 from touche_llm.errors import DataError, EngineError, UsageError
+from touche_llm.retrieval import elasticsearch as elastic_search
 from touche_llm.retrieval.bm25 import Bm25Settings, ensure_index
-from touche_llm.retrieval.elasticsearch import search as elastic_search
-from touche_llm.retrieval.elasticsearch.settings import ElasticsearchSettings, build_index_body
+from touche_llm.retrieval.elasticsearch import build_index_body
+from touche_llm.retrieval.settings import ElasticsearchSettings
 
 pytestmark = pytest.mark.usefixtures("elasticsearch_alone")
 SAMPLE = SAMPLES / "comparative"

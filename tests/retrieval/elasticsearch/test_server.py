@@ -26,9 +26,9 @@ from tests.fake_elasticsearch import (
 )
 from tests.retrieval.elasticsearch.elastic_corpus import SOME, Loader, corpus_file, opened
 from touche_llm.errors import EngineError, ToucheError, UsageError
-from touche_llm.retrieval.elasticsearch.search import open_server
-from touche_llm.retrieval.elasticsearch.server import Server
-from touche_llm.retrieval.elasticsearch.settings import ElasticsearchSettings
+from touche_llm.retrieval.elasticsearch import open_server
+from touche_llm.retrieval.elasticsearch_server import Server
+from touche_llm.retrieval.settings import ElasticsearchSettings
 
 pytestmark = pytest.mark.usefixtures("elasticsearch_alone")
 PASSWORD = "a long passwörd&<>"
@@ -267,7 +267,7 @@ def test_errors_hold_no_more_than_a_line_of_what_the_server_said(server: FakeEla
 
 
 def test_without_the_client_the_message_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delitem(sys.modules, "touche_llm.retrieval.elasticsearch.server")
+    monkeypatch.delitem(sys.modules, "touche_llm.retrieval.elasticsearch_server")
     monkeypatch.setitem(sys.modules, "elasticsearch", None)
     with pytest.raises(UsageError, match=r"pip install 'touche-llm\[elasticsearch\]'"):
         open_server(ElasticsearchSettings(), print)

@@ -1,0 +1,205 @@
+"""The command that checks a run file."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Sequence
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from touche_llm.cli import measured_runs as m
+from touche_llm.cli import options as o
+from touche_llm.cli import setting_options as s
+from touche_llm.cli.emit import Format, FormatOption, print_result, print_rows, say, show_lines
+from touche_llm.cli.setting_options import CommandProgress
+from touche_llm.data.io import check_output, is_word
+from touche_llm.data.topics import read_topics
+from touche_llm.data.trec_runs import read_candidates, read_run, write_run
+from touche_llm.errors import UsageError, shorten
+from touche_llm.evaluation.run_validation import RunProblem, validate_run
+from touche_llm.pipeline.context import Dataset
+from touche_llm.pipeline.corpora import open_local_corpus
+from touche_llm.pipeline.run_overview import find_run_directory, find_run_file, find_task
+from touche_llm.ranking.fusion import DEFAULT_K, FusionSettings, check_weights, fuse_runs
+from touche_llm.tasks import TASK_HELP, TASKS, get_task
+from touche_llm.tasks.base import Task
+
+
+def fuse(
+    runs: Annotated[
+        list[Path],
+        typer.Argument(metavar="RUN", help="Run files of this or any other program, or folders of runs; two or more."),
+    ],
+    out: Annotated[Path, typer.Option("--out", help="The run file to write.")],
+    method: Annotated[
+        str,
+        typer.Option(
+            "--method", metavar="NAME", help="rrf: by reciprocal ranks; interpolation: by scores scaled to 0..1."
+        ),
+    ] = "rrf",
+    k: Annotated[float, typer.Option("--k", help="Constant of rrf; the larger, the less a first place counts.")] = (
+        DEFAULT_K
+    ),
+    weight: Annotated[
+        list[float] | None, typer.Option("--weight", help="One for each run, in their order (default: 1 each).")
+    ] = None,
+    depth: Annotated[int, typer.Option("--depth", min=1, help="Lines for each topic; the runs are read whole.")] = 1000,
+    tag: Annotated[str, typer.Option("--tag", help="Last column of the run, one word.")] = "touche-llm",
+    task: Annotated[
+        str | None,
+        typer.Option(
+            "--task",
+            metavar="NAME|FOLDER",
+            help=f"{TASK_HELP}, for the labels and limits (default: the task of the runs' folders). Needed where "
+            "some documents have a stance and others none: those get the task's label for an unknown stance, or are "
+            "left out where it has none.",
+        ),
+    ] = None,
+    overwrite: o.OverwriteOption = False,
+    output: FormatOption = Format.TABLE,
+) -> None:
+    """Fuse runs by reciprocal ranks or by scores.
+
+    A document has the stance of the first run that gives it one.
+    """
+    known = _find_task(task, runs)
+    settings = s.validate(FusionSettings, {"method": method, "k": k}, "")
+    weights = weight or [1.0] * len(runs)
+    if len(runs) < 2:
+        raise UsageError(f"{runs[0]}: one run cannot be fused; name two or more")
+    check_weights(weights, len(runs))
+    if not is_word(tag):
+        raise UsageError(f"--tag {tag!r:.40}: not one word; a run line has six columns")
+    if known is not None and depth > known.max_per_topic:
+        raise UsageError(
+            f"--depth {depth}: {known.name} allows at most {known.max_per_topic} documents per topic; give less"
+        )
+    runs = [find_run_file(run) for run in runs]
+    check_output(out, overwrite, runs)
+    labels = known.stances if known is not None else None
+    read = [read_run(run, labels) for run in runs]
+    found = {label for run in read for label in run.stances.values()}
+    every = {label for each in TASKS.values() for label in each.stances}
+    if found <= every and not any(found <= set(each.stances) for each in TASKS.values()):
+        raise UsageError(f"{runs[0]}, …: no task has the labels {', '.join(sorted(found))}; fuse runs of one task")
+    fused = fuse_runs(read, weights, settings, task=known, depth=depth, tag=tag)
+    write_run(out, fused.lines)
+    topics = {line.topic_id for line in fused.lines}
+    label = known.unknown_stance if known is not None else ""
+    counts = {
+        f"topics that only some of the runs have ({shorten(fused.partial)})": len(fused.partial),
+        "documents with different stances, the first run's kept": fused.disagreeing,
+        f"documents without a stance, labelled {label}": fused.imputed,
+        "documents without a stance, left out because the task has no label for them": fused.left_out,
+    }
+    for what, count in counts.items():
+        if count:
+            say(output, f"{what}: {count:,}")
+    made = {"file": out, "lines": len(fused.lines), "topics": len(topics), "partial_topics": len(fused.partial)}
+    special = {"disagreeing": fused.disagreeing, "imputed": fused.imputed, "left_out": fused.left_out}
+    print_result(output, f"run: {out} ({len(fused.lines):,} lines, {len(topics):,} topics)", made | special)
+
+
+def _find_task(name: str | None, runs: Sequence[Path]) -> Task | None:
+    """Return the task of this name, or without a name that of the folders among the runs; None if there are none.
+
+    Raises:
+        UsageError: There is no such task, or a folder holds a run of another one.
+    """
+    tasks = [(path, directory.read_task()) for path in runs if (directory := find_run_directory(path)) is not None]
+    known = get_task(name) if name is not None else (tasks[0][1] if tasks else None)
+    for path, task in tasks:
+        if known is not None and task.name != known.name:
+            raise UsageError(f"{path}: a run of {task.name}, not of {known.name}; fuse runs of one task")
+    return known
+
+
+# Maximum number of printed warnings.
+_MANY = 20
+# Number of problems of a kind that are printed if there are more, without --all.
+_SHOWN = 3
+# What differs between problems of one kind: quoted text, words with digits, ids.
+_VARYING = re.compile(r"""'[^']*'|"[^"]*"|\S*\d\S*|(?<=topic )[^\s:]+|(?<=document )[^\s:]+""")
+
+
+@s.takes_settings("dataset", "topics", "corpus", "index", "skip_bad_lines")
+def validate(
+    given: s.Given,
+    run: Annotated[
+        Path, typer.Argument(metavar="RUN", help="A run file of this or any other program, or the folder of a run.")
+    ],
+    task: m.TaskOption = None,
+    every: Annotated[bool, typer.Option("--all", help="Print all problems; json and tsv always do.")] = False,
+    output: FormatOption = Format.TABLE,
+) -> None:
+    """Check a run file.
+
+    Checks columns, labels, ranks, scores, ties, duplicates, limits, topics, documents and tag.
+
+    Prints the problems with their lines. Exit code 0 for a valid file, 1 for any other.
+    """
+    inputs = s.read_inputs(given)
+    known, run = find_task(task, [run], inputs.dataset), find_run_file(run)
+    read = None if inputs.topics is None else read_topics(inputs.topics)
+    if inputs.dataset is not None:
+        read = Dataset(inputs.dataset, known.reference).topics
+    topic_ids = None if read is None else {topic.id for topic in read}
+    if not inputs.has_documents:
+        problems = validate_run(run, known, topic_ids=topic_ids)
+    else:
+        with open_local_corpus(
+            inputs.documents,
+            inputs.index,
+            known,
+            skip_bad_lines=given.get("skip_bad_lines", False),
+            warn=CommandProgress().warn,
+        ) as opened:
+            unknown = opened.documents.find_unknown
+            problems = validate_run(run, known, topic_ids=topic_ids, unknown_documents=unknown)
+    notes, warnings = ([], []) if problems else _remarks(run, known, topic_ids)
+    if output is Format.TABLE:
+        _show(run, problems, every)
+        show_lines(f"note: {note}" for note in notes)
+        show_lines(f"warning: {warning}" for warning in warnings[:_MANY])
+        if len(warnings) > _MANY:
+            more = len(warnings) - _MANY
+            print(f"warning: and {more} more topics with fewer than {known.min_per_topic} lines")
+    else:
+        # Line 0 is the file as a whole.
+        found = [("error", each.line or None, each.message) for each in problems]
+        found += [("note", None, note) for note in notes] + [("warning", None, warning) for warning in warnings]
+        rows = [{"file": run, "line": line, "level": level, "message": message} for level, line, message in found]
+        print_rows(output, rows, ("file", "line", "level", "message"))
+    if problems:
+        say(output, f"{len(problems):,} problem{'s' if len(problems) > 1 else ''}: not a valid {known.name} run")
+        raise typer.Exit(1)
+    checked = [name for name, given in (("topics", topic_ids), ("documents", inputs.has_documents)) if given]
+    say(output, f"{run}: a valid {known.name} run" + (f", {' and '.join(checked)} checked" if checked else ""))
+
+
+def _show(run: Path, problems: list[RunProblem], every: bool) -> None:
+    """Print problems with their lines: all, or the first ones of each kind and the number of the others."""
+    kinds: dict[str, list[RunProblem]] = {}
+    for problem in problems:
+        kinds.setdefault("" if every else _VARYING.sub("…", problem.message), []).append(problem)
+    for kind, found in kinds.items():
+        first = found if every or len(found) <= _SHOWN + 1 else found[:_SHOWN]
+        show_lines(f"{run}:{problem.line}: {problem.message}" for problem in first)
+        if more := len(found) - len(first):
+            show_lines([f"… and {more:,} more lines: {kind}; --all prints them all"])
+
+
+def _remarks(run: Path, task: Task, topic_ids: Collection[str] | None) -> tuple[list[str], list[str]]:
+    """Return notes and warnings on a valid run."""
+    rankings = read_candidates(run, task.max_per_topic)
+    notes = []
+    if topic_ids is not None and len(topic_ids) > len(rankings):
+        notes.append(f"{len(topic_ids) - len(rankings)} of {len(topic_ids)} topics have no line")
+    least = task.min_per_topic
+    return notes, [
+        f"topic {topic} has {len(lines)} lines, the organisers want at least {least}"
+        for topic, lines in rankings.items()
+        if len(lines) < least
+    ]

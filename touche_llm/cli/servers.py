@@ -1,0 +1,238 @@
+"""The command that stores a corpus and builds its index: here, or in Elasticsearch."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from touche_llm.cli import options as o
+from touche_llm.cli import setting_options as s
+from touche_llm.cli.emit import Column, Format, FormatOption, print_result, print_rows, say, show_lines, show_table
+from touche_llm.cli.setting_options import CommandProgress
+from touche_llm.cli.stages import until_interrupted
+from touche_llm.data.io import check_output
+from touche_llm.errors import UsageError
+from touche_llm.llm.cache import Cache, CacheMode
+from touche_llm.llm.checks import ServerCheck
+from touche_llm.llm.settings import CacheConfig, EngineConfig, SamplingConfig
+from touche_llm.pipeline.context import list_schemas
+from touche_llm.pipeline.corpora import LocalCorpus, open_local_corpus
+from touche_llm.pipeline.dense_corpus import DenseCorpus
+from touche_llm.prompts.purposes import load_named
+from touche_llm.retrieval.dense import DenseSettings, find_dense_problem
+from touche_llm.retrieval.elasticsearch_index import load_corpus
+from touche_llm.retrieval.settings import ElasticsearchSettings, RetrieverConfig
+from touche_llm.tasks import DEFAULT_TASK, find_dataset_task, get_task
+from touche_llm.tasks.base import Task
+
+_MARKS = {True: "yes", False: "no", None: "?"}
+
+
+@s.takes_settings(
+    *(f"engine.{name}" for name in ("model", "context", "tokenizer", "request_timeout")),
+    "sampling.logprobs",
+    "sampling.system_message",
+)
+def doctor(
+    given: s.Given,
+    url: Annotated[str, typer.Argument(metavar="URL", help="Address of the server, as http://127.0.0.1:8000.")],
+    thorough: Annotated[
+        bool, typer.Option("--thorough", help="Also repeat a request sixty times, to see if its answers differ.")
+    ] = False,
+    output: FormatOption = Format.TABLE,
+) -> None:
+    """Check what a server can do, and name the options for the rest.
+
+    Sends about fifteen short requests. Exit code 1 if a run is impossible.
+    """
+    engine = s.validate(EngineConfig, {**given, "engine.base_url": url}, "engine")
+    sampling = s.validate(SamplingConfig, given, "sampling")
+    checks = until_interrupted(_examine(engine, sampling, thorough), lambda: "nothing was stored")
+    if output is Format.TABLE:
+        _show(checks)
+    else:
+        print_rows(output, [asdict(check) | {"remedy": s.name_options(check.remedy)} for check in checks])
+    if any(check.is_blocking for check in checks):
+        say(output, f"{url}: a run could not be made")
+        raise typer.Exit(1)
+    say(output, f"{url}: a run can be made")
+
+
+async def _examine(engine: EngineConfig, sampling: SamplingConfig, is_thorough: bool) -> list[ServerCheck]:
+    # Imported here because the HTTP libraries are slow to load.
+    from touche_llm.llm.chat import ChatServer
+    from touche_llm.llm.doctor import count_steps, examine
+
+    async with ChatServer(
+        engine.base_url,
+        concurrency=engine.concurrency,
+        request_timeout=engine.request_timeout,
+        chat_template_kwargs=sampling.chat_template_kwargs,
+    ) as server:
+        _, prompt = load_named(get_task(DEFAULT_TASK), "judge")
+        schemas, progress = list_schemas([prompt]), CommandProgress()
+        with progress.stage("checking the server", count_steps(is_thorough=is_thorough)) as step:
+            return await examine(server, engine, sampling, schemas, progress.warn, step, is_thorough=is_thorough)
+
+
+def _show(checks: list[ServerCheck]) -> None:
+    columns = [Column("check", is_text=True), Column("ok", is_text=True), Column("found", cut=16)]
+    show_table(columns, [(check.name, _MARKS[check.is_ok], check.value) for check in checks], width=80)
+    for check in checks:
+        if not check.is_ok:
+            parts = [check.value, check.cost, s.name_options(check.remedy)]
+            show_lines([f"{check.name}: {'; '.join(part for part in parts if part)}"], indent=2)
+
+
+CacheFile = Annotated[Path, typer.Option("--cache", help="The cache.")]
+_DEFAULT_CACHE = CacheConfig().file
+
+cache_app = typer.Typer(no_args_is_help=True, help="Inspect an answer cache, export and import cassettes.")
+
+
+@cache_app.command()
+def stats(cache: CacheFile = _DEFAULT_CACHE, output: FormatOption = Format.TABLE) -> None:
+    """Count the entries by kind, model and prompt."""
+    o.require_cache(cache)
+    names = ("kind", "model", "prompt", "version", "hash", "entries")
+    with Cache(cache, CacheMode.REPLAY) as opened:
+        counts = opened.count_entries()
+    if output is not Format.TABLE:
+        print_rows(output, [dict(zip(names, row, strict=True)) for row in counts], names)
+        return
+    columns = [Column(name, is_text=True, drop=drop) for name, drop in zip(names[:-1], (0, 0, 0, 1, 2), strict=True)]
+    rows = ((*("" if value is None else str(value) for value in row), f"{count:,}") for *row, count in counts)
+    show_table([*columns, Column("entries")], rows)
+
+
+@cache_app.command("export")
+def export_(
+    out: Annotated[Path, typer.Argument(metavar="FILE", help="The cassette to write, a .jsonl file.")],
+    cache: CacheFile = _DEFAULT_CACHE,
+    overwrite: o.OverwriteOption = False,
+    output: FormatOption = Format.TABLE,
+) -> None:
+    """Write all entries as JSON Lines sorted by key: a cassette, to be kept with a run or a test."""
+    o.require_cache(cache)
+    if out.suffix != ".jsonl":
+        raise UsageError(f"{out}: a cassette ends in .jsonl")
+    check_output(out, overwrite, [cache])
+    with Cache(cache, CacheMode.REPLAY) as opened:
+        entries = opened.export_cassette(out)
+    print_result(output, f"{entries:,} entries written to {out}", {"file": out, "entries": entries})
+
+
+@cache_app.command("import")
+def import_(
+    cassette: Annotated[Path, typer.Argument(metavar="FILE", help="The cassette to read.")],
+    cache: CacheFile = _DEFAULT_CACHE,
+    output: FormatOption = Format.TABLE,
+) -> None:
+    """Add the entries of a cassette to a cache: all of them, or none if one does not fit."""
+    o.require_cache(cassette)
+    with Cache(cache) as opened:
+        new, known = opened.import_cassette(cassette)
+    sentence = f"{new:,} new entries in {cache}, {known:,} were there already"
+    print_result(output, sentence, {"file": cache, "new": new, "known": known})
+
+
+@s.takes_settings(
+    *("task", "dataset", "corpus", "index", "skip_bad_lines", "retriever", "elasticsearch", "dense"),
+    without=("retriever.query",),
+    max_listed=14,
+)
+def index(given: s.Given, values: s.SetOption = None, output: FormatOption = Format.TABLE) -> None:
+    """Store a corpus and build its BM25 index. Does nothing if both exist and are up to date.
+
+    With `--retriever dense` or `hybrid` a model embeds the documents, with `--retriever elasticsearch` they are loaded
+    into an index there; what was stopped resumes.
+    """
+    inputs = s.read_inputs(given)
+    dataset, corpus = inputs.dataset, inputs.documents
+    if corpus is None:
+        raise UsageError("index: missing --corpus or --dataset; see touche-llm index --help")
+    task = get_task(given.get("task") or (find_dataset_task(dataset) if dataset else DEFAULT_TASK))
+    settings, skip = s.validate(RetrieverConfig, given, "retriever"), given.get("skip_bad_lines", False)
+    if settings.name == "elasticsearch":
+        if "index" in given or given.get("retriever.method", "lucene") != "lucene":
+            raise UsageError("--retriever elasticsearch: stores the index itself and scores as --bm25-method lucene")
+        if dataset is not None:
+            raise UsageError("--dataset: cannot be loaded into Elasticsearch; give its file as --corpus")
+        _load_elasticsearch(task, settings, given, values or [], output)
+        return
+    if settings.name in ("chatnoir", "okapi"):
+        raise UsageError(f"--retriever {settings.name}: needs no index; give bm25, dense, hybrid or elasticsearch")
+    if any(name.startswith("elasticsearch.") for name in given):
+        raise UsageError("--elasticsearch, --elasticsearch-index: only with --retriever elasticsearch")
+    dense = _read_dense(settings, task, given, values or [])
+    progress = CommandProgress()
+    with open_local_corpus(
+        corpus, inputs.index, task, skip_bad_lines=skip, warn=progress.warn, retriever=settings
+    ) as opened:
+        if settings.name != "dense":
+            opened.open_first_stages()
+        if dense is not None:
+            _embed(opened, dense, progress)
+        store = opened.store
+        documents, sentences = len(store), len(store.parts)
+        parts = f" and their {sentences:,} sentences" if sentences else ""
+        sentence = f"{documents:,} documents of {corpus}{parts} are indexed in {store.folder}"
+        row = {"corpus": corpus, "documents": documents, "sentences": sentences or None, "folder": store.folder}
+        print_result(output, sentence, row)
+
+
+def _read_dense(retriever: RetrieverConfig, task: Task, given: s.Given, values: list[str]) -> DenseSettings | None:
+    """Return the settings of the vectors; None for a retriever without vectors, which has no such options."""
+    if not retriever.is_dense:
+        if values or any(name.startswith("dense.") for name in given):
+            raise UsageError(
+                "--embeddings-url, --embeddings-model, --embeddings-preset, --set: only with vectors, as "
+                "--retriever dense or hybrid, or --set with elasticsearch"
+            )
+        return None
+    if problem := find_dense_problem(task):
+        raise UsageError(problem)
+    return s.validate(DenseSettings, given | _read_assigned(values, "dense"), "dense")
+
+
+def _embed(corpus: LocalCorpus, settings: DenseSettings, progress: CommandProgress) -> None:
+    """Embed the documents of a corpus that have no vector."""
+    work = DenseCorpus(corpus, settings, CacheConfig(mode=CacheMode.OFF), progress).embed()
+    until_interrupted(work, lambda: "the vectors so far are stored; the same command resumes")
+
+
+def _read_assigned(values: list[str], section: str) -> dict[str, Any]:
+    """Return the values of `--set`; raise UsageError for a setting of another section."""
+    assigned = s.set_values(values, "index")
+    for name in assigned:
+        if name.partition(".")[0] != section:
+            raise UsageError(f"--set {name:.80}: not used here; only settings under `{section}` are")
+    return assigned
+
+
+def _load_elasticsearch(
+    task: Task, retriever: RetrieverConfig, given: s.Given, values: list[str], output: Format
+) -> None:
+    """Load a corpus into Elasticsearch; `values` are those of `--set`, for the section `elasticsearch`."""
+    if task.reads_arguments:
+        what = "arguments of args.me" if task.sentence_question is None else "pairs of sentences"
+        raise UsageError(f"--retriever elasticsearch: {task.name} ranks {what}; use bm25")
+    settings = s.validate(ElasticsearchSettings, given | _read_assigned(values, "elasticsearch"), "elasticsearch")
+    corpus = given["corpus"]
+    load = load_corpus(
+        corpus,
+        task.read_corpus,
+        settings,
+        k1=retriever.k1,
+        b=retriever.b,
+        skip_bad_lines=given.get("skip_bad_lines", False),
+        warn=CommandProgress().warn,
+    )
+    documents = asyncio.run(load).documents
+    sentence = f"{documents:,} documents of {corpus} are in {settings.url}, index {settings.index}"
+    row = {"corpus": corpus, "documents": documents, "url": settings.url, "index": settings.index}
+    print_result(output, sentence, row)

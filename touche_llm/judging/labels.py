@@ -1,0 +1,288 @@
+"""Grades and stances from the probabilities of labels."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import (
+    BeforeValidator,
+    Field,
+    SerializerFunctionWrapHandler,
+    ValidationError,
+    model_serializer,
+    model_validator,
+)
+
+from touche_llm.data.io import open_atomic
+from touche_llm.data.records import Judgment, Reading
+from touche_llm.data.settings import Option, Section, read_values, to_yaml
+from touche_llm.data.trec_runs import NO_STANCE_COLUMN
+from touche_llm.errors import DataError, UsageError, describe_first_problem
+from touche_llm.llm.answers import get_labels
+from touche_llm.tasks.base import Question, Task
+from touche_llm.tasks.definition import FIRST_STAGE, Scale
+
+
+def check_judgments(judgments: Iterable[Judgment], question: Question, place: object) -> None:
+    """Raise DataError if a judgment has an aspect, a grade or a label that the question does not have.
+
+    Args:
+        judgments: Judgments by answers to the question, or inherited from such.
+        question: Question of the task.
+        place: File or argument with the judgments, for errors.
+    """
+    labels = get_labels(question.answer)
+    names = {field: [str(label) for label in allowed] for field, allowed in labels.items()}
+    grades = {field: [int(label) for label in labels[field]] for field in question.grades}
+    stances = names.get("stance", [NO_STANCE_COLUMN])
+    for judgment in judgments:
+        if problem := _find_foreign_value(judgment, grades, names, stances):
+            raise DataError(
+                f"{place}: topic {judgment.topic_id}, document {judgment.document_id}: {problem}; judge it again"
+            )
+
+
+def _find_foreign_value(
+    judgment: Judgment,
+    grades: Mapping[str, Sequence[int]],
+    names: Mapping[str, Sequence[str]],
+    stances: Sequence[str],
+) -> str | None:
+    """Return the problem of the first value that the question does not have; None if it has all."""
+    for aspect, grade in judgment.grades.items():
+        if aspect not in grades:
+            return f"grade of {aspect!r:.40}; the task grades {', '.join(grades)}"
+        if not min(grades[aspect]) <= grade <= max(grades[aspect]):
+            return f"{aspect} {grade:g}; expected {min(grades[aspect])} to {max(grades[aspect])}"
+    if judgment.stance not in stances:
+        return f"stance {judgment.stance!r:.40}; expected {', '.join(stances)}"
+    for field, reading in judgment.readings.items():
+        if field not in names:
+            return f"reading of {field!r:.40}; the answer has {', '.join(names)}"
+        for label in (str(reading.answered), *reading.shares):
+            if label not in names[field]:
+                return f"{field} {label!r:.40} in the answer; expected {', '.join(names[field])}"
+    return None
+
+
+def combine_grades(
+    judgment: Judgment,
+    weights: Mapping[str, float],
+    scales: Mapping[str, Scale],
+    first_stage: float | None = None,
+) -> float:
+    """Return the weighted mean of a judgment's grades and, if given, of the first-stage score, from 0 to 1.
+
+    A grade counts as its share of the scale. The mean is 0 if the weights of all its parts are 0.
+    """
+    parts = {name: scales[name].to_share(grade) for name, grade in judgment.grades.items()}
+    if first_stage is not None:
+        parts[FIRST_STAGE] = first_stage
+    total = sum(weights[name] for name in parts)
+    return sum(weights[name] * value for name, value in parts.items()) / total if total else 0.0
+
+
+def mean_off_label_mass(judgments: Iterable[Judgment]) -> float | None:
+    """Return the mean probability outside the labels over all fields of judgments; None without probabilities."""
+    masses = [
+        reading.off_label_mass
+        for judgment in judgments
+        for reading in judgment.readings.values()
+        if reading.off_label_mass is not None
+    ]
+    return round(sum(masses) / len(masses), 6) if masses else None
+
+
+StancePrompt = Literal["shared", "own", "both_orders"]
+# A topic's id; YAML reads `12` as a number.
+_TopicId = Annotated[str, Field(coerce_numbers_to_str=True)]
+
+
+def _restore_no(values: Any) -> Any:
+    """Restore the name `NO`, which YAML reads as false without quotation marks."""
+    if not isinstance(values, dict) or False not in values:
+        return values
+    if "NO" in values:
+        raise ValueError("NO occurs twice, once without quotation marks; leave one out")
+    return {"NO" if name is False else name: value for name, value in values.items()}
+
+
+def translate_settings(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return settings by their current names; before version 0.2 the depth was 0 for no stance prompt.
+
+    Raises:
+        ValueError: Whether to send both orders is no truth value.
+    """
+    kept = {name: value for name, value in values.items() if name != "both_orders"}
+    both, depth = values.get("both_orders"), values.get("depth")
+    if both not in (None, True, False):
+        raise ValueError("both_orders: no truth value; give `prompt: both_orders` or `prompt: own`")
+    if depth == 0 and type(depth) is int:
+        del kept["depth"]
+        return {**kept, "prompt": "shared"}
+    if "prompt" not in values and (both is not None or depth is not None):
+        return {**kept, "prompt": "own" if both is False else "both_orders"}
+    return kept
+
+
+class StanceSettings(Section):
+    """Settings of stance detection.
+
+    Attributes:
+        prompt: Prompt whose answers give the stance: `shared`, that of the judge prompt; `own`, that of the stance
+            prompt for the best documents; `both_orders`, the same with the two objects in both orders, of which the
+            mean is taken, if the task has objects.
+        depth: Number of documents per topic, best first, that the stance prompt labels. The others keep the
+            probabilities of the judge prompt.
+        thresholds: For labels that take no side, the share (0 to 1) from which they are chosen, see `choose_stance`.
+        calibrated_on: Ids of the topics that the thresholds were fitted on; empty if they were chosen by hand.
+        calibrated_for: Name, version and hash of the prompt whose probabilities the thresholds were fitted on.
+    """
+
+    prompt: Annotated[
+        StancePrompt,
+        Option(
+            "--stance-prompt",
+            "Prompt of the stance: shared (the judge prompt), own, or both_orders (own, objects in both orders)",
+            "Judging",
+            metavar="NAME",
+        ),
+    ] = "shared"
+    depth: Annotated[
+        int, Option("--stance-depth", "Best documents per topic that a stance prompt of its own labels", "Judging")
+    ] = Field(20, ge=1)
+    thresholds: Annotated[
+        dict[str, Annotated[float, Field(ge=0.0, le=1.0)]],
+        BeforeValidator(_restore_no),
+        Option("--thresholds", "Stance thresholds, as written by `touche-llm calibrate`", "Ranking", is_file=True),
+    ] = {}
+    calibrated_on: tuple[_TopicId, ...] = ()
+    calibrated_for: str = ""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _translate(cls, values: Any) -> Any:
+        if not isinstance(values, dict):
+            return values
+        if values.get("prompt") == "shared" and values.get("depth"):
+            raise ValueError("depth: a shared prompt labels all documents; give `prompt: own` or `prompt: both_orders`")
+        return translate_settings(values)
+
+    @model_serializer(mode="wrap")
+    def _leave_out(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        values: dict[str, Any] = serialize(self)
+        return {name: value for name, value in values.items() if name != "depth" or self.prompt != "shared"}
+
+    @property
+    def prompt_depth(self) -> int:
+        """Number of documents per topic that the stance prompt labels; 0 if it is not used."""
+        return 0 if self.prompt == "shared" else self.depth
+
+
+def combine_position(position: Reading, side: Reading, labels: Sequence[str], without: str) -> Reading:
+    """Return the reading of a stance: the probability of YES times that of each side, or the probability of NO.
+
+    The side is read after the position that the model wrote, so for a document with an unlikely position it is the side
+    to which the document leans.
+
+    Args:
+        position: Reading of YES or NO.
+        side: Reading of the labels that an answer with the position YES can have.
+        labels: All labels, in the order of the result.
+        without: The label of documents without a position.
+    """
+    answered = without if position.answered == "NO" else side.answered
+    if position.probabilities is None or side.probabilities is None:
+        return Reading(answered=answered)
+    yes, no = position.probabilities["YES"], position.probabilities["NO"]
+    shares = {label: no if label == without else yes * side.probabilities[label] for label in labels}
+    inside = (1.0 - (position.off_label_mass or 0.0)) * (1.0 - (side.off_label_mass or 0.0))
+    return Reading(
+        answered=answered,
+        probabilities={label: round(share, 9) for label, share in shares.items()},
+        off_label_mass=round(1.0 - inside, 9),
+        shared=max(position.shared or 0.0, side.shared or 0.0),
+    )
+
+
+def choose_stance(probabilities: Mapping[str, float], thresholds: Mapping[str, float], task: Task) -> str:
+    """Choose the label of a document from the probabilities.
+
+    The labels of `task.no_stances` are tried in their order. A label with a threshold is chosen if its share of the
+    probability of all labels not yet ruled out reaches the threshold, and is ruled out otherwise; a label without a
+    threshold stays in. Of the remaining labels the most probable is chosen, of equal ones the first in
+    `task.stances`. Without thresholds that is the most probable label of all. The rule is our own.
+
+    Args:
+        probabilities: Probability of each label of `task.stances`, not all 0.
+        thresholds: Thresholds by label of `task.no_stances`, from 0 to 1.
+        task: Task with the labels.
+
+    Raises:
+        UsageError: A threshold belongs to a label that is not in `task.no_stances`.
+    """
+    row = np.array([[probabilities[label] for label in task.stances]])
+    return task.stances[int(choose_stances(row, thresholds, task)[0])]
+
+
+def choose_stances(
+    probabilities: NDArray[np.float64], thresholds: Mapping[str, float | NDArray[np.float64]], task: Task
+) -> NDArray[np.intp]:
+    """Apply the rule of `choose_stance` to many documents, and to many thresholds at once.
+
+    Args:
+        probabilities: Array (documents, labels), with labels in the order of `task.stances`.
+        thresholds: Numbers, or arrays that are broadcast against (documents,), such as one of shape (thresholds, 1).
+        task: Task with the labels.
+
+    Returns:
+        Indices of the labels in `task.stances`, of the broadcast shape, (documents,) if all thresholds are numbers.
+
+    Raises:
+        UsageError: A threshold belongs to a label that takes a side or that the task does not have.
+    """
+    for label in thresholds:
+        if label not in task.no_stances:
+            known = ", ".join(task.no_stances) or "none"
+            raise UsageError(
+                f"stance.thresholds: {label!r:.40}: no threshold in {task.name}; thresholds are for {known}"
+            )
+    remaining = probabilities.copy()
+    chosen = []
+    for label in task.no_stances:
+        if label in thresholds:
+            place = task.stances.index(label)
+            chosen.append((place, remaining[:, place] >= thresholds[label] * remaining.sum(axis=1)))
+            remaining[:, place] = 0.0
+    # A label that is ruled out must not win even if all remaining labels have probability 0.
+    remaining[:, [place for place, _ in chosen]] = -1.0
+    decided: NDArray[np.intp] = remaining.argmax(axis=1)
+    for place, where in reversed(chosen):
+        decided = np.where(where, place, decided)
+    return decided
+
+
+def read_settings(path: Path) -> StanceSettings:
+    """Read the section `stance` of a configuration, as `touche-llm calibrate` writes it, and ignore the others.
+
+    Raises:
+        UsageError: The file cannot be read, has no such section, or has an invalid value in it.
+    """
+    values = read_values(path, "thresholds")
+    if not isinstance(values.get("stance"), dict):
+        raise UsageError(f"{path}: has no section `stance`; `touche-llm calibrate --out` writes one")
+    try:
+        return StanceSettings.model_validate(values["stance"])
+    except ValidationError as error:
+        raise UsageError(f"{path}: {describe_first_problem(error, 'stance')}") from error
+
+
+def write_thresholds(path: Path, thresholds: Mapping[str, float], topics: list[str], prompt: str) -> None:
+    """Write thresholds, with the topics and prompt that they were fitted on, as a configuration, atomically."""
+    values = {"stance": {"thresholds": dict(thresholds), "calibrated_on": topics, "calibrated_for": prompt}}
+    with open_atomic(path) as stream:
+        stream.write(to_yaml(values))

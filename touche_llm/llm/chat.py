@@ -1,0 +1,333 @@
+"""Engine on a server with an OpenAI-compatible interface."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import replace
+from enum import StrEnum
+from typing import Annotated, Any
+from uuid import uuid4
+
+import msgspec
+
+from touche_llm.data.records import Count, Malformed, decode_json
+from touche_llm.data.transport import BROKEN_TRIES
+from touche_llm.errors import EngineError
+from touche_llm.llm.answers import Layout, Token
+from touche_llm.llm.engine import BrokenReply, Completion, MissingLogprobs, Rejected, Transient
+from touche_llm.llm.http import HttpClient
+from touche_llm.llm.logprobs import LOGPROB_ROUNDING, overlaps, trim_alternatives
+from touche_llm.llm.request import Message, Origin, Request, Sampling, SystemPlace, place_system_message
+from touche_llm.llm.server_info import TokenCounter, VllmTokenCounter
+from touche_llm.llm.vllm_common import to_prompt
+
+
+class Delivery(StrEnum):
+    """Field of a request's body that makes a server enforce a JSON schema."""
+
+    STRUCTURED_OUTPUTS = "structured_outputs"
+    RESPONSE_FORMAT = "response_format"
+
+
+CHAT_PATH = "/v1/chat/completions"
+LOGPROBS_MISSING = (
+    "log-probabilities were requested, but none came; set sampling.logprobs to false if the server sends none"
+)
+# Alternatives below e^-25 change no stored probability; masked tokens have -9999.
+_MIN_LOGPROB = -25.0
+_WHITE_SPACE = b" \t\r\n"
+
+
+class _Alternative(msgspec.Struct, gc=False):
+    token: str
+    logprob: float
+
+
+class _Token(msgspec.Struct, gc=False):
+    token: str
+    logprob: float
+    spelled: list[Annotated[int, msgspec.Meta(ge=0, le=255)]] | None = msgspec.field(name="bytes", default=None)
+    # Decoded on demand: twenty per token, and few tokens belong to labels.
+    top_logprobs: msgspec.Raw = msgspec.Raw(b"[]")
+
+    @property
+    def alternatives(self) -> list[tuple[str, float]]:
+        """The most probable tokens at its place; raises Malformed."""
+        decoded = decode_json(self.top_logprobs, list[_Alternative])
+        return [(alternative.token, alternative.logprob) for alternative in decoded]
+
+
+class _Logprobs(msgspec.Struct, gc=False):
+    content: list[_Token] | None = None
+
+
+class _Message(msgspec.Struct, gc=False):
+    content: str | None = None
+    refusal: str | None = None
+    reasoning: str | None = None
+    reasoning_content: str | None = None
+
+
+class _Choice(msgspec.Struct, gc=False):
+    message: _Message
+    finish_reason: str | None = None
+    logprobs: _Logprobs | None = None
+
+    @property
+    def tokens(self) -> list[_Token]:
+        return (self.logprobs and self.logprobs.content) or []
+
+
+class _PromptDetails(msgspec.Struct, gc=False):
+    cached_tokens: Count | None = None
+
+
+class _Usage(msgspec.Struct, gc=False):
+    prompt_tokens: Count = 0
+    completion_tokens: Count = 0
+    # Sent by a server with --enable-prompt-tokens-details.
+    prompt_tokens_details: _PromptDetails | None = None
+
+    @property
+    def cached_tokens(self) -> int | None:
+        return self.prompt_tokens_details.cached_tokens if self.prompt_tokens_details else None
+
+    def __post_init__(self) -> None:
+        if self.cached_tokens is not None and self.cached_tokens > self.prompt_tokens:
+            raise ValueError(f"{self.cached_tokens} of {self.prompt_tokens} prompt tokens came from the prefix cache")
+
+
+class ChatReply(msgspec.Struct, gc=False):
+    """Chat completion; only the fields in use are decoded."""
+
+    choices: list[_Choice]
+    id: str | None = None
+    model: str | None = None
+    usage: _Usage = msgspec.field(default_factory=_Usage)
+    system_fingerprint: str | None = None
+
+    @property
+    def lacks_logprobs(self) -> bool:
+        """Whether it is an answer without alternatives for any token."""
+        choice = self.choices[0]
+        if choice.finish_reason != "stop" or choice.message.refusal or not (choice.message.content or "").strip():
+            return False
+        return all(bytes(token.top_logprobs) == b"[]" for token in choice.tokens)
+
+    def check(self) -> None:
+        """Decode also the alternatives, which are otherwise decoded on demand; raises Malformed."""
+        for choice in self.choices:
+            for token in choice.tokens:
+                decode_json(token.top_logprobs, list[_Alternative])
+
+
+def build_chat_body(request: Request, delivery: Delivery = Delivery.STRUCTURED_OUTPUTS) -> dict[str, Any]:
+    """Return the body of a request to `CHAT_PATH`, with the schema in the field that the server knows.
+
+    Raises:
+        EngineError: A line is requested of a server that enforces JSON schemas only.
+    """
+    sampling = request.sampling
+    body: dict[str, Any] = {
+        "model": request.model,
+        **to_prompt(request.messages),
+        "temperature": sampling.temperature,
+        "max_tokens": sampling.max_tokens,
+        "chat_template_kwargs": request.chat_template_kwargs,
+    }
+    if request.schema:
+        body[delivery.value] = _constrain(request.schema, delivery)
+    if sampling.top_logprobs:
+        body |= {"logprobs": True, "top_logprobs": sampling.top_logprobs}
+    if request.stop:
+        body["stop"] = list(request.stop)
+    return body
+
+
+def _constrain(schema: Mapping[str, Any], delivery: Delivery) -> dict[str, Any]:
+    # llama.cpp and LM Studio refuse `"items": false`. Without it, `maxItems` closes the array, and the reader refuses
+    # more elements; the key keeps it.
+    schema = {name: value for name, value in schema.items() if (name, value) != ("items", False)}
+    if delivery is Delivery.RESPONSE_FORMAT:
+        if schema["type"] == "string":
+            raise EngineError(
+                "the server enforces JSON schemas, but no regular expressions, which answers in the form `line` need; "
+                "use prompts with `form: array` in their front matter"
+            )
+        return {"type": "json_schema", "json_schema": {"name": "answer", "schema": schema, "strict": True}}
+    return {"regex": schema["pattern"]} if schema["type"] == "string" else {"json": schema}
+
+
+def read_completion(reply: ChatReply, layout: Layout | None = None) -> Completion:
+    """Return the completion in a reply, with the tokens of its values if their layout is given.
+
+    Raises:
+        Transient: The reply is incomplete.
+        MissingLogprobs: There is a layout, but no log-probabilities.
+    """
+    if not reply.choices:
+        raise Transient("server_error", "the reply has no choices", max_tries=BROKEN_TRIES)
+    choice = reply.choices[0]
+    if choice.finish_reason not in ("stop", "length", "content_filter"):
+        reason = f"the answer ended with {choice.finish_reason!r}"
+        raise Transient("server_error", reason, max_tries=BROKEN_TRIES)
+    if layout is not None and reply.lacks_logprobs:
+        raise MissingLogprobs("server_error", LOGPROBS_MISSING, max_tries=BROKEN_TRIES)
+    text = choice.message.content or ""
+    try:
+        tokens = _align_tokens(choice.tokens, text, layout)
+    except Malformed as error:
+        raise Transient("server_error", f"malformed alternatives: {error}", max_tries=BROKEN_TRIES) from error
+    return Completion(
+        text=text,
+        finish_reason=choice.finish_reason,
+        prompt_tokens=reply.usage.prompt_tokens,
+        completion_tokens=reply.usage.completion_tokens,
+        tokens=tokens,
+        refusal=choice.message.refusal,
+        reasoning=choice.message.reasoning or choice.message.reasoning_content,
+        fingerprint=reply.system_fingerprint,
+        cached_tokens=reply.usage.cached_tokens,
+    )
+
+
+def _align_tokens(sent: Sequence[_Token], text: str, layout: Layout | None) -> list[Token]:
+    """Return the tokens of the values, with their offsets in the answer.
+
+    White space is not compared: some tokenizers have it in their tokens but not in the tokens' texts. Tokens before
+    the answer (reasoning), after it (the end token) and of white space alone are left out. A log-probability that
+    rounding raised above 0 becomes 0; see `check_logprobs` for others.
+
+    Returns:
+        The tokens in order; empty if they do not spell the text.
+
+    Raises:
+        Malformed: The alternatives of a token have another form.
+    """
+    if layout is None:
+        return []
+    content = text.encode("utf-8", "replace")
+    places = [place for place, byte in enumerate(content) if byte not in _WHITE_SPACE]
+    pieces = [
+        (bytes(token.spelled or ()) or token.token.encode("utf-8", "replace")).translate(None, _WHITE_SPACE)
+        for token in sent
+    ]
+    start = b"".join(pieces).rfind(content.translate(None, _WHITE_SPACE))
+    if start < 0 or not places:
+        return []
+    found: list[Token] = []
+    spans = layout.find_values(text).values()
+    at = -start
+    for token, piece in zip(sent, pieces, strict=True):
+        if piece and 0 <= at < len(places) and overlaps(places[at], token.token, spans):
+            top = [
+                (alternative, logprob if logprob < 0.0 else _clip_rounding(logprob))
+                for alternative, logprob in token.alternatives
+                if logprob > _MIN_LOGPROB
+            ]
+            found.append(Token(at=places[at], token=token.token, logprob=_clip_rounding(token.logprob), top=top))
+        at += len(piece)
+    return found
+
+
+def _clip_rounding(logprob: float) -> float:
+    return 0.0 if 0.0 < logprob <= LOGPROB_ROUNDING else logprob
+
+
+class ChatServer(HttpClient):
+    """Engine that sends requests to a server. Use as an asynchronous context manager, and see `startup.connect`.
+
+    Attributes:
+        model: Name of the served model.
+        chat_template_kwargs: Switches of the chat template.
+        delivery: Field with which the server enforces a schema.
+        alternatives: Number of alternatives to request in place of fewer, if the server needs more to show the labels.
+        system_message: Where checks have the instructions.
+        counter: Counter of prompt tokens.
+    """
+
+    def __init__(
+        self,
+        base_url: str,
+        *,
+        concurrency: int,
+        request_timeout: float,
+        chat_template_kwargs: Mapping[str, Any],
+        restart: Callable[[], Awaitable[str]] | None = None,
+    ) -> None:
+        """Initialise the client like an `HttpClient`; nothing is sent yet."""
+        super().__init__(base_url, concurrency=concurrency, request_timeout=request_timeout, restart=restart)
+        self.chat_template_kwargs = dict(chat_template_kwargs)
+        self.delivery = Delivery.STRUCTURED_OUTPUTS
+        self.alternatives = 0
+        self.system_message: SystemPlace = "role"
+        self.choose("")
+        # True for vLLM, unless a proxy assigns ids of its own; None before the first reply.
+        self._repeats_ids: bool | None = None
+
+    def choose(self, model: str) -> None:
+        """Send requests to this model, and count tokens with the server."""
+        self.model = model
+        self.counter: TokenCounter = VllmTokenCounter(self, model, self.chat_template_kwargs)
+
+    async def complete(self, request: Request) -> Completion:
+        """Return the completion of a request.
+
+        Raises:
+            Transient, Rejected: The request failed.
+            EngineDeath: The server has died.
+            EngineError: Another model answers than before.
+        """
+        completion = read_completion(
+            await self.exchange(request), request.layout if request.sampling.top_logprobs else None
+        )
+        if self.alternatives and completion.tokens:
+            tokens = trim_alternatives(completion.tokens, request.schema, request.sampling.top_logprobs)
+            return replace(completion, tokens=tokens)
+        return completion
+
+    async def exchange(self, request: Request) -> ChatReply:
+        """Return the unprocessed reply to a request; raise as `complete` does."""
+        sent_id = uuid4().hex
+        body = build_chat_body(request, self.delivery) | {"request_id": sent_id}
+        if request.sampling.top_logprobs:
+            body["top_logprobs"] = max(request.sampling.top_logprobs, self.alternatives)
+        reply = await self.post(CHAT_PATH, body, ChatReply)
+        self._check_id(reply.id, sent_id)
+        self.check_model(reply.model, self.model)
+        return reply
+
+    def build_check(self, messages: tuple[Message, ...], schema: Mapping[str, Any], sampling: Sampling) -> Request:
+        """Return a request of a check of this server, which no cache stores."""
+        origin = Origin("check of the server", 0, "", "", None)
+        if messages[0].role == "system":
+            messages = place_system_message(messages, self.system_message)
+        return Request(messages, schema, sampling, self.model, "", self.chat_template_kwargs, origin)
+
+    async def count_tokens(self, messages: tuple[Message, ...]) -> int:
+        """Return the number of prompt tokens of a chat, template included."""
+        return await self.counter.count_tokens(messages)
+
+    async def render(self, messages: tuple[Message, ...], chat_template_kwargs: Mapping[str, Any]) -> str | None:
+        """Return the text of a prompt as the server renders it; None if the server does not show it."""
+        try:
+            return await self.counter.render(messages, chat_template_kwargs)
+        except BrokenReply:
+            return None
+        except Rejected as error:
+            if error.status == 404:
+                return None
+            raise
+
+    async def truncate(self, text: str, max_tokens: int) -> str:
+        """Return a prefix of `text` with about this many tokens."""
+        return await self.counter.truncate(text, max_tokens)
+
+    def _check_id(self, reply_id: str | None, sent_id: str) -> None:
+        """Raise Transient for a reply to another request, if the server repeats the ids of requests."""
+        is_same = reply_id is not None and reply_id.endswith(sent_id)
+        if self._repeats_ids is None:
+            self._repeats_ids = is_same
+        if self._repeats_ids and not is_same:
+            reason = f"the reply {reply_id!r:.100} belongs to another request; is a proxy out of step?"
+            raise Transient("server_error", reason)

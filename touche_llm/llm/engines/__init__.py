@@ -1,1 +1,0 @@
-"""Engines: the ways in which requests reach a model."""

@@ -1,0 +1,332 @@
+"""HTTP client of a server: slots, time limits, typed failures, bounded replies."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import html
+import os
+import re
+import resource
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from itertools import count
+from typing import Any, NamedTuple, Self, TypeVar
+
+import aiohttp
+import orjson
+
+from touche_llm.data.records import Malformed, decode_json
+from touche_llm.data.transport import BROKEN_TRIES, parse_retry_after, read_body
+from touche_llm.errors import EngineError
+from touche_llm.llm.concurrency import PRIORITY, BackoffSlots
+from touche_llm.llm.engine import BrokenReply, HealthMonitor, Rejected, Transient
+
+# Open files besides the connections: the cache, the index, outputs. macOS allows at most OPEN_MAX.
+_OTHER_FILES, _OPEN_MAX = 128, 10_240
+
+
+def allow_connections(wanted: int) -> int:
+    """Raise the limit of open files as far as `wanted` connections need; return how many connections it allows."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == resource.RLIM_INFINITY:
+        return wanted
+    files = min(wanted + _OTHER_FILES, _OPEN_MAX if hard == resource.RLIM_INFINITY else hard)
+    if soft < files:
+        soft = files
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    return max(min(wanted, soft - _OTHER_FILES), 1)
+
+
+class ConnectionPool(aiohttp.TCPConnector):
+    """Pool that closes connections on which the server sends data without a request.
+
+    aiohttp would take the data for the reply to the next request (its issue 13656), and store the label of one document
+    for another.
+    """
+
+    async def _get(self, *args: Any) -> Any:
+        while (connection := await super()._get(*args)) is not None:
+            if connection.protocol is not None and not connection.protocol.should_close:
+                break
+            connection.close()
+        return connection
+
+
+class QueueTimeout:
+    """Limit on the seconds that a server takes for a request, excluding its time in the queue.
+
+    Servers process requests in the order of arrival. The time of a request therefore restarts with each reply to an
+    earlier request, behind which it may have been queued. With 256 requests at a time and one reply every two seconds,
+    a request can wait 512 s without timing out. A server that sends no reply at all has as many seconds as for a single
+    request.
+    """
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds = seconds
+        # Start of the time of each request in flight, in the order of sending.
+        self._started: dict[int, float] = {}
+        self._numbers = count()
+
+    @asynccontextmanager
+    async def limit(self) -> AsyncIterator[None]:
+        """Send a request and read its reply in this block; raise TimeoutError when its time is over."""
+        loop, started, number = asyncio.get_running_loop(), self._started, next(self._numbers)
+        timer: asyncio.TimerHandle
+
+        def check() -> None:
+            nonlocal timer
+            end = started[number] + self.seconds
+            if end <= loop.time():
+                limit.reschedule(end)
+            else:
+                timer = loop.call_at(end, check)
+
+        async with asyncio.timeout(None) as limit:
+            started[number] = loop.time()
+            timer = loop.call_at(started[number] + self.seconds, check)
+            try:
+                yield
+                now = loop.time()
+                for later in started:
+                    if later > number:
+                        started[later] = now
+            finally:
+                timer.cancel()
+                del started[number]
+
+
+# The server reads its key from the same variable. The key is never written to a file.
+API_KEY_VARIABLE = "VLLM_API_KEY"
+_MAX_BODY = 16 * 2**20
+# Max characters of a reply that an error quotes, and max bytes that are searched for the title of a web page.
+_MAX_QUOTED, _MAX_TITLE, _MAX_PAGE_START = 300, 100, 10_000
+_HEALTH_SECONDS = 5.0
+_QUEUE = re.compile(r"^vllm:num_requests_(waiting|running)(?:\{[^}]*\})? (\S+)", re.MULTILINE)
+
+ReplyT = TypeVar("ReplyT")
+
+
+class Queue(NamedTuple):
+    """Requests of all clients at a server."""
+
+    waiting: int
+    running: int
+
+    def __str__(self) -> str:
+        return f"{self.waiting:,} requests wait and {self.running:,} run"
+
+
+class HttpClient:
+    """Client of one server. Use as an asynchronous context manager.
+
+    Attributes:
+        base_url: Address without `/v1`.
+        is_monitored: Whether a failure makes the client find out whether the server is dead; set it once the server
+            has answered, since before it may be the wrong address.
+        section: Section of the settings of the server, for messages.
+    """
+
+    section = "engine"
+
+    def __init__(
+        self,
+        base_url: str,
+        *,
+        concurrency: int,
+        request_timeout: float,
+        restart: Callable[[], Awaitable[str]] | None = None,
+    ) -> None:
+        """Initialise the client; nothing is sent yet.
+
+        Args:
+            base_url: Address, with or without `/v1`.
+            concurrency: Max number of requests at a time; fewer after 429, 503 and timeouts.
+            request_timeout: Seconds per request; see `QueueTimeout`.
+            restart: Starts the server again, once, if it dies, and returns its new address.
+        """
+        self.base_url = base_url.rstrip("/").removesuffix("/v1")
+        self.is_monitored = False
+        self._slots = BackoffSlots(allow_connections(concurrency))
+        self._timeout = QueueTimeout(request_timeout)
+        self._session: aiohttp.ClientSession | None = None
+        self._restart = restart
+        # Name of the model in the first reply; it can be an alias of the requested name.
+        self._reply_model: str | None = None
+        self._monitor = HealthMonitor(self._is_alive, None if restart is None else self._move)
+
+    async def __aenter__(self) -> Self:
+        key = os.environ.get(API_KEY_VARIABLE, "").strip()
+        if not (key.isascii() and key.isprintable()):
+            raise EngineError(f"{API_KEY_VARIABLE}: the key has a character that HTTP headers cannot hold")
+        self._session = aiohttp.ClientSession(
+            connector=ConnectionPool(limit=0),
+            timeout=aiohttp.ClientTimeout(total=None, connect=min(30.0, self._timeout.seconds)),
+            headers={"Authorization": f"Bearer {key}"} if key else {},
+        )
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        assert self._session is not None
+        await self._monitor.close()
+        await self._session.close()
+
+    async def get(self, path: str, reply: type[ReplyT]) -> ReplyT:
+        """Return the reply to a GET request, decoded; raise as `post` does."""
+        return _read(path, await self._call("GET", path, None), reply)
+
+    async def get_text(self, path: str) -> str:
+        """Return the reply to a GET request as text; raise as `post` does."""
+        return (await self._call("GET", path, None)).decode("utf-8", "replace")
+
+    async def post(self, path: str, body: dict[str, Any], reply: type[ReplyT]) -> ReplyT:
+        """Return the reply to a POST request, decoded.
+
+        Raises:
+            Transient, Rejected: The request failed.
+            EngineDeath: The server has died.
+            EngineError: The address is no URL, or a restart failed.
+        """
+        async with self._slots.hold(PRIORITY.get()):
+            await self._monitor.wait()
+            halvings = self._slots.halvings
+            try:
+                content = await self._call("POST", path, orjson.dumps(body))
+            except Transient as error:
+                if error.kind == "timeout":
+                    load = await self._describe_load()
+                    error.reason, error.is_busy = error.reason + load, bool(load)
+                if error.is_overload:
+                    self._slots.halve(halvings)
+                elif self.is_monitored:
+                    await self._monitor.check(error)
+                raise
+            self._slots.grow()
+        return _read(path, content, reply)
+
+    def check_model(self, reply_model: str | None, requested: str) -> None:
+        """Raise EngineError if another model replies than in the first reply; replies need not name their model."""
+        if reply_model is None:
+            return
+        if self._reply_model is None:
+            self._reply_model = reply_model
+        if reply_model != self._reply_model:
+            raise EngineError(
+                f"{self.base_url}: {reply_model!r:.200} answers now, {self._reply_model!r:.200} answered before; its "
+                f"answers are not stored under the name {requested!r}; serve one model and run the same command "
+                "again, or keep the new answers separate with `engine.revision`"
+            )
+
+    async def read_queue(self) -> Queue | None:
+        """Return the queue that vLLM reports, of all its engines; None for other servers."""
+        found = _QUEUE.findall(await self._peek("/metrics") or "")
+        sums = {kind: sum(int(float(value)) for name, value in found if name == kind) for kind, _ in found}
+        return Queue(**sums) if len(sums) == len(Queue._fields) else None
+
+    async def _describe_load(self) -> str:
+        """Return that the server is busy, if it answers other requests; else nothing."""
+        queue = await self.read_queue()
+        if queue is None and await self._peek("/v1/models") is None:
+            return ""
+        load = "it answers other requests" if queue is None else str(queue)
+        return f": the server is busy ({load}); wait, or give requests more time with `{self.section}.request_timeout`"
+
+    async def _peek(self, path: str) -> str | None:
+        """Return a reply that comes at once, without a retry; None if there is none."""
+        assert self._session is not None
+        try:
+            async with asyncio.timeout(_HEALTH_SECONDS), self._session.get(f"{self.base_url}{path}") as response:
+                content = await read_body(response, _MAX_BODY)
+                return content.decode("utf-8", "replace") if response.status < 400 else None
+        except (TimeoutError, aiohttp.ClientError, OSError):
+            return None
+
+    async def _is_alive(self) -> bool:
+        """Return whether the server shows a sign of life; one that is slow or has no `/health` does."""
+        assert self._session is not None
+        try:
+            async with asyncio.timeout(_HEALTH_SECONDS), self._session.get(f"{self.base_url}/health") as response:
+                return response.status < 500
+        except TimeoutError:
+            return True
+        except (aiohttp.ClientError, OSError):
+            return False
+
+    async def _move(self) -> None:
+        """Restart the server and send requests to its new address."""
+        assert self._restart is not None
+        self.base_url = await self._restart()
+
+    async def _call(self, method: str, path: str, body: bytes | None) -> bytes:
+        assert self._session is not None, "use the client as an asynchronous context manager"
+        headers = {"Content-Type": "application/json"}
+        try:
+            # A redirect would send the prompts and the key to another server.
+            async with (
+                self._timeout.limit(),
+                self._session.request(
+                    method, self.base_url + path, data=body, headers=headers, allow_redirects=False
+                ) as response,
+            ):
+                content = await read_body(response, _MAX_BODY)
+                if len(content) > _MAX_BODY:
+                    raise aiohttp.ClientPayloadError(f"a reply of more than {_MAX_BODY:,} bytes")
+                status, retry_after = response.status, parse_retry_after(response.headers.get("Retry-After"))
+                location = response.headers.get("Location", "")
+        except aiohttp.ClientConnectorError as error:
+            if error.errno in (errno.EMFILE, errno.ENFILE):
+                raise Transient("server_error", "too many open files (ulimit -n)", is_overload=True) from error
+            raise Transient("server_error", f"cannot connect ({error.strerror or error})") from error
+        except TimeoutError as error:
+            raise Transient("timeout", f"no answer within {self._timeout.seconds:g} s", is_overload=True) from error
+        except aiohttp.InvalidURL as error:
+            raise EngineError(
+                f"{self.base_url}: not a URL; give `engine.base_url` like http://127.0.0.1:8000"
+            ) from error
+        except (aiohttp.ClientError, OSError) as error:
+            reason = f"the connection broke: {type(error).__name__}: {_to_line(str(error))}"
+            raise Transient("server_error", reason) from error
+        if status in (408, 429) or status >= 500:
+            reason, is_overload = f"HTTP {status}: {_read_error(content)}", status in (429, 503)
+            raise Transient("server_error", reason, retry_after, is_overload=is_overload)
+        if status >= 400:
+            raise Rejected(status, f"HTTP {status} from {path}: {_read_error(content)}")
+        if status >= 300:
+            raise Rejected(
+                status,
+                f"HTTP {status} from {path}: a redirect to {location!r:.200}, and redirects are not followed; "
+                "give the server's own address with `engine.base_url`",
+            )
+        return content
+
+
+def _read(path: str, content: bytes, reply: type[ReplyT]) -> ReplyT:
+    try:
+        return decode_json(content, reply)
+    except Malformed as error:
+        reason = f"malformed reply from {path}: {_describe_page(content) or error}"
+        raise BrokenReply("server_error", reason, max_tries=BROKEN_TRIES) from error
+
+
+def _read_error(content: bytes) -> str:
+    """Return the message of an error reply, shortened."""
+    try:
+        message = orjson.loads(content)["error"]["message"]
+    except (orjson.JSONDecodeError, KeyError, TypeError):
+        message = _describe_page(content) or content[:_MAX_QUOTED].decode("utf-8", errors="replace")
+    return _to_line(str(message))
+
+
+def _to_line(text: str) -> str:
+    """Return the beginning of an untrusted text on one line."""
+    return " ".join(text[:_MAX_QUOTED].split())
+
+
+def _describe_page(content: bytes) -> str:
+    """Return a description of a reply that is a web page, with its title; empty for other replies."""
+    start = content[:_MAX_PAGE_START].decode("utf-8", errors="replace").lstrip("\ufeff \t\r\n")
+    if not start.lower().startswith(("<!doctype html", "<html", "<head", "<title")):
+        return ""
+    _, _, rest = start.partition("<title")
+    title = " ".join(html.unescape(rest.partition(">")[2].partition("<")[0]).split())
+    return f"a web page{f' ({title[:_MAX_TITLE]!r})' if title else ''}"

@@ -1,1 +1,0 @@
-"""First stage with ChatNoir, the search engine over ClueWeb22-B."""

@@ -1,1 +1,0 @@
-"""First stage in Elasticsearch."""
