@@ -16,7 +16,7 @@ PIP := -m pip --disable-pip-version-check -qq
 CHROMIUM := /usr/bin/chromium
 
 .PHONY: help setup demo test nightly nightly-faults nightly-vllm vllm serve-small model test-model test-vllm test-browser check format demo-cassette \
-	docs regress wheel test-wheel test-extras clean bench bench-small bench-serving-small mutants
+	docs regress wheel test-wheel test-extras clean bench bench-small bench-serving-small
 
 help:
 	@echo "make demo       set up what runs need, run every task on its sample, offline, and measure the runs"
@@ -30,7 +30,6 @@ help:
 	@echo "make docs       build the documentation in docs/_build/html"
 	@echo "make test-wheel build and check the distributions, and run the demo from an empty environment"
 	@echo "make test-extras install each extra alone in an empty environment and use its feature (part of make nightly)"
-	@echo "make mutants    change the code of each package in 200 places, one at a time, and count what the tests notice (hours)"
 	@echo "make bench-small run the benchmarks that need no vLLM at a small size: do they work?"
 	@echo "make bench      run them at the real sizes, which takes 30 to 40 minutes"
 
@@ -130,7 +129,7 @@ test-wheel: wheel
 	@sh tests/wheel/run.sh "$(PYTHON)" "$(abspath constraints.txt)" "$(abspath dist)"
 
 # Each extra in an empty environment of its own: about ten minutes. Not vllm and ray, with gigabytes of CUDA.
-EXTRAS ?= none plots chatnoir ir-datasets warc elasticsearch pyterrier tirex docs packaging mutants dev
+EXTRAS ?= none plots chatnoir ir-datasets warc elasticsearch pyterrier tirex docs packaging dev
 test-extras: wheel
 	@sh tests/extras/run.sh "$(PYTHON)" "$(abspath constraints.txt)" "$(abspath dist)" $(EXTRAS)
 
@@ -157,12 +156,5 @@ bench: $(STAMP) vllm
 	$(BIN)/python -m benchmarks.gpu --cpu --size tiny --vocabulary 4096 --topics 10 --depth 20
 	$(BIN)/python -m benchmarks.growth --write docs/explanation
 
-# Of some packages, or fewer of each: make mutants PACKAGES="ranking evaluation" MUTANTS=40
-PACKAGES ?=
-MUTANTS ?= 200
-mutants: $(STAMP)
-	@$(BIN)/python $(PIP) install --constraint constraints.txt --editable '.[dev,mutants]'
-	@nice -n 19 $(BIN)/python -m benchmarks.mutants --mutants $(MUTANTS) $(if $(PACKAGES),--packages $(PACKAGES))
-
 clean:
-	rm -rf $(VENV) $(VLLM_VENV) dist .mutants .touche-llm .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(VLLM_VENV) dist .touche-llm .mypy_cache .pytest_cache .ruff_cache .hypothesis

@@ -1,6 +1,9 @@
-"""Count the lines of each package: all lines, and lines of code without blanks, comments and docstrings.
+"""Measure the size of the package: lines, modules, the longest function and the most parameters, by room.
 
 python -m benchmarks.package_size [COMMIT ...]    # the working tree, compared with earlier commits
+
+Lines of code are those without blanks, comments and docstrings. Parameters are counted without `self` and `cls`; the
+signatures of commands in `cli`, whose parameters are options, count for nothing.
 """
 
 from __future__ import annotations
@@ -11,17 +14,58 @@ import subprocess
 import sys
 import tarfile
 import tokenize
-from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
+from typing import NamedTuple
 
 _ROOT = Path(__file__).parent.parent
 _PACKAGE = "touche_llm"
 _LAYOUT = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}
+_FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
+
+
+class Function(NamedTuple):
+    """A function with its number of lines and of parameters."""
+
+    lines: int
+    parameters: int
+    place: str
+
+
+@dataclass(frozen=True)
+class Module:
+    """The size of a module: all lines, lines of code, and its functions."""
+
+    room: str
+    lines: int
+    code: int
+    functions: list[Function]
+
+
+def measure(name: str, source: str) -> Module:
+    """Measure a module of the package by its path, `touche_llm/ROOM/NAME.py`."""
+    parts = Path(name).parts
+    room = parts[1] if len(parts) > 2 else "(top)"
+    nodes = [node for node in ast.walk(ast.parse(source)) if isinstance(node, _FUNCTIONS)]
+    functions = []
+    for node in nodes:
+        is_command = room == "cli" and _is_command(node)
+        start = node.body[0].lineno if is_command else node.lineno
+        functions.append(
+            Function(
+                (node.end_lineno or start) - start + 1,
+                0 if is_command else _count_parameters(node.args),
+                f"{name.removeprefix(f'{_PACKAGE}/')}: {node.name}",
+            )
+        )
+    return Module(room, source.count("\n"), count_code_lines(source), functions)
 
 
 def count_code_lines(source: str) -> int:
     """Return the number of lines that hold code."""
-    documented = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+    documented = (ast.Module, ast.ClassDef, *_FUNCTIONS)
     docstrings: set[int] = set()
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, documented) and ast.get_docstring(node, clean=False) is not None:
@@ -47,25 +91,37 @@ def read_sources(commit: str | None) -> dict[str, str]:
 
 
 def main() -> None:
-    """Print a table: a row for each package, and two columns for each version."""
-    versions = [*sys.argv[1:], None]
-    totals: list[Counter[str]] = []
-    codes: list[Counter[str]] = []
-    for commit in versions:
-        total, code = Counter[str](), Counter[str]()
-        for name, source in read_sources(commit).items():
-            parts = Path(name).parts
-            package = parts[1] if len(parts) > 2 else "(top)"
-            total[package] += source.count("\n")
-            code[package] += count_code_lines(source)
-        totals.append(total)
-        codes.append(code)
-    print(f"{'package':<16}" + "".join(f"{version or 'now':>12.10} {'code':>7}" for version in versions))
-    for counter in (*totals, *codes):
-        counter["all"] = sum(counter.values())
-    for package in [*sorted(set().union(*totals) - {"all"}), "all"]:
-        counts = zip(totals, codes, strict=True)
-        print(f"{package:<16}" + "".join(f"{total[package]:>12,} {code[package]:>7,}" for total, code in counts))
+    """Print two tables for each version: its rooms, and the largest of all modules and functions."""
+    for commit in (*sys.argv[1:], None):
+        print(f"{commit or 'now'}\n{'room':<14}{'lines':>8}{'code':>8}{'modules':>9}{'longest':>9}{'parameters':>12}")
+        modules = [measure(name, source) for name, source in read_sources(commit).items()]
+        rooms: dict[str, list[Module]] = {}
+        for module in sorted(modules, key=lambda module: module.room):
+            rooms.setdefault(module.room, []).append(module)
+        _print_rooms(rooms | {"all": modules})
+        functions = list(chain.from_iterable(module.functions for module in modules))
+        longest, widest = max(functions), max(functions, key=lambda function: function.parameters)
+        print(f"longest function: {longest.place}; most parameters: {widest.place}\n")
+
+
+def _print_rooms(rooms: Mapping[str, Sequence[Module]]) -> None:
+    for room, modules in rooms.items():
+        functions = [Function(0, 0, ""), *chain.from_iterable(module.functions for module in modules)]
+        cells = (sum(module.lines for module in modules), sum(module.code for module in modules), len(modules))
+        lines, code, count = (f"{cell:,}" for cell in cells)
+        longest = max(function.lines for function in functions)
+        widest = max(function.parameters for function in functions)
+        print(f"{room:<14}{lines:>8}{code:>8}{count:>9}{longest:>9}{widest:>12}")
+
+
+def _is_command(node: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
+    """Return whether parameters of a function are declared as options or arguments of the command line."""
+    return any(kind in ast.unparse(node.args) for kind in ("Option", "Argument"))
+
+
+def _count_parameters(arguments: ast.arguments) -> int:
+    named = [*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs]
+    return sum(argument.arg not in ("self", "cls") for argument in named)
 
 
 if __name__ == "__main__":

@@ -120,7 +120,6 @@ FEATURES: Mapping[str, Callable[[], None]] = {
     "dev": imports("hypothesis", "mypy", "playwright", "pytest", "tira"),
     "docs": imports("furo", "myst_parser", "sphinx", "sphinx_copybutton"),
     "packaging": imports("build", "check_wheel_contents", "twine"),
-    "mutants": imports("cosmic_ray", "coverage"),
 }
 # Gigabytes of CUDA: `make test-vllm` installs a build for the CPU instead.
 APART = {"vllm", "ray"}
