@@ -65,7 +65,7 @@ class Turns:
 def write_variants(folder: Path) -> dict[str, Path]:
     """Write the present prompt in each form; return the templates by the name of the variant."""
     variants = {_VERSION_1: _BEFORE}
-    for form in ("object", "array", _DEFAULT, "line"):
+    for form in ("object", "array", _DEFAULT):
         variants[form] = folder / f"{form}.jinja"
         variants[form].write_text(_PRESENT.read_text().replace(f"form: {_DEFAULT}", f"form: {form}"))
     return variants

@@ -21,7 +21,6 @@ from touche_llm.llm.answers import (
     Layout,
     build_schema,
     can_be_letters,
-    can_be_line,
     get_labels,
 )
 from touche_llm.llm.logprobs import Label, overlaps
@@ -30,7 +29,7 @@ from touche_llm.tasks import TASKS, get_task
 
 # Returns the texts of the tokens of a text.
 Tokenize = Callable[[str], list[str]]
-_FORMS = (AnswerForm.OBJECT, AnswerForm.ARRAY, AnswerForm.LETTERS, AnswerForm.LINE)
+_FORMS = (AnswerForm.OBJECT, AnswerForm.ARRAY, AnswerForm.LETTERS)
 # Their answers have other fields for each topic or number of documents.
 _SKIPPED = ("objects", "queries", "order")
 _DOCUMENTS = 10
@@ -99,12 +98,7 @@ def list_rows(tokenizers: Mapping[str, Tokenize]) -> Iterator[list[str]]:
     """Return a row for each form: its labels, and those that each tokenizer splits."""
     answers = list_answers()
     for form in _FORMS:
-        fitting = [
-            answer
-            for answer in answers.values()
-            if (form is not AnswerForm.LETTERS or can_be_letters(answer))
-            and (form is not AnswerForm.LINE or can_be_line(answer))
-        ]
+        fitting = [answer for answer in answers.values() if form is not AnswerForm.LETTERS or can_be_letters(answer)]
         count = len({label for answer in fitting for labels in get_labels(answer).values() for label in labels})
         row = [str(form), str(count)]
         for tokenize in tokenizers.values():

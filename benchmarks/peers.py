@@ -241,7 +241,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=at_least(1), default=3)
     parser.add_argument("--concurrency", type=at_least(1), default=64)
     parser.add_argument("--windows", type=parse_window, nargs="*", default=[(20, 10), (10, 5), (5, 2)])
-    forms = ["letters", "array", "line", "object"]
+    forms = ["letters", "array", "object"]
     parser.add_argument("--form", choices=forms, default=forms[0], help="Of our judge answer.")
     options = parser.parse_args()
     try:

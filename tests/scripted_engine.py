@@ -57,7 +57,7 @@ def spell(values: Values, layout: Layout) -> tuple[str, list[Token]]:
     quote = ""
     for frame, value in zip(before, values.values(), strict=True):
         shares = value if isinstance(value, Mapping) else {value: 1.0}
-        opening = '"' if isinstance(next(iter(shares)), str) and layout.form is not AnswerForm.LINE else ""
+        opening = '"' if isinstance(next(iter(shares)), str) else ""
         add([(quote + frame + opening, 0.0)])
         names = {label: abbreviate(label) if layout.form is AnswerForm.LETTERS else label for label in shares}
         top = [(str(names[label]), math.log(share)) for label, share in shares.items() if share]

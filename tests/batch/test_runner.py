@@ -10,14 +10,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import orjson
 import pytest
 
 from tests import batch_replies as b
 from tests.batch.conftest import Programs
 from touche_llm.batch import runner
-from touche_llm.batch.ray_job import ModelFacts, row_of
 from touche_llm.batch.runner import answer_file
 from touche_llm.errors import DataError, EngineError, UsageError
 from touche_llm.llm.settings import EngineConfig
@@ -226,12 +224,6 @@ async def test_the_job_sends_what_a_chat_template_and_a_server_would_make_of_a_r
         "top_k": 2,  # the model's own, which the request does not set
         "structured_outputs": {"json": orjson.dumps(schema).decode()},
     }
-
-
-def test_a_line_goes_to_ray_with_its_regular_expression() -> None:
-    body = {"max_tokens": 8, "structured_outputs": {"regex": "^[0-3] NO$"}}
-    row = row_of("k", np.array([1], np.int32), body, ModelFacts(1000, {}, (0,), "vllm"))
-    assert row["sampling_params"]["structured_outputs"] == {"regex": "^[0-3] NO$"}
 
 
 async def test_the_job_writes_a_response_to_each_request_also_where_vllm_or_the_template_refuses(place: Place) -> None:

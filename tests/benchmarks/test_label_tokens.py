@@ -11,7 +11,7 @@ from tests.answer_models import ComparativeJudgment
 from touche_llm.llm.answers import AnswerForm, get_labels
 
 
-@pytest.mark.parametrize("form", [AnswerForm.OBJECT, AnswerForm.ARRAY, AnswerForm.LINE])
+@pytest.mark.parametrize("form", [AnswerForm.OBJECT, AnswerForm.ARRAY])
 @pytest.mark.parametrize(
     ("pattern", "split"),
     [
@@ -29,7 +29,7 @@ def test_a_label_is_single_if_one_token_has_all_its_characters(
 
 def test_the_table_has_a_row_for_each_form_with_the_labels_of_all_prompts() -> None:
     rows = list(list_rows({"characters": list, "words": lambda text: re.findall(r"\w+|\W", text)}))
-    assert [row[0] for row in rows] == ["object", "array", "letters", "line"]
+    assert [row[0] for row in rows] == ["object", "array", "letters"]
     labels = {
         label for answer in list_answers().values() for allowed in get_labels(answer).values() for label in allowed
     }

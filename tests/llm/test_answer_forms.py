@@ -1,9 +1,8 @@
-"""Answers as JSON objects, JSON arrays and lines: their text, their values, and what is read from their tokens."""
+"""Answers as JSON objects, JSON arrays and letters: their text, their values, and what is read from their tokens."""
 
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Annotated, Any, Literal
@@ -15,7 +14,6 @@ from pydantic import Field
 
 from tests.answer_models import ComparativeJudgment
 from tests.llm.engines.test_server import question
-from touche_llm.errors import EngineError
 from touche_llm.llm.answers import (
     AnswerForm,
     AnswerModel,
@@ -24,7 +22,6 @@ from touche_llm.llm.answers import (
     Unusable,
     build_schema,
     can_be_letters,
-    can_be_line,
     count_alternatives,
     get_labels,
     list_fields,
@@ -48,11 +45,6 @@ class Order(AnswerModel):
     order: Annotated[str, Field(pattern="^[A-C](?: > [A-C]){2}$")]
 
 
-class Objects(AnswerModel):
-    first: Literal["tea", "iced tea"]
-    second: Literal["coffee"]
-
-
 # Free text has no fields.
 FORMS = [form for form in AnswerForm if form is not AnswerForm.TEXT]
 
@@ -67,7 +59,6 @@ def layout_of(model: type[AnswerModel], form: AnswerForm) -> Layout:
         (AnswerForm.OBJECT, '{"relevance":2,"quality":1,"stance":"NO"}'),
         (AnswerForm.ARRAY, '[2,1,"NO"]'),
         (AnswerForm.LETTERS, '[2,1,"N"]'),
-        (AnswerForm.LINE, "2 1 NO"),
     ],
 )
 def test_each_form_has_its_text_schema_and_spans(form: AnswerForm, text: str) -> None:
@@ -112,11 +103,6 @@ def test_a_form_is_read_back_and_no_other_form_is(form: AnswerForm, chosen: tupl
         (AnswerForm.LETTERS, '[1.0,1,"N"]', "outside_schema"),
         (AnswerForm.LETTERS, '[2,1,["N"]]', "outside_schema"),
         (AnswerForm.LETTERS, '{"relevance":2,"quality":1,"stance":"N"}', "outside_schema"),
-        (AnswerForm.LINE, "2 1", "outside_schema"),
-        (AnswerForm.LINE, "2 1 NO NO", "outside_schema"),
-        (AnswerForm.LINE, "2 4 NO", "outside_schema"),
-        (AnswerForm.LINE, "2 1 no", "outside_schema"),
-        (AnswerForm.LINE, " \n", "not_json"),
     ],
 )
 def test_another_text_is_a_typed_failure(form: AnswerForm, text: str, kind: str) -> None:
@@ -135,30 +121,6 @@ def test_any_text_gives_an_answer_or_a_typed_failure(form: AnswerForm, text: str
         assert unusable.kind in ("not_json", "outside_schema")
     else:
         assert set(value.model_dump()) == set(VALUES)
-
-
-def test_the_pattern_of_a_line_fits_the_answers_alone() -> None:
-    pattern = build_schema(ComparativeJudgment, AnswerForm.LINE)["pattern"]
-    assert re.fullmatch(pattern, "2 1 NO") and re.fullmatch(pattern, "0 3 NEUTRAL")
-    assert not any(re.fullmatch(pattern, text) for text in ("2 1", "4 1 NO", "2 1 NON", "2  1 NO", "21 NO"))
-    assert build_schema(Order, AnswerForm.LINE)["pattern"] == "^[A-C](?: > [A-C]){2}$"
-
-
-def test_values_with_spaces_are_no_line_unless_there_is_one() -> None:
-    assert can_be_line(ComparativeJudgment) and can_be_line(Order) and not can_be_line(Objects)
-    assert parse_answer("C > A > B", Order, AnswerForm.LINE).order == "C > A > B"
-    assert parse_answer('["iced tea","coffee"]', Objects, AnswerForm.ARRAY).first == "iced tea"
-    assert layout_of(Order, AnswerForm.LINE).find_values(" C > A > B\n") == {"order": (1, 10)}
-
-
-def test_a_label_that_begins_another_one_is_no_line() -> None:
-    class Unsure(AnswerModel):
-        stance: Literal["NO", "NOT_SURE"]
-
-    class Sure(AnswerModel):
-        stance: Literal["NO", "SURE"]
-
-    assert can_be_line(Sure) and not can_be_line(Unsure)
 
 
 def test_labels_with_the_same_first_letter_and_texts_have_no_letters() -> None:
@@ -195,29 +157,17 @@ def test_probabilities_do_not_depend_on_the_form(form: AnswerForm) -> None:
         assert reading.off_label_mass == pytest.approx(0.0, abs=1e-9)
 
 
-def test_a_label_that_begins_another_is_followed_in_a_line() -> None:
-    layout = layout_of(ComparativeJudgment, AnswerForm.LINE)
-    first = Token(at=4, token="N", logprob=math.log(0.8), top=[("N", math.log(0.8)), ("FIRST", math.log(0.2))])
-    second = Token(at=5, token="O", logprob=math.log(0.75), top=[("O", math.log(0.75)), ("EUTRAL", math.log(0.25))])
-    reading = read_label("2 1 NO", [first, second], layout, "stance", get_labels(ComparativeJudgment)["stance"], "NO")
-    assert reading.probabilities == pytest.approx({"FIRST": 0.2, "SECOND": 0.0, "NEUTRAL": 0.2, "NO": 0.6})
-
-
 def test_the_number_of_alternatives_depends_on_form_and_labels_alone() -> None:
     by_form = {form: count_alternatives(build_schema(Verdict, form)) for form in FORMS}
-    assert by_form == {AnswerForm.OBJECT: 20, AnswerForm.ARRAY: 8, AnswerForm.LETTERS: 8, AnswerForm.LINE: 8}
+    assert by_form == {AnswerForm.OBJECT: 20, AnswerForm.ARRAY: 8, AnswerForm.LETTERS: 8}
     assert count_alternatives(build_schema(Order, AnswerForm.ARRAY)) == 0
 
 
-def test_a_server_gets_a_schema_or_a_regular_expression() -> None:
-    array, line = (build_schema(ComparativeJudgment, form) for form in (AnswerForm.ARRAY, AnswerForm.LINE))
+def test_a_server_gets_the_schema() -> None:
+    array = build_schema(ComparativeJudgment, AnswerForm.ARRAY)
     request = replace(question(), schema=array)
     # llama.cpp refuses `"items": false`, which the key keeps: tests/llm/test_request.py has keys of stored answers.
     sent = {name: value for name, value in array.items() if name != "items"}
     assert array["items"] is False and sent.keys() >= {"prefixItems", "minItems", "maxItems"}
     assert build_chat_body(request)["structured_outputs"] == {"json": sent}
     assert build_chat_body(request, Delivery.RESPONSE_FORMAT)["response_format"]["json_schema"]["schema"] == sent
-    request = replace(request, schema=line)
-    assert build_chat_body(request)["structured_outputs"] == {"regex": line["pattern"]}
-    with pytest.raises(EngineError):
-        build_chat_body(request, Delivery.RESPONSE_FORMAT)

@@ -67,7 +67,7 @@ def test_a_good_prompt_of_one_s_own_has_no_findings(tmp_path: Path) -> None:
     assert checked(template(tmp_path, RULES + ANSWER, SHOWN + "{{ document }}")).findings == []
 
 
-@pytest.mark.parametrize("form", [AnswerForm.OBJECT, AnswerForm.ARRAY, AnswerForm.LINE])
+@pytest.mark.parametrize("form", [AnswerForm.OBJECT, AnswerForm.ARRAY])
 def test_fields_are_named_in_the_text_only_if_the_answer_names_them(form: AnswerForm, tmp_path: Path) -> None:
     unnamed = "Answer with how well it fits (0 to 3), how good it is (0 to 3) and FIRST, SECOND, NEUTRAL or NO."
     path = template(tmp_path, RULES + unnamed, SHOWN + "{{ document }}")

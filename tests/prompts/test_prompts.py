@@ -17,7 +17,7 @@ from tests.prompt_variants import load_prompt
 from touche_llm.data.records import Document, Topic
 from touche_llm.errors import PromptError
 from touche_llm.llm.answers import get_labels
-from touche_llm.prompts.purposes import list_judging_purposes, load, purposes_of
+from touche_llm.prompts.purposes import list_judging_purposes
 from touche_llm.tasks import TASKS, get_task, prompts_folder
 from touche_llm.tasks.base import Question
 from touche_llm.text.sanitize import sanitize
@@ -159,15 +159,6 @@ def test_a_template_that_is_not_as_it_should_be_is_told(
     name = template(tmp_path, body) if header is None else template(tmp_path, body, header)
     with raises_at(PromptError, f"{name}{location}", *values):
         load_prompt(TASK, name, "judge", ANY)
-
-
-def test_a_line_is_for_values_without_spaces(tmp_path: Path) -> None:
-    task = get_task("comparative")
-    text = (prompts_folder() / "comparative" / "objects.jinja").read_text()
-    path = tmp_path / "mine.jinja"
-    path.write_text(text.replace("answer: objects\n", "answer: objects\nform: line\n"))
-    with raises_at(PromptError, path, "`form: line`", "first"):
-        load(task, purposes_of(task)["objects"], str(path))
 
 
 def test_a_template_that_leaves_out_what_it_is_about_is_told(tmp_path: Path) -> None:

@@ -41,8 +41,7 @@ class _Request(JsonStruct, frozen=True, forbid_unknown_fields=False):
 
 
 class _StructuredOutputs(JsonStruct, frozen=True):
-    json: dict[str, Any] | None = None
-    regex: str | None = None
+    json: dict[str, Any]
 
 
 class _RayBody(_Body, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -21,22 +21,19 @@ from touche_llm.data.records import Attempt, Count, JsonStruct
 # Max characters of an untrusted text whose values are remembered.
 _MAX_CACHED_CHARS = 1000
 _ELEMENT = re.compile(rb'"(?:[^"\\]|\\.)*"|[^\s\[\],"]+')
-_WORD = re.compile(rb"\S+")
-_WHOLE = re.compile(rb"\S(?:.*\S)?", re.DOTALL)
 
 
 class AnswerForm(StrEnum):
-    """Form of an answer: `{"relevance":2,"stance":"PRO"}`, `[2,"PRO"]`, `[2,"P"]`, `2 PRO`, or any text."""
+    """Form of an answer: `{"relevance":2,"stance":"PRO"}`, `[2,"PRO"]`, `[2,"P"]`, or any text."""
 
     OBJECT = "object"
     ARRAY = "array"
     LETTERS = "letters"
-    LINE = "line"
     TEXT = "text"
 
 
 # By the type of the JSON Schema.
-_FORMS = {"object": AnswerForm.OBJECT, "array": AnswerForm.ARRAY, "string": AnswerForm.LINE}
+_FORMS = {"object": AnswerForm.OBJECT, "array": AnswerForm.ARRAY}
 
 
 def list_fields(schema: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
@@ -75,12 +72,10 @@ class Layout:
     @property
     def ends(self) -> str:
         """Characters that can follow a value."""
-        return {AnswerForm.OBJECT: ",}", AnswerForm.LINE: "", AnswerForm.TEXT: ""}.get(self.form, ",]")
+        return {AnswerForm.OBJECT: ",}", AnswerForm.TEXT: ""}.get(self.form, ",]")
 
     def spell_value(self, value: Any) -> str:
         """Return a value as it is written."""
-        if self.form is AnswerForm.LINE:
-            return str(value)
         return orjson.dumps(abbreviate(value) if self.form is AnswerForm.LETTERS else value).decode()
 
     @property
@@ -92,8 +87,6 @@ class Layout:
                 return ["{" + keys[0], *(f",{key}" for key in keys[1:]), "}"]
             case AnswerForm.ARRAY | AnswerForm.LETTERS:
                 return ["[", *("," for _ in self.fields[1:]), "]"]
-            case AnswerForm.LINE:
-                return ["", *(" " for _ in self.fields[1:]), ""]
             case AnswerForm.TEXT:
                 raise TypeError("a free text has no fields")
 
@@ -107,7 +100,7 @@ class Layout:
         """Return the spans of the values in the text of an answer, as byte offsets `(first, end)`.
 
         Fields whose values cannot be told from others are left out: keys that occur twice in an object, or all if an
-        array or a line has another number of values.
+        array has another number of values.
         """
         find = _find_values if len(text) <= _MAX_CACHED_CHARS else _find_values.__wrapped__
         return find(text, self)
@@ -120,10 +113,7 @@ def _find_values(text: str, layout: Layout) -> Mapping[str, tuple[int, int]]:
     if layout.form is AnswerForm.OBJECT:
         by_field = {field: list(_compile_value_pattern(field).finditer(content)) for field in layout.fields}
         return {field: matches[0].span(1) for field, matches in by_field.items() if len(matches) == 1}
-    # The value of a single field can have spaces.
-    line = _WORD if len(layout.fields) > 1 else _WHOLE
-    pattern = line if layout.form is AnswerForm.LINE else _ELEMENT
-    spans = [match.span() for match in pattern.finditer(content)]
+    spans = [match.span() for match in _ELEMENT.finditer(content)]
     return dict(zip(layout.fields, spans, strict=True)) if len(spans) == len(layout.fields) else {}
 
 
@@ -263,8 +253,7 @@ def get_labels(model: type[AnswerModel]) -> Mapping[str, tuple[int | str, ...]]:
 def build_schema(model: type[AnswerModel], form: AnswerForm = AnswerForm.OBJECT) -> Mapping[str, Any]:
     """Return the JSON Schema of an answer model in a form; all fields are required, in order.
 
-    The schema of a line is a string with a pattern, which a server gets as a regular expression; like that of an array,
-    it lists the fields in `prefixItems`, by their titles. That of a free text is empty.
+    That of an array lists the fields in `prefixItems`, by their titles. That of a free text is empty.
 
     Raises:
         TypeError: The form is `letters`, and labels of a field begin with the same one or a field has none, which is a
@@ -284,29 +273,7 @@ def build_schema(model: type[AnswerModel], form: AnswerForm = AnswerForm.OBJECT)
     if form is AnswerForm.OBJECT:
         return {"type": "object", "properties": fields, "required": list(fields), "additionalProperties": False}
     parts = [{"title": name, **field} for name, field in fields.items()]
-    if form in (AnswerForm.ARRAY, AnswerForm.LETTERS):
-        return {"type": "array", "prefixItems": parts, "items": False, "minItems": len(parts), "maxItems": len(parts)}
-    patterns = [
-        f"(?:{'|'.join(re.escape(str(label)) for label in labels[name])})"
-        if name in labels
-        else str(fields[name]["pattern"]).removeprefix("^").removesuffix("$")
-        for name in fields
-    ]
-    return {"type": "string", "pattern": f"^{' '.join(patterns)}$", "prefixItems": parts}
-
-
-def can_be_line(model: type[AnswerModel]) -> bool:
-    """Return whether an answer can be a line.
-
-    No label of a field must begin another one, since nothing in a line ends it; the values of several fields must have
-    no spaces.
-    """
-    labels = get_labels(model)
-    for allowed in labels.values():
-        if any(one != other and str(other).startswith(str(one)) for one in allowed for other in allowed):
-            return False
-    has_spaces = any(len(str(label).split()) != 1 for allowed in labels.values() for label in allowed)
-    return len(model.model_fields) == 1 or (len(labels) == len(model.model_fields) and not has_spaces)
+    return {"type": "array", "prefixItems": parts, "items": False, "minItems": len(parts), "maxItems": len(parts)}
 
 
 def can_be_letters(model: type[AnswerModel]) -> bool:
@@ -350,7 +317,7 @@ def _parse(text: str, model: type[AnswerModel], form: AnswerForm) -> AnswerModel
         return model.model_validate({"text": text.encode("utf-8", errors="replace").decode()})
     if not text.strip():
         raise Unusable("not_json", "the answer is empty", text)
-    values: Any = _split_line(text, labels, len(model.model_fields)) if form is AnswerForm.LINE else _read_json(text)
+    values = _read_json(text)
     if form is not AnswerForm.OBJECT:
         if not isinstance(values, list) or len(values) != len(model.model_fields):
             raise Unusable("outside_schema", f"expected {len(model.model_fields)} values in {form} form", text)
@@ -390,13 +357,3 @@ def _expand_letters(
         name: next((label for label in labels[name] if abbreviate(label) == value and type(label) is type(value)), None)
         for name, value in values.items()
     }
-
-
-def _split_line(text: str, labels: Mapping[str, tuple[int | str, ...]], number: int) -> list[int | str]:
-    """Return the values in a line, of which the names of labels become the labels."""
-    # The value of a single field can have spaces.
-    words = text.split() if number > 1 else [text.strip()]
-    named = [{str(label): label for label in allowed} for allowed in labels.values()] or [{}]
-    if len(words) != number:
-        return []
-    return [by_name.get(word, word) for word, by_name in zip(words, named, strict=True)]

@@ -12,7 +12,6 @@ import msgspec
 
 from touche_llm.data.records import Count, Malformed, decode_json
 from touche_llm.data.transport import BROKEN_TRIES
-from touche_llm.errors import EngineError
 from touche_llm.llm.answers import Layout, Token
 from touche_llm.llm.engine import BrokenReply, Completion, MissingLogprobs, Rejected, Transient
 from touche_llm.llm.http import HttpClient
@@ -122,11 +121,7 @@ class ChatReply(msgspec.Struct, gc=False):
 
 
 def build_chat_body(request: Request, delivery: Delivery = Delivery.STRUCTURED_OUTPUTS) -> dict[str, Any]:
-    """Return the body of a request to `CHAT_PATH`, with the schema in the field that the server knows.
-
-    Raises:
-        EngineError: A line is requested of a server that enforces JSON schemas only.
-    """
+    """Return the body of a request to `CHAT_PATH`, with the schema in the field that the server knows."""
     sampling = request.sampling
     body: dict[str, Any] = {
         "model": request.model,
@@ -149,13 +144,8 @@ def _constrain(schema: Mapping[str, Any], delivery: Delivery) -> dict[str, Any]:
     # more elements; the key keeps it.
     schema = {name: value for name, value in schema.items() if (name, value) != ("items", False)}
     if delivery is Delivery.RESPONSE_FORMAT:
-        if schema["type"] == "string":
-            raise EngineError(
-                "the server enforces JSON schemas, but no regular expressions, which answers in the form `line` need; "
-                "use prompts with `form: array` in their front matter"
-            )
         return {"type": "json_schema", "json_schema": {"name": "answer", "schema": schema, "strict": True}}
-    return {"regex": schema["pattern"]} if schema["type"] == "string" else {"json": schema}
+    return {"json": schema}
 
 
 def read_completion(reply: ChatReply, layout: Layout | None = None) -> Completion:

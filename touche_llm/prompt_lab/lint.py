@@ -145,7 +145,7 @@ def list_schema_problems(schema: Mapping[str, Any]) -> list[str]:
     closed = {"required": list(fields), "additionalProperties": False}
     if schema["type"] != "object":
         closed = {"items": False, "minItems": len(fields), "maxItems": len(fields)}
-    if schema["type"] != "string" and any(schema.get(name) != value for name, value in closed.items()):
+    if any(schema.get(name) != value for name, value in closed.items()):
         found.append("it must be closed, with all fields required")
     for name, schema_of_field in fields.items():
         values = {key: value for key, value in schema_of_field.items() if key != "title"}

@@ -17,7 +17,7 @@ from pydantic import Field, ValidationError
 from touche_llm.data.records import Topic
 from touche_llm.data.settings import Option, Section, YamlError, parse_yaml
 from touche_llm.errors import PromptError, UsageError, describe_first_problem
-from touche_llm.llm.answers import AnswerForm, AnswerModel, can_be_letters, can_be_line
+from touche_llm.llm.answers import AnswerForm, AnswerModel, can_be_letters
 from touche_llm.llm.request import Message, Origin
 from touche_llm.prompts.few_shot import EXAMPLES_SUFFIX, FewShotExample, parse_examples
 from touche_llm.prompts.templates import HEADER, ROLES, TemplateFiles, read_text, resolve_reference
@@ -269,12 +269,7 @@ def _check_answer(path: Path, header: PromptHeader, answer_for: AnswerByHeader) 
             f"{path}: front matter: `position: true` is for judge prompts of tasks with a label without a side"
         )
     if header.form is AnswerForm.TEXT:
-        raise PromptError(f"{path}: front matter: `form: text` is for reasoning; give object, array, letters or line")
-    if header.form is AnswerForm.LINE and not can_be_line(model):
-        raise PromptError(
-            f"{path}: front matter: `form: line` is for values without spaces of which none begins another; those of "
-            f"{', '.join(model.model_fields)} are not such; use `form: array`"
-        )
+        raise PromptError(f"{path}: front matter: `form: text` is for reasoning; give object, array or letters")
     if header.form is AnswerForm.LETTERS and not can_be_letters(model):
         raise PromptError(
             f"{path}: front matter: `form: letters` is for labels with different first letters; those of "
