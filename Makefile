@@ -89,8 +89,13 @@ model: $(RUNS) vllm
 serve-small: model
 	@$(BIN)/python -m tests.model.serve_small
 
+# The tokenizer of a server that counts no tokens.
+$(VENV)/.tokenizer: $(STAMP)
+	$(BIN)/python $(PIP) install --constraint constraints.txt transformers
+	@touch $@
+
 # TOUCHE_LLM_RECORD=1 records the run in tests/regress_model anew.
-test-model: $(STAMP) model
+test-model: $(STAMP) $(VENV)/.tokenizer model
 	@$(BIN)/python -m pytest -m model tests/model
 
 test-vllm: $(STAMP) vllm

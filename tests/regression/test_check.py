@@ -37,8 +37,14 @@ def test_a_run_with_prompts_in_the_object_form_of_version_1_replays_unchanged() 
     assert checked(folder) == []
 
 
-def test_the_recorded_runs_are_small_and_name_no_place_of_a_machine() -> None:
-    files = [path for path in FOLDER.rglob("*") if path.is_file()]
+def test_a_run_with_the_answers_of_a_real_model_comes_out_as_it_was_recorded() -> None:
+    folder = FOLDER.with_name("regress_model") / "comparative"
+    assert format_differences("comparative", checked(folder)) == "comparative: as recorded"
+
+
+@pytest.mark.parametrize("folder", [FOLDER, FOLDER.with_name("regress_model")])
+def test_the_recorded_runs_are_small_and_name_no_place_of_a_machine(folder: Path) -> None:
+    files = [path for path in folder.rglob("*") if path.is_file()]
     assert sum(path.stat().st_size for path in files) < 300_000
     for path in files:
         assert "/tmp/" not in path.read_text() and str(FOLDER.parent.parent) not in path.read_text()
