@@ -35,6 +35,7 @@ from benchmarks.rank_llm_peer import FLAG, check_python, read_report, run_driver
 from tests.vllm.real_data import REAL
 from tests.vllm.server import ROOT
 from touche_llm.corpus.json_lines import read_collection
+from touche_llm.data import concurrency
 from touche_llm.data.records import Document, Judgment, Reading, Topic
 from touche_llm.data.settings import read_yaml
 from touche_llm.data.topics import read_topics
@@ -42,7 +43,6 @@ from touche_llm.evaluation.qrels import STANCE, Qrels, read_qrels
 from touche_llm.judging.labels import combine_position
 from touche_llm.judging.pointwise import judge
 from touche_llm.llm.counts import LabelInformation
-from touche_llm.pipeline import event_loop
 from touche_llm.pipeline.language_model import LanguageModel
 from touche_llm.prompts.purposes import load, purposes_of
 from touche_llm.tasks import get_task
@@ -445,7 +445,7 @@ def main() -> None:
                 if path.exists():
                     continue
                 print(name, file=sys.stderr)
-                answers = event_loop.run(measure(CELLS[name], work, texts, model))
+                answers = concurrency.run(measure(CELLS[name], work, texts, model))
                 if options.limit is None:
                     write_answers(name, answers)
     report()

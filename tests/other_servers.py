@@ -36,7 +36,7 @@ class FakeSglang(FakeServer):
     `text`), http_server.py (`/get_server_info` with the version).
     """
 
-    ignored: tuple[str, ...] = ("structured_outputs", "request_id")
+    ignored: tuple[str, ...] = ("structured_outputs",)
     models: list[dict[str, Any]] = _model("sglang", max_model_len=4096)
 
     async def server_info(self, _: web.Request) -> web.Response:
@@ -70,7 +70,7 @@ class FakeLlamaCpp(FakeServer):
     "GET /props", "GET /v1/models"; unknown fields of a request are ignored. Its build 11434 was run.
     """
 
-    ignored: tuple[str, ...] = ("structured_outputs", "request_id")
+    ignored: tuple[str, ...] = ("structured_outputs",)
     max_alternatives: int = 200_000
     models: list[dict[str, Any]] = _model("llamacpp", meta={"n_ctx_train": 131072})
 
@@ -130,7 +130,7 @@ class FakeOllama(FakeServer):
     with 0.12.11; its issue 16117 says that earlier versions drop the fields without a word.
     """
 
-    ignored: tuple[str, ...] = ("structured_outputs", "request_id", "chat_template_kwargs")
+    ignored: tuple[str, ...] = ("structured_outputs", "chat_template_kwargs")
     models: list[dict[str, Any]] = _model("library")
 
     async def version(self, _: web.Request) -> web.Response:
@@ -150,7 +150,7 @@ class FakeLmStudio(FakeServer):
     with status 200.
     """
 
-    ignored: tuple[str, ...] = ("structured_outputs", "request_id", "logprobs", "top_logprobs", "chat_template_kwargs")
+    ignored: tuple[str, ...] = ("structured_outputs", "logprobs", "top_logprobs", "chat_template_kwargs")
     models: list[dict[str, Any]] = _model("organization_owner")
 
     async def chat(self, request: web.Request) -> web.StreamResponse:

@@ -103,6 +103,4 @@ def probe(body: bytes) -> bytes | None:
     tokens = [{"token": c, "logprob": -0.1, "top_logprobs": [{"token": c, "logprob": -0.1}]} for c in text]
     choice = {"message": {"content": text}, "finish_reason": "stop", "logprobs": {"content": tokens}}
     usage = {"prompt_tokens": 9, "completion_tokens": 9}
-    return orjson.dumps(
-        {"id": f"chatcmpl-{request['request_id']}", "model": "fake", "choices": [choice], "usage": usage}
-    )
+    return orjson.dumps({"id": "chatcmpl-1", "model": "fake", "choices": [choice], "usage": usage})

@@ -46,8 +46,7 @@ def _drawn(fields: dict[str, Any], seed: str) -> dict[str, Any]:
 
 def digest(body: dict[str, Any]) -> str:
     """The identity of a request, however often it is sent."""
-    content = {name: value for name, value in body.items() if name != "request_id"}
-    return hashlib.sha256(orjson.dumps(content, option=orjson.OPT_SORT_KEYS)).hexdigest()
+    return hashlib.sha256(orjson.dumps(body, option=orjson.OPT_SORT_KEYS)).hexdigest()
 
 
 class Model:

@@ -49,7 +49,6 @@ class Good(NamedTuple):
 
 def good(
     rng: random.Random,
-    request_id: str,
     serial: str,
     fields: Mapping[str, Sequence[int | str]] = LABELS,
     form: AnswerForm = AnswerForm.OBJECT,
@@ -70,7 +69,7 @@ def good(
         for token in tokens
     ]
     body = {
-        "id": f"chatcmpl-{request_id}",
+        "id": "chatcmpl-1",
         "model": "fake",
         "choices": [
             {

@@ -128,8 +128,8 @@ def _no_http(rng: random.Random, reply: Good) -> Pieces:
 # Apart from the others: what it sends can be taken for the reply to whatever is sent next on the connection.
 @wire_kind("unrequested replies", ANSWER)
 def _reply_behind(rng: random.Random, reply: Good) -> Pieces:
-    stray = http(_whole(good(rng, "of-nobody", "stray")))
-    return rng.choice([[http(_whole(reply)) + stray], [http(_whole(reply)), rng.choice([0.001, 0.02]), stray]])
+    stray = http(_whole(good(rng, "stray")))
+    return [http(_whole(reply)) + stray]
 
 
 @wire_kind("connections", ANSWER)

@@ -70,7 +70,7 @@ def run_plan(share: float, rng: random.Random) -> Plan:
         fields = {name: each["enum"] for name, each in fields_in(request).items()}
         form = Layout.of_schema(schema_in(request)).form
         kind = rng.choice(PASSING) if rng.random() < share else KINDS["good"]
-        return kind.make(rng, good(rng, request["request_id"], "", fields, form))
+        return kind.make(rng, good(rng, "", fields, form))
 
     is_checked: list[bool] = []
     return plan

@@ -81,7 +81,7 @@ class Fuzz:
         kind = kinds[min(len(before), len(kinds) - 1)]
         serial = f"{number}.{len(before)}"
         rng = random.Random(f"{self.seed}/{kind.name}/{serial}")
-        reply = good(rng, request["request_id"], serial)
+        reply = good(rng, serial)
         shares = {field: dict(each) for field, each in reply.shares.items()}
         pieces = kind.make(rng, reply)
         before.append(Sent(kind, serial, _said(reply.body), shares))

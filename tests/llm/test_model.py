@@ -13,12 +13,12 @@ import pytest
 
 from tests.answer_models import ComparativeJudgment
 from tests.scripted_engine import FACTS, Label, ScriptedEngine
+from touche_llm.data.concurrency import map_in_order
 from touche_llm.data.records import Cut, Topic
 from touche_llm.errors import DataError, PromptError, ReplayMiss
 from touche_llm.judging.pointwise import make_failure
 from touche_llm.llm.answers import Answer, FailedRequest, build_schema
 from touche_llm.llm.cache import Cache, CacheMode
-from touche_llm.llm.concurrency import map_in_order
 from touche_llm.llm.engine import Completion, Rejected
 from touche_llm.llm.model import AnsweredRequest, ModelClient
 from touche_llm.llm.request import Message, Origin, Request, Sampling

@@ -15,7 +15,7 @@ import pytest
 
 from tests.fake_pooling import DIMENSIONS, FakePooling, embed_words
 from touche_llm.errors import EngineError, PromptError, ReplayMiss
-from touche_llm.llm import engine
+from touche_llm.llm import http
 from touche_llm.llm.cache import Cache, CacheMode
 from touche_llm.llm.engine import EngineDeath, EngineInfo
 from touche_llm.llm.pooling import PooledText, PoolingClient
@@ -168,8 +168,8 @@ def test_later_faults_end_the_work(tmp_path: Path, purpose: Purpose, fault: str,
 def test_a_server_that_dies_later_ends_the_work_before_its_retries_do(
     tmp_path: Path, purpose: Purpose, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(engine, "_DEAD_AFTER", 0.3)
-    monkeypatch.setattr(engine, "_INTERVAL", 0.02)
+    monkeypatch.setattr(http, "_DEAD_AFTER", 0.3)
+    monkeypatch.setattr(http, "_INTERVAL", 0.02)
 
     async def main() -> None:
         server = FakePooling()

@@ -6,7 +6,6 @@ import asyncio
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -16,7 +15,7 @@ from tests.scripted_engine import FACTS, ScriptedEngine
 from touche_llm.errors import EngineError
 from touche_llm.llm.answers import FailedRequest, UnusableAnswer
 from touche_llm.llm.cache import Cache
-from touche_llm.llm.counts import Counts, translate_old_counts
+from touche_llm.llm.counts import Counts
 from touche_llm.llm.engine import Completion, Rejected, Transient
 from touche_llm.llm.model import AnsweredRequest, ModelClient
 from touche_llm.llm.request import Message, Request
@@ -156,10 +155,3 @@ def test_the_texts_of_an_unusable_answer_are_shortened() -> None:
     assert (found.is_final, UnusableAnswer.create("server_error", "no").is_final) == (False, True)
     attempt = found.to_attempt(2)
     assert (attempt.sample, attempt.kind, attempt.reason, attempt.text) == (2, found.kind, found.reason, found.text)
-
-
-def test_metadata_of_earlier_versions_is_read_with_the_present_names() -> None:
-    old = {"seconds": 1.5, "requests": {"asked": 5, "asked_again": 2, "cache_hits": 1}}
-    assert translate_old_counts(old) == {"seconds": 1.5, "requests": {"requests": 5, "resamples": 2, "cache_hits": 1}}
-    damaged: list[dict[str, Any]] = [{}, {"requests": 3}]
-    assert [translate_old_counts(facts) for facts in damaged] == damaged

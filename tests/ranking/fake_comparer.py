@@ -8,9 +8,9 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequenc
 from contextlib import asynccontextmanager
 from typing import Any, cast
 
+from touche_llm.data.concurrency import ResultT, Slots
 from touche_llm.data.records import Comparison, Reading, ScoredDocument, Topic
 from touche_llm.judging.pointwise import Documents, RequestBuilder
-from touche_llm.llm.concurrency import ResultT, Slots
 from touche_llm.llm.model import ModelClient
 from touche_llm.llm.request import Sampling
 from touche_llm.prompts.purposes import LABELS

@@ -17,12 +17,12 @@ from hypothesis import strategies as st
 from tests.expect import raises_at
 from tests.prompt_variants import load_prompt
 from tests.scripted_engine import FACTS, Script, ScriptedEngine
+from touche_llm.data.concurrency import Slots
 from touche_llm.data.records import Attempt, Document, Topic
 from touche_llm.errors import PromptError
 from touche_llm.judging.pointwise import RequestBuilder
 from touche_llm.llm.answers import Unusable, build_schema, list_fields, parse_answer
 from touche_llm.llm.cache import Cache, CacheMode
-from touche_llm.llm.concurrency import Slots
 from touche_llm.llm.engine import Completion, Rejected, Transient
 from touche_llm.llm.model import ModelClient
 from touche_llm.llm.request import MAX_SAMPLES, Message, Request, Sampling

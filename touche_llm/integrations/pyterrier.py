@@ -24,12 +24,13 @@ from typing import Any
 
 import pandas as pd
 
+from touche_llm.data import concurrency
 from touche_llm.data.records import Candidate, Document, Judgment, Topic
 from touche_llm.data.topics import make_topic
 from touche_llm.errors import DataError, ToucheWarning, UsageError, needs_extra, shorten
 from touche_llm.judging.labels import StanceSettings
 from touche_llm.judging.sentence_pairs import PairSettings
-from touche_llm.pipeline import event_loop, library
+from touche_llm.pipeline import library
 from touche_llm.pipeline.candidates import Candidates
 from touche_llm.pipeline.corpora import Corpus
 from touche_llm.pipeline.judge import Judgments
@@ -207,7 +208,7 @@ class BM25(pt.Transformer):
         candidates = library.retrieve(read_topics(frame), self.corpus, depth=self.depth, fields=self.fields)
         found = _rename(candidates.to_frame())
         if self.with_text:
-            event_loop.run(candidates.check())
+            concurrency.run(candidates.check())
             found = _add_texts(found, candidates)
         return _merge(frame, found, ["qid"])
 

@@ -93,8 +93,8 @@ def touche_regress(request: pytest.FixtureRequest) -> Callable[[str | Path], Non
 
 def _describe_problem(folder: Path) -> str:
     """Replay a recorded run; return the differences or the error as text, empty if there is none."""
+    from touche_llm.data import concurrency
     from touche_llm.errors import ToucheError
-    from touche_llm.pipeline import event_loop
     from touche_llm.regression.check import check_snapshot
     from touche_llm.regression.differences import format_differences
     from touche_llm.regression.snapshot import find_snapshots, open_snapshot
@@ -102,7 +102,7 @@ def _describe_problem(folder: Path) -> str:
     try:
         (found,) = find_snapshots(folder.parent, [folder.name])
         # The test may have a running event loop.
-        differences = event_loop.run(check_snapshot(open_snapshot(found)))
+        differences = concurrency.run(check_snapshot(open_snapshot(found)))
     except ToucheError as error:
         return f"error: {error}"
     return format_differences(folder.name, differences) if differences else ""

@@ -8,11 +8,11 @@ from typing import Any, Protocol
 
 from msgspec import UNSET, UnsetType
 
+from touche_llm.data.concurrency import map_in_order
 from touche_llm.data.records import Cut, Document, Failure, Judgment, Reading, Topic
 from touche_llm.data.trec_runs import NO_STANCE_COLUMN
 from touche_llm.judging.labels import combine_position
 from touche_llm.llm.answers import AnswerModel, FailedRequest, build_schema, count_alternatives, get_labels
-from touche_llm.llm.concurrency import map_in_order
 from touche_llm.llm.logprobs import Label, average_readings, compute_expected_grade, get_most_probable, read_label
 from touche_llm.llm.model import AnsweredRequest, ModelClient
 from touche_llm.llm.request import Origin, Request, Sampling, SystemPlace, place_system_message

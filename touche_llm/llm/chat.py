@@ -6,7 +6,6 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 from enum import StrEnum
 from typing import Annotated, Any
-from uuid import uuid4
 
 import msgspec
 
@@ -100,7 +99,6 @@ class ChatReply(msgspec.Struct, gc=False):
     """Chat completion; only the fields in use are decoded."""
 
     choices: list[_Choice]
-    id: str | None = None
     model: str | None = None
     usage: _Usage = msgspec.field(default_factory=_Usage)
     system_fingerprint: str | None = None
@@ -252,8 +250,6 @@ class ChatServer(HttpClient):
         self.alternatives = 0
         self.system_message: SystemPlace = "role"
         self.choose("")
-        # True for vLLM, unless a proxy assigns ids of its own; None before the first reply.
-        self._repeats_ids: bool | None = None
 
     def choose(self, model: str) -> None:
         """Send requests to this model, and count tokens with the server."""
@@ -278,12 +274,10 @@ class ChatServer(HttpClient):
 
     async def exchange(self, request: Request) -> ChatReply:
         """Return the unprocessed reply to a request; raise as `complete` does."""
-        sent_id = uuid4().hex
-        body = build_chat_body(request, self.delivery) | {"request_id": sent_id}
+        body = build_chat_body(request, self.delivery)
         if request.sampling.top_logprobs:
             body["top_logprobs"] = max(request.sampling.top_logprobs, self.alternatives)
         reply = await self.post(CHAT_PATH, body, ChatReply)
-        self._check_id(reply.id, sent_id)
         self.check_model(reply.model, self.model)
         return reply
 
@@ -312,12 +306,3 @@ class ChatServer(HttpClient):
     async def truncate(self, text: str, max_tokens: int) -> str:
         """Return a prefix of `text` with about this many tokens."""
         return await self.counter.truncate(text, max_tokens)
-
-    def _check_id(self, reply_id: str | None, sent_id: str) -> None:
-        """Raise Transient for a reply to another request, if the server repeats the ids of requests."""
-        is_same = reply_id is not None and reply_id.endswith(sent_id)
-        if self._repeats_ids is None:
-            self._repeats_ids = is_same
-        if self._repeats_ids and not is_same:
-            reason = f"the reply {reply_id!r:.100} belongs to another request; is a proxy out of step?"
-            raise Transient("server_error", reason)

@@ -11,7 +11,6 @@ import math
 import time
 from collections.abc import Awaitable, Iterable, Mapping
 from dataclasses import asdict, dataclass, field, fields
-from typing import Any
 
 from touche_llm.llm.answers import Answer, UnusableAnswer
 from touche_llm.llm.engine import Transient
@@ -20,8 +19,6 @@ from touche_llm.llm.request import Request
 # Fewer readings give no information, and labels with less than the second, in bits, carry none worth ranking by.
 MIN_READINGS = 50
 LOW_INFORMATION = 0.05
-# Names of counts in the metadata of runs that earlier versions wrote.
-_OLD_NAMES = {"asked": "requests", "asked_again": "resamples"}
 
 
 @dataclass(slots=True)
@@ -159,14 +156,6 @@ class LabelCounts:
                 "prompt for each aspect"
             )
         return notes
-
-
-def translate_old_counts(facts: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the metadata of a stage with the present names of its counts."""
-    counts = facts.get("requests")
-    if not isinstance(counts, Mapping):
-        return dict(facts)
-    return {**facts, "requests": {_OLD_NAMES.get(name, name): value for name, value in counts.items()}}
 
 
 _LOG = logging.getLogger(__name__)

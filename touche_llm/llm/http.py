@@ -8,7 +8,7 @@ import html
 import os
 import re
 import resource
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import asynccontextmanager
 from itertools import count
 from typing import Any, NamedTuple, Self, TypeVar
@@ -19,8 +19,7 @@ import orjson
 from touche_llm.data.records import Malformed, decode_json
 from touche_llm.data.transport import BROKEN_TRIES, parse_retry_after, read_body
 from touche_llm.errors import EngineError
-from touche_llm.llm.concurrency import PRIORITY, BackoffSlots
-from touche_llm.llm.engine import BrokenReply, HealthMonitor, Rejected, Transient
+from touche_llm.llm.engine import BrokenReply, EngineDeath, Rejected, Transient
 
 # Open files besides the connections: the cache, the index, outputs. macOS allows at most OPEN_MAX.
 _OTHER_FILES, _OPEN_MAX = 128, 10_240
@@ -96,6 +95,74 @@ class QueueTimeout:
                 del started[number]
 
 
+# Seconds after which a server without a sign of life is dead, and seconds between two looks at it. A proxy that
+# reloads its configuration is back sooner.
+_DEAD_AFTER, _INTERVAL = 8.0, 1.0
+_RESTARTING = "the server died and is being restarted"
+
+
+class HealthMonitor:
+    """Monitor that is consulted after failures and finds out whether the server is dead.
+
+    All requests that fail at the same time share one check.
+    """
+
+    def __init__(
+        self, is_alive: Callable[[], Awaitable[bool]], restart: Callable[[], Coroutine[Any, Any, None]] | None
+    ) -> None:
+        """Initialise the monitor.
+
+        Args:
+            is_alive: Whether the server shows a sign of life.
+            restart: Starts a dead server again, which is done once; None if the program does not manage it.
+        """
+        self._is_alive, self._restart = is_alive, restart
+        self._is_dead = False
+        self._check: asyncio.Task[None] | None = None
+        self._restarting: asyncio.Task[None] | None = None
+
+    async def wait(self) -> None:
+        """Wait for a restart that is under way; raise EngineError if it failed."""
+        if self._restarting is not None:
+            await asyncio.shield(self._restarting)
+
+    async def check(self, failure: Transient) -> None:
+        """Return if the server is alive after a failure.
+
+        Raises:
+            Transient: The server is dead and is being restarted; see `wait`.
+            EngineDeath: The server is dead; raised at once from then on.
+        """
+        if self._restarting is not None and not self._restarting.done():
+            raise Transient("server_error", _RESTARTING)
+        if self._check is None or (self._check.done() and not self._is_dead):
+            self._check = asyncio.create_task(self._find_out(failure.reason))
+        await asyncio.shield(self._check)
+
+    async def close(self) -> None:
+        """End a check or a restart that is under way."""
+        tasks = [task for task in (self._check, self._restarting) if task is not None]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _find_out(self, reason: str) -> None:
+        clock = asyncio.get_running_loop()
+        end = clock.time() + _DEAD_AFTER
+        while not await self._is_alive():
+            if clock.time() >= end:
+                break
+            await asyncio.sleep(_INTERVAL)
+        else:
+            return
+        if self._restart is None or self._restarting is not None:
+            self._is_dead = True
+            again = " again, after a restart" if self._restarting is not None else ""
+            raise EngineDeath(f"the server answered before and is dead now{again} ({reason}); see its log")
+        self._restarting = asyncio.create_task(self._restart())
+        raise Transient("server_error", f"{_RESTARTING} ({reason})")
+
+
 # The server reads its key from the same variable. The key is never written to a file.
 API_KEY_VARIABLE = "VLLM_API_KEY"
 _MAX_BODY = 16 * 2**20
@@ -141,13 +208,13 @@ class HttpClient:
 
         Args:
             base_url: Address, with or without `/v1`.
-            concurrency: Max number of requests at a time; fewer after 429, 503 and timeouts.
+            concurrency: Max number of requests at a time.
             request_timeout: Seconds per request; see `QueueTimeout`.
             restart: Starts the server again, once, if it dies, and returns its new address.
         """
         self.base_url = base_url.rstrip("/").removesuffix("/v1")
         self.is_monitored = False
-        self._slots = BackoffSlots(allow_connections(concurrency))
+        self._slots = asyncio.Semaphore(allow_connections(concurrency))
         self._timeout = QueueTimeout(request_timeout)
         self._session: aiohttp.ClientSession | None = None
         self._restart = restart
@@ -187,21 +254,17 @@ class HttpClient:
             EngineDeath: The server has died.
             EngineError: The address is no URL, or a restart failed.
         """
-        async with self._slots.hold(PRIORITY.get()):
+        async with self._slots:
             await self._monitor.wait()
-            halvings = self._slots.halvings
             try:
                 content = await self._call("POST", path, orjson.dumps(body))
             except Transient as error:
                 if error.kind == "timeout":
                     load = await self._describe_load()
                     error.reason, error.is_busy = error.reason + load, bool(load)
-                if error.is_overload:
-                    self._slots.halve(halvings)
-                elif self.is_monitored:
+                if self.is_monitored and not error.is_overload:
                     await self._monitor.check(error)
                 raise
-            self._slots.grow()
         return _read(path, content, reply)
 
     def check_model(self, reply_model: str | None, requested: str) -> None:

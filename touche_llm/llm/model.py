@@ -10,6 +10,7 @@ from itertools import takewhile
 from types import MappingProxyType
 from typing import Any, Generic
 
+from touche_llm.data.concurrency import map_in_order
 from touche_llm.data.records import Attempt, Cut, Reading
 from touche_llm.errors import DataError, EngineError, ReplayMiss
 from touche_llm.llm.answers import (
@@ -27,7 +28,6 @@ from touche_llm.llm.answers import (
     parse_answer,
 )
 from touche_llm.llm.cache import Cache, CacheMode, describe_resume
-from touche_llm.llm.concurrency import map_in_order
 from touche_llm.llm.counts import LabelCounts, LabelInformation, log_result
 from touche_llm.llm.engine import Completion, Engine, Rejected, Transient
 from touche_llm.llm.logprobs import check_logprobs, get_most_probable, select_label_tokens

@@ -12,11 +12,11 @@ from typing import Annotated, ClassVar, NamedTuple, TypeVar
 import msgspec
 from pydantic import model_validator
 
+from touche_llm.data.concurrency import map_in_order
 from touche_llm.data.records import JsonStruct
 from touche_llm.errors import EngineError, ReplayMiss
 from touche_llm.llm.answers import FailedRequest
 from touche_llm.llm.cache import EntryMetadata, describe_resume
-from touche_llm.llm.concurrency import map_in_order
 from touche_llm.llm.engine import PoolingEngine, Rejected, Transient
 from touche_llm.llm.request import Message, Origin, Request, Sampling, hash_content
 from touche_llm.llm.settings import SECTIONS, PoolingConfig, Purpose

@@ -10,6 +10,7 @@ from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from touche_llm.corpus.store import Parts
+from touche_llm.data.concurrency import map_in_order
 from touche_llm.data.records import Failure, Judgment, Objects, Reading, StanceReading, Topic
 from touche_llm.errors import UsageError
 from touche_llm.judging.labels import StanceSettings, mean_off_label_mass
@@ -24,7 +25,6 @@ from touche_llm.judging.pointwise import (
 from touche_llm.judging.pointwise import judge as judge_documents
 from touche_llm.judging.sentence_pairs import PairSettings
 from touche_llm.llm.answers import AnswerModel
-from touche_llm.llm.concurrency import map_in_order
 from touche_llm.llm.model import AnsweredRequest, ModelClient
 from touche_llm.pipeline.candidates import Candidates, add_objects, make_frame, normalise_rankings
 from touche_llm.pipeline.context import RunContext

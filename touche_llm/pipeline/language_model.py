@@ -6,6 +6,7 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Self
 
+from touche_llm.data import concurrency
 from touche_llm.data.settings import read_settings
 from touche_llm.errors import UsageError
 from touche_llm.judging.pointwise import RequestBuilder
@@ -13,7 +14,6 @@ from touche_llm.llm.cache import CacheMode
 from touche_llm.llm.engine import EngineInfo
 from touche_llm.llm.model import ModelClient
 from touche_llm.llm.settings import CacheConfig, EngineConfig, SamplingConfig
-from touche_llm.pipeline import event_loop
 from touche_llm.pipeline.context import make_request_builder
 from touche_llm.pipeline.engines import open_model
 from touche_llm.pipeline.progress import default_progress
@@ -82,18 +82,18 @@ class LanguageModel:
         return make_request_builder(self._client, self._engine, self._sampling)
 
     def __enter__(self) -> Self:
-        event_loop.run(self._open())
+        concurrency.run(self._open())
         return self
 
     def __exit__(self, *_: object) -> None:
-        event_loop.run(self._close())
+        concurrency.run(self._close())
 
     async def __aenter__(self) -> Self:
-        await event_loop.run_async(self._open())
+        await concurrency.run_async(self._open())
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        await event_loop.run_async(self._close())
+        await concurrency.run_async(self._close())
 
     async def _open(self) -> None:
         if self._stack is not None:

@@ -12,13 +12,13 @@ from typing import Annotated, Any, ParamSpec, TypeVar, get_args
 
 from pydantic import Field
 
+from touche_llm.data import concurrency
 from touche_llm.data.records import Topic
 from touche_llm.data.settings import Section, read_settings
 from touche_llm.errors import ToucheWarning, UsageError
 from touche_llm.judging.labels import StanceSettings, check_judgments
 from touche_llm.judging.sentence_pairs import PairSettings
 from touche_llm.llm.settings import CacheConfig
-from touche_llm.pipeline import event_loop
 from touche_llm.pipeline import judge as judging
 from touche_llm.pipeline import rank as ranking
 from touche_llm.pipeline import retrieve as retrieval
@@ -344,7 +344,7 @@ def _make_sync(function: Callable[P, Coroutine[Any, Any, ResultT]]) -> Callable[
         progress = _LibraryProgress(options.get("progress") or default_progress())  # type: ignore[arg-type]
         options["progress"] = progress
         try:
-            return event_loop.run(function(*arguments, **options))
+            return concurrency.run(function(*arguments, **options))
         finally:
             progress.emit()
 
@@ -359,7 +359,7 @@ def _make_async(function: Callable[P, Coroutine[Any, Any, ResultT]]) -> Callable
         progress = _LibraryProgress(options.get("progress") or default_progress())  # type: ignore[arg-type]
         options["progress"] = progress
         try:
-            return await event_loop.run_async(function(*arguments, **options))
+            return await concurrency.run_async(function(*arguments, **options))
         finally:
             progress.emit()
 

@@ -14,7 +14,6 @@ from touche_llm.data.settings import YamlError, read_yaml, to_yaml
 from touche_llm.data.trec_runs import ParsedRun, read_run
 from touche_llm.errors import DataError, UsageError
 from touche_llm.judging.labels import check_judgments
-from touche_llm.llm.counts import translate_old_counts
 from touche_llm.pipeline import run_files
 from touche_llm.pipeline.run_files import OUTPUTS, STAGES, lock_run
 from touche_llm.tasks import get_task
@@ -165,7 +164,7 @@ class RunDirectory:
         path = self.metadata_file
         try:
             content = read_yaml(path)
-            stages = {str(name): translate_old_counts(facts) for name, facts in content["stages"].items()}
+            stages = {str(name): dict(facts) for name, facts in content["stages"].items()}
             unfinished = content.get(UNFINISHED)
             if unfinished is not None and unfinished not in OUTPUTS:
                 raise ValueError(f"{UNFINISHED}: {unfinished!r:.80} is no stage")

@@ -7,12 +7,12 @@ from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from typing import Any
 
+from touche_llm.data.concurrency import Slots, map_in_order
 from touche_llm.data.records import Cut, Document, Reading, Topic
 from touche_llm.errors import DataError, UsageError
 from touche_llm.judging.pointwise import Documents, RequestBuilder, find_objects, read_labels, request_answer
 from touche_llm.judging.sentence_pairs import SEPARATOR
 from touche_llm.llm.answers import Answer, AnswerModel, AnswerT, FailedRequest, UnusableAnswer, get_labels
-from touche_llm.llm.concurrency import Slots, map_in_order
 from touche_llm.llm.engine import Engine
 from touche_llm.llm.logprobs import compute_expected_grade, get_most_probable
 from touche_llm.llm.model import AnsweredRequest, ModelClient

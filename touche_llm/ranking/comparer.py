@@ -12,11 +12,11 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, Protocol
 
+from touche_llm.data.concurrency import ItemT, ResultT, Slots, map_in_order
 from touche_llm.data.records import Comparison, Cut, Failure, LabelledDocument, Topic
 from touche_llm.errors import PromptError
 from touche_llm.judging.pointwise import Documents, RequestBuilder, make_failure, sanitize_document
 from touche_llm.llm.answers import AnswerModel, FailedRequest
-from touche_llm.llm.concurrency import PRIORITY, ItemT, ResultT, Slots, map_in_order
 from touche_llm.llm.model import AnsweredRequest
 from touche_llm.llm.request import Message, Request, place_system_message
 from touche_llm.llm.truncation import CUT_MARK
@@ -175,8 +175,6 @@ class Comparer:
                 if (kind, documents) in self.unanswered:
                     return None
                 async with self.slots.hold(self.position):
-                    # The engine sends requests in the same order if it cannot send all of them at once.
-                    PRIORITY.set(self.position)
                     self._results[kind, documents] = await self._request_comparison(kind, documents)
         return self._results[kind, documents]
 

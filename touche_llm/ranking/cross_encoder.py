@@ -11,11 +11,11 @@ from typing import Annotated, ClassVar
 
 from pydantic import BeforeValidator, Field
 
+from touche_llm.data.concurrency import map_in_order
 from touche_llm.data.records import ScoredDocument, Topic
 from touche_llm.data.settings import Option
 from touche_llm.data.topics import build_query
 from touche_llm.judging.pointwise import Documents, sanitize_document
-from touche_llm.llm.concurrency import map_in_order
 from touche_llm.llm.pooling import PooledText, PoolingClient, TemplateConfig, TextTemplates
 from touche_llm.llm.settings import Address
 from touche_llm.ranking.order import rank_by_value, scale_scores

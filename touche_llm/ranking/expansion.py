@@ -8,10 +8,10 @@ from typing import Annotated
 
 from pydantic import Field
 
+from touche_llm.data.concurrency import map_in_order
 from touche_llm.data.records import Candidate, Failure, Queries, Topic
 from touche_llm.data.settings import Option, Section
 from touche_llm.judging.pointwise import Done, RequestBuilder, make_failure
-from touche_llm.llm.concurrency import map_in_order
 from touche_llm.llm.model import AnsweredRequest
 from touche_llm.prompts.prompt import Prompt
 from touche_llm.prompts.purposes import MAX_QUERY_LENGTH, AlternativeQueries

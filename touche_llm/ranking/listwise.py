@@ -12,9 +12,9 @@ from itertools import combinations
 
 from pydantic import Field, model_validator
 
+from touche_llm.data.concurrency import ItemT
 from touche_llm.data.records import ScoredDocument
 from touche_llm.data.settings import Section
-from touche_llm.llm.concurrency import ItemT
 from touche_llm.prompts.purposes import MAX_DOCUMENTS
 from touche_llm.ranking.comparer import Comparer, MakeRandom, RequestBounds
 from touche_llm.ranking.order import score_positions

@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
 
+from touche_llm.data.concurrency import Slots, map_in_order
 from touche_llm.data.records import Candidate, Comparison, Failure, Judgment, RunLine, Topic
 from touche_llm.data.trec_runs import make_strictly_decreasing
 from touche_llm.judging.pointwise import Documents, Done, RequestBuilder
-from touche_llm.llm.concurrency import Slots, map_in_order
 from touche_llm.llm.counts import Counts
 from touche_llm.prompts.prompt import Prompt
 from touche_llm.ranking.comparer import Comparer, Kind

@@ -19,12 +19,12 @@ import orjson
 from chatnoir_api.v1.model import Request, SearchResponse
 from pydantic import SecretStr, ValidationError
 
+from touche_llm.data.concurrency import map_in_order
 from touche_llm.data.io import is_word
 from touche_llm.data.records import Candidate, Topic
 from touche_llm.data.topics import build_query
 from touche_llm.data.transport import BROKEN_TRIES, TransientFailure, parse_retry_after, read_body, retry
 from touche_llm.errors import EngineError, UsageError, Warn
-from touche_llm.llm.concurrency import map_in_order
 from touche_llm.retrieval.chatnoir import (
     API_KEY_VARIABLE,
     ChatNoirDocuments,

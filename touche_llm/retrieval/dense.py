@@ -14,11 +14,11 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from touche_llm.corpus.store import DENSE_FILES, TextTable, report_damage
+from touche_llm.data.concurrency import map_in_order
 from touche_llm.data.io import read_record, write_records
 from touche_llm.data.records import Candidate, JsonModel, Topic
 from touche_llm.data.settings import Option
 from touche_llm.errors import DataError, UsageError
-from touche_llm.llm.concurrency import map_in_order
 from touche_llm.llm.engine import EngineInfo
 from touche_llm.llm.pooling import PoolingClient, TemplateConfig, TextTemplates
 from touche_llm.llm.request import hash_content

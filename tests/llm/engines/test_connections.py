@@ -16,7 +16,7 @@ from tests.fake_server import FakeServer, good
 from tests.jumping_clock import run_jumping
 from tests.llm.engines.test_server import question
 from tests.sample_runs import config_for
-from touche_llm.llm.concurrency import map_in_order
+from touche_llm.data.concurrency import map_in_order
 from touche_llm.llm.http import QueueTimeout, allow_connections
 from touche_llm.llm.model import AnsweredRequest
 from touche_llm.pipeline.engines import open_model

@@ -15,7 +15,7 @@ from tests.fake_server import FakeServer, closes, status
 from tests.llm.engines.test_server import question
 from touche_llm.data import transport
 from touche_llm.errors import EngineError
-from touche_llm.llm import engine, managed
+from touche_llm.llm import http, managed
 from touche_llm.llm.cache import Cache
 from touche_llm.llm.chat import ChatServer
 from touche_llm.llm.engine import EngineDeath
@@ -30,8 +30,8 @@ Restart = Callable[[], Awaitable[str]]
 @pytest.fixture(autouse=True)
 def _short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(transport, "_FIRST_WAIT", 0.01)
-    monkeypatch.setattr(engine, "_DEAD_AFTER", 0.3)
-    monkeypatch.setattr(engine, "_INTERVAL", 0.02)
+    monkeypatch.setattr(http, "_DEAD_AFTER", 0.3)
+    monkeypatch.setattr(http, "_INTERVAL", 0.02)
 
 
 @asynccontextmanager

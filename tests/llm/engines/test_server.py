@@ -31,7 +31,6 @@ from tests.fake_server import (
     schema_in,
     status,
 )
-from tests.jumping_clock import run_jumping
 from touche_llm.data import transport
 from touche_llm.errors import EngineError
 from touche_llm.llm.answers import Answer, FailedRequest, build_schema
@@ -416,35 +415,6 @@ async def test_a_reply_without_end_is_cut_off_by_size(tmp_path: Path) -> None:
     assert "16,777,216" in result.attempts[0].reason
 
 
-@pytest.mark.parametrize(
-    ("behaviour", "then"), [(status(429), 4), (status(503), 4), (hangs, 4), (status(500), 8), (closes, 8)]
-)
-def test_after_an_overload_half_as_many_requests_are_sent_at_a_time(behaviour: Behaviour, then: int) -> None:
-    async def main() -> None:
-        release, waiting = asyncio.Event(), 0
-
-        async def waits(request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
-            nonlocal waiting
-            waiting += 1
-            await release.wait()
-            return await good(request, body)
-
-        server = FakeServer([behaviour], rest=waits)
-        async with server.running():
-            async with ChatServer(server.url, concurrency=8, request_timeout=300, chat_template_kwargs={}) as engine:
-                with pytest.raises(Transient):
-                    await engine.complete(question())
-                answers = asyncio.gather(*(engine.complete(question()) for _ in range(10)))
-                while waiting < then:
-                    await asyncio.sleep(0.1)
-                await asyncio.sleep(1)
-                assert waiting == then
-                release.set()
-                assert len(await answers) == 10
-
-    run_jumping(main())
-
-
 async def test_too_many_open_files_are_an_overload(monkeypatch: pytest.MonkeyPatch) -> None:
     async def refuse(*_: Any, **__: Any) -> None:
         raise OSError(errno.EMFILE, "Too many open files")
@@ -455,23 +425,6 @@ async def test_too_many_open_files_are_an_overload(monkeypatch: pytest.MonkeyPat
         with pytest.raises(Transient) as raised:
             await engine.complete(question())
     assert raised.value.is_overload and "ulimit" in raised.value.reason
-
-
-async def test_a_reply_to_another_request_is_no_answer() -> None:
-    async def repeats(request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
-        sent = orjson.loads((await good(request, body)).body)  # type: ignore[attr-defined]
-        return web.json_response({**sent, "id": f"chatcmpl-{body['request_id']}"})
-
-    async def mixes_up(request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
-        sent = orjson.loads((await good(request, body)).body)  # type: ignore[attr-defined]
-        return web.json_response({**sent, "id": "chatcmpl-of-another"})
-
-    server = FakeServer([repeats, mixes_up])
-    async with server.running():
-        async with ChatServer(server.url, concurrency=1, request_timeout=5, chat_template_kwargs={}) as engine:
-            await engine.complete(question())
-            with pytest.raises(Transient, match="chatcmpl-of-another"):
-                await engine.complete(question())
 
 
 async def test_equal_requests_at_the_same_time_are_sent_once(tmp_path: Path) -> None:

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from touche_llm.llm import concurrency
-from touche_llm.llm.concurrency import BackoffSlots, Slots, map_in_order
+from touche_llm.data import concurrency
+from touche_llm.data.concurrency import Slots, map_in_order
 
 
 async def turns(count: int) -> None:
@@ -128,54 +128,6 @@ async def test_a_call_with_a_lower_number_overtakes_waiting_calls_but_not_runnin
     release.set()
     await asyncio.gather(*tasks)
     assert served == ["holds", "early", "late"]
-
-
-def test_calls_of_one_overload_halve_the_slots_once_and_later_calls_again_down_to_one() -> None:
-    slots = BackoffSlots(256)
-    for expected in (128, 64, 32, 16, 8, 4, 2, 1, 1):
-        begun = slots.halvings
-        for _ in range(5):
-            slots.halve(begun)
-        assert slots.size == expected
-
-
-def test_a_round_of_replies_adds_one_slot_up_to_the_initial_number() -> None:
-    slots = BackoffSlots(10)
-    slots.halve(slots.halvings)
-    seen = []
-    for _ in range(5 + 6 + 7 + 8 + 9 + 30):
-        slots.grow()
-        seen.append(slots.size)
-    assert [seen.count(most) for most in range(5, 11)] == [4, 6, 7, 8, 9, 31]
-
-
-async def test_fewer_slots_are_granted_after_a_halving_and_more_after_growing() -> None:
-    slots = BackoffSlots(4)
-    held = 0
-    events = [asyncio.Event() for _ in range(8)]
-
-    async def use(event: asyncio.Event) -> None:
-        nonlocal held
-        async with slots.hold():
-            held += 1
-            await event.wait()
-            held -= 1
-
-    tasks = [asyncio.create_task(use(event)) for event in events]
-    await turns(2)
-    assert held == 4
-    slots.halve(0)
-    for event, expected in zip(events[:3], (3, 2, 2), strict=True):
-        event.set()
-        await turns(3)
-        assert held == expected
-    for _ in range(2):
-        slots.grow()
-    await turns(3)
-    assert held == 3
-    for event in events:
-        event.set()
-    await asyncio.gather(*tasks)
 
 
 @given(st.lists(st.integers(0, 5), max_size=10), st.integers(1, 4))

@@ -1,18 +1,17 @@
-"""Concurrent calls: results in order, and slots with priorities."""
+"""Concurrent calls: results in order, slots with priorities, and coroutines run from synchronous code."""
 
 from __future__ import annotations
 
 import asyncio
 import heapq
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+import threading
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable
 from contextlib import asynccontextmanager
-from contextvars import ContextVar
+from functools import cache
 from itertools import count
-from typing import TypeVar
+from typing import Any, TypeVar
 
 ItemT = TypeVar("ItemT")
-# Priority number of a task's requests when slots are scarce; the lowest goes first.
-PRIORITY: ContextVar[int] = ContextVar("priority", default=0)
 ResultT = TypeVar("ResultT")
 # Seconds that calls in flight have to end after another call has failed.
 GRACE_SECONDS = 5.0
@@ -101,34 +100,25 @@ class Slots:
                 granted.set_result(None)
 
 
-class BackoffSlots(Slots):
-    """Slots that are halved when a server is overloaded, and grow back by one for each round of replies.
+@cache
+def _get_loop() -> asyncio.AbstractEventLoop:
+    """Return the event loop of the library, in a thread of its own, so that it works where another loop runs."""
+    loop = asyncio.new_event_loop()
+    # A daemon: a program that leaves a model open must not hang at its end.
+    threading.Thread(target=loop.run_forever, name="touche_llm", daemon=True).start()
+    return loop
 
-    Additive increase and multiplicative decrease, as in RFC 5681. A call that holds a slot keeps it.
 
-    Attributes:
-        halvings: Number of times that the slots were halved.
-    """
+def run(work: Coroutine[Any, Any, ResultT]) -> ResultT:
+    """Run a coroutine and wait for its result; Ctrl-C, or stopping the notebook's cell, cancels it."""
+    future = asyncio.run_coroutine_threadsafe(work, _get_loop())
+    try:
+        return future.result()
+    except BaseException:
+        future.cancel()
+        raise
 
-    def __init__(self, size: int) -> None:
-        super().__init__(size)
-        self.halvings = 0
-        self._max_size = size
-        self._replies = 0
 
-    def halve(self, halvings: int) -> None:
-        """Halve the slots, once for all calls of one overload.
-
-        Args:
-            halvings: Value of `halvings` when the call began.
-        """
-        if halvings == self.halvings:
-            self.halvings += 1
-            self.size, self._replies = max(self.size // 2, 1), 0
-
-    def grow(self) -> None:
-        """Count a reply; after as many replies as slots, add one slot, up to the initial number."""
-        self._replies += 1
-        if self._replies >= self.size and self.size < self._max_size:
-            self.size, self._replies = self.size + 1, 0
-            self._grant()
+async def run_async(work: Coroutine[Any, Any, ResultT]) -> ResultT:
+    """Run a coroutine and await its result in the caller's event loop; cancelling the caller cancels it."""
+    return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work, _get_loop()))
