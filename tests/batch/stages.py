@@ -48,7 +48,7 @@ def simple_config(folder: Path, **flags: Any) -> Config:
 async def export_stage(config: Config, out: Path, stage: StageName = "judge", tokenizer: Path | None = None) -> Export:
     """Export a stage into `requests.jsonl`."""
     found = await pending_requests(stage, config, out, tokenizer, Silent())
-    write_requests(found, out, out / "requests.jsonl", 1)
+    write_requests(found, out, out / "requests.jsonl")
     return found
 
 

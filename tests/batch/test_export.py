@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -22,6 +21,7 @@ from tests.batch.stages import (
     replay,
     short_config,
     simple_config,
+    stored_keys,
 )
 from tests.fake_server import FakeServer
 from tests.sample_runs import Silent, retrieve_stage, run_on
@@ -34,7 +34,6 @@ from touche_llm.llm.cache import Cache
 from touche_llm.llm.chat import build_chat_body
 from touche_llm.llm.request import Message, Request
 from touche_llm.pipeline.engines import store_engine_info
-from touche_llm.pipeline.run_files import BATCH
 
 
 async def test_lines_hold_the_bodies_that_a_server_receives(tmp_path: Path) -> None:
@@ -61,61 +60,7 @@ async def test_an_export_writes_nothing_but_its_files(waiting: Waiting, tmp_path
         *("candidates.run.txt", "config.yaml", "ir-metadata.yml"),
         *("batch.json", "requests.jsonl"),
     }
-    assert not config.cache.file.exists()
-
-
-async def test_an_export_of_an_earlier_version_can_be_imported(waiting: Waiting) -> None:
-    config, out, _ = waiting
-    text = (out / BATCH).read_text()
-    assert '"name":"server"' in text
-    (out / BATCH).write_text(text.replace('"name":"server"', '"name":"offline"'))
-    managed = config.engine.model_copy(update={"name": "managed"})
-    assert read_batch(out).config == config.model_copy(update={"engine": managed})
-
-
-async def test_shards_hold_the_requests_in_order_and_replace_former_files(waiting: Waiting) -> None:
-    config, out, requests = waiting
-    found = await pending_requests("judge", config, out, None, Silent())
-    path = out / "requests.jsonl"
-    others = [out / f"{name}-00001-of-00003.{suffix}" for name, suffix in (("more", "jsonl"), ("requests", "txt"))]
-    for other in others:
-        other.write_text("mine")
-    assert write_requests(found, out, path, 3) == [
-        (out / "requests-00001-of-00003.jsonl", 2),
-        (out / "requests-00002-of-00003.jsonl", 1),
-        (out / "requests-00003-of-00003.jsonl", 1),
-    ]
-    files = sorted(out.glob("requests*.jsonl"))
-    assert [line["custom_id"] for file in files for line in b.read(file)] == [request.key for request in requests]
-    assert not path.exists()
-    # No file is empty: a job of the queue would load the model for nothing.
-    assert len(write_requests(found, out, path, 9)) == 4
-    assert len(list(out.glob("requests*.jsonl"))) == 4
-    assert write_requests(Export(found.batch, [], 0, 0), out, path, 2) == []
-    assert not list(out.glob("requests*.jsonl"))
-    assert [other.read_text() for other in others] == ["mine"] * 2
-
-
-@pytest.mark.parametrize(
-    ("count", "shards"), [(5, 2), (5, 3), (7, 3), (7, 4), (8, 3), (10, 4), (11, 7), (12, 4), (3, 3)]
-)
-async def test_every_request_is_in_one_shard_and_shards_differ_by_one_request(
-    waiting: Waiting, count: int, shards: int
-) -> None:
-    config, out, requests = waiting
-    found = await pending_requests("judge", config, out, None, Silent())
-    many = [replace_origin(requests[n % len(requests)], n) for n in range(count)]
-    files = write_requests(Export(found.batch, many, 0, 0), out, out / "many.jsonl", shards)
-    held = [[line["custom_id"] for line in b.read(file)] for file, _ in files]
-    assert [key for of_file in held for key in of_file] == [request.key for request in many]
-    assert [len(of_file) for of_file in held] == [size for _, size in files]
-    assert len(files) == shards and max(map(len, held)) - min(map(len, held)) <= 1
-
-
-def replace_origin(request: Request, number: int) -> Request:
-    """A request of a key of its own."""
-    user = Message("user", f"{request.messages[-1].content} {number}")
-    return dataclasses.replace(request, messages=(*request.messages[:-1], user))
+    assert stored_keys(config) == set()
 
 
 async def test_a_file_that_no_export_wrote_is_not_overwritten(waiting: Waiting) -> None:
@@ -124,7 +69,7 @@ async def test_a_file_that_no_export_wrote_is_not_overwritten(waiting: Waiting) 
     for name in ("candidates.run.txt", "config.yaml"):
         before = (out / name).read_bytes()
         with pytest.raises(UsageError, match="`overwrite: true`"):
-            write_requests(found, out, out / name, 1)
+            write_requests(found, out, out / name)
         assert (out / name).read_bytes() == before
 
 
@@ -133,14 +78,14 @@ async def test_requests_of_another_export_are_replaced_only_with_overwrite(waiti
     found = await pending_requests("judge", config, out, None, Silent())
     other = out / "other.jsonl"
     theirs = (out / "requests.jsonl").read_bytes().replace(b'"system"', b'"user"')
-    for name in ("other.jsonl", "other-00002-of-00009.jsonl"):
+    for name in ("other.jsonl",):
         (out / name).write_bytes(theirs)
         with pytest.raises(UsageError, match="`overwrite: true`"):
-            write_requests(found, out, other, 1)
+            write_requests(found, out, other)
         with pytest.raises(UsageError, match="`overwrite: true`"):
-            write_requests(Export(found.batch, [], 0, 0), out, other, 1)
+            write_requests(Export(found.batch, [], 0, 0), out, other)
         assert (out / name).read_bytes() == theirs
-        assert write_requests(found, out, other, 1, overwrite=True) == [(other, len(requests))]
+        assert write_requests(found, out, other, overwrite=True)
         assert sorted(out.glob("other*")) == [other]
         other.unlink()
 
@@ -152,12 +97,13 @@ async def test_a_killed_export_leaves_no_file_that_the_next_one_refuses(
     found = await pending_requests("judge", config, out, None, Silent())
     path = out / "requests.jsonl"
     fewer = Export(found.batch, found.requests[:2], 0, 0)
-    assert write_requests(fewer, out, path, 1) == [(path, 2)]
+    assert write_requests(fewer, out, path)
     with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
         patched.setattr(os, "replace", killed_after(1, os.replace))
-        write_requests(found, out, path, 1)
+        write_requests(found, out, path)
     assert len(b.read(path)) == 2
-    assert write_requests(found, out, path, 1) == [(path, len(found.requests))]
+    assert write_requests(found, out, path)
+    assert len(b.read(path)) == len(found.requests)
 
 
 def killed_after(count: int, work: Callable[..., None]) -> Callable[..., None]:
@@ -186,7 +132,7 @@ async def test_files_are_written_whole_or_not_at_all(waiting: Waiting, monkeypat
 
     monkeypatch.setattr(export, "build_chat_body", fails)
     with pytest.raises(OSError) as caught:
-        write_requests(found, out, out / "requests.jsonl", 3)
+        write_requests(found, out, out / "requests.jsonl")
     assert caught.value is problem
     assert {path.name: path.read_bytes() for path in out.iterdir()} == before
 
@@ -270,15 +216,14 @@ async def config_with_overhead(known: int, counted: int, folder: Path, monkeypat
 async def test_a_document_that_may_be_too_long_needs_a_tokeniser(tmp_path: Path) -> None:
     config, out = simple_config(tmp_path, engine__context=600), tmp_path / "out"
     await retrieve_stage(config, out, Silent())
-    room = 600 - config.sampling.max_tokens
-    with pytest.raises(UsageError, match=rf"\b{room} prompt tokens.*engine\.tokenizer") as caught:
+    with pytest.raises(UsageError) as caught:
         await export_stage(config, out)
-    assert caught.value.location.startswith("prompt comparative/judge, topic 3")
+    assert caught.value.location == "engine.tokenizer"
 
 
 async def test_the_folder_of_an_export_may_be_new(waiting: Waiting) -> None:
     config, out, _ = waiting
     found = await pending_requests("judge", config, out, None, Silent())
     new = out.parent / "new" / "folder"
-    assert write_requests(found, new, out / "others.jsonl", 1) == [(out / "others.jsonl", len(found.requests))]
+    assert write_requests(found, new, out / "others.jsonl")
     assert read_batch(new).config == config

@@ -16,11 +16,12 @@ from tests.sample_runs import Silent, retrieve_stage, run_directly, with_cache
 from tests.scripted_engine import FACTS, ScriptedEngine
 from touche_llm.batch import rounds
 from touche_llm.batch.export import read_batch
+from touche_llm.batch.responses import Replies, read_replies
 from touche_llm.batch.rounds import import_replies
 from touche_llm.errors import DataError
-from touche_llm.llm.batch import BatchEngine, Replies, read_replies
 from touche_llm.llm.cache import Cache, CacheMode
 from touche_llm.llm.engine import Completion
+from touche_llm.llm.recorder import RecordingEngine
 from touche_llm.llm.request import Request
 from touche_llm.pipeline.run_files import BATCH
 
@@ -45,7 +46,7 @@ async def test_an_answer_is_stored_like_that_of_a_server(waiting: Waiting) -> No
     assert (facts.value["model"], facts.value["context"]) == ("scripted", FACTS.context)
 
 
-async def test_shards_can_be_imported_one_by_one_or_together(waiting: Waiting) -> None:
+async def test_files_can_be_imported_one_by_one_or_together(waiting: Waiting) -> None:
     config, out, requests = waiting
     lines = b.answers(requests, COMPARATIVE)
     first, second = b.write(out / "1.jsonl", lines[:1]), b.write(out / "2.jsonl", lines[1:])
@@ -76,7 +77,7 @@ async def test_errors_are_counted_by_kind_and_stay_pending(waiting: Waiting) -> 
         "finish_abort": ["the answer ended with 'abort'"],
     }
     assert [each.key for each in (await export_stage(config, out)).requests] == [each.key for each in requests]
-    assert not config.cache.file.exists()
+    assert stored_keys(config) == set()
 
 
 @pytest.mark.parametrize("code", [401, 403, 404, 408, 429, 500, 503])
@@ -117,14 +118,14 @@ async def test_answers_used_before_an_error_of_the_stage_are_stored(
     config, out = simple_config(tmp_path, engine__concurrency=1), tmp_path / "out"
     await retrieve_stage(config, out, Silent())
     requests = (await export_stage(config, out)).requests
-    answered, problem = BatchEngine.complete, DataError("the third is bad")
+    answered, problem = RecordingEngine.complete, DataError("the third is bad")
 
-    async def complete(self: BatchEngine, request: Request) -> Completion:
+    async def complete(self: RecordingEngine, request: Request) -> Completion:
         if request.key == requests[2].key:
             raise problem
         return await answered(self, request)
 
-    monkeypatch.setattr(BatchEngine, "complete", complete)
+    monkeypatch.setattr(RecordingEngine, "complete", complete)
     progress, path = Silent(), b.write(out / "r.jsonl", b.answers(requests, COMPARATIVE))
     with pytest.raises(DataError) as caught:
         await import_replies(read_batch(out), out, [path], progress)
@@ -148,7 +149,7 @@ async def test_of_two_responses_the_first_answer_is_stored(waiting: Waiting) -> 
     assert texts[first.key] == lines[0]["response"]["body"]["choices"][0]["message"]["content"]
 
 
-async def test_an_unknown_id_is_refused_and_nothing_is_stored(waiting: Waiting) -> None:
+async def test_an_unknown_id_is_an_error_and_the_others_are_stored(waiting: Waiting) -> None:
     config, out, requests = waiting
     lines = [*b.answers(requests, COMPARATIVE), b.replied("0" * 64, b.body("{}"))]
     path = b.write(out / "r.jsonl", lines)
@@ -156,8 +157,7 @@ async def test_an_unknown_id_is_refused_and_nothing_is_stored(waiting: Waiting) 
         await import_files(out, path)
     assert caught.value.location == f"{path}:5"
     assert "0" * 64 in str(caught.value) and str(out) in str(caught.value)
-    assert not config.cache.file.exists()
-    assert not (out / "batch_unusable.jsonl").exists()
+    assert stored_keys(config) == {request.key for request in requests}
 
 
 def without(line: dict[str, Any], *path: Any) -> dict[str, Any]:
@@ -208,7 +208,7 @@ async def test_a_malformed_line_is_named_and_nothing_is_stored(waiting: Waiting,
     assert caught.value.location == f"{path}:5"
     # A well-formed line would be refused for its unknown id.
     assert KEY not in str(caught.value) and len(str(caught.value)) < 1000
-    assert not config.cache.file.exists()
+    assert stored_keys(config) == set()
 
 
 async def test_a_missing_file_is_named(waiting: Waiting) -> None:
@@ -243,17 +243,3 @@ async def test_a_file_that_changes_during_the_import_stores_nothing(
     with pytest.raises(DataError, match=r"r\.jsonl:\d"):
         await import_files(out, path)
     assert stored_keys(config) == set()
-
-
-async def test_an_import_names_the_first_response_beyond_its_limit(
-    waiting: Waiting, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    config, out, requests = waiting
-    file = b.write(out / "r.jsonl", b.answers(requests, COMPARATIVE))
-    monkeypatch.setattr("touche_llm.llm.batch.MAX_REPLIES", len(requests) - 1)
-    with pytest.raises(DataError) as caught:
-        await import_files(out, file)
-    assert caught.value.location == f"{file}:{len(requests)}"
-    assert not config.cache.file.exists()
-    monkeypatch.setattr("touche_llm.llm.batch.MAX_REPLIES", len(requests))
-    assert (await import_files(out, file)).stored == len(requests)

@@ -221,7 +221,7 @@ async def test_documents_are_truncated_as_by_an_engine_with_this_tokeniser(
     await run_directly(with_cache(config, file=tmp_path / "direct.sqlite"), tmp_path / "direct", engine, facts)
     out = tmp_path / "out"
     await retrieve_stage(config, out, Silent())
-    with pytest.raises(UsageError, match="`engine.tokenizer`"):
+    with pytest.raises(UsageError, match=r"^engine\.tokenizer"):
         await answer_by_files("judge", config, out, script)
     monkeypatch.setattr(export, "ChatTokenizer", TokenCounter)
     for stage in ("judge", "rank"):
@@ -244,5 +244,5 @@ async def test_an_import_needs_no_tokeniser_even_if_the_next_export_does(
     assert {each.origin.prompt for each in found} == {"comparative/objects"}
     done = await import_files(out, b.write(out / "r.jsonl", b.answers(found, COMPARATIVE)))
     assert (done.stored, done.done) == (1, False)
-    with pytest.raises(UsageError, match="`engine.tokenizer`"):
+    with pytest.raises(UsageError, match=r"^engine\.tokenizer"):
         await export_stage(config, out)

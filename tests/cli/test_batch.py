@@ -62,18 +62,6 @@ def commands_in(done: Done) -> list[list[str]]:
 
 
 @pytest.mark.usefixtures("retrieved")
-def test_options_of_an_earlier_version_are_printed_with_their_present_names(touche: Touche, tmp_path: Path) -> None:
-    assert touche(*EXPORT).returncode == 0
-    file = tmp_path / "run" / "batch.json"
-    stored = json.loads(file.read_text())
-    stored["stage_options"] = ["--aim", "quality", "--no-expand"]
-    file.write_text(json.dumps(stored))
-    b.write(tmp_path / "responses.jsonl", replied(tmp_path / "requests.jsonl"))
-    (replay,) = commands_in(touche("batch", "import", "responses.jsonl", "--out", "run"))
-    assert replay[-3:] == ["--objective", "quality", "--no-query-expansion"]
-
-
-@pytest.mark.usefixtures("retrieved")
 def test_following_the_printed_commands_ranks_as_was_exported(touche: Touche, tmp_path: Path) -> None:
     assert touche(*EXPORT).returncode == 0
     b.write(tmp_path / "responses.jsonl", replied(tmp_path / "requests.jsonl"))
@@ -117,13 +105,10 @@ def test_the_folder_of_the_weights_is_named_where_it_is_known(touche: Touche, tm
 
 @pytest.mark.usefixtures("retrieved")
 def test_rows_for_programs_are_alone_on_standard_output(touche: Touche, tmp_path: Path) -> None:
-    done = touche(*EXPORT, "--shards", "2", "--format", "json")
-    assert json.loads(done.stdout) == [
-        {"stage": "judge", "file": "requests-00001-of-00002.jsonl", "requests": 2},
-        {"stage": "judge", "file": "requests-00002-of-00002.jsonl", "requests": 1},
-    ]
-    first, second = sorted(tmp_path.glob("requests-*"))
-    lines = [*replied(first), *replied(first), b.refused(b.read(second)[0]["custom_id"], 500, "out of memory")]
+    done = touche(*EXPORT, "--format", "json")
+    assert json.loads(done.stdout) == [{"stage": "judge", "file": "requests.jsonl", "requests": 3}]
+    good = replied(tmp_path / "requests.jsonl")
+    lines = [*good[:2], *good[:2], b.refused(good[2]["custom_id"], 500, "out of memory")]
     b.write(tmp_path / "responses.jsonl", lines)
     done = touche("batch", "import", "responses.jsonl", "--out", "run", "--format", "tsv")
     assert done.returncode == 3
@@ -134,7 +119,7 @@ def test_rows_for_programs_are_alone_on_standard_output(touche: Touche, tmp_path
         "repeated\t2\tresponses.jsonl:3",
     ]
     assert "run export again" in done.stderr
-    touche("batch", "import", str(b.write(tmp_path / "rest.jsonl", replied(second))), "--out", "run")
+    touche("batch", "import", str(b.write(tmp_path / "rest.jsonl", good[2:])), "--out", "run")
     done = touche(*EXPORT, "--format", "tsv")
     assert done.stdout == "stage\tfile\trequests\n"
 

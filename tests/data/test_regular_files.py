@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from touche_llm.batch.responses import read_replies
 from touche_llm.data.io import open_regular, read_file_state, read_records, sha256
 from touche_llm.data.records import Judgment
 from touche_llm.data.topics import read_topics
@@ -16,7 +17,6 @@ from touche_llm.errors import ToucheError
 from touche_llm.evaluation.qrels import read_qrels
 from touche_llm.evaluation.run_validation import validate_run
 from touche_llm.judging.labels import read_settings
-from touche_llm.llm.batch import read_replies
 from touche_llm.pipeline.config_file import load_config
 from touche_llm.pipeline.recorded_evaluation import read_evaluation
 from touche_llm.pipeline.run_directory import RunDirectory

@@ -15,11 +15,10 @@ from tests.llm.engines.test_server import UNUSABLE, model_of, question, send_que
 from tests.scripted_engine import FACTS
 from touche_llm.data import transport
 from touche_llm.errors import DataError
-from touche_llm.llm.answers import OUTCOMES, Answer, FailedRequest
+from touche_llm.llm.answers import Answer, FailedRequest
 from touche_llm.llm.cache import Cache, CacheMode, Entry
 from touche_llm.llm.counts import Counts
 from touche_llm.llm.model import AnsweredRequest, ModelClient
-from touche_llm.llm.recorder import OverlayCache
 from touche_llm.llm.truncation import Truncation
 
 BAD = says("Well, I think")
@@ -248,14 +247,3 @@ async def test_a_refusal_of_a_later_sample_alone_is_no_failure(tmp_path: Path) -
     server = FakeServer()
     result, _ = await send_question(server, tmp_path)
     assert isinstance(result, AnsweredRequest) and are_resamples(server) == [False]
-
-
-async def test_an_overlay_hides_forgotten_entries_and_does_not_change_the_file(tmp_path: Path) -> None:
-    await send_question(FakeServer(rest=BAD), tmp_path)
-    path, key = tmp_path / "answers.sqlite", question().key
-    with OverlayCache(path) as overlay:
-        overlay.forget([key], kind="answer")
-        assert overlay.get(key, OUTCOMES) is not None
-        overlay.forget([key], kind="unusable")
-        assert overlay.get(key, OUTCOMES) is None
-    assert kinds(tmp_path) == [("unusable", 0), ("unusable", 1), ("unusable", 2)]

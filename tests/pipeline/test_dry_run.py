@@ -22,7 +22,6 @@ from touche_llm.config import Config
 from touche_llm.errors import DataError
 from touche_llm.llm.cache import Cache, CacheMode
 from touche_llm.llm.model import ModelClient
-from touche_llm.llm.recorder import OverlayCache
 from touche_llm.llm.request import Request
 from touche_llm.pipeline.dry_run import DryRun, estimate_cost
 from touche_llm.pipeline.stages import StageName
@@ -215,7 +214,7 @@ def test_whatever_is_preferred_the_requests_lie_in_the_span(
 
     async def rank() -> int:
         engine = ScriptedEngine(prefers)
-        with tempfile.TemporaryDirectory() as name, OverlayCache(config.cache.file) as cache:
+        with tempfile.TemporaryDirectory() as name, Cache(Path(name) / "answers.sqlite") as cache:
             shutil.copytree(folder / "out", name, dirs_exist_ok=True)
             await rank_stage(config, Path(name), Silent(), ModelClient(engine_info=FACTS, engine=engine, cache=cache))
         return len(engine.requests)

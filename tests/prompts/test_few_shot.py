@@ -21,7 +21,7 @@ from touche_llm.errors import PromptError, UsageError
 from touche_llm.llm.answers import AnswerForm, abbreviate, build_schema, get_labels, parse_answer
 from touche_llm.llm.cache import Cache, CacheMode
 from touche_llm.llm.model import ModelClient
-from touche_llm.llm.recorder import DryEngine
+from touche_llm.llm.recorder import make_dry_engine
 from touche_llm.llm.request import Message, Origin, Request, Sampling
 from touche_llm.pipeline.context import RunContext
 from touche_llm.pipeline.dry_run import estimate_cost
@@ -134,7 +134,7 @@ async def test_that_is_how_the_dry_engine_spells_too(tmp_path: Path) -> None:
     assert model is not None
     origin = Origin("p", 1, "h", "1", "d")
     request = Request((Message("user", "x"),), build_schema(model, AnswerForm.LETTERS), Sampling(), "m", "", {}, origin)
-    text = (await DryEngine("first").complete(request)).text
+    text = (await make_dry_engine().complete(request)).text
     answer = parse_answer(text, model, AnswerForm.LETTERS).model_dump()
     prompt = loaded(tmp_path, "judge", [JUDGE | {"answer": answer}])
     assert prompt.examples[0].answer == text

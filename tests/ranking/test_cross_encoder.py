@@ -14,7 +14,7 @@ from touche_llm.errors import UsageError
 from touche_llm.llm.cache import Cache, CacheMode
 from touche_llm.llm.engine import EngineInfo
 from touche_llm.llm.pooling import PoolingClient
-from touche_llm.llm.recorder import DryPoolingEngine
+from touche_llm.llm.recorder import EstimatingTokenizer, RecordingEngine
 from touche_llm.ranking.cross_encoder import CrossEncoder, CrossEncoderSettings, Score, rerank
 from touche_llm.tasks import get_task
 
@@ -34,11 +34,11 @@ class Texts:
         return [each for each in document_ids if each not in self.texts]
 
 
-class Recording(DryPoolingEngine):
+class Recording(RecordingEngine):
     """Records what is sent."""
 
     def __init__(self) -> None:
-        super().__init__("first", {}, "score")
+        super().__init__(lambda _: None, EstimatingTokenizer())
         self.sent: list[tuple[str, list[str]]] = []
 
     async def score(self, query: str, documents: Sequence[str]) -> list[float]:

@@ -19,7 +19,7 @@ from touche_llm.errors import DataError, EngineError, UsageError
 from touche_llm.llm.cache import Cache, CacheMode
 from touche_llm.llm.engine import EngineInfo, Rejected
 from touche_llm.llm.pooling import PoolingClient
-from touche_llm.llm.recorder import DryPoolingEngine
+from touche_llm.llm.recorder import EstimatingTokenizer, RecordingEngine
 from touche_llm.retrieval.dense import DenseIndex, DenseSettings, split_rows
 from touche_llm.tasks import get_task
 from touche_llm.text.sanitize import sanitize
@@ -27,11 +27,11 @@ from touche_llm.text.sanitize import sanitize
 INFO = EngineInfo(model="m", revision="", context=4096, overhead=8, engine="")
 
 
-class Embedding(DryPoolingEngine):
+class Embedding(RecordingEngine):
     """Embeds by words; refuses after `limit` texts."""
 
     def __init__(self, limit: int = 10**9) -> None:
-        super().__init__("first", {}, "embedding")
+        super().__init__(lambda _: None, EstimatingTokenizer())
         self.sent: list[str] = []
         self.limit = limit
 

@@ -4,13 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import math
-import re
-import tempfile
 from collections.abc import Iterable
-from contextlib import ExitStack
 from dataclasses import dataclass
-from itertools import islice
 from pathlib import Path
 
 import orjson
@@ -19,12 +14,12 @@ from touche_llm.config import Config
 from touche_llm.data.io import check_output, open_atomic, read_record, sha256, write_records
 from touche_llm.data.records import JsonModel
 from touche_llm.errors import DataError, UsageError
-from touche_llm.llm.batch import BatchClient, BatchEngine, Replies
 from touche_llm.llm.cache import Cache, CacheMode
 from touche_llm.llm.chat import CHAT_PATH, build_chat_body
+from touche_llm.llm.counts import Counts
 from touche_llm.llm.engine import EngineInfo
 from touche_llm.llm.model import NOTHING_LOST, LostRequests, ModelClient
-from touche_llm.llm.recorder import OverlayCache
+from touche_llm.llm.recorder import RecordingEngine, open_known_answers
 from touche_llm.llm.request import EMPTY_CHAT, Request, place_system_message
 from touche_llm.llm.truncation import ChatTokenizer
 from touche_llm.pipeline.context import RunContext
@@ -46,7 +41,7 @@ class Batch(JsonModel):
         stage: Stage that sends the requests.
         facts: Engine that will answer.
         config: Configuration of the stage.
-        written: SHA-256 of each file of requests; the next export may replace only these.
+        written: SHA-256 of the file of requests and of the one before; the next export may replace only these.
         export_options: Command-line options of the export, for the next one.
         stage_options: Those options that the stage's own command takes, for its replay.
     """
@@ -82,48 +77,41 @@ def check_cache(config: Config) -> None:
         raise UsageError(f"{cache.file}: a cassette can only be replayed; name an .sqlite file (`cache.file`)")
 
 
-def make_model(config: Config, facts: EngineInfo, engine: BatchEngine, cache: Cache, lost: LostRequests) -> ModelClient:
-    """Make the language model of a stage that is run with batch files."""
-    return BatchClient(
-        facts,
-        engine,
-        cache,
-        resample_temperature=config.sampling.resample_temperature,
-        retry_failures=config.cache.retry_failures,
-        lost=lost,
-    )
+async def run_stage(
+    batch: Batch, folder: Path, engine: RecordingEngine, progress: Progress, lost: LostRequests
+) -> tuple[bool, Counts]:
+    """Run a stage with an engine that records requests as far as its answers allow.
 
+    New answers are stored in the cache, like those of a server.
 
-async def run_stage(stage: StageName, config: Config, folder: Path, progress: Progress, model: ModelClient) -> bool:
-    """Run a stage as far as the answers allow; return whether it finished."""
-    task = asyncio.current_task()
+    Returns:
+        Whether the stage finished, and the counts of its requests.
+    """
+    config, task = batch.config, asyncio.current_task()
     assert task is not None
     cancelled = task.cancelling()
-    try:
-        with RunContext(config, QuietProgress(progress, "batch"), model) as context:
-            await compute_stage(stage, context, RunDirectory(folder))
-    except asyncio.CancelledError:
-        if task.cancelling() > cancelled:
-            raise  # The caller cancelled the task, not a pending request.
-        return False
-    return True
-
-
-def apply_overlay(overlay: OverlayCache, config: Config) -> None:
-    """Remove from the cache what the overlay hides; add the overlay's entries, all or none."""
-    with tempfile.TemporaryDirectory() as folder:
-        entries = Path(folder) / "entries.jsonl"
-        if overlay.export_cassette(entries) or overlay.hidden:
-            with Cache(config.cache.file, CacheMode.REUSE) as cache:
-                for key, kind in overlay.hidden.items():
-                    cache.forget([key], kind=kind)
-                cache.import_cassette(entries)
+    with Cache(config.cache.file, CacheMode.REUSE) as cache:
+        model = ModelClient(
+            batch.facts,
+            engine,
+            cache,
+            resample_temperature=config.sampling.resample_temperature,
+            retry_failures=config.cache.retry_failures,
+            lost=lost,
+        )
+        try:
+            with RunContext(config, QuietProgress(progress, "batch"), model) as context:
+                await compute_stage(batch.stage, context, RunDirectory(folder))
+        except asyncio.CancelledError:
+            if task.cancelling() > cancelled:
+                raise  # The caller cancelled the task, not a pending request.
+            return False, model.counts
+    return True, model.counts
 
 
 # Tokens that an unknown chat template is assumed to add: so many that no long document counts as short. A template
 # that adds more leads to truncated answers or refused requests, which are counted.
 _ASSUMED_OVERHEAD = 512
-_SHARD = re.compile(r"-\d{5}-of-\d{5}$")
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,70 +157,57 @@ async def pending_requests(
             cache is read-only. Names the missing option.
     """
     check_cache(config)
-    with OverlayCache(config.cache.file) as cache:
-        counter = None
-        if tokenizer is not None:
-            counter = ChatTokenizer(tokenizer, config.sampling.chat_template_kwargs)
-        facts = _known_facts(config, cache, counter)
-        engine = BatchEngine(Replies(), counter, is_import=False)
-        model = make_model(config, facts, engine, cache, lost)
-        if sends_requests(stage, config):
-            await run_stage(stage, config, folder, progress, model)
-        apply_overlay(cache, config)
-    batch = Batch(stage=stage, facts=facts, config=config)
-    requests = _group_by_topic(engine.pending.values())
-    return Export(batch, requests, model.counts.failures, model.counts.cache_hits)
+    counter = None
+    if tokenizer is not None:
+        counter = ChatTokenizer(tokenizer, config.sampling.chat_template_kwargs)
+    with open_known_answers(config.cache.file, config.cache.mode) as cache:
+        batch = Batch(stage=stage, facts=_known_facts(config, cache, counter), config=config)
+    if not sends_requests(stage, config):
+        return Export(batch, [], 0, 0)
+    engine = RecordingEngine(lambda _: None, counter)
+    _, counts = await run_stage(batch, folder, engine, progress, lost)
+    if engine.needs_tokenizer:
+        raise UsageError(
+            "engine.tokenizer: not set, and the tokens of documents that may not fit have to be counted; give the "
+            "folder of the model's tokenizer, or more room (`engine.context`; in comparisons "
+            "`ranking.document_tokens`)"
+        )
+    return Export(batch, _group_by_topic(engine.pending.values()), counts.failures, counts.cache_hits)
 
 
-def write_requests(
-    export: Export, folder: Path, path: Path, shards: int, *, overwrite: bool = False
-) -> list[tuple[Path, int]]:
-    """Write requests as OpenAI's batch files: all files or none.
+def write_requests(export: Export, folder: Path, path: Path, *, overwrite: bool = False) -> bool:
+    """Write requests as one of OpenAI's batch files; return whether there are any.
 
-    Files of the folder's last export to the same name are replaced, and removed if nothing is pending.
+    The file of the folder's last export is replaced, or removed if nothing is pending.
 
     Args:
         export: The requests.
         folder: The run's folder, in which the inputs of the export are recorded.
-        path: File to write; shards have their number before the suffix.
-        shards: Maximum number of files; their numbers of requests differ by at most one.
-        overwrite: Whether other files of that name may be replaced and removed as well.
-
-    Returns:
-        The files, each with its number of requests.
+        path: File to write.
+        overwrite: Whether another file of that name may be replaced and removed as well.
 
     Raises:
         UsageError: A file of that name exists that the last export did not write.
     """
-    count = len(export.requests)
-    shards = min(shards, count)
     known = set(read_batch(folder).written) if (folder / BATCH).exists() else set()
-    old = _find_former_files(path, known, overwrite)
-    files: list[tuple[Path, int]] = []
-    written: list[str] = []
-    if count:
-        folder.mkdir(parents=True, exist_ok=True)
-        waiting = iter(export.requests)
-        with ExitStack() as stack:
-            for number in range(1, shards + 1):
-                name = path.with_name(f"{path.stem}-{number:05}-of-{shards:05}{path.suffix}") if shards > 1 else path
-                size = math.ceil((count - sum(size for _, size in files)) / (shards - number + 1))
-                stream = stack.enter_context(open_atomic(name))
-                digest = hashlib.sha256()
-                for request in islice(waiting, size):
-                    line = request_line(request)
-                    digest.update(line)
-                    stream.write(line)
-                written.append(digest.hexdigest())
-                files.append((name, size))
-            # Recorded before the files get their names, together with the former files: so the next export may replace
-            # whatever a killed one leaves.
-            former = {sha256(file) for file in old} & known
-            hashes = (*written, *sorted(former - set(written)))
-            write_records(folder / BATCH, [export.batch.model_copy(update={"written": hashes})])
-    for file in old - {name for name, _ in files}:
-        file.unlink()
-    return files
+    former = sha256(path) if path.is_file() else None
+    if former not in known:
+        check_output(path, overwrite)
+    if not export.requests:
+        path.unlink(missing_ok=True)
+        return False
+    folder.mkdir(parents=True, exist_ok=True)
+    with open_atomic(path) as stream:
+        digest = hashlib.sha256()
+        for line in map(request_line, export.requests):
+            digest.update(line)
+            stream.write(line)
+        # Recorded before the file gets its name, together with the former file: so the next export may replace
+        # whatever a killed one leaves.
+        hashes = [digest.hexdigest(), *([former] if former in known else [])]
+        batch = export.batch.model_copy(update={"written": tuple(dict.fromkeys(hashes))})
+        write_records(folder / BATCH, [batch])
+    return True
 
 
 def request_line(request: Request) -> bytes:
@@ -276,21 +251,3 @@ def _group_by_topic(requests: Iterable[Request]) -> list[Request]:
     for request in requests:
         groups.setdefault((request.origin.prompt, request.origin.topic_id), []).append(request)
     return [request for group in groups.values() for request in group]
-
-
-def _find_former_files(path: Path, known: set[str], overwrite: bool) -> set[Path]:
-    """Return the files of an earlier export to this name, whole or in shards.
-
-    Raises:
-        UsageError: One of them is not a file, or its hash is not in `known` and `overwrite` is not set.
-    """
-    found = {path} if path.exists() else set()
-    if path.parent.is_dir():
-        for file in path.parent.iterdir():
-            stem, shard = _SHARD.subn("", file.stem)
-            if shard and stem == path.stem and file.suffix == path.suffix:
-                found.add(file)
-    for file in found:
-        if not (file.is_file() and sha256(file) in known):
-            check_output(file, overwrite)
-    return found

@@ -12,23 +12,21 @@ from touche_llm.batch.export import (
     ENGINE,
     Batch,
     Export,
-    apply_overlay,
     check_cache,
-    make_model,
     pending_requests,
     request_line,
     run_stage,
     sends_requests,
 )
+from touche_llm.batch.responses import Replies, read_replies
 from touche_llm.batch.runner import TITLES, answer_file
 from touche_llm.config import Config
 from touche_llm.data.scratch import BUILDING, open_scratch, remove_abandoned
 from touche_llm.errors import DataError, EngineError, ToucheError
 from touche_llm.llm.answers import OUTCOMES, UnusableAnswer
-from touche_llm.llm.batch import BatchEngine, Replies, read_replies
 from touche_llm.llm.cache import Cache, CacheMode
 from touche_llm.llm.model import NOTHING_LOST, LostRequests
-from touche_llm.llm.recorder import OverlayCache
+from touche_llm.llm.recorder import RecordingEngine
 from touche_llm.llm.vllm_common import check_model_folder
 from touche_llm.pipeline.context import RunContext
 from touche_llm.pipeline.engines import LOG, store_engine_info
@@ -71,74 +69,65 @@ async def import_replies(
     *,
     lost: LostRequests = NOTHING_LOST,
 ) -> Import:
-    """Store responses in the cache like answers of a server: those of all files, or none.
+    """Store responses in the cache like answers of a server.
 
     A request that the engine rejected is stored as failed. Other requests without an answer stay pending: an error of
     the server, as over HTTP, is never stored. Requests in `lost` are not sent again.
 
     Raises:
-        DataError: A line is not a response, or answers no request of the export; names file and line. Nothing is
-            stored.
+        DataError: A line is not a response, and nothing is stored; or it answers no request of the export, and the
+            others are stored. Names file and line.
         ToucheError: The stage failed with these answers. They are stored.
     """
     config = batch.config
     check_cache(config)
     replies = read_replies(paths, batch.facts.model)
+    engine = RecordingEngine(replies)
     result = Import(repeated=list(replies.repeated))
-    with OverlayCache(config.cache.file) as cache:
-        engine = BatchEngine(replies, None, is_import=True)
-        model = make_model(config, batch.facts, engine, cache, lost)
-        problem: ToucheError | None = None
-        try:
-            result.done = await run_stage(batch.stage, config, folder, progress, model)
-        except ToucheError as error:
-            problem = error  # Raised once the answers are stored.
-        # The overlay iterates over its own entries only.
-        failed = {
-            entry.key: entry.read(UnusableAnswer) for entry in cache.iterate_entries() if entry.kind == "unusable"
-        }
-        unused = _count_unanswered(replies, engine, cache, failed, result)
-        if unused and problem is None:
-            raise DataError(
-                f"{unused[0]}: the id is neither that of a pending request of {folder} nor that of an answer in the "
-                "cache; nothing of these files is stored; import responses to the last export of this folder"
-            )
-        for key, answer in failed.items():
-            if key in engine.taken:
-                result.unusable.setdefault(answer.kind, []).append(answer.reason)
-        result.stored = len(engine.taken - failed.keys())
-        result.failed = model.counts.failures
-        if result.stored or failed:
-            name = f"{ENGINE}, {engine.fingerprint}" if engine.fingerprint else ENGINE
+    problem: ToucheError | None = None
+    try:
+        result.done, counts = await run_stage(batch, folder, engine, progress, lost)
+        result.failed = counts.failures
+    except ToucheError as error:
+        problem = error  # Raised once the outcomes are known.
+    with Cache(config.cache.file, CacheMode.REUSE) as cache:
+        if engine.answered or replies.rejected:
+            name = f"{ENGINE}, {replies.fingerprint}" if replies.fingerprint else ENGINE
             store_engine_info(batch.facts.model_copy(update={"engine": name}), cache)
-        apply_overlay(cache, config)
+        unused = _count_outcomes(replies, engine, cache, result)
     if problem is not None:
         if unused:
             progress.warn(f"{len(unused):,} responses were not reached and are not stored; import them again later")
         raise problem
+    if unused:
+        raise DataError(
+            f"{unused[0]}: the id is neither that of a pending request of {folder} nor that of an answer in the cache; "
+            f"{len(unused):,} responses are not stored, {result.stored:,} are; import responses to the last export of "
+            "this folder"
+        )
     return result
 
 
-def _count_unanswered(
-    replies: Replies, engine: BatchEngine, cache: OverlayCache, failed: dict[str, UnusableAnswer], result: Import
-) -> list[str]:
-    """Add the responses without a new answer to the result; return `file:line: id` of responses to unknown requests."""
+def _count_outcomes(replies: Replies, engine: RecordingEngine, cache: Cache, result: Import) -> list[str]:
+    """Add the outcome of each response to the result; return `file:line: id` of responses to unknown requests."""
     unused: list[str] = []
     for key, reply in replies.by_key.items():
-        if key in engine.taken:
-            continue
-        if key not in failed and cache.get(key, OUTCOMES) is not None:
+        if key in engine.answered:
+            answer = cache.get(key, OUTCOMES)
+            if isinstance(answer, UnusableAnswer):
+                result.unusable.setdefault(answer.kind, []).append(answer.reason)
+            else:
+                result.stored += 1
+        elif problem := replies.problems.get(key):
+            result.errors.setdefault(problem.kind, []).append(problem.reason)
+            if key in replies.rejected:
+                result.refused += 1
+            else:
+                result.unanswered[key] = problem.reason
+        elif cache.get(key, OUTCOMES) is not None:
             result.repeated.append(reply.place)
-            continue
-        problem = reply.find_problem(engine.pending[key]) if key in engine.pending else reply.problem
-        if problem is None or not (key in engine.pending or key in failed):
-            unused.append(f"{reply.place}: {key:.80}")
-            continue
-        result.errors.setdefault(problem.kind, []).append(problem.reason)
-        if key in failed:
-            result.refused += 1
         else:
-            result.unanswered[key] = problem.reason
+            unused.append(f"{reply.place}: {key:.80}")
     return unused
 
 

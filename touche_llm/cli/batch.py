@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import shlex
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -17,7 +17,6 @@ from touche_llm.batch.runner import answer_file, run_batch
 from touche_llm.cli import options as o
 from touche_llm.cli import setting_options as s
 from touche_llm.cli import stages
-from touche_llm.cli.command import RENAMED_OPTIONS
 from touche_llm.cli.emit import Format, FormatOption, print_result, print_rows, say
 from touche_llm.cli.setting_options import CommandProgress
 from touche_llm.config import Config
@@ -37,8 +36,6 @@ _STAGES: Mapping[StageName, Callable[..., None]] = {
 # The folder stands first in each command; the others are for one call alone.
 _NOT_REPEATED = ("stage", "out", "overwrite", "cache__retry_failures", "output")
 _RESPONSES = "responses.jsonl"
-# All of them are open at once.
-_MAX_SHARDS = 500
 
 batch_app = typer.Typer(no_args_is_help=True, help="Write, answer and import batch files, with vLLM or Ray Data.")
 
@@ -54,17 +51,6 @@ def export(
         Path,
         typer.Option("--requests", "-o", metavar="FILE", help="The file to write.", rich_help_panel="Output"),
     ],
-    shards: Annotated[
-        int,
-        typer.Option(
-            "--shards",
-            min=1,
-            max=_MAX_SHARDS,
-            metavar="N",
-            help="Files to split into.",
-            rich_help_panel="Output",
-        ),
-    ] = 1,
     tokenizer: Annotated[
         Path | None,
         typer.Option(
@@ -85,12 +71,12 @@ def export(
     with lock_run(out, f"batch export {stage}", progress.warn):
         found = stages.run_requests(config, pending_requests(stage, config, out, tokenizer, progress))
         found = replace(found, batch=found.batch.model_copy(update=_list_given_options(stage, context)))
-        files = write_requests(found, out, requests, shards, overwrite=overwrite)
+        is_pending = write_requests(found, out, requests, overwrite=overwrite)
     if output is not Format.TABLE:
-        rows = [{"stage": stage, "file": file, "requests": count} for file, count in files]
+        rows = [{"stage": stage, "file": requests, "requests": len(found.requests)}] if is_pending else []
         print_rows(output, rows, ("stage", "file", "requests"))
-    if files:
-        _print_next_commands(output, found, out, [file for file, _ in files], tokenizer)
+    if is_pending:
+        _print_next_commands(output, found, out, requests, tokenizer)
     else:
         _print_end(output, found.batch, out, found.failed)
 
@@ -148,7 +134,7 @@ def import_(
     out: o.OutOption,
     output: FormatOption = Format.TABLE,
 ) -> None:
-    """Store the responses to the last export of a run's folder in its cache: those of all files, or none.
+    """Store the responses to the last export of a run's folder in its cache.
 
     Exit code 3 if some hold no usable answer; the next export sends their requests again.
     """
@@ -207,12 +193,10 @@ def _list_given_options(stage: StageName, context: typer.Context) -> dict[str, t
     return {"export_options": tuple(export), "stage_options": tuple(replay)}
 
 
-def _print_next_commands(output: Format, found: Export, out: Path, files: list[Path], tokenizer: Path | None) -> None:
-    """Print the commands that answer the files, import the responses and export what is pending then."""
-    first, last = files[0], files[-1]
-    where = f"{first}" if first == last else f"{len(files)} files, {first} to {last}"
-    say(output, f"{len(found.requests):,} requests now, in {where}; for each file")
-    say(output, f"  {_run_command(found.batch, first, tokenizer)}")
+def _print_next_commands(output: Format, found: Export, out: Path, file: Path, tokenizer: Path | None) -> None:
+    """Print the commands that answer the file, import the responses and export what is pending then."""
+    say(output, f"{len(found.requests):,} requests now, in {file}; answer them")
+    say(output, f"  {_run_command(found.batch, file, tokenizer)}")
     say(output, "then import the responses, and run export again, until none is pending")
     say(output, f"  {shlex.join(('touche-llm', 'batch', 'import', _RESPONSES, '--out', str(out)))}")
     say(output, f"  {_export_command(found.batch, out)}")
@@ -227,16 +211,11 @@ def _run_command(batch: Batch, file: Path, tokenizer: Path | None) -> str:
 
 
 def _export_command(batch: Batch, out: Path) -> str:
-    return shlex.join(("touche-llm", "batch", "export", batch.stage, "--out", str(out), *_rename(batch.export_options)))
-
-
-def _rename(options: Iterable[str]) -> list[str]:
-    """Return options that an earlier version may have stored, with their present names."""
-    return [RENAMED_OPTIONS.get(option, option) for option in options]
+    return shlex.join(("touche-llm", "batch", "export", batch.stage, "--out", str(out), *batch.export_options))
 
 
 def _print_end(output: Format, batch: Batch, out: Path, failed: int) -> None:
-    command = ("touche-llm", batch.stage, "--out", str(out), "--cache-mode", "replay", *_rename(batch.stage_options))
+    command = ("touche-llm", batch.stage, "--out", str(out), "--cache-mode", "replay", *batch.stage_options)
     say(output, f"nothing is pending: the stage needs no server now: {shlex.join(command)}")
     if failed:
         say(

@@ -20,15 +20,15 @@ from touche_llm.config import Config
 from touche_llm.data.io import open_atomic
 from touche_llm.data.records import Cut
 from touche_llm.errors import UsageError, to_printable
+from touche_llm.llm.cache import CacheMode
 from touche_llm.llm.model import ModelClient
-from touche_llm.llm.recorder import DryEngine, OverlayCache
+from touche_llm.llm.recorder import make_dry_engine, open_known_answers
 from touche_llm.llm.truncation import ChatTokenizer
 from touche_llm.pipeline.context import RunContext, make_request_builder
 from touche_llm.pipeline.engines import assume_engine_info
 from touche_llm.pipeline.progress import Progress
 from touche_llm.pipeline.settings import DELIVERY, INPUTS
 from touche_llm.prompt_lab.prefix_sharing import (
-    MeasuringEngine,
     PromptPart,
     Shared,
     estimate,
@@ -118,10 +118,10 @@ async def _render(
     """Return the prompt, and for each request its documents and its parts."""
     config = context.run.config
     purpose, prompt = context.load()
-    engine = DryEngine("first") if tokenizer is None else MeasuringEngine(tokenizer)
+    engine = make_dry_engine(tokenizer)
     count = estimate if tokenizer is None else tokenizer.count_tokens
     make_builder = partial(make_request_builder, engine=config.engine, sampling=config.sampling)
-    with OverlayCache(config.cache.file) as cache:
+    with open_known_answers(config.cache.file, CacheMode.REUSE) as cache:
         facts = assume_engine_info(config.engine, cache)
         subject = await context.subject(purpose, make_builder(ModelClient(engine_info=facts, engine=None, cache=cache)))
         builder = make_builder(ModelClient(engine_info=facts, engine=engine, cache=cache))

@@ -212,6 +212,10 @@ class Cache:
                 # Closing does this too, unless another process is reading; a passive checkpoint waits for none.
                 self._database.execute("PRAGMA wal_checkpoint(PASSIVE)")
 
+    @property
+    def _is_read_only(self) -> bool:
+        return self.mode in (CacheMode.REPLAY, CacheMode.OFF)
+
     def _check_file(self) -> None:
         """Raise DataError if the file was deleted or replaced since it was opened: new entries would be lost."""
         if self._opened is not None and not (self.path.exists() and os.path.samestat(self._opened, self.path.stat())):
@@ -242,9 +246,9 @@ class Cache:
         """Store an entry at once, and return the value that the cache then has under its key.
 
         The first value stored under a key stays, also if another process stored it, so that a replay finds what the run
-        used. In mode `refresh` the new value replaces it.
+        used. In mode `refresh` the new value replaces it; in modes `replay` and `off` nothing is stored.
         """
-        if self.mode is CacheMode.OFF:
+        if self._is_read_only:
             return entry.read(model)
         self._insert([entry.row])
         self._check_file()
@@ -264,7 +268,7 @@ class Cache:
             DataError: The value already stored has another type.
             Exception: The reason, mostly an sqlite3.Error, why the values of this turn could not be stored.
         """
-        if self.mode is CacheMode.OFF:
+        if self._is_read_only:
             return value
         loop = asyncio.get_running_loop()
         if not self._pending:
@@ -303,7 +307,9 @@ class Cache:
                 waiting.set_exception(failed)
 
     def forget(self, keys: Iterable[str], *, kind: str | None = None) -> None:
-        """Remove the entries with these keys, or those of them with this kind."""
+        """Remove the entries with these keys, or those of them with this kind; nothing if the cache is read-only."""
+        if self._is_read_only:
+            return
         rows = [(key, kind) for key in keys]
         self._database.executemany("DELETE FROM entries WHERE key = ?1 AND kind = coalesce(?2, kind)", rows)
 

@@ -1,26 +1,51 @@
-"""Engine and cache of a dry run: nothing is sent, nothing is written."""
+"""Engine that records requests and answers them from a function: dry runs, batch files, replays and tests."""
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import math
 import re
 import string
 import struct
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Protocol
 
 from touche_llm.errors import EngineError
 from touche_llm.llm.answers import AnswerForm, Layout, Token, list_fields
-from touche_llm.llm.cache import Cache, CacheMode, Entry
+from touche_llm.llm.cache import Cache, CacheMode
 from touche_llm.llm.engine import Completion
 from touche_llm.llm.logprobs import Label
 from touche_llm.llm.request import Message, Request
 
 # Characters per token, about, in English text.
 TOKEN_CHARS = 4
+
+
+class Tokenizer(Protocol):
+    """Counts and truncates without an engine."""
+
+    def count_tokens(self, messages: tuple[Message, ...]) -> int:
+        """Return the number of prompt tokens of a chat."""
+        ...
+
+    def truncate(self, text: str, max_tokens: int) -> str:
+        """Return the beginning of `text` with about this many tokens."""
+        ...
+
+
+class EstimatingTokenizer:
+    """Tokenizer that estimates tokens by the number of characters."""
+
+    def count_tokens(self, messages: tuple[Message, ...]) -> int:
+        """Return the estimated number of prompt tokens of a chat."""
+        return _estimate(_join(messages))
+
+    def truncate(self, text: str, max_tokens: int) -> str:
+        """Return the beginning of `text` with about this many tokens."""
+        return text[: max_tokens * TOKEN_CHARS]
 
 
 @dataclass(slots=True)
@@ -47,39 +72,126 @@ class Usage:
         return replace(self, requests=requests, **tokens)
 
 
-class _EstimatingEngine:
-    """Engine that estimates tokens by the number of characters."""
+class RecordingEngine:
+    """Engine of chats and of pooling models that sends nothing: it records requests and answers from a function.
+
+    Scores fall with each document, so that they confirm the order of the ranking; vectors depend on the text alone and
+    mean nothing.
+
+    Attributes:
+        pending: Requests without an answer, by key.
+        answered: Keys of the requests with an answer.
+        repeated: Number of requests that had been answered before.
+        usage: Usage by name of the prompt, in order of first use; requests to pooling models are under the name of the
+            task and `embeddings` or `cross_encoder`.
+        needs_tokenizer: Whether tokens had to be counted without a tokenizer.
+    """
+
+    def __init__(
+        self,
+        answer: Callable[[Request], Completion | None],
+        tokenizer: Tokenizer | None = None,
+        *,
+        task: str = "",
+        answered: set[str] | None = None,
+    ) -> None:
+        """Initialise the engine.
+
+        Args:
+            answer: Returns the completion of a request, or None if its answer is pending; may raise as an engine.
+            tokenizer: Counts tokens; without one, a task that needs a count is cancelled.
+            task: Name of the task, for `usage`.
+            answered: Keys of requests answered before, by another engine for example; new ones are added.
+        """
+        self._answer, self._tokenizer, self._task = answer, tokenizer, task
+        self.pending: dict[str, Request] = {}
+        self.answered = set() if answered is None else answered
+        self.repeated = 0
+        self.usage: dict[str, Usage] = {}
+        self.needs_tokenizer = False
+        self._last_text: dict[str, str] = {}
+        self._scored = 0
+
+    async def complete(self, request: Request) -> Completion:
+        """Return the completion of a request; cancel the task that waits for a pending one."""
+        completion = self._answer(request)
+        if completion is None:
+            self.pending[request.key] = request
+            raise asyncio.CancelledError
+        if request.key in self.answered:
+            self.repeated += 1
+            return completion
+        self.answered.add(request.key)
+        prompt, text = request.origin.prompt, _join(request.messages)
+        usage = self._record(prompt, text)
+        usage.topics.add(request.origin.topic_id)
+        usage.completion_tokens += request.sampling.max_tokens
+        usage.shared_tokens += _estimate(text[: count_shared(self._last_text.get(prompt, ""), text)])
+        self._last_text[prompt] = text
+        return completion
+
+    async def embed(self, texts: Sequence[str], dimensions: int | None) -> list[bytes]:
+        """Return vectors of `dimensions` values."""
+        self._record(f"{self._task}/embeddings", "".join(texts))
+        seeds = [hashlib.sha256(text.encode()).digest() for text in texts]
+        return [
+            b"".join(struct.pack("<f", seed[place % 32] - 127.5) for place in range(dimensions or 1)) for seed in seeds
+        ]
+
+    async def score(self, query: str, documents: Sequence[str]) -> list[float]:
+        """Return falling scores."""
+        self._record(f"{self._task}/cross_encoder", "".join(query + document for document in documents))
+        self._scored += len(documents)
+        return [float(-place) for place in range(self._scored - len(documents), self._scored)]
 
     async def count_tokens(self, messages: tuple[Message, ...]) -> int:
-        """Return the estimated number of prompt tokens of a chat."""
-        return _estimate(_join(messages))
+        """Return the number of prompt tokens of a chat."""
+        return self._require_tokenizer().count_tokens(messages)
 
     async def truncate(self, text: str, max_tokens: int) -> str:
         """Return the beginning of `text` with about this many tokens."""
-        return text[: max_tokens * TOKEN_CHARS]
+        return self._require_tokenizer().truncate(text, max_tokens)
+
+    def _require_tokenizer(self) -> Tokenizer:
+        if self._tokenizer is None:
+            self.needs_tokenizer = True
+            raise asyncio.CancelledError
+        return self._tokenizer
+
+    def _record(self, name: str, text: str) -> Usage:
+        usage = self.usage.setdefault(name, Usage())
+        usage.requests += 1
+        usage.prompt_tokens += _estimate(text)
+        return usage
 
 
-class DryEngine(_EstimatingEngine):
-    """Engine that answers from the schema alone and records what would have been sent.
+def make_dry_engine(
+    tokenizer: Tokenizer | None = None, *, task: str = "", answered: set[str] | None = None
+) -> RecordingEngine:
+    """Return an engine that answers without a model, from the schema alone; tokens are estimated if need be."""
+    return RecordingEngine(DryAnswers(), tokenizer or EstimatingTokenizer(), task=task, answered=answered)
+
+
+def open_known_answers(path: Path, mode: CacheMode) -> Cache:
+    """Open the answers that a run would find in its cache, without changing the file or creating it."""
+    # A full disk, or a kill while a cache is created, leaves an empty file.
+    is_read = mode in (CacheMode.REUSE, CacheMode.REPLAY) and path.exists() and path.stat().st_size > 0
+    return Cache(path, CacheMode.REPLAY if is_read else CacheMode.OFF)
+
+
+class DryAnswers:
+    """Function that answers from the schema alone.
 
     For one document, or a topic alone, all grades are equally probable, and the first of several words is twice as
-    probable as the others, since sentences without a side would form no pairs. Among several documents, one is certain.
-    The text of the answer has the first label; a free text is made of the field's name.
-
-    Attributes:
-        answers: Whether the first or the second of several documents shown is the best; the same one if they are shown
-            again in another order. A field `order` lists the labels of the documents forwards or backwards. Since
-            documents are shown in the order of the ranking, "first" changes it least and "second" most.
-        usage: Usage by name of the prompt, in order of first use.
+    probable as the others, since sentences without a side would form no pairs. Among several documents, the one shown
+    first is certainly the best, also if they are shown again in another order: answers confirm the ranking. The text
+    of the answer has the first label; a free text is made of the field's name.
     """
 
-    def __init__(self, answers: Literal["first", "second"]) -> None:
-        self.answers: Literal["first", "second"] = answers
-        self.usage: dict[str, Usage] = {}
-        self._last_text: dict[str, str] = {}
-        self._chosen: dict[tuple[str, frozenset[str]], str] = {}
+    def __init__(self) -> None:
+        self._best: dict[tuple[str, frozenset[str]], str] = {}
 
-    async def complete(self, request: Request) -> Completion:
+    def __call__(self, request: Request) -> Completion:
         """Return an answer that fits the schema; raise EngineError if no text is known for a pattern."""
         if request.layout.form is AnswerForm.TEXT:
             # As long as possible, since the next prompt repeats it: each word has the characters of a token.
@@ -90,23 +202,10 @@ class DryEngine(_EstimatingEngine):
         return Completion(
             text=text,
             finish_reason="stop",
-            prompt_tokens=self._record(request),
+            prompt_tokens=_estimate(_join(request.messages)),
             completion_tokens=_estimate(text),
             tokens=tokens if request.sampling.top_logprobs else [],
         )
-
-    def _record(self, request: Request) -> int:
-        """Record a request; return its number of prompt tokens."""
-        prompt, text = request.origin.prompt, _join(request.messages)
-        usage = self.usage.setdefault(prompt, Usage())
-        tokens = _estimate(text)
-        usage.requests += 1
-        usage.topics.add(request.origin.topic_id)
-        usage.prompt_tokens += tokens
-        usage.completion_tokens += request.sampling.max_tokens
-        usage.shared_tokens += _estimate(text[: _count_shared(self._last_text.get(prompt, ""), text)])
-        self._last_text[prompt] = text
-        return tokens
 
     def _choose_labels(self, request: Request) -> dict[str, Sequence[Label]]:
         """Return the probable labels of each field, that of the text first."""
@@ -117,118 +216,24 @@ class DryEngine(_EstimatingEngine):
         answer: dict[str, Sequence[Label]] = {}
         for name, schema in fields.items():
             if "pattern" in schema:
-                answer[name] = [self._write_text(name, schema["pattern"], len(documents))]
+                answer[name] = [_write_text(name, schema["pattern"], len(documents))]
             elif len(documents) > 1:
-                answer[name] = [schema["enum"][documents.index(self._choose_best(request.origin.topic_id, documents))]]
+                best = self._best.setdefault((request.origin.topic_id, frozenset(documents)), documents[0])
+                answer[name] = [schema["enum"][documents.index(best)]]
             else:
                 answer[name] = schema["enum"]
         return answer
 
-    def _choose_best(self, topic_id: str, documents: list[str]) -> str:
-        best = documents[0 if self.answers == "first" else 1]
-        return self._chosen.setdefault((topic_id, frozenset(documents)), best)
 
-    def _write_text(self, name: str, pattern: str, documents: int) -> str:
-        if name == "order":
-            labels = string.ascii_uppercase[:documents]
-            text = " > ".join(labels if self.answers == "first" else reversed(labels))
-        else:
-            text = name.replace("_", "")
-        # A text that does not fit would cause resamples, and the estimates would be wrong.
-        if re.search(pattern, text) is None:
-            raise EngineError(
-                f"dry run: no answer is known for the field {name!r} of {documents} documents: {text!r} does not fit "
-                f"the pattern {pattern!r:.200}"
-            )
-        return text
-
-
-class DryPoolingEngine(_EstimatingEngine):
-    """Pooling engine that answers without a model and records what would have been sent.
-
-    Scores fall with each document if `answers` is "first", so that they confirm the order of the ranking, and rise if
-    it is "second". Vectors depend on the text alone and mean nothing.
-    """
-
-    def __init__(self, answers: Literal["first", "second"], usage: dict[str, Usage], name: str) -> None:
-        """Record in `usage` under this name."""
-        self.answers, self._usage, self._name = answers, usage, name
-        self._scored = 0
-
-    async def embed(self, texts: Sequence[str], dimensions: int | None) -> list[bytes]:
-        """Return vectors of `dimensions` values."""
-        self._record("".join(texts))
-        seeds = [hashlib.sha256(text.encode()).digest() for text in texts]
-        return [
-            b"".join(struct.pack("<f", seed[place % 32] - 127.5) for place in range(dimensions or 1)) for seed in seeds
-        ]
-
-    async def score(self, query: str, documents: Sequence[str]) -> list[float]:
-        """Return falling or rising scores."""
-        self._record("".join(query + document for document in documents))
-        self._scored += len(documents)
-        last = range(self._scored - len(documents), self._scored)
-        return [float(-place if self.answers == "first" else place) for place in last]
-
-    def _record(self, text: str) -> None:
-        usage = self._usage.setdefault(self._name, Usage())
-        usage.requests += 1
-        usage.prompt_tokens += _estimate(text)
-
-
-class OverlayCache(Cache):
-    """Cache that reads a file and keeps new entries in memory; the file is neither created nor changed.
-
-    The file is opened as for replay; SQLite may leave files of its own (`-wal`, `-shm`) beside it. `get` and `find`
-    return entries of both; `iterate_entries`, `count_entries` and `export_cassette` only those in memory.
-
-    Attributes:
-        hidden: Keys of the file that were to be forgotten, with the kind of entry, or None for any.
-    """
-
-    def __init__(self, path: Path | None) -> None:
-        """Open the cache `path`, an SQLite file or a cassette (`.jsonl`), if it is given and exists.
-
-        Raises:
-            DataError: The file is not a cache.
-        """
-        # A full disk, or a kill while a cache is created, leaves an empty file.
-        exists = path is not None and path.exists() and path.stat().st_size > 0
-        self._file = Cache(path, CacheMode.REPLAY) if path is not None and exists else None
-        self.hidden: dict[str, str | None] = {}
-        # In this mode no file is opened, whatever its name.
-        super().__init__(Path("dry run"), CacheMode.OFF)
-        self.path, self.mode = path or self.path, CacheMode.REUSE
-
-    def close(self) -> None:
-        """Close the file."""
-        super().close()
-        if self._file is not None:
-            self._file.close()
-
-    def has_resamples(self) -> bool:
-        """Return whether there are answers of a second or third sample."""
-        return super().has_resamples() or (self._file is not None and self._file.has_resamples())
-
-    def forget(self, keys: Iterable[str], *, kind: str | None = None) -> None:
-        """Remove the entries with these keys; those in the file are hidden."""
-        forgotten = list(keys)
-        super().forget(forgotten, kind=kind)
-        self.hidden |= dict.fromkeys(forgotten, kind)
-
-    def find(self, kind: str, **columns: Any) -> list[Entry]:
-        """Return the entries of a kind whose columns have these values, by key."""
-        found = {entry.key: entry for entry in (self._file.find(kind, **columns) if self._file else [])}
-        found |= {entry.key: entry for entry in super().find(kind, **columns)}
-        return [found[key] for key in sorted(found)]
-
-    def _fetch_row(self, key: str) -> tuple[Any, Any] | None:
-        new = super()._fetch_row(key)
-        if new is not None or self._file is None:
-            return new
-        stored = self._file._fetch_row(key)
-        is_hidden = stored is not None and key in self.hidden and self.hidden[key] in (None, stored[0])
-        return None if is_hidden else stored
+def _write_text(name: str, pattern: str, documents: int) -> str:
+    text = " > ".join(string.ascii_uppercase[:documents]) if name == "order" else name.replace("_", "")
+    # A text that does not fit would cause resamples, and the estimates would be wrong.
+    if re.search(pattern, text) is None:
+        raise EngineError(
+            f"dry run: no answer is known for the field {name!r} of {documents} documents: {text!r} does not fit "
+            f"the pattern {pattern!r:.200}"
+        )
+    return text
 
 
 def _choose_objects(firsts: Sequence[str], seconds: Sequence[str]) -> dict[str, Sequence[Label]]:
@@ -252,7 +257,7 @@ def _spell(answer: Mapping[str, Sequence[Label]], layout: Layout) -> tuple[str, 
     return text + layout.frame[-1], tokens
 
 
-def _count_shared(text: str, other: str) -> int:
+def count_shared(text: str, other: str) -> int:
     """Return the length of the common prefix of two texts; bisection is far faster than comparing characters."""
     low, high = 0, min(len(text), len(other))
     while low < high:

@@ -12,7 +12,7 @@ from touche_llm.data.records import Candidate, Topic
 from touche_llm.data.topics import build_query
 from touche_llm.errors import ReplayMiss, UsageError
 from touche_llm.llm.pooling import PooledText, PoolingClient
-from touche_llm.llm.recorder import DryPoolingEngine
+from touche_llm.llm.recorder import RecordingEngine
 from touche_llm.llm.settings import CacheConfig
 from touche_llm.pipeline.corpora import LocalCorpus
 from touche_llm.pipeline.engines import OpenPooling, describe_pooling, open_pooling
@@ -74,7 +74,7 @@ class DenseCorpus(LocalCorpus):
             queries = await client.embed(texts)
             client.raise_on_misses()
             self.usage = {**describe_pooling(client, settings), "dimensions": index.dimensions}
-            if isinstance(client.engine, DryPoolingEngine):
+            if isinstance(client.engine, RecordingEngine):
                 return [self._spread(topic, depth, done) for topic in topics]
         is_hybrid = self.retriever.name == "hybrid"
         pool = max(depth, settings.pool) if is_hybrid else depth
@@ -104,7 +104,7 @@ class DenseCorpus(LocalCorpus):
                 "(`dense.url`)"
             )
         with self._progress.stage("embedding documents", len(missing), client.counts) as done:
-            if isinstance(client.engine, DryPoolingEngine):
+            if isinstance(client.engine, RecordingEngine):
                 for rows in split_rows(missing, client.batch):
                     await index.embed(client, rows)
                     for _ in rows:

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
 
 from touche_llm.config import Config
-from touche_llm.llm.cache import Cache, CacheMode
+from touche_llm.llm.cache import Cache
 from touche_llm.llm.counts import Counts
 from touche_llm.llm.model import ModelClient
 from touche_llm.llm.pooling import PoolingClient
-from touche_llm.llm.recorder import DryEngine, DryPoolingEngine, OverlayCache, Usage
+from touche_llm.llm.recorder import RecordingEngine, Usage, make_dry_engine, open_known_answers
 from touche_llm.llm.settings import CacheConfig, PoolingConfig, Purpose
 from touche_llm.pipeline.context import RunContext
 from touche_llm.pipeline.engines import OpenPooling, assume_engine_info
@@ -26,11 +24,6 @@ from touche_llm.pipeline.retrieve import NoCandidates
 from touche_llm.pipeline.run_directory import RunDirectory
 from touche_llm.pipeline.stages import StageName, compute_stage
 from touche_llm.ranking.steps import bound_requests, list_comparison_kinds
-
-# Names of the requests to pooling models, beside those of the prompts.
-_POOLING_NAMES: Mapping[Purpose, str] = {"embedding": "embeddings", "score": "cross_encoder"}
-# Answers that confirm the ranking, and answers that reverse it.
-_POLICIES: tuple[Literal["first", "second"], ...] = ("first", "second")
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,79 +61,71 @@ async def estimate_cost(
     """Estimate the requests of stages from their rendered prompts; no request is sent and no run file written.
 
     The corpus is stored and indexed, and ChatNoir queried, as in the run. Judgments that are not cached count as
-    undecided, so documents are compared in first-stage order, and every sentence takes a side. The number of
-    comparisons of some methods depends on the answers, so the last stage runs twice: with answers that confirm the
-    ranking and with answers that reverse it. They give the number of tokens per request; the minimum and maximum number
-    of requests are those of the methods over all answers. The folder has the outputs of earlier stages than `stages`.
-    If only queries of the model can find documents, nothing is known of the later stages.
+    undecided, so documents are compared in first-stage order, and every sentence takes a side. Comparisons are answered
+    so that they confirm the ranking; where their number depends on the answers, its minimum and maximum are those of
+    the methods over all answers, and a request has the average length. The folder has the outputs of earlier stages
+    than `stages`. If only queries of the model can find documents, nothing is known of the later stages.
 
     Raises:
         UsageError: The first stage would not start in this folder: it is a file, or holds another run.
     """
     result = DryRun()
-    directory, earlier = RunDirectory(folder or Path()), None
+    directory, output = RunDirectory(folder or Path()), None
     if stages[0] == "retrieve":
         with RunContext(config, progress) as context:
             context.check_sources()
             if folder is not None:
                 directory.check_path()
                 check_settings(directory, context, "run" if len(stages) > 1 else "retrieve", overwrite=overwrite)
-    with tempfile.TemporaryDirectory() as name, RunContext(config, QuietProgress(progress, "dry run")) as context:
-        learnt = Path(name) / "learnt.jsonl"
+    with (
+        RunContext(config, QuietProgress(progress, "dry run")) as context,
+        open_known_answers(config.cache.file, config.cache.mode) as cache,
+    ):
+        facts = assume_engine_info(config.engine, cache)
+        result.context = facts.context if facts.engine or config.engine.context else None
+        answered: set[str] = set()
         for stage in stages:
-            spent, counts = [], []
-            # The policies differ only in how comparisons are answered.
-            for policy in _POLICIES if stage == "rank" else _POLICIES[:1]:
-                engine = DryEngine(policy)
-                with open_overlay(config) as cache:
-                    facts = assume_engine_info(config.engine, cache)
-                    result.context = facts.context if facts.engine or config.engine.context else None
-                    if learnt.exists():
-                        cache.import_cassette(learnt)
-                    retry = config.cache.retry_failures
-                    context.model = ModelClient(engine_info=facts, engine=engine, cache=cache, retry_failures=retry)
-                    context.open_pooling = _make_opener(context.task.name, engine, context.model)
-                    try:
-                        output = await compute_stage(stage, context, directory, earlier)
-                    except NoCandidates:
-                        if not (result.has_unknown_queries or _invents_queries(context, engine)):
-                            raise
-                        output = None
-                    result.has_unknown_queries |= _invents_queries(context, engine)
-                    if not isinstance(output, Ranking):
-                        earlier = output
-                        cache.export_cassette(learnt)
-                spent.append(engine.usage)
-                counts.append(context.model.counts)
-            bounds = dict(_bound_comparisons(context, output, spent[0])) if isinstance(output, Ranking) else {}
-            result.known[stage] = min(each.cache_hits for each in counts)
-            result.failed[stage] = min(each.known_failures for each in counts)
-            for prompt in dict.fromkeys(prompt for each in spent for prompt in each):
-                found = sorted((each.get(prompt, Usage()) for each in spent), key=lambda each: each.requests)
-                least, most = found[0], found[-1]
-                if prompt in bounds:
-                    least, most = (usage.scale(end) for usage, end in zip((least, most), bounds[prompt], strict=True))
-                result.costs.append(Cost(stage, prompt, least, most))
+            engine = make_dry_engine(task=context.task.name, answered=answered)
+            retry = config.cache.retry_failures
+            context.model = ModelClient(engine_info=facts, engine=engine, cache=cache, retry_failures=retry)
+            context.open_pooling = _make_opener(engine, context.model)
+            try:
+                earlier = None if isinstance(output, Ranking) else output
+                output = await compute_stage(stage, context, directory, earlier)
+            except NoCandidates:
+                if not (result.has_unknown_queries or _invents_queries(context, engine)):
+                    raise
+                output = None
+            result.has_unknown_queries |= _invents_queries(context, engine)
+            result.known[stage] = context.model.counts.cache_hits + engine.repeated
+            result.failed[stage] = context.model.counts.known_failures
+            bounds = {}
+            if isinstance(output, Ranking):
+                bounds = dict(_bound_comparisons(context, cache, output, engine.usage))
+            for prompt, usage in engine.usage.items():
+                least, most = bounds.get(prompt, (usage.requests, usage.requests))
+                result.costs.append(Cost(stage, prompt, usage.scale(least), usage.scale(most)))
             if output is None:
                 break
     return result
 
 
-def _invents_queries(context: RunContext, engine: DryEngine) -> bool:
+def _invents_queries(context: RunContext, engine: RecordingEngine) -> bool:
     """Return whether the engine was to expand queries, since the cache lacks the model's."""
     return context.config.expansion.use and context.load_prompts("queries")["queries"].name in engine.usage
 
 
 def _bound_comparisons(
-    context: RunContext, ranking: Ranking, usage: Mapping[str, Usage]
+    context: RunContext, cache: Cache, ranking: Ranking, usage: Mapping[str, Usage]
 ) -> Iterator[tuple[str, tuple[int, int]]]:
-    """Yield the prompts whose number of requests depends on the answers, with its minimum and maximum.
+    """Yield the prompts that compare documents, each with the minimum and maximum number of its requests.
 
     A topic whose comparisons all have an answer in the cache needs no request. In another, the first one that has none
     is certain; which others are made, and which of them have an answer, depends on the answers before.
 
     Args:
         context: The dry run's context.
+        cache: Known answers.
         ranking: Ranking of the dry run, which has all documents of each topic.
         usage: Usage of the dry run, of prompts with requests only.
     """
@@ -150,10 +135,9 @@ def _bound_comparisons(
         if (found := usage.get(prompt.name)) is None:
             continue
         stored: dict[str, Counter[int]] = {topic: Counter() for each in usage.values() for topic in each.topics}
-        with open_overlay(config) as cache:
-            for entry in [*cache.find("answer", prompt=prompt.name), *cache.find("unusable", prompt=prompt.name)]:
-                if entry.topic in stored:
-                    stored[entry.topic][len((entry.document or "").split())] += 1
+        for entry in [*cache.find("answer", prompt=prompt.name), *cache.find("unusable", prompt=prompt.name)]:
+            if entry.topic in stored:
+                stored[entry.topic][len((entry.document or "").split())] += 1
         thinking = config.sampling.thinking.think_for(kind)
         requests = 2 * thinking.chains if thinking else 1
         bounds = {
@@ -169,18 +153,16 @@ def _bound_comparisons(
             yield prompt.name, (least, sum(each.most for each in bounds.values()))
 
 
-def _make_opener(task: str, engine: DryEngine, model: ModelClient) -> OpenPooling:
+def _make_opener(engine: RecordingEngine, model: ModelClient) -> OpenPooling:
     """Return a function that opens pooling models which send nothing, and whose requests `engine` records."""
 
     @asynccontextmanager
     async def open_dry(
         purpose: Purpose, asked: PoolingConfig, answers: CacheConfig, dimensions: int | None = None
     ) -> AsyncIterator[PoolingClient]:
-        # Prompts are named by task and purpose.
-        pooling = DryPoolingEngine(engine.answers, engine.usage, f"{task}/{_POOLING_NAMES[purpose]}")
         yield PoolingClient(
             engine_info=assume_engine_info(asked, model.cache, purpose),
-            engine=pooling,
+            engine=engine,
             cache=model.cache,
             purpose=purpose,
             counts=model.counts,
@@ -190,17 +172,6 @@ def _make_opener(task: str, engine: DryEngine, model: ModelClient) -> OpenPoolin
         )
 
     return open_dry
-
-
-def open_overlay(config: Config) -> Cache:
-    """Return a cache with the answers that the run would find; nothing is written to it."""
-    match config.cache.mode:
-        case CacheMode.OFF:
-            return Cache(config.cache.file, CacheMode.OFF)
-        case CacheMode.REFRESH:
-            return OverlayCache(None)
-        case _:
-            return OverlayCache(config.cache.file)
 
 
 class QuietProgress:

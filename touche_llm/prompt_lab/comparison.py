@@ -15,9 +15,9 @@ from touche_llm.evaluation.qrels import Qrels
 from touche_llm.judging.pointwise import RequestBuilder, find_objects
 from touche_llm.llm.counts import Counts
 from touche_llm.llm.model import ModelClient
-from touche_llm.llm.recorder import DryEngine, Usage
+from touche_llm.llm.recorder import RecordingEngine, Usage, make_dry_engine, open_known_answers
 from touche_llm.pipeline.context import RunContext, check_examples, list_schemas, make_request_builder
-from touche_llm.pipeline.dry_run import Cost, DryRun, QuietProgress, open_overlay
+from touche_llm.pipeline.dry_run import Cost, DryRun, QuietProgress
 from touche_llm.pipeline.engines import assume_engine_info, open_model
 from touche_llm.pipeline.progress import Progress
 from touche_llm.pipeline.stages import report_known_failures
@@ -191,15 +191,18 @@ async def estimate_comparison(
     most those of the first and of the most expensive other. Arguments and errors as `compare_prompts`.
     """
     result = DryRun()
-    with RunContext(config, progress) as context, open_overlay(config) as cache:
+    with (
+        RunContext(config, progress) as context,
+        open_known_answers(config.cache.file, config.cache.mode) as cache,
+    ):
         variants, prepared = await _prepare(context, names, settings, qrels, plan)
         context.progress = QuietProgress(progress, "dry run")
         facts = assume_engine_info(config.engine, cache)
         result.context = facts.context if facts.engine or config.engine.context else None
-        counts, engines = Counts(), dict[str, DryEngine]()
+        counts, engines, answered = Counts(), dict[str, RecordingEngine](), set[str]()
 
         def make_builder(name: str) -> RequestBuilder:
-            engine = engines[name] = DryEngine("first")
+            engine = engines[name] = make_dry_engine(answered=answered)
             retry = config.cache.retry_failures
             model = ModelClient(engine_info=facts, engine=engine, cache=cache, counts=counts, retry_failures=retry)
             return make_request_builder(model, config.engine, config.sampling)
@@ -213,13 +216,14 @@ async def estimate_comparison(
                 await judge_variants(context, [variant], part, sample, topics, make_builder(variant.name))
             result.costs += _collect_costs(part, variants, engines)
             spent = counts.since(before)
+            repeated = sum(engines[variant.name].repeated for variant in variants)
             # Of the held-out topics, nothing is sure to be requested.
-            result.known[part] = 0 if part == HOLD_OUT else spent.cache_hits
+            result.known[part] = 0 if part == HOLD_OUT else spent.cache_hits + repeated
             result.failed[part] = 0 if part == HOLD_OUT else spent.known_failures
     return result
 
 
-def _collect_costs(part: str, variants: Sequence[Variant], engines: Mapping[str, DryEngine]) -> Iterator[Cost]:
+def _collect_costs(part: str, variants: Sequence[Variant], engines: Mapping[str, RecordingEngine]) -> Iterator[Cost]:
     """Yield the costs of a part: of all variants, or on held-out topics of the first and the most expensive other."""
     is_open = part != HOLD_OUT
 

@@ -5,7 +5,6 @@ A server's prefix cache serves the common beginning of requests.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,9 +15,8 @@ from touche_llm.judging.pointwise import Documents, RequestBuilder
 from touche_llm.llm.cache import Cache, CacheMode
 from touche_llm.llm.engine import EngineInfo
 from touche_llm.llm.model import ModelClient
-from touche_llm.llm.recorder import TOKEN_CHARS, DryEngine
+from touche_llm.llm.recorder import TOKEN_CHARS, count_shared, make_dry_engine
 from touche_llm.llm.request import Message, Sampling
-from touche_llm.llm.truncation import ChatTokenizer
 from touche_llm.prompt_lab.trial import Subject
 
 Messages = tuple[Message, ...]
@@ -42,22 +40,6 @@ class PromptPart:
     shared: Shared
     text: str
     tokens: int
-
-
-class MeasuringEngine(DryEngine):
-    """An offline engine that counts and truncates with a tokenizer."""
-
-    def __init__(self, tokenizer: ChatTokenizer) -> None:
-        super().__init__("first")
-        self._tokenizer = tokenizer
-
-    async def count_tokens(self, messages: Messages) -> int:
-        """Return the prompt tokens of a chat, chat template included."""
-        return self._tokenizer.count_tokens(messages)
-
-    async def truncate(self, text: str, max_tokens: int) -> str:
-        """Return the beginning of `text` with about this many tokens."""
-        return self._tokenizer.truncate(text, max_tokens)
 
 
 class _Changed:
@@ -84,7 +66,7 @@ def offline_builder() -> RequestBuilder:
     """Make a request builder that sends, truncates and stores nothing."""
     facts = EngineInfo(model="", revision="", context=_ENDLESS, overhead=0, engine="")
     cache = Cache(Path("none"), CacheMode.OFF)
-    return RequestBuilder(ModelClient(engine_info=facts, engine=DryEngine("first"), cache=cache), Sampling(), {}, 1)
+    return RequestBuilder(ModelClient(engine_info=facts, engine=make_dry_engine(), cache=cache), Sampling(), {}, 1)
 
 
 def make_other_subject(subject: Subject, *, topic: bool) -> Subject:
@@ -99,7 +81,7 @@ def shared_prefix(one: Messages, other: Messages) -> Place:
         if mine.role != theirs.role:
             return place, 0
         if mine.content != theirs.content:
-            return place, len(os.path.commonprefix([mine.content, theirs.content]))
+            return place, count_shared(mine.content, theirs.content)
     return min(len(one), len(other)), 0
 
 

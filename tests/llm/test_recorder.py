@@ -1,7 +1,8 @@
-"""Dry run: answers that fit every schema, estimated usage, and a cache that is not changed."""
+"""The recording engine: answers that fit every schema, estimated usage, and a cache that is not changed."""
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -13,17 +14,15 @@ from pydantic import Field
 
 from tests.answer_models import ComparativeJudgment, ControversialJudgment, PairJudgment, SentenceJudgment
 from tests.scripted_engine import FACTS, ScriptedEngine
+from touche_llm.data.concurrency import map_in_order
 from touche_llm.data.records import Topic
 from touche_llm.errors import DataError, EngineError
 from touche_llm.llm.answers import AnswerModel, FailedRequest, build_schema, get_labels, parse_answer
 from touche_llm.llm.cache import Cache, CacheMode
-from touche_llm.llm.counts import Counts
-from touche_llm.llm.engine import EngineInfo
 from touche_llm.llm.logprobs import compute_expected_grade, read_label
 from touche_llm.llm.model import AnsweredRequest, ModelClient
-from touche_llm.llm.recorder import DryEngine, OverlayCache, Usage
+from touche_llm.llm.recorder import RecordingEngine, Usage, make_dry_engine, open_known_answers
 from touche_llm.llm.request import Message, Origin, Request, Sampling
-from touche_llm.pipeline.engines import store_engine_info
 from touche_llm.tasks.features import objects_answer
 
 
@@ -61,15 +60,13 @@ def request_for(
     )
 
 
-def dry_model(path: Path, answers: Literal["first", "second"] = "first", **facts: Any) -> tuple[ModelClient, DryEngine]:
-    engine = DryEngine(answers)
-    return ModelClient(engine_info=FACTS.model_copy(update=facts), engine=engine, cache=OverlayCache(path)), engine
+def dry_model(path: Path, **facts: Any) -> tuple[ModelClient, RecordingEngine]:
+    engine, cache = make_dry_engine(), open_known_answers(path, CacheMode.REUSE)
+    return ModelClient(engine_info=FACTS.model_copy(update=facts), engine=engine, cache=cache), engine
 
 
-async def answered(
-    model: type[AnswerModel], document: str | None, answers: Literal["first", "second"] = "first"
-) -> AnsweredRequest[Any]:
-    client, _ = dry_model(Path("nowhere.sqlite"), answers)
+async def answered(model: type[AnswerModel], document: str | None) -> AnsweredRequest[Any]:
+    client, _ = dry_model(Path("nowhere.sqlite"))
     with client.cache:
         result = await client.request(request_for(model, document), model)
     assert isinstance(result, AnsweredRequest), result
@@ -96,7 +93,7 @@ MODELS = [ComparativeJudgment, ControversialJudgment, SentenceJudgment, PairJudg
 async def test_for_one_document_grades_are_equally_probable_and_the_first_word_is_twice_as_probable(
     model: type[AnswerModel], document: str | None
 ) -> None:
-    result = await answered(model, document, "second")
+    result = await answered(model, document)
     assert list(result.value.model_dump().values()) == [labels[0] for labels in get_labels(model).values()]
     for field, labels in get_labels(model).items():
         shares = probabilities(result, model)[field]
@@ -114,29 +111,43 @@ async def test_the_expected_grade_is_the_middle() -> None:
     assert compute_expected_grade(reading) == 1.5
 
 
-@pytest.mark.parametrize(("answers", "place"), [("first", 0), ("second", 1)])
 @pytest.mark.parametrize("model", [Best, Awkward])
-async def test_for_several_documents_one_label_is_certain(
-    model: type[AnswerModel], answers: Literal["first", "second"], place: int
-) -> None:
-    result = await answered(model, "d1 d2 d3", answers)
+async def test_of_several_documents_the_first_is_certain(model: type[AnswerModel]) -> None:
+    result = await answered(model, "d1 d2 d3")
     for field, labels in get_labels(model).items():
-        assert getattr(result.value, field) == labels[place]
+        assert getattr(result.value, field) == labels[0]
         shares = probabilities(result, model)[field]
-        assert {label: share for label, share in shares.items() if share} == {str(labels[place]): 1.0}
+        assert {label: share for label, share in shares.items() if share} == {str(labels[0]): 1.0}
 
 
-@pytest.mark.parametrize(("answers", "order"), [("first", "A > B > C"), ("second", "C > B > A")])
-async def test_an_order_lists_the_documents_forwards_or_backwards(
-    answers: Literal["first", "second"], order: str
-) -> None:
-    assert (await answered(Order, "d1 d2 d3", answers)).value.order == order
+async def test_the_same_document_is_the_best_in_another_order() -> None:
+    client, _ = dry_model(Path("nowhere.sqlite"))
+    with client.cache:
+        await client.request(request_for(Best, "d1 d2 d3"), Best)
+        again = await client.request(request_for(Best, "d3 d2 d1", user="Other."), Best)
+    assert isinstance(again, AnsweredRequest) and again.value.best == "C"
+
+
+async def test_an_order_lists_the_documents_as_shown() -> None:
+    assert (await answered(Order, "d1 d2 d3")).value.order == "A > B > C"
+
+
+async def test_a_request_without_an_answer_is_pending_and_does_not_stop_the_others() -> None:
+    one, other = request_for(Best, "d1 d2"), request_for(Best, "d1 d2", user="Other.")
+    dry = make_dry_engine()
+    completion = await dry.complete(other)
+    engine = RecordingEngine(lambda request: completion if request.key == other.key else None)
+    with open_known_answers(Path("nowhere.sqlite"), CacheMode.REUSE) as cache:
+        client = ModelClient(engine_info=FACTS, engine=engine, cache=cache)
+        with pytest.raises(asyncio.CancelledError):
+            await map_in_order(lambda request: client.request(request, Best), [one, other], 1)
+    assert (engine.pending, engine.answered) == ({one.key: one}, {other.key})
 
 
 async def test_objects_that_all_share_a_word_are_the_first_and_the_last() -> None:
     fields = {"first": {"enum": ["green tea", "tea"]}, "second": {"enum": ["tea", "iced tea", "a tea"]}}
     schema = {"type": "object", "properties": fields}
-    completion = await DryEngine("first").complete(replace(request_for(ComparativeJudgment, None), schema=schema))
+    completion = await make_dry_engine().complete(replace(request_for(ComparativeJudgment, None), schema=schema))
     assert orjson.loads(completion.text) == {"first": "green tea", "second": "a tea"}
 
 
@@ -147,7 +158,7 @@ async def test_queries_differ_and_fit_their_pattern() -> None:
 
 async def test_a_pattern_without_a_known_text_is_an_error_and_no_unusable_answer() -> None:
     with pytest.raises(EngineError, match="'order'.* 5 .*'A > B > C > D"):
-        await DryEngine("first").complete(request_for(Order, "d1 d2 d3 d4 d5"))
+        await make_dry_engine().complete(request_for(Order, "d1 d2 d3 d4 d5"))
 
 
 @pytest.mark.parametrize(
@@ -178,13 +189,13 @@ async def test_a_title_without_two_objects_is_requested_three_times() -> None:
 
 async def test_without_log_probabilities_there_are_none() -> None:
     request = replace(request_for(ComparativeJudgment), sampling=Sampling(top_logprobs=0))
-    completion = await DryEngine("first").complete(request)
+    completion = await make_dry_engine().complete(request)
     assert completion.tokens == []
     parse_answer(completion.text, ComparativeJudgment)
 
 
 async def test_requests_tokens_and_shared_prefixes_are_counted_by_prompt() -> None:
-    engine = DryEngine("first")
+    engine = make_dry_engine()
     # With the system message's six characters: 40, 80 and 40, of which 30 and then 6 begin as before.
     for user in ("a" * 24 + "b" * 10, "a" * 24 + "c" * 50, "d" * 34):
         await engine.complete(request_for(ComparativeJudgment, user=user))
@@ -195,31 +206,14 @@ async def test_requests_tokens_and_shared_prefixes_are_counted_by_prompt() -> No
     assert best == Usage(requests=1, prompt_tokens=10, shared_tokens=0, completion_tokens=64)
 
 
-async def test_an_equal_request_is_answered_from_the_cache(tmp_path: Path) -> None:
+async def test_an_equal_request_is_counted_once(tmp_path: Path) -> None:
     model, engine = dry_model(tmp_path / "c.sqlite")
     request = request_for(ComparativeJudgment)
     with model.cache:
         first = await model.request(request, ComparativeJudgment)
         assert await model.request(request, ComparativeJudgment) == first
-    assert (model.counts.requests, model.counts.cache_hits) == (1, 1)
-    assert engine.usage["comparative/judge"].requests == 1
-    assert model.counts.prompt_tokens == engine.usage["comparative/judge"].prompt_tokens
-    assert (model.counts.prefix_cached_tokens, model.counts.prefix_reports) == (0, 0)
+    assert (engine.usage["comparative/judge"].requests, engine.repeated) == (1, 1)
     assert list(tmp_path.iterdir()) == []
-
-
-async def test_the_counts_of_a_stage_are_the_increase(tmp_path: Path) -> None:
-    model, _ = dry_model(tmp_path / "c.sqlite")
-    with model.cache:
-        await model.request(request_for(ComparativeJudgment), ComparativeJudgment)
-        before = replace(model.counts)
-        assert model.counts.since(before) == Counts()
-        await model.request(request_for(ComparativeJudgment), ComparativeJudgment)
-        await model.request(request_for(ComparativeJudgment, user="Other."), ComparativeJudgment)
-    model.counts.problem = "the last"
-    spent = model.counts.since(before)
-    assert (spent.requests, spent.cache_hits, spent.failures, spent.problem) == (1, 1, 0, "the last")
-    assert spent.prompt_tokens == model.counts.prompt_tokens - before.prompt_tokens > 0
 
 
 async def test_a_long_document_is_truncated_in_estimated_tokens(tmp_path: Path) -> None:
@@ -261,12 +255,10 @@ async def test_stored_answers_are_found_and_not_changed(name: str, tmp_path: Pat
         cache.export_cassette(tmp_path / "c.jsonl")
     before = contents(tmp_path)
     model, engine = dry_model(tmp_path / name)
-    with model.cache as cache:
+    with model.cache:
         assert await model.request(request_for(ComparativeJudgment), ComparativeJudgment) == stored
         new = request_for(ComparativeJudgment, user="Another passage.")
         assert isinstance(await model.request(new, ComparativeJudgment), AnsweredRequest)
-        assert [entry.key for entry in cache.find("answer", topic="1")] == sorted([stored.key, new.key])
-        assert (cache.path, cache.mode) == (tmp_path / name, CacheMode.REUSE)
     assert (model.counts.cache_hits, model.counts.requests) == (1, 1)
     assert engine.usage["comparative/judge"].requests == 1
     assert model.counts.cached_prompt_tokens == stored.answer.prompt_tokens
@@ -274,35 +266,18 @@ async def test_stored_answers_are_found_and_not_changed(name: str, tmp_path: Pat
     assert {file: after[file] for file in before} == before
 
 
-async def test_a_run_that_stores_answers_meanwhile_is_not_disturbed(tmp_path: Path) -> None:
-    path = tmp_path / "c.sqlite"
-    with Cache(path) as running, OverlayCache(path) as overlay:
-        stored = await fill(path)
-        assert overlay.find("answer") == running.find("answer")
-        assert overlay.find("answer")[0].key == stored.key
-
-
 def test_a_file_that_is_not_a_cache_is_an_error(tmp_path: Path) -> None:
     path = tmp_path / "c.sqlite"
     path.write_text("something else")
     with pytest.raises(DataError, match=r"c\.sqlite: "):
-        OverlayCache(path)
+        open_known_answers(path, CacheMode.REUSE)
     assert path.read_text() == "something else"
 
 
-def test_an_empty_file_is_a_missing_cache(tmp_path: Path) -> None:
+@pytest.mark.parametrize("mode", CacheMode)
+def test_an_empty_file_is_a_missing_cache(mode: CacheMode, tmp_path: Path) -> None:
     path = tmp_path / "c.sqlite"
     path.touch()
-    with OverlayCache(path) as overlay:
-        assert overlay.find("answer") == []
-    assert path.read_bytes() == b""
-    with Cache(path) as cache:
+    with open_known_answers(path, mode) as cache:
         assert cache.find("answer") == []
-
-
-def test_the_description_of_an_engine_is_kept_in_memory_only(tmp_path: Path) -> None:
-    with OverlayCache(tmp_path / "c.sqlite") as cache:
-        store_engine_info(FACTS, cache)
-        (entry,) = cache.find("engine")
-    assert EngineInfo.model_validate(entry.value) == FACTS
-    assert list(tmp_path.iterdir()) == []
+    assert path.read_bytes() == b""
