@@ -181,13 +181,15 @@ def describe_first_problem(error: ValidationError, *location: str, model: type[B
 
     With the `model`, the known names follow an unknown one.
     """
-    first = error.errors(include_url=False)[0]
-    place = ".".join(map(str, (*location, *first["loc"])))
-    problem = describe_problem(first)
+    # A misspelt name is missing too, but the misspelling says more.
+    first = min(error.errors(include_url=False), key=lambda found: found["type"] != "extra_forbidden")
+    *sections, last = parts = [part for part in first["loc"] if part != "[key]"] or [""]
+    place, problem = ".".join(filter(None, map(str, (*location, *parts)))), describe_problem(first)
     if model is not None and first["type"] == "extra_forbidden":
-        section = "".join(f"{name}." for name in first["loc"][:-1])
+        section = "".join(f"{name}." for name in sections if isinstance(name, str))
         inner = [name.removeprefix(section) for name, _ in list_fields(model) if name.startswith(section)]
-        problem += f"; expected one of {', '.join(name for name in inner if '.' not in name)}"
+        known = [name for name in inner if "." not in name]
+        problem += f"{suggest(str(last), known)}; expected one of {', '.join(known)}"
     return f"{place}: {problem}" if place else problem
 
 

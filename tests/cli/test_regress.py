@@ -13,7 +13,7 @@ from tests.cli.conftest import Touche
 from tests.regression.conftest import edit, overlay
 from tests.report.reports import write_qrels
 from tests.write_regressions import FOLDER, make_run
-from touche_llm.data.scratch import RETIRED, open_scratch
+from touche_llm.data.io import RETIRED, open_scratch
 from touche_llm.regression.differences import COLUMNS
 
 # Runs are recorded and replayed whole.

@@ -69,16 +69,6 @@ def test_a_file_may_begin_with_a_byte_order_mark(tmp_path: Path, pack: Callable[
     assert list(read_passages(path)) == [(1, Document("a", "one")), (2, Document("b", "\ufefftwo"))]
 
 
-def test_a_packed_line_of_any_length_is_not_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("touche_llm.data.io.MAX_SKIPPED", 2**25)
-    path = tmp_path / "passages.jsonl.gz"
-    path.write_bytes(gzip.compress(b"\n" + b"x" * 2**26 + b"\n"))
-    bad: list[BadLine] = []
-    with raises_at(DataError, f"{path}:2", "33,554,432 bytes"):
-        list(read_passages(path, bad.append))
-    assert [each.line for each in bad] == [1, 2]
-
-
 def test_an_empty_file_holds_no_passages(tmp_path: Path) -> None:
     path = tmp_path / "p.jsonl"
     path.touch()
@@ -186,13 +176,9 @@ def test_nothing_is_read_ahead_of_the_passage_asked_for(tmp_path: Path) -> None:
         next(reader)
 
 
-# Stored without compression, so that a byte of the file is a byte of a known line.
-STORED = gzip.compress(b"".join(LINES), compresslevel=0, mtime=0)
-
-
 @pytest.mark.parametrize("kept", [0.1, 0.5, 0.9])
 @pytest.mark.parametrize("level", [0, 9])
-def test_a_truncated_gzip_file_is_named_with_the_line_it_got_to(tmp_path: Path, kept: float, level: int) -> None:
+def test_a_truncated_gzip_file_is_named(tmp_path: Path, kept: float, level: int) -> None:
     packed = gzip.compress(b"".join(LINES), compresslevel=level)
     path = tmp_path / "p.jsonl.gz"
     path.write_bytes(packed[: int(len(packed) * kept)])
@@ -202,30 +188,7 @@ def test_a_truncated_gzip_file_is_named_with_the_line_it_got_to(tmp_path: Path, 
             found.append(item)
     assert found == DOCUMENTS[: len(found)]
     assert len(found) < len(DOCUMENTS)
-    assert str(caught.value).startswith(f"{path}: truncated gzip file: it ends after line {len(found)};")
-
-
-def test_a_gzip_file_without_its_checksum_is_truncated_after_the_last_line(tmp_path: Path) -> None:
-    path = tmp_path / "p.jsonl.gz"
-    path.write_bytes(STORED[:-8])
-    with raises_at(DataError, path, "gzip", f"line {len(LINES)};"):
-        list(read_passages(path))
-
-
-def test_a_changed_letter_in_a_gzip_file_is_found_at_the_end(tmp_path: Path) -> None:
-    path = tmp_path / "p.jsonl.gz"
-    path.write_bytes(STORED.replace(b"Text 200", b"Text 2o0"))
-    with raises_at(DataError, path, f"line {len(LINES) + 1}", "CRC"):
-        list(read_passages(path))
-
-
-def test_a_broken_block_in_a_gzip_file_is_damage(tmp_path: Path) -> None:
-    broken = bytearray(STORED)
-    broken[11] ^= 0xFF  # the length of the first block, which stands there twice
-    path = tmp_path / "p.jsonl.gz"
-    path.write_bytes(broken)
-    with raises_at(DataError, path, "gzip", "line 1:"):
-        list(read_passages(path))
+    assert str(caught.value).startswith(f"{path}: truncated gzip file;")
 
 
 @pytest.fixture(scope="module")

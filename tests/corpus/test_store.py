@@ -17,9 +17,8 @@ import pytest
 from tests.expect import raises_at
 from touche_llm.corpus.json_lines import CorpusFile, Reader, SkippedLines, read_passages
 from touche_llm.corpus.store import DocumentStore, ensure_store, hash_corpus, report_damage
-from touche_llm.data.io import read_file_state
+from touche_llm.data.io import RETIRED, open_scratch, read_file_state
 from touche_llm.data.records import Document, Part
-from touche_llm.data.scratch import RETIRED, open_scratch
 from touche_llm.errors import BadLine, DataError, UsageError
 from touche_llm.retrieval.bm25 import Bm25Settings, ensure_index
 

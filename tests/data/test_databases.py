@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import sqlite3
-from contextlib import closing, nullcontext
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
 from touche_llm.data import databases
-from touche_llm.data.databases import NamedDatabase, check_schema, connect, connect_read_only
-from touche_llm.errors import DataError
+from touche_llm.data.databases import NamedDatabase, connect, connect_read_only
 
 
 @pytest.fixture
@@ -41,22 +40,3 @@ def test_a_database_with_a_log_is_not_read_without_it(database: Path) -> None:
     Path(f"{database}-wal").write_bytes(b"a log that may hold answers")
     with pytest.raises(sqlite3.OperationalError):
         connect_read_only(database)
-
-
-@pytest.mark.parametrize(
-    ("statements", "accepted"),
-    [
-        (["CREATE TABLE t (a, b)"], True),
-        (["CREATE TABLE t (a, b, c)"], False),
-        (["CREATE TABLE t (a, b AS (a + 1))"], False),
-        (["CREATE TABLE t (b, a)"], False),
-        (["CREATE TABLE t (a, b)", "CREATE VIEW v AS SELECT a FROM t"], False),
-        (["CREATE TABLE t (a, b)", "CREATE TRIGGER g AFTER INSERT ON t BEGIN DELETE FROM t; END"], False),
-    ],
-)
-def test_a_table_has_the_columns_of_this_program_and_nothing_that_runs(statements: list[str], accepted: bool) -> None:
-    with closing(connect("file::memory:")) as connection:
-        for statement in statements:
-            connection.execute(statement)
-        with nullcontext() if accepted else pytest.raises(DataError):
-            check_schema(connection, "t", ("a", "b"), Path("file"))

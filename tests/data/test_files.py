@@ -13,8 +13,10 @@ from hypothesis import strategies as st
 from tests.expect import raises_at
 from touche_llm.data import io
 from touche_llm.data.io import (
+    BUILDING,
     iterate_records,
     open_atomic,
+    open_scratch,
     read_file_state,
     read_record,
     read_records,
@@ -22,7 +24,6 @@ from touche_llm.data.io import (
     write_records,
 )
 from touche_llm.data.records import Cut, Judgment, Reading
-from touche_llm.data.scratch import BUILDING, open_scratch
 from touche_llm.errors import DataError, UsageError
 from touche_llm.llm.engine import EngineInfo
 
@@ -330,16 +331,20 @@ def test_what_a_killed_build_left_in_the_folder_is_no_file_of_the_user(tmp_path:
     assert list(tmp_path.iterdir()) == [folder] and list(folder.iterdir()) == []
 
 
-def test_records_that_are_held_in_memory_are_bounded_in_bytes_and_values(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_records_that_are_held_in_memory_are_bounded(tmp_path: Path) -> None:
     path = tmp_path / "cuts.jsonl"
     path.write_bytes(GOOD * 3)
     assert len(read_records(path, Cut, "cuts", max_bytes=3 * len(GOOD))) == 3
-    with raises_at(DataError, f"{path}:3", f"{3 * len(GOOD) - 1:,} bytes"):
+    with raises_at(DataError, path, f"{3 * len(GOOD) - 1:,} bytes"):
         read_records(path, Cut, "cuts", max_bytes=3 * len(GOOD) - 1)
-    monkeypatch.setattr(io, "MAX_VALUES", 3 * GOOD.count(b","))
-    assert len(read_records(path, Cut, "cuts")) == 3
-    monkeypatch.setattr(io, "MAX_VALUES", 3 * GOOD.count(b",") - 1)
-    with raises_at(DataError, f"{path}:3", f"{3 * GOOD.count(b',') - 1} values"):
-        read_records(path, Cut, "cuts")
+
+
+def test_only_regular_files_are_read(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(GOOD)
+    (tmp_path / "link").symlink_to("file")
+    os.mkfifo(tmp_path / "pipe")
+    assert len(read_records(tmp_path / "link", Cut, "cuts")) == 1
+    with raises_at(DataError, tmp_path / "pipe", "not a regular file"):
+        read_records(tmp_path / "pipe", Cut, "cuts")
+    with raises_at(DataError, tmp_path, "directory"):
+        read_records(tmp_path, Cut, "cuts")

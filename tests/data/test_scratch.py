@@ -13,12 +13,19 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from touche_llm.data.io import open_atomic, replace_folder
-from touche_llm.data.scratch import BUILDING, RETIRED, WRITING, open_scratch, recover, remove_abandoned
+from touche_llm.data.io import (
+    BUILDING,
+    RETIRED,
+    WRITING,
+    open_atomic,
+    open_scratch,
+    recover,
+    remove_abandoned,
+    replace_folder,
+)
 
 # Writes half of a file or of a folder, says so, and waits to be killed.
 _HALF = """
@@ -185,45 +192,6 @@ def test_without_locks_all_is_written_and_nothing_removed(tmp_path: Path, monkey
     with replace_folder(tmp_path / "folder", ["*"]):
         pass
     assert (tmp_path / "file").read_bytes() == b"new" and (tmp_path / "folder").is_dir() and left.exists()
-
-
-@pytest.mark.parametrize("work", [open_atomic, partial(replace_folder, own=())])
-def test_a_temporary_file_taken_for_abandoned_before_it_was_locked_is_made_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, work: Callable[[Path], object]
-) -> None:
-    real, calls = fcntl.flock, iter(["busy", "removed"])
-
-    def flock(number: int, how: int) -> None:
-        call = next(calls, None)
-        if call == "busy":
-            raise BlockingIOError(errno.EWOULDBLOCK, "busy")
-        if call == "removed":
-            for each in tmp_path.iterdir():
-                each.rmdir() if each.is_dir() else each.unlink()
-        real(number, how)
-
-    monkeypatch.setattr(fcntl, "flock", flock)
-    with work(tmp_path / "output"):  # type: ignore[attr-defined]
-        pass
-    assert [each.name for each in tmp_path.iterdir()] == ["output"]
-
-
-def test_a_temporary_folder_taken_for_abandoned_before_it_was_opened_is_made_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    real = os.open
-    removed: list[Path] = []
-
-    def open_after_removal(path: Path, flags: int, *more: Any, **named: Any) -> int:
-        if not removed and flags & os.O_DIRECTORY:
-            removed.append(path)
-            path.rmdir()
-        return real(path, flags, *more, **named)
-
-    monkeypatch.setattr(os, "open", open_after_removal)
-    with replace_folder(tmp_path / "output", own=()) as folder:
-        (folder / "file").write_text("kept")
-    assert removed and (tmp_path / "output" / "file").read_text() == "kept"
 
 
 def test_the_old_folder_survives_two_renames_that_fail(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

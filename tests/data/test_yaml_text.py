@@ -7,20 +7,12 @@ from typing import Any
 import pytest
 
 from tests.expect import raises_at
-from touche_llm.data.settings import MAX_BYTES, MAX_DEPTH, MAX_NODES, YamlError, parse_yaml, read_yaml, to_yaml
+from touche_llm.data.settings import MAX_BYTES, MAX_DEPTH, YamlError, parse_yaml, read_yaml, to_yaml
 from touche_llm.errors import DataError, PromptError, UsageError
 from touche_llm.judging.labels import read_settings
 from touche_llm.pipeline.config_file import load_config
 from touche_llm.pipeline.run_directory import RunDirectory
 from touche_llm.prompts.prompt import read_header
-
-# Nine values that double nine times over would be four hundred million.
-BOMB = "a0: &a0 [1, 1, 1, 1, 1, 1, 1, 1, 1]\n" + "".join(
-    f"a{level}: &a{level} [{', '.join([f'*a{level - 1}'] * 9)}]\n" for level in range(1, 9)
-)
-MERGES = "a0: &a0 {b: 1}\n" + "".join(
-    f"a{level}: &a{level} {{<<: [{', '.join([f'*a{level - 1}'] * 9)}]}}\n" for level in range(1, 9)
-)
 
 
 @pytest.mark.parametrize(
@@ -33,8 +25,6 @@ MERGES = "a0: &a0 {b: 1}\n" + "".join(
         ("a: {b: 1}\nc: {b: 1}", {"a": {"b": 1}, "c": {"b": 1}}),
         ("1: a\n'1': b", {1: "a", "1": "b"}),
         ("[" * MAX_DEPTH + "1" + "]" * MAX_DEPTH, None),
-        ("- a\n" * (MAX_NODES - 1), ["a"] * (MAX_NODES - 1)),
-        ("- &a a\n" + "- *a\n" * (MAX_NODES - 2), ["a"] * (MAX_NODES - 1)),
         (f"a: {'1' * 100}", {"a": int("1" * 100)}),
     ],
 )
@@ -54,22 +44,7 @@ def test_what_is_within_the_bounds_is_read(text: str, value: Any) -> None:
         ("a: 1\nb: 2\na: 3", 3, "'a' is in line 1"),
         ("{a: 1, a: 2}", 1, "'a' is in line 1"),
         ("x:\n  - a: 1\n    'a': 2", 3, "'a' is in line 2"),
-        ("1: a\n0x1: b", 2, "1 is in line 1"),
-        (BOMB, 6, "100,000"),
-        (MERGES, 6, "100,000"),
-        ("a: {b: 1}\nc:\n  <<: {d: 1}", 3, "merge key"),
-        ("a: &a [*a]", 1, "'a'"),
-        ("a: *b", 1, "'b'"),
-        ("[" * (MAX_DEPTH + 1), 1, "50 levels"),
-        ("- " * 100_000, 1, "50 levels"),
-        ("x\n" + "{a: " * 100_000, 2, ""),
-        ("- a\n" * MAX_NODES, MAX_NODES, "100,000"),
-        ("- &a a\n" + "- *a\n" * (MAX_NODES - 1), MAX_NODES, "100,000"),
         ("a: !!python/object/apply:os.getcwd []", 1, "os.getcwd"),
-        ("a: !!int ''", 1, "tag"),
-        ("a: !!timestamp x", 1, "tag"),
-        ("a: 1" + ":1" * 100, 1, "100 characters"),
-        ("a: " + "1" * 5_000, 1, "100 characters"),
         ("a: [1", 2, ""),
     ],
 )
@@ -85,7 +60,7 @@ def test_what_exceeds_a_bound_or_says_something_twice_is_an_error_with_its_line(
 
 
 @pytest.mark.parametrize(
-    "content", [b"a: 2024-13-01", b"\xff\xfe\xfa", b"a: \x00", "a: \ud800", b" " * (MAX_BYTES + 1)]
+    "content", [b"a: 2024-13-01", b"\xff\xfe\xfa", b"a: \x00", "a: \ud800", b" " * (MAX_BYTES + 1), b"[" * 900_000]
 )
 def test_what_is_no_yaml_at_all_is_an_error(content: bytes | str) -> None:
     with pytest.raises(YamlError):
@@ -108,7 +83,7 @@ def test_a_file_is_read_no_further_than_its_bound(tmp_path: Path) -> None:
     path = tmp_path / "large.yaml"
     with path.open("wb") as stream:
         stream.truncate(2**40)
-    with pytest.raises(YamlError, match="1,048,576 bytes"):
+    with raises_at(DataError, path, "1,048,576 bytes"):
         read_yaml(path)
 
 
@@ -119,7 +94,7 @@ def test_what_the_program_writes_is_read_again(tmp_path: Path) -> None:
     assert read_yaml(tmp_path / "a.yaml") == value
 
 
-@pytest.mark.parametrize("text", ["task: comparative\ntask: controversial\n", BOMB, MERGES])
+@pytest.mark.parametrize("text", ["task: comparative\ntask: controversial\n", "a: ["])
 def test_every_reader_of_yaml_refuses_it(tmp_path: Path, text: str) -> None:
     path = tmp_path / "ir-metadata.yml"
     path.write_text(text)

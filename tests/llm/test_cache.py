@@ -375,28 +375,6 @@ def test_a_stored_token_has_an_offset_and_no_positive_logprob(
                 cache.get("a" * 64, Answer)
 
 
-@pytest.mark.parametrize("mode", [CacheMode.REUSE, CacheMode.REPLAY])
-@pytest.mark.parametrize(
-    "statement",
-    [
-        "ALTER TABLE entries RENAME TO own; CREATE VIEW entries AS SELECT * FROM own",
-        "CREATE VIEW more AS SELECT 1",
-        "CREATE TRIGGER more AFTER INSERT ON entries BEGIN DELETE FROM entries; END",
-        "ALTER TABLE entries ADD COLUMN more TEXT",
-        "ALTER TABLE entries ADD COLUMN more TEXT GENERATED ALWAYS AS (upper(value))",
-    ],
-)
-def test_a_cache_that_would_run_code_is_refused(tmp_path: Path, mode: CacheMode, statement: str) -> None:
-    with Cache(tmp_path / "c.sqlite") as cache:
-        cache.put(entry(), Answer)
-    database = sqlite3.connect(tmp_path / "c.sqlite")
-    database.executescript(statement)
-    database.close()
-    with pytest.raises(DataError) as raised:
-        Cache(tmp_path / "c.sqlite", mode)
-    assert raised.value.location == str(tmp_path / "c.sqlite")
-
-
 def test_a_value_beyond_the_bound_is_not_read(tmp_path: Path) -> None:
     with Cache(tmp_path / "c.sqlite") as cache:
         cache.put(entry(), Answer)

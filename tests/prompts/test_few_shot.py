@@ -249,13 +249,6 @@ def test_a_file_that_is_no_list_of_examples_is_told(tmp_path: Path, text: str, v
         loaded(tmp_path, "judge", text)
 
 
-def test_lists_of_lists_of_lists_are_refused_without_being_written_out(tmp_path: Path) -> None:
-    bomb = "- &a0 [x, x, x, x, x, x, x, x, x]\n"
-    bomb += "".join(f"- &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]\n" for n in range(1, 15))
-    with raises_at(PromptError, examples_of(tmp_path, "judge"), "line 6", "100,000"):
-        loaded(tmp_path, "judge", bomb)
-
-
 def test_labels_and_titles_are_words_as_they_are_written(tmp_path: Path) -> None:
     text = (
         "- topic: {id: 7, title: 2020-01-01}\n  document: NO\n  first: yes\n  second: On\n"

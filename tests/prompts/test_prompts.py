@@ -131,7 +131,7 @@ def test_the_header_and_the_hash_come_from_the_file(tmp_path: Path) -> None:
         (BLOCKS, "version: 0\npurpose: p\nanswer: judge\n", "", ["version"]),
         (BLOCKS, "version: 1\npurpose: p\nanswer: judge\nmodel: x\n", "", ["model"]),
         (BLOCKS, "version: [\n", "", ["YAML"]),
-        (BLOCKS, "- a list\n", "", ["front matter"]),
+        (BLOCKS, "- a list\n", "", ["names and values"]),
         (BLOCKS + "{{ document }}", None, ":8", ["`system`", "`user`"]),
         (BLOCKS + "a last word", None, ":8", ["`system`", "`user`"]),
         (BLOCKS + "{% block more %}{% endblock %}", None, ":8", ["`system`", "`user`"]),

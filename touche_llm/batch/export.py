@@ -12,7 +12,7 @@ import orjson
 
 from touche_llm.config import Config
 from touche_llm.data.io import check_output, open_atomic, read_record, sha256, write_records
-from touche_llm.data.records import JsonModel
+from touche_llm.data.records import Model
 from touche_llm.errors import DataError, UsageError
 from touche_llm.llm.cache import Cache, CacheMode
 from touche_llm.llm.chat import CHAT_PATH, build_chat_body
@@ -34,7 +34,7 @@ from touche_llm.ranking.steps import list_comparison_kinds
 ENGINE = "batch files"
 
 
-class Batch(JsonModel):
+class Batch(Model):
     """Inputs of the last export into a run's folder, which the import needs as well.
 
     Attributes:

@@ -21,7 +21,7 @@ from touche_llm.batch.export import (
 from touche_llm.batch.responses import Replies, read_replies
 from touche_llm.batch.runner import TITLES, answer_file
 from touche_llm.config import Config
-from touche_llm.data.scratch import BUILDING, open_scratch, remove_abandoned
+from touche_llm.data.io import BUILDING, open_scratch, remove_abandoned
 from touche_llm.errors import DataError, EngineError, ToucheError
 from touche_llm.llm.answers import OUTCOMES, UnusableAnswer
 from touche_llm.llm.cache import Cache, CacheMode

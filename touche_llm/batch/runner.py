@@ -14,9 +14,8 @@ import msgspec
 import orjson
 
 from touche_llm.batch.responses import read_replies
-from touche_llm.data.io import iterate_records
+from touche_llm.data.io import BUILDING, iterate_records, open_scratch, remove_abandoned
 from touche_llm.data.records import JsonStruct
-from touche_llm.data.scratch import BUILDING, open_scratch, remove_abandoned
 from touche_llm.errors import DataError, EngineError, UsageError
 from touche_llm.llm.managed import find_vllm, run_guarded, to_flags
 from touche_llm.llm.settings import EngineConfig, Runner

@@ -13,7 +13,7 @@ import typer
 from touche_llm.cli import options as o
 from touche_llm.cli import setting_options as s
 from touche_llm.cli.emit import Format, FormatOption, print_result, print_rows, say
-from touche_llm.data.scratch import recover
+from touche_llm.data.io import recover
 from touche_llm.errors import UsageError
 from touche_llm.evaluation.qrels import read_qrels
 

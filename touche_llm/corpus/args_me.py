@@ -48,7 +48,7 @@ def read_json_arguments(path: Path) -> Iterator[tuple[int, Any]]:
             `MAX_ARGUMENT` characters.
     """
     number = 0
-    with report_unreadable(path, "argument", lambda: number), open_maybe_gzip(path) as stream:
+    with report_unreadable(path), open_maybe_gzip(path) as stream:
         text = _JsonText(path, stream)
         while text.peek():
             text.take(_START, 'does not begin with {"arguments": [; is this a JSON file of args.me?')

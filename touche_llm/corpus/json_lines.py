@@ -19,7 +19,7 @@ from touche_llm.data.io import (
     read_lines,
     sha256,
 )
-from touche_llm.data.records import Document, JsonModel
+from touche_llm.data.records import Document, Model
 from touche_llm.data.topics import recognize, require_kind
 from touche_llm.errors import BadLine, DataError, Warn
 
@@ -37,7 +37,7 @@ class Reader(Protocol):
         ...
 
 
-class StoreManifest(JsonModel):
+class StoreManifest(Model):
     """Source of a store; `mtime_ns` and `sample` avoid hashing an unchanged corpus."""
 
     format: int

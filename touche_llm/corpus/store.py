@@ -14,10 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from touche_llm.corpus.json_lines import SkippedLines, Source, StoreManifest, hash_if_changed
-from touche_llm.data.databases import check_schema, connect
-from touche_llm.data.io import read_record, replace_folder, sha256, write_records
+from touche_llm.data.databases import connect
+from touche_llm.data.io import read_record, recover, replace_folder, sha256, write_records
 from touche_llm.data.records import Document
-from touche_llm.data.scratch import recover
 from touche_llm.errors import BadLine, DataError, UsageError, Warn
 
 
@@ -225,8 +224,6 @@ class DocumentStore(TextTable):
                 # SQLite does not report why it cannot open a file.
                 (folder / _DATABASE).open("rb").close()
                 database = undo.enter_context(closing(connect(place)))
-                for table, columns in _COLUMNS.items():
-                    check_schema(database, table, columns, folder)
                 super().__init__(folder, manifest, database)
                 self.parts = Parts(folder, manifest, database)
             undo.pop_all()

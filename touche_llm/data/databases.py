@@ -1,10 +1,10 @@
-"""SQLite files: connections whose errors name the file and the cause, and checks of their format."""
+"""SQLite files: connections whose errors name the file and the cause, and the check of their format."""
 
 from __future__ import annotations
 
 import os
 import sqlite3
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,12 +28,12 @@ class DatabaseFormat:
         noun: Kind of file, for messages.
         application: `PRAGMA application_id`, which distinguishes the files from those of other programs.
         version: `PRAGMA user_version` that this program reads.
+        statements: Statements that create the tables.
     """
 
     noun: str
     application: int
     version: int
-    tables: Mapping[str, Sequence[str]]
     statements: Sequence[str]
 
 
@@ -59,64 +59,17 @@ class NamedDatabase(sqlite3.Connection):
 
 def connect(location: str) -> NamedDatabase:
     """Open a database by path or URI, in autocommit mode."""
-    uri = location.startswith("file:")
     # The library opens corpora in the caller's thread and uses them in another; SQLite serialises the calls.
     database = sqlite3.connect(
         location,
         timeout=LOCK_SECONDS,
         isolation_level=None,
         check_same_thread=False,
-        uri=uri,
+        uri=location.startswith("file:"),
         factory=NamedDatabase,
     )
     database.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, MAX_VALUE)
     return database
-
-
-def check_schema(database: sqlite3.Connection, table: str, columns: Sequence[str], path: Path | None) -> None:
-    """Raise DataError if a file has views or triggers, which may never end, or a table has other columns."""
-    (programs,) = database.execute("SELECT count(*) FROM sqlite_master WHERE type IN ('view', 'trigger')").fetchone()
-    found = [(name, hidden) for _, name, *_, hidden in database.execute(f"PRAGMA table_xinfo({table})")]
-    if programs or found != [(column, 0) for column in columns]:
-        raise DataError(f"{path}: has views, triggers or columns that this program does not create; use another file")
-
-
-def has_format(database: sqlite3.Connection, form: DatabaseFormat, path: Path | None) -> bool:
-    """Return whether a database has a format; False if it is empty.
-
-    Raises:
-        DataError: It is a file of another program or version, or as `check_schema`.
-    """
-    # One statement sees one state of the file: another process may be creating its tables.
-    application, version, entries = database.execute(
-        "SELECT application_id, user_version, (SELECT count(*) FROM sqlite_master)"
-        " FROM pragma_application_id, pragma_user_version"
-    ).fetchone()
-    if application != form.application:
-        if entries:
-            raise DataError(f"{path}: not {form.noun} of this program; use another file")
-        return False
-    if version != form.version:
-        raise DataError(
-            f"{path}: {form.noun} of version {version}, but this program reads version {form.version}; use another file"
-        )
-    for table, columns in form.tables.items():
-        check_schema(database, table, columns, path)
-    return True
-
-
-def create_if_empty(database: sqlite3.Connection, form: DatabaseFormat, path: Path | None) -> None:
-    """Check that a database has a format; create its tables if it is empty. Errors are those of `has_format`."""
-    if has_format(database, form, path):
-        return
-    database.execute("BEGIN IMMEDIATE")
-    # Checked again with the file locked: another process may have created the tables meanwhile.
-    if not has_format(database, form, path):
-        for statement in form.statements:
-            database.execute(statement)
-        database.execute(f"PRAGMA application_id = {form.application}")
-        database.execute(f"PRAGMA user_version = {form.version}")
-    database.execute("COMMIT")
 
 
 def connect_read_only(path: Path) -> NamedDatabase:
@@ -132,6 +85,42 @@ def connect_read_only(path: Path) -> NamedDatabase:
         # With write-ahead logging SQLite creates a file beside the database, unless it is opened as immutable.
         database = connect(f"{location}?mode=ro&immutable=1")
     return database
+
+
+def has_format(database: sqlite3.Connection, form: DatabaseFormat, path: Path | None) -> bool:
+    """Return whether a database has a format; False if it is empty.
+
+    Raises:
+        DataError: It is a file of another program or version.
+    """
+    # One statement sees one state of the file: another process may be creating its tables.
+    application, version, entries = database.execute(
+        "SELECT application_id, user_version, (SELECT count(*) FROM sqlite_master)"
+        " FROM pragma_application_id, pragma_user_version"
+    ).fetchone()
+    if application != form.application:
+        if entries:
+            raise DataError(f"{path}: not {form.noun} of this program; use another file")
+        return False
+    if version != form.version:
+        raise DataError(
+            f"{path}: {form.noun} of version {version}, but this program reads version {form.version}; use another file"
+        )
+    return True
+
+
+def create_if_empty(database: sqlite3.Connection, form: DatabaseFormat, path: Path | None) -> None:
+    """Check that a database has a format; create its tables if it is empty. Errors are those of `has_format`."""
+    if has_format(database, form, path):
+        return
+    database.execute("BEGIN IMMEDIATE")
+    # Checked again with the file locked: another process may have created the tables meanwhile.
+    if not has_format(database, form, path):
+        for statement in form.statements:
+            database.execute(statement)
+        database.execute(f"PRAGMA application_id = {form.application}")
+        database.execute(f"PRAGMA user_version = {form.version}")
+    database.execute("COMMIT")
 
 
 def add_path(error: sqlite3.Error, path: Path | None) -> sqlite3.Error:

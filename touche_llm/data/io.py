@@ -1,21 +1,28 @@
-"""Reading and writing of files: bounded lines, sealed records, atomic writes."""
+"""Reading and writing of files: bounded lines, records, atomic replacement.
+
+Outputs are written to temporary files and folders beside them. The process that creates one holds a lock on it, which
+the system releases when the process ends, for any reason; a later run removes what dead processes left.
+"""
 
 from __future__ import annotations
 
 import errno
+import fcntl
 import gzip
 import hashlib
 import os
+import platform
+import re
+import secrets
 import shutil
 import sqlite3
-import stat
 import zlib
 from codecs import BOM_UTF8
 from collections.abc import Callable, Collection, Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from fnmatch import fnmatchcase
+from functools import cache
 from io import BufferedReader
-from itertools import islice
 from pathlib import Path
 from typing import IO, Any, NamedTuple, TypeGuard, TypeVar, cast
 
@@ -23,59 +30,57 @@ import orjson
 
 from touche_llm.data.databases import add_path
 from touche_llm.data.records import JsonRecord, Malformed
-from touche_llm.data.scratch import BUILDING, RETIRED, WRITING, is_scratch, open_scratch, recover, remove_abandoned
-from touche_llm.errors import BadLine, DataError, UsageError, shorten
+from touche_llm.errors import BadLine, DataError, ToucheError, UsageError, shorten
 
 # Max bytes of a line of JSON: an answer with logprobs has a few kilobytes, a web page a few hundred.
 MAX_LINE = 16 * 2**20
 # Max bytes of a line and max lines of a table (a run, qrels): twenty times the largest runs of the shared tasks. Each
 # line takes half a kilobyte of memory.
 MAX_TABLE_LINE, MAX_TABLE_LINES = 10_000, 1_000_000
-# Max bytes skipped of one line: a gzip file of a few megabytes can hold a line of many gigabytes.
-MAX_SKIPPED = 2**30
+# Max bytes of a file of records. In memory a byte takes up to four bytes. The largest file of a shared task, 50 topics
+# of 1,000 documents, has 35 MiB.
+MAX_RECORDS = 192 * 2**20
 MAX_ID = 1_000
 ID_FORM = f"one printable word of at most {MAX_ID:,} characters"
+# Blocks hashed to detect a change, and their size: a file of up to 4 MiB is hashed completely, a larger one in
+# milliseconds.
+_BLOCKS, _BLOCK = 64, 2**16
+
+RecordT = TypeVar("RecordT", bound=JsonRecord)
 
 
 def open_regular(path: Path) -> BufferedReader:
     """Open a file for reading; raise OSError if it is not a regular file, such as a pipe, whose reader waits."""
-    return open(path, "rb", opener=_open_regular)  # noqa: SIM115, callers close it
-
-
-def _open_regular(path: str, flags: int) -> int:
-    # Without the flag, opening a pipe waits for a writer.
-    number = os.open(path, flags | os.O_NONBLOCK)
-    mode = os.fstat(number).st_mode
-    # A folder raises an error of its own.
-    if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
-        os.close(number)
-        raise OSError(errno.EINVAL, "not a regular file", path)
-    return number
-
-
-def read_bounded_lines(stream: IO[bytes], limit: int) -> Iterator[tuple[int, bytes]]:
-    """Yield `(line number, line)`; a line longer than `limit` bytes is cut after `limit + 1`.
-
-    Raises:
-        DataError: A line is longer than `MAX_SKIPPED` bytes.
-    """
-    number = 0
-    while line := stream.readline(limit + 1):
-        number += 1
-        yield number, line
-        skipped = 0
-        while len(line) > limit and not line.endswith(b"\n"):
-            line = stream.readline(limit + 1)
-            skipped += len(line)
-            if skipped > MAX_SKIPPED:
-                raise DataError(f"{stream.name}:{number}: longer than {MAX_SKIPPED:,} bytes; is this a text file?")
+    if path.exists() and not path.is_file():
+        code = errno.EISDIR if path.is_dir() else errno.EINVAL
+        raise OSError(code, os.strerror(code) if path.is_dir() else "not a regular file", str(path))
+    return path.open("rb")
 
 
 def open_maybe_gzip(path: Path) -> IO[bytes]:
     """Open a file for reading; gzip is detected by the first bytes, not by the name."""
     with open_regular(path) as stream:
         gzipped = stream.read(2) == b"\x1f\x8b"
-    return cast(IO[bytes], gzip.open(path, "rb") if gzipped else open_regular(path))
+    return cast(IO[bytes], gzip.open(path, "rb") if gzipped else path.open("rb"))
+
+
+def read_bounded(path: Path, limit: int, error: type[ToucheError] = DataError) -> bytes:
+    """Read a file of at most `limit` bytes; raise OSError, or an error of the given type if it is longer."""
+    with open_regular(path) as stream:
+        content = stream.read(limit + 1)
+    if len(content) > limit:
+        raise error(f"{path}: larger than {limit:,} bytes; give another file")
+    return content
+
+
+def read_bounded_lines(stream: IO[bytes], limit: int) -> Iterator[tuple[int, bytes]]:
+    """Yield `(line number, line)`; a line longer than `limit` bytes is cut after `limit + 1`."""
+    number = 0
+    while line := stream.readline(limit + 1):
+        number += 1
+        yield number, line
+        while len(line) > limit and not line.endswith(b"\n"):
+            line = stream.readline(limit + 1)
 
 
 def read_lines(
@@ -86,28 +91,21 @@ def read_lines(
     Raises:
         DataError: The file cannot be read to its end.
     """
-    line = 0
-    with report_unreadable(path, "line", lambda: line), open_file(path) as stream:
-        for line, raw in read_bounded_lines(stream, limit):  # noqa: B007, the message names the last one
+    with report_unreadable(path), open_file(path) as stream:
+        for line, raw in read_bounded_lines(stream, limit):
             # An overlong line keeps its length, by which callers detect it.
             yield line, raw.removeprefix(BOM_UTF8) if line == 1 and len(raw) <= limit else raw
 
 
 @contextmanager
-def report_unreadable(path: Path, noun: str, count: Callable[[], int] = int) -> Iterator[None]:
-    """Turn errors of reading a file, which may be gzipped, into a DataError.
-
-    Args:
-        path: The file.
-        noun: What it consists of.
-        count: Returns how many of these were read.
-    """
+def report_unreadable(path: Path) -> Iterator[None]:
+    """Turn errors of reading a file, which may be gzipped, into a DataError."""
     try:
         yield
     except EOFError as error:
-        raise DataError(f"{path}: truncated gzip file: it ends after {noun} {count()}; download it again") from error
+        raise DataError(f"{path}: truncated gzip file; download it again") from error
     except (gzip.BadGzipFile, zlib.error) as error:
-        raise DataError(f"{path}: damaged gzip file near {noun} {count() + 1}: {error}; download it again") from error
+        raise DataError(f"{path}: damaged gzip file: {error}; download it again") from error
     except OSError as error:
         raise DataError(f"{path}: cannot read the file: {error.strerror or error}") from error
 
@@ -130,7 +128,6 @@ def read_table_lines(path: Path, what: str) -> Iterator[tuple[int, str]]:
 
 def check_line_number(path: Path, number: int, what: str) -> None:
     """Raise DataError if a table has too many lines."""
-    # Reading all empty lines of a small gzip file could take hours.
     if number > MAX_TABLE_LINES:
         raise DataError(f"{path}: more than {MAX_TABLE_LINES:,} lines; is this {what}?")
 
@@ -153,14 +150,50 @@ def is_word(value: object) -> TypeGuard[str]:
     return isinstance(value, str) and len(value) <= MAX_ID and value.split() == [value] and value.isprintable()
 
 
-# Max bytes and commas of a file of records. In memory a byte takes up to four bytes, a value about a hundred. The
-# largest file of a shared task, 50 topics of 1,000 documents, has 35 MiB and 1.8 million commas.
-MAX_RECORDS, MAX_VALUES = 192 * 2**20, 7_000_000
-# Blocks hashed to detect a change, and their size: a file of up to 4 MiB is hashed completely, a larger one in
-# milliseconds.
-_BLOCKS, _BLOCK = 64, 2**16
+def write_records(path: Path, records: Iterable[JsonRecord]) -> None:
+    """Write records as JSON Lines, atomically."""
+    with open_atomic(path) as stream:
+        for record in records:
+            stream.write(encode_line(record))
 
-RecordT = TypeVar("RecordT", bound=JsonRecord)
+
+def encode_line(record: JsonRecord) -> bytes:
+    """Return a record as a line of JSON."""
+    return record.to_json() + b"\n"
+
+
+def read_records(path: Path, record: type[RecordT], what: str, *, max_bytes: int = MAX_RECORDS) -> list[RecordT]:
+    """Read JSON Lines written by `write_records`.
+
+    Raises:
+        DataError: The file cannot be read or has more than `max_bytes`, or a line is not such a record.
+    """
+    with suppress(OSError):  # reading the file reports the cause
+        if path.stat().st_size > max_bytes:
+            raise DataError(
+                f"{path}: too large: at most {max_bytes:,} bytes are read into memory; restore the file, or divide a "
+                "larger run by topics (`topic: ID`)"
+            )
+    return list(iterate_records(path, record, what))
+
+
+def read_record(path: Path, record: type[RecordT], what: str) -> RecordT:
+    """Read the only record of a file; raises DataError as `read_records`, and unless there is exactly one."""
+    records = read_records(path, record, f"{what}s")
+    if len(records) != 1:
+        raise DataError(f"{path}: {'more than one line' if records else 'no line'}, not one {what}")
+    return records[0]
+
+
+def iterate_records(path: Path, record: type[RecordT], what: str) -> Iterator[RecordT]:
+    """Yield one parsed record a line, for files that need not fit into memory."""
+    for number, line in read_lines(path, MAX_LINE, open_regular):
+        if len(line) > MAX_LINE:
+            raise DataError(f"{path}:{number}: longer than {MAX_LINE:,} bytes; not one of the {what}")
+        try:
+            yield record.from_json(line)
+        except Malformed as error:
+            raise DataError(f"{path}:{number}: not one of the {what}: {error}") from error
 
 
 def check_name(name: str | Path) -> None:
@@ -187,6 +220,32 @@ def check_output(path: Path, overwrite: bool, inputs: Iterable[Path] = ()) -> No
             raise UsageError(f"{path}: this command also reads the file; name another output file")
     if not overwrite:
         raise UsageError(f"{path}: the file exists; name another file, or replace it with `overwrite: true`")
+
+
+def sha256(path: Path) -> str:
+    """Return the SHA-256 of a file, in hexadecimal."""
+    with open_regular(path) as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+class FileState(NamedTuple):
+    """Fingerprint that detects a change without reading the whole file; `sample` hashes evenly spaced blocks."""
+
+    size: int
+    mtime_ns: int
+    sample: str
+
+
+def read_file_state(path: Path) -> FileState:
+    """Return the current state of a file."""
+    digest = hashlib.sha256()
+    with open_regular(path) as stream:
+        status = os.fstat(stream.fileno())
+        last = max(0, status.st_size - _BLOCK)
+        for block in range(_BLOCKS):
+            stream.seek(last * block // (_BLOCKS - 1))
+            digest.update(stream.read(_BLOCK))
+    return FileState(status.st_size, status.st_mtime_ns, digest.hexdigest())
 
 
 @contextmanager
@@ -245,9 +304,10 @@ def _check_own_files(folder: Path, own: Collection[str]) -> None:
     others = []
     for root, folders, files in os.walk(folder):
         # Temporary folders belong to killed builds.
-        folders[:] = [name for name in folders if not is_scratch(name)]
+        folders[:] = [name for name in folders if not _SCRATCH.fullmatch(name)]
         links = [name for name in folders if os.path.islink(os.path.join(root, name))]
-        names = (os.path.relpath(os.path.join(root, name), folder) for name in files + links if not is_scratch(name))
+        found = (name for name in files + links if not _SCRATCH.fullmatch(name))
+        names = (os.path.relpath(os.path.join(root, name), folder) for name in found)
         others += [name for name in names if not any(fnmatchcase(name, pattern) for pattern in own)]
     if others:
         raise UsageError(
@@ -290,91 +350,96 @@ def _umask() -> int:
     return mask
 
 
-def sha256(path: Path) -> str:
-    """Return the SHA-256 of a file, in hexadecimal."""
-    with open_regular(path) as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()
+WRITING, BUILDING, RETIRED = "writing", "building", "retired"
+_SCRATCH = re.compile(r"\..+\.(?P<kind>writing|building|retired)-(?P<host>[0-9a-f]{8})-\d+-[0-9a-f]{8}")
+# Max characters taken from the name of the output: at four bytes each, the temporary name stays within 255 bytes.
+_MAX_NAME_CHARS = 40
 
 
-class FileState(NamedTuple):
-    """Fingerprint that detects a change without reading the whole file; `sample` hashes evenly spaced blocks."""
+@contextmanager
+def open_scratch(path: Path, kind: str) -> Iterator[tuple[Path, int]]:
+    """Create a temporary folder beside `path`, or a file if `kind` is `WRITING`; remove it after an error.
 
-    size: int
-    mtime_ns: int
-    sample: str
-
-
-def read_file_state(path: Path) -> FileState:
-    """Return the current state of a file."""
-    digest = hashlib.sha256()
-    with open_regular(path) as stream:
-        status = os.fstat(stream.fileno())
-        last = max(0, status.st_size - _BLOCK)
-        for block in range(_BLOCKS):
-            stream.seek(last * block // (_BLOCKS - 1))
-            digest.update(stream.read(_BLOCK))
-    return FileState(status.st_size, status.st_mtime_ns, digest.hexdigest())
-
-
-def write_records(path: Path, records: Iterable[JsonRecord]) -> None:
-    """Write records as JSON Lines, atomically."""
-    with open_atomic(path) as stream:
-        for record in records:
-            stream.write(encode_line(record))
-
-
-def encode_line(record: JsonRecord) -> bytes:
-    """Return a record as a line of JSON."""
-    return record.to_json() + b"\n"
-
-
-def read_records(path: Path, record: type[RecordT], what: str, *, max_bytes: int = MAX_RECORDS) -> list[RecordT]:
-    """Read JSON Lines written by `write_records`.
-
-    Raises:
-        DataError: The file cannot be read, exceeds `max_bytes` or `MAX_VALUES`, or a line is not such a record.
+    Yields:
+        Its path and its descriptor, which is locked until the end of the block and closed then.
     """
-    found: list[RecordT] = []
-    size = values = 0
-    for number, line in _read_record_lines(path, what):
-        size += len(line)
-        values += line.count(b",")
-        if size > max_bytes or values > MAX_VALUES:
-            raise DataError(
-                f"{path}:{number}: too large: at most {max_bytes:,} bytes and {MAX_VALUES:,} values are read into "
-                "memory; restore the file, or divide a larger run by topics (`topic: ID`)"
-            )
-        found.append(_parse_record(path, number, line, record, what))
-    return found
-
-
-def read_record(path: Path, record: type[RecordT], what: str) -> RecordT:
-    """Read the only record of a file; raises DataError as `read_records`, and unless there is exactly one."""
-    records = list(islice(iterate_records(path, record, f"{what}s"), 2))
-    if len(records) != 1:
-        raise DataError(f"{path}: {'more than one line' if records else 'no line'}, not one {what}")
-    return records[0]
-
-
-def iterate_records(path: Path, record: type[RecordT], what: str) -> Iterator[RecordT]:
-    """Yield one parsed record a line, for files that need not fit into memory."""
-    for number, line in _read_record_lines(path, what):
-        yield _parse_record(path, number, line, record, what)
-
-
-def _read_record_lines(path: Path, what: str) -> Iterator[tuple[int, bytes]]:
+    token = f"{kind}-{_host()}-{os.getpid()}-{secrets.token_hex(4)}"
+    place = path.with_name(f".{path.name[:_MAX_NAME_CHARS]}.{token}")
+    if kind != WRITING:
+        place.mkdir(mode=0o700)
+    number = os.open(place, os.O_WRONLY | os.O_CREAT | os.O_EXCL if kind == WRITING else os.O_RDONLY, 0o600)
     try:
-        with open_regular(path) as stream:
-            for number, line in read_bounded_lines(stream, MAX_LINE):
-                if len(line) > MAX_LINE:
-                    raise DataError(f"{path}:{number}: longer than {MAX_LINE:,} bytes; not one of the {what}")
-                yield number, line
-    except OSError as error:
-        raise DataError(f"{path}: cannot read the {what}: {error.strerror}") from error
+        with suppress(OSError):  # on a file system without locks, nothing is ever removed as abandoned
+            fcntl.flock(number, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield place, number
+    except BaseException:
+        if kind == RETIRED:
+            # Its content may be the only copy.
+            with suppress(OSError):
+                place.rmdir()
+        else:
+            _remove(place)
+        raise
+    finally:
+        os.close(number)
 
 
-def _parse_record(path: Path, number: int, line: bytes, record: type[RecordT], what: str) -> RecordT:
-    try:
-        return record.from_json(line)
-    except Malformed as error:
-        raise DataError(f"{path}:{number}: not one of the {what}: {error}") from error
+def recover(folder: Path) -> None:
+    """Restore the folders whose replacement was interrupted between its two renames."""
+    for place, kind in _lock_abandoned(folder):
+        if kind == RETIRED:
+            # Without write permission it stays; the reader of the folder reports what is missing.
+            with suppress(OSError):
+                _restore(place)
+
+
+def remove_abandoned(folder: Path) -> None:
+    """Remove the temporary files and folders of dead processes of this machine from a folder.
+
+    Those of other machines stay, since not every shared file system shares locks. Retired folders are restored as by
+    `recover`.
+    """
+    for place, kind in _lock_abandoned(folder):
+        # What cannot be restored or removed stays.
+        with suppress(OSError):
+            if kind == RETIRED:
+                _restore(place)
+            _remove(place)
+
+
+def _lock_abandoned(folder: Path) -> Iterator[tuple[Path, str]]:
+    """Yield path and kind of each temporary file or folder of a dead process, holding its lock."""
+    for found in filter(None, map(_SCRATCH.fullmatch, os.listdir(folder) if os.access(folder, os.R_OK) else ())):
+        if found["host"] != _host():
+            continue
+        try:
+            number = os.open(folder / found[0], os.O_RDONLY | os.O_NOFOLLOW)
+        except OSError:
+            continue  # Removed meanwhile, or of another user.
+        try:
+            fcntl.flock(number, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            yield folder / found[0], found["kind"]
+        except OSError:
+            pass  # Its process is alive, or the file system has no locks.
+        finally:
+            os.close(number)
+
+
+def _restore(place: Path) -> None:
+    """Move the content of a retired folder to its own name, unless the name is taken by now."""
+    for held in place.iterdir():
+        if not os.path.lexists(place.parent / held.name):
+            held.rename(place.parent / held.name)
+
+
+def _remove(place: Path) -> None:
+    if place.is_dir():
+        shutil.rmtree(place, ignore_errors=True)
+    else:
+        place.unlink(missing_ok=True)
+
+
+@cache
+def _host() -> str:
+    """Return a short name for this machine that any file name may contain."""
+    return hashlib.sha256(platform.node().encode()).hexdigest()[:8]

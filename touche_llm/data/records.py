@@ -36,7 +36,7 @@ class JsonRecord(Protocol):
         ...
 
 
-class JsonModel(BaseModel):
+class Model(BaseModel):
     """Base of records that pydantic validates, also when the program creates them."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)

@@ -9,41 +9,36 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 from urllib.parse import urlsplit
 
 import yaml
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ValidationError
 
-from touche_llm.data.io import open_regular
-from touche_llm.errors import UsageError, describe_first_problem
+from touche_llm.data.io import read_bounded
+from touche_llm.data.records import Model
+from touche_llm.errors import DataError, ToucheError, UsageError, describe_first_problem
 
 # The configuration of a run has a few thousand bytes, the published results have 30,000.
 MAX_BYTES = 2**20
-# Max nodes with all aliases expanded, as when a value is validated or printed.
-MAX_NODES = 100_000
+# The C loader composes nodes recursively, and crashes on far deeper nesting.
 MAX_DEPTH = 50
-# Max characters of a number: parsing one in base 60 takes quadratic time.
-MAX_DIGITS = 100
 
+ModelT = TypeVar("ModelT", bound=BaseModel)
 _DUMPER = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
 
 
 class YamlError(ValueError):
-    """Text that is not YAML, exceeds a bound or repeats a key; the message begins with the line, if known."""
+    """Text that is not YAML, is too long or repeats a key; the message begins with the line, if known."""
 
 
-# The C loader composes nodes recursively and crashes on deep nesting, so `_check_bounds` runs first.
 class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
-    """YAML loader that refuses merge keys and duplicate keys."""
+    """YAML loader that refuses duplicate keys."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
-        lines: dict[Hashable, int] = {}
-        for key_node, _ in node.value:
-            line = key_node.start_mark.line + 1
-            if key_node.tag == "tag:yaml.org,2002:merge":
-                raise YamlError(f"line {line}: a merge key (<<); write out the merged keys")
-            key = self.construct_object(key_node)
-            if isinstance(key, Hashable):
-                if key in lines:
-                    raise YamlError(f"line {line}: the key {key!r:.80} is in line {lines[key]} already; keep one")
-                lines[key] = line
+        lines: dict[tuple[str, str], int] = {}
+        for key, _ in node.value:
+            if isinstance(key, yaml.ScalarNode):
+                line = key.start_mark.line + 1
+                if before := lines.get((key.tag, key.value)):
+                    raise YamlError(f"line {line}: the key {key.value!r:.80} is in line {before} already; keep one")
+                lines[key.tag, key.value] = line
         mapping: dict[Hashable, Any] = super().construct_mapping(node, deep)
         return mapping
 
@@ -65,31 +60,67 @@ def parse_yaml(content: bytes | str, *, words: bool = False) -> Any:
         words: Whether to read YES, NO and dates as words.
 
     Raises:
-        YamlError: The text is not YAML, exceeds a bound, or has a merge key, a tag or a duplicate key.
+        YamlError: The text is not YAML, too long or too deeply nested, or repeats a key.
     """
     if len(content) > MAX_BYTES:
         raise YamlError(f"longer than {MAX_BYTES:,} bytes")
     loader = _WordLoader if words else _Loader
     try:
-        _check_bounds(content, loader)
+        depth = 0
+        for event in yaml.parse(content, loader):
+            depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+            if depth > MAX_DEPTH:
+                raise YamlError(f"nested more than {MAX_DEPTH} levels deep")
         return yaml.load(content, loader)
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         place = f"line {mark.line + 1}, column {mark.column + 1}: " if mark is not None else ""
         message = ", ".join(part for part in (error.context, error.problem) if part)
         raise YamlError(f"{place}{message}") from error
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, ValueError) as error:  # also a date such as 2001-02-31, or invalid Unicode
         raise YamlError(" ".join(str(error).split())) from error
-    except YamlError:
-        raise
-    except ValueError as error:  # a date such as 2001-02-31, or invalid Unicode
-        raise YamlError(str(error)) from error
 
 
-def read_yaml(path: Path, *, words: bool = False) -> Any:
-    """Parse a YAML file; raises YamlError as `parse_yaml`, and OSError."""
-    with open_regular(path) as stream:
-        return parse_yaml(stream.read(MAX_BYTES + 1), words=words)
+def read_yaml(
+    path: Path, *, words: bool = False, text: str | None = None, error: type[ToucheError] = DataError, advice: str = ""
+) -> dict[str, Any]:
+    """Read a YAML file of names and values, empty for an empty file.
+
+    Args:
+        path: The file.
+        words: Whether to read YES, NO and dates as words.
+        text: Its part that is YAML; by default all of it.
+        error: Type of the error if it cannot be read or is no such file.
+        advice: End of the error's message, after a semicolon: how to fix it.
+    """
+    end = f"; {advice}" if advice else ""
+    try:
+        values = parse_yaml(read_bounded(path, MAX_BYTES, error) if text is None else text, words=words)
+    except OSError as cause:
+        raise error(f"{path}: cannot read the file: {cause.strerror}{end}") from cause
+    except YamlError as cause:
+        raise error(f"{path}: not YAML: {cause}{end}") from cause
+    if values is not None and not isinstance(values, dict):
+        raise error(f"{path}: must hold names and values{end}")
+    return values or {}
+
+
+def load_yaml(
+    path: Path,
+    model: type[ModelT],
+    *,
+    words: bool = False,
+    text: str | None = None,
+    error: type[ToucheError] = DataError,
+    advice: str = "",
+) -> ModelT:
+    """Read a YAML file into a model; arguments and errors are those of `read_yaml`, the message names file and key."""
+    values = read_yaml(path, words=words, text=text, error=error, advice=advice)
+    try:
+        return model.model_validate(values)
+    except ValidationError as invalid:
+        end = f"; {advice}" if advice else ""
+        raise error(f"{path}: {describe_first_problem(invalid, model=model)}{end}") from invalid
 
 
 def to_yaml(value: Any) -> bytes:
@@ -98,53 +129,6 @@ def to_yaml(value: Any) -> bytes:
     return text.encode()
 
 
-def _check_bounds(content: bytes | str, loader: type[_Loader]) -> None:
-    """Raise YamlError for deep nesting, too many nodes (with aliases expanded), or tags."""
-    nodes = 0
-    sizes: dict[str, int] = {}  # nodes below each anchor
-    opened: list[tuple[str | None, int]] = []  # anchors of the open collections, with the nodes before each
-    for event in yaml.parse(content, loader):
-        mark = event.start_mark
-        line = mark.line + 1 if mark is not None else 0
-        if isinstance(event, yaml.CollectionEndEvent):
-            anchor, before = opened.pop()
-            if anchor is not None:
-                sizes[anchor] = nodes - before
-        elif isinstance(event, yaml.AliasEvent):
-            # An alias within its own anchor would make a recursive value.
-            if event.anchor not in sizes:
-                raise YamlError(f"line {line}: no anchor {event.anchor!r:.80} is complete before this alias")
-            nodes += sizes[event.anchor]
-        elif isinstance(event, yaml.ScalarEvent | yaml.CollectionStartEvent):
-            nodes += 1
-            if event.tag is not None:
-                raise YamlError(f"line {line}: the tag {event.tag!r:.80}; write the value without a tag")
-            if isinstance(event, yaml.CollectionStartEvent):
-                opened.append((event.anchor, nodes - 1))
-            elif event.anchor is not None:
-                sizes[event.anchor] = 1
-        if len(opened) > MAX_DEPTH:
-            raise YamlError(f"line {line}: nested more than {MAX_DEPTH} levels deep")
-        if nodes > MAX_NODES:
-            raise YamlError(f"line {line}: more than {MAX_NODES:,} values (aliases count as expanded)")
-
-
-def _limit_number(convert: Any) -> Any:
-    def number(loader: _Loader, node: yaml.ScalarNode) -> Any:
-        if len(node.value) > MAX_DIGITS:
-            line = node.start_mark.line + 1
-            raise YamlError(f"line {line}: a number of more than {MAX_DIGITS} characters; text goes in quotation marks")
-        return convert(loader, node)
-
-    return number
-
-
-for _name in ("int", "float"):
-    _tag = f"tag:yaml.org,2002:{_name}"
-    _Loader.add_constructor(_tag, _limit_number(yaml.SafeLoader.yaml_constructors[_tag]))
-
-
-SectionT = TypeVar("SectionT", bound=BaseModel)
 Panel = Literal["Input", "Model", "Retrieval", "Judging", "Ranking", "Output"]
 
 
@@ -163,11 +147,9 @@ else:
                 raise UsageError(describe_first_problem(error, cls.__name__, model=cls)) from error
 
 
-class Section(BaseModel, metaclass=_SectionType):
+# Errors do not quote values: a value may be a key in the wrong place.
+class Section(Model, metaclass=_SectionType, hide_input_in_errors=True):
     """Section of a configuration."""
-
-    # Errors do not quote values: a value may be a key in the wrong place.
-    model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,22 +179,6 @@ class Option:
     is_pairs: bool = False
 
 
-def read_values(path: Path, what: str) -> dict[str, Any]:
-    """Read a YAML file of names and values, empty for an empty file; raise UsageError if it is another file.
-
-    Messages say `what` it holds.
-    """
-    try:
-        values = read_yaml(path)
-    except OSError as error:
-        raise UsageError(f"{path}: cannot read the {what}: {error.strerror}") from error
-    except YamlError as error:
-        raise UsageError(f"{path}: not YAML: {error}") from error
-    if values is not None and not isinstance(values, dict):
-        raise UsageError(f"{path}: must hold names and values")
-    return values or {}
-
-
 def set_values(values: dict[str, Any], given: Mapping[str, Any], source: str) -> None:
     """Set values by dotted name; raises UsageError if `source` has a value in place of a section."""
     for name, value in given.items():
@@ -236,7 +202,7 @@ def find_booleans(given: Any, read: Any, place: str = "") -> Iterator[str]:
             yield from find_booleans(given[name], read[name], f"{place}.{name}" if place else str(name))
 
 
-def read_settings(model: type[SectionT], given: object, name: str) -> SectionT:
+def read_settings(model: type[ModelT], given: object, name: str) -> ModelT:
     """Return a record of settings: the given one, one of a mapping, or the defaults for None.
 
     Raises:

@@ -79,7 +79,7 @@ class FileStart(NamedTuple):
 def recognize(path: Path) -> FileStart:
     """Recognize a file, which may be gzipped; raise DataError if it cannot be read."""
     content = b""
-    with report_unreadable(path, "byte"), open_maybe_gzip(path) as stream:
+    with report_unreadable(path), open_maybe_gzip(path) as stream:
         # What is read before any damage is enough; the reader of the file says where the damage is.
         with suppress(EOFError, gzip.BadGzipFile, zlib.error):
             while len(content) < _START and (chunk := stream.read(_CHUNK)):
@@ -198,7 +198,7 @@ def read_topics(path: Path | str) -> list[Topic]:
             number or an element, or does not name exactly two objects.
     """
     path = Path(path)
-    with report_unreadable(path, "byte"), open_maybe_gzip(path) as stream:
+    with report_unreadable(path), open_maybe_gzip(path) as stream:
         content = stream.read(_MAX_BYTES + 1)
     require_kind(path, "topics", start=recognize_start(content))
     if len(content) > _MAX_BYTES:

@@ -12,16 +12,15 @@ from pydantic import (
     BeforeValidator,
     Field,
     SerializerFunctionWrapHandler,
-    ValidationError,
     model_serializer,
     model_validator,
 )
 
 from touche_llm.data.io import open_atomic
 from touche_llm.data.records import Judgment, Reading
-from touche_llm.data.settings import Option, Section, read_values, to_yaml
+from touche_llm.data.settings import Option, Section, load_yaml, to_yaml
 from touche_llm.data.trec_runs import NO_STANCE_COLUMN
-from touche_llm.errors import DataError, UsageError, describe_first_problem
+from touche_llm.errors import DataError, UsageError
 from touche_llm.llm.answers import get_labels
 from touche_llm.tasks.base import Question, Task
 from touche_llm.tasks.definition import FIRST_STAGE, Scale
@@ -266,19 +265,17 @@ def choose_stances(
     return decided
 
 
+class _Thresholds(Section, extra="ignore"):
+    stance: StanceSettings
+
+
 def read_settings(path: Path) -> StanceSettings:
     """Read the section `stance` of a configuration, as `touche-llm calibrate` writes it, and ignore the others.
 
     Raises:
         UsageError: The file cannot be read, has no such section, or has an invalid value in it.
     """
-    values = read_values(path, "thresholds")
-    if not isinstance(values.get("stance"), dict):
-        raise UsageError(f"{path}: has no section `stance`; `touche-llm calibrate --out` writes one")
-    try:
-        return StanceSettings.model_validate(values["stance"])
-    except ValidationError as error:
-        raise UsageError(f"{path}: {describe_first_problem(error, 'stance')}") from error
+    return load_yaml(path, _Thresholds, error=UsageError, advice="`touche-llm calibrate --out` writes the file").stance
 
 
 def write_thresholds(path: Path, thresholds: Mapping[str, float], topics: list[str], prompt: str) -> None:

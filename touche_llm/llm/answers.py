@@ -12,11 +12,11 @@ from typing import Annotated, Any, Literal, TypeVar, cast, get_args
 
 import msgspec
 import orjson
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import Field, ValidationError
 from pydantic.fields import FieldInfo
 from pydantic_core import from_json
 
-from touche_llm.data.records import Attempt, Count, JsonStruct
+from touche_llm.data.records import Attempt, Count, JsonStruct, Model
 
 # Max characters of an untrusted text whose values are remembered.
 _MAX_CACHED_CHARS = 1000
@@ -132,13 +132,11 @@ _MAX_CHARS = 2000
 _ShortText = Annotated[str, msgspec.Meta(max_length=_MAX_CHARS)]
 
 
-class AnswerModel(BaseModel):
+class AnswerModel(Model, strict=True):
     """Base of the answer models: flat, each field a `Literal` or a string with a `pattern`.
 
     Enumerations and patterns are the parts of JSON Schema that all structured-output backends enforce.
     """
-
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
 
 class FreeText(AnswerModel):

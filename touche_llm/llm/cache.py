@@ -81,7 +81,6 @@ FORMAT = DatabaseFormat(
     noun="an answer cache",
     application=0x746C6C6D,  # "tllm"
     version=1,
-    tables={"entries": COLUMNS},
     statements=(
         # Rows in order of arrival, with an index of the keys: the keys are random, and storing rows in their order
         # would take twice the work.

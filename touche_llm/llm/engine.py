@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from touche_llm.data.records import JsonModel
+from touche_llm.data.records import Model
 from touche_llm.data.transport import TransientFailure
 from touche_llm.llm.answers import FailureKind, Token
 from touche_llm.llm.request import Message, Request
 
 
-class EngineInfo(JsonModel):
+class EngineInfo(Model):
     """Description of an engine.
 
     Attributes:

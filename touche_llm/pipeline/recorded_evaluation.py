@@ -9,11 +9,12 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, Self
 
-from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
+from pydantic import model_validator
 
 from touche_llm.data.io import open_atomic, sha256
-from touche_llm.data.settings import YamlError, read_yaml, to_yaml
-from touche_llm.errors import DataError, UsageError, describe_first_problem
+from touche_llm.data.records import Model
+from touche_llm.data.settings import load_yaml, to_yaml
+from touche_llm.errors import DataError, UsageError
 from touche_llm.evaluation.qrels import Coverage
 from touche_llm.pipeline.run_directory import RunDirectory
 from touche_llm.tasks.base import Task
@@ -22,18 +23,14 @@ if TYPE_CHECKING:
     from touche_llm.evaluation.measures import Evaluation
 
 
-class _Recorded(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="ignore")
-
-
-class QrelsFile(_Recorded):
+class QrelsFile(Model, extra="ignore"):
     """A qrels file: its absolute path and its SHA-256 when the run was evaluated."""
 
     file: Path
     sha256: str
 
 
-class RecordedMeasure(_Recorded):
+class RecordedMeasure(Model, extra="ignore"):
     """The value of a measure with its 95 % interval, over how many topics or documents, and judged@k.
 
     A value is None if it is undefined.
@@ -58,7 +55,7 @@ class Basis(NamedTuple):
     topics: frozenset[str]
 
 
-class RecordedEvaluation(_Recorded):
+class RecordedEvaluation(Model, extra="ignore"):
     """The last evaluation of a run.
 
     Attributes:
@@ -123,17 +120,9 @@ def read_evaluation(directory: RunDirectory) -> RecordedEvaluation | None:
         DataError: The file was not written by this program.
     """
     path = directory.evaluation_file
-    try:
-        return RecordedEvaluation.model_validate(read_yaml(path))
-    except FileNotFoundError:
+    if not path.exists():
         return None
-    except OSError as error:
-        raise DataError(f"{path}: cannot read the file: {error.strerror}; make it readable") from error
-    except YamlError as error:
-        raise DataError(f"{path}: {error}; delete the file and evaluate the run again") from error
-    except ValidationError as error:
-        problem = describe_first_problem(error)
-        raise DataError(f"{path}: {problem}; delete the file and evaluate the run again") from error
+    return load_yaml(path, RecordedEvaluation, advice="delete the file and evaluate the run again")
 
 
 def choose_reference(bases: Iterable[Basis]) -> Basis | None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from touche_llm.data.io import RecordT, open_atomic, read_records, write_records
 from touche_llm.data.records import Comparison, Failure, Judgment, Objects, StanceReading
-from touche_llm.data.settings import YamlError, read_yaml, to_yaml
+from touche_llm.data.settings import read_yaml, to_yaml
 from touche_llm.data.trec_runs import ParsedRun, read_run
 from touche_llm.errors import DataError, UsageError
 from touche_llm.judging.labels import check_judgments
@@ -150,7 +150,7 @@ class RunDirectory:
 
         try:
             return get_task(find_task_folder(self.config_file) or str(read_yaml(self.config_file)["task"]))
-        except (OSError, YamlError, KeyError, TypeError) as error:
+        except (DataError, KeyError) as error:
             raise DataError(
                 f"{self.config_file}: cannot read the task of the run ({error!s:.200}); name it (`task: NAME`)"
             ) from error
@@ -162,17 +162,15 @@ class RunDirectory:
             DataError: The metadata cannot be read, or is not as this program writes it.
         """
         path = self.metadata_file
+        if not path.exists():
+            return Metadata({}, None)
         try:
-            content = read_yaml(path)
+            content = read_yaml(path, advice="make the file readable, or delete it and run all stages")
             stages = {str(name): dict(facts) for name, facts in content["stages"].items()}
             unfinished = content.get(UNFINISHED)
             if unfinished is not None and unfinished not in OUTPUTS:
                 raise ValueError(f"{UNFINISHED}: {unfinished!r:.80} is no stage")
-        except FileNotFoundError:
-            return Metadata({}, None)
-        except OSError as error:
-            raise DataError(f"{path}: cannot read the metadata: {error.strerror}; make the file readable") from error
-        except (YamlError, KeyError, TypeError, ValueError, AttributeError) as error:
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise DataError(
                 f"{path}: not metadata that this program wrote ({error!s:.200}); delete it and run all stages"
             ) from error

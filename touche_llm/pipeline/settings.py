@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from touche_llm.config import Config
-from touche_llm.data.settings import YamlError, read_yaml
+from touche_llm.data.settings import read_yaml
 from touche_llm.errors import DataError, UsageError
 from touche_llm.llm.settings import SECTIONS
 from touche_llm.prompts.few_shot import EXAMPLES_SUFFIX
@@ -61,7 +61,7 @@ def find_task_folder(config_file: Path, base: Path | None = None) -> str | None:
         return None
     try:
         given = str(read_yaml(config_file)["task"])
-    except (OSError, YamlError, KeyError, TypeError):
+    except (DataError, KeyError):
         return None  # reading the configuration raises the error
     if given in TASKS:
         return None

@@ -19,7 +19,7 @@ from typing import IO, Annotated, Literal
 from pydantic import AwareDatetime, Field
 
 from touche_llm.data.io import encode_line, read_records, sha256, shorten_path
-from touche_llm.data.records import JsonModel, Topic
+from touche_llm.data.records import Model, Topic
 from touche_llm.data.topics import normalise_title, read_topics
 from touche_llm.data.trec_runs import read_run
 from touche_llm.errors import DataError, ToucheError, Warn, describe_os_error
@@ -70,7 +70,7 @@ def find_half(title: str) -> str:
     return _read_published().get(name, by_hash)
 
 
-class Access(JsonModel):
+class Access(Model):
     """An access to the judgments of some topics, with prompts whose answers were compared with them.
 
     Attributes:

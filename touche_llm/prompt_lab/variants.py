@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from msgspec import structs
-from pydantic import BaseModel, NonNegativeInt
+from pydantic import NonNegativeInt
 
 from touche_llm.config import Config
-from touche_llm.data.records import Failure, Judgment, Reading, Topic
+from touche_llm.data.records import Failure, Judgment, Model, Reading, Topic
 from touche_llm.errors import UsageError
 from touche_llm.judging.labels import StancePrompt, choose_stance
 from touche_llm.judging.pointwise import RequestBuilder, judge
@@ -24,7 +24,7 @@ from touche_llm.tasks.base import Task
 PURPOSE = "judge"
 
 
-class VariantSettings(BaseModel, frozen=True, extra="forbid"):
+class VariantSettings(Model):
     """Settings of a variant, each in place of the configured one unless it is None.
 
     Attributes:

@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import BeforeValidator, Field, ValidationError
 
-from touche_llm.data.records import LabelledDocument, Topic
+from touche_llm.data.records import LabelledDocument, Model, Topic
 from touche_llm.data.settings import YamlError, parse_yaml
 from touche_llm.errors import DataError, PromptError, describe_first_problem
 from touche_llm.llm.answers import AnswerForm, AnswerModel, Layout, Unusable, parse_answer
@@ -45,9 +45,7 @@ def _collapse_spaces(value: Any) -> Any:
 _Text = Annotated[str, BeforeValidator(_collapse_spaces)]
 
 
-class _Topic(BaseModel):
-    model_config = ConfigDict(extra="forbid", hide_input_in_errors=True)
-
+class _Topic(Model, hide_input_in_errors=True):
     id: Annotated[str, Field(min_length=1, coerce_numbers_to_str=True), BeforeValidator(_collapse_spaces)]
     title: Annotated[str, Field(min_length=1), BeforeValidator(_collapse_spaces)]
     description: _Text = ""

@@ -12,11 +12,11 @@ from typing import Annotated, Any, Literal
 
 import orjson
 from jinja2 import UndefinedError
-from pydantic import Field, ValidationError
+from pydantic import Field
 
 from touche_llm.data.records import Topic
-from touche_llm.data.settings import Option, Section, YamlError, parse_yaml
-from touche_llm.errors import PromptError, UsageError, describe_first_problem
+from touche_llm.data.settings import Option, Section, load_yaml
+from touche_llm.errors import PromptError, UsageError
 from touche_llm.llm.answers import AnswerForm, AnswerModel, can_be_letters
 from touche_llm.llm.request import Message, Origin
 from touche_llm.prompts.few_shot import EXAMPLES_SUFFIX, FewShotExample, parse_examples
@@ -297,9 +297,5 @@ def _list_names(folder: Path) -> list[str]:
 
 def read_header(path: Path, text: str) -> PromptHeader:
     """Parse the front matter of the template `path`; raise PromptError if it is invalid."""
-    try:
-        return PromptHeader.model_validate(parse_yaml(f"\n{text}"))
-    except ValidationError as error:
-        raise PromptError(f"{path}: front matter: {describe_first_problem(error)}") from error
-    except YamlError as error:
-        raise PromptError(f"{path}: front matter is not YAML: {error}") from error
+    # After the line `---`, so that errors count the lines of the file.
+    return load_yaml(path, PromptHeader, text=f"\n{text}", error=PromptError)

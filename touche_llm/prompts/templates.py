@@ -22,7 +22,7 @@ from jinja2.exceptions import SecurityError
 from jinja2.runtime import BlockReference, Context, Macro, Undefined
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from touche_llm.data.io import open_regular
+from touche_llm.data.io import read_bounded
 from touche_llm.data.records import LabelledDocument, Topic
 from touche_llm.errors import PromptError
 
@@ -283,12 +283,8 @@ def read_text(path: Path) -> str:
         PromptError: The file is too large or not UTF-8.
         OSError: The file cannot be read, or is not a regular one.
     """
-    with open_regular(path) as stream:
-        content = stream.read(_MAX_BYTES + 1)
-    if len(content) > _MAX_BYTES:
-        raise PromptError(f"{path}: larger than {_MAX_BYTES:,} bytes")
     try:
-        return content.decode("utf-8-sig").replace("\r\n", "\n").replace("\r", "\n")
+        return read_bounded(path, _MAX_BYTES, PromptError).decode("utf-8-sig").replace("\r\n", "\n").replace("\r", "\n")
     except UnicodeDecodeError as error:
         raise PromptError(f"{path}: not UTF-8: {error}") from error
 

@@ -17,9 +17,8 @@ import orjson
 from pydantic import Field, ValidationError, field_validator
 
 from touche_llm.config import Config, rename_settings
-from touche_llm.data.io import open_atomic, open_regular, shorten_path
-from touche_llm.data.records import JsonModel
-from touche_llm.data.scratch import remove_abandoned
+from touche_llm.data.io import open_atomic, read_bounded, remove_abandoned, shorten_path
+from touche_llm.data.records import Model
 from touche_llm.errors import DataError, UsageError, describe_first_problem
 from touche_llm.evaluation.qrels import Qrels, qrels_file, read_qrels
 from touche_llm.judging.labels import translate_settings
@@ -73,7 +72,7 @@ DECISIVE = (
 )
 
 
-class RequestSnapshot(JsonModel):
+class RequestSnapshot(Model):
     """One request as it was when the run was recorded."""
 
     topic: str
@@ -92,7 +91,7 @@ class RequestSnapshot(JsonModel):
         )
 
 
-class Manifest(JsonModel):
+class Manifest(Model):
     """Settings, templates and requests of a recorded run.
 
     Attributes:
@@ -323,11 +322,7 @@ def _refuse_links(folder: Path) -> None:
 
 def _read_manifest(path: Path) -> Manifest:
     try:
-        with open_regular(path) as stream:
-            content = stream.read(_MAX_BYTES + 1)
-        if len(content) > _MAX_BYTES:
-            raise DataError(f"{path}: larger than {_MAX_BYTES:,} bytes; record the run again")
-        manifest = Manifest.model_validate_json(content)
+        manifest = Manifest.model_validate_json(read_bounded(path, _MAX_BYTES))
     except OSError as error:
         raise DataError(f"{path}: cannot read the recorded run: {error.strerror}") from error
     except ValidationError as error:

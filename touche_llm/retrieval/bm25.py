@@ -11,9 +11,8 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from touche_llm.corpus.store import BM25_FILES, TextTable, report_damage
-from touche_llm.data.io import read_record, replace_folder, write_records
-from touche_llm.data.records import JsonModel
-from touche_llm.data.scratch import recover
+from touche_llm.data.io import read_record, recover, replace_folder, write_records
+from touche_llm.data.records import Model
 from touche_llm.data.settings import Option, Section
 from touche_llm.errors import DataError, Warn
 from touche_llm.retrieval.base import FirstStage
@@ -64,7 +63,7 @@ class Bm25Settings(Section):
     )
 
 
-class Bm25Manifest(JsonModel):
+class Bm25Manifest(Model):
     """Source and settings of a BM25 index."""
 
     format: int

@@ -14,7 +14,7 @@ from uuid import UUID
 from pydantic import AfterValidator, Field, SecretStr
 
 from touche_llm.data.databases import DatabaseFormat, connect, create_if_empty, describe_opening_error
-from touche_llm.data.records import Document, JsonModel, Malformed
+from touche_llm.data.records import Document, Malformed, Model
 from touche_llm.data.settings import Section, check_address
 from touche_llm.errors import DataError, needs_extra
 
@@ -66,10 +66,6 @@ _FORMAT = DatabaseFormat(
     noun="a ChatNoir cache",
     application=0x746C636E,  # "tlcn"
     version=1,
-    tables={
-        "searches": ("base_url", "place", "query", "start", "size", "page"),
-        "documents": ("place", "id", "text", "reason"),
-    },
     statements=(
         "CREATE TABLE searches (base_url TEXT, place TEXT, query TEXT, start INTEGER, size INTEGER, "
         "page TEXT NOT NULL, PRIMARY KEY (base_url, place, query, start, size)) WITHOUT ROWID",
@@ -78,7 +74,7 @@ _FORMAT = DatabaseFormat(
 )
 
 
-class Hit(JsonModel):
+class Hit(Model):
     """Search result: TREC id, ChatNoir's own id and score of a document."""
 
     document_id: str
@@ -86,7 +82,7 @@ class Hit(JsonModel):
     score: float = Field(allow_inf_nan=False)
 
 
-class Page(JsonModel):
+class Page(Model):
     """Page of results. `unnamed` counts results without TREC id, `total` all results of the query."""
 
     hits: list[Hit]

@@ -16,7 +16,7 @@ from pydantic import Field
 from touche_llm.corpus.store import DENSE_FILES, TextTable, report_damage
 from touche_llm.data.concurrency import map_in_order
 from touche_llm.data.io import read_record, write_records
-from touche_llm.data.records import Candidate, JsonModel, Topic
+from touche_llm.data.records import Candidate, Model, Topic
 from touche_llm.data.settings import Option
 from touche_llm.errors import DataError, UsageError
 from touche_llm.llm.engine import EngineInfo
@@ -198,7 +198,7 @@ class DenseSettings(TemplateConfig):
     k: float = Field(60.0, ge=0.0, allow_inf_nan=False)
 
 
-class DenseManifest(JsonModel):
+class DenseManifest(Model):
     """Source of the vectors of an index.
 
     Attributes:

@@ -193,7 +193,7 @@ def check_file(path: Path) -> FileCheck:
     Raises:
         DataError: The file cannot be opened.
     """
-    with report_unreadable(path, "byte"):
+    with report_unreadable(path):
         size = path.stat().st_size
         published = _find_published(path, size)
     try:
