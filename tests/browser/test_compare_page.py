@@ -13,8 +13,8 @@ from touche_llm.data.trec_runs import read_run
 from touche_llm.evaluation.comparison import compare_runs
 from touche_llm.evaluation.measures import evaluate_run
 from touche_llm.evaluation.qrels import Qrels, read_qrels
-from touche_llm.report.page import render_comparison, write_page
-from touche_llm.report.run_comparison import NamedRun, gather_comparison
+from touche_llm.report.page import write_page
+from touche_llm.report.run_comparison import NamedRun, gather_comparison, render_comparison
 from touche_llm.tasks import get_task
 
 pytestmark = pytest.mark.browser

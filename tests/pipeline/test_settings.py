@@ -30,8 +30,8 @@ from touche_llm.pipeline.settings import (
     OF_STAGE,
     compare_settings,
 )
-from touche_llm.report.page import render_report, write_page
-from touche_llm.report.run_report import gather_report
+from touche_llm.report.page import write_page
+from touche_llm.report.run_report import gather_report, render_report
 from touche_llm.tasks import prompts_folder
 
 PORT_NOBODY_LISTENS_ON = "http://127.0.0.1:1"

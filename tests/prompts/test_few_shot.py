@@ -386,7 +386,7 @@ async def test_what_the_chat_template_adds_to_examples_is_counted_once_and_kept_
 def test_a_report_shows_the_examples_of_a_prompt(tmp_path: Path) -> None:
     prompt = loaded(tmp_path, "judge", [JUDGE])
     ((shown),) = render_prompts({"judge": prompt}, get_task("comparative"), TOPIC)
-    assert [(role, len(texts)) for role, texts in shown.messages] == [
+    assert [(role, len(texts)) for role, texts in shown[2]] == [
         ("system", 1),
         ("user", 1),
         ("assistant", 1),

@@ -18,7 +18,6 @@ from touche_llm.llm.engine import Rejected
 from touche_llm.prompt_lab.comparison import PromptComparison, compare_prompts
 from touche_llm.prompt_lab.sample import Plan
 from touche_llm.report.matrix import build_rows, render_matrix
-from touche_llm.report.page import MIN_CHARS
 from touche_llm.tasks import get_task
 
 Compared = tuple[PromptComparison, Qrels]
@@ -105,16 +104,3 @@ async def test_the_page_has_everything_and_nothing_that_is_not_escaped(
     # The wordings: the first whole, of the others what is otherwise.
     assert page.count("differences from A") == 2
     assert re.search(r"^-.*BLUNT.*$", page, re.MULTILINE) and re.search(r"^\+.*SHARP.*$", page, re.MULTILINE)
-
-
-async def test_a_page_that_would_be_too_large_has_shorter_texts_and_then_no_probabilities(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    found, qrels = await compared(tmp_path, monkeypatch, "words " * 1000)
-    bare = len(render_matrix(found, qrels, {}).encode()) - 24 * 6000
-    monkeypatch.setattr("touche_llm.report.matrix.MAX_BYTES", bare + 24 * 2 * MIN_CHARS)
-    page = render_matrix(found, qrels, {})
-    assert len(page.encode()) <= bare + 24 * 3 * MIN_CHARS
-    assert "more characters omitted" in page and 'class="panels"' in page
-    monkeypatch.setattr("touche_llm.report.matrix.MAX_BYTES", bare)
-    assert 'class="panels"' not in render_matrix(found, qrels, {})

@@ -15,8 +15,8 @@ from touche_llm.evaluation import evaluate
 from touche_llm.evaluation.qrels import Qrels
 from touche_llm.evaluation.stance_measures import count_confusion
 from touche_llm.pipeline.run_files import CANDIDATES, CONFIG, RUN
-from touche_llm.report.records import MeasureComparison, MeasuredRun, MeasureResult, RunReport, measure_run
-from touche_llm.report.run_report import gather_report
+from touche_llm.report.measures import MeasureComparison, MeasuredRun, MeasureResult, measure_run
+from touche_llm.report.run_report import RunReport, gather_report
 
 
 def found(report: RunReport) -> MeasuredRun:

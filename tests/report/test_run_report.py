@@ -14,9 +14,9 @@ from touche_llm.data.records import Attempt, Comparison, Cut, Failure, Judgment,
 from touche_llm.data.trec_runs import read_run
 from touche_llm.errors import DataError
 from touche_llm.evaluation.qrels import Qrels
-from touche_llm.report.folder import summarize_comparisons
-from touche_llm.report.records import RunReport
-from touche_llm.report.run_report import gather_report
+from touche_llm.report.folder import find_differences, summarize_comparisons
+from touche_llm.report.run_report import RunReport, gather_report
+from touche_llm.tasks import get_task
 from touche_llm.text.passages import GAP_MARK
 
 
@@ -78,8 +78,8 @@ def test_documents_carry_text_probabilities_answers_and_what_people_said(compara
             assert document.row.grades == judgment.grades
             assert document.readings["quality"].shares == judgment.readings["quality"].shares
             # The judge prompt, and the stance prompt with the objects in both orders.
-            assert [answer.text is not None for answer in document.answers] == [True] * 3
-            text = document.answers[0].text or ""
+            assert [text is not None for _, text in document.answers] == [True] * 3
+            text = document.answers[0][1] or ""
             assert text.startswith(f"[{judgment.readings['relevance'].answered},") and text.endswith("]")
     assert any(document.row.people for view in judged.topics for document in view.documents)
     assert not all(document.row.people for view in judged.topics for document in view.documents)
@@ -87,10 +87,10 @@ def test_documents_carry_text_probabilities_answers_and_what_people_said(compara
 
 def test_prompts_are_rendered_for_their_topic_with_a_gap_for_the_document(judged: RunReport) -> None:
     for view in judged.topics:
-        assert [prompt.purpose for prompt in view.prompts] == ["judge", "stance"]
-        for prompt in view.prompts:
-            assert [(role, len(texts)) for role, texts in prompt.messages] == [("system", 1), ("user", 2)]
-            before = prompt.messages[1][1][0]
+        assert [purpose for purpose, _, _ in view.prompts] == ["judge", "stance"]
+        for _, _, messages in view.prompts:
+            assert [(role, len(texts)) for role, texts in messages] == [("system", 1), ("user", 2)]
+            before = messages[1][1][0]
             assert view.topic.title in before and all(each in before for each in view.topic.objects or ())
 
 
@@ -100,12 +100,12 @@ def test_pairs_show_their_sentences_and_their_arguments(pairs: Path) -> None:
     for view in report.topics:
         assert (len(view.documents), len(view.rows)) == (4, 96)
         assert 100 + view.omitted == len(read_run(pairs / "run.txt").rankings[view.topic.id]) > 100
-        assert [prompt.purpose for prompt in view.prompts] == ["judge", "sentence"]
+        assert [purpose for purpose, _, _ in view.prompts] == ["judge", "sentence"]
         for document in view.documents:
             one, other = document.sentences
-            assert document.row.document_id == f"{one.id},{other.id}"
-            assert one.title and one.side in ("PRO", "CON")
-            assert list(other.readings) == ["role", "relevance", "quality", "stance"]
+            assert document.row.document_id == f"{one[0]},{other[0]}"
+            assert one[1] and one[2] in ("PRO", "CON")
+            assert list(other[3]) == ["role", "relevance", "quality", "stance"]
             assert document.text is not None and document.text.count("\n") == 1
 
 
@@ -135,7 +135,7 @@ def test_an_answer_that_the_cache_lacks_is_counted(comparative: Path, tmp_path: 
     run = copied(comparative, tmp_path, cache__file=str(tmp_path / "empty.jsonl"))
     report = gather_report(run, None, 2)
     assert any("empty.jsonl: 24" in note for note in report.notes)  # 4 topics, 2 documents, 3 answers
-    assert [answer.text for answer in report.topics[0].documents[0].answers] == [None] * 3
+    assert [text for _, text in report.topics[0].documents[0].answers] == [None] * 3
 
 
 @pytest.mark.parametrize("label", ["comparative/judge@2-ffffff", "comparative/judge@4-0", "comparative/judge@5-000000"])
@@ -146,7 +146,7 @@ def test_a_prompt_that_changed_since_the_run_is_not_shown_as_the_run_s(
     path = run / "ir-metadata.yml"
     path.write_text(re.sub(r"(?<=judge: )comparative/judge@4-\w+", label, path.read_text()))
     report = gather_report(run, None, 2)
-    assert [prompt.purpose for prompt in report.topics[0].prompts] == ["stance"]
+    assert [purpose for purpose, _, _ in report.topics[0].prompts] == ["stance"]
     assert any(f"'judge' is not shown: the run used {label}, " in note for note in report.notes)
 
 
@@ -208,8 +208,8 @@ def test_candidates_that_left_the_top_are_told(comparative: Path, qrels: Qrels) 
     for view in report.topics:
         ranks = {each.document_id: each.rank for each in run.rankings[view.topic.id]}
         gone = [each.document_id for each in first.rankings[view.topic.id][:5] if ranks.get(each.document_id, 999) > 3]
-        assert [each.document_id for each in view.dropped] == gone
-        assert all(each.rank == ranks.get(each.document_id) for each in view.dropped)
+        assert [document for document, *_ in view.dropped] == gone
+        assert all(rank == ranks.get(document) for document, _, rank, _ in view.dropped)
     assert sum(len(view.dropped) for view in report.topics) > 0
 
 
@@ -267,3 +267,20 @@ def test_of_a_cut_document_what_the_model_saw_is_shown_and_its_failures_stand_be
     assert one.truncation == "the model saw 1,010 of 2,345 characters"
     assert one.text == f"{first.text[:5]}\n{GAP_MARK}\n{first.text[10:15]}"
     assert (one.failures, other.failures, other.text, other.truncation) == ([], [failed], second.text, "")
+
+
+@pytest.mark.parametrize(
+    ("grades", "stance", "people", "expected"),
+    [
+        ({"relevance": 2.4, "quality": 1.5}, "PRO", {"relevance": "2", "quality": "2", "stance": "PRO"}, []),
+        ({"relevance": 2.5, "quality": 1.4}, "PRO", {"relevance": "2", "quality": "1"}, ["relevance"]),
+        ({"relevance": 0.1}, "PRO", {"relevance": "-2", "stance": "CON"}, ["stance"]),
+        ({"relevance": 1.0}, "PRO", {"quality": "1"}, None),
+        ({"relevance": 1.0}, "PRO", {}, None),
+        ({}, "NO", {"relevance": "0", "stance": "PRO"}, None),
+    ],
+)
+def test_the_model_differs_from_assessors_where_rounded_grades_or_stances_do(
+    grades: dict[str, float], stance: str, people: dict[str, str], expected: list[str] | None
+) -> None:
+    assert find_differences(grades, stance, people, get_task("comparative")) == expected

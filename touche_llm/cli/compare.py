@@ -97,8 +97,8 @@ def compare(
     measured = m.given_runs(runs, qrels, known)
     kept = [each for each in measured if not each.first_stage]
     if html is not None:
-        from touche_llm.report.page import render_comparison, write_page
-        from touche_llm.report.run_comparison import NamedRun, check_runs, gather_comparison
+        from touche_llm.report.page import write_page
+        from touche_llm.report.run_comparison import NamedRun, check_runs, gather_comparison, render_comparison
 
         inputs = (*map(find_run_file, runs), *files.values())
         check_output(html, overwrite, inputs)

@@ -96,8 +96,8 @@ def show_places(values: list[tuple[str, dict[str, float]]], width: int) -> None:
 def describe_report(folder: Path, files: dict[str, Path]) -> list[str]:
     """Write the report of a run, and return lines that say where it is, or which extra it needs."""
     # Only here: matplotlib takes half a second to load.
-    from touche_llm.report.page import render_report, write_page
-    from touche_llm.report.run_report import gather_report
+    from touche_llm.report.page import write_page
+    from touche_llm.report.run_report import gather_report, render_report
 
     task = get_task(RunDirectory(folder).read_config().task)
     report = gather_report(folder, read_qrels(files, task) if files else None, _REPORTED)

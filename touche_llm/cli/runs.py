@@ -214,8 +214,8 @@ def report(
     `evaluate` before, it has no measures.
     """
     # Only here: matplotlib and pandas take a second to load.
-    from touche_llm.report.page import render_report, write_page
-    from touche_llm.report.run_report import gather_report
+    from touche_llm.report.page import write_page
+    from touche_llm.report.run_report import gather_report, render_report
 
     target = out or run_dir / REPORT
     # The page that an earlier call wrote into the run's folder is one of the run's own files.

@@ -1,8 +1,8 @@
-"""An open run folder: its files, its corpus and its completions, if available."""
+"""An open run folder: its files, its corpus and its completions, if available; and what pages say about a run."""
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
@@ -14,7 +14,8 @@ from touche_llm.config import Config
 from touche_llm.data.records import Candidate, Comparison, Failure, Judgment, Reading, StanceReading
 from touche_llm.data.trec_runs import ParsedRun
 from touche_llm.errors import DataError, ToucheError
-from touche_llm.evaluation.qrels import Qrels
+from touche_llm.evaluation.qrels import STANCE, Qrels
+from touche_llm.evaluation.stance_measures import round_grade
 from touche_llm.judging.sentence_pairs import SEPARATOR
 from touche_llm.llm.answers import Answer
 from touche_llm.llm.cache import Cache, CacheMode
@@ -26,14 +27,6 @@ from touche_llm.pipeline.run_directory import RunDirectory
 from touche_llm.pipeline.settings import find_copy
 from touche_llm.ranking.order import rank_by_first_stage, rank_by_judgment
 from touche_llm.ranking.steps import JUDGE
-from touche_llm.report.overview import find_differences, get_assessments
-from touche_llm.report.records import (
-    DocumentRow,
-    DocumentView,
-    RawAnswer,
-    SentenceView,
-    describe_truncation,
-)
 from touche_llm.tasks.base import Task
 from touche_llm.tasks.published import describe_restriction
 from touche_llm.text.passages import GAP_MARK
@@ -42,6 +35,78 @@ from touche_llm.text.passages import GAP_MARK
 _MAX_CHARS = 2000
 
 _MOVED = "if the file moved, name it in config.yaml, whose relative paths start at its folder"
+# Titles of the costs of a stage, by their names in its metadata.
+COSTS = {
+    "seconds": "time",
+    "requests": "requests",
+    "cache_hits": "answers from the cache",
+    "prompt_tokens": "prompt tokens",
+    "prefix_cached_tokens": "prompt tokens from the prefix cache",
+    "completion_tokens": "completion tokens",
+    "cached_prompt_tokens": "prompt tokens saved by the answer cache",
+    "documents cut": "truncated documents",
+    "judgments per second": "judgments per second",
+    "peak memory MiB": "peak memory, MiB",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class DocumentRow:
+    """A row of the ranking.
+
+    Attributes:
+        rank: Rank in the run, from 1.
+        document_id: Id of the document.
+        stance: Stance label.
+        score: Score in the run.
+        first: Rank in the first stage.
+        judge: Rank by judgment, if later steps reranked the documents; else None.
+        grades: Expected grades, by name; empty without a judgment.
+        source: Source of the grades, as in `Judgment`; empty without a judgment.
+        people: Judgments by assessors: grades by aspect, and the stance.
+        differs: Aspects in which the model differs from the assessors, grades after rounding; None unless both judged.
+    """
+
+    rank: int
+    document_id: str
+    stance: str
+    score: float
+    first: int
+    judge: int | None
+    grades: Mapping[str, float]
+    source: str
+    people: Mapping[str, str]
+    differs: Sequence[str] | None = None
+
+    @property
+    def places(self) -> list[int]:
+        """Return its ranks, from the first stage to the run."""
+        return [self.first, *([self.judge] if self.judge is not None else []), self.rank]
+
+
+@dataclass(frozen=True, slots=True)
+class DocumentView:
+    """A row of the ranking with its document and the answers of the model.
+
+    Attributes:
+        row: Row of the ranking.
+        text: Text of the document, or the parts that the model saw; None if unavailable.
+        truncation: How much of the document the model saw; empty if all.
+        readings: Readings of the fields of its answers, with the probabilities of the labels.
+        comparisons: Results of its comparisons, a line for each step.
+        answers: Prompt and text of each completion; no text where the cache lacks it.
+        failures: Failed requests about this document alone.
+        sentences: Id, title and side of each sentence of a pair, and its readings; title and side need a corpus.
+    """
+
+    row: DocumentRow
+    text: str | None
+    truncation: str
+    readings: Mapping[str, Reading]
+    comparisons: list[str]
+    answers: list[tuple[str, str | None]]
+    failures: list[Failure]
+    sentences: list[tuple[str, str, str, Mapping[str, Reading]]]
 
 
 @contextmanager
@@ -206,20 +271,20 @@ class RunFolder:
         cut = judgment.cut if judgment is not None else None
         return text if cut is None or cut.parts is None else f"\n{GAP_MARK}\n".join(text[a:b] for a, b in cut.parts)
 
-    def _sentence(self, topic_id: str, sentence_id: str) -> SentenceView:
+    def _sentence(self, topic_id: str, sentence_id: str) -> tuple[str, str, str, Mapping[str, Reading]]:
         judgment = self.sentences.get((topic_id, sentence_id))
         readings = {} if judgment is None else judgment.readings
         if self.corpus is None:
-            return SentenceView(sentence_id, "", "", readings)
+            return sentence_id, "", "", readings
         sentence = self.corpus.candidates.get(sentence_id)
-        return SentenceView(sentence_id, sentence.title, sentence.side, readings)
+        return sentence_id, sentence.title, sentence.side, readings
 
-    def _answer(self, answers: Cache, prompt: str, key: str) -> RawAnswer:
+    def _answer(self, answers: Cache, prompt: str, key: str) -> tuple[str, str | None]:
         answer = answers.get(key, Answer)
         self.lost += answer is None
         if answer is None:
-            return RawAnswer(prompt, None)
-        return RawAnswer(prompt, answer.text[:_MAX_CHARS] + ("…" if len(answer.text) > _MAX_CHARS else ""))
+            return prompt, None
+        return prompt, answer.text[:_MAX_CHARS] + ("…" if len(answer.text) > _MAX_CHARS else "")
 
 
 def _list_answers(judged: Judgment | StanceReading, keys: Sequence[str]) -> list[tuple[str, str]]:
@@ -289,3 +354,93 @@ def _open_answers(config: Config, notes: list[str]) -> AbstractContextManager[Ca
     else:
         return Cache(config.cache.file, CacheMode.REPLAY)
     return nullcontext()
+
+
+def describe_truncation(judgment: Judgment | None) -> str:
+    """Describe how much of the document the model saw; empty if all."""
+    if judgment is None or (cut := judgment.cut) is None:
+        return ""
+    return f"the model saw {cut.kept_chars:,} of {cut.of_chars:,} characters"
+
+
+def describe_run(config: Config, task: Task, stages: Mapping[str, Mapping[str, Any]], run: ParsedRun) -> dict[str, str]:
+    """Return the facts about a run, by name; empty ones are omitted."""
+    judge = stages.get("judge", {})
+    engine = config.chatnoir or config.elasticsearch
+    corpus = config.dataset or config.corpus or config.index or (engine.index if engine is not None else "")
+    facts = {
+        "task": task.title,
+        "model": " ".join(str(judge.get(name, "")) for name in ("model", "revision")).strip(),
+        "engine": str(judge.get("engine", "")),
+        "ranked by": ", ".join(config.rank),
+        "for": config.objective,
+        "corpus": str(corpus),
+        "topics": f"{len(run.rankings):,}",
+        "lines": f"{sum(map(len, run.rankings.values())):,}",
+        "tag": config.tag,
+    }
+    return {name: value for name, value in facts.items() if value}
+
+
+def extract_costs(stage: Mapping[str, Any]) -> dict[str, float | None]:
+    """Return the costs of a stage, by name; None where its metadata lack them."""
+    usage = stage.get("requests")
+    values = {**stage, **usage} if isinstance(usage, dict) else stage
+    return {name: value if isinstance(value := values.get(name), int | float) else None for name in COSTS}
+
+
+def get_assessments(qrels: Qrels | None, topic_id: str, document_id: str) -> dict[str, str]:
+    """Return the judgments of a document by assessors: grades by aspect, and the stance."""
+    if qrels is None:
+        return {}
+    found = {
+        aspect: f"{grades[topic_id][document_id]:g}"
+        for aspect, grades in qrels.grades.items()
+        if document_id in grades.get(topic_id, {})
+    }
+    label = qrels.stances.get(topic_id, {}).get(document_id)
+    return found if label is None else {**found, STANCE: label}
+
+
+def find_differences(
+    grades: Mapping[str, float], stance: str, people: Mapping[str, str], task: Task
+) -> list[str] | None:
+    """Return the aspects in which the model differs from the assessors, grades after rounding; None unless both judged.
+
+    Args:
+        grades: Grades of the model; empty without a judgment.
+        stance: Stance in the run.
+        people: Judgments by assessors, see `get_assessments`.
+        task: Task, with the scales of both.
+    """
+    both = [aspect for aspect in people if aspect in grades or (aspect == STANCE and grades and stance)]
+
+    def is_equal(aspect: str) -> bool:
+        if aspect == STANCE:
+            return people[aspect] == stance
+        grade = task.scales[aspect].convert(grades[aspect], task.qrels_scales[aspect])
+        return round_grade(grade) == round_grade(float(people[aspect]))
+
+    return [aspect for aspect in both if not is_equal(aspect)] if both else None
+
+
+def collect_labels(run: ParsedRun) -> dict[str, list[str]]:
+    """Return the stance labels of the run: of all lines, and of the top 5 and 20 of each topic."""
+    sets = {"all lines": list(run.stances.values())}
+    for cutoff in (5, 20):
+        heads = [line for ranking in run.rankings.values() for line in ranking[:cutoff]]
+        sets[f"first {cutoff}"] = [
+            label for line in heads if (label := run.stances.get((line.topic_id, line.document_id))) is not None
+        ]
+    return sets
+
+
+def collect_assessor_labels(qrels: Qrels | None) -> list[str]:
+    """Return all stance labels by assessors."""
+    return [] if qrels is None else [label for truth in qrels.stances.values() for label in truth.values()]
+
+
+def compute_label_shares(sets: Mapping[str, list[str]], labels: Iterable[str]) -> dict[str, dict[str, float]]:
+    """Return the share of each label in each set; names get the size of the set, and empty sets are omitted."""
+    counts = {f"{name} ({len(given):,})": Counter(given) for name, given in sets.items() if given}
+    return {name: {label: count[label] / count.total() for label in labels} for name, count in counts.items()}

@@ -17,9 +17,9 @@ from touche_llm.prompt_lab.comparison import PromptComparison
 from touche_llm.prompt_lab.sample import Sampled
 from touche_llm.prompt_lab.variants import Variant, describe_stance_measure
 from touche_llm.prompts.prompt import Prompt
-from touche_llm.report.page import MAX_BYTES, MIN_CHARS, count_bytes, create_environment, find_text_limit
+from touche_llm.report.folder import describe_truncation
+from touche_llm.report.page import create_environment
 from touche_llm.report.plots import LETTERS
-from touche_llm.report.records import describe_truncation
 from touche_llm.tasks.definition import Scale
 
 # Number of colours for grades above 0.
@@ -147,11 +147,7 @@ def _format_prompt(prompt: Prompt) -> str:
 
 
 def render_matrix(found: PromptComparison, qrels: Qrels, judged_by: Mapping[str, Path]) -> str:
-    """Render the page that compares prompts.
-
-    Where the page would take more than `MAX_BYTES`, document texts are truncated to no less than `MIN_CHARS`; where
-    that is not enough, label probabilities are dropped.
-    """
+    """Render the page that compares prompts."""
     rows = build_rows(found, qrels)
     # Without any judgment there is neither agreement nor disagreement.
     failed = [row for row in rows if not any(cell.grades for cell in row.cells)]
@@ -176,13 +172,7 @@ def render_matrix(found: PromptComparison, qrels: Qrels, judged_by: Mapping[str,
         "documents": len(rows),
         "titles": {"all": "All topics", "choice": "Selection topics", "hold-out": "Held-out topics"},
     }
-    template = create_environment().get_template("matrix.html.jinja")
-    texts = [row.text for row in rows]
-    for panels in (True, False):
-        room = MAX_BYTES - len(template.render(values, limit=0, panels=panels).encode())
-        if room >= count_bytes(texts, MIN_CHARS):
-            break
-    return template.render(values, limit=find_text_limit(texts, room), panels=panels)
+    return create_environment().get_template("matrix.html.jinja").render(values)
 
 
 def _build_cell(item: Sampled, judgment: Judgment | None, failure: Failure | None, qrels: Qrels) -> MatrixCell:

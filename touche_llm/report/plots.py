@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any
 from markupsafe import Markup
 
 from touche_llm.errors import needs_extra
-from touche_llm.report.overview import BANDS
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -26,6 +25,8 @@ if TYPE_CHECKING:
 _SVG, _XLINK = "{http://www.w3.org/2000/svg}", "{http://www.w3.org/1999/xlink}"
 # Letters of the runs on one page, and thereby their maximum number.
 LETTERS = "ABCDEFGH"
+# Upper ends of the bands of ranks between which documents moved; one more is open.
+BANDS = (5, 10, 20, 50, 100)
 # A stand-in for each colour of the page: the class `f-…` fills with it, `s-…` strokes.
 _STANCES, _BANDS = [f"stance{n}" for n in range(8)], [f"band{n}" for n in range(len(BANDS) + 1)]
 _SIDES = [f"side{n}" for n in range(len(LETTERS))]

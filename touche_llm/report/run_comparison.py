@@ -1,9 +1,9 @@
-"""Building the comparison of several runs: their measures, and the rank of each top document in each run."""
+"""The page that compares several runs: their measures, and the rank of each top document in each run."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,18 +16,20 @@ from touche_llm.evaluation.qrels import Qrels
 from touche_llm.pipeline.run_directory import RunDirectory
 from touche_llm.pipeline.run_files import CONFIG
 from touche_llm.regression.snapshot import run_settings
-from touche_llm.report.folder import RunFolder, open_folder
-from touche_llm.report.overview import (
+from touche_llm.report.folder import (
+    COSTS,
+    DocumentRow,
+    DocumentView,
+    RunFolder,
     collect_assessor_labels,
     collect_labels,
+    compute_label_shares,
     describe_run,
     extract_costs,
     get_assessments,
+    open_folder,
 )
-from touche_llm.report.plots import LETTERS
-from touche_llm.report.records import (
-    DocumentRow,
-    DocumentView,
+from touche_llm.report.measures import (
     MeasureComparison,
     Row,
     collect_notes,
@@ -36,6 +38,8 @@ from touche_llm.report.records import (
     describe_all_coverage,
     note_missing_intervals,
 )
+from touche_llm.report.page import create_environment
+from touche_llm.report.plots import LETTERS, MIN_TOPICS, plot_stances, plot_topics_of_runs
 from touche_llm.tasks.base import Task
 
 if TYPE_CHECKING:
@@ -52,7 +56,7 @@ class ComparedRun:
         letter: Letter of the run on the page.
         name: Name of the run on the command line.
         facts: Description of the run, by name.
-        stances: Labels of the run by set of documents, as returned by `overview.collect_labels`.
+        stances: Labels of the run by set of documents, as returned by `collect_labels`.
         confusion: As in `MeasuredRun`.
         by_label: As in `MeasuredRun`.
         failures: Number of failed requests, by kind and file; None for a run file.
@@ -93,7 +97,7 @@ class ComparedDocument:
     Attributes:
         document_id: Id of the document.
         text: Text, or the parts that a model saw; None if unavailable.
-        people: Judgments by assessors, as returned by `overview.get_assessments`.
+        people: Judgments by assessors, as returned by `get_assessments`.
         places: Placements, one per run; None where the run lacks the document.
         stances_differ: Whether two runs gave it different labels.
         top_differs: Whether it is in the top 5 of some run, but not of every run with the topic.
@@ -105,11 +109,6 @@ class ComparedDocument:
     places: list[Placement | None]
     stances_differ: bool
     top_differs: bool
-
-    @property
-    def best(self) -> int:
-        """Return its best rank in any run."""
-        return min(place.rank for place in self.places if place is not None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -365,3 +364,51 @@ def _notes(
         yield f"Documents without text, missing in every available corpus: {without:,} of {len(documents):,}."
     if untitled := [topic.topic.id for topic in topics if not topic.topic.title]:
         yield f"Topics without a title, missing in every run folder: {', '.join(untitled)}."
+
+
+def render_comparison(found: RunComparison) -> str:
+    """Render the page that compares several runs."""
+    sides = found.sides
+    anchors = {view.topic.id: (f"t{n}", view.topic.title) for n, view in enumerate(found.topics, start=1)}
+    headline = [measure for measure in found.measures if measure.headline]
+    folders = [(n, side) for n, side in enumerate(sides) if side.failures is not None]
+    sets = {name: {side.letter: side.stances[name] for side in sides} for name in sides[0].stances}
+    values = {
+        "found": found,
+        "labels": found.task.stances,
+        "letters": [side.letter for side in sides],
+        "before": found.task.before_judging,
+        "grades": found.task.question.grades,
+        "headline": headline,
+        "plots": {
+            measure.name: plot_topics_of_runs(measure.name, measure.by_topic, LETTERS.index(found.baseline), anchors)
+            for measure in headline
+            if len(measure.topics) >= MIN_TOPICS
+        },
+        "stances": {
+            name: plot_stances(
+                compute_label_shares(of_runs | {"assessors": found.assessor_labels}, found.task.stances),
+                found.task.stances,
+            )
+            for name, of_runs in sets.items()
+            if found.task.stances and any(of_runs.values())
+        },
+        "shared": {
+            name: value
+            for name, value in sides[0].facts.items()
+            if all(side.facts.get(name) == value for side in sides)
+        },
+        "folders": folders,
+        "kinds": sorted({kind for _, side in folders for kind in side.failures or ()}),
+        "titles": COSTS,
+        "costs": {
+            stage: {key: amounts for key in COSTS if any(amounts := _costs(sides, stage, key))}
+            for stage in dict.fromkeys(stage for side in sides for stage in side.costs or ())
+        },
+    }
+    return create_environment().get_template("comparison.html.jinja").render(values)
+
+
+def _costs(sides: Iterable[ComparedRun], stage: str, key: str) -> list[float | None]:
+    """Return one cost of a stage for each run whose costs are known."""
+    return [side.costs.get(stage, {}).get(key) for side in sides if side.costs is not None]

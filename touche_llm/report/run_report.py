@@ -1,35 +1,103 @@
-"""Building the report of a run from its folder, its corpus and its answer cache."""
+"""The page of a run, from its folder, its corpus and its answer cache."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from touche_llm.data.records import Document, Topic
+from touche_llm.data.records import Candidate, Document, Failure, Topic
 from touche_llm.errors import PromptError, UsageError
 from touche_llm.evaluation.notes import describe_fitted
 from touche_llm.evaluation.qrels import Qrels, check_judged, select_topics
 from touche_llm.pipeline.context import RunContext
 from touche_llm.pipeline.run_overview import read_label_counts
 from touche_llm.prompts.prompt import Prompt
-from touche_llm.report.folder import open_folder
-from touche_llm.report.overview import (
+from touche_llm.ranking.steps import JUDGE
+from touche_llm.report.folder import (
+    COSTS,
+    DocumentRow,
+    DocumentView,
     collect_assessor_labels,
     collect_labels,
     compute_label_shares,
-    count_movements,
     describe_run,
     extract_costs,
-    find_dropped,
+    get_assessments,
+    open_folder,
 )
-from touche_llm.report.records import RenderedPrompt, RunReport, TopicView, measure_run
+from touche_llm.report.measures import MeasuredRun, measure_run
+from touche_llm.report.page import create_environment
+from touche_llm.report.plots import BANDS, MIN_TOPICS, plot_movements, plot_stances, plot_topics
 from touche_llm.tasks.base import Question, Task
 
 # Takes the place of the document in a rendered prompt; sanitizing leaves it unchanged.
 PLACEHOLDER = "\N{HORIZONTAL ELLIPSIS} here stands the text of the document \N{HORIZONTAL ELLIPSIS}"
 # Maximum number of rows per topic, including those with text.
 _MAX_ROWS = 100
+# Groups of ranks whose movements are counted.
+GROUPS = ((1, 5), (6, 10), (11, 20))
+# Number of top candidates of each topic whose loss is reported.
+_TOP = 5
+# Failures are listed with their completions up to this number; all of them are counted.
+_MAX_FAILURES = 50
+
+
+@dataclass(frozen=True, slots=True)
+class TopicView:
+    """A topic with its ranking.
+
+    Attributes:
+        topic: Topic.
+        documents: Top documents, shown with text and answers.
+        rows: Following rows, shown without text.
+        omitted: Number of rows that are not shown.
+        dropped: Top 5 candidates that are not among the shown documents: id, rank in the first stage, rank in the run
+            if any, and judgments by assessors.
+        prompts: Prompts rendered for the topic: purpose, label and messages, each a role and the pieces of its text
+            before, between and after the documents.
+    """
+
+    topic: Topic
+    documents: list[DocumentView]
+    rows: list[DocumentRow]
+    omitted: int
+    dropped: Sequence[tuple[str, int, int | None, Mapping[str, str]]]
+    prompts: list[tuple[str, str, list[tuple[str, list[str]]]]]
+
+
+@dataclass(frozen=True, slots=True)
+class RunReport:
+    """Everything on the page.
+
+    Attributes:
+        name: Name of the run folder.
+        task: Task of the run.
+        facts: Description of the run, by name.
+        topics: Topics in the order of the run.
+        movements: Under `candidates` and `judge`, by group of final ranks, the number of documents from each band of
+            ranks (`BANDS`) at that stage; under `run`, by group of candidate ranks, the number of documents in each
+            band of final ranks.
+        stances: Share of each label, by set of documents.
+        measured: Evaluation; None without qrels.
+        costs: Costs by stage and name, as returned by `extract_costs`.
+        failures: Failed requests, by file.
+        notes: Limitations of the run and of this page.
+    """
+
+    name: str
+    task: Task
+    facts: Mapping[str, str]
+    topics: list[TopicView]
+    movements: Mapping[str, Mapping[str, list[int]]]
+    stances: Mapping[str, Mapping[str, float]]
+    measured: MeasuredRun | None
+    costs: Mapping[str, Mapping[str, float | None]]
+    failures: Mapping[str, list[Failure]]
+    notes: list[str]
 
 
 def gather_report(folder: Path, qrels: Qrels | None, top: int, *, run_topics: bool = False) -> RunReport:
@@ -110,7 +178,9 @@ def _load_prompts(context: RunContext, stages: Mapping[str, Any], notes: list[st
     return {name: prompt for name, prompt in found.items() if used.get(name) == prompt.label}
 
 
-def render_prompts(prompts: Mapping[str, Prompt], task: Task, topic: Topic) -> list[RenderedPrompt]:
+def render_prompts(
+    prompts: Mapping[str, Prompt], task: Task, topic: Topic
+) -> list[tuple[str, str, list[tuple[str, list[str]]]]]:
     """Render the prompts for one topic; none if the task needs the compared objects and the topic has none."""
     if task.objects_answer is not None and topic.objects is None:
         return []
@@ -119,7 +189,7 @@ def render_prompts(prompts: Mapping[str, Prompt], task: Task, topic: Topic) -> l
     for name, prompt in prompts.items():
         question = questions[name]
         assert question is not None
-        shown.append(RenderedPrompt(name, prompt.label, _render_messages(prompt, question, topic)))
+        shown.append((name, prompt.label, _render_messages(prompt, question, topic)))
     return shown
 
 
@@ -129,3 +199,91 @@ def _render_messages(prompt: Prompt, question: Question, topic: Topic) -> list[t
     variables = question.render(topic, document).variables
     messages = prompt.render(topic=topic, document=PLACEHOLDER, **variables)
     return [(message.role, message.content.split(PLACEHOLDER)) for message in messages]
+
+
+def count_movements(
+    topics: Mapping[str, list[DocumentRow]], candidates: Mapping[str, list[Candidate]]
+) -> dict[str, dict[str, list[int]]]:
+    """Count how the top documents of all topics moved between the stages, as in `RunReport.movements`."""
+    counted: dict[str, dict[str, list[int]]] = {}
+
+    def count(way: str, rank: int, other: float | None) -> None:
+        group = next((f"{low}\N{EN DASH}{high}" for low, high in GROUPS if low <= rank <= high), None)
+        if group is not None and other is not None:
+            counts = counted.setdefault(way, {}).setdefault(group, [0] * (len(BANDS) + 1))
+            counts[sum(other > band for band in BANDS)] += 1
+
+    for topic, rows in topics.items():
+        for row in rows:
+            count("candidates", row.rank, row.first)
+            count(JUDGE, row.rank, row.judge)
+        ranks = {row.document_id: row.rank for row in rows}
+        for candidate in candidates.get(topic, []):
+            count("run", candidate.rank, ranks.get(candidate.document_id, math.inf))
+    return counted
+
+
+def find_dropped(
+    candidates: list[Candidate], rows: list[DocumentRow], shown: int, qrels: Qrels | None
+) -> list[tuple[str, int, int | None, Mapping[str, str]]]:
+    """Return the top 5 candidates of a topic that are not among the first `shown` rows."""
+    ranks = {row.document_id: row.rank for row in rows}
+    return [
+        (
+            candidate.document_id,
+            candidate.rank,
+            ranks.get(candidate.document_id),
+            get_assessments(qrels, candidate.topic_id, candidate.document_id),
+        )
+        for candidate in candidates[:_TOP]
+        if ranks.get(candidate.document_id, math.inf) > shown
+    ]
+
+
+def render_report(report: RunReport) -> str:
+    """Render the page of a run."""
+    measured = report.measured
+    anchors = {view.topic.id: (f"t{n}", view.topic.title) for n, view in enumerate(report.topics, start=1)}
+    # Stances have no first stage, and are not measured by topic here.
+    by_topic: dict[str, dict[str, tuple[float, float | None]]] = {}
+    for measure in measured.headline if measured is not None else ():
+        run, first = measure.runs
+        if run is not None and first is not None:
+            by_topic[measure.name] = {
+                topic: (value, first.by_topic.get(topic)) for topic, value in run.by_topic.items()
+            }
+    failures = [(name, failure) for name, of_file in report.failures.items() for failure in of_file]
+    values = {
+        "report": report,
+        "measured": measured,
+        "labels": report.task.stances,
+        "before": report.task.before_judging,
+        "plots": {
+            "topics": {
+                name: plot_topics(name, values, anchors)
+                for name, values in by_topic.items()
+                if len(values) >= MIN_TOPICS
+            },
+            "movements": {way: plot_movements(groups, way) for way, groups in report.movements.items()},
+            "stances": plot_stances(report.stances, report.task.stances) if report.task.stances else "",
+        },
+        "bands": _label_bands(),
+        "scores": {
+            topic: [(name, *values[topic]) for name, values in by_topic.items() if topic in values] for topic in anchors
+        },
+        # Aspects by which the model and the assessors can be compared.
+        "aspects": list(
+            dict.fromkeys(aspect for view in report.topics for each in view.documents for aspect in each.row.people)
+        ),
+        "kinds": Counter((failure.kind, name) for name, failure in failures),
+        "failures": [failure for _, failure in failures[:_MAX_FAILURES]],
+        "costs": COSTS,
+    }
+    return create_environment().get_template("run.html.jinja").render(values)
+
+
+def _label_bands() -> list[str]:
+    """Return a label for each band of ranks."""
+    starts = [1, *(band + 1 for band in BANDS)]
+    closed = [f"{start}\N{EN DASH}{end}" for start, end in zip(starts, BANDS, strict=False)]
+    return [*closed, f"after {BANDS[-1]}, or not ranked"]
