@@ -19,13 +19,12 @@ from touche_llm.llm.settings import CacheConfig, EngineConfig, PoolingConfig, Ru
 from touche_llm.ranking.cross_encoder import CrossEncoderSettings
 from touche_llm.ranking.expansion import ExpansionSettings
 from touche_llm.ranking.fusion import FusionSettings, FusionStepSettings
-from touche_llm.ranking.listwise import ListwiseSettings
+from touche_llm.ranking.listwise import Listwise
 from touche_llm.ranking.order import BalanceSettings
-from touche_llm.ranking.pairwise import PairwiseSettings
-from touche_llm.ranking.setwise import SetwiseSettings
-from touche_llm.ranking.sliding import SlidingSettings
+from touche_llm.ranking.pairwise import Pairwise, Sliding
+from touche_llm.ranking.setwise import Insertion, Setwise
 from touche_llm.ranking.steps import RankingSettings
-from touche_llm.ranking.tournament import TournamentSettings
+from touche_llm.ranking.tournament import Tournament
 from touche_llm.retrieval.bm25 import Bm25Settings
 from touche_llm.retrieval.chatnoir import ChatNoirSettings
 from touche_llm.retrieval.dense import DenseSettings
@@ -91,12 +90,13 @@ DEFAULTS: Mapping[type[Section], Mapping[str, object]] = {
     ExpansionSettings: {"use": False, "weight": 0.5, "k": 60.0},
     FusionSettings: {"method": "rrf", "k": 60.0},
     FusionStepSettings: {"method": "rrf", "k": 60.0},
-    ListwiseSettings: {"window": 20, "stride": 10, "shuffles": 1, "seed": 0},
-    PairwiseSettings: {"both_orders": True},
-    SetwiseSettings: {"children": 3, "top": 10, "both_orders": False},
-    SlidingSettings: {"passes": 10, "both_orders": True},
+    Listwise: {"window": 20, "stride": 10, "shuffles": 1, "seed": 0},
+    Pairwise: {"both_orders": True},
+    Setwise: {"children": 3, "top": 10, "both_orders": False},
+    Insertion: {"children": 3, "top": 10, "both_orders": False},
+    Sliding: {"passes": 10, "both_orders": True},
     RankingSettings: {"document_tokens": 512},
-    TournamentSettings: {"group": 10, "rounds": 2, "seed": 0},
+    Tournament: {"group": 10, "rounds": 2, "seed": 0},
     Bm25Settings: {"method": "robertson", "k1": 1.5, "b": 0.75},
     RetrieverConfig: {"method": "robertson", "k1": 1.5, "b": 0.75, "name": "bm25", "query": ("title",)},
     ChatNoirSettings: {
@@ -171,11 +171,11 @@ LIMITS: Mapping[type[Section], Mapping[str, tuple[float, float]]] = {
     BalanceSettings: {"margin": (0.0, math.inf), "places": (1, math.inf)},
     ExpansionSettings: {"weight": (ABOVE_0, FINITE), "k": (0.0, FINITE)},
     FusionSettings: {"k": (0.0, FINITE)},
-    ListwiseSettings: {"shuffles": (1, math.inf)},
-    SetwiseSettings: {"children": (1, 19), "top": (1, math.inf)},
-    SlidingSettings: {"passes": (1, math.inf)},
+    Listwise: {"shuffles": (1, math.inf)},
+    Setwise: {"children": (1, 19), "top": (1, math.inf)},
+    Sliding: {"passes": (1, math.inf)},
     RankingSettings: {"document_tokens": (16, math.inf)},
-    TournamentSettings: {"group": (2, 26), "rounds": (1, math.inf)},
+    Tournament: {"group": (2, 26), "rounds": (1, math.inf)},
     Bm25Settings: {"k1": (0.0, 100.0), "b": (0.0, 1.0)},
     ChatNoirSettings: {
         "requests_per_second": (ABOVE_0, 1000.0),

@@ -15,7 +15,7 @@ from touche_llm.llm.cache import Cache, CacheMode
 from touche_llm.llm.engine import EngineInfo
 from touche_llm.llm.pooling import PoolingClient
 from touche_llm.llm.recorder import EstimatingTokenizer, RecordingEngine
-from touche_llm.ranking.cross_encoder import CrossEncoder, CrossEncoderSettings, Score, rerank
+from touche_llm.ranking.cross_encoder import CrossEncoder, CrossEncoderSettings, Score
 from touche_llm.tasks import get_task
 
 TOPIC = Topic("1", "Cats or {document} dogs?", description="Which pet?", objects=("cat", "dog"))
@@ -123,5 +123,5 @@ def scores(**by_document: float) -> Score:
 async def test_documents_are_ranked_by_score_and_equal_ones_keep_their_order(
     score: Callable[[Sequence[str]], object], expected: list[tuple[str, float]]
 ) -> None:
-    found = await rerank(["a", "b", "c"], score, CrossEncoderSettings())  # type: ignore[arg-type]
+    found = await CrossEncoderSettings().rerank(["a", "b", "c"], score)  # type: ignore[arg-type]
     assert [(each.document_id, each.score) for each in found] == expected

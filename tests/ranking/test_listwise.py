@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from tests.ranking.fake_comparer import FakeComparer, Shown, at_random, by_worth, check_scores, ids, names
 from touche_llm.errors import UsageError
-from touche_llm.ranking.listwise import ListwiseSettings, find_central_ranking, rerank
+from touche_llm.ranking.listwise import Listwise, find_central_ranking
 
 SEVERAL = st.integers(1, 5).flatmap(lambda size: st.lists(st.permutations("abcde"[:size]), min_size=1, max_size=5))
 
@@ -41,7 +41,7 @@ async def test_windows_go_from_the_end_to_the_beginning_and_overlap_by_what_the_
     size: int, window: int, stride: int, places: list[tuple[int, int]]
 ) -> None:
     comparer = FakeComparer(order=lambda shown: shown)
-    await rerank(names(size), comparer, ListwiseSettings(window=window, stride=stride))
+    await Listwise(window=window, stride=stride).rerank(names(size), comparer)
     assert comparer.compared == [tuple(names(size)[start:end]) for start, end in places]
 
 
@@ -52,7 +52,7 @@ async def test_without_error_as_many_of_the_best_as_windows_share_are_in_place(
 ) -> None:
     stride = data.draw(st.integers(1, window - 1))
     worth = data.draw(st.permutations(names(size)))
-    ranking = await rerank(names(size), true_order(worth), ListwiseSettings(window=window, stride=stride))
+    ranking = await Listwise(window=window, stride=stride).rerank(names(size), true_order(worth))
     assert ids(ranking)[: window - stride] == worth[: window - stride]
     check_scores(ranking, names(size))
 
@@ -60,12 +60,12 @@ async def test_without_error_as_many_of_the_best_as_windows_share_are_in_place(
 @given(st.integers(0, 10**6), st.integers(1, 3))
 @settings(max_examples=30, deadline=None)
 async def test_whatever_is_answered_the_ranking_is_the_same_every_time(seed: int, shuffles: int) -> None:
-    chosen = ListwiseSettings(window=5, stride=2, shuffles=shuffles, seed=seed)
+    chosen = Listwise(window=5, stride=2, shuffles=shuffles, seed=seed)
     one = FakeComparer(order=at_random(seed)[1], seed=seed)
     other = FakeComparer(order=at_random(seed)[1], concurrency=1)
-    ranking = await rerank(names(12), one, chosen)
+    ranking = await chosen.rerank(names(12), one)
     check_scores(ranking, names(12))
-    assert ranking == await rerank(names(12), other, chosen)
+    assert ranking == await chosen.rerank(names(12), other)
 
 
 async def test_a_window_without_an_answer_keeps_its_order_and_the_next_goes_on() -> None:
@@ -75,28 +75,28 @@ async def test_a_window_without_an_answer_keeps_its_order_and_the_next_goes_on()
     def some(shown: Shown) -> Sequence[str] | None:
         return None if "d05" in shown else order(shown)
 
-    ranking = await rerank(names(6), FakeComparer(order=some), ListwiseSettings(window=4, stride=2))
+    ranking = await Listwise(window=4, stride=2).rerank(names(6), FakeComparer(order=some))
     # 2-6 stays, then 0-4 is turned round.
     assert ids(ranking) == ["d03", "d02", "d01", "d00", "d04", "d05"]
 
 
 async def test_shuffles_show_the_same_documents_in_several_orders_the_first_time_as_they_are() -> None:
     comparer = FakeComparer(order=at_random(1)[1])
-    chosen = ListwiseSettings(window=8, stride=4, shuffles=4)
-    await rerank(names(8), comparer, chosen)
+    chosen = Listwise(window=8, stride=4, shuffles=4)
+    await chosen.rerank(names(8), comparer)
     assert sorted(comparer.compared)[0] == tuple(names(8))
     assert len(set(comparer.compared)) == 4
     assert {frozenset(shown) for shown in comparer.compared} == {frozenset(names(8))}
     again, other = FakeComparer(order=at_random(1)[1]), FakeComparer(order=at_random(1)[1])
-    await rerank(names(8), again, chosen)
+    await chosen.rerank(names(8), again)
     assert again.compared == comparer.compared
-    await rerank(names(8), other, chosen.model_copy(update={"seed": 1}))
+    await chosen.model_copy(update={"seed": 1}).rerank(names(8), other)
     assert other.compared != comparer.compared
 
 
 async def test_a_shuffle_that_is_an_order_asked_already_is_not_asked_again() -> None:
     comparer = FakeComparer(order=lambda shown: sorted(shown), seed=3)
-    await rerank(["a", "b"], comparer, ListwiseSettings(window=2, stride=1, shuffles=9))
+    await Listwise(window=2, stride=1, shuffles=9).rerank(["a", "b"], comparer)
     assert len(comparer.compared) == len(set(comparer.compared)) <= 2
 
 
@@ -104,7 +104,7 @@ async def test_shuffles_without_an_answer_leave_the_ranking_to_the_others() -> N
     def some(shown: Shown) -> Sequence[str] | None:
         return None if shown == tuple(names(5)) else sorted(shown, reverse=True)
 
-    ranking = await rerank(names(5), FakeComparer(order=some), ListwiseSettings(shuffles=3))
+    ranking = await Listwise(shuffles=3).rerank(names(5), FakeComparer(order=some))
     assert ids(ranking) == names(5)[::-1]
 
 
@@ -113,8 +113,8 @@ async def test_several_shuffles_undo_a_liking_for_the_first_places() -> None:
     def order(shown: Shown) -> Sequence[str]:
         return [*shown[:2], *sorted(shown[2:], reverse=True)]
 
-    once = ids(await rerank(names(8), FakeComparer(order=order), ListwiseSettings()))
-    several = ids(await rerank(names(8), FakeComparer(order=order), ListwiseSettings(shuffles=9)))
+    once = ids(await Listwise().rerank(names(8), FakeComparer(order=order)))
+    several = ids(await Listwise(shuffles=9).rerank(names(8), FakeComparer(order=order)))
     truth = [names(8)[::-1]]
     assert disagreements(several, truth) < disagreements(once, truth)
 
@@ -162,4 +162,4 @@ def test_the_central_ranking_is_not_always_one_of_those_given() -> None:
 def test_windows_that_do_not_overlap_are_refused() -> None:
     for chosen in ({"window": 5, "stride": 5}, {"window": 27}, {"shuffles": 0}, {"window": 1}):
         with pytest.raises(UsageError):
-            ListwiseSettings(**chosen)
+            Listwise(**chosen)

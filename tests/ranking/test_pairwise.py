@@ -7,9 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.ranking.fake_comparer import FakeComparer, Shown, at_random, by_worth, check_scores, ids, names
-from touche_llm.ranking.pairwise import PairwiseSettings, rerank
+from touche_llm.ranking.pairwise import Pairwise
 
-BOTH, ONE = PairwiseSettings(), PairwiseSettings(both_orders=False)
+BOTH, ONE = Pairwise(), Pairwise(both_orders=False)
 
 
 def first_wins(shown: Shown) -> Mapping[str, float]:
@@ -21,24 +21,24 @@ def first_wins(shown: Shown) -> Mapping[str, float]:
 async def test_every_pair_is_asked_once_in_each_order_or_with_the_better_one_first(size: int) -> None:
     documents = names(size)
     both, one = FakeComparer(first_wins), FakeComparer(first_wins)
-    await rerank(documents, both, BOTH)
-    await rerank(documents, one, ONE)
+    await BOTH.rerank(documents, both)
+    await ONE.rerank(documents, one)
     assert sorted(both.compared) == sorted((a, b) for a in documents for b in documents if a != b)
     assert sorted(one.compared) == [(a, b) for a in documents for b in documents if a < b]
 
 
 async def test_questions_that_begin_with_the_same_document_follow_on_each_other() -> None:
     comparer = FakeComparer(first_wins, concurrency=1)
-    await rerank(names(5), comparer, BOTH)
+    await BOTH.rerank(names(5), comparer)
     first = [shown[0] for shown in comparer.compared]
     assert first == sorted(first)
 
 
 async def test_a_liking_for_the_first_place_is_cancelled_by_the_other_order() -> None:
-    ranking = await rerank(names(4), FakeComparer(first_wins), BOTH)
+    ranking = await BOTH.rerank(names(4), FakeComparer(first_wins))
     assert [each.score for each in ranking] == pytest.approx([0.5] * 4)
     # In one order it keeps everything as it was, whatever the documents are.
-    assert ids(await rerank(names(4), FakeComparer(first_wins), ONE)) == names(4)
+    assert ids(await ONE.rerank(names(4), FakeComparer(first_wins))) == names(4)
 
 
 async def test_the_score_is_the_mean_probability_to_win() -> None:
@@ -48,7 +48,7 @@ async def test_the_score_is_the_mean_probability_to_win() -> None:
         one, other = shown
         return {one: shares[one, other], other: 1.0 - shares[one, other]}
 
-    found = {each.document_id: each.score for each in await rerank(["a", "b", "c"], FakeComparer(best), BOTH)}
+    found = {each.document_id: each.score for each in await BOTH.rerank(["a", "b", "c"], FakeComparer(best))}
     # a: 0.75, 1 - 0.5, 1.0, 1 - 0.5; b: 0.5, 1 - 0.75, 0.25, 1 - 0.0; c: 0.5, 1 - 1.0, 0.0, 1 - 0.25.
     assert found == pytest.approx({"a": 2.75 / 4, "b": 2.0 / 4, "c": 1.25 / 4})
 
@@ -58,7 +58,7 @@ async def test_the_score_is_the_mean_probability_to_win() -> None:
 async def test_without_error_the_order_is_the_true_one(worth: list[str]) -> None:
     best, _ = by_worth({each: float(place) for place, each in enumerate(worth)})
     for chosen in (BOTH, ONE):
-        assert ids(await rerank(names(6), FakeComparer(best), chosen)) == worth[::-1]
+        assert ids(await chosen.rerank(names(6), FakeComparer(best))) == worth[::-1]
 
 
 @given(st.integers(0, 10**6))
@@ -66,7 +66,7 @@ async def test_without_error_the_order_is_the_true_one(worth: list[str]) -> None
 async def test_the_ranking_does_not_depend_on_which_answer_comes_first(seed: int) -> None:
     best, _ = at_random(seed)
     one, other = FakeComparer(best, seed=seed), FakeComparer(best, concurrency=1)
-    assert await rerank(names(5), one, BOTH) == await rerank(names(5), other, BOTH)
+    assert await BOTH.rerank(names(5), one) == await BOTH.rerank(names(5), other)
     assert one.comparisons == other.comparisons
 
 
@@ -76,7 +76,7 @@ async def test_a_pair_without_an_answer_counts_for_neither() -> None:
     def some(shown: Shown) -> Mapping[str, float] | None:
         return None if "a" in shown and "c" in shown else best(shown)
 
-    found = {each.document_id: each.score for each in await rerank(["a", "b", "c"], FakeComparer(some), BOTH)}
+    found = {each.document_id: each.score for each in await BOTH.rerank(["a", "b", "c"], FakeComparer(some))}
     assert found == {"a": 0.0, "b": 1.0, "c": 0.0}
 
 
@@ -86,19 +86,19 @@ async def test_a_pair_with_an_answer_in_one_order_alone_counts_for_neither() -> 
     def some(shown: Shown) -> Mapping[str, float] | None:
         return None if shown == ("c", "a") else best(shown)
 
-    found = {each.document_id: each.score for each in await rerank(["a", "b", "c"], FakeComparer(some), BOTH)}
+    found = {each.document_id: each.score for each in await BOTH.rerank(["a", "b", "c"], FakeComparer(some))}
     assert found == {"a": 0.0, "b": 0.5, "c": 1.0}
 
 
 @pytest.mark.parametrize("settings", [BOTH, ONE])
 @pytest.mark.parametrize("silent", ["a", "b", "d"])
-async def test_a_document_without_any_answer_keeps_its_place(settings: PairwiseSettings, silent: str) -> None:
+async def test_a_document_without_any_answer_keeps_its_place(settings: Pairwise, silent: str) -> None:
     best, _ = by_worth({"a": 1, "b": 2, "c": 3, "d": 4})
 
     def some(shown: Shown) -> Mapping[str, float] | None:
         return None if silent in shown else best(shown)
 
-    ranking = await rerank(list("abcd"), FakeComparer(some), settings)
+    ranking = await settings.rerank(list("abcd"), FakeComparer(some))
     others = [each for each in "dcba" if each != silent]
     place = "abcd".index(silent)
     assert ids(ranking) == [*others[:place], silent, *others[place:]]
@@ -106,14 +106,14 @@ async def test_a_document_without_any_answer_keeps_its_place(settings: PairwiseS
 
 
 async def test_without_any_answer_the_order_stays() -> None:
-    ranking = await rerank(names(5), FakeComparer(), BOTH)
+    ranking = await BOTH.rerank(names(5), FakeComparer())
     assert ids(ranking) == names(5)
     check_scores(ranking, names(5))
 
 
 async def test_while_one_answer_is_awaited_all_other_pairs_are_asked() -> None:
     comparer = FakeComparer(first_wins, concurrency=4, held=lambda shown: shown == ("d00", "d01"))
-    async with comparer.holding(rerank(names(6), comparer, BOTH)) as ranking:
+    async with comparer.holding(BOTH.rerank(names(6), comparer)) as ranking:
         assert len(comparer.answered) == 6 * 5 - 1
         assert not ranking.done()
     check_scores(await ranking, names(6))

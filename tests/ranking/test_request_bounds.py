@@ -24,9 +24,8 @@ def settings_of(name: str, **given: object) -> Any:
 
 
 def bounds_of(name: str, documents: int, own: Any) -> RequestBounds:
-    method = METHODS[name]
-    assert method.bound_requests is not None
-    return method.bound_requests(documents, own, partial(make_random, "test", "1"))
+    found: RequestBounds = own.bound_requests(documents, partial(make_random, "test", "1"))
+    return found
 
 
 class Undecided(Exception):
@@ -43,7 +42,7 @@ def count_requests(name: str, documents: int, own: Any, choose: Any) -> int:
     comparer = FakeComparer(best, lambda shown: choose(shown, len(shown)))
 
     async def rerank() -> None:
-        await METHODS[name].rerank(names(documents), comparer, own)
+        await own.rerank(names(documents), comparer)
 
     asyncio.run(rerank())
     assert len(set(comparer.compared)) == len(comparer.compared)

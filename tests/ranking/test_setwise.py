@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Mapping
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.ranking.fake_comparer import FakeComparer, Shown, at_random, by_worth, check_scores, ids, names
-from touche_llm.data.records import ScoredDocument
 from touche_llm.errors import UsageError
-from touche_llm.ranking import setwise
-from touche_llm.ranking.comparer import Comparer
-from touche_llm.ranking.setwise import SetwiseSettings
+from touche_llm.ranking.setwise import Insertion, Setwise
 
-Rerank = Callable[[list[str], Comparer, SetwiseSettings], Awaitable[list[ScoredDocument]]]
-RERANKS: list[Rerank] = [setwise.rerank, setwise.rerank_by_insertion]
+METHODS = [Setwise, Insertion]
 SIZES, CHILDREN, TOPS = st.integers(2, 14), st.integers(1, 6), st.integers(1, 16)
 
 
@@ -24,39 +20,39 @@ def worth_of(order: list[str]) -> Mapping[str, float]:
     return {each: float(-place) for place, each in enumerate(order)}
 
 
-@pytest.mark.parametrize("rerank", RERANKS)
+@pytest.mark.parametrize("method", METHODS)
 @given(st.data(), SIZES, CHILDREN, TOPS)
 @settings(max_examples=30, deadline=None)
 async def test_without_error_the_best_are_in_order_and_the_others_stay_as_they_came(
-    rerank: Rerank, data: st.DataObject, size: int, children: int, top: int
+    method: type[Setwise], data: st.DataObject, size: int, children: int, top: int
 ) -> None:
     order = data.draw(st.permutations(names(size)))
     comparer = FakeComparer(by_worth(worth_of(order))[0], seed=size)
-    ranking = await rerank(names(size), comparer, SetwiseSettings(children=children, top=top))
+    ranking = await method(children=children, top=top).rerank(names(size), comparer)
     assert ids(ranking) == order[:top] + sorted(order[top:])
     check_scores(ranking, names(size))
 
 
-@pytest.mark.parametrize("rerank", RERANKS)
+@pytest.mark.parametrize("method", METHODS)
 @given(st.integers(0, 10**6), SIZES, CHILDREN, TOPS)
 @settings(max_examples=30, deadline=None)
 async def test_whatever_is_answered_each_document_is_there_once_and_the_ranking_is_the_same_every_time(
-    rerank: Rerank, seed: int, size: int, children: int, top: int
+    method: type[Setwise], seed: int, size: int, children: int, top: int
 ) -> None:
-    settings = SetwiseSettings(children=children, top=top, both_orders=seed % 2 == 0)
+    settings = method(children=children, top=top, both_orders=seed % 2 == 0)
     one, other = FakeComparer(at_random(seed)[0], seed=seed), FakeComparer(at_random(seed)[0], concurrency=1)
-    ranking = await rerank(names(size), one, settings)
+    ranking = await settings.rerank(names(size), one)
     check_scores(ranking, names(size))
-    assert ranking == await rerank(names(size), other, settings)
+    assert ranking == await settings.rerank(names(size), other)
     assert one.comparisons == other.comparisons
 
 
-@pytest.mark.parametrize("rerank", RERANKS)
-async def test_without_any_answer_the_order_stays(rerank: Rerank) -> None:
+@pytest.mark.parametrize("method", METHODS)
+async def test_without_any_answer_the_order_stays(method: type[Setwise]) -> None:
     for top in (1, 3, 9):
         for children in (1, 2, 3):
-            settings = SetwiseSettings(top=top, children=children)
-            assert ids(await rerank(names(9), FakeComparer(), settings)) == names(9)
+            settings = method(top=top, children=children)
+            assert ids(await settings.rerank(names(9), FakeComparer())) == names(9)
 
 
 async def test_a_question_without_an_answer_is_decided_by_the_ranking_before() -> None:
@@ -66,15 +62,15 @@ async def test_a_question_without_an_answer_is_decided_by_the_ranking_before() -
     def some(shown: Shown) -> Mapping[str, float] | None:
         return None if shown[0] == "d" else best(shown)
 
-    ranking = await setwise.rerank(list("abcd"), FakeComparer(some), SetwiseSettings(children=2, top=3))
+    ranking = await Setwise(children=2, top=3).rerank(list("abcd"), FakeComparer(some))
     assert ids(ranking) == list("abcd")
 
 
-@pytest.mark.parametrize("rerank", RERANKS)
-async def test_a_question_shows_one_document_and_at_most_so_many_children(rerank: Rerank) -> None:
+@pytest.mark.parametrize("method", METHODS)
+async def test_a_question_shows_one_document_and_at_most_so_many_children(method: type[Setwise]) -> None:
     for children in (1, 3, 19):
         comparer = FakeComparer(at_random(1)[0])
-        await rerank(names(30), comparer, SetwiseSettings(children=children, top=4))
+        await method(children=children, top=4).rerank(names(30), comparer)
         assert max(len(shown) for shown in comparer.compared) == children + 1
         assert min(len(shown) for shown in comparer.compared) >= 2
         assert all(len(set(shown)) == len(shown) for shown in comparer.compared)
@@ -83,12 +79,12 @@ async def test_a_question_shows_one_document_and_at_most_so_many_children(rerank
 @pytest.mark.parametrize("children", [0, 20])
 def test_a_node_has_children_and_no_more_than_an_engine_tells_the_probabilities_of(children: int) -> None:
     with pytest.raises(UsageError):
-        SetwiseSettings(children=children)
+        Setwise(children=children)
 
 
 async def test_building_a_heap_asks_once_for_each_node_with_children_where_all_is_right_already() -> None:
     comparer = FakeComparer(by_worth(worth_of(names(13)))[0])
-    await setwise.rerank(names(13), comparer, SetwiseSettings(children=3, top=1))
+    await Setwise(children=3, top=1).rerank(names(13), comparer)
     assert sorted(comparer.compared) == [
         ("d00", "d01", "d02", "d03"),
         ("d01", "d04", "d05", "d06"),
@@ -100,20 +96,20 @@ async def test_building_a_heap_asks_once_for_each_node_with_children_where_all_i
 async def test_a_part_of_the_heap_does_not_wait_for_another_one() -> None:
     # Nodes 0 to 7, two children each: 3 has 7 below it, and only its parents 1 and 0 depend on its answer.
     comparer = FakeComparer(by_worth(worth_of(names(8)))[0], held=lambda shown: shown == ("d03", "d07"))
-    async with comparer.holding(setwise.rerank(names(8), comparer, SetwiseSettings(children=2))):
+    async with comparer.holding(Setwise(children=2).rerank(names(8), comparer)):
         assert comparer.answered == [("d02", "d05", "d06")]
     assert comparer.answered[1:4] == [("d03", "d07"), ("d01", "d03", "d04"), ("d00", "d01", "d02")]
 
 
 async def test_among_equals_the_document_that_stood_above_stays_above() -> None:
     comparer = FakeComparer(lambda shown: dict.fromkeys(shown, 1 / len(shown)))
-    assert ids(await setwise.rerank(names(7), comparer, SetwiseSettings(top=1))) == names(7)
-    assert ids(await setwise.rerank_by_insertion(names(7), comparer, SetwiseSettings(top=1))) == names(7)
+    assert ids(await Setwise(top=1).rerank(names(7), comparer)) == names(7)
+    assert ids(await Insertion(top=1).rerank(names(7), comparer)) == names(7)
 
 
 async def test_insertion_asks_once_a_block_where_nothing_beats_the_last_of_the_best() -> None:
     comparer = FakeComparer(by_worth(worth_of(names(10)))[0])
-    assert ids(await setwise.rerank_by_insertion(names(10), comparer, SetwiseSettings(children=3, top=4))) == names(10)
+    assert ids(await Insertion(children=3, top=4).rerank(names(10), comparer)) == names(10)
     assert [shown for shown in comparer.compared if set(shown) - set(names(4))] == [
         ("d03", "d04", "d05", "d06"),
         ("d03", "d07", "d08", "d09"),
@@ -123,7 +119,7 @@ async def test_insertion_asks_once_a_block_where_nothing_beats_the_last_of_the_b
 async def test_insertion_finds_the_place_of_a_document_by_halving() -> None:
     worth = {**worth_of(names(9)), "d08": 1.0}
     comparer = FakeComparer(by_worth(worth)[0])
-    ranking = await setwise.rerank_by_insertion(names(9), comparer, SetwiseSettings(children=1, top=8))
+    ranking = await Insertion(children=1, top=8).rerank(names(9), comparer)
     assert ids(ranking) == ["d08", *names(8)]
     # d07 drops out; the seven left need three questions.
     assert [shown for shown in comparer.compared if "d08" in shown] == [
@@ -137,7 +133,7 @@ async def test_insertion_finds_the_place_of_a_document_by_halving() -> None:
 async def test_insertion_asks_again_about_the_rest_of_a_block_of_which_one_moved_up() -> None:
     worth = {"a": 5, "b": 4, "c": 1, "d": 6, "e": 4.5}
     comparer = FakeComparer(by_worth(worth)[0])
-    ranking = await setwise.rerank_by_insertion(list("abcde"), comparer, SetwiseSettings(children=3, top=2))
+    ranking = await Insertion(children=3, top=2).rerank(list("abcde"), comparer)
     assert ids(ranking) == ["d", "a", "b", "c", "e"]
     # d goes up and b drops out; then a, the last of the best, is compared with the rest of the block.
     assert ("b", "c", "d", "e") in comparer.compared and ("a", "c", "e") in comparer.compared
@@ -149,5 +145,5 @@ async def test_insertion_keeps_the_place_below_where_halving_gets_no_answer() ->
     def some(shown: Shown) -> Mapping[str, float] | None:
         return None if shown == ("a", "d") else best(shown)
 
-    ranking = await setwise.rerank_by_insertion(list("abcd"), FakeComparer(some), SetwiseSettings(children=1, top=3))
+    ranking = await Insertion(children=1, top=3).rerank(list("abcd"), FakeComparer(some))
     assert ids(ranking) == ["a", "d", "b", "c"]

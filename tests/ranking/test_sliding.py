@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from tests.ranking.fake_comparer import Best, FakeComparer, at_random, by_worth, check_scores, ids, names
 from touche_llm.errors import UsageError
-from touche_llm.ranking.sliding import SlidingSettings, rerank
+from touche_llm.ranking.pairwise import Sliding
 
 
 def bubble_sort(documents: list[str], best: Best, passes: int) -> list[str]:
@@ -28,7 +28,7 @@ async def test_passes_under_way_at_once_give_what_one_after_the_other_gives(
     # The answers contradict each other: no order is behind them, so any slip in the sequence shows.
     best, _ = at_random(seed)
     comparer = FakeComparer(best, concurrency=concurrency, seed=seed)
-    ranking = await rerank(names(size), comparer, SlidingSettings(passes=passes, both_orders=False))
+    ranking = await Sliding(passes=passes, both_orders=False).rerank(names(size), comparer)
     assert ids(ranking) == bubble_sort(names(size), best, passes)
     check_scores(ranking, names(size))
 
@@ -37,7 +37,7 @@ async def test_passes_under_way_at_once_give_what_one_after_the_other_gives(
 @settings(max_examples=30, deadline=None)
 async def test_as_many_of_the_best_as_there_are_passes_are_in_place(worth: list[str], passes: int) -> None:
     best, _ = by_worth({each: float(-place) for place, each in enumerate(worth)})
-    ranking = await rerank(names(8), FakeComparer(best), SlidingSettings(passes=passes))
+    ranking = await Sliding(passes=passes).rerank(names(8), FakeComparer(best))
     assert ids(ranking)[:passes] == worth[:passes]
 
 
@@ -45,37 +45,37 @@ async def test_a_pass_takes_one_question_for_each_pair_of_neighbours_that_it_can
     # What comes last is the best: no pair comes back, so each pass asks for all of its own.
     worth = {each: float(place) for place, each in enumerate(names(6))}
     comparer = FakeComparer(by_worth(worth)[0])
-    await rerank(names(6), comparer, SlidingSettings(passes=3, both_orders=False))
+    await Sliding(passes=3, both_orders=False).rerank(names(6), comparer)
     assert len(comparer.compared) == len(set(comparer.compared)) == 5 + 4 + 3
 
 
 async def test_in_a_ranking_that_is_right_already_later_passes_ask_nothing_new() -> None:
     worth = {each: float(-place) for place, each in enumerate(names(6))}
     comparer = FakeComparer(by_worth(worth)[0])
-    assert ids(await rerank(names(6), comparer, SlidingSettings(passes=3, both_orders=False))) == names(6)
+    assert ids(await Sliding(passes=3, both_orders=False).rerank(names(6), comparer)) == names(6)
     assert sorted(comparer.compared) == list(zip(names(6), names(6)[1:], strict=False))
 
 
 async def test_both_orders_need_more_than_a_liking_for_a_place_to_move_a_document() -> None:
     for place in (0, 1):
         comparer = FakeComparer(lambda shown, place=place: {shown[place]: 0.9, shown[1 - place]: 0.1})  # type: ignore[misc]
-        assert ids(await rerank(names(5), comparer, SlidingSettings())) == names(5)
+        assert ids(await Sliding().rerank(names(5), comparer)) == names(5)
 
 
 async def test_pairs_without_an_answer_keep_their_order() -> None:
     comparer = FakeComparer()
-    assert ids(await rerank(names(5), comparer, SlidingSettings())) == names(5)
+    assert ids(await Sliding().rerank(names(5), comparer)) == names(5)
 
 
 async def test_the_next_pass_begins_while_the_one_before_waits() -> None:
     worth = {each: float(place) for place, each in enumerate(names(6))}
     # The first pass waits at its third pair; the second one can compare the last two documents all the same.
     comparer = FakeComparer(by_worth(worth)[0], held=lambda shown: shown == ("d02", "d05"))
-    settings = SlidingSettings(passes=3, both_orders=False)
-    async with comparer.holding(rerank(names(6), comparer, settings)):
+    settings = Sliding(passes=3, both_orders=False)
+    async with comparer.holding(settings.rerank(names(6), comparer)):
         assert comparer.answered == [("d04", "d05"), ("d03", "d05"), ("d03", "d04")]
 
 
 def test_at_least_one_pass_is_made() -> None:
     with pytest.raises(UsageError):
-        SlidingSettings(passes=0)
+        Sliding(passes=0)

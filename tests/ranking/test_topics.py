@@ -25,8 +25,15 @@ from touche_llm.llm.model import ModelClient
 from touche_llm.llm.request import MAX_SAMPLES, Request, Sampling
 from touche_llm.pipeline.run_files import COMPARISON_FAILURES, COMPARISONS
 from touche_llm.prompts.purposes import LABELS, list_template_variables
-from touche_llm.ranking.steps import RankingSettings, parse_steps
-from touche_llm.ranking.topics import ComparisonResources, RankedTopics, RankingModels, RankingPlan, rank_topics
+from touche_llm.ranking.steps import (
+    ComparisonResources,
+    RankedTopics,
+    RankingModels,
+    RankingPlan,
+    RankingSettings,
+    parse_steps,
+    rank_topics,
+)
 from touche_llm.tasks import get_task
 
 TASK = get_task("comparative")

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from tests.ranking.fake_comparer import FakeComparer, Shown, at_random, by_worth, check_scores, ids, names
 from touche_llm.errors import UsageError
-from touche_llm.ranking.tournament import TournamentSettings, rerank
+from touche_llm.ranking.tournament import Tournament
 
 
 def worth(size: int) -> dict[str, float]:
@@ -19,7 +19,7 @@ def worth(size: int) -> dict[str, float]:
 
 async def test_one_group_is_a_ranking_by_one_answer_a_round() -> None:
     comparer = FakeComparer(order=by_worth(worth(6))[1])
-    ranking = await rerank(names(6), comparer, TournamentSettings(group=6, rounds=1))
+    ranking = await Tournament(group=6, rounds=1).rerank(names(6), comparer)
     assert ids(ranking) == names(6)[::-1]
     # The first has all points that can be had, each next one a sixth less.
     assert [each.score for each in ranking] == pytest.approx([1, 5 / 6, 4 / 6, 3 / 6, 2 / 6, 1 / 6])
@@ -28,7 +28,7 @@ async def test_one_group_is_a_ranking_by_one_answer_a_round() -> None:
 
 async def test_a_stage_won_is_a_point_and_the_place_in_the_last_group_a_part_of_one() -> None:
     comparer = FakeComparer(order=by_worth(worth(8))[1])
-    ranking = await rerank(names(8), comparer, TournamentSettings(group=4, rounds=1))
+    ranking = await Tournament(group=4, rounds=1).rerank(names(8), comparer)
     # The groups are 0, 2, 4, 6 and 1, 3, 5, 7; 4, 5, 6 and 7 have won a point, then 1, 3/4, 2/4, 1/4 in the last one.
     assert [set(shown) for shown in comparer.compared] == [
         {"d00", "d02", "d04", "d06"},
@@ -43,7 +43,7 @@ async def test_a_stage_won_is_a_point_and_the_place_in_the_last_group_a_part_of_
 async def test_points_of_all_rounds_are_added() -> None:
     # Only what is shown first wins, so each round has a winner of its own.
     comparer = FakeComparer(order=lambda shown: shown)
-    ranking = await rerank(names(4), comparer, TournamentSettings(group=4, rounds=3))
+    ranking = await Tournament(group=4, rounds=3).rerank(names(4), comparer)
     assert len(comparer.compared) == 3
     points = Counter[str]()
     for shown in comparer.compared:
@@ -59,12 +59,12 @@ async def test_points_of_all_rounds_are_added() -> None:
 async def test_whatever_is_answered_it_ends_with_each_document_once_and_is_the_same_every_time(
     size: int, group: int, rounds: int, seed: int
 ) -> None:
-    chosen = TournamentSettings(group=group, rounds=rounds, seed=seed)
+    chosen = Tournament(group=group, rounds=rounds, seed=seed)
     one = FakeComparer(order=at_random(seed)[1], seed=seed)
     other = FakeComparer(order=at_random(seed)[1], concurrency=1)
-    ranking = await rerank(names(size), one, chosen)
+    ranking = await chosen.rerank(names(size), one)
     check_scores(ranking, names(size))
-    assert ranking == await rerank(names(size), other, chosen)
+    assert ranking == await chosen.rerank(names(size), other)
     assert all(2 <= len(shown) <= group for shown in one.compared)
 
 
@@ -72,7 +72,7 @@ async def test_whatever_is_answered_it_ends_with_each_document_once_and_is_the_s
 @settings(max_examples=30, deadline=None)
 async def test_without_error_the_best_half_of_a_group_is_on_top(true: list[str], group: int) -> None:
     order = by_worth({each: float(-place) for place, each in enumerate(true)})[1]
-    ranking = await rerank(names(17), FakeComparer(order=order), TournamentSettings(group=group, rounds=2))
+    ranking = await Tournament(group=group, rounds=2).rerank(names(17), FakeComparer(order=order))
     assert ids(ranking)[: group // 2] == true[: group // 2]
 
 
@@ -83,16 +83,16 @@ async def test_groups_are_shown_shuffled_and_another_way_in_each_round_and_for_e
     shown: list[list[Shown]] = []
     for seed in (0, 0, 1):
         comparer = FakeComparer(order=order)
-        await rerank(names(10), comparer, TournamentSettings(group=10, rounds=2, seed=seed))
+        await Tournament(group=10, rounds=2, seed=seed).rerank(names(10), comparer)
         shown.append(comparer.compared)
     assert shown[0] == shown[1] != shown[2]
     assert len({tuple(names(10)), *shown[0], *shown[2]}) == 5
 
 
 async def test_a_group_without_an_answer_keeps_the_order_so_far() -> None:
-    ranking = await rerank(names(5), FakeComparer(), TournamentSettings(group=5, rounds=2))
+    ranking = await Tournament(group=5, rounds=2).rerank(names(5), FakeComparer())
     assert ids(ranking) == names(5)
-    ranking = await rerank(names(9), FakeComparer(), TournamentSettings(group=4, rounds=2))
+    ranking = await Tournament(group=4, rounds=2).rerank(names(9), FakeComparer())
     # Of 0, 3, 6 and of 1, 4, 7 and of 2, 5, 8 the first two go on, and so forth.
     assert ids(ranking)[:2] == names(2)
     check_scores(ranking, names(9))
@@ -108,7 +108,7 @@ async def test_groups_and_rounds_do_not_wait_for_each_other_but_a_stage_for_the_
         return held == [shown]
 
     comparer = FakeComparer(order=by_worth(worth(8))[1], held=hold)
-    async with comparer.holding(rerank(names(8), comparer, TournamentSettings(group=4, rounds=2))):
+    async with comparer.holding(Tournament(group=4, rounds=2).rerank(names(8), comparer)):
         # All but that group and the last one of its round.
         assert len(comparer.answered) == 2 * 3 - 2
 
@@ -116,11 +116,11 @@ async def test_groups_and_rounds_do_not_wait_for_each_other_but_a_stage_for_the_
 async def test_one_document_and_none_are_ranked_without_a_question() -> None:
     for documents in (["a"], []):
         comparer = FakeComparer()
-        assert ids(await rerank(documents, comparer, TournamentSettings())) == documents
+        assert ids(await Tournament().rerank(documents, comparer)) == documents
         assert not comparer.compared
 
 
 def test_groups_have_at_least_two_documents_and_at_most_as_many_as_there_are_labels() -> None:
     for group in (1, 27):
         with pytest.raises(UsageError):
-            TournamentSettings(group=group)
+            Tournament(group=group)

@@ -36,6 +36,9 @@ from touche_llm.prompts.purposes import list_judging_purposes, load, purposes_of
 from touche_llm.ranking.cross_encoder import CrossEncoder
 from touche_llm.ranking.expansion import ExpansionSettings
 from touche_llm.ranking.steps import (
+    ComparisonResources,
+    RankingModels,
+    RankingPlan,
     RankingSettings,
     Step,
     check_balance,
@@ -44,7 +47,6 @@ from touche_llm.ranking.steps import (
     needs_cross_encoder,
     parse_steps,
 )
-from touche_llm.ranking.topics import ComparisonResources, RankingModels, RankingPlan
 from touche_llm.retrieval.chatnoir import ChatNoirSettings
 from touche_llm.retrieval.dense import DenseSettings
 from touche_llm.retrieval.settings import ElasticsearchSettings, QueryField, RetrieverConfig

@@ -21,8 +21,15 @@ from touche_llm.pipeline.judge import Judgments, warn_of_labels
 from touche_llm.pipeline.progress import Progress
 from touche_llm.pipeline.run_files import ChosenStance, choose_label, list_result_columns
 from touche_llm.ranking.cross_encoder import CrossEncoder
-from touche_llm.ranking.steps import list_comparison_kinds, needs_texts
-from touche_llm.ranking.topics import NO_MODELS, ComparisonResources, RankingModels, RankingPlan, rank_topics
+from touche_llm.ranking.steps import (
+    NO_MODELS,
+    ComparisonResources,
+    RankingModels,
+    RankingPlan,
+    list_comparison_kinds,
+    needs_texts,
+    rank_topics,
+)
 from touche_llm.tasks.base import Task
 
 if TYPE_CHECKING:

@@ -10,10 +10,11 @@ import random
 from collections import Counter, defaultdict
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, Protocol
+from typing import Any, ClassVar, Literal, Protocol
 
 from touche_llm.data.concurrency import ItemT, ResultT, Slots, map_in_order
-from touche_llm.data.records import Comparison, Cut, Failure, LabelledDocument, Topic
+from touche_llm.data.records import Comparison, Cut, Failure, LabelledDocument, ScoredDocument, Topic
+from touche_llm.data.settings import Section
 from touche_llm.errors import PromptError
 from touche_llm.judging.pointwise import Documents, RequestBuilder, make_failure, sanitize_document
 from touche_llm.llm.answers import AnswerModel, FailedRequest
@@ -81,6 +82,25 @@ _MIN_SHARE = 16
 _SEAM = 2
 
 Kind = Literal["best", "order"]
+
+
+class RankingMethod(Section):
+    """A method of reranking documents with a model; its fields are its settings.
+
+    `kind` is the kind of its comparisons, which is also the name of their prompt; None if a cross-encoder scores the
+    documents. `max_depth` is the maximum number of documents.
+    """
+
+    kind: ClassVar[Kind | None]
+    max_depth: ClassVar[int] = 1000
+
+    def bound_requests(self, documents: int, random: MakeRandom) -> RequestBounds:
+        """Return the bounds of the comparisons of so many documents."""
+        return RequestBounds()
+
+    async def rerank(self, documents: list[str], model: Any) -> list[ScoredDocument]:
+        """Rank documents, given best first, with scores from 0 to 1; `model` is a comparer or scores documents."""
+        raise NotImplementedError
 
 
 _ANSWERS: Mapping[Kind, Callable[[int], type[AnswerModel]]] = {"best": build_best_answer, "order": build_order_answer}

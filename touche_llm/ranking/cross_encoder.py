@@ -18,6 +18,7 @@ from touche_llm.data.topics import build_query
 from touche_llm.judging.pointwise import Documents, sanitize_document
 from touche_llm.llm.pooling import PooledText, PoolingClient, TemplateConfig, TextTemplates
 from touche_llm.llm.settings import Address
+from touche_llm.ranking.comparer import RankingMethod
 from touche_llm.ranking.order import rank_by_value, scale_scores
 from touche_llm.retrieval.settings import QueryField, to_texts
 from touche_llm.tasks.base import Question
@@ -36,13 +37,14 @@ _QWEN3 = TextTemplates(
 )
 
 
-class CrossEncoderSettings(TemplateConfig):
+class CrossEncoderSettings(TemplateConfig, RankingMethod):
     """Settings of the cross-encoder.
 
     Attributes:
         query: Fields of a topic that make the query.
     """
 
+    kind: ClassVar[None] = None
     presets: ClassVar[Mapping[str, TextTemplates]] = {"plain": TextTemplates(), "qwen3": _QWEN3}
 
     url: Annotated[
@@ -57,6 +59,12 @@ class CrossEncoderSettings(TemplateConfig):
         Option("--reranker-preset", f"Templates of its texts: {' or '.join(presets)}", "Model", metavar="NAME"),
     ] = "plain"
     query: Annotated[tuple[QueryField, ...], BeforeValidator(to_texts), Field(min_length=1)] = ("title",)
+
+    async def rerank(self, documents: list[str], score: Score) -> list[ScoredDocument]:
+        """Rank documents by their scores, scaled to 0..1; equal ones keep their order."""
+        ranking = rank_by_value(dict(zip(documents, await score(documents), strict=True)))
+        scaled = zip(ranking, scale_scores(ranking), strict=True)
+        return [ScoredDocument(scored.document_id, share) for scored, share in scaled]
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,12 +95,3 @@ class CrossEncoder:
 
         texts = await map_in_order(render, document_ids, self.client.concurrency)
         return await self.client.score(query, texts)
-
-
-async def rerank(documents: list[str], score: Score, settings: CrossEncoderSettings) -> list[ScoredDocument]:
-    """Rank documents by their scores, scaled to 0..1; equal ones keep their order."""
-    scores = await score(documents)
-    ranking = rank_by_value(dict(zip(documents, scores, strict=True)))
-    return [
-        ScoredDocument(scored.document_id, score) for scored, score in zip(ranking, scale_scores(ranking), strict=True)
-    ]

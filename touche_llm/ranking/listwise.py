@@ -9,19 +9,19 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import combinations
+from typing import ClassVar, Self
 
 from pydantic import Field, model_validator
 
 from touche_llm.data.concurrency import ItemT
 from touche_llm.data.records import ScoredDocument
-from touche_llm.data.settings import Section
 from touche_llm.prompts.purposes import MAX_DOCUMENTS
-from touche_llm.ranking.comparer import Comparer, MakeRandom, RequestBounds
+from touche_llm.ranking.comparer import Comparer, Kind, MakeRandom, RankingMethod, RequestBounds
 from touche_llm.ranking.order import score_positions
 
 
-class ListwiseSettings(Section):
-    """Settings of the windows.
+class Listwise(RankingMethod):
+    """Windows that slide from the end of the ranking to its start.
 
     Attributes:
         window: Number of documents that one answer orders.
@@ -31,62 +31,52 @@ class ListwiseSettings(Section):
         seed: Seed of the shuffles.
     """
 
+    kind: ClassVar[Kind] = "order"
+
     window: int = Field(20, ge=2, le=MAX_DOCUMENTS)
     stride: int = Field(10, ge=1)
     shuffles: int = Field(1, ge=1)
     seed: int = 0
 
     @model_validator(mode="after")
-    def _check_overlap(self) -> ListwiseSettings:
+    def _check_overlap(self) -> Self:
         if self.stride >= self.window:
             raise ValueError("stride must be smaller than window, or nothing could move from one window to the next")
         return self
 
+    def bound_requests(self, documents: int, random: MakeRandom) -> RequestBounds:
+        """Return the number of different orders of all windows, whatever is in them."""
+        questions: Counter[int] = Counter()
+        for start, end in self._list_windows(documents):
+            questions[end - start] += len(set(map(tuple, self._shuffle(range(end - start), (start, end), random))))
+        return RequestBounds.exactly(questions)
 
-def bound_requests(documents: int, settings: ListwiseSettings, random: MakeRandom) -> RequestBounds:
-    """Return the bounds of the requests for so many documents: one for each order of each window, whatever is in it."""
-    questions: Counter[int] = Counter()
-    for start, end in _list_windows(documents, settings):
-        orders = _shuffle(range(end - start), (start, end), settings, random)
-        questions[end - start] += len({tuple(order) for order in orders})
-    return RequestBounds.exactly(questions)
+    async def rerank(self, documents: list[str], comparer: Comparer) -> list[ScoredDocument]:
+        """Rank the documents in one pass of the windows; a window without any answer keeps its order."""
+        order = list(documents)
+        for start, end in self._list_windows(len(order)):
+            orders = self._shuffle(order[start:end], (start, end), comparer.make_random)
+            answers = [answer for answer in await comparer.run_all(comparer.order, orders) if answer is not None]
+            if answers:
+                order[start:end] = find_central_ranking(answers)
+        return score_positions(order)
 
+    def _list_windows(self, documents: int) -> Iterator[tuple[int, int]]:
+        """Yield the first place of each window and the place after it, from the last window to the first."""
+        end = documents
+        while end > 1:
+            start = max(0, end - self.window)
+            yield start, end
+            if start == 0:
+                return
+            end -= self.stride
 
-async def rerank(documents: list[str], comparer: Comparer, settings: ListwiseSettings) -> list[ScoredDocument]:
-    """Rank the documents in one pass of the windows; a window without any answer keeps its order."""
-    order = list(documents)
-    for start, end in _list_windows(len(order), settings):
-        order[start:end] = await _order_window(order[start:end], (start, end), comparer, settings)
-    return score_positions(order)
-
-
-def _list_windows(documents: int, settings: ListwiseSettings) -> Iterator[tuple[int, int]]:
-    """Yield the first place of each window and the place after it, from the last window to the first."""
-    end = documents
-    while end > 1:
-        start = max(0, end - settings.window)
-        yield start, end
-        if start == 0:
-            return
-        end -= settings.stride
-
-
-def _shuffle(
-    window: Sequence[ItemT], places: tuple[int, int], settings: ListwiseSettings, random: MakeRandom
-) -> list[list[ItemT]]:
-    """Return the orders in which a window is shown, the first one unchanged."""
-    orders = [list(window) for _ in range(settings.shuffles)]
-    for number, order in enumerate(orders[1:], start=1):
-        random(settings.seed, "-".join(map(str, places)), number).shuffle(order)
-    return orders
-
-
-async def _order_window(
-    window: list[str], places: tuple[int, int], comparer: Comparer, settings: ListwiseSettings
-) -> list[str]:
-    orders = _shuffle(window, places, settings, comparer.make_random)
-    answers = [answer for answer in await comparer.run_all(comparer.order, orders) if answer is not None]
-    return find_central_ranking(answers) if answers else window
+    def _shuffle(self, window: Sequence[ItemT], places: tuple[int, int], random: MakeRandom) -> list[list[ItemT]]:
+        """Return the orders in which a window is shown, the first one unchanged."""
+        orders = [list(window) for _ in range(self.shuffles)]
+        for number, order in enumerate(orders[1:], start=1):
+            random(self.seed, "-".join(map(str, places)), number).shuffle(order)
+        return orders
 
 
 def find_central_ranking(rankings: Sequence[Sequence[str]]) -> list[str]:

@@ -26,7 +26,7 @@ class BalanceSettings(Section):
 
 def balance(
     ranking: Sequence[ScoredDocument],
-    worth: Mapping[str, float],
+    scores: Mapping[str, float],
     stances: Mapping[str, str],
     sides: Sequence[str],
     settings: BalanceSettings,
@@ -41,16 +41,16 @@ def balance(
     last = None
     while left:
         chosen = 0
-        passed = worth[left[0][1]]
+        passed = scores[left[0][1]]
         for position, (place, document) in enumerate(left):
             rises = place - len(order)
             if rises > settings.places:
                 break
             is_other_side = last is not None and stances[document] in sides and stances[document] != last
-            if is_other_side and worth[document] >= passed - settings.margin:
+            if is_other_side and scores[document] >= passed - settings.margin:
                 chosen = position
                 break
-            passed = max(passed, worth[document])
+            passed = max(passed, scores[document])
         document = left.pop(chosen)[1]
         order.append(document)
         if stances[document] in sides:

@@ -6,17 +6,17 @@ After Zhuang et al., arXiv 2310.09497, with the choice read from the probabiliti
 from __future__ import annotations
 
 from collections import Counter
+from typing import ClassVar
 
 from pydantic import Field
 
 from touche_llm.data.records import ScoredDocument
-from touche_llm.data.settings import Section
-from touche_llm.ranking.comparer import MAX_CHOICES, Comparer, MakeRandom, RequestBounds
+from touche_llm.ranking.comparer import MAX_CHOICES, Comparer, Kind, MakeRandom, RankingMethod, RequestBounds
 from touche_llm.ranking.order import score_positions
 
 
-class SetwiseSettings(Section):
-    """Settings of the heap.
+class Setwise(RankingMethod):
+    """Heapsort of the best documents.
 
     Attributes:
         children: Number of children of a node; a question shows a node and its children.
@@ -24,28 +24,127 @@ class SetwiseSettings(Section):
         both_orders: Whether to compare in the reversed order too.
     """
 
+    kind: ClassVar[Kind] = "best"
+
     children: int = Field(3, ge=1, lt=MAX_CHOICES)
     top: int = Field(10, ge=1)
     both_orders: bool = False
 
+    def bound_requests(self, documents: int, random: MakeRandom) -> RequestBounds:
+        """Return the bounds of the requests of a heapsort of so many documents; tests try all answers for few ones.
 
-def bound_requests(documents: int, settings: SetwiseSettings, _: MakeRandom) -> RequestBounds:
-    """Return the bounds of the requests of a heapsort of so many documents; tests try all answers for few documents.
+        A sift asks at least at the node where it begins, and at most at all nodes of the leftmost path down from there,
+        one of the longest. Equal questions: if the heap shrinks to a root with no more children than the first node
+        below it had, the last question can be the one that was sent there. With one child per node, more questions can
+        be equal, and the maximum is a few requests too high.
+        """
+        width, orders = self.children, 1 + self.both_orders
+        sifts = [(node, documents) for node in range(documents) if width * node + 1 < documents]
+        last = max(2, documents - min(self.top, documents) + 1)
+        sifts += [(0, size) for size in range(last, documents)]
+        shown = Counter(min(width, size - width * node - 1) + 1 for node, size in sifts)
+        below = min(width, documents - 1 - width)
+        repeats = int(self.top > 1 and below > 0 and last <= below + 1)
+        most = sum(_count_levels(node, size, width) for node, size in sifts)
+        return RequestBounds(shown, repeats, most).scale(orders)
 
-    A sift asks at least at the node where it begins, and at most at all nodes of the leftmost path down from there, one
-    of the longest. Equal questions: if the heap shrinks to a root with no more children than the first node below it
-    had, the last question can be the one that was asked there. With one child per node, further questions can be equal,
-    and the maximum is a few requests too high.
+    async def rerank(self, documents: list[str], comparer: Comparer) -> list[ScoredDocument]:
+        """Rank the best `top` documents by heapsort, followed by the others in their order."""
+        best = await self.heapsort(documents, comparer)
+        return score_positions(best + [document for document in documents if document not in best])
+
+    async def heapsort(self, documents: list[str], comparer: Comparer) -> list[str]:
+        """Return the best `top` documents, best first.
+
+        Subtrees are built concurrently; a node waits only for the nodes below it. If a question has no answer, the
+        document with the best given rank wins.
+        """
+        heap = list(documents)
+        before = {document: place for place, document in enumerate(documents)}
+        width = self.children
+
+        def children(node: int) -> range:
+            return range(width * node + 1, min(width * node + width + 1, len(heap)))
+
+        async def build(node: int) -> None:
+            if children(node):
+                await comparer.run_all(build, children(node))
+                await sift(node)
+
+        async def sift(node: int) -> None:
+            while below := children(node):
+                shown = [heap[node], *(heap[child] for child in below)]
+                winner = await comparer.choose_best(shown, both_orders=self.both_orders)
+                if winner is None:
+                    winner = min(shown, key=before.__getitem__)
+                if winner == heap[node]:
+                    return
+                child = below[shown.index(winner) - 1]
+                heap[node], heap[child] = heap[child], heap[node]
+                node = child
+
+        await build(0)
+        best: list[str] = []
+        while heap and len(best) < self.top:
+            best.append(heap[0])
+            last = heap.pop()
+            if heap:
+                heap[0] = last
+                if len(best) < self.top:
+                    await sift(0)
+        return best
+
+
+class Insertion(Setwise):
+    """Few questions: the given ranking is trusted, and only documents that beat the last of the best move up.
+
+    Setwise insertion, Podolak et al., arXiv 2504.10509.
     """
-    width, orders = settings.children, 1 + settings.both_orders
-    sifts = [(node, documents) for node in range(documents) if width * node + 1 < documents]
-    last = max(2, documents - min(settings.top, documents) + 1)
-    sifts += [(0, size) for size in range(last, documents)]
-    shown = Counter(min(width, size - width * node - 1) + 1 for node, size in sifts)
-    below = min(width, documents - 1 - width)
-    repeats = int(settings.top > 1 and below > 0 and last <= below + 1)
-    most = sum(_count_levels(node, size, width) for node, size in sifts)
-    return RequestBounds(shown, repeats, most).scale(orders)
+
+    def bound_requests(self, documents: int, random: MakeRandom) -> RequestBounds:
+        """Return the bounds of the comparisons of so many documents.
+
+        Beside those of the heapsort, each block takes a question, which its last one shows to few documents. At most
+        each document beats the last of the best, and a binary search finds its place among the others.
+        """
+        orders = 1 + self.both_orders
+        heap = super().bound_requests(min(documents, self.top), random)
+        rest = max(0, documents - self.top)
+        full, short = divmod(rest, self.children)
+        blocks = Counter({self.children + 1: full * orders}) + Counter({short + 1: (short > 0) * orders})
+        most = rest * (1 + (self.top - 1).bit_length()) * orders
+        return RequestBounds(heap.least + blocks, heap.repeats, heap.most + most)
+
+    async def rerank(self, documents: list[str], comparer: Comparer) -> list[ScoredDocument]:
+        """Rank the best `top` documents, followed by the others in their order.
+
+        The first `top` documents are sorted with a heap. The others come in blocks of `children`: one question compares
+        the last of the best, shown first, with a block. If it wins, the block is finished. Otherwise the winner is
+        inserted among the best by binary search, the last of the best drops out, and the rest of the block is compared
+        again. If a question has no answer, the order stays.
+        """
+        best = await self.heapsort(documents[: self.top], comparer)
+        for start in range(self.top, len(documents), self.children):
+            block = documents[start : start + self.children]
+            while block:
+                winner = await comparer.choose_best([best[-1], *block], both_orders=self.both_orders)
+                if winner is None or winner == best[-1]:
+                    break
+                block.remove(winner)
+                best.pop()
+                best.insert(await self._find_place(winner, best, comparer), winner)
+        return score_positions(best + [document for document in documents if document not in best])
+
+    async def _find_place(self, document: str, best: list[str], comparer: Comparer) -> int:
+        """Return how many of the best stay above the document."""
+        low, high = 0, len(best)
+        while low < high:
+            middle = low + (high - low) // 2
+            if await comparer.choose_best([best[middle], document], both_orders=self.both_orders) == document:
+                high = middle
+            else:
+                low = middle + 1
+        return low
 
 
 def _count_levels(node: int, size: int, width: int) -> int:
@@ -54,105 +153,3 @@ def _count_levels(node: int, size: int, width: int) -> int:
     while (node := width * node + 1) < size:
         levels += 1
     return levels
-
-
-def bound_insertion_requests(documents: int, settings: SetwiseSettings, random: MakeRandom) -> RequestBounds:
-    """Return the bounds of the requests of `rerank_by_insertion` for so many documents.
-
-    Beside those of the heapsort, each block takes a question, which its last one shows to few documents. At most each
-    document beats the last of the best, and a binary search finds its place among the others.
-    """
-    orders = 1 + settings.both_orders
-    heap = bound_requests(min(documents, settings.top), settings, random)
-    rest = max(0, documents - settings.top)
-    full, short = divmod(rest, settings.children)
-    blocks = Counter({settings.children + 1: full * orders}) + Counter({short + 1: (short > 0) * orders})
-    most = rest * (1 + (settings.top - 1).bit_length()) * orders
-    return RequestBounds(heap.least + blocks, heap.repeats, heap.most + most)
-
-
-async def rerank(documents: list[str], comparer: Comparer, settings: SetwiseSettings) -> list[ScoredDocument]:
-    """Rank the best `top` documents by heapsort, followed by the others in their order."""
-    best = await heapsort(documents, comparer, settings)
-    return score_positions(best + [document for document in documents if document not in best])
-
-
-async def heapsort(documents: list[str], comparer: Comparer, settings: SetwiseSettings) -> list[str]:
-    """Return the best `top` documents, best first.
-
-    Subtrees are built concurrently; a node waits only for the nodes below it. If a question has no answer, the
-    document with the best given rank wins.
-    """
-    heap = list(documents)
-    before = {document: place for place, document in enumerate(documents)}
-    width = settings.children
-
-    def children(node: int) -> range:
-        return range(width * node + 1, min(width * node + width + 1, len(heap)))
-
-    async def build(node: int) -> None:
-        if children(node):
-            await comparer.run_all(build, children(node))
-            await sift(node)
-
-    async def sift(node: int) -> None:
-        while below := children(node):
-            shown = [heap[node], *(heap[child] for child in below)]
-            winner = await comparer.choose_best(shown, both_orders=settings.both_orders)
-            if winner is None:
-                winner = min(shown, key=before.__getitem__)
-            if winner == heap[node]:
-                return
-            child = below[shown.index(winner) - 1]
-            heap[node], heap[child] = heap[child], heap[node]
-            node = child
-
-    await build(0)
-    best: list[str] = []
-    while heap and len(best) < settings.top:
-        best.append(heap[0])
-        last = heap.pop()
-        if heap:
-            heap[0] = last
-            if len(best) < settings.top:
-                await sift(0)
-    return best
-
-
-async def rerank_by_insertion(
-    documents: list[str], comparer: Comparer, settings: SetwiseSettings
-) -> list[ScoredDocument]:
-    """Rank the best `top` documents, followed by the others in their order, with few questions.
-
-    The given ranking is trusted, and only documents that beat the last of the best move up (setwise insertion, Podolak
-    et al., arXiv 2504.10509).
-
-    The first `top` documents are sorted with a heap. The others come in blocks of `children`: one question compares
-    the last of the best, shown first, with a block. If it wins, the block is finished. Otherwise the winner is inserted
-    among the best by binary search, the last of the best drops out, and the rest of the block is compared again. If a
-    question has no answer, the order stays.
-    """
-    top = documents[: settings.top]
-    best = await heapsort(top, comparer, settings)
-    for start in range(settings.top, len(documents), settings.children):
-        block = documents[start : start + settings.children]
-        while block:
-            winner = await comparer.choose_best([best[-1], *block], both_orders=settings.both_orders)
-            if winner is None or winner == best[-1]:
-                break
-            block.remove(winner)
-            best.pop()
-            best.insert(await _find_place(winner, best, comparer, settings), winner)
-    return score_positions(best + [document for document in documents if document not in best])
-
-
-async def _find_place(document: str, best: list[str], comparer: Comparer, settings: SetwiseSettings) -> int:
-    """Return how many of the best stay above the document."""
-    low, high = 0, len(best)
-    while low < high:
-        middle = low + (high - low) // 2
-        if await comparer.choose_best([best[middle], document], both_orders=settings.both_orders) == document:
-            high = middle
-        else:
-            low = middle + 1
-    return low

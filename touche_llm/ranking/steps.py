@@ -1,45 +1,58 @@
-"""Steps of a ranking: `judge,pairwise:10` ranks by judgments, then the best ten by pairwise comparison."""
+"""Steps of a ranking: `judge,pairwise:10` ranks by judgments, then the best ten by pairwise comparison.
+
+A ranking method is a class with its settings (`RankingMethod`) and a field of `RankingSettings`.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
 
 from pydantic import Field, model_validator
 
-from touche_llm.data.records import ScoredDocument
+from touche_llm.data.concurrency import Slots, map_in_order
+from touche_llm.data.records import Candidate, Comparison, Failure, Judgment, RunLine, ScoredDocument, Topic
 from touche_llm.data.settings import Section
-from touche_llm.ranking import cross_encoder, listwise, pairwise, setwise, sliding, tournament
-from touche_llm.ranking.comparer import Comparer, Kind, MakeRandom, RequestBounds, make_random
-from touche_llm.ranking.cross_encoder import CrossEncoderSettings, Score
+from touche_llm.data.trec_runs import make_strictly_decreasing
+from touche_llm.judging.pointwise import Documents, Done, RequestBuilder
+from touche_llm.llm.counts import Counts
+from touche_llm.prompts.prompt import Prompt
+from touche_llm.ranking.comparer import Comparer, Kind, RankingMethod, RequestBounds, make_random
+from touche_llm.ranking.cross_encoder import CrossEncoder, CrossEncoderSettings, Score
 from touche_llm.ranking.fusion import FusionStepSettings, fuse
-from touche_llm.ranking.listwise import ListwiseSettings
-from touche_llm.ranking.order import BalanceSettings, balance, is_judged
-from touche_llm.ranking.pairwise import PairwiseSettings
-from touche_llm.ranking.setwise import SetwiseSettings
-from touche_llm.ranking.sliding import SlidingSettings
-from touche_llm.ranking.tournament import TournamentSettings
-from touche_llm.tasks.definition import FIRST_STAGE
+from touche_llm.ranking.listwise import Listwise
+from touche_llm.ranking.order import (
+    BalanceSettings,
+    balance,
+    is_judged,
+    rank_by_first_stage,
+    rank_by_judgment,
+    replace_marks,
+)
+from touche_llm.ranking.pairwise import Pairwise, Sliding
+from touche_llm.ranking.setwise import Insertion, Setwise
+from touche_llm.ranking.tournament import Tournament
+from touche_llm.tasks.base import Task
+from touche_llm.tasks.definition import FIRST_STAGE, Objective
 
 JUDGE, FUSION, BALANCE = "judge", "fusion", "balance"
 
 
 class RankingSettings(Section):
-    """Settings of the steps, each in its own section.
+    """Settings of the steps, each in its own section; the steps with a model are the fields that are methods.
 
     Attributes:
         document_tokens: Maximum number of tokens per document in a comparison; fewer if the context is too short.
     """
 
     document_tokens: int = Field(512, ge=16)
-    pairwise: PairwiseSettings = PairwiseSettings()
-    sliding: SlidingSettings = SlidingSettings()
-    setwise: SetwiseSettings = SetwiseSettings()
-    insertion: SetwiseSettings = SetwiseSettings()
-    listwise: ListwiseSettings = ListwiseSettings()
-    tournament: TournamentSettings = TournamentSettings()
+    pairwise: Pairwise = Pairwise()
+    sliding: Sliding = Sliding()
+    setwise: Setwise = Setwise()
+    insertion: Insertion = Insertion()
+    listwise: Listwise = Listwise()
+    tournament: Tournament = Tournament()
     cross_encoder: CrossEncoderSettings = CrossEncoderSettings()
     fusion: FusionStepSettings = FusionStepSettings()
     balance: BalanceSettings = BalanceSettings()
@@ -55,31 +68,10 @@ class RankingSettings(Section):
         return self
 
 
-@dataclass(frozen=True, slots=True)
-class Method:
-    """A method of reranking documents with a model.
-
-    Attributes:
-        rerank: Takes documents, best first, and returns them, best first, with scores between 0 and 1.
-        kind: Kind of comparison, which is also the name of its prompt; None if a cross-encoder scores the documents.
-        bound_requests: Returns the bounds of its comparisons of a number of documents.
-        max_depth: Maximum number of documents; all pairs of many more would not fit in memory.
-    """
-
-    rerank: Callable[[list[str], Any, Any], Awaitable[list[ScoredDocument]]]
-    kind: Kind | None
-    bound_requests: Callable[[int, Any, MakeRandom], RequestBounds] | None = None
-    max_depth: int = 1000
-
-
-METHODS: Mapping[str, Method] = {
-    "pairwise": Method(pairwise.rerank, "best", pairwise.bound_requests, max_depth=200),
-    "sliding": Method(sliding.rerank, "best", sliding.bound_requests),
-    "setwise": Method(setwise.rerank, "best", setwise.bound_requests),
-    "insertion": Method(setwise.rerank_by_insertion, "best", setwise.bound_insertion_requests),
-    "listwise": Method(listwise.rerank, "order", listwise.bound_requests),
-    "tournament": Method(tournament.rerank, "order", tournament.bound_requests),
-    "cross_encoder": Method(cross_encoder.rerank, None),
+METHODS: Mapping[str, type[RankingMethod]] = {
+    name: method
+    for name, setting in RankingSettings.model_fields.items()
+    if isinstance(method := setting.annotation, type) and issubclass(method, RankingMethod)
 }
 
 
@@ -133,13 +125,12 @@ def bound_requests(
     kind: Kind, steps: Sequence[Step], settings: RankingSettings, topic_id: str, documents: int
 ) -> RequestBounds:
     """Return the bounds of the comparisons of one kind that steps request for a topic with so many documents."""
-    found = []
-    for step in steps:
-        method = METHODS.get(step.name)
-        if method is not None and method.kind == kind and method.bound_requests is not None and documents > 1:
-            random = partial(make_random, str(step), topic_id)
-            found.append(method.bound_requests(min(step.depth, documents), getattr(settings, step.name), random))
-    return RequestBounds.join(found)
+    methods = ((step, getattr(settings, step.name, None)) for step in steps if documents > 1)
+    return RequestBounds.join(
+        method.bound_requests(min(step.depth, documents), partial(make_random, str(step), topic_id))
+        for step, method in methods
+        if isinstance(method, RankingMethod) and method.kind == kind
+    )
 
 
 def list_comparison_kinds(steps: Sequence[Step]) -> tuple[Kind, ...]:
@@ -201,7 +192,7 @@ async def rank_topic(
         stances: Stance label of each document.
         sides: Labels that take a side.
     """
-    worth = {scored.document_id: scored.score for scored in judged}
+    scores = {scored.document_id: scored.score for scored in judged}
     # The rankings to fuse, with their own scores; the latest comes first, since it breaks ties.
     rankings = [(FIRST_STAGE, first_stage)]
     if steps and steps[0].name == JUDGE:
@@ -212,7 +203,7 @@ async def rank_topic(
         if step.name == JUDGE or len(top) < 2:
             continue
         if step.name == BALANCE:
-            ranking = balance(top, worth, stances, sides, settings.balance) + rest
+            ranking = balance(top, scores, stances, sides, settings.balance) + rest
             continue
         documents = [scored.document_id for scored in top]
         if step.name == FUSION:
@@ -220,7 +211,7 @@ async def rank_topic(
             if not found:
                 continue
         else:
-            found = await METHODS[step.name].rerank(documents, use_model(step), getattr(settings, step.name))
+            found = await getattr(settings, step.name).rerank(documents, use_model(step))
         ranked = {scored.document_id for scored in found}
         below = [ScoredDocument(document, 0.0) for document in documents if document not in ranked]
         ranking = [ScoredDocument(scored.document_id, level + scored.score) for scored in [*found, *below]] + rest
@@ -249,3 +240,132 @@ def _fuse(
     if not fused or not any(weights):
         return []
     return [scored for scored in fuse(parts, weights, settings) if scored.document_id in fused]
+
+
+@dataclass(frozen=True, slots=True)
+class RankingPlan:
+    """How all topics are ranked."""
+
+    task: Task
+    weights: Mapping[str, float]
+    steps: tuple[Step, ...]
+    settings: RankingSettings
+    tag: str
+
+
+@dataclass(frozen=True, slots=True)
+class ComparisonResources:
+    """Request builder, prompts, documents and criterion of the steps that compare documents."""
+
+    builder: RequestBuilder
+    prompts: Mapping[str, Prompt]
+    documents: Documents
+    objective: Objective
+
+
+@dataclass(frozen=True, slots=True)
+class RankingModels:
+    """The models that the steps use; None for a model that no step needs."""
+
+    comparisons: ComparisonResources | None = None
+    cross_encoder: CrossEncoder | None = None
+
+    @property
+    def counts(self) -> Counts | None:
+        """Counts of the requests to show with the progress, those of comparisons if there are any."""
+        if self.comparisons is not None:
+            return self.comparisons.builder.model.counts
+        return None if self.cross_encoder is None else self.cross_encoder.client.counts
+
+    def check_results(self) -> None:
+        """Raise ReplayMiss if the cache of a replay lacked a result, and EngineError if no label could be read."""
+        if self.comparisons is not None:
+            self.comparisons.builder.model.raise_on_misses()
+            self.comparisons.builder.model.raise_on_unread()
+        if self.cross_encoder is not None:
+            self.cross_encoder.client.raise_on_misses()
+
+
+NO_MODELS = RankingModels()
+
+
+@dataclass(slots=True)
+class RankedTopics:
+    """The lines of a run, with the comparisons behind them and the failed ones, topic by topic."""
+
+    lines: list[RunLine] = field(default_factory=list)
+    comparisons: list[Comparison] = field(default_factory=list)
+    failures: list[Failure] = field(default_factory=list)
+
+
+async def rank_topics(
+    topics: list[Topic],
+    candidates: Mapping[str, list[Candidate]],
+    judgments: Mapping[str, Mapping[str, Judgment]],
+    stances: Mapping[str, Mapping[str, str]],
+    plan: RankingPlan,
+    models: RankingModels,
+    done: Done,
+) -> RankedTopics:
+    """Rank the candidates of all topics; documents without a stance label are left out.
+
+    Requests of all topics share the builder's concurrency; those of earlier topics go first, so that a server's prefix
+    cache serves the requests of a topic together.
+    """
+    resources = models.comparisons
+    slots = Slots(resources.builder.concurrency) if resources is not None else None
+
+    async def rank_one(item: tuple[int, Topic]) -> tuple[list[RunLine], list[Comparer]]:
+        position, topic = item
+        labels = stances.get(topic.id, {})
+        ranked = rank_by_first_stage(candidates.get(topic.id, []))
+        first_stage = [scored for scored in ranked if scored.document_id in labels]
+        judged = rank_by_judgment(first_stage, judgments.get(topic.id, {}), plan.weights, plan.task.scales)
+        comparers: list[Comparer] = []
+        unanswered: set[tuple[Kind, tuple[str, ...]]] = set()
+
+        def use_model(step: Step) -> Comparer | Score:
+            if METHODS[step.name].kind is None:
+                assert models.cross_encoder is not None
+                return partial(models.cross_encoder.score, topic)
+            assert resources is not None and slots is not None
+            comparer = Comparer(
+                step=str(step),
+                topic=topic,
+                position=position,
+                documents=resources.documents,
+                question=plan.task.question,
+                prompts=resources.prompts,
+                builder=resources.builder,
+                slots=slots,
+                objective=resources.objective,
+                document_tokens=plan.settings.document_tokens,
+                unanswered=unanswered,
+            )
+            comparers.append(comparer)
+            return comparer
+
+        steps = _select_steps(topic, plan)
+        ranking = await rank_topic(first_stage, judged, steps, plan.settings, use_model, labels, plan.task.sides)
+        ranking = ranking[: plan.task.max_per_topic]
+        scores = make_strictly_decreasing(replace_marks(ranking))
+        done()
+        return [
+            RunLine(topic.id, labels[scored.document_id], scored.document_id, rank, score, plan.tag)
+            for rank, (scored, score) in enumerate(zip(ranking, scores, strict=True), start=1)
+        ], comparers
+
+    result = RankedTopics()
+    for lines, comparers in await map_in_order(rank_one, enumerate(topics), max(len(topics), 1)):
+        result.lines += lines
+        for comparer in comparers:
+            result.comparisons += comparer.comparisons
+            result.failures += comparer.failures
+    return result
+
+
+def _select_steps(topic: Topic, plan: RankingPlan) -> tuple[Step, ...]:
+    """Leave out steps with a model if the topic's objects are unknown; the failure to find them is recorded."""
+    if plan.task.objects_answer is None or topic.objects is not None:
+        return plan.steps
+    return tuple(step for step in plan.steps if step.name not in METHODS)

@@ -6,54 +6,107 @@ After TourRank (Chen et al., arXiv 2406.11678). The groups of a stage, and the t
 from __future__ import annotations
 
 from collections import Counter
+from typing import ClassVar
 
 from pydantic import Field
 
 from touche_llm.data.records import ScoredDocument
-from touche_llm.data.settings import Section
 from touche_llm.prompts.purposes import MAX_DOCUMENTS
-from touche_llm.ranking.comparer import Comparer, MakeRandom, RequestBounds
+from touche_llm.ranking.comparer import Comparer, Kind, MakeRandom, RankingMethod, RequestBounds
 from touche_llm.ranking.order import rank_by_value
 
 
-class TournamentSettings(Section):
-    """Settings of the tournaments.
+class Tournament(RankingMethod):
+    """Several tournaments of groups.
 
     Attributes:
         group: Maximum number of documents in a group.
         rounds: Number of tournaments, each with its own shuffles.
+        seed: Seed of the shuffles.
     """
+
+    kind: ClassVar[Kind] = "order"
 
     group: int = Field(10, ge=2, le=MAX_DOCUMENTS)
     rounds: int = Field(2, ge=1)
     seed: int = 0
 
+    def bound_requests(self, documents: int, random: MakeRandom) -> RequestBounds:
+        """Return the bounds of the comparisons of so many documents.
 
-def bound_requests(documents: int, settings: TournamentSettings, random: MakeRandom) -> RequestBounds:
-    """Return the bounds of the requests for so many documents.
+        Each group takes one. A group of the first stage has the same documents in all tournaments, so that it is not
+        sent again if it is shuffled alike. A group of a later stage can have the same documents as one of another
+        tournament.
+        """
+        first: set[tuple[int, ...]] = set()
+        later: Counter[tuple[int, ...]] = Counter()
+        groups = 0
+        for number in range(self.rounds):
+            found: Counter[tuple[int, ...]] = Counter()
+            for stage, sizes in enumerate(_list_sizes(documents, self.group)):
+                for index, size in enumerate(sizes):
+                    places = list(range(size))
+                    random(self.seed, number, stage, index).shuffle(places)
+                    if size > 1 and not stage:
+                        first.add((index, *places))
+                    elif size > 1:
+                        found[tuple(places)] += 1
+            groups += found.total()
+            later |= found
+        least = Counter(len(places) - 1 for places in first)
+        for order, count in later.items():
+            least[len(order)] += count
+        return RequestBounds(least, 0, len(first) + groups)
 
-    Each group takes one. A group of the first stage has the same documents in all tournaments, so that it is not sent
-    again if it is shuffled alike. A group of a later stage can have the same documents as one of another tournament.
-    """
-    first: set[tuple[int, ...]] = set()
-    later: Counter[tuple[int, ...]] = Counter()
-    groups = 0
-    for number in range(settings.rounds):
-        found: Counter[tuple[int, ...]] = Counter()
-        for stage, sizes in enumerate(_list_sizes(documents, settings.group)):
-            for index, size in enumerate(sizes):
-                places = list(range(size))
-                random(settings.seed, number, stage, index).shuffle(places)
-                if size > 1 and not stage:
-                    first.add((index, *places))
-                elif size > 1:
-                    found[tuple(places)] += 1
-        groups += found.total()
-        later |= found
-    least = Counter(len(places) - 1 for places in first)
-    for order, count in later.items():
-        least[len(order)] += count
-    return RequestBounds(least, 0, len(first) + groups)
+    async def rerank(self, documents: list[str], comparer: Comparer) -> list[ScoredDocument]:
+        """Rank the documents by their points, equal ones in the given order.
+
+        From each group `group / 2` documents advance, so that no draw can eliminate one of the best `group / 2`. A won
+        stage gives one point. The final orders the documents that fit in one group; each gains the fraction of them
+        that it is not ranked behind. A group without an answer keeps its order.
+        """
+
+        async def play(number: int) -> dict[str, float]:
+            return await self._play(documents, number, comparer)
+
+        tournaments = await comparer.run_all(play, range(self.rounds))
+        points = {document: sum(tournament[document] for tournament in tournaments) for document in documents}
+        highest = max(points.values(), default=1.0)
+        return rank_by_value({document: value / highest for document, value in points.items()})
+
+    async def _play(self, documents: list[str], number: int, comparer: Comparer) -> dict[str, float]:
+        points = dict.fromkeys(documents, 0.0)
+        left = list(documents)
+        stage = 0
+        while len(left) > self.group:
+            count = -(-len(left) // self.group)
+            # Spreads the best documents over the groups, like the seeds of a championship.
+            groups = [left[first::count] for first in range(count)]
+            winners = set()
+            for group in await self._order_groups(groups, comparer, number, stage):
+                winners.update(group[: self.group // 2])
+            left = [document for document in left if document in winners]
+            for document in left:
+                points[document] += 1.0
+            stage += 1
+        (final,) = await self._order_groups([left], comparer, number, stage)
+        for place, document in enumerate(final):
+            points[document] += 1.0 - place / len(final)
+        return points
+
+    async def _order_groups(
+        self, groups: list[list[str]], comparer: Comparer, number: int, stage: int
+    ) -> list[list[str]]:
+        """Order each group, shown shuffled, so that no position in the prompt always favours the same document."""
+        shuffled = [list(group) for group in groups]
+        for index, group in enumerate(shuffled):
+            comparer.make_random(self.seed, number, stage, index).shuffle(group)
+
+        async def order(group: list[str]) -> list[str] | None:
+            return await comparer.order(group) if len(group) > 1 else group
+
+        answers = await comparer.run_all(order, shuffled)
+        return [answer or group for answer, group in zip(answers, groups, strict=True)]
 
 
 def _list_sizes(documents: int, group: int) -> list[list[int]]:
@@ -64,58 +117,3 @@ def _list_sizes(documents: int, group: int) -> list[list[int]]:
         stages.append([len(range(first, documents, count)) for first in range(count)])
         documents = sum(min(group // 2, size) for size in stages[-1])
     return [*stages, [documents]]
-
-
-async def rerank(documents: list[str], comparer: Comparer, settings: TournamentSettings) -> list[ScoredDocument]:
-    """Rank the documents by their points, equal ones in the given order.
-
-    From each group `group / 2` documents advance, so that no draw can eliminate one of the best `group / 2`. A won
-    stage gives one point. The final orders the documents that fit in one group; each gains the fraction of them that
-    it is not ranked behind. A group without an answer keeps its order.
-    """
-
-    async def play(number: int) -> dict[str, float]:
-        return await _play_tournament(documents, number, comparer, settings)
-
-    tournaments = await comparer.run_all(play, range(settings.rounds))
-    points = {document: sum(tournament[document] for tournament in tournaments) for document in documents}
-    highest = max(points.values(), default=1.0)
-    return rank_by_value({document: value / highest for document, value in points.items()})
-
-
-async def _play_tournament(
-    documents: list[str], number: int, comparer: Comparer, settings: TournamentSettings
-) -> dict[str, float]:
-    points = dict.fromkeys(documents, 0.0)
-    left = list(documents)
-    stage = 0
-    while len(left) > settings.group:
-        count = -(-len(left) // settings.group)
-        # Spreads the best documents over the groups, like the seeds of a championship.
-        groups = [left[first::count] for first in range(count)]
-        winners = set()
-        for group in await _order_groups(groups, comparer, settings, number, stage):
-            winners.update(group[: settings.group // 2])
-        left = [document for document in left if document in winners]
-        for document in left:
-            points[document] += 1.0
-        stage += 1
-    (final,) = await _order_groups([left], comparer, settings, number, stage)
-    for place, document in enumerate(final):
-        points[document] += 1.0 - place / len(final)
-    return points
-
-
-async def _order_groups(
-    groups: list[list[str]], comparer: Comparer, settings: TournamentSettings, number: int, stage: int
-) -> list[list[str]]:
-    """Order each group, shown shuffled, so that no position in the prompt always favours the same document."""
-    shuffled = [list(group) for group in groups]
-    for index, group in enumerate(shuffled):
-        comparer.make_random(settings.seed, number, stage, index).shuffle(group)
-
-    async def order(group: list[str]) -> list[str] | None:
-        return await comparer.order(group) if len(group) > 1 else group
-
-    answers = await comparer.run_all(order, shuffled)
-    return [answer or group for answer, group in zip(answers, groups, strict=True)]
