@@ -134,7 +134,7 @@ test-wheel: wheel
 	@sh tests/wheel/run.sh "$(PYTHON)" "$(abspath constraints.txt)" "$(abspath dist)"
 
 # Each extra in an empty environment of its own: about ten minutes. Not vllm and ray, with gigabytes of CUDA.
-EXTRAS ?= none plots chatnoir ir-datasets warc elasticsearch pyterrier tirex docs packaging dev
+EXTRAS ?= none plots chatnoir ir-datasets warc elasticsearch pyterrier docs packaging dev
 test-extras: wheel
 	@sh tests/extras/run.sh "$(PYTHON)" "$(abspath constraints.txt)" "$(abspath dist)" $(EXTRAS)
 

@@ -34,7 +34,7 @@ def config_file(folder: Path, text: str | bytes) -> Path:
 def test_flags_alone_are_enough() -> None:
     config = load_config(None, NEEDED)
     assert (config.task, config.topics, config.corpus) == ("comparative", Path("topics.xml"), Path("passages.jsonl"))
-    assert (config.depth, config.skip_bad_lines, config.energy) == (100, False, False)
+    assert (config.depth, config.skip_bad_lines) == (100, False)
 
 
 @pytest.mark.parametrize(("flags", "chosen"), [({}, False), ({"limit_topics": 1}, True), ({"topic": ("1",)}, True)])
@@ -74,30 +74,6 @@ def test_a_false_flag_is_a_flag(tmp_path: Path) -> None:
     file = config_file(tmp_path, BASE + "skip_bad_lines: true\n")
     assert load_config(file, {"skip_bad_lines": None}).skip_bad_lines is True
     assert load_config(file, {"skip_bad_lines": False}).skip_bad_lines is False
-
-
-@pytest.mark.parametrize("old", ["started", "offline"])
-def test_old_names_of_the_managed_engine_open_in_files_flags_and_records(old: str, tmp_path: Path) -> None:
-    file = config_file(tmp_path, BASE + f"engine: {{name: {old}, model: models/tiny, context: 512}}\n")
-    config = load_config(file, {})
-    assert (config.engine.name, config.engine.model_name, config.engine.context) == ("managed", "tiny", 512)
-    assert load_config(None, NEEDED | {"engine.name": old}).engine.name == "managed"
-    record = config.model_dump(mode="json")
-    record["engine"]["name"] = old
-    assert Config.model_validate(record) == config
-
-
-def test_an_old_configuration_whose_concurrency_followed_the_server_takes_the_default(tmp_path: Path) -> None:
-    file = config_file(tmp_path, BASE + "engine: {concurrency: auto}\n")
-    assert load_config(file, {}).engine == EngineConfig()
-    assert load_config(file, {"engine.concurrency": 7}).engine.concurrency == 7
-
-
-@pytest.mark.parametrize("engine", [{"name": ["started"]}, {"name": {"offline": 1}}, ["started"], "offline"])
-def test_what_is_no_name_of_an_engine_is_refused_not_translated(engine: object) -> None:
-    with pytest.raises(ValidationError) as caught:
-        Config.model_validate(NEEDED | {"task": "comparative", "weights": {"relevance": 1.0}, "engine": engine})
-    assert {error["loc"][0] for error in caught.value.errors()} == {"engine"}
 
 
 @pytest.mark.parametrize("options", [{"hf_token": "s3cret"}, {"max_model_len": 5}, {"enforce-eager": 1}])
@@ -583,12 +559,3 @@ def test_a_fusion_of_nothing_is_blamed_on_the_steps_or_the_weights_that_were_giv
 def test_topics_and_corpus_that_are_missing_are_named_together() -> None:
     with pytest.raises(UsageError, match=r"`topics: .*`corpus: .*`index: "):
         load_config(None, {})
-
-
-def test_an_old_name_of_a_setting_is_read_as_the_current_one(tmp_path: Path) -> None:
-    config = load_config(config_file(tmp_path, BASE + "aim: quality\n"), {})
-    assert (config.objective, config.weights) == ("quality", get_task("comparative").objectives["quality"])
-    values = config.model_dump(mode="json")
-    assert Config.model_validate(values | {"aim": values.pop("objective")}) == config
-    with pytest.raises(UsageError, match="aim: "):
-        load_config(config_file(tmp_path, BASE + "aim: quality\nobjective: both\n"), {})

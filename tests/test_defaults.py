@@ -44,7 +44,6 @@ DEFAULTS: Mapping[type[Section], Mapping[str, object]] = {
     Config: {
         "task": "comparative",
         "skip_bad_lines": False,
-        "energy": False,
         "depth": 100,
         "objective": "both",
         "rank": ("judge",),

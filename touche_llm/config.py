@@ -13,7 +13,7 @@ from touche_llm.corpus.ir_dataset import check_dataset_id
 from touche_llm.data.settings import Option, Section
 from touche_llm.judging.labels import StanceSettings
 from touche_llm.judging.sentence_pairs import PairSettings
-from touche_llm.llm.settings import DEFAULT_CONCURRENCY, CacheConfig, EngineConfig, SamplingConfig
+from touche_llm.llm.settings import CacheConfig, EngineConfig, SamplingConfig
 from touche_llm.prompts.prompt import PromptsConfig
 from touche_llm.ranking.expansion import ExpansionSettings
 from touche_llm.ranking.steps import (
@@ -34,18 +34,6 @@ from touche_llm.retrieval.settings import ElasticsearchSettings, RetrieverConfig
 from touche_llm.tasks import DEFAULT_TASK, TASK_HELP, get_task
 from touche_llm.tasks.base import Task
 from touche_llm.tasks.definition import FIRST_STAGE, Objective, Weight
-
-# Old names of settings, and their current ones.
-RENAMED_SETTINGS: Mapping[str, str] = {"aim": "objective"}
-# Old values of settings by dotted name, and the current values of their section.
-_RENAMED_VALUES: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
-    "engine.name": {
-        "started": {"name": "managed"},
-        "offline": {"name": "managed"},
-        "ray": {"name": "batch", "runner": "ray"},
-    },
-    "engine.concurrency": {"auto": {"concurrency": DEFAULT_CONCURRENCY}},
-}
 
 # Sections of the settings of a retriever alone, by its name.
 RETRIEVER_SECTIONS: Mapping[str, str] = {
@@ -184,23 +172,7 @@ class Config(Section):
         AfterValidator(_require_one_word),
         Option("--tag", "Last column of the run, one word", "Output", is_common=True),
     ] = "touche-llm"
-    energy: Annotated[
-        bool, Option("--energy/--no-energy", "Measure energy for ir-metadata.yml (extra tirex)", "Output")
-    ] = False
     actor: ActorConfig = ActorConfig()
-
-    @model_validator(mode="before")
-    @classmethod
-    def _translate(cls, values: Any) -> Any:
-        """Translate configurations of earlier versions, in files, run folders and batch exports."""
-        if isinstance(values, dict):
-            values = rename_settings(values)
-        for place, renamed in _RENAMED_VALUES.items():
-            section, name = place.split(".")
-            given = values.get(section) if isinstance(values, dict) else None
-            if isinstance(given, dict) and isinstance(old := given.get(name), str) and old in renamed:
-                values = values | {section: {**given, **renamed[old]}}
-        return values
 
     @model_validator(mode="after")
     def _check_task(self) -> Config:
@@ -293,11 +265,3 @@ def _name_settings(names: str) -> Iterator[None]:
         yield
     except ValueError as error:
         raise ValueError(f"{names}: {error}") from error
-
-
-def rename_settings(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return settings by their current names; an old name that stands beside the current one is left, as unknown."""
-    return {
-        name if RENAMED_SETTINGS.get(name, name) in values else RENAMED_SETTINGS[name]: value
-        for name, value in values.items()
-    }

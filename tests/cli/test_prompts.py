@@ -295,7 +295,7 @@ def test_what_is_rendered_is_what_a_run_sends(
 ) -> None:
     flags: dict[str, Any] = {"rank": ("judge", "pairwise:3")} if task != "sentence_pairs" else {"pairs__judged": 5}
     if "stance" in purposes:
-        flags |= {"stance__depth": 3, "stance__both_orders": False}
+        flags |= {"stance__depth": 3, "stance__prompt": "own"}
     requests = asyncio.run(asked_by_a_run(task, tmp_path, context, **flags))
     last = {request.origin.prompt.split("/")[1]: request for request in requests}
     assert set(last) >= purposes

@@ -304,17 +304,3 @@ def test_a_dry_run_of_a_folder_that_is_not_there_is_an_error(touche: Touche, tmp
     assert done.returncode == 1
     assert "elsewhere/candidates.run.txt: no such file; run `touche-llm retrieve`" in done.stderr
     assert not (tmp_path / "elsewhere").exists()
-
-
-@pytest.mark.parametrize(
-    ("given", "message"),
-    [
-        (["--aim", "quality"], "--aim: renamed to --objective"),
-        (["--aim=quality"], "--aim: renamed to --objective"),
-        (["--expand"], "--expand: renamed to --query-expansion"),
-        (["--set", "aim=quality"], "--set aim=quality: renamed to objective"),
-    ],
-)
-def test_an_old_name_is_answered_with_the_current_one(touche: Touche, given: list[str], message: str) -> None:
-    done = touche("run", *DATA, "--out", "o", *given)
-    assert (done.returncode, done.stderr) == (2, f"error: {message}\n")

@@ -91,12 +91,6 @@ def warc() -> None:
     assert search_dataset("clueweb12/touche-2020-task-2", "write_pages", "comparative_2020")
 
 
-def tirex() -> None:
-    corpus, topics = SAMPLE / "passages.jsonl", SAMPLE / "topics.xml"
-    touche("retrieve", "--energy", "--corpus", corpus, "--topics", topics, "--out", "energy", "--depth", 5)
-    assert "energy" in Path("energy/ir-metadata.yml").read_text()
-
-
 def imports(*names: str) -> Callable[[], None]:
     """Return a check that modules can be imported."""
 
@@ -115,7 +109,6 @@ FEATURES: Mapping[str, Callable[[], None]] = {
     "pyterrier": pyterrier,
     "ir-datasets": ir_datasets,
     "warc": warc,
-    "tirex": tirex,
     # For work on the project; the targets of the Makefile use them.
     "dev": imports("hypothesis", "mypy", "playwright", "pytest", "tira"),
     "docs": imports("furo", "myst_parser", "sphinx", "sphinx_copybutton"),

@@ -200,7 +200,7 @@ async def test_where_both_orders_are_unusable_the_label_of_the_judge_prompt_stan
 async def test_the_stance_prompt_counts_for_the_documents_it_was_asked_about_and_the_judge_prompt_for_the_others(
     tmp_path: Path,
 ) -> None:
-    config = heating(tmp_path, depth=6, stance__depth=2, stance__both_orders=False)
+    config = heating(tmp_path, depth=6, stance__depth=2, stance__prompt="own")
     await judged(config, tmp_path / "out", Judge(FIRST_PLEASE, UNUSABLE))
     lines, _ = await ranked(config, tmp_path / "out")
     assert [line.stance for line in lines] == ["FIRST"] * 2 + ["SECOND"] * 4

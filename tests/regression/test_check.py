@@ -300,14 +300,6 @@ def test_a_length_says_nothing_more_where_the_answers_are_missing_too(copy_of: C
     assert places and len(set(places)) == len(places) and all(topic and document for topic, document in places)
 
 
-def test_settings_that_were_recorded_by_their_former_names_are_compared_by_their_names(copy_of: Copy) -> None:
-    folder = copy_of("comparative")
-    settings = open_snapshot(folder).manifest.settings
-    edit(folder / "recorded.json", '"objective": "both"', '"aim": "both"')
-    edit(folder / "recorded.json", '"stance.prompt": "both_orders"', '"stance.both_orders": true')
-    assert open_snapshot(folder).manifest.settings == settings
-
-
 def test_a_changed_default_is_told_by_name(copy_of: Copy) -> None:
     folder = copy_of("comparative")
     # As if it had been recorded by a program with another default.

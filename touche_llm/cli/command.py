@@ -24,11 +24,6 @@ _OF_CONFIGURATION = {
     "--topics": ("topics", "dataset"),
     "--corpus": ("corpus", "index", "retriever__name", "dataset"),
 }
-RENAMED_OPTIONS = {
-    "--aim": "--objective",
-    "--expand": "--query-expansion",
-    "--no-expand": "--no-query-expansion",
-}
 _OTHER_PANEL = "Options"
 # Longer names of options have their own line in the help.
 _MAX_NAME = 26
@@ -91,9 +86,8 @@ class Command(TyperCommand):
         return _to_encodable(super().get_help(ctx))
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Parse the arguments; raise UsageError if required ones are missing or an option has another name now."""
+        """Parse the arguments; raise UsageError if required ones are missing."""
         if not ctx.resilient_parsing:
-            self._check_renamed(args)
             given, _, _ = self.make_parser(ctx).parse_args(list(args))
             if not given.get("help") and not given.get("help_all"):
                 self._check(ctx.command_path, {name for name, value in given.items() if value not in (None, ())})
@@ -107,13 +101,6 @@ class Command(TyperCommand):
             if any("--skip-bad-lines" in parameter.opts for parameter in self.params):
                 error.add_note("--skip-bad-lines leaves such lines out, counts and lists them")
             raise
-
-    def _check_renamed(self, args: list[str]) -> None:
-        known = {option for parameter in self.params for option in (*parameter.opts, *parameter.secondary_opts)}
-        for argument in args:
-            name = argument.partition("=")[0]
-            if RENAMED_OPTIONS.get(name) in known:
-                raise UsageError(f"{name}: renamed to {RENAMED_OPTIONS[name]}")
 
     def _check(self, path: str, given: set[str]) -> None:
         missing = [

@@ -16,7 +16,7 @@ from pydantic import BaseModel, ValidationError
 
 from touche_llm.cli.command import HelpAllOption
 from touche_llm.cli.options import Command, make_parameter, set_signature
-from touche_llm.config import RENAMED_SETTINGS, Config
+from touche_llm.config import Config
 from touche_llm.data.settings import Option, YamlError, parse_yaml
 from touche_llm.errors import DataError, UsageError, describe_problem, list_fields
 from touche_llm.judging.labels import read_settings
@@ -295,8 +295,6 @@ def set_values(given: list[str], command: str) -> dict[str, Any]:
         name, separator, text = assignment.partition("=")
         if not separator or not all(part.isidentifier() for part in name.split(".")):
             raise UsageError(f"{where}: must be NAME=VALUE, as --set ranking.listwise.window=10")
-        if name in RENAMED_SETTINGS:
-            raise UsageError(f"{where}: renamed to {RENAMED_SETTINGS[name]}")
         if is_one_of(name, _DONE_BEFORE.get(command, ())):
             raise UsageError(f"{where}: a stage before `{command}` depends on it; give it to `touche-llm run`")
         try:

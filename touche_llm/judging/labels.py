@@ -110,24 +110,6 @@ def _restore_no(values: Any) -> Any:
     return {"NO" if name is False else name: value for name, value in values.items()}
 
 
-def translate_settings(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return settings by their current names; before version 0.2 the depth was 0 for no stance prompt.
-
-    Raises:
-        ValueError: Whether to send both orders is no truth value.
-    """
-    kept = {name: value for name, value in values.items() if name != "both_orders"}
-    both, depth = values.get("both_orders"), values.get("depth")
-    if both not in (None, True, False):
-        raise ValueError("both_orders: no truth value; give `prompt: both_orders` or `prompt: own`")
-    if depth == 0 and type(depth) is int:
-        del kept["depth"]
-        return {**kept, "prompt": "shared"}
-    if "prompt" not in values and (both is not None or depth is not None):
-        return {**kept, "prompt": "own" if both is False else "both_orders"}
-    return kept
-
-
 class StanceSettings(Section):
     """Settings of stance detection.
 
@@ -164,12 +146,16 @@ class StanceSettings(Section):
 
     @model_validator(mode="before")
     @classmethod
-    def _translate(cls, values: Any) -> Any:
-        if not isinstance(values, dict):
+    def _choose_prompt(cls, values: Any) -> Any:
+        depth = values.get("depth") if isinstance(values, dict) else None
+        if depth is None:
             return values
-        if values.get("prompt") == "shared" and values.get("depth"):
+        if depth == 0 and type(depth) is int:
+            return {**{name: value for name, value in values.items() if name != "depth"}, "prompt": "shared"}
+        if values.get("prompt") == "shared":
             raise ValueError("depth: a shared prompt labels all documents; give `prompt: own` or `prompt: both_orders`")
-        return translate_settings(values)
+        # A depth alone selects a prompt of its own.
+        return {"prompt": "both_orders", **values}
 
     @model_serializer(mode="wrap")
     def _leave_out(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from typing import Any
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
-from touche_llm.config import RETRIEVER_SECTIONS, Config, rename_settings
+from touche_llm.config import RETRIEVER_SECTIONS, Config
 from touche_llm.corpus.ir_dataset import dataset_index, topics_file
 from touche_llm.data.io import open_atomic
 from touche_llm.data.settings import find_booleans, read_yaml, set_values, to_yaml
@@ -49,7 +49,7 @@ def load_config(file: Path | None, flags: Mapping[str, Any], options: Mapping[st
     Raises:
         UsageError: The file cannot be read, or a value is missing, unknown or out of range; names file and key.
     """
-    values = rename_settings(read_yaml(file, error=UsageError)) if file else {}
+    values = read_yaml(file, error=UsageError) if file else {}
     if file is not None and _is_of_run(file):
         _map_paths(values, lambda path: _find_from_here(file.parent.resolve() / path))
     source = str(file or "options")

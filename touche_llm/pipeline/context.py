@@ -32,7 +32,6 @@ from touche_llm.pipeline.candidates import Candidates
 from touche_llm.pipeline.corpora import Corpus, LocalCorpus, open_corpus
 from touche_llm.pipeline.dense_corpus import DenseCorpus
 from touche_llm.pipeline.engines import OpenPooling, open_pooling
-from touche_llm.pipeline.metadata import EnergyMeter
 from touche_llm.pipeline.progress import Progress
 from touche_llm.prompts.prompt import Prompt, check_overlay, examples_path
 from touche_llm.prompts.purposes import list_copyable_answers, list_judging_purposes, load, purposes_of
@@ -151,13 +150,11 @@ class RunContext:
         self.file_topics = read_run_topics(config)
         self.topics = choose_topics(self.file_topics, config)
         self._prompts: dict[str, Prompt] = {}
-        self._meter: EnergyMeter | None = None
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.stop_meter()
         if "corpus" in self.__dict__:
             self.corpus.close()
 
@@ -180,16 +177,6 @@ class RunContext:
         """Builder of the requests to the model."""
         assert self.model is not None
         return make_request_builder(self.model, self.config.engine, self.config.sampling)
-
-    def start_meter(self) -> None:
-        """Start to measure the energy of a stage, if the configuration says so."""
-        if self.config.energy:
-            self._meter = EnergyMeter()
-
-    def stop_meter(self) -> dict[str, Any]:
-        """Return what was measured since `start_meter`, for the metadata; empty if nothing was."""
-        meter, self._meter = self._meter, None
-        return {} if meter is None else meter.stop()
 
     @contextmanager
     def using(self, model: ModelClient) -> Iterator[Self]:

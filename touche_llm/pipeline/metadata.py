@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import platform
 import resource
@@ -15,7 +14,6 @@ from typing import Any
 
 from touche_llm import __version__
 from touche_llm.config import Config
-from touche_llm.errors import UsageError, needs_extra
 from touche_llm.pipeline.run_files import CONFIG
 from touche_llm.pipeline.settings import POOLING_DELIVERY
 from touche_llm.ranking.steps import JUDGE
@@ -23,75 +21,6 @@ from touche_llm.retrieval import elasticsearch as elastic
 from touche_llm.tasks import get_task
 from touche_llm.tasks.base import Task
 from touche_llm.text import analysis
-
-# Names of measures in tirex-tracker, by the names of the metadata.
-_ENERGY = {
-    "cpu": "CPU_ENERGY_SYSTEM_JOULES",
-    "memory": "RAM_ENERGY_SYSTEM_JOULES",
-    "gpu": "GPU_ENERGY_SYSTEM_JOULES",
-}
-_HARDWARE = {
-    "cpu": {
-        "model": "CPU_MODEL_NAME",
-        "architecture": "CPU_ARCHITECTURE",
-        "number of cores": "CPU_AVAILABLE_SYSTEM_CORES",
-    },
-    "gpu": {"model": "GPU_MODEL_NAME", "memory in MB": "GPU_VRAM_AVAILABLE_SYSTEM_MB"},
-    "memory": {"in MB": "RAM_AVAILABLE_SYSTEM_MB"},
-}
-
-
-class EnergyMeter:
-    """Measurement from the construction to `stop`; it measures the whole machine, and nothing on other ones."""
-
-    def __init__(self) -> None:
-        """Start to measure.
-
-        Raises:
-            UsageError: The library is missing, or cannot measure here.
-        """
-        with needs_extra("tirex", "`energy: true`"):
-            import tirex_tracker
-
-        self._measures = tirex_tracker.Measure
-        names = (*_ENERGY.values(), *(name for part in _HARDWARE.values() for name in part.values()))
-        try:
-            self._handle = tirex_tracker.TrackingHandle.start([self._measures[name] for name in names])
-        except (RuntimeError, ValueError, OSError) as error:
-            raise UsageError(f"energy: cannot be measured here ({error}); give `energy: false`") from error
-
-    def stop(self) -> dict[str, Any]:
-        """Return the joules by part, None where the machine has no counter, and the hardware.
-
-        Raises:
-            UsageError: The library failed while it measured.
-        """
-        try:
-            results = self._handle.stop()
-        except (RuntimeError, ValueError, OSError) as error:
-            raise UsageError(
-                f"energy: the measurement failed ({error}); repeat with `energy: false`, all answers are in the cache"
-            ) from error
-        found = {measure.name: _parse(entry.value) for measure, entry in results.items()}
-        hardware = {part: _keep_known(found, names) for part, names in _HARDWARE.items()}
-        return {
-            "energy in joules": {part: found.get(name) for part, name in _ENERGY.items()},
-            "hardware": {part: values for part, values in hardware.items() if values},
-        }
-
-
-def _keep_known(found: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, Any]:
-    return {name: found[measure] for name, measure in names.items() if found.get(measure) not in (None, "", 0)}
-
-
-def _parse(value: object) -> Any:
-    """Return a value of the library: text, which is often JSON."""
-    text = value.decode(errors="replace") if isinstance(value, bytes) else str(value)
-    try:
-        return json.loads(text)
-    except ValueError:
-        return text
-
 
 # Key of the first stage's depth in its facts.
 DEPTH = "depth"
@@ -119,7 +48,7 @@ def describe_run(config: Config, folder: Path, stages: Mapping[str, Any]) -> dic
         "actor": {"team": config.tag} | config.actor.model_dump(exclude_none=True, exclude={"repository"}),
         "research goal": {"description": f"{task.title}: rank zero-shot with an instruction model{stances}"},
         "platform": {
-            "hardware": _describe_hardware(stages),
+            "hardware": {"cpu": {"architecture": platform.machine(), "number of cores": os.cpu_count()}},
             "operating system": {"kernel": f"{platform.system()} {platform.release()}"},
             "software": {
                 "libraries": {"python": [f"{name}=={_version(name)}" for name in _LIBRARIES]},
@@ -146,14 +75,6 @@ def describe_run(config: Config, folder: Path, stages: Mapping[str, Any]) -> dic
         },
         "stages": stages,
     }
-
-
-def _describe_hardware(stages: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the hardware of the last stage that measured it, else what Python knows of this machine."""
-    measured = [facts["hardware"] for facts in stages.values() if "hardware" in facts]
-    if measured:
-        return dict(measured[-1])
-    return {"cpu": {"architecture": platform.machine(), "number of cores": os.cpu_count()}}
 
 
 def _summarize_method(config: Config, task: Task, stages: Mapping[str, Any]) -> dict[str, str]:

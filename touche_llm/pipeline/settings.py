@@ -101,7 +101,7 @@ POOLING_DELIVERY = ("url", "batch", "concurrency", "request_timeout", "retry_for
 # Settings that change neither an answer nor an output: locations, speed, names of people.
 # All other settings are compared, so a new setting is compared unless it is listed here.
 INCIDENTAL = (
-    *("index", "cache", "actor", "energy"),
+    *("index", "cache", "actor"),
     *DELIVERY,
     *(
         f"chatnoir.{name}"
@@ -128,9 +128,9 @@ OF_JUDGE = (
 OF_RANK = ("rank", "objective", "weights", "ranking", "stance.thresholds", "tag")
 # Settings that a stage can take from the command line; it may run with another server, or where files have moved.
 OF_STAGE: Mapping[str, tuple[str, ...]] = {
-    "retrieve": (*OF_RETRIEVE, "elasticsearch", "depth", "tag", "prompts.folder", "engine", "cache", "energy"),
-    "judge": (*INPUTS, *OF_JUDGE, "engine", "cache", "energy"),
-    "rank": (*INPUTS, *OF_RANK, "engine", "cache", "energy"),
+    "retrieve": (*OF_RETRIEVE, "elasticsearch", "depth", "tag", "prompts.folder", "engine", "cache"),
+    "judge": (*INPUTS, *OF_JUDGE, "engine", "cache"),
+    "rank": (*INPUTS, *OF_RANK, "engine", "cache"),
 }
 # Settings whose values are the server's unless they are configured, and known only after connecting.
 OF_SERVER = tuple(f"{section}.{name}" for section in ("engine", *SECTIONS.values()) for name in ("model", "context"))

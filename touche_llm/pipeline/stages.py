@@ -39,7 +39,6 @@ MAX_JUDGMENTS = 150_000
 
 async def retrieve_stage(context: RunContext, directory: RunDirectory) -> Candidates:
     """Write the candidates of each topic, retrieved or read from a run file of another tool."""
-    context.start_meter()
     started, inputs = time.monotonic(), hash_inputs(context.config)
     before = count_requests(context.model)
     corpus, opened = context.corpus, time.monotonic()
@@ -66,7 +65,6 @@ async def retrieve_stage(context: RunContext, directory: RunDirectory) -> Candid
         **used,
         "seconds to store the corpus or open it": round(opened - started, 3),
         "seconds": round(time.monotonic() - started, 3),
-        **context.stop_meter(),
     }
     directory.record_stage(config, "retrieve", facts)
     return candidates
@@ -83,7 +81,6 @@ async def judge_stage(context: RunContext, directory: RunDirectory) -> Judgments
         UsageError: More documents are to be judged than the first stage has.
         ReplayMiss: The cache of a replay lacks an answer; nothing is written.
     """
-    context.start_meter()
     started, before = time.monotonic(), count_requests(context.model)
     candidates = read_first_stage(context, directory)
     judgments = await judge_candidates(context, candidates)
@@ -107,7 +104,6 @@ async def judge_stage(context: RunContext, directory: RunDirectory) -> Judgments
     }
     spent = count_requests(context.model).since(before)
     facts["requests per topic"] = round((spent.requests + spent.cache_hits) / max(len(judged), 1), 1)
-    facts |= context.stop_meter()
     directory.record_stage(config, "judge", facts)
     _check_pairs(judgments, directory)
     return judgments
@@ -120,7 +116,6 @@ async def rank_stage(context: RunContext, directory: RunDirectory) -> Ranking:
         DataError: Outputs of earlier stages are missing, or a stage was interrupted while it replaced them.
         ReplayMiss: The cache of a replay lacks an answer; nothing is written.
     """
-    context.start_meter()
     started, before = time.monotonic(), count_requests(context.model)
     judgments = directory.read_judgments(context)
     config, kinds = context.config, list_comparison_kinds(context.config.steps)
@@ -140,7 +135,7 @@ async def rank_stage(context: RunContext, directory: RunDirectory) -> Ranking:
     directory.begin_stage(config, "rank")
     directory.write_ranking(ranking, compared=bool(kinds))
     facts |= describe_ranking(ranking, judgments)
-    facts |= {"seconds": round(time.monotonic() - started, 3), **context.stop_meter()}
+    facts["seconds"] = round(time.monotonic() - started, 3)
     directory.record_stage(config, "rank", facts)
     return ranking
 

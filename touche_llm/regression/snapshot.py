@@ -14,14 +14,13 @@ from pathlib import Path
 from typing import Any, Literal
 
 import orjson
-from pydantic import Field, ValidationError, field_validator
+from pydantic import Field, ValidationError
 
-from touche_llm.config import Config, rename_settings
+from touche_llm.config import Config
 from touche_llm.data.io import open_atomic, read_bounded, remove_abandoned, shorten_path
 from touche_llm.data.records import Model
 from touche_llm.errors import DataError, UsageError, describe_first_problem
 from touche_llm.evaluation.qrels import Qrels, qrels_file, read_qrels
-from touche_llm.judging.labels import translate_settings
 from touche_llm.llm.cache import CacheMode
 from touche_llm.llm.request import Request
 from touche_llm.llm.settings import CacheConfig
@@ -105,13 +104,6 @@ class Manifest(Model):
     settings: dict[str, Any]
     templates: dict[str, str]
     examples: dict[str, RequestSnapshot] = Field(default_factory=dict)
-
-    @field_validator("settings")
-    @classmethod
-    def _rename_settings(cls, settings: dict[str, Any]) -> dict[str, Any]:
-        stance = {name.removeprefix("stance."): value for name, value in settings.items() if name.startswith("stance.")}
-        others = {name: value for name, value in settings.items() if not name.startswith("stance.")}
-        return rename_settings(others) | {f"stance.{name}": value for name, value in translate_settings(stance).items()}
 
     def write(self, folder: Path) -> None:
         """Write the manifest, the same bytes for the same values."""
