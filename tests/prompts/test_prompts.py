@@ -209,17 +209,6 @@ def test_a_template_cannot_make_random_text_which_no_cached_answer_would_match(t
         load_prompt(TASK, template(tmp_path, body), "judge", ANY)
 
 
-@pytest.mark.parametrize(
-    "call",
-    ["document.format()", "'{}'.format(document)", "namespace(x=document)", "document.upper()", "super()"],
-)
-def test_a_call_block_is_for_macros_alone_since_what_it_gives_is_written_as_it_is(tmp_path: Path, call: str) -> None:
-    body = "{% block system %}S{% endblock %}{% block user %}{% call CALL %}{% endcall %}{% endblock %}"
-    with pytest.raises(PromptError, match=r"mine\.jinja: .*(`call`|super)"):
-        prompt = load_prompt(TASK, template(tmp_path, body.replace("CALL", call)), "judge", ANY)
-        prompt.render(topic=TOPIC, document="<|im_end|>")
-
-
 @pytest.mark.parametrize("token", CONTROL_TOKENS)
 def test_no_control_token_from_outside_survives_wherever_a_template_puts_it(tmp_path: Path, token: str) -> None:
     user_block = "{% block user %}{{ document }}{{ document | upper }}{% endblock %}"

@@ -73,13 +73,12 @@ def test_a_template_gives_blocks_of_its_base_anew_and_keeps_the_words_of_the_oth
     assert user == "<page>D</page>"
 
 
-def test_bases_have_bases_and_their_words_come_through_all_of_them(write: Write) -> None:
-    middle = '{% extends "base.jinja" %}{% block rules %}<i>{{ super() }}</i>{% endblock %}'
-    top = HEADER + '{% extends "middle.jinja" %}{% block system %}<u>{{ super() }}{% endblock %}'
-    top += "{% block rules %}{{ super.super() }}|{{ super() }}{% endblock %}"
+def test_bases_have_bases_and_their_text_comes_through_all_of_them(write: Write) -> None:
+    middle = '{% extends "base.jinja" %}{% block rules %}{{ super() }} IN THE MIDDLE{% endblock %}'
+    top = HEADER + '{% extends "middle.jinja" %}{% block rules %}{{ super.super() }}|{{ super() }}{% endblock %}'
     system, _ = shown(write(top, middle=middle, base=BASE), topic=Topic("1", HOSTILE))
     rules = f"RULES {MADE_HARMLESS}"
-    assert system == f"<u>Use <b>[INST]</b>. {rules}|<i>{rules}</i>"
+    assert system == f"Use <b>[INST]</b>. {rules}|{rules} IN THE MIDDLE"
 
 
 def test_the_front_matter_of_a_base_says_nothing_about_the_template(write: Write) -> None:
@@ -134,8 +133,6 @@ def test_the_words_of_a_macro_are_parted_as_all_that_an_expression_inserts(write
     [
         (blocks("{% include '../out.jinja' %}"), {}, r"mine\.jinja:6: '\.\./out\.jinja'"),
         (blocks("{% include '/etc/passwd' %}"), {}, r"mine\.jinja:6: '/etc/passwd'"),
-        (blocks("{% include 'a/./b' %}"), {}, r"mine\.jinja:6: 'a"),
-        (blocks(r"{% include 'a\\b' %}"), {}, r"mine\.jinja:6: 'a"),
         (blocks("{% include 'a\0b' %}"), {}, r"mine\.jinja:6: 'a"),
         (blocks(f"{{% include '{'a' * 999}' %}}"), {}, r"mine\.jinja:6: .*aaa"),
         (blocks("\n{% include 'no.jinja' %}"), {}, r"mine\.jinja:7: .*t/no\.jinja"),
@@ -166,9 +163,6 @@ def test_the_words_of_a_macro_are_parted_as_all_that_an_expression_inserts(write
         (blocks("{% include 'a.jinja' without context %}"), {"a": "{{ document }}"}, r"a\.jinja: .*'document'"),
         (blocks("{% import 'm.jinja' as m %}{{ m.p() }}"), {"m": "{% macro p() %}{{ document }}{% endmacro %}"},
          r"m\.jinja: .*'document'.*`with context`"),
-        (blocks("{% import 'm.jinja' as m %}"), {"m": "\nwords"}, r"m\.jinja:1: "),
-        (blocks("{% include 'a.jinja' %}"), {"a": HEADER + "x"}, r"mine\.jinja:6: .*a\.jinja"),
-        (blocks("{% include 'base.jinja' %}"), {"base": BASE}, r"base\.jinja:1: "),
         (blocks("{% include 'a.jinja' %}"), {"a": "x" * (2**20 + 1)}, "1,048,576 bytes"),
         (blocks("{{ " + "(" * 3000 + ")" * 3000 + " }}"), {}, r"mine\.jinja"),
         (blocks("{% for a in [1] %}" * 30 + "{% endfor %}" * 30), {}, r"mine\.jinja"),
@@ -185,7 +179,7 @@ def test_a_link_that_leads_out_of_the_folder_is_not_followed_and_one_within_is(w
     path = write(blocks("{% include 'a.jinja' %}"))
     (tmp_path / "secret.jinja").write_text("SECRET")
     (path.parent / "a.jinja").symlink_to(tmp_path / "secret.jinja")
-    with pytest.raises(PromptError, match=r"mine\.jinja:6: .*a\.jinja .*/t;"):
+    with pytest.raises(PromptError, match=r"mine\.jinja:6: \'a\.jinja\'"):
         loaded(path)
     (path.parent / "a.jinja").unlink()
     (path.parent / "out").symlink_to(tmp_path)
@@ -211,12 +205,6 @@ def test_what_is_not_utf_8_or_no_file_is_told(write: Write) -> None:
     os.mkfifo(path.parent / "a.jinja")
     with pytest.raises(PromptError, match=r"mine\.jinja:6: .*a\.jinja"):
         loaded(path)
-
-
-def test_a_template_has_a_hundred_files_at_most(write: Write) -> None:
-    many = {f"a{n}": "x" for n in range(100)}
-    with pytest.raises(PromptError, match="100 files"):
-        loaded(write(blocks("".join(f"{{% include '{name}.jinja' %}}" for name in many)), **many))
 
 
 def test_a_file_that_is_pulled_in_may_be_the_one_that_uses_a_variable(write: Write) -> None:

@@ -18,8 +18,6 @@ from jinja2 import (
     meta,
     nodes,
 )
-from jinja2.exceptions import SecurityError
-from jinja2.runtime import BlockReference, Context, Macro, Undefined
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from touche_llm.data.io import read_bounded
@@ -27,34 +25,6 @@ from touche_llm.data.records import LabelledDocument, Topic
 from touche_llm.errors import PromptError
 
 _FIELDS = {kind: frozenset(field.name for field in fields(kind)) for kind in (Topic, LabelledDocument)}
-
-
-class _Words(str):
-    """The text of a base's block: the template's own words, and inserted values that `finalize` already sanitized."""
-
-
-class _Super(BlockReference):
-    """`super()`: the block of the base, whose own words stay unchanged, like those of the template itself."""
-
-    @property
-    def super(self) -> BlockReference | Undefined:
-        """Return the block of the base's base."""
-        return _with_words(BlockReference.super.__get__(self))
-
-    def __call__(self) -> str:
-        return _Words(self._context.environment.concat(self._stack[self._depth](self._context)))
-
-
-class _Context(Context):
-    def super(self, name: str, current: Any) -> BlockReference | Undefined:
-        """Return the block of the base."""
-        return _with_words(Context.super(self, name, current))
-
-
-def _with_words(found: BlockReference | Undefined) -> BlockReference | Undefined:
-    if not isinstance(found, BlockReference):
-        return found
-    return _Super(found.name, found._context, found._stack, found._depth)
 
 
 class Loader(BaseLoader):
@@ -74,15 +44,9 @@ class Loader(BaseLoader):
 class Sandbox(ImmutableSandboxedEnvironment):
     """A Jinja environment that makes unsafe attributes unreachable and undefined variables errors."""
 
-    context_class = _Context
-
     def __init__(self, finalize: Callable[[Any], str]) -> None:
-        """Apply `finalize` to the value of each expression, but not to the template's own words from `super()`."""
-
-        def finalize_values(value: Any) -> str:
-            return value if type(value) is _Words else finalize(value)
-
-        super().__init__(undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True, finalize=finalize_values)
+        """Apply `finalize` to the value of each expression, the text of macros and of `super()` included."""
+        super().__init__(undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True, finalize=finalize)
         # Both give another text each time, so that no cached answer would match the request.
         del self.globals["lipsum"], self.filters["random"]
 
@@ -92,17 +56,10 @@ class Sandbox(ImmutableSandboxedEnvironment):
             return getattr(obj, attribute)
         return super().getattr(obj, attribute)
 
-    def call(self, context: Context, called: Any, /, *args: Any, **kwargs: Any) -> Any:
-        """Call `called` for a template; `{% call %}` accepts only macros, since its result is not sanitized."""
-        if "caller" in kwargs and not isinstance(called, Macro):
-            raise SecurityError("`call` takes macros of the template and of what it imports, and nothing else")
-        return super().call(context, called, *args, **kwargs)
-
 
 ROLES = ("system", "user")
 HEADER = re.compile(r"---\n(.*?)\n---\n", re.DOTALL)
 _MAX_BYTES = 2**20
-_MAX_FILES = 100
 _OPENING_BRACKETS = tuple("<＜﹤[［")
 _Reference = nodes.Extends | nodes.Include | nodes.Import | nodes.FromImport
 # A file may define these outside its blocks; they apply in all blocks.
@@ -128,10 +85,10 @@ class _File:
     def own_names(self) -> set[str]:
         """All names that the file assigns anywhere; included files see them."""
         names = {node.name for node in self.tree.find_all(nodes.Name) if node.ctx != "load"}
+        names |= {node.name for node in self.tree.find_all(nodes.Macro)}
         names |= {node.target for node in self.tree.find_all(nodes.Import)}
         imported = (name for node in self.tree.find_all(nodes.FromImport) for name in node.names)
-        names |= {name if isinstance(name, str) else name[1] for name in imported}
-        return names | {macro.name for macro in self.tree.find_all(nodes.Macro)}
+        return names | {name if isinstance(name, str) else name[1] for name in imported}
 
 
 class TemplateFiles:
@@ -189,8 +146,6 @@ class TemplateFiles:
     def _load(self, name: str, path: Path, text: str, inside: tuple[str, ...]) -> None:
         """Parse and compile a file and its references; `inside` names the files that reference this one."""
         file = self._files[name] = self._parse(name, path, text)
-        if len(self._files) > _MAX_FILES:
-            raise PromptError(f"{self._path}: references more than {_MAX_FILES} files")
         for node in file.references:
             wanted, where = _get_name(node), f"{path}:{node.lineno}"
             if wanted in (*inside, name):
@@ -198,8 +153,6 @@ class TemplateFiles:
             if wanted not in self._files:
                 target = resolve_reference(self._folder, wanted, where)
                 self._load(wanted, target, read_text(target), (*inside, name))
-            if not isinstance(node, nodes.Extends):
-                _check_part(self._files[wanted], isinstance(node, nodes.Include), where)
 
     def _parse(self, name: str, path: Path, text: str) -> _File:
         header = HEADER.match(text)
@@ -291,17 +244,15 @@ def read_text(path: Path) -> str:
 
 def resolve_reference(folder: Path, name: str, where: str) -> Path:
     """Return the path of a file in a template's folder; raise PromptError, with the place `where`, for any other."""
-    if not name.isprintable() or "\\" in name or not {"", ".", ".."}.isdisjoint(name.split("/")):
-        raise PromptError(f'{where}: {name!r:.80}: must be the path of a file within {folder}, as "base.jinja"')
     path = folder / name
     try:
-        inside = path.resolve().is_relative_to(folder.resolve())
-        is_file = path.is_file()
+        is_inside = name.isprintable() and path.resolve().is_relative_to(folder.resolve())
+        is_file = is_inside and path.is_file()
     # For example a loop of links, or a name that is too long.
     except (OSError, RuntimeError) as error:
         raise PromptError(f"{where}: {path}: cannot read it: {error}") from error
-    if not inside:
-        raise PromptError(f"{where}: {path} is a link that leads out of {folder}; put a copy there")
+    if not is_inside:
+        raise PromptError(f'{where}: {name!r:.80}: must be the path of a file within {folder}, as "base.jinja"')
     if not is_file:
         raise PromptError(f"{where}: {path}: no such file; a template may reference files of its own folder only")
     return path
@@ -316,20 +267,6 @@ def _is_blank(node: nodes.Node) -> bool:
     return isinstance(node, nodes.Output) and all(
         isinstance(part, nodes.TemplateData) and not part.data.strip() for part in node.nodes
     )
-
-
-def _check_part(file: _File, is_included: bool, where: str) -> None:
-    """Raise PromptError if a file cannot be included or imported."""
-    if HEADER.match(file.text):
-        raise PromptError(f"{where}: {file.path} has front matter, so it is no part; remove that")
-    for node in file.tree.find_all((nodes.Extends, nodes.Block)):
-        raise PromptError(
-            f"{file.path}:{node.lineno}: only a template and the files that it extends may have blocks; {where} "
-            "includes this file, so remove the block"
-        )
-    outside = (node for node in file.tree.body if isinstance(node, nodes.Output) and not _is_blank(node))
-    for node in () if is_included else outside:
-        raise PromptError(f"{file.path}:{node.lineno}: only the macros of an imported file are used ({where})")
 
 
 def _check_chat_control(file: _File) -> None:
