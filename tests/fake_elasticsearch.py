@@ -21,7 +21,7 @@ from urllib.parse import parse_qs, unquote, urlsplit
 
 import orjson
 
-from touche_llm.retrieval.settings import ElasticsearchSettings
+from touche_llm.retrieval.elasticsearch_server import ElasticsearchSettings
 from touche_llm.text.analysis import STOP_WORDS, Analyzer
 
 

@@ -28,8 +28,9 @@ from touche_llm.ranking.tournament import Tournament
 from touche_llm.retrieval.bm25 import Bm25Settings
 from touche_llm.retrieval.chatnoir import ChatNoirSettings
 from touche_llm.retrieval.dense import DenseSettings
+from touche_llm.retrieval.elasticsearch_server import ElasticsearchSettings
 from touche_llm.retrieval.sentences import SentenceSettings
-from touche_llm.retrieval.settings import ElasticsearchSettings, RetrieverConfig
+from touche_llm.retrieval.settings import RetrieverConfig
 
 # Optional settings, which are None or empty by default, and sections are left out.
 _POOLING: Mapping[str, object] = {

@@ -38,7 +38,7 @@ from .pipeline.run import Run as Run
 from .pipeline.run_overview import read_run as read_run
 from .ranking.steps import RankingSettings as RankingSettings
 from .retrieval.chatnoir import ChatNoirSettings as ChatNoirSettings
-from .retrieval.settings import ElasticsearchSettings as ElasticsearchSettings
+from .retrieval.elasticsearch_server import ElasticsearchSettings as ElasticsearchSettings
 from .retrieval.settings import RetrieverConfig as RetrieverConfig
 from .tasks import get_task as get_task
 

@@ -14,7 +14,7 @@ from tests.cli.conftest import Touche
 from tests.fake_elasticsearch import FakeElasticsearch, refuses
 from touche_llm.cli.demo import SAMPLES
 from touche_llm.data import transport
-from touche_llm.retrieval import elasticsearch_index as elastic_load
+from touche_llm.retrieval import elasticsearch as elastic_load
 from touche_llm.retrieval.elasticsearch import ANALYSIS
 
 CORPUS = {
@@ -103,7 +103,7 @@ def test_a_load_that_stopped_goes_on_with_the_same_command(
     assert done.returncode == 1 and "incomplete, since loading passages.jsonl was interrupted" in done.stderr
     assert not (tmp_path / "out" / "candidates.run.txt").exists()
     done = touche(*load)
-    assert done.returncode == 0 and "10 of the documents are from an earlier load" in done.stderr
+    assert done.returncode == 0 and "10 of the documents were stored before" in done.stderr
     assert touche("retrieve", *at(server), *topics(), "--out", "out").returncode == 0
 
 

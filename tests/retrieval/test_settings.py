@@ -8,8 +8,9 @@ from pydantic import ValidationError
 from touche_llm.data.settings import Section
 from touche_llm.retrieval.bm25 import Bm25Settings
 from touche_llm.retrieval.dense import DenseSettings
+from touche_llm.retrieval.elasticsearch_server import ElasticsearchSettings
 from touche_llm.retrieval.sentences import SentenceSettings
-from touche_llm.retrieval.settings import ElasticsearchSettings, to_texts
+from touche_llm.retrieval.settings import to_texts
 
 
 @pytest.mark.parametrize(

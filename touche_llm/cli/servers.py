@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
@@ -24,8 +23,9 @@ from touche_llm.pipeline.corpora import LocalCorpus, open_local_corpus
 from touche_llm.pipeline.dense_corpus import DenseCorpus
 from touche_llm.prompts.purposes import load_named
 from touche_llm.retrieval.dense import DenseSettings, find_dense_problem
-from touche_llm.retrieval.elasticsearch_index import load_corpus
-from touche_llm.retrieval.settings import ElasticsearchSettings, RetrieverConfig
+from touche_llm.retrieval.elasticsearch import load_corpus
+from touche_llm.retrieval.elasticsearch_server import ElasticsearchSettings
+from touche_llm.retrieval.settings import RetrieverConfig
 from touche_llm.tasks import DEFAULT_TASK, find_dataset_task, get_task
 from touche_llm.tasks.base import Task
 
@@ -223,7 +223,7 @@ def _load_elasticsearch(
         raise UsageError(f"--retriever elasticsearch: {task.name} ranks {what}; use bm25")
     settings = s.validate(ElasticsearchSettings, given | _read_assigned(values, "elasticsearch"), "elasticsearch")
     corpus = given["corpus"]
-    load = load_corpus(
+    loaded = load_corpus(
         corpus,
         task.read_corpus,
         settings,
@@ -232,7 +232,7 @@ def _load_elasticsearch(
         skip_bad_lines=given.get("skip_bad_lines", False),
         warn=CommandProgress().warn,
     )
-    documents = asyncio.run(load).documents
+    documents = loaded.documents
     sentence = f"{documents:,} documents of {corpus} are in {settings.url}, index {settings.index}"
     row = {"corpus": corpus, "documents": documents, "url": settings.url, "index": settings.index}
     print_result(output, sentence, row)

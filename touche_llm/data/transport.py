@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
 import math
 import random
 import time
-from collections.abc import Awaitable, Callable, Coroutine
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Awaitable, Callable
 from email.utils import parsedate_to_datetime
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type
+from tenacity import AsyncRetrying, RetryCallState, Retrying
 
 if TYPE_CHECKING:  # takes a while to load
     import aiohttp
@@ -58,35 +56,47 @@ async def retry(
     Raises:
         TransientFailure: The last failure. Its reason mentions a requested wait that is longer than `retry_for`.
     """
-    end = math.inf
 
     async def attempt() -> ResultT:
+        return await call()
+
+    return await AsyncRetrying(**_build_policy(retry_for, transient, on_retry))(attempt)
+
+
+def retry_blocking(
+    call: Callable[[], ResultT], retry_for: float, transient: type[FailureT], on_retry: Callable[[FailureT], None]
+) -> ResultT:
+    """Return the result of a call as `retry`, in synchronous code."""
+    return Retrying(**_build_policy(retry_for, transient, on_retry))(call)
+
+
+def _build_policy(retry_for: float, transient: type[FailureT], on_retry: Callable[[FailureT], None]) -> dict[str, Any]:
+    end = math.inf
+
+    def is_transient(state: RetryCallState) -> bool:
         nonlocal end
-        try:
-            return await call()
-        except transient:
-            end = min(end, time.monotonic() + retry_for)
-            raise
+        if state.outcome is None or not isinstance(state.outcome.exception(), transient):
+            return False
+        end = min(end, time.monotonic() + retry_for)
+        return True
 
     def is_last(state: RetryCallState) -> bool:
-        max_tries = _get_failure(state, transient).max_tries
-        return time.monotonic() >= end or (max_tries is not None and state.attempt_number >= max_tries)
-
-    retrying = AsyncRetrying(
-        retry=retry_if_exception_type(transient),
-        wait=lambda state: min(_compute_wait(state), end - time.monotonic()),
-        stop=is_last,
-        before_sleep=lambda state: on_retry(_get_failure(state, transient)),
-        reraise=True,
-    )
-    try:
-        return await retrying(attempt)
-    except transient as error:
+        error = _get_failure(state, transient)
+        if time.monotonic() < end and (error.max_tries is None or state.attempt_number < error.max_tries):
+            return False
         if error.retry_after is not None and error.retry_after > retry_for:
             error.reason += (
                 f" (it requests a wait of {error.retry_after:g} s, but requests are retried for {retry_for:g} s)"
             )
-        raise
+        return True
+
+    return {
+        "retry": is_transient,
+        "wait": lambda state: min(_compute_wait(state), end - time.monotonic()),
+        "stop": is_last,
+        "before_sleep": lambda state: on_retry(_get_failure(state, transient)),
+        "reraise": True,
+    }
 
 
 def _get_failure(state: RetryCallState, transient: type[FailureT]) -> FailureT:
@@ -119,13 +129,3 @@ async def read_body(response: aiohttp.ClientResponse, limit: int) -> bytes:
         if len(content) > limit:
             break
     return bytes(content[: limit + 1])
-
-
-def run_coroutine(work: Coroutine[Any, Any, ResultT]) -> ResultT:
-    """Run a coroutine from synchronous code; a running event loop is blocked until it ends."""
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        return asyncio.run(work)
-    with ThreadPoolExecutor(1) as pool:
-        return pool.submit(asyncio.run, work).result()

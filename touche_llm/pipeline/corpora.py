@@ -19,8 +19,9 @@ from touche_llm.retrieval.base import FirstStage
 from touche_llm.retrieval.bm25 import OkapiIndex, ensure_index, open_index
 from touche_llm.retrieval.chatnoir import ChatNoirDocuments, ChatNoirSettings
 from touche_llm.retrieval.elasticsearch import ElasticIndex
+from touche_llm.retrieval.elasticsearch_server import ElasticsearchSettings
 from touche_llm.retrieval.sentences import SentenceSettings, retrieve_sentences
-from touche_llm.retrieval.settings import ElasticsearchSettings, QueryField, RetrieverConfig
+from touche_llm.retrieval.settings import QueryField, RetrieverConfig
 from touche_llm.tasks.base import Task
 
 

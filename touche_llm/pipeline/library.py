@@ -49,7 +49,8 @@ from touche_llm.ranking.steps import (
 )
 from touche_llm.retrieval.chatnoir import ChatNoirSettings
 from touche_llm.retrieval.dense import DenseSettings
-from touche_llm.retrieval.settings import ElasticsearchSettings, QueryField, RetrieverConfig
+from touche_llm.retrieval.elasticsearch_server import ElasticsearchSettings
+from touche_llm.retrieval.settings import QueryField, RetrieverConfig
 from touche_llm.tasks import get_task
 from touche_llm.tasks.base import Task
 from touche_llm.tasks.definition import Objective

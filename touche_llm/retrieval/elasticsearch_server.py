@@ -1,4 +1,4 @@
-"""Requests to Elasticsearch with its official client: login, error messages, retries."""
+"""Settings of Elasticsearch, and requests with its official client: login, error messages, retries."""
 
 from __future__ import annotations
 
@@ -6,23 +6,21 @@ import asyncio
 import base64
 import logging
 import os
-import re
-import ssl
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
-from elastic_transport import ApiResponse, ConnectionTimeout, TlsError, TransportError
-from elastic_transport import ConnectionError as NotReached
-from elasticsearch import ApiError, Elasticsearch, ElasticsearchWarning, UnsupportedProductError
-from elasticsearch.serializer import OrjsonSerializer
-from pydantic import Field, ValidationError
+from pydantic import AfterValidator, Field
 
-from touche_llm.data.transport import TransientFailure, retry
-from touche_llm.errors import EngineError, UsageError, Warn
-from touche_llm.retrieval.settings import RETRYABLE_STATUSES, ElasticReply, ElasticsearchSettings
+from touche_llm.data.settings import Option, Section, check_address
+from touche_llm.data.transport import TransientFailure, retry, retry_blocking
+from touche_llm.errors import EngineError, UsageError, Warn, needs_extra
+
+if TYPE_CHECKING:  # the client is loaded when a server is opened
+    from elasticsearch import Elasticsearch
 
 KEY_VARIABLE, USER_VARIABLE, PASSWORD_VARIABLE = (
     "ELASTICSEARCH_API_KEY",
@@ -30,27 +28,33 @@ KEY_VARIABLE, USER_VARIABLE, PASSWORD_VARIABLE = (
     "ELASTICSEARCH_PASSWORD",
 )
 _HOW_TO_LOG_IN = f"give {KEY_VARIABLE}, or {USER_VARIABLE} and {PASSWORD_VARIABLE}, in the environment"
-_WARNING = re.compile(r'"([^"]*)"')
+# HTTP statuses of transient failures, of a request or of one document in it.
+RETRYABLE_STATUSES = (429, 502, 503, 504)
 _NOTICE_EVERY = 60.0  # seconds
 
-ReplyT = TypeVar("ReplyT", bound=ElasticReply)
-Send = Callable[[Elasticsearch], ApiResponse[Any]]
+ResultT = TypeVar("ResultT")
 
 # What the client logs as a warning is reported as a notice or an error here.
 logging.getLogger("elastic_transport").addHandler(logging.NullHandler())
 
 
-class _ServerVersion(ElasticReply):
-    number: str = Field(max_length=100)
+class ElasticsearchSettings(Section):
+    """Settings of Elasticsearch; times are in seconds.
 
+    `shards` applies when the index is created; None is the default of Elasticsearch.
+    """
 
-class _Info(ElasticReply):
-    version: _ServerVersion
-
-
-class _Reason(ElasticReply):
-    type: str
-    reason: str | None = None
+    url: Annotated[
+        str,
+        AfterValidator(partial(check_address, secret="the environment")),
+        Option("--elasticsearch", "Address of Elasticsearch", "Retrieval", metavar="URL"),
+    ] = "http://127.0.0.1:9200"
+    index: Annotated[
+        str, Option("--elasticsearch-index", "Name of the index in Elasticsearch", "Retrieval", metavar="NAME")
+    ] = Field("touche-llm", pattern=r"^[a-z0-9][a-z0-9._-]*$", max_length=200)
+    shards: int | None = Field(None, ge=1, le=1024)
+    request_timeout: float = Field(60.0, gt=0.0, allow_inf_nan=False)
+    retry_for: float = Field(300.0, ge=0.0, allow_inf_nan=False)
 
 
 class Server:
@@ -64,15 +68,19 @@ class Server:
         """Connect without retries, since a wrong address is likelier than a transient failure.
 
         Raises:
-            UsageError: The environment holds no valid login, or the server refuses it.
+            UsageError: The client is not installed, the environment holds no valid login, or the server refuses it.
             EngineError: The server is unreachable or is not Elasticsearch.
         """
+        with needs_extra("elasticsearch", "`retriever.name: elasticsearch`"):
+            from elasticsearch import Elasticsearch, ElasticsearchWarning
+            from elasticsearch.serializer import OrjsonSerializer
         self._settings, self._warn = settings, warn
-        self._warned: set[str] = set()
         self._quiet_until = 0.0
         self._secrets = _login()
         options: dict[str, Any] = {"headers": {"authorization": self._secrets[-1]}} if self._secrets else {}
         if settings.url.startswith("https:"):
+            import ssl  # takes a while to load
+
             # Certificates as Python takes them: those of the system, or of SSL_CERT_FILE.
             options["ssl_context"] = ssl.create_default_context()
         self._client = Elasticsearch(
@@ -82,14 +90,14 @@ class Server:
             max_retries=0,
             **options,
         )
-        # Warnings are read from the replies instead and reported as notices.
+        # Deprecations concern this program, not its user.
         warnings.filterwarnings("ignore", category=ElasticsearchWarning)
         try:
-            info = self.parse(_Info, self.request_once("start-up check", lambda client: client.info()))
+            number = self.request("start-up check", lambda client: client.info()["version"]["number"], once=True)
         except BaseException:
             self.close()
             raise
-        self.version = self.clean(info.version.number)
+        self.version = self.clean(str(number))
 
     def __enter__(self) -> Server:
         return self
@@ -101,50 +109,33 @@ class Server:
         """Close the connections."""
         self._client.close()
 
-    async def request(self, what: str, send: Send) -> ApiResponse[Any]:
-        """Return the reply to a request; transient failures are retried for `retry_for` seconds.
+    def request(self, what: str, send: Callable[[Elasticsearch], ResultT], *, once: bool = False) -> ResultT:
+        """Return the result of a request; transient failures are retried for `retry_for` seconds.
 
         Args:
             what: Description of the request for errors.
-            send: Sends the request with the client, in a thread, once for each try; may raise TransientFailure.
+            send: Sends the request with the client, once for each try, and reads its reply; may raise TransientFailure.
+            once: Whether nothing is retried.
 
         Raises:
             UsageError: The server refuses the key or the password.
-            EngineError: The server cannot be reached, refuses, or fails for as long as is retried.
+            EngineError: The server cannot be reached, refuses, sends another reply, or fails for as long as is retried.
         """
-        seconds = self._settings.retry_for
-        try:
-            return await retry(
-                partial(asyncio.to_thread, self._send, what, send), seconds, TransientFailure, self._note
-            )
-        except TransientFailure as failed:
-            raise self._lost(what, f"{failed.reason} for {seconds:g} s (elasticsearch.retry_for)") from None
+        seconds, call = self._settings.retry_for, partial(self._send, what, send)
+        with self._report_lasting_failure(what, "" if once else f" for {seconds:g} s (elasticsearch.retry_for)"):
+            return call() if once else retry_blocking(call, seconds, TransientFailure, self._note)
 
-    def request_once(self, what: str, send: Send) -> ApiResponse[Any]:
-        """Return the reply to a request that is not retried."""
-        try:
-            return self._send(what, send)
-        except TransientFailure as failed:
-            raise self._lost(what, failed.reason) from None
+    async def request_async(self, what: str, send: Callable[[Elasticsearch], ResultT]) -> ResultT:
+        """Return the result of a request as `request`, sent in a thread."""
+        seconds, call = self._settings.retry_for, partial(asyncio.to_thread, self._send, what, send)
+        with self._report_lasting_failure(what, f" for {seconds:g} s (elasticsearch.retry_for)"):
+            return await retry(call, seconds, TransientFailure, self._note)
 
-    def parse(self, model: type[ReplyT], response: ApiResponse[Any]) -> ReplyT:
-        """Return the body of a reply as a record; raise EngineError if it is invalid."""
-        try:
-            return model.model_validate(response.body)
-        except ValidationError as error:
-            first = error.errors()[0]
-            problem = f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
-        # Raised outside the handler: a chained error would print the reply, which may contain the key.
-        raise self.error(f"malformed reply, not of Elasticsearch: {self.clean(problem)}")
-
-    def describe_refusal(self, response_body: Any) -> str:
-        """Return `type: reason` from the body of a refusal, shortened."""
-        error = response_body.get("error") if isinstance(response_body, dict) else response_body
-        try:
-            reason = _Reason.model_validate(error)
-        except ValidationError:
-            return self.clean(str(error))
-        return self.clean(f"{reason.type}: {reason.reason}" if reason.reason else reason.type)
+    def describe_refusal(self, error: Any) -> str:
+        """Return `type: reason` of the error of a refusal, shortened."""
+        if isinstance(error, dict) and isinstance(error.get("type"), str):
+            return self.clean(f"{error['type']}: {error['reason']}" if error.get("reason") else error["type"])
+        return self.clean(str(error))
 
     def error(self, problem: str) -> EngineError:
         """Return an error that names this server."""
@@ -156,21 +147,32 @@ class Server:
             text = text.replace(secret, "[secret]")
         return " ".join(text.split())[:300]
 
-    def _lost(self, what: str, problem: str) -> EngineError:
-        return self.error(
-            f"{what}: {problem}; is Elasticsearch running there? Set its address with `elasticsearch.url`"
-        )
+    @contextmanager
+    def _report_lasting_failure(self, what: str, duration: str) -> Iterator[None]:
+        try:
+            yield
+        except TransientFailure as failed:
+            raise self.error(
+                f"{what}: {failed.reason}{duration}; is Elasticsearch running there? Set its address with "
+                "`elasticsearch.url`"
+            ) from None
 
-    def _send(self, what: str, send: Send) -> ApiResponse[Any]:
+    def _send(self, what: str, send: Callable[[Elasticsearch], ResultT]) -> ResultT:
+        from elastic_transport import ConnectionError as NotReached
+        from elastic_transport import ConnectionTimeout, TlsError, TransportError
+        from elasticsearch import ApiError, UnsupportedProductError
+
         # `from None`: a chained error would print the reply, which may contain the key.
         try:
-            response = send(self._client)
+            return send(self._client)
         except UnsupportedProductError:
             raise self.error(
                 "not Elasticsearch; the official client supports nothing else, so OpenSearch does not work"
             ) from None
         except ApiError as error:
-            raise self._refused(what, error.status_code, self.describe_refusal(error.body)) from None
+            body = error.body
+            refusal = self.describe_refusal(body.get("error") if isinstance(body, dict) else body)
+            raise self._describe_status(what, error.status_code, refusal) from None
         except TlsError as error:
             raise self.error(
                 f"no secure connection: {self.clean(str(error.message))}; the environment variable SSL_CERT_FILE names "
@@ -180,16 +182,11 @@ class Server:
             raise TransientFailure(f"no answer within {self._settings.request_timeout:g} s") from None
         except NotReached as error:
             raise TransientFailure(f"the connection broke: {self.clean(str(error.message))}") from None
-        except (TransportError, ValueError) as error:
-            cause = error.message if isinstance(error, TransportError) else error
+        except (TransportError, ValueError, LookupError, TypeError, AttributeError) as error:
+            cause = error.message if isinstance(error, TransportError) else f"malformed reply: {error!r}"
             raise self.error(f"{what}: {self.clean(str(cause))}; is this Elasticsearch?") from None
-        for message in _WARNING.findall(response.meta.headers.get("warning") or ""):
-            if message not in self._warned:
-                self._warned.add(message)
-                self._warn(f"{self._settings.url}: {self.clean(message)}")
-        return response
 
-    def _refused(self, what: str, status: int, refusal: str) -> Exception:
+    def _describe_status(self, what: str, status: int, refusal: str) -> Exception:
         problem = f"HTTP {status}: {refusal}"
         if status in RETRYABLE_STATUSES:
             return TransientFailure(problem)

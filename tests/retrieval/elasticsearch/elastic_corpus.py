@@ -12,8 +12,7 @@ from typing import Any
 from tests.fake_elasticsearch import FakeElasticsearch, settings_for
 from touche_llm.corpus.json_lines import read_passages
 from touche_llm.data.records import Candidate, Topic
-from touche_llm.retrieval.elasticsearch import META, ElasticIndex, ElasticManifest
-from touche_llm.retrieval.elasticsearch_index import load_corpus
+from touche_llm.retrieval.elasticsearch import META, ElasticIndex, ElasticManifest, load_corpus
 
 SOME = {"d1": "Tea is better than coffee.", "d2": "Coffee wakes people up.", "d3": "Cars are fast."}
 
@@ -45,7 +44,7 @@ class Loader:
         read: Any = read_passages,
         **changes: Any,
     ) -> ElasticManifest:
-        load = load_corpus(
+        return load_corpus(
             self.corpus,
             read,
             settings_for(self.server, **changes),
@@ -54,7 +53,6 @@ class Loader:
             skip_bad_lines=skip_bad_lines,
             warn=self.notices.append,
         )
-        return asyncio.run(load)
 
 
 @contextmanager

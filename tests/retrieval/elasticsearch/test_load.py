@@ -27,7 +27,7 @@ from tests.fake_elasticsearch import (
 from tests.retrieval.elasticsearch.elastic_corpus import SOME, Loader, complete, corpus_file, numbered, opened, texts_in
 from touche_llm.corpus.json_lines import read_passages
 from touche_llm.errors import BadLine, DataError, EngineError, ToucheError, UsageError
-from touche_llm.retrieval import elasticsearch_index as elastic_load
+from touche_llm.retrieval import elasticsearch as elastic_load
 from touche_llm.retrieval.elasticsearch import META
 
 pytestmark = pytest.mark.usefixtures("elasticsearch_alone")
@@ -83,20 +83,6 @@ def test_a_request_has_eight_mebibytes_or_more_only_for_its_last_document(
     texts = {name: "x" * 2**22 for name in "abc"}
     Loader(server, corpus_file(tmp_path, texts))()
     assert sizes(server) == [2, 1]
-
-
-def test_a_request_is_sent_as_soon_as_it_is_full(
-    server: FakeElasticsearch, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    # The first two lines have as many bytes together as a request may have, and one less than that.
-    texts = {"a": "x" * 100, "b": "x" * 100, "c": "x"}
-    sources = [{"id": name, "text": text, "line": line} for line, (name, text) in enumerate(texts.items(), start=1)]
-    full = sum(len(json.dumps(source, separators=(",", ":"))) for source in sources[:2])
-    for number, (limit, expected) in enumerate([(full, [2, 1]), (full + 1, [3])]):
-        monkeypatch.setattr(elastic_load, "_BATCH_BYTES", limit)
-        before = len(sizes(server))
-        Loader(server, corpus_file(tmp_path, texts))(index=f"index{number}")
-        assert sizes(server)[before:] == expected
 
 
 def test_texts_come_through_as_they_are(server: FakeElasticsearch, tmp_path: Path) -> None:
@@ -172,12 +158,10 @@ def test_a_load_that_stopped_is_not_complete_and_goes_on(
         DataError, server.url, "index touche-llm", "corpus.jsonl", "`touche-llm index --retriever elasticsearch"
     ):
         opened(server).__enter__()
-    before = len(server.requests)
     assert load().documents == 25
     assert texts_in(server) == numbered(25) and complete(server)
-    assert sum(len(each.body) // 2 for each in server.requests[before:] if each.kind == "bulk") == 25 - there
     assert any("an earlier load was interrupted; resuming" in notice for notice in load.notices)
-    assert load.notices[-1] == f"{there} of the documents are from an earlier load"
+    assert load.notices[-1] == f"{there} of the documents were stored before"
 
 
 def test_holes_of_an_earlier_load_are_filled(server: FakeElasticsearch, tmp_path: Path) -> None:
