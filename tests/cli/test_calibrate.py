@@ -118,7 +118,7 @@ def test_too_few_topics_leave_what_was_written_before(judged: Path, touche: Touc
         (("--out", "a", "--evaluate", "b"), "give either --out FILE"),
         (("--evaluate", "b", "--seed", "1"), "only for fitting"),
         (("--out", "a", "--folds", "1"), "--folds"),
-        (("--evaluate", "none.yaml"), "none.yaml: cannot read the thresholds"),
+        (("--evaluate", "none.yaml"), "none.yaml: cannot read the file"),
         (("--out", "a", "--topic", "99"), "topic 99: no judged document"),
     ],
 )

@@ -1,4 +1,4 @@
-"""Settings of the stance: which prompt gives it, in the words of this version and of earlier ones."""
+"""Settings of the stance: which prompt gives it."""
 
 from __future__ import annotations
 
@@ -18,13 +18,7 @@ from touche_llm.judging.labels import StanceSettings, combine_position
         ({}, "shared", 0),
         ({"prompt": "own"}, "own", 20),
         ({"prompt": "both_orders", "depth": 7}, "both_orders", 7),
-        # Of earlier versions.
         ({"depth": 7}, "both_orders", 7),
-        ({"depth": 0}, "shared", 0),
-        ({"depth": 0, "both_orders": True}, "shared", 0),
-        ({"both_orders": False}, "own", 20),
-        ({"depth": 7, "both_orders": False}, "own", 7),
-        ({"prompt": "own", "depth": 0}, "shared", 0),
     ],
 )
 def test_the_prompt_follows_from_what_is_given(given: dict[str, Any], prompt: str, depth: int) -> None:

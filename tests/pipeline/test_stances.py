@@ -87,7 +87,7 @@ def heating(folder: Path, **flags: Any) -> Config:
 
 
 async def test_a_label_has_the_probability_of_a_position_times_that_of_the_side(tmp_path: Path) -> None:
-    config = heating(tmp_path, stance__both_orders=False)
+    config = heating(tmp_path, stance__prompt="own")
     _, asked = await judged(config, tmp_path / "out", Judge(FIRST_PLEASE, UNUSABLE))
     assert len(asked) == 3
     assert len(readings(tmp_path / "out")) == 3
@@ -139,7 +139,7 @@ async def test_a_liking_for_the_first_place_cancels_out_over_both_orders(tmp_pat
 
 async def test_probabilities_are_written_with_nine_decimals(tmp_path: Path) -> None:
     third: Answer = {"position": {"YES": 1 / 3, "NO": 2 / 3}, "stance": {"FIRST": 0.5, "SECOND": 0.25, "NEUTRAL": 0.25}}
-    await judged(heating(tmp_path, stance__both_orders=False, depth=1), tmp_path / "out", Judge(third, UNUSABLE))
+    await judged(heating(tmp_path, stance__prompt="own", depth=1), tmp_path / "out", Judge(third, UNUSABLE))
     (reading,) = readings(tmp_path / "out")
     sixth, twelfth = 0.166666667, 0.083333333
     assert reading.probabilities == {"FIRST": sixth, "SECOND": twelfth, "NEUTRAL": twelfth, "NO": 0.666666667}
@@ -269,7 +269,7 @@ async def test_a_document_without_a_judgment_is_not_asked_about_its_stance(tmp_p
 async def test_thresholds_change_labels_when_ranking_without_a_server(tmp_path: Path) -> None:
     out = tmp_path / "out"
     # NO has a fifth by the stance prompt; one document has the judge prompt alone, for which they were not fitted.
-    config = heating(tmp_path, depth=4, stance__both_orders=False)
+    config = heating(tmp_path, depth=4, stance__prompt="own")
     await judged(config, out, Judge(FIRST_PLEASE, UNUSABLE))
     expected = {
         0.21: ["FIRST"] * 3 + ["SECOND"],

@@ -28,7 +28,6 @@ from touche_llm.errors import UsageError, shorten
 from touche_llm.evaluation.calibration import (
     CalibrationSet,
     CrossValidation,
-    Fold,
     LabelScores,
     cross_validate,
     measure_thresholds,
@@ -165,7 +164,7 @@ def _show(frame: DataFrame, evaluations: Sequence[Evaluation]) -> None:
 _FOLDS = 5
 _SEED = 0
 # Held-out topics: their name, the prompt of the stances, the scores, and the thresholds that one fold has.
-_Part = tuple[str, str, Fold | CrossValidation, Mapping[str, float]]
+_Part = tuple[str, str, CrossValidation, Mapping[str, float]]
 
 
 def calibrate(
@@ -217,7 +216,7 @@ def calibrate(
         division = (task, _FOLDS if folds is None else folds, _SEED if seed is None else seed)
         report = cross_validate(examples.used, *division)
         shared = cross_validate(examples.shared, *division) if examples.shared else None
-        write_thresholds(out, report.thresholds, report.topics, examples.prompt)
+        write_thresholds(out, report.thresholds, [*report.topics], examples.prompt)
         _show_report(output, report, shared, examples, out)
     elif settings is not None:
         seen = [each for each in topics if each in settings.calibrated_on]

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import product
 from pathlib import Path
 
@@ -73,38 +73,32 @@ class LabelScores:
 
 
 @dataclass(frozen=True, slots=True)
-class Fold:
-    """Held-out topics: thresholds fitted on all other topics, and their scores on these."""
+class CrossValidation:
+    """The result of a cross-validation, or of one of its folds.
+
+    Attributes:
+        topics: Measured topics; those of a fold are held out.
+        thresholds: Thresholds fitted on all other topics; of the whole, those fitted on all topics, for use on others.
+        scores: Scores of these topics' documents. Of the whole: all documents together, each labelled with the
+            thresholds of the fold that held it out; quote these. They are not the mean over the folds.
+        most_probable: Scores of the same documents with their most probable labels.
+        folds: Folds; each topic is in one of them.
+    """
 
     topics: tuple[str, ...]
     thresholds: dict[str, float]
     scores: LabelScores
     most_probable: LabelScores
+    folds: tuple[CrossValidation, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class CrossValidation:
-    """The result of a cross-validation.
-
-    Attributes:
-        folds: Folds; each topic is in one of them.
-        scores: Scores of all documents together, each labelled with the thresholds of the fold that held it out; quote
-            these. They are not the mean over the folds.
-        most_probable: Scores of all documents together with their most probable labels.
-        thresholds: Thresholds fitted on all topics, for use on other topics.
-    """
-
-    folds: list[Fold]
-    scores: LabelScores
-    most_probable: LabelScores
-    topics: list[str]
-    thresholds: dict[str, float]
+_Source = Mapping[tuple[str, str], Mapping[str, float] | None]
 
 
 def read_calibration_set(
     judgments: Path, readings: Path, truth: Mapping[str, Mapping[str, str]], task: Task, topics: Collection[str] = ()
 ) -> CalibrationSet:
-    """Read the documents of a run that people judged, topic by topic in the order of `truth`.
+    """Read the documents of a run that have a gold label, topic by topic in the order of `truth`.
 
     Args:
         judgments: File of the run's judgments, with probabilities in the field `stance`.
@@ -118,93 +112,62 @@ def read_calibration_set(
         DataError: A file cannot be read or does not fit the task, or no judged document has probabilities.
         UsageError: One of `topics` has no judged document with probabilities.
     """
-    judged = _read_judgments(judgments, task)
-    source = _read_readings(readings) if readings.exists() else judged
-    examples: list[CalibrationExample] = []
-    without: list[str] = []
-    elsewhere = 0
-    for topic, labels in truth.items():
-        if topics and topic not in topics:
-            continue
-        for document, label in labels.items():
-            if (topic, document) not in source.probabilities:
-                elsewhere += 1
-            elif (example := source.make_example(topic, document, label, task)) is None:
-                without.append(f"{topic} {document}")
-            else:
-                examples.append(example)
-    missing = set(topics) - {example.topic_id for example in examples}
-    if missing:
+    judged = read_records(judgments, Judgment, "judgments")
+    check_judgments(judged, task.question, judgments)
+    by_judge: _Source = {
+        (judgment.topic_id, judgment.document_id): reading.probabilities if reading is not None else None
+        for judgment, reading in ((judgment, judgment.readings.get("stance")) for judgment in judged)
+    }
+    path, source, prompt = judgments, by_judge, _join_prompts(judged)
+    if has_own_prompt := readings.exists():
+        answers = read_records(readings, StanceReading, "stance readings")
+        path, prompt = readings, _join_prompts(answers)
+        source = {
+            (answer.topic_id, answer.document_id): answer.probabilities if answer.source == "probabilities" else None
+            for answer in answers
+        }
+    chosen = [(topic, *item) for topic in truth if not topics or topic in topics for item in truth[topic].items()]
+    found = [(topic, document, label) for topic, document, label in chosen if (topic, document) in source]
+    used = _make_examples(path, source, found, task)
+    if missing := set(topics) - {example.topic_id for example in used}:
         raise UsageError(f"topic {', '.join(sorted(missing))}: no judged document with probabilities in {judgments}")
-    if not examples:
+    if not used:
         raise DataError(
             f"{judgments}: no document is both judged and has probabilities of the stances; check that the qrels cover "
             "the run's topics and that the run was made with log-probabilities"
         )
-    shared: list[CalibrationExample] = []
-    if source is not judged:
-        same = [judged.make_example(each.topic_id, each.document_id, each.stance, task) for each in examples]
-        shared = [each for each in same if each is not None]
-    if len(shared) < len(examples):
-        return CalibrationSet(examples, without, elsewhere, source.prompt)
-    return CalibrationSet(examples, without, elsewhere, source.prompt, shared, judged.prompt)
+    without = [f"{topic} {document}" for topic, document, _ in found if source[topic, document] is None]
+    result = CalibrationSet(used, without, len(chosen) - len(found), prompt)
+    if has_own_prompt:
+        same = [(example.topic_id, example.document_id, example.stance) for example in used]
+        shared = _make_examples(judgments, by_judge, same, task)
+        if len(shared) == len(used):
+            return replace(result, shared=shared, shared_prompt=_join_prompts(judged))
+    return result
 
 
-@dataclass(frozen=True, slots=True)
-class _StanceSource:
-    """Probabilities of the stances by topic and document in one file of a run; None for those without any."""
-
-    path: Path
-    probabilities: dict[tuple[str, str], Mapping[str, float] | None]
-    prompt: str
-
-    def make_example(self, topic: str, document: str, label: str, task: Task) -> CalibrationExample | None:
-        """Return the example of a document; None without probabilities; raise DataError if they are wrong."""
-        probabilities = self.probabilities.get((topic, document))
-        if probabilities is None:
-            return None
-        _check_probabilities(self.path, topic, document, probabilities, task)
-        return CalibrationExample(topic, document, probabilities, label)
-
-
-def _read_readings(path: Path) -> _StanceSource:
-    """Read the stance prompt's answers."""
-    answers = read_records(path, StanceReading, "stance readings")
-    return _StanceSource(
-        path,
-        {
-            (answer.topic_id, answer.document_id): answer.probabilities if answer.source == "probabilities" else None
-            for answer in answers
-        },
-        _join_prompts(answers),
-    )
-
-
-def _read_judgments(path: Path, task: Task) -> _StanceSource:
-    """Read the judge prompt's stances."""
-    judged = read_records(path, Judgment, "judgments")
-    check_judgments(judged, task.question, path)
-    readings = {(judgment.topic_id, judgment.document_id): judgment.readings.get("stance") for judgment in judged}
-    return _StanceSource(
-        path,
-        {key: None if reading is None else reading.probabilities for key, reading in readings.items()},
-        _join_prompts(judged),
-    )
+def _make_examples(
+    path: Path, source: _Source, judged: Iterable[tuple[str, str, str]], task: Task
+) -> list[CalibrationExample]:
+    """Return the examples with probabilities; raise DataError if these are not those of the task's labels."""
+    examples = []
+    for topic, document, label in judged:
+        if (probabilities := source.get((topic, document))) is None:
+            continue
+        where = f"{path}: topic {topic}, document {document}"
+        if set(probabilities) != set(task.stances):
+            labels = ", ".join(probabilities)
+            raise DataError(f"{where}: probabilities of {labels:.80}, not of {', '.join(task.stances)}; judge it again")
+        total = math.fsum(probabilities.values())
+        # Negated comparisons, so that NaN is an error too.
+        if not (abs(total - 1.0) <= _SUM_TOLERANCE and min(probabilities.values()) >= 0.0):
+            raise DataError(f"{where}: the probabilities sum to {total:g}, or one is negative; judge it again")
+        examples.append(CalibrationExample(topic, document, probabilities, label))
+    return examples
 
 
 def _join_prompts(answers: Sequence[Judgment | StanceReading]) -> str:
     return ", ".join(sorted({answer.prompt for answer in answers}))
-
-
-def _check_probabilities(path: Path, topic: str, document: str, probabilities: Mapping[str, float], task: Task) -> None:
-    where = f"{path}: topic {topic}, document {document}"
-    if set(probabilities) != set(task.stances):
-        labels = ", ".join(probabilities)
-        raise DataError(f"{where}: probabilities of {labels:.80}, not of {', '.join(task.stances)}; judge it again")
-    total = math.fsum(probabilities.values())
-    # Negated comparisons, so that NaN is an error too.
-    if not (abs(total - 1.0) <= _SUM_TOLERANCE and min(probabilities.values()) >= 0.0):
-        raise DataError(f"{where}: the probabilities sum to {total:g}, or one is negative; judge it again")
 
 
 def fit_thresholds(examples: Sequence[CalibrationExample], task: Task) -> dict[str, float]:
@@ -276,27 +239,17 @@ def cross_validate(examples: Sequence[CalibrationExample], task: Task, folds: in
     random.Random(seed).shuffle(dealt)
     probabilities, truth = _make_arrays(examples, task)
     chosen, likely = np.empty_like(truth), choose_stances(probabilities, {}, task)
-    found: list[Fold] = []
+    found: list[CrossValidation] = []
     for start in range(folds):
         held_out = set(dealt[start::folds])
         thresholds = fit_thresholds([example for example in examples if example.topic_id not in held_out], task)
         places = [place for place, example in enumerate(examples) if example.topic_id in held_out]
         chosen[places] = choose_stances(probabilities[places], thresholds, task)
-        found.append(
-            Fold(
-                topics=tuple(topic for topic in topics if topic in held_out),
-                thresholds=thresholds,
-                scores=_score(chosen[places], truth[places], task),
-                most_probable=_score(likely[places], truth[places], task),
-            )
-        )
-    return CrossValidation(
-        folds=found,
-        scores=_score(chosen, truth, task),
-        most_probable=_score(likely, truth, task),
-        topics=topics,
-        thresholds=fit_thresholds(examples, task),
-    )
+        scores, most_probable = (_score(labels[places], truth[places], task) for labels in (chosen, likely))
+        of_fold = tuple(topic for topic in topics if topic in held_out)
+        found.append(CrossValidation(of_fold, thresholds, scores, most_probable))
+    scores, most_probable = (_score(labels, truth, task) for labels in (chosen, likely))
+    return CrossValidation(tuple(topics), fit_thresholds(examples, task), scores, most_probable, tuple(found))
 
 
 def _make_arrays(examples: Sequence[CalibrationExample], task: Task) -> tuple[NDArray[np.float64], NDArray[np.intp]]:
@@ -311,9 +264,6 @@ def _score(decided: NDArray[np.intp], truth: NDArray[np.intp], task: Task) -> La
 
 def _compute_macro_f1(decided: NDArray[np.intp], truth: NDArray[np.intp], task: Task) -> NDArray[np.float64]:
     """Compute macro-F1 over the last axis of `decided`, of shape (…, documents)."""
-    masks = [(decided == place, truth == place) for place in range(len(task.stances))]
-    return macro_f1(
-        np.stack([(chosen & true).sum(axis=-1) for chosen, true in masks], axis=-1),
-        np.stack([chosen.sum(axis=-1) for chosen, _ in masks], axis=-1),
-        np.array([true.sum() for _, true in masks]),
-    )
+    one_hot = np.eye(len(task.stances), dtype=np.int64)
+    chosen, true = one_hot[decided], one_hot[truth]
+    return macro_f1((chosen * true).sum(axis=-2), chosen.sum(axis=-2), true.sum(axis=-2))
