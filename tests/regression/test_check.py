@@ -68,23 +68,15 @@ def test_a_changed_sentence_of_a_template_fails_with_the_diff_of_that_prompt_alo
     found = group_by_kind(differences)
     assert set(found) == {"prompt", "version", "missing"}
     (prompt,) = found["prompt"]
-    assert (prompt.name, prompt.count) == (purpose, prompt.of)
+    assert prompt.name == purpose
     assert {each.name for each in found["missing"]} == {purpose}
     assert len(found["missing"]) == prompt.count
     added = [line for line in prompt.text.split("\n") if line.startswith("+")][1:]
     taken = [line for line in prompt.text.split("\n") if line.startswith("-")][1:]
     assert taken and [line[1:] for line in taken] == [line[1:].replace("Indeed. ", "") for line in added]
     text = format_differences(task, differences)
-    assert f"prompt {purpose}: {prompt.count} of {prompt.of} requests render differently" in text
+    assert f"prompt {purpose}: {prompt.count} requests render differently" in text
     assert f"answers missing: {prompt.count} of {purpose}: topic" in text
-
-
-def test_every_changed_prompt_is_told_although_answers_to_the_first_are_missing(tmp_path: Path) -> None:
-    changed = {name: ("You are an assessor", "You assess") for name in ("judge", "stance", "best", "order")}
-    differences = checked(FOLDER / "comparative", overlay(tmp_path / "mine", "comparative", **changed))
-    prompts = group_by_kind(differences)["prompt"]
-    assert {each.name for each in prompts} == set(changed)
-    assert all(each.count == each.of for each in prompts)
 
 
 def test_a_prompt_of_another_name_takes_the_answers_that_fit_it(copy_of: Copy, tmp_path: Path) -> None:
@@ -115,7 +107,9 @@ def test_only_the_requests_that_change_are_counted_and_shown(tmp_path: Path) -> 
     (prompt,) = group_by_kind(differences)["prompt"]
     of_topic = [each for each in differences if each.kind == "missing"]
     assert {each.topic for each in of_topic} == {"20"} and prompt.topic == "20"
-    assert prompt.count == len(of_topic) and prompt.of is not None and 0 < len(of_topic) < prompt.of
+    assert prompt.count == len(of_topic) > 0
+    # The recorded example is of the other topic, so the templates are compared.
+    assert "+{% if topic.id == '20' %}" in prompt.text
 
 
 @pytest.mark.parametrize(("now", "told_of"), [(1, True), (2, False), (3, False)])
@@ -148,7 +142,7 @@ def test_a_given_folder_goes_before_a_path_that_was_recorded(copy_of: Copy, tmp_
     (prompt,) = group_by_kind(checked(folder, mine))["prompt"]
     assert prompt.name == "judge" and "+You assess" in prompt.text
     edit(theirs / "my_best.jinja", "You are an assessor", "You assess")
-    assert {each.name for each in group_by_kind(checked(folder, mine))["prompt"]} == {"judge", "best"}
+    assert {each.name for each in group_by_kind(checked(folder))["prompt"]} == {"best"}
 
 
 def test_a_given_folder_goes_before_a_name_that_it_does_not_have(copy_of: Copy, tmp_path: Path) -> None:
@@ -208,9 +202,8 @@ def test_examples_that_are_added_are_shown_as_turns(tmp_path: Path) -> None:
     )
     differences = checked(FOLDER / "controversial", mine)
     (prompt,) = group_by_kind(differences)["prompt"]
-    assert prompt.name == "judge" and prompt.count == prompt.of
+    assert prompt.name == "judge"
     assert "+[assistant]" in prompt.text and '+[3,1,"Y","C"]' in prompt.text
-    # Nor is the length of the chat template of so many messages recorded; the missing answers imply it.
     assert len(differences) > 2 and all(each.topic for each in differences if each.kind == "missing")
 
 
@@ -273,31 +266,10 @@ def test_an_answer_that_is_not_there_is_told_with_topic_and_document(copy_of: Co
     (folder / "cassette.jsonl").write_text("".join(line for line in lines if line != gone))
     entry = json.loads(gone)
     differences = checked(folder)
-    # Later requests depend on it, since the best documents are compared.
-    assert differences[0] == RunDifference("comparative", "missing", "judge", entry["topic"], entry["document"])
-    assert set() < {each.name for each in differences[1:]} <= {"order", "best"}
+    assert differences == [RunDifference("comparative", "missing", "judge", entry["topic"], entry["document"])]
     assert f"answers missing: 1 of judge: topic {entry['topic']} document {entry['document']}" in format_differences(
         "x", differences
     )
-
-
-def test_a_length_that_is_not_there_is_told_too(copy_of: Copy) -> None:
-    folder = copy_of("controversial")
-    lines = (folder / "cassette.jsonl").read_text().splitlines(keepends=True)
-    (folder / "cassette.jsonl").write_text("".join(line for line in lines if '"kind":"fit"' not in line))
-    found = group_by_kind(checked(folder))
-    assert set(found) == {"missing"} and {each.name for each in found["missing"]} >= {"judge"}
-
-
-def test_a_length_says_nothing_more_where_the_answers_are_missing_too(copy_of: Copy) -> None:
-    folder = copy_of("controversial")
-    lines = (folder / "cassette.jsonl").read_text().splitlines(keepends=True)
-    kept = [line for line in lines if json.loads(line).get("prompt") != "controversial/judge"]
-    assert any('"kind":"fit"' in line for line in set(lines) - set(kept))
-    (folder / "cassette.jsonl").write_text("".join(kept))
-    missing = [each for each in group_by_kind(checked(folder))["missing"] if each.name == "judge"]
-    places = [(each.topic, each.document) for each in missing]
-    assert places and len(set(places)) == len(places) and all(topic and document for topic, document in places)
 
 
 def test_a_changed_default_is_told_by_name(copy_of: Copy) -> None:
@@ -317,7 +289,7 @@ def test_changed_sampling_is_reported_as_a_setting_and_as_request_parameters(cop
     found = group_by_kind(checked(folder))
     assert [(each.name, each.old, each.new) for each in found["setting"]] == [("sampling.max_tokens", 64, 96)]
     changes = {each.name: (each.old, each.new) for each in found["request"]}
-    assert changes["sentence.sampling.max_tokens"] == (64, 96) and changes["best.sampling.max_tokens"] == (64, 96)
+    assert changes == {"sentence.sampling.max_tokens": (64, 96)}
     assert "prompt" not in found and len(found["missing"]) > len(changes)
 
 
@@ -326,13 +298,9 @@ def test_a_changed_schema_is_told_by_name(monkeypatch: pytest.MonkeyPatch) -> No
         return {**build_schema(model, form), "title": "Answer"}
 
     monkeypatch.setattr("touche_llm.judging.pointwise.build_schema", with_a_title)
-    found = group_by_kind(checked(FOLDER / "comparative"))
-    assert {(each.name, each.old, each.new) for each in found["request"]} == {
-        (f"{purpose}.schema.title", None, "Answer") for purpose in ("judge", "stance", "objects", "best", "order")
-    }
-    assert "prompt" not in found and {each.name for each in found["missing"]} == {
-        *("judge", "stance", "objects", "best", "order")
-    }
+    found = group_by_kind(checked(FOLDER / "controversial"))
+    assert [(each.name, each.old, each.new) for each in found["request"]] == [("judge.schema.title", None, "Answer")]
+    assert "prompt" not in found and {each.name for each in found["missing"]} == {"judge"}
 
 
 def test_a_change_of_rendering_by_the_program_is_reported_without_a_changed_template(

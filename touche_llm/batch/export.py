@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -19,7 +18,7 @@ from touche_llm.llm.chat import CHAT_PATH, build_chat_body
 from touche_llm.llm.counts import Counts
 from touche_llm.llm.engine import EngineInfo
 from touche_llm.llm.model import NOTHING_LOST, LostRequests, ModelClient
-from touche_llm.llm.recorder import RecordingEngine, open_known_answers
+from touche_llm.llm.recorder import RecordingEngine, open_known_answers, run_until_pending
 from touche_llm.llm.request import EMPTY_CHAT, Request, place_system_message
 from touche_llm.llm.truncation import ChatTokenizer
 from touche_llm.pipeline.context import RunContext
@@ -87,9 +86,7 @@ async def run_stage(
     Returns:
         Whether the stage finished, and the counts of its requests.
     """
-    config, task = batch.config, asyncio.current_task()
-    assert task is not None
-    cancelled = task.cancelling()
+    config = batch.config
     with Cache(config.cache.file, CacheMode.REUSE) as cache:
         model = ModelClient(
             batch.facts,
@@ -99,14 +96,9 @@ async def run_stage(
             retry_failures=config.cache.retry_failures,
             lost=lost,
         )
-        try:
-            with RunContext(config, QuietProgress(progress, "batch"), model) as context:
-                await compute_stage(batch.stage, context, RunDirectory(folder))
-        except asyncio.CancelledError:
-            if task.cancelling() > cancelled:
-                raise  # The caller cancelled the task, not a pending request.
-            return False, model.counts
-    return True, model.counts
+        with RunContext(config, QuietProgress(progress, "batch"), model) as context:
+            is_done = await run_until_pending(compute_stage(batch.stage, context, RunDirectory(folder)))
+        return is_done, model.counts
 
 
 # Tokens that an unknown chat template is assumed to add: so many that no long document counts as short. A template

@@ -8,16 +8,27 @@ import math
 import re
 import string
 import struct
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from touche_llm.errors import EngineError
-from touche_llm.llm.answers import AnswerForm, Layout, Token, list_fields
+from touche_llm.llm.answers import (
+    Answer,
+    AnswerForm,
+    AnswerModel,
+    AnswerT,
+    FailedRequest,
+    Layout,
+    Token,
+    UnusableAnswer,
+    list_fields,
+)
 from touche_llm.llm.cache import Cache, CacheMode
-from touche_llm.llm.engine import Completion
+from touche_llm.llm.engine import Completion, Engine
 from touche_llm.llm.logprobs import Label
+from touche_llm.llm.model import AnsweredRequest, ModelClient
 from touche_llm.llm.request import Message, Request
 
 # Characters per token, about, in English text.
@@ -163,6 +174,45 @@ class RecordingEngine:
         usage.requests += 1
         usage.prompt_tokens += _estimate(text)
         return usage
+
+
+async def run_until_pending(work: Awaitable[object]) -> bool:
+    """Await work that uses a recording engine; return whether it ended without a pending request."""
+    task = asyncio.current_task()
+    assert task is not None
+    cancelled = task.cancelling()
+    try:
+        await work
+    except asyncio.CancelledError:
+        if task.cancelling() > cancelled:
+            raise  # The caller cancelled the task, not a pending request.
+        return False
+    return True
+
+
+@dataclass
+class RecordingClient(ModelClient):
+    """Model client that records its requests and their results.
+
+    Attributes:
+        requests: Requests in the order in which they were made.
+        results: Results by key of the request.
+        sent: Keys of the samples that the cache did not answer.
+    """
+
+    requests: list[Request] = field(default_factory=list)
+    results: dict[str, AnsweredRequest[Any] | FailedRequest] = field(default_factory=dict)
+    sent: set[str] = field(default_factory=set)
+
+    async def request_one(self, request: Request, model: type[AnswerT]) -> AnsweredRequest[AnswerT] | FailedRequest:
+        """Send a request and record it with its result."""
+        self.requests.append(request)
+        result = self.results[request.key] = await super().request_one(request, model)
+        return result
+
+    async def _send(self, engine: Engine, sample: Request, model: type[AnswerModel]) -> Answer | UnusableAnswer:
+        self.sent.add(sample.key)
+        return await super()._send(engine, sample, model)
 
 
 def make_dry_engine(

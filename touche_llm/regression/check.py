@@ -10,16 +10,17 @@ from pathlib import Path
 from touche_llm.config import Config
 from touche_llm.data.trec_runs import read_run
 from touche_llm.errors import PromptError, ToucheError, UsageError, describe_os_error, list_fields
+from touche_llm.pipeline.context import RunContext
+from touche_llm.pipeline.progress import SilentProgress
 from touche_llm.pipeline.run_files import RUN
 from touche_llm.pipeline.settings import flatten
+from touche_llm.prompts.prompt import Prompt
 from touche_llm.regression.differences import (
     RunDifference,
     compare_measures,
-    compare_parameters,
-    compare_prompt_texts,
     compare_rankings,
+    compare_requests,
     compare_values,
-    list_missing,
 )
 from touche_llm.regression.record import load_finished_run
 from touche_llm.regression.replay import replay
@@ -107,33 +108,27 @@ async def check_snapshot(snapshot: Snapshot, prompts: Path | None = None) -> lis
 
 async def compare_replay(snapshot: Snapshot, prompts: Path | None, work: Path) -> ReplayComparison:
     """Do the work of `check_snapshot` in an empty folder, where the replayed run remains."""
-    name, requests = snapshot.name, snapshot.manifest.examples
-    (folder := work / "now").mkdir()
-    config = snapshot.config(prompts).model_copy(update={"index": folder / "index"})
+    name = snapshot.name
+    config = snapshot.config(prompts).model_copy(update={"index": work / "index"})
     settings = compare_settings(snapshot, config)
     try:
-        now = await replay(config, snapshot.first_stage, folder, snapshot.folder)
+        now = await replay(config, snapshot.first_stage, work, snapshot.folder)
     except ToucheError as error:
         return ReplayComparison([RunDifference(name, "error", text=str(error)), *settings], config, None)
     if now.missing:
-        (earlier := work / "before").mkdir()
-        recorded, before = snapshot.with_recorded_templates(config), None
-        try:
-            before = await replay(recorded, snapshot.first_stage, earlier, snapshot.folder)
-        except PromptError:
-            # The program no longer accepts the recorded templates; the recorded requests remain for the comparison.
-            pass
-        differences = [
-            *settings,
-            *compare_prompt_texts(name, before, now, requests),
-            *compare_parameters(name, now, requests),
-            *list_missing(name, now),
-        ]
-        if now.problem:
-            differences.append(RunDifference(name, "error", text=f"with the available answers: {now.problem}"))
-        return ReplayComparison(differences, config, None)
+        requests = compare_requests(name, _load_recorded_prompts(snapshot, config), now, snapshot.manifest.examples)
+        return ReplayComparison([*settings, *requests], config, None)
     differences = compare_runs(snapshot, now.directory.run_file)
     return ReplayComparison([*settings, *differences] if differences else [], config, now.directory.path)
+
+
+def _load_recorded_prompts(snapshot: Snapshot, config: Config) -> dict[str, Prompt]:
+    """Return the recorded prompts by purpose; none if the program no longer accepts them."""
+    try:
+        with RunContext(snapshot.with_recorded_templates(config), SilentProgress()) as context:
+            return context.load_prompts()
+    except PromptError:
+        return {}
 
 
 def compare_settings(snapshot: Snapshot, config: Config) -> list[RunDifference]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from difflib import unified_diff
 from operator import attrgetter
@@ -13,7 +13,7 @@ from touche_llm.errors import to_printable
 from touche_llm.evaluation.qrels import Qrels
 from touche_llm.llm.request import Request
 from touche_llm.prompts.prompt import Prompt
-from touche_llm.regression.replay import ReplayResult, RequestId
+from touche_llm.regression.replay import ReplayResult
 from touche_llm.regression.snapshot import RequestSnapshot, request_parameters
 
 Kind = Literal["error", "setting", "prompt", "version", "request", "missing", "rank", "stance", "run", "measure"]
@@ -38,9 +38,9 @@ class RunDifference:
         document: Document id, if the difference concerns one document.
         old: Recorded value.
         new: Current value.
-        count: Number of requests that the current template renders differently from the recorded one; None if the
-            recorded template renders differently too, because the program changed.
-        of: Number of all requests of the prompt.
+        count: Number of requests of a changed prompt without an answer; None if the template is as recorded, because
+            the program or the data changed. Of scores, number of changed ones.
+        of: Number of all scores.
         text: Unified diff of a prompt, or an error message.
     """
 
@@ -77,69 +77,70 @@ def compare_values(
     ]
 
 
-def compare_prompt_texts(
-    run: str, before: ReplayResult | None, now: ReplayResult, recorded: Mapping[str, RequestSnapshot]
+def compare_requests(
+    run: str, old_prompts: Mapping[str, Prompt], now: ReplayResult, recorded: Mapping[str, RequestSnapshot]
 ) -> list[RunDifference]:
-    """Return a diff for each changed prompt, at its first changed request.
+    """Return why requests have no recorded answer, and a difference for each of them.
 
-    A changed template whose version was not raised gives a second difference.
+    For each prompt, the recorded example is compared with the present request about the same topic and documents. A
+    changed template whose version was not raised gives a second difference.
 
     Args:
         run: Name of the recorded run.
-        before: Replay with the recorded templates; None if the program no longer accepts them.
+        old_prompts: Recorded prompts by purpose; empty if the program no longer accepts them.
         now: Replay with the current templates.
-        recorded: Recorded requests by purpose; they reveal changes made by the program rather than by the template.
+        recorded: Recorded requests by purpose.
     """
     differences = []
-    for purpose in now.prompts:
-        current = {key: _messages(request) for key, request in now.requests.items() if key.purpose == purpose}
-        old: dict[RequestId, Messages] = {}
-        if before is not None:
-            old = {key: _messages(request) for key, request in before.requests.items() if key in current}
-        changed = [key for key in current if key in old and old[key] != current[key]]
-        count: int | None = len(changed)
-        if not changed and purpose in recorded and (before is None or purpose not in now.unmeasured):
-            request = recorded[purpose]
-            key = RequestId(purpose, request.topic, request.document)
-            if key in current and request.messages != current[key]:
-                old, changed, count = {key: request.messages}, [key], None
-        if not changed:
-            continue
-        first = changed[0]
-        old_prompt, new_prompt = before.prompts.get(purpose) if before is not None else None, now.prompts[purpose]
-        differences.append(
-            RunDifference(
-                run,
-                "prompt",
-                purpose,
-                first.topic,
-                first.document,
-                old=old_prompt.label if old_prompt is not None else None,
-                new=new_prompt.label,
-                count=count,
-                of=len(current),
-                text=_diff(old[first], current[first], str(new_prompt.path)),
-            )
-        )
-        if old_prompt is not None and count is not None and _is_version_stale(old_prompt, new_prompt):
-            differences.append(RunDifference(run, "version", purpose, old=old_prompt.label, new=new_prompt.label))
+    for purpose, missing in now.missing.items():
+        differences += _compare_prompt(run, purpose, old_prompts.get(purpose), now.prompts[purpose], missing, recorded)
+    for purpose, missing in now.missing.items():
+        if (request := _find_example(missing, recorded.get(purpose))) is not None:
+            old, new = recorded[purpose].parameters, request_parameters(request)
+            differences += compare_values(run, "request", old, new, f"{purpose}.")
+    differences += [
+        RunDifference(run, "missing", purpose, request.origin.topic_id, request.origin.document_id)
+        for purpose, missing in now.missing.items()
+        for request in missing
+    ]
     return differences
 
 
-def compare_parameters(run: str, now: ReplayResult, recorded: Mapping[str, RequestSnapshot]) -> list[RunDifference]:
-    """Compare requests apart from their messages: schema, sampling, model, chat-template switches."""
-    differences = []
-    for purpose, old in recorded.items():
-        request = now.requests.get(RequestId(purpose, old.topic, old.document))
-        if request is not None:
-            new = request_parameters(request)
-            differences += compare_values(run, "request", old.parameters, new, f"{purpose}.")
-    return differences
+def _compare_prompt(
+    run: str,
+    purpose: str,
+    old: Prompt | None,
+    new: Prompt,
+    missing: Sequence[Request],
+    recorded: Mapping[str, RequestSnapshot],
+) -> list[RunDifference]:
+    """Return the change of a prompt: a diff of its recorded example if that changed, else of its template."""
+    has_changed = old is not None and old.hash != new.hash
+    shown = _find_example(missing, recorded.get(purpose))
+    if shown is not None and (messages := _messages(shown)) != recorded[purpose].messages:
+        text = _diff(_list_lines(recorded[purpose].messages), _list_lines(messages), new)
+    elif old is not None and has_changed:
+        shown = missing[0]
+        text = _diff(old.path.read_text().splitlines(), new.path.read_text().splitlines(), new)
+    else:
+        return []
+    count = None if old is not None and not has_changed else len(missing)
+    labels = (old.label if old is not None else None, new.label)
+    place = (shown.origin.topic_id, shown.origin.document_id)
+    found = [RunDifference(run, "prompt", purpose, *place, *labels, count=count, text=text)]
+    if old is not None and has_changed and old.name == new.name and new.header.version <= old.header.version:
+        found.append(RunDifference(run, "version", purpose, None, None, *labels))
+    return found
 
 
-def list_missing(run: str, now: ReplayResult) -> list[RunDifference]:
-    """Return a difference for each missing answer."""
-    return [RunDifference(run, "missing", key.purpose, key.topic, key.document) for key in now.missing]
+def _find_example(requests: Iterable[Request], recorded: RequestSnapshot | None) -> Request | None:
+    """Return the request about the topic and the documents of a recorded one; no later sample is one."""
+    if recorded is None:
+        return None
+    for found in requests:
+        if (found.origin.topic_id, found.origin.document_id, found.sample) == (recorded.topic, recorded.document, 0):
+            return found
+    return None
 
 
 def compare_rankings(run: str, old: ParsedRun, new: ParsedRun) -> list[RunDifference]:
@@ -174,18 +175,16 @@ def compare_measures(run: str, old: ParsedRun, new: ParsedRun, qrels: Qrels) -> 
     ]
 
 
-def _is_version_stale(was: Prompt, now: Prompt) -> bool:
-    """Return whether a changed template kept its version, or lowered it."""
-    return was.hash != now.hash and was.name == now.name and now.header.version <= was.header.version
-
-
 def _messages(request: Request) -> Messages:
     return [(message.role, message.content) for message in request.messages]
 
 
-def _diff(old: Messages, new: Messages, path: str) -> str:
-    before, now = ([line for role, text in chat for line in (f"[{role}]", *text.splitlines())] for chat in (old, new))
-    lines = list(unified_diff(before, now, "recorded", path, n=_CONTEXT, lineterm=""))
+def _list_lines(messages: Messages) -> list[str]:
+    return [line for role, text in messages for line in (f"[{role}]", *text.splitlines())]
+
+
+def _diff(old: list[str], new: list[str], prompt: Prompt) -> str:
+    lines = list(unified_diff(old, new, "recorded", str(prompt.path), n=_CONTEXT, lineterm=""))
     more = len(lines) - _MAX_LINES
     return "\n".join(lines[:_MAX_LINES] + ([f"… and {more:,} more lines"] if more > 0 else []))
 
@@ -267,7 +266,7 @@ def _format_prompt(change: RunDifference) -> list[str]:
         what = "rendered differently by the program, not by its template; see"
     else:
         labels = f" ({change.old} → {change.new})" if change.old else ""
-        what = f"{change.count:,} of {change.of:,} requests render differently{labels}, first"
+        what = f"{change.count:,} requests render differently{labels}, as that for"
     return [
         f"  prompt {change.name}: {what} {_format_place(change)}:",
         *(f"    {line}" for line in change.text.split("\n")),
@@ -281,8 +280,6 @@ def _list_first(differences: list[RunDifference], describe: Callable[[RunDiffere
 
 
 def _format_place(difference: RunDifference) -> str:
-    if not difference.topic:
-        return "the length of the chat template"
     document = f" document {difference.document}" if difference.document else ""
     return f"topic {difference.topic}{document}"
 

@@ -44,7 +44,7 @@ from touche_llm.pipeline.run_files import CONFIG
 from touche_llm.pipeline.settings import copy_task
 from touche_llm.prompts.prompt import Prompt, examples_path
 from touche_llm.prompts.purposes import purposes_of
-from touche_llm.regression.differences import compare_rankings, format_differences, list_missing
+from touche_llm.regression.differences import compare_rankings, compare_requests, format_differences
 from touche_llm.regression.replay import ReplayResult, replay
 from touche_llm.regression.snapshot import (
     CASSETTE,
@@ -267,18 +267,12 @@ async def record(config: Config, run: Path, target: Path, qrels: Qrels | None) -
         (folder / CASSETTE).touch()
         snapshot = open_snapshot(folder)
         source = CacheConfig(file=config.cache.file, mode=CacheMode.REPLAY)
-        source_config = snapshot.config().model_copy(update={"prompts": config.prompts, "cache": source})
-        replayed = await _replay_equal(source_config, snapshot, work / "first", directory, target)
+        # With the recorded files, and the answers of the run.
+        source_config = snapshot.with_recorded_templates(snapshot.config()).model_copy(update={"cache": source})
+        replayed = await _replay_equal(source_config, snapshot, work, directory, target)
         answers = write_cassette(replayed, source.file, work / "entries.sqlite", folder / CASSETTE)
-        examples: dict[str, RequestSnapshot] = {}
-        for key, request in replayed.requests.items():
-            examples.setdefault(key.purpose, RequestSnapshot.of(request))
+        examples = {purpose: RequestSnapshot.of(requests[0]) for purpose, requests in replayed.requests.items()}
         manifest.model_copy(update={"examples": examples}).write(folder)
-        # The recorded run must replay without its sources.
-        snapshot = open_snapshot(folder)
-        await _replay_equal(
-            snapshot.with_recorded_templates(snapshot.config()), snapshot, work / "second", directory, target
-        )
         files = [path for path in folder.rglob("*") if path.is_file()]
         size = sum(path.stat().st_size for path in files)
         return Recording(len(files), size, len(topics), len(documents), answers, note)
@@ -319,9 +313,8 @@ async def _replay_equal(
     config: Config, snapshot: Snapshot, work: Path, directory: RunDirectory, target: Path
 ) -> ReplayResult:
     """Replay a run that is being recorded; raise DataError if the replay gives another run."""
-    work.mkdir()
     replayed = await replay(config, snapshot.first_stage, work, target)
-    differences = list_missing(target.name, replayed)
+    differences = compare_requests(target.name, {}, replayed, {})
     if unreplied := _list_unreplied(directory) & {(missing.topic, missing.document) for missing in differences}:
         raise DataError(
             f"{target}: not recorded: the server gave no reply to {len(unreplied):,} requests of {directory}; run "

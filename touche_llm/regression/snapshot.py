@@ -1,7 +1,6 @@
 """The folder of a recorded run: its files, and the configuration of its replay.
 
-The folder can come from a foreign repository and is not trusted: only files with known names are opened, and none
-through a symbolic link.
+The folder can come from a foreign repository: only files with known names are opened.
 """
 
 from __future__ import annotations
@@ -283,9 +282,8 @@ def open_snapshot(folder: Path) -> Snapshot:
 
     Raises:
         UsageError: The configuration cannot be read.
-        DataError: A file is missing, is a symbolic link, or is not as this program wrote it; names the file.
+        DataError: A file is missing or is not as this program wrote it; names the file.
     """
-    _refuse_links(folder)
     manifest = _read_manifest(folder / RECORDED)
     if not (folder / CONFIG).is_file():
         raise DataError(f"{folder / CONFIG}: no such file; record the run again")
@@ -303,13 +301,6 @@ def _read_config(folder: Path, prompts: Path | None = None) -> Config:
     file = folder / CONFIG
     flags = {"task": find_task_folder(file, base=folder), "prompts.folder": prompts and str(prompts.absolute())}
     return load_config(file, flags)
-
-
-def _refuse_links(folder: Path) -> None:
-    for root, folders, files in os.walk(folder):
-        for path in (Path(root), *(Path(root) / name for name in (*folders, *files))):
-            if path.is_symlink():
-                raise DataError(f"{path}: a symbolic link; a recorded run must hold its own files; replace the link")
 
 
 def _read_manifest(path: Path) -> Manifest:
