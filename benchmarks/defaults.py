@@ -41,11 +41,11 @@ from touche_llm.evaluation.significance import compute_interval
 from touche_llm.pipeline.progress import SilentProgress
 from touche_llm.ranking.order import rank_by_first_stage, rank_by_judgment
 from touche_llm.tasks import get_task
-from touche_llm.tasks.base import Task
 from touche_llm.tasks.definition import FIRST_STAGE, Objective
+from touche_llm.tasks.task import Task
 
 TASK = get_task("comparative")
-ASPECTS = tuple(TASK.scales)
+ASPECTS = tuple(TASK.aspects)
 CONDENSED = f"condensed {NDCG}"
 MEASURES = (NDCG, CONDENSED)
 QUALITY = (0.0, 0.1, 0.2, 0.25, 0.3, 1 / 3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
@@ -69,7 +69,7 @@ class Material:
         """Rank by the answers with these weights, and measure each topic."""
         return self.measure_rankings(
             {
-                topic: rank_by_judgment(ranking, self.answers[topic], weights, TASK.scales)
+                topic: rank_by_judgment(ranking, self.answers[topic], weights, TASK.aspects)
                 for topic, ranking in self.first_stage.items()
             }
         )
@@ -114,7 +114,7 @@ def read_answers(path: Path, task: Task) -> dict[str, dict[str, Judgment]]:
             answers.setdefault(row["topic"], {})[row["document"]] = Judgment(
                 topic_id=row["topic"],
                 document_id=row["document"],
-                grades={aspect: float(row[aspect]) for aspect in task.scales},
+                grades={aspect: float(row[aspect]) for aspect in task.aspects},
                 stance=stance,
                 readings={"stance": Reading(answered=stance, probabilities=probabilities)},
                 source="probabilities",

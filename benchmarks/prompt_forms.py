@@ -46,9 +46,9 @@ from touche_llm.llm.counts import LabelInformation
 from touche_llm.pipeline.language_model import LanguageModel
 from touche_llm.prompts.purposes import load, purposes_of
 from touche_llm.tasks import get_task
-from touche_llm.tasks.base import Question, Task
-from touche_llm.tasks.definition import TASK_FILE, TaskDefinition, read_definition
-from touche_llm.tasks.features import build_task
+from touche_llm.tasks.definition import TASK_FILE
+from touche_llm.tasks.features import Question
+from touche_llm.tasks.task import Task, load_task
 
 DATA = REAL / "comparative"
 ANSWERS = ROOT / "benchmarks" / "real_answers"
@@ -187,7 +187,7 @@ def make_task(fields: Sequence[str], template: str, folder: Path) -> Task:
     else:
         text = template if STANCE in fields else template.replace("\nposition: true", "")
         (folder / "judge.jinja").write_text(text)
-    return build_task(read_definition(folder / TASK_FILE, TaskDefinition), folder, is_own=False)
+    return load_task(folder)
 
 
 async def measure(form: Form, work: Sequence[tuple[Topic, str]], texts: Texts, model: LanguageModel) -> list[Answer]:
@@ -260,8 +260,8 @@ def _count(total: int) -> Callable[[], None]:
 def _merge(answers: Iterable[Judgment]) -> dict[str, Reading]:
     readings = {field: reading for judgment in answers for field, reading in judgment.readings.items()}
     if "position" in readings:
-        assert TASK.definition.stance is not None
-        labels = TASK.definition.stance.labels
+        assert TASK.stance is not None
+        labels = TASK.stance.labels
         (without,) = set(labels) - set(readings[STANCE].probabilities or {})
         readings[STANCE] = combine_position(readings.pop("position"), readings[STANCE], labels, without)
     return readings
@@ -270,7 +270,7 @@ def _merge(answers: Iterable[Judgment]) -> dict[str, Reading]:
 @cache
 def judged_work() -> tuple[list[tuple[Topic, str]], Qrels]:
     """Return the judged documents of the first 30 of each topic, in their order, and the judgments."""
-    names = {aspect: DATA / f"qrels-{aspect}.txt" for aspect in (*TASK.definition.aspects, STANCE)}
+    names = {aspect: DATA / f"qrels-{aspect}.txt" for aspect in (*TASK.aspects, STANCE)}
     qrels = read_qrels(names, TASK)
     topics = {topic.id: topic for topic in read_topics(DATA / "topics.xml")}
     by_aspect: list[Mapping[str, Mapping[str, object]]] = [*qrels.grades.values(), qrels.stances]
@@ -285,14 +285,14 @@ def read_stand_in() -> list[Answer]:
     with (DATA / "stand_in.tsv").open() as stream:
         rows = list(csv.DictReader(stream, delimiter="\t"))
     known = {(topic.id, document) for topic, document in judged_work()[0]}
-    labels = TASK.definition.stance.labels if TASK.definition.stance else []
+    labels = TASK.stance.labels if TASK.stance else []
     return [
         Answer(
             row["topic"],
             row["document"],
             [],
             {
-                **{name: Reading(answered=float(row[name])) for name in TASK.definition.aspects},  # type: ignore[arg-type]
+                **{name: Reading(answered=float(row[name])) for name in TASK.aspects},  # type: ignore[arg-type]
                 STANCE: Reading(
                     answered=max(labels, key=lambda label: float(row[label])),
                     probabilities={label: float(row[label]) for label in labels},

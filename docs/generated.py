@@ -26,8 +26,8 @@ from touche_llm.data import records
 from touche_llm.prompts.prompt import Purpose
 from touche_llm.prompts.purposes import load, purposes_of
 from touche_llm.tasks import TASKS
-from touche_llm.tasks.base import Task
 from touche_llm.tasks.published import read_published
+from touche_llm.tasks.task import Task
 
 _MARKER = re.compile(r"^<!-- generated: (\w+) -->$", re.MULTILINE)
 _ATTRIBUTE = re.compile(r"^    (\w+): (.*(?:\n     .*)*)", re.MULTILINE)
@@ -237,10 +237,10 @@ def tasks() -> str:
         cells = (
             f"`{task.name}`",
             task.title,
-            " or ".join(f"`{name}`" for name in task.corpus_files),
-            ", ".join(task.scales),
+            " or ".join(f"`{name}`" for name in task.corpus.files),
+            ", ".join(task.aspects),
             " ".join(f"`{label}`" for label in task.stances) or "none",
-            ", ".join(f"{aspect} {measure}" for aspect, measure in task.definition.measures.items()),
+            ", ".join(f"{aspect} {measure}" for aspect, measure in task.measures.items()),
         )
         rows.append(f"| {' | '.join(cells)} |")
     return "\n".join(rows)

@@ -23,7 +23,7 @@ from touche_llm.prompts import prompt
 from touche_llm.prompts.prompt import Prompt
 from touche_llm.prompts.purposes import purposes_of
 from touche_llm.tasks import prompts_folder
-from touche_llm.tasks.base import Task
+from touche_llm.tasks.task import Task
 
 LABELS = ("FIRST", "SECOND", "NEUTRAL", "NO")
 DOCUMENTS = 6

@@ -297,7 +297,7 @@ def test_what_is_missing_is_named() -> None:
 
 
 def test_weights_are_those_of_the_task_where_left_out(tmp_path: Path) -> None:
-    own = get_task("comparative").weights
+    own = get_task("comparative").objectives["both"]
     assert load_config(None, NEEDED).weights == own
     file = config_file(tmp_path, BASE + "weights: {quality: 0.25}\n")
     assert load_config(file, {}).weights == {**own, "quality": 0.25}
@@ -321,7 +321,7 @@ def test_an_unknown_task_is_answered_with_the_known_ones(tmp_path: Path) -> None
 
 
 def test_a_dataset_takes_the_place_of_topics_corpus_and_index(tmp_path: Path) -> None:
-    (dataset, *_) = get_task("comparative").definition.corpus.datasets
+    (dataset, *_) = get_task("comparative").corpus.datasets
     file = config_file(tmp_path, BASE + "index: mine\n")
     config = load_config(file, {"dataset": dataset})
     assert (config.corpus, config.topics, config.index) == (None, topics_file(dataset), dataset_index(dataset))

@@ -33,8 +33,8 @@ from touche_llm.retrieval.elasticsearch_server import ElasticsearchSettings
 from touche_llm.retrieval.sentences import SentenceSettings
 from touche_llm.retrieval.settings import RetrieverConfig, to_texts
 from touche_llm.tasks import DEFAULT_TASK, TASK_HELP, get_task
-from touche_llm.tasks.base import Task
 from touche_llm.tasks.definition import FIRST_STAGE, Objective, Weight
+from touche_llm.tasks.task import Task
 
 # Sections of the settings of a retriever alone, by its name.
 RETRIEVER_SECTIONS: Mapping[str, str] = {
@@ -178,8 +178,8 @@ class Config(Section):
     @model_validator(mode="after")
     def _check_task(self) -> Config:
         task = get_task(self.task)
-        if self.sentences is None and self.depth > task.max_per_topic:
-            raise ValueError(f"depth: {task.name} takes at most {task.max_per_topic} documents per topic")
+        if self.sentences is None and self.depth > task.documents_per_topic.max:
+            raise ValueError(f"depth: {task.name} takes at most {task.documents_per_topic.max} documents per topic")
         for name in self.weights:
             if name not in task.weight_names:
                 raise ValueError(f"weights.{name}: no such name; {task.name} has {', '.join(task.weight_names)}")
@@ -193,8 +193,8 @@ class Config(Section):
             raise ValueError(f"sentences, pairs: {task.name} does not rank pairs of sentences")
         if self.sentences and self.depth > self.sentences.pool:
             raise ValueError(f"depth: more than the {self.sentences.pool} sentences of sentences.pool")
-        if self.pairs and self.pairs.most > task.max_per_topic:
-            raise ValueError(f"pairs.most: {task.name} takes at most {task.max_per_topic} pairs per topic")
+        if self.pairs and self.pairs.most > task.documents_per_topic.max:
+            raise ValueError(f"pairs.most: {task.name} takes at most {task.documents_per_topic.max} pairs per topic")
         self._check_first_stage(task)
         self._check_stance(task)
         if self.expansion.use and self.candidates is not None:

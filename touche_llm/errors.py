@@ -158,6 +158,8 @@ _EXPECTED = {
 }
 # Other text is not quoted: it may be an API key in the wrong place.
 _QUOTED = (bool, int, float, type(None))
+# Errors of a name: it is unknown, or no text.
+_UNKNOWN = ("extra_forbidden", "invalid_key")
 _QUOTED_TEXT = ("literal_error", "enum", "int_parsing", "float_parsing", "bool_parsing")
 
 
@@ -166,7 +168,7 @@ def describe_problem(error: ErrorDetails) -> str:
     kind, value, context = error["type"], error["input"], error.get("ctx", {})
     if kind == "missing":
         return "missing"
-    if kind == "extra_forbidden":
+    if kind in _UNKNOWN:
         return "no such name"
     if kind not in _EXPECTED:
         return error["msg"].removeprefix("Value error, ")
@@ -182,15 +184,22 @@ def describe_first_problem(error: ValidationError, *location: str, model: type[B
     With the `model`, the known names follow an unknown one.
     """
     # A misspelt name is missing too, but the misspelling says more.
-    first = min(error.errors(include_url=False), key=lambda found: found["type"] != "extra_forbidden")
-    *sections, last = parts = [part for part in first["loc"] if part != "[key]"] or [""]
-    place, problem = ".".join(filter(None, map(str, (*location, *parts)))), describe_problem(first)
-    if model is not None and first["type"] == "extra_forbidden":
-        section = "".join(f"{name}." for name in sections if isinstance(name, str))
-        inner = [name.removeprefix(section) for name, _ in list_fields(model) if name.startswith(section)]
-        known = [name for name in inner if "." not in name]
-        problem += f"{suggest(str(last), known)}; expected one of {', '.join(known)}"
-    return f"{place}: {problem}" if place else problem
+    first = min(error.errors(include_url=False), key=lambda found: found["type"] not in _UNKNOWN)
+    parts = [part for part in first["loc"] if part != "[key]"]
+    place, problem = ".".join(map(str, (*location, *parts))), describe_problem(first)
+    if model is not None and first["type"] in _UNKNOWN:
+        known = _list_names(model, parts[:-1])
+        problem += f"{suggest(str(parts[-1]), known)}; expected one of {', '.join(known)}"
+    # The message of a check of several fields begins with the name of one in its section.
+    is_name = model is not None and place and problem.partition(":")[0] in _list_names(model, parts)
+    return f"{place}{'.' if is_name else ': '}{problem}" if place else problem
+
+
+def _list_names(model: type[BaseModel], sections: Iterable[object]) -> list[str]:
+    """Return the names of the fields of a section of a model."""
+    prefix = "".join(f"{name}." for name in sections if isinstance(name, str))
+    names = [name.removeprefix(prefix) for name, _ in list_fields(model) if name.startswith(prefix)]
+    return [name for name in names if "." not in name]
 
 
 def _quote(value: Any) -> str:

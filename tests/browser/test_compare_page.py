@@ -56,7 +56,7 @@ def attacked(hostile: Path) -> Path:
     grades = {"1": {each.document_id: 1.0 for each in found.rankings["1"][:3]}}
     runs = [NamedRun(attack, found, run) for attack in ATTACKS[:8]]
     return written(
-        runs, Qrels({"relevance": grades}, {}, TASK.stances, TASK.scales, {}, []), hostile.parent / "eight.html"
+        runs, Qrels({"relevance": grades}, {}, TASK.stances, TASK.aspects, {}, []), hostile.parent / "eight.html"
     )
 
 

@@ -22,7 +22,7 @@ from tests.sample_runs import choose_topics
 from touche_llm.data.trec_runs import read_run
 from touche_llm.evaluation.qrels import read_qrels
 from touche_llm.tasks import get_task
-from touche_llm.tasks.leaderboard import read_tables
+from touche_llm.tasks.published import read_tables
 
 REAL = Path(__file__).parents[2].parent / "shared" / "data" / "comparative"
 TASK = ("--task", "comparative")

@@ -10,7 +10,7 @@ import pytest
 from tests.cli.table_layout import ShownTable, record_tables
 from touche_llm.cli.evaluate import show_standings
 from touche_llm.tasks import get_task
-from touche_llm.tasks.leaderboard import find_place, read_tables
+from touche_llm.tasks.published import find_place, read_tables
 
 COMPARATIVE = get_task("comparative")
 TABLES = {table.measure: table for table in read_tables(COMPARATIVE)}
@@ -18,7 +18,7 @@ TABLES = {table.measure: table for table in read_tables(COMPARATIVE)}
 
 def shown(aspect: str, values: dict[str, float], monkeypatch: pytest.MonkeyPatch) -> ShownTable:
     tables = record_tables(monkeypatch, "evaluate")
-    measure = f"{aspect} {COMPARATIVE.definition.measures[aspect]}"
+    measure = f"{aspect} {COMPARATIVE.measures[aspect]}"
     common = {"measure": measure, "low": nan, "high": nan, "n": 50, "best_place": nan, "worst_place": nan}
     rows = [
         {"run": run, "value": value, "place": find_place(TABLES[aspect], value)} | common

@@ -63,12 +63,12 @@ def documents_of(dataset: str) -> list[Document]:
 
 
 def test_each_dataset_that_a_task_names_is_one_of_the_library() -> None:
-    named = {dataset: task for task in TASKS.values() for dataset in task.definition.corpus.datasets}
+    named = {dataset: task for task in TASKS.values() for dataset in task.corpus.datasets}
     assert set(named) <= set(ir_datasets.registry)
     for dataset, task in named.items():
         assert tl.Dataset(dataset).task is task
         record = ir_datasets.load(dataset).qrels_cls()
-        assert set(task.scales) <= set(record._fields), dataset
+        assert set(task.aspects) <= set(record._fields), dataset
 
 
 class Kind(NamedTuple):
@@ -95,7 +95,7 @@ async def test_a_dataset_is_run_and_measured_with_its_own_judgments(kind: Kind, 
     def script(request: Request) -> dict[str, Any]:
         name = str(request.origin.document_id)
         shown[name] = request.messages[1].content
-        return {aspect: 2 if name == kind.best else 0 for aspect in TASKS[kind.task].scales}
+        return {aspect: 2 if name == kind.best else 0 for aspect in TASKS[kind.task].aspects}
 
     config = load_config(None, {"dataset": kind.dataset, "retriever.method": "lucene", "depth": 5})
     assert config.task == kind.task

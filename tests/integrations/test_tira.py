@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -75,8 +74,8 @@ def test_a_further_task_of_the_project_changes_no_detection(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, topics: str, task: str
 ) -> None:
     like = get_task(task)
-    corpus = like.definition.corpus.model_copy(update={"tira": None, "files": []})
-    added = replace(like, definition=like.definition.model_copy(update={"name": "added", "corpus": corpus}))
+    corpus = like.corpus.model_copy(update={"tira": None, "files": []})
+    added = like.model_copy(update={"name": "added", "corpus": corpus})
     monkeypatch.setattr("touche_llm.integrations.tira.TASKS", {"added": added, **TASKS})
     assert detect_input(folder_with(tmp_path, topics, "documents.jsonl")).task.name == task
 

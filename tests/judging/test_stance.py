@@ -13,7 +13,7 @@ from tests.expect import raises_at
 from touche_llm.errors import UsageError
 from touche_llm.judging.labels import StanceSettings, choose_stance, choose_stances, read_settings, write_thresholds
 from touche_llm.tasks import TASKS, get_task
-from touche_llm.tasks.base import Task
+from touche_llm.tasks.task import Task
 
 TASK = get_task("comparative")
 

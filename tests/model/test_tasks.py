@@ -63,7 +63,7 @@ def test_topics_get_a_valid_run_that_replays_to_the_byte(
     assert {judgment.source for judgment in judgments} - {"inherited"} == {"probabilities"}
     touche("validate", sent / "run.txt", *given.options)
     sizes = Counter(line.topic_id for line in run_lines(sent / "run.txt"))
-    assert min(sizes.values()) >= max(given.task.min_per_topic, 1)
+    assert min(sizes.values()) >= max(given.task.documents_per_topic.min, 1)
 
     replayed = run("replayed", NOTHING, "--cache-mode", "replay")
     for name in ("run.txt", "judgments.jsonl", "candidates.run.txt"):

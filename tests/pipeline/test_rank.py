@@ -97,7 +97,7 @@ async def test_what_was_compared_is_written_and_counted(tmp_path: Path) -> None:
     stage = yaml.safe_load((out / "ir-metadata.yml").read_text())["stages"]["rank"]
     assert stage["steps"] == ["judge", "listwise:5", "pairwise:3"]
     assert stage["comparisons"] == {"listwise:5": 2, "pairwise:3": 12}
-    assert (stage["objective"], stage["weights"]) == ("both", dict(get_task("comparative").weights))
+    assert (stage["objective"], stage["weights"]) == ("both", dict(get_task("comparative").objectives["both"]))
     assert (stage["model"], stage["failures"]) == (FACTS.model, {})
     assert set(stage["prompts"]) == {"best", "order"}
     # The objects of one topic are those that the judge stage found.

@@ -18,7 +18,7 @@ from touche_llm.llm.request import Request
 from touche_llm.pipeline.rank import Ranking
 from touche_llm.pipeline.run_files import ChosenStance, choose_label, write_results
 from touche_llm.tasks import get_task
-from touche_llm.tasks.base import Task
+from touche_llm.tasks.task import Task
 
 COMPARATIVE = get_task("comparative")
 SHARES = {"FIRST": 0.5, "SECOND": 0.2, "NEUTRAL": 0.0, "NO": 0.3}

@@ -19,7 +19,7 @@ from touche_llm.errors import PromptError
 from touche_llm.llm.answers import get_labels
 from touche_llm.prompts.purposes import list_judging_purposes
 from touche_llm.tasks import TASKS, get_task, prompts_folder
-from touche_llm.tasks.base import Question
+from touche_llm.tasks.features import Question
 from touche_llm.text.sanitize import sanitize
 
 SIDE = {"conclusion": False, "side": False}

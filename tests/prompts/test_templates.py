@@ -24,7 +24,7 @@ from touche_llm.pipeline.context import RunContext
 from touche_llm.prompts.prompt import Prompt
 from touche_llm.prompts.purposes import load, purposes_of
 from touche_llm.tasks import TASKS, get_task, prompts_folder
-from touche_llm.tasks.base import Task
+from touche_llm.tasks.task import Task
 
 ANY = {"topic": False, "first": False, "second": False, "document": False}
 TOPIC = Topic("2", "Which is better, a laptop or a desktop?", objects=("laptop", "desktop"))

@@ -17,13 +17,13 @@ from tests.sample_runs import Silent, run_scripted
 from tests.scripted_engine import Script
 from touche_llm.cli.demo import sample_config
 from touche_llm.data.io import write_records
-from touche_llm.data.records import Attempt, Failure
+from touche_llm.data.records import Attempt, Failure, Model
 from touche_llm.data.trec_runs import read_run
 from touche_llm.llm.answers import list_fields
 from touche_llm.llm.request import Request
 from touche_llm.pipeline import stages as pipeline
 from touche_llm.pipeline.config_file import load_config
-from touche_llm.tasks.definition import Scale, Strict
+from touche_llm.tasks.definition import Scale
 
 # Each would set `window.ran`, fetch something, or leave the element that it stands in.
 ATTACKS = (
@@ -55,7 +55,7 @@ def poisoned(value: Any) -> Any:
         return {poisoned(key): poisoned(each) for key, each in value.items()}
     if isinstance(value, Scale):
         return value
-    if isinstance(value, Strict):
+    if isinstance(value, Model):
         return value.model_copy(update={name: poisoned(getattr(value, name)) for name in type(value).model_fields})
     if isinstance(value, list | tuple):
         return type(value)(map(poisoned, value))

@@ -19,7 +19,7 @@ from touche_llm.pipeline.config_file import load_config
 from touche_llm.pipeline.corpora import open_local_corpus
 from touche_llm.regression.record import write_documents
 from touche_llm.tasks import TASKS, get_task
-from touche_llm.tasks.leaderboard import LEADERBOARD_FILE, read_tables
+from touche_llm.tasks.published import LEADERBOARD_FILE, read_tables
 from touche_llm.text.passages import RankedPassages
 
 GOOD: Mapping[str, Any] = {
@@ -103,7 +103,7 @@ def test_pairs_are_no_first_stage() -> None:
 def test_an_aspect_of_any_name_has_a_measure_of_rankings(name: str, tmp_path: Path) -> None:
     values = {"aspects": {name: "0..2"}, "weights": {"both": {name: 1.0}}, "measures": {name: "nDCG@5"}}
     task = get_task(write_task(tmp_path / "mine", {**GOOD, **values}))
-    assert task.definition.measures == {name: "nDCG@5"}
+    assert task.measures == {name: "nDCG@5"}
 
 
 def test_a_changed_definition_is_another_task(tmp_path: Path) -> None:
@@ -142,7 +142,7 @@ def test_the_scale_of_human_judgments_is_apart_from_that_of_the_prompt(tmp_path:
     assert get_labels(task.question.answer)["depth"] == (1, 2, 3, 4, 5)
     assert task.qrels_scales == {"relevance": (0, 2), "depth": (0, 2)}
     # A grade keeps its place between the ends.
-    depth = task.scales["depth"]
+    depth = task.aspects["depth"]
     assert [depth.convert(grade, task.qrels_scales["depth"]) for grade in (1, 2.5, 3, 5)] == [0.0, 0.75, 1.0, 2.0]
     assert depth.convert(0.1 + 0.2, depth) == 0.1 + 0.2
 
@@ -163,13 +163,13 @@ def test_a_task_may_have_no_stance(tmp_path: Path) -> None:
 
 def test_a_misspelt_key_is_named_rather_than_the_missing_one(tmp_path: Path) -> None:
     values = {name.replace("title", "titel"): value for name, value in GOOD.items()}
-    with pytest.raises(DataError, match="titel: no such key, did you mean title?"):
+    with pytest.raises(DataError, match="titel: no such name, did you mean title?"):
         get_task(write_task(tmp_path / "mine", values))
 
 
 def test_a_key_that_is_a_number_is_unknown(tmp_path: Path) -> None:
     folder = write_task(tmp_path / "mine", yaml.safe_dump(dict(GOOD)) + "5: x\n")
-    with pytest.raises(DataError, match=r"5: no such key; known are name, title"):
+    with pytest.raises(DataError, match=r"5: no such name; expected one of name, title"):
         get_task(folder)
 
 

@@ -16,7 +16,7 @@ from touche_llm.cli.demo import SAMPLES
 from touche_llm.data.topics import read_topics
 from touche_llm.errors import DataError
 from touche_llm.tasks import TASKS, published
-from touche_llm.tasks.published import FileCheck, Published, PublishedFile, check_file, read_published
+from touche_llm.tasks.published import Published, PublishedFile, check_file, read_published
 
 REAL = Path(__file__).resolve().parents[3] / "shared/data"
 BEIR = ("webis_touche2020_v2", "webis_touche2020_v3")
@@ -69,10 +69,8 @@ def test_topics_are_those_of_the_task_with_this_first_topic(
     first: str, count: int, tasks: tuple[str, ...], tmp_path: Path
 ) -> None:
     found = check_file(write_topics(tmp_path / "renamed.xml", first, count))
-    assert (found.kind, found.tasks, found.records, found.problem) == ("topics", tasks, count, "")
+    assert (found.kind, found.tasks, found.problem) == ("topics", tasks, "")
     assert found.first == first
-    less = check_file(write_topics(tmp_path / "less.xml", first, 30))
-    assert set(tasks) <= set(less.tasks) and less.problem and less.expected in (49, 50)
 
 
 @pytest.mark.parametrize(
@@ -101,8 +99,6 @@ def test_judgments_are_those_of_the_task_with_such_documents_and_topics(
 ) -> None:
     found = check_file(write_qrels(tmp_path / "qrels.txt", topics, document, value))
     assert (found.kind, found.tasks, found.roles, found.is_published) == ("qrels", tasks, roles, False)
-    # Where the number of judgments is published, these are too few.
-    assert bool(found.problem) is bool(roles) and found.records == len(topics)
 
 
 def test_files_of_beir_are_a_corpus_topics_and_judgments(tmp_path: Path) -> None:
@@ -111,45 +107,25 @@ def test_files_of_beir_are_a_corpus_topics_and_judgments(tmp_path: Path) -> None
     (tmp_path / "queries.jsonl").write_text('{"_id": "1", "text": "Should teachers get tenure?", "metadata": {}}\n')
     (tmp_path / "test.tsv").write_text(f"query-id\tcorpus-id\tscore\n1\t{argument['_id']}\t2\n")
     found = [check_file(tmp_path / name) for name in ("corpus.jsonl", "queries.jsonl", "test.tsv")]
-    assert [(each.kind, each.records) for each in found] == [("corpus", 1), ("topics", 1), ("qrels", 1)]
+    assert [each.kind for each in found] == ["corpus", "topics", "qrels"]
     assert all(set(BEIR) <= set(each.tasks) for each in found)
 
 
-def test_a_corpus_is_complete_if_it_has_as_many_documents_as_one_file_or_all_files(
-    publish: Callable[..., None], tmp_path: Path
-) -> None:
-    both = [published_file(name, b"x", tasks=["arguments_2020"], records=n) for name, n in (("a.zip", 2), ("b.zip", 3))]
-    publish(*both)
-
-    def check(count: int) -> FileCheck:
-        arguments = [
-            {"id": f"S1f2e3d4c-A{n}0000000", "conclusion": "c", "premises": [{"text": "t", "stance": "PRO"}]}
-            for n in range(count)
-        ]
-        (tmp_path / "args.json").write_text(json.dumps({"arguments": arguments}))
-        return check_file(tmp_path / "args.json")
-
-    assert [check(count).problem == "" for count in (1, 2, 3, 4, 5)] == [False, True, True, False, True]
-    assert [check(count).expected for count in (1, 2, 4)] == [2, 2, 5]
-    assert check(4).tasks == ("arguments_2020",)
-
-
-def test_a_file_with_the_published_checksum_is_not_counted(publish: Callable[..., None], tmp_path: Path) -> None:
+def test_a_file_with_the_published_checksum_is_published(publish: Callable[..., None], tmp_path: Path) -> None:
     lines = b'{"id": "clueweb12-0000tw-00-00000___1", "contents": "text"}\nnot JSON\n'
     publish(published_file("passages.jsonl", lines, records=868_655))
     (tmp_path / "renamed").write_bytes(lines)
     found = check_file(tmp_path / "renamed")
-    assert (found.is_published, found.records, found.problem, found.roles) == (True, 868_655, "", ("corpus",))
+    assert (found.is_published, found.problem, found.roles) == (True, "", ("corpus",))
     assert found.first == "clueweb12-0000tw-00-00000___1 text"
     (tmp_path / "renamed").write_bytes(lines.replace(b"text", b"test"))
-    changed = check_file(tmp_path / "renamed")
-    assert not changed.is_published and "not JSON" in changed.problem
+    assert not check_file(tmp_path / "renamed").is_published
 
 
 def test_a_download_that_was_cut_off_is_compared_with_the_published_size(
     publish: Callable[..., None], tmp_path: Path
 ) -> None:
-    packed = gzip.compress((SAMPLES / "comparative" / "passages.jsonl").read_bytes())
+    packed = gzip.compress(b'{"id": "clueweb12-0000tw-00-00000___1", "contents": "text"}\n' * 99)
     with zipfile.ZipFile(tmp_path / "whole.zip", "w") as archive:
         archive.writestr("topics.xml", "<topics/>")
     zipped = (tmp_path / "whole.zip").read_bytes()
@@ -169,12 +145,6 @@ def test_a_file_of_another_kind_is_a_problem(content: bytes, tmp_path: Path) -> 
     assert found.problem and not found.tasks
 
 
-def test_numbers_of_thousands_of_digits_and_long_ids_are_read(tmp_path: Path) -> None:
-    (tmp_path / "qrels").write_text(f"1 0 S1f2e3d4c-A20000000 1\n{'9' * 5000} 0 S{'1' * 2000}-A{'_' * 2000} 1\n")
-    found = check_file(tmp_path / "qrels")
-    assert (found.kind, found.records) == ("qrels", 2)
-
-
 def test_a_missing_file_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="nowhere"):
         check_file(tmp_path / "nowhere")
@@ -183,7 +153,7 @@ def test_a_missing_file_is_an_error(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("task", "file"), OWN.items())
 def test_the_own_samples_are_read(task: str, file: str) -> None:
     found = check_file(SAMPLES / task / file)
-    assert found.kind == "corpus" and found.records == {"comparative": 44, "sentence_pairs": 24}[task]
+    assert found.kind == "corpus"
 
 
 def test_what_is_published_names_tasks_and_identifies_their_topics() -> None:
@@ -199,20 +169,20 @@ def test_what_is_published_names_tasks_and_identifies_their_topics() -> None:
 
 @pytest.mark.skipif(not REAL.is_dir(), reason="needs the real data")
 @pytest.mark.parametrize(
-    ("file", "tasks", "records"),
+    ("file", "tasks"),
     [
-        ("comparative/topics.xml", ("comparative",), 50),
-        ("comparative/passages.jsonl.gz", ("comparative",), 2587),
-        ("comparative/qrels-stance.txt", ("comparative",), 1084),
-        ("comparative/candidates.run.txt", ("comparative",), 2428),
-        ("controversial/topics.xml", ("sentence_pairs", "controversial"), 50),
-        ("sentence_pairs/args_processed_04_01.csv.gz", ("sentence_pairs",), 4967),
-        ("sentence_pairs/qrels-arguments-2020.txt", ("arguments_2020",), 1174),
+        ("comparative/topics.xml", ("comparative",)),
+        ("comparative/passages.jsonl.gz", ("comparative",)),
+        ("comparative/qrels-stance.txt", ("comparative",)),
+        ("comparative/candidates.run.txt", ("comparative",)),
+        ("controversial/topics.xml", ("sentence_pairs", "controversial")),
+        ("sentence_pairs/args_processed_04_01.csv.gz", ("sentence_pairs",)),
+        ("sentence_pairs/qrels-arguments-2020.txt", ("arguments_2020",)),
     ],
 )
-def test_real_files_are_those_of_their_task(file: str, tasks: tuple[str, ...], records: int) -> None:
+def test_real_files_are_those_of_their_task(file: str, tasks: tuple[str, ...]) -> None:
     found = check_file(REAL / file)
-    assert (found.tasks, found.records) == (tasks, records)
+    assert found.tasks == tasks
     if file.endswith("topics.xml"):
         topics = read_topics(REAL / file)
         assert found.problem == "" and found.first == f"{topics[0].id} {topics[0].title}"

@@ -43,10 +43,10 @@ def docstrings_of(tree: ast.Module) -> Iterator[ast.Constant]:
 
 
 def test_tira_finds_one_task_for_each_kind_of_topics() -> None:
-    kinds = [task.definition.corpus.tira for task in TASKS.values() if task.definition.corpus.tira]
+    kinds = [task.corpus.tira for task in TASKS.values() if task.corpus.tira]
     assert sorted(kinds) == sorted(get_args(TiraTopics))
     # A file name stands for one task.
-    names = [name for task in TASKS.values() for name in task.corpus_files]
+    names = [name for task in TASKS.values() for name in task.corpus.files]
     assert len(set(names)) == len(names)
 
 
@@ -56,7 +56,7 @@ def test_the_labels_of_a_task_are_those_its_prompt_asks_for(name: str) -> None:
     labels = get_labels(task.question.answer)
     assert labels.get("stance", ()) == task.stances
     assert task.unknown_stance is None or task.unknown_stance in task.run_labels
-    assert set(task.weights) == set(task.weight_names)
+    assert set(task.objectives["both"]) == set(task.weight_names)
     assert "relevance" in task.question.grades and "stance" not in task.question.grades
 
 

@@ -12,7 +12,7 @@ from touche_llm.cli.demo import SAMPLES
 from touche_llm.corpus.args_me import read_arguments
 from touche_llm.integrations.tira import detect_input
 from touche_llm.tasks import get_task
-from touche_llm.tasks.base import Task
+from touche_llm.tasks.task import Task
 
 REAL = ROOT.parent / "shared" / "data"
 

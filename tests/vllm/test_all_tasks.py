@@ -50,12 +50,12 @@ def test_topics_get_a_valid_run_that_can_be_replayed(
     assert "warning" not in touche("validate", out / "run.txt", *given.options).stdout
     sizes = Counter(line.topic_id for line in run_lines(out / "run.txt"))
     assert set(sizes) == {topic.id for topic in read_topics(given.topics)[: TOPICS[task]]}
-    assert min(sizes.values()) >= max(given.task.min_per_topic, 1)
+    assert min(sizes.values()) >= max(given.task.documents_per_topic.min, 1)
 
     # Long web pages are excerpts, and their judgments say which; long arguments lack their end.
     cut = [each.cut for each in read_records(out / "judgments.jsonl", Judgment, "judgments") if each.cut]
     assert all(each.kept_chars <= each.of_chars for each in cut)
-    assert all(bool(each.parts) is ("excerpts" in given.task.definition.features) for each in cut)
+    assert all(bool(each.parts) is ("excerpts" in given.task.features) for each in cut)
     if given.is_real and task == "controversial":
         assert any(each.prompt_tokens for each in cut)
 

@@ -41,7 +41,7 @@ from touche_llm.pipeline.run_directory import RunDirectory
 from touche_llm.pipeline.run_overview import find_run_file, find_task
 from touche_llm.prompt_lab.holdout import record_evaluations
 from touche_llm.tasks import get_task
-from touche_llm.tasks.base import Task
+from touche_llm.tasks.task import Task
 
 if TYPE_CHECKING:
     from pandas import DataFrame

@@ -30,7 +30,7 @@ from touche_llm.pipeline.run_directory import RunDirectory
 from touche_llm.pipeline.run_files import REPORT
 from touche_llm.pipeline.stages import RunResult
 from touche_llm.tasks import TASKS, get_task
-from touche_llm.tasks.base import Task
+from touche_llm.tasks.task import Task
 
 # Documents of a topic with their text in the report.
 _REPORTED = 20
@@ -65,7 +65,7 @@ def measure_run(
     ]
     evaluations = [evaluate_run(name, run, judged) for name, run, judged in rankings]
     record_evaluation(RunDirectory(folder), task, files, evaluations[-1])
-    measures = [f"{aspect} {task.definition.measures[aspect]}" for aspect in files]
+    measures = [f"{aspect} {task.measures[aspect]}" for aspect in files]
     measures.append(f"{next(iter(files))} {JUDGED}")
     values = []
     for evaluation in evaluations:

@@ -33,8 +33,8 @@ from touche_llm.pipeline.recorded_evaluation import record_evaluation
 from touche_llm.pipeline.run_directory import RunDirectory
 from touche_llm.pipeline.run_overview import find_task
 from touche_llm.prompt_lab.holdout import record_evaluations
-from touche_llm.tasks.base import Task
-from touche_llm.tasks.leaderboard import LEADERBOARD_FILE, PublishedRun, Table, find_place, read_tables
+from touche_llm.tasks.published import LEADERBOARD_FILE, PublishedRun, Table, find_place, read_tables
+from touche_llm.tasks.task import Task
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -169,7 +169,7 @@ def _format_row(row: Any) -> Sequence[str]:
 
 def _ours(table: Table, task: Task) -> str:
     """Return the name of our measure for a published table."""
-    return f"{table.measure} {task.definition.measures[table.measure]}"
+    return f"{table.measure} {task.measures[table.measure]}"
 
 
 def _name(run: PublishedRun | None) -> str | None:

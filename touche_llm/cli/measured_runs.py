@@ -27,7 +27,7 @@ from touche_llm.pipeline.run_directory import RunDirectory
 from touche_llm.pipeline.run_files import RUN
 from touche_llm.pipeline.run_overview import find_run_directory, read_run
 from touche_llm.tasks import TASK_HELP, get_task
-from touche_llm.tasks.base import Task
+from touche_llm.tasks.task import Task
 
 # Functions that need the measures, and pandas with them, import these: wrong usage is reported without loading them.
 if TYPE_CHECKING:

@@ -24,7 +24,7 @@ from touche_llm.pipeline.corpora import open_local_corpus
 from touche_llm.pipeline.run_overview import find_run_directory, find_run_file, find_task
 from touche_llm.ranking.fusion import DEFAULT_K, FusionSettings, check_weights, fuse_runs
 from touche_llm.tasks import TASK_HELP, TASKS, get_task
-from touche_llm.tasks.base import Task
+from touche_llm.tasks.task import Task
 
 
 def fuse(
@@ -72,9 +72,9 @@ def fuse(
     check_weights(weights, len(runs))
     if not is_word(tag):
         raise UsageError(f"--tag {tag!r:.40}: not one word; a run line has six columns")
-    if known is not None and depth > known.max_per_topic:
+    if known is not None and depth > known.documents_per_topic.max:
         raise UsageError(
-            f"--depth {depth}: {known.name} allows at most {known.max_per_topic} documents per topic; give less"
+            f"--depth {depth}: {known.name} allows at most {known.documents_per_topic.max} documents a topic; give less"
         )
     runs = [find_run_file(run) for run in runs]
     check_output(out, overwrite, runs)
@@ -165,7 +165,7 @@ def validate(
         show_lines(f"warning: {warning}" for warning in warnings[:_MANY])
         if len(warnings) > _MANY:
             more = len(warnings) - _MANY
-            print(f"warning: and {more} more topics with fewer than {known.min_per_topic} lines")
+            print(f"warning: and {more} more topics with fewer than {known.documents_per_topic.min} lines")
     else:
         # Line 0 is the file as a whole.
         found = [("error", each.line or None, each.message) for each in problems]
@@ -193,11 +193,11 @@ def _show(run: Path, problems: list[RunProblem], every: bool) -> None:
 
 def _remarks(run: Path, task: Task, topic_ids: Collection[str] | None) -> tuple[list[str], list[str]]:
     """Return notes and warnings on a valid run."""
-    rankings = read_candidates(run, task.max_per_topic)
+    rankings = read_candidates(run, task.documents_per_topic.max)
     notes = []
     if topic_ids is not None and len(topic_ids) > len(rankings):
         notes.append(f"{len(topic_ids) - len(rankings)} of {len(topic_ids)} topics have no line")
-    least = task.min_per_topic
+    least = task.documents_per_topic.min
     return notes, [
         f"topic {topic} has {len(lines)} lines, the organisers want at least {least}"
         for topic, lines in rankings.items()

@@ -27,7 +27,7 @@ from touche_llm.retrieval.elasticsearch import load_corpus
 from touche_llm.retrieval.elasticsearch_server import ElasticsearchSettings
 from touche_llm.retrieval.settings import RetrieverConfig
 from touche_llm.tasks import DEFAULT_TASK, find_dataset_task, get_task
-from touche_llm.tasks.base import Task
+from touche_llm.tasks.task import Task
 
 _MARKS = {True: "yes", False: "no", None: "?"}
 

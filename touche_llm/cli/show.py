@@ -51,7 +51,7 @@ from touche_llm.pipeline.run_overview import (
 from touche_llm.pipeline.stages import count_by_kind
 from touche_llm.prompt_lab.holdout import record_shown_evaluation
 from touche_llm.tasks import get_task
-from touche_llm.tasks.base import Task
+from touche_llm.tasks.task import Task
 
 
 def read_run_topics(folder: Path, config: Config) -> dict[str, Topic]:

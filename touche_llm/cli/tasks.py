@@ -17,10 +17,9 @@ from touche_llm.cli.setting_options import CommandProgress
 from touche_llm.data.io import open_atomic
 from touche_llm.errors import UsageError, to_printable
 from touche_llm.tasks import TASKS, get_task
-from touche_llm.tasks.base import Task
 from touche_llm.tasks.definition import TASK_FILE
-from touche_llm.tasks.leaderboard import read_tables
-from touche_llm.tasks.published import FileCheck, check_file, read_published
+from touche_llm.tasks.published import FileCheck, check_file, read_published, read_tables
+from touche_llm.tasks.task import Task
 
 _FILE_COLUMNS = ("task", "role", "name", "bytes", "records", "licence", "md5", "url")
 
@@ -36,10 +35,9 @@ def data(
 ) -> None:
     """List the published files of the tasks, or check downloaded files.
 
-    Each file is compared with the published ones by its checksum, else by its content: task and edition, first record,
-    number of records. Nothing is downloaded.
+    Each file is compared with the published ones by its checksum, else by its first record. Nothing is downloaded.
 
-    Exit code 1 if a file is damaged, incomplete or none of these.
+    Exit code 1 if a file cannot be read, or is none of these.
     """
     if files and task is not None:
         raise UsageError("--task: is for the list; leave it out, since a check finds the task")
@@ -86,9 +84,8 @@ def _list_files(tasks: list[str], output: Format) -> None:
 
 
 def _describe(check: FileCheck) -> Iterator[str]:
-    counted = f", {check.records:,} records" if check.records else ""
     how = ", as published (md5)" if check.is_published else ""
-    yield f"{check.path}: {' or '.join(check.roles) or check.kind}{counted}{how}"
+    yield f"{check.path}: {' or '.join(check.roles) or check.kind}{how}"
     for task in check.tasks:
         yield f"    {task}: {get_task(task).title}"
     if check.first:
@@ -105,8 +102,6 @@ def _file_row(check: FileCheck) -> dict[str, Any]:
         "roles": " ".join(check.roles) or None,
         "published": check.is_published,
         "bytes": check.bytes,
-        "records": check.records,
-        "expected": check.expected,
         "first": check.first or None,
         "problem": check.problem or None,
     }
@@ -134,8 +129,8 @@ def list_(output: FormatOption = Format.TABLE) -> None:
         return
     rows = []
     for task in TASKS.values():
-        aspects = ", ".join(f"{name} {scale}" for name, scale in task.scales.items())
-        rows.append((task.name, aspects, " ".join(task.stances), task.definition.corpus.reader, task.title))
+        aspects = ", ".join(f"{name} {scale}" for name, scale in task.aspects.items())
+        rows.append((task.name, aspects, " ".join(task.stances), task.corpus.reader, task.title))
     show_table(_COLUMNS, rows)
 
 
@@ -208,13 +203,13 @@ def _choose_name(folder: Path) -> str:
 
 
 def _list_facts(task: Task) -> Iterator[tuple[str, str]]:
-    definition, stance = task.definition, task.definition.stance
+    stance = task.stance
     yield "folder", str(task.folder)
     if task.shared_folders:
         yield "other templates", ", ".join(map(str, task.shared_folders))
-    yield "features", ", ".join(definition.features) or "none"
-    yield "aspects", ", ".join(f"{name} {scale}" for name, scale in task.scales.items())
-    if definition.qrels:
+    yield "features", ", ".join(task.features) or "none"
+    yield "aspects", ", ".join(f"{name} {scale}" for name, scale in task.aspects.items())
+    if task.qrels:
         yield "scales of qrels", ", ".join(f"{name} {scale}" for name, scale in task.qrels_scales.items())
     yield "stances", ", ".join(task.stances) or "none; runs have Q0 in their place"
     if stance is not None:
@@ -225,14 +220,14 @@ def _list_facts(task: Task) -> Iterator[tuple[str, str]]:
                 ", ".join(f"{label} and {stance.swapped[label]}" for label in stance.swapped),
             )
         yield "without an answer", stance.unanswered
-    yield "documents per topic", f"{task.min_per_topic} to {task.max_per_topic:,}"
+    yield "documents per topic", f"{task.documents_per_topic.min} to {task.documents_per_topic.max:,}"
     for objective, weights in task.objectives.items():
-        if objective not in (*definition.weights, *task.scales):
+        if objective not in (*task.objectives["both"], *task.aspects):
             continue  # an aspect that the task does not have
         yield f"weights for {objective}", ", ".join(f"{name} {weight:g}" for name, weight in weights.items())
-    yield "official measures", ", ".join(f"{name} {measure}" for name, measure in definition.measures.items()) or "none"
-    yield "corpus", f"{definition.corpus.reader}: {', '.join(task.corpus_files) or 'any file'}"
-    yield "datasets of ir_datasets", ", ".join(definition.corpus.datasets) or "none"
+    yield "official measures", ", ".join(f"{name} {measure}" for name, measure in task.measures.items()) or "none"
+    yield "corpus", f"{task.corpus.reader}: {', '.join(task.corpus.files) or 'any file'}"
+    yield "datasets of ir_datasets", ", ".join(task.corpus.datasets) or "none"
 
 
 def _row(task: Task) -> dict[str, Any]:
@@ -240,14 +235,14 @@ def _row(task: Task) -> dict[str, Any]:
         "task": task.name,
         "title": task.title,
         "folder": task.folder,
-        "features": " ".join(task.definition.features) or None,
-        "aspects": " ".join(f"{name}:{scale}" for name, scale in task.scales.items()),
+        "features": " ".join(task.features) or None,
+        "aspects": " ".join(f"{name}:{scale}" for name, scale in task.aspects.items()),
         "stances": " ".join(task.stances) or None,
         "no_side": " ".join(task.no_stances) or None,
         "unanswered": task.unknown_stance,
-        "min_per_topic": task.min_per_topic,
-        "max_per_topic": task.max_per_topic,
-        "reader": task.definition.corpus.reader,
-        "files": " ".join(task.corpus_files) or None,
-        "datasets": " ".join(task.definition.corpus.datasets) or None,
+        "min_per_topic": task.documents_per_topic.min,
+        "max_per_topic": task.documents_per_topic.max,
+        "reader": task.corpus.reader,
+        "files": " ".join(task.corpus.files) or None,
+        "datasets": " ".join(task.corpus.datasets) or None,
     }

@@ -17,7 +17,7 @@ from touche_llm.data.records import Judgment, StanceReading
 from touche_llm.errors import DataError, UsageError
 from touche_llm.evaluation.stance_measures import macro_f1
 from touche_llm.judging.labels import check_judgments, choose_stances
-from touche_llm.tasks.base import Task
+from touche_llm.tasks.task import Task
 
 # Candidate thresholds, 0.000335 to 0.999665, in even steps of log-odds, since the probabilities of models cluster near
 # 0 and 1. Six decimals, so that a file holds exactly the thresholds that were measured.

@@ -17,8 +17,8 @@ from touche_llm.data.topics import require_kind
 from touche_llm.data.trec_runs import ParsedRun
 from touche_llm.errors import DataError, UsageError, shorten, suggest
 from touche_llm.tasks import get_task
-from touche_llm.tasks.base import Task
 from touche_llm.tasks.definition import Scale
+from touche_llm.tasks.task import Task
 
 # The grade -2 marks texts that are no argument.
 LOWEST_GRADE = -2

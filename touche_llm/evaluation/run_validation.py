@@ -14,7 +14,7 @@ from touche_llm.data.io import MAX_TABLE_LINE, MAX_TABLE_LINES, open_regular, re
 from touche_llm.data.trec_runs import parse_rank, parse_score
 from touche_llm.errors import DataError, to_printable
 from touche_llm.judging.sentence_pairs import describe_pair_problem
-from touche_llm.tasks.base import Task
+from touche_llm.tasks.task import Task
 
 # Reading stops after this many problems.
 MAX_PROBLEMS = 10_000
@@ -147,8 +147,8 @@ def _check_values(columns: list[str], number: int, seen: _Seen, task: Task) -> I
     if first != number:
         yield f"topic {topic}: document {document} is already in line {first}"
     seen.sizes[topic] += 1
-    if seen.sizes[topic] == task.max_per_topic + 1:
-        yield f"topic {topic}: more than {task.max_per_topic} lines; this is the first too many"
+    if seen.sizes[topic] == task.documents_per_topic.max + 1:
+        yield f"topic {topic}: more than {task.documents_per_topic.max} lines; this is the first too many"
     if tag not in seen.tags:
         if seen.tags:
             other, line = next(iter(seen.tags.items()))

@@ -39,8 +39,8 @@ from touche_llm.pipeline.run_files import list_result_columns
 from touche_llm.ranking.steps import JUDGE, list_comparison_kinds, needs_texts
 from touche_llm.retrieval.settings import QueryField
 from touche_llm.tasks import get_task
-from touche_llm.tasks.base import Task
 from touche_llm.tasks.definition import FIRST_STAGE
+from touche_llm.tasks.task import Task
 
 # Columns of a topic beside `qid` and `query`, and columns that identify a row of results.
 TOPIC_COLUMNS = ("description", "narrative", "objects")

@@ -8,8 +8,8 @@ from pathlib import Path
 from touche_llm.data.topics import read_topics
 from touche_llm.errors import UsageError
 from touche_llm.tasks import TASKS
-from touche_llm.tasks.base import Task
 from touche_llm.tasks.definition import TiraTopics
+from touche_llm.tasks.task import Task
 
 _TOPICS = ("topics.xml", "queries.jsonl", "queries.xml")
 # A first stage with its documents, and collections of any task that ranks documents.
@@ -52,7 +52,7 @@ def detect_input(folder: Path) -> TiraInput:
     if topics is None:
         raise UsageError(f"{folder}: no topics ({', '.join(_TOPICS)}); {_list_files(folder)}")
     named = [
-        (task, folder / name) for task in TASKS.values() for name in task.corpus_files if (folder / name).is_file()
+        (task, folder / name) for task in TASKS.values() for name in task.corpus.files if (folder / name).is_file()
     ]
     if len({task.name for task, _ in named}) > 1:
         raise UsageError(f"{folder}: corpora of several tasks: {', '.join(path.name for _, path in named)}")
@@ -64,13 +64,13 @@ def detect_input(folder: Path) -> TiraInput:
         return TiraInput(task, topics, rerank or corpus, rerank)
     has_objects = any(topic.objects is not None for topic in read_topics(topics))
     kind: TiraTopics = "objects" if has_objects else "no_objects"
-    task = next(task for task in TASKS.values() if task.definition.corpus.tira == kind)
+    task = next(task for task in TASKS.values() if task.corpus.tira == kind)
     return TiraInput(task, topics, rerank or _first(folder, _COLLECTIONS), rerank)
 
 
 def list_corpus_names() -> list[str]:
     """Return the file names under which a corpus is found."""
-    return [*(name for task in TASKS.values() for name in task.corpus_files), *_COLLECTIONS, *_RERANK]
+    return [*(name for task in TASKS.values() for name in task.corpus.files), *_COLLECTIONS, *_RERANK]
 
 
 def _first(folder: Path, names: tuple[str, ...]) -> Path | None:

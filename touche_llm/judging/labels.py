@@ -22,8 +22,9 @@ from touche_llm.data.settings import Option, Section, load_yaml, to_yaml
 from touche_llm.data.trec_runs import NO_STANCE_COLUMN
 from touche_llm.errors import DataError, UsageError
 from touche_llm.llm.answers import get_labels
-from touche_llm.tasks.base import Question, Task
 from touche_llm.tasks.definition import FIRST_STAGE, Scale
+from touche_llm.tasks.features import Question
+from touche_llm.tasks.task import Task
 
 
 def check_judgments(judgments: Iterable[Judgment], question: Question, place: object) -> None:

@@ -18,7 +18,8 @@ from touche_llm.llm.model import AnsweredRequest, ModelClient
 from touche_llm.llm.request import Origin, Request, Sampling, SystemPlace, place_system_message
 from touche_llm.llm.settings import ThinkingConfig
 from touche_llm.prompts.prompt import Prompt
-from touche_llm.tasks.base import Question, RenderedDocument, Task
+from touche_llm.tasks.features import Question, RenderedDocument
+from touche_llm.tasks.task import Task
 from touche_llm.text.passages import RankedPassages
 from touche_llm.text.sanitize import sanitize
 

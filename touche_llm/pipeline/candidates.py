@@ -15,7 +15,7 @@ from touche_llm.data.trec_runs import check_tag, make_strictly_decreasing, read_
 from touche_llm.errors import DataError, UsageError, shorten
 from touche_llm.judging.pointwise import Documents
 from touche_llm.pipeline.corpora import Corpus
-from touche_llm.tasks.base import Task
+from touche_llm.tasks.task import Task
 
 if TYPE_CHECKING:
     from pandas import DataFrame

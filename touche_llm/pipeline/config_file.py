@@ -22,7 +22,7 @@ from touche_llm.pipeline.run_files import CONFIG, METADATA
 from touche_llm.pipeline.settings import is_one_of
 from touche_llm.prompts.prompt import PromptsConfig
 from touche_llm.tasks import DEFAULT_TASK, find_dataset_task, get_task
-from touche_llm.tasks.base import Task
+from touche_llm.tasks.task import Task
 
 _INDEX_ROOT = Path(".touche-llm/index")
 # Settings that are files or folders. The folder of a task has a copy in the folder of a run.
@@ -186,9 +186,9 @@ def _complete_sections(values: dict[str, Any], task: Task) -> None:
         for section in ("sentences", "pairs"):
             values[section] = values.get(section) or {}
         if isinstance(values["pairs"], dict):
-            values["pairs"].setdefault("most", min(PairSettings().most, task.max_per_topic))
+            values["pairs"].setdefault("most", min(PairSettings().most, task.documents_per_topic.max))
     elif values.get("depth") is None:
-        values["depth"] = min(Config.model_fields["depth"].default, task.max_per_topic)
+        values["depth"] = min(Config.model_fields["depth"].default, task.documents_per_topic.max)
 
 
 def _locate_problem(error: ErrorDetails, source: str, given: Mapping[str, Any], options: Mapping[str, str]) -> str:
@@ -207,7 +207,7 @@ def _locate_problem(error: ErrorDetails, source: str, given: Mapping[str, Any], 
 
 def _find_weights(task: Task, objective: Any) -> Mapping[str, float]:
     """Return the default weights of an objective; those of `both` if it is missing or unknown."""
-    return next((weights for name, weights in task.objectives.items() if name == objective), task.weights)
+    return next((weights for name, weights in task.objectives.items() if name == objective), task.objectives["both"])
 
 
 def _describe_error(error: ErrorDetails) -> str:

@@ -22,7 +22,7 @@ from touche_llm.retrieval.elasticsearch import ElasticIndex
 from touche_llm.retrieval.elasticsearch_server import ElasticsearchSettings
 from touche_llm.retrieval.sentences import SentenceSettings, retrieve_sentences
 from touche_llm.retrieval.settings import QueryField, RetrieverConfig
-from touche_llm.tasks.base import Task
+from touche_llm.tasks.task import Task
 
 
 class Corpus(ABC):

@@ -34,7 +34,7 @@ from touche_llm.pipeline.progress import Progress
 from touche_llm.pipeline.settings import PURPOSES
 from touche_llm.prompts.prompt import Prompt
 from touche_llm.ranking.order import rank_by_first_stage, rank_by_judgment
-from touche_llm.tasks.base import Task
+from touche_llm.tasks.task import Task
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -261,7 +261,7 @@ class _Judge:
         pair_judge = PairJudge(candidates, settings, parts, self.prompts, self.builder, self.stage)
         judged = await pair_judge.judge(topics)
         for topic_id, count in judged.too_few.items():
-            wanted = candidates.task.min_per_topic
+            wanted = candidates.task.documents_per_topic.min
             self.progress.warn(f"topic {topic_id}: {count} pairs, fewer than the {wanted} wanted")
         rankings = normalise_rankings(judged.candidates)
         candidates = replace(candidates, rankings=rankings, source="pairs", are_pairs=True)
@@ -344,7 +344,7 @@ def _choose_best(candidates: Candidates, judgments: Sequence[Judgment], depth: i
     judged, task, work = group_judgments(judgments), candidates.task, []
     for topic, ranking in zip(candidates.topics, candidates.list_rankings(), strict=True):
         grades = judged.get(topic.id, {})
-        ranked = rank_by_judgment(rank_by_first_stage(ranking), grades, task.weights, task.scales)
+        ranked = rank_by_judgment(rank_by_first_stage(ranking), grades, task.objectives["both"], task.aspects)
         best = [document.document_id for document in ranked if document.document_id in grades]
         work += [(topic, document_id) for document_id in best[:depth]]
     return work

@@ -52,8 +52,8 @@ from touche_llm.retrieval.dense import DenseSettings
 from touche_llm.retrieval.elasticsearch_server import ElasticsearchSettings
 from touche_llm.retrieval.settings import QueryField, RetrieverConfig
 from touche_llm.tasks import get_task
-from touche_llm.tasks.base import Task
 from touche_llm.tasks.definition import Objective
+from touche_llm.tasks.task import Task
 
 P = ParamSpec("P")
 ResultT = TypeVar("ResultT")

@@ -19,7 +19,7 @@ from touche_llm.pipeline.settings import POOLING_DELIVERY
 from touche_llm.ranking.steps import JUDGE
 from touche_llm.retrieval import elasticsearch as elastic
 from touche_llm.tasks import get_task
-from touche_llm.tasks.base import Task
+from touche_llm.tasks.task import Task
 from touche_llm.text import analysis
 
 # Key of the first stage's depth in its facts.

@@ -25,7 +25,7 @@ from touche_llm.judging.sentence_pairs import (
 )
 from touche_llm.pipeline.candidates import Candidates
 from touche_llm.prompts.prompt import Prompt
-from touche_llm.tasks.base import Task
+from touche_llm.tasks.task import Task
 
 Stage = Callable[[str, int], AbstractContextManager[Callable[[], None]]]
 # By topic id and document id; empty for other topics.
@@ -143,7 +143,7 @@ class PairJudge:
 
     @property
     def _min_pairs(self) -> int:
-        return min(self.task.min_per_topic, self.settings.most)
+        return min(self.task.documents_per_topic.min, self.settings.most)
 
     async def _judge_sentences(self, topics: list[Topic], result: JudgedPairs) -> dict[str, Pairs]:
         """Judge sentences and make pairs of them, by topic.
@@ -177,8 +177,8 @@ class PairJudge:
                     judged[topic.id],
                     self.parts.locate,
                     self.settings,
-                    self.task.weights,
-                    self.task.scales,
+                    self.task.objectives["both"],
+                    self.task.aspects,
                 )
                 pairs[topic.id] = make_pairs(topic.id, sentences, self.settings, self._min_pairs)
             lacking = [topic for topic in lacking if len(pairs[topic.id].candidates) < self._min_pairs]
@@ -206,4 +206,4 @@ class PairJudge:
 
     def _grade(self, judgment: Judgment) -> float:
         """Combine the grades by the task's weights; the run's weights must not change which pairs are judged."""
-        return combine_grades(judgment, self.task.weights, self.task.scales)
+        return combine_grades(judgment, self.task.objectives["both"], self.task.aspects)

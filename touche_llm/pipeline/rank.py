@@ -30,7 +30,7 @@ from touche_llm.ranking.steps import (
     needs_texts,
     rank_topics,
 )
-from touche_llm.tasks.base import Task
+from touche_llm.tasks.task import Task
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -183,7 +183,9 @@ def describe_ranking(ranking: Ranking, judgments: Judgments) -> dict[str, Any]:
         "lines judged by the model": len(lines) - inherited - ranking.imputed,
         "lines with inherited grades": inherited,
         "topics with too few lines": {
-            topic.id: sizes[topic.id] for topic in judgments.candidates.topics if sizes[topic.id] < task.min_per_topic
+            topic.id: sizes[topic.id]
+            for topic in judgments.candidates.topics
+            if sizes[topic.id] < task.documents_per_topic.min
         },
         "stances": {stance: sum(line.stance == stance for line in lines) for stance in task.stances},
         "imputed stances": ranking.imputed,
@@ -193,7 +195,7 @@ def describe_ranking(ranking: Ranking, judgments: Judgments) -> dict[str, Any]:
 
 def _count_omitted(ranking: Ranking, judgments: Judgments) -> int:
     """Return the number of candidates that are left out since they have no stance."""
-    limit = ranking.task.max_per_topic
+    limit = ranking.task.documents_per_topic.max
     return sum(min(len(found), limit) for found in judgments.candidates.list_rankings()) - len(ranking.lines)
 
 

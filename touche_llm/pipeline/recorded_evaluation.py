@@ -17,7 +17,7 @@ from touche_llm.data.settings import load_yaml, to_yaml
 from touche_llm.errors import DataError, UsageError
 from touche_llm.evaluation.qrels import Coverage
 from touche_llm.pipeline.run_directory import RunDirectory
-from touche_llm.tasks.base import Task
+from touche_llm.tasks.task import Task
 
 if TYPE_CHECKING:
     from touche_llm.evaluation.measures import Evaluation

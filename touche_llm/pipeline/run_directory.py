@@ -17,7 +17,8 @@ from touche_llm.judging.labels import check_judgments
 from touche_llm.pipeline import run_files
 from touche_llm.pipeline.run_files import OUTPUTS, STAGES, lock_run
 from touche_llm.tasks import get_task
-from touche_llm.tasks.base import Question, Task
+from touche_llm.tasks.features import Question
+from touche_llm.tasks.task import Task
 
 if TYPE_CHECKING:
     from touche_llm.config import Config

@@ -18,7 +18,7 @@ from touche_llm.data.records import Judgment, StanceReading
 from touche_llm.data.trec_runs import DECIMALS, NO_STANCE_COLUMN
 from touche_llm.errors import DataError, UsageError
 from touche_llm.judging.labels import StanceSettings, choose_stance
-from touche_llm.tasks.base import Task
+from touche_llm.tasks.task import Task
 
 CONFIG = "config.yaml"
 METADATA = "ir-metadata.yml"

@@ -27,7 +27,7 @@ from touche_llm.pipeline.recorded_evaluation import RecordedEvaluation, read_eva
 from touche_llm.pipeline.run_directory import RunDirectory
 from touche_llm.pipeline.run_files import BATCH, LOCK, METADATA, OUTPUTS, RECORDED, RUN, list_result_columns
 from touche_llm.tasks import find_dataset_task, get_task
-from touche_llm.tasks.base import Task
+from touche_llm.tasks.task import Task
 
 
 def find_run_directory(path: Path) -> RunDirectory | None:

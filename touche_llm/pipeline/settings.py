@@ -15,9 +15,9 @@ from touche_llm.llm.settings import SECTIONS
 from touche_llm.prompts.few_shot import EXAMPLES_SUFFIX
 from touche_llm.prompts.purposes import list_files
 from touche_llm.tasks import TASKS, get_task
-from touche_llm.tasks.base import Task
 from touche_llm.tasks.definition import TASK_FILE
-from touche_llm.tasks.leaderboard import LEADERBOARD_FILE
+from touche_llm.tasks.published import LEADERBOARD_FILE
+from touche_llm.tasks.task import Task
 
 COPY = "task"
 
@@ -72,7 +72,7 @@ def find_task_folder(config_file: Path, base: Path | None = None) -> str | None:
 def is_same_task(first: str, second: str) -> bool:
     """Return whether two tasks have the same definition: a folder may have moved."""
     try:
-        return get_task(first).definition == get_task(second).definition
+        return get_task(first).has_same_definition(get_task(second))
     except (DataError, UsageError):
         return False
 
@@ -200,7 +200,7 @@ def _is_same(name: str, first: Any, second: Any) -> bool:
 def _list_other_keys(first: str, second: str) -> str:
     """Return which keys of a task changed, if both have its name; empty if one cannot be read."""
     try:
-        before, after = dict(get_task(first).definition), dict(get_task(second).definition)
+        before, after = get_task(first).model_dump(), get_task(second).model_dump()
     except (DataError, UsageError):
         return ""
     changed = [key for key, value in after.items() if before[key] != value]

@@ -52,7 +52,7 @@ from touche_llm.prompt_lab.sample import (
 from touche_llm.prompt_lab.variants import Variant, VariantJudgments, VariantSettings, judge_variants, load_variants
 from touche_llm.prompts.prompt import Prompt
 from touche_llm.prompts.purposes import load, purposes_of
-from touche_llm.tasks.base import Task
+from touche_llm.tasks.task import Task
 
 
 @dataclass(frozen=True, slots=True)
@@ -241,7 +241,7 @@ async def _prepare(
     """Load the variants, draw or read the sample and divide it; raise an error if one does not fit."""
     config, task, topics, corpus = context.config, context.task, context.topics, context.corpus
     if not qrels.grades:
-        aspects = ", ".join(task.scales)
+        aspects = ", ".join(task.aspects)
         raise UsageError(f"qrels: no grades, by which documents are drawn; give those of at least one of {aspects}")
     variants = load_variants(names, config, task, settings)
     grades = next(iter(qrels.grades.values()))

@@ -20,6 +20,7 @@ from pydantic import AwareDatetime, Field
 
 from touche_llm.data.io import encode_line, read_records, sha256, shorten_path
 from touche_llm.data.records import Model, Topic
+from touche_llm.data.settings import load_yaml
 from touche_llm.data.topics import normalise_title, read_topics
 from touche_llm.data.trec_runs import read_run
 from touche_llm.errors import DataError, ToucheError, Warn, describe_os_error
@@ -27,8 +28,7 @@ from touche_llm.evaluation.qrels import Qrels, read_qrels
 from touche_llm.pipeline.recorded_evaluation import RecordedEvaluation, find_known_qrels
 from touche_llm.pipeline.run_directory import RunDirectory
 from touche_llm.tasks import prompts_folder
-from touche_llm.tasks.base import Task
-from touche_llm.tasks.definition import Strict, read_definition
+from touche_llm.tasks.task import Task
 
 # Names of the halves.
 CHOICE, HOLD_OUT = "choice", "hold-out"
@@ -45,7 +45,7 @@ _HASH_DIGITS = 12
 Kind = Literal["choice", "confirmation", "trial", "evaluation"]
 
 
-class PublishedHalves(Strict):
+class PublishedHalves(Model, strict=True):
     """Titles of the topics of a published task, by half."""
 
     choice: list[str]
@@ -57,7 +57,7 @@ def _read_published() -> dict[str, str]:
     """Return the half of each normalised title of the project's own tasks."""
     found: dict[str, str] = {}
     for file in sorted(prompts_folder().glob(f"*/{HALVES_FILE}")):
-        halves = read_definition(file, PublishedHalves)
+        halves = load_yaml(file, PublishedHalves, words=True)
         for half, titles in ((CHOICE, halves.choice), (HOLD_OUT, halves.hold_out)):
             found |= dict.fromkeys(map(normalise_title, titles), half)
     return found

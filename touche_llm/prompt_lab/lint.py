@@ -27,8 +27,8 @@ from touche_llm.prompts.purposes import MAX_DOCUMENTS, find_prompt, list_copyabl
 from touche_llm.ranking.comparer import MAX_CHOICES
 from touche_llm.ranking.steps import RankingSettings
 from touche_llm.tasks import TASKS
-from touche_llm.tasks.base import Task
 from touche_llm.tasks.definition import Objective
+from touche_llm.tasks.task import Task
 
 Level = Literal["error", "warning"]
 # Maximum share and characters of fixed text after the topic or the documents: field names, a last line.

@@ -17,7 +17,7 @@ from touche_llm.evaluation.stance_measures import round_grade
 from touche_llm.judging.pointwise import Documents
 from touche_llm.pipeline.corpora import Corpus
 from touche_llm.prompt_lab.holdout import CHOICE, HOLD_OUT, find_half
-from touche_llm.tasks.base import Task
+from touche_llm.tasks.task import Task
 
 # Documents per topic; with fewer, nearly every order has a high nDCG@5.
 MIN_TOPIC_DOCUMENTS = 10

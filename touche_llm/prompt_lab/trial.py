@@ -24,8 +24,9 @@ from touche_llm.prompts.prompt import Prompt, Purpose
 from touche_llm.prompts.purposes import MAX_DOCUMENTS, load, load_named, purposes_of
 from touche_llm.ranking.comparer import MAX_CHOICES, Comparer
 from touche_llm.ranking.expansion import find_queries
-from touche_llm.tasks.base import Question, Task
 from touche_llm.tasks.definition import Objective
+from touche_llm.tasks.features import Question
+from touche_llm.tasks.task import Task
 
 _MAX_DOCUMENTS = 4
 _INVENTED = (

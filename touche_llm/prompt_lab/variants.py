@@ -19,7 +19,7 @@ from touche_llm.pipeline.judge import judge_stances
 from touche_llm.prompt_lab.sample import Sampled
 from touche_llm.prompts.prompt import Prompt, check_overlay
 from touche_llm.prompts.purposes import load, load_named, purposes_of
-from touche_llm.tasks.base import Task
+from touche_llm.tasks.task import Task
 
 PURPOSE = "judge"
 
@@ -192,6 +192,6 @@ async def _judge_stances(
 def _convert_grades(judgment: Judgment, task: Task) -> Judgment:
     """Return a judgment with its grades on the scales of the human ones."""
     grades = {
-        name: task.scales[name].convert(grade, task.qrels_scales[name]) for name, grade in judgment.grades.items()
+        name: task.aspects[name].convert(grade, task.qrels_scales[name]) for name, grade in judgment.grades.items()
     }
     return structs.replace(judgment, grades=grades)

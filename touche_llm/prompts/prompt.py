@@ -21,7 +21,8 @@ from touche_llm.llm.answers import AnswerForm, AnswerModel, can_be_letters
 from touche_llm.llm.request import Message, Origin
 from touche_llm.prompts.few_shot import EXAMPLES_SUFFIX, FewShotExample, parse_examples
 from touche_llm.prompts.templates import HEADER, ROLES, TemplateFiles, read_text, resolve_reference
-from touche_llm.tasks.base import Question, Task
+from touche_llm.tasks.features import Question
+from touche_llm.tasks.task import Task
 from touche_llm.text.sanitize import SanitizedText, sanitize
 
 

@@ -29,7 +29,8 @@ from touche_llm.prompts.prompt import (
     template_path,
 )
 from touche_llm.prompts.templates import HEADER, read_text
-from touche_llm.tasks.base import Question, Task
+from touche_llm.tasks.features import Question
+from touche_llm.tasks.task import Task
 
 # The comparison criterion is the same for all questions of a run, so few-shot examples use it too.
 _SHARED = ("aim",)

@@ -23,8 +23,8 @@ from touche_llm.llm.request import Message, Request, place_system_message
 from touche_llm.llm.truncation import CUT_MARK
 from touche_llm.prompts.prompt import Prompt
 from touche_llm.prompts.purposes import LABELS, ORDER_SEPARATOR, build_best_answer, build_order_answer
-from touche_llm.tasks.base import Question
 from touche_llm.tasks.definition import Objective
+from touche_llm.tasks.features import Question
 
 
 class MakeRandom(Protocol):

@@ -14,7 +14,7 @@ from touche_llm.data.settings import Section
 from touche_llm.data.trec_runs import NO_STANCE_COLUMN, ParsedRun, make_strictly_decreasing
 from touche_llm.errors import DataError, UsageError
 from touche_llm.ranking.order import Ranked, scale_scores
-from touche_llm.tasks.base import Task
+from touche_llm.tasks.task import Task
 
 DEFAULT_K = 60.0
 

@@ -33,8 +33,8 @@ from touche_llm.ranking.order import (
 from touche_llm.ranking.pairwise import Pairwise, Sliding
 from touche_llm.ranking.setwise import Insertion, Setwise
 from touche_llm.ranking.tournament import Tournament
-from touche_llm.tasks.base import Task
 from touche_llm.tasks.definition import FIRST_STAGE, Objective
+from touche_llm.tasks.task import Task
 
 JUDGE, FUSION, BALANCE = "judge", "fusion", "balance"
 
@@ -320,7 +320,7 @@ async def rank_topics(
         labels = stances.get(topic.id, {})
         ranked = rank_by_first_stage(candidates.get(topic.id, []))
         first_stage = [scored for scored in ranked if scored.document_id in labels]
-        judged = rank_by_judgment(first_stage, judgments.get(topic.id, {}), plan.weights, plan.task.scales)
+        judged = rank_by_judgment(first_stage, judgments.get(topic.id, {}), plan.weights, plan.task.aspects)
         comparers: list[Comparer] = []
         unanswered: set[tuple[Kind, tuple[str, ...]]] = set()
 
@@ -347,7 +347,7 @@ async def rank_topics(
 
         steps = _select_steps(topic, plan)
         ranking = await rank_topic(first_stage, judged, steps, plan.settings, use_model, labels, plan.task.sides)
-        ranking = ranking[: plan.task.max_per_topic]
+        ranking = ranking[: plan.task.documents_per_topic.max]
         scores = make_strictly_decreasing(replace_marks(ranking))
         done()
         return [

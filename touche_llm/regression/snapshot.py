@@ -31,8 +31,8 @@ from touche_llm.prompts.prompt import PromptsConfig
 from touche_llm.prompts.purposes import purposes_of
 from touche_llm.retrieval.settings import RetrieverConfig
 from touche_llm.tasks import get_task
-from touche_llm.tasks.base import Task
 from touche_llm.tasks.definition import TASK_FILE
+from touche_llm.tasks.task import Task
 
 TOPICS = "topics.jsonl"
 CASSETTE = "cassette.jsonl"

@@ -27,8 +27,8 @@ from touche_llm.pipeline.run_directory import RunDirectory
 from touche_llm.pipeline.settings import find_copy
 from touche_llm.ranking.order import rank_by_first_stage, rank_by_judgment
 from touche_llm.ranking.steps import JUDGE
-from touche_llm.tasks.base import Task
 from touche_llm.tasks.published import describe_restriction
+from touche_llm.tasks.task import Task
 from touche_llm.text.passages import GAP_MARK
 
 # Of a completion on a page; only thoughts are longer.
@@ -203,7 +203,7 @@ class RunFolder:
         if self.config.steps[0].name == JUDGE and len(self.config.steps) > 1:
             kept = {candidate.document_id for candidate in ranking}
             before = rank_by_first_stage(candidates)
-            judged = rank_by_judgment(before, judgments, self.config.weights, self.task.scales)
+            judged = rank_by_judgment(before, judgments, self.config.weights, self.task.aspects)
             ordered = [candidate.document_id for candidate in judged if candidate.document_id in kept]
             judge = {document: rank for rank, document in enumerate(ordered, start=1)}
         rows = []
@@ -418,7 +418,7 @@ def find_differences(
     def is_equal(aspect: str) -> bool:
         if aspect == STANCE:
             return people[aspect] == stance
-        grade = task.scales[aspect].convert(grades[aspect], task.qrels_scales[aspect])
+        grade = task.aspects[aspect].convert(grades[aspect], task.qrels_scales[aspect])
         return round_grade(grade) == round_grade(float(people[aspect]))
 
     return [aspect for aspect in both if not is_equal(aspect)] if both else None

@@ -40,7 +40,7 @@ from touche_llm.report.measures import (
 )
 from touche_llm.report.page import create_environment
 from touche_llm.report.plots import LETTERS, MIN_TOPICS, plot_stances, plot_topics_of_runs
-from touche_llm.tasks.base import Task
+from touche_llm.tasks.task import Task
 
 if TYPE_CHECKING:
     from pandas import DataFrame

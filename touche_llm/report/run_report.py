@@ -32,7 +32,8 @@ from touche_llm.report.folder import (
 from touche_llm.report.measures import MeasuredRun, measure_run
 from touche_llm.report.page import create_environment
 from touche_llm.report.plots import BANDS, MIN_TOPICS, plot_movements, plot_stances, plot_topics
-from touche_llm.tasks.base import Question, Task
+from touche_llm.tasks.features import Question
+from touche_llm.tasks.task import Task
 
 # Takes the place of the document in a rendered prompt; sanitizing leaves it unchanged.
 PLACEHOLDER = "\N{HORIZONTAL ELLIPSIS} here stands the text of the document \N{HORIZONTAL ELLIPSIS}"

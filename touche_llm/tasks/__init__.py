@@ -5,24 +5,15 @@ from __future__ import annotations
 from pathlib import Path
 
 from touche_llm.errors import DataError, UsageError, suggest
-from touche_llm.tasks.base import Task
-from touche_llm.tasks.definition import TASK_FILE, TaskDefinition, read_definition
-from touche_llm.tasks.features import build_task
-from touche_llm.tasks.features import prompts_folder as prompts_folder
+from touche_llm.tasks.definition import TASK_FILE
+from touche_llm.tasks.task import Task, load_task
+from touche_llm.tasks.task import prompts_folder as prompts_folder
 
 DEFAULT_TASK = "comparative"
-
-
-def _read_own_tasks() -> dict[str, Task]:
-    files = sorted(prompts_folder().glob(f"*/{TASK_FILE}"))
-    definitions = {file.parent: read_definition(file, TaskDefinition) for file in files}
-    return {folder.name: build_task(definition, folder, is_own=True) for folder, definition in definitions.items()}
-
-
 # The project's own tasks by name.
-TASKS: dict[str, Task] = _read_own_tasks()
-
-
+TASKS: dict[str, Task] = {
+    file.parent.name: load_task(file.parent, is_own=True) for file in sorted(prompts_folder().glob(f"*/{TASK_FILE}"))
+}
 # Help of the options that take a task.
 TASK_HELP = f"Task, by its name (`touche-llm tasks list`) or as a folder with a {TASK_FILE}"
 # Tasks that were read from folders, so that a definition that did not change gives the same object.
@@ -53,9 +44,9 @@ def find_dataset_task(dataset: str) -> str:
         UsageError: No task of the project names the dataset, so that the task has to be given.
     """
     for task in TASKS.values():
-        if dataset in task.definition.corpus.datasets:
+        if dataset in task.corpus.datasets:
             return task.name
-    known = [name for task in TASKS.values() for name in task.definition.corpus.datasets]
+    known = [name for task in TASKS.values() for name in task.corpus.datasets]
     raise UsageError(
         f"dataset: the task of {dataset!r:.200} is not known{suggest(dataset, known)}; name it (`task: NAME`; see "
         "`touche-llm tasks list`)"
@@ -63,16 +54,16 @@ def find_dataset_task(dataset: str) -> str:
 
 
 def _read_folder(folder: Path) -> Task:
-    path = folder / TASK_FILE
-    definition = read_definition(path, TaskDefinition)
-    own = TASKS.get(definition.name)
+    task = load_task(folder)
+    own = TASKS.get(task.name)
     if own is not None:
         if own.folder.samefile(folder):
             return own
         raise DataError(
-            f"{path}: name: {own.name!r} is a task of the project; give another name than {', '.join(TASKS)}"
+            f"{folder / TASK_FILE}: name: {own.name!r} is a task of the project; give another name than "
+            f"{', '.join(TASKS)}"
         )
     known = _FOLDERS.get(folder)
-    if known is None or known.definition != definition:
-        known = _FOLDERS[folder] = build_task(definition, folder, is_own=False)
+    if known is None or not known.has_same_definition(task):
+        known = _FOLDERS[folder] = task
     return known

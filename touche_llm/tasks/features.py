@@ -1,31 +1,76 @@
-"""Tasks built from their definitions: answer models, questions and corpus readers."""
+"""Questions to the model: what it answers, how documents are rendered for it, and what features of tasks add."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import replace
-from pathlib import Path
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any, Literal
 
 from pydantic import create_model, model_validator
 
 from touche_llm.data.records import Document, Topic
 from touche_llm.errors import DataError
-from touche_llm.llm.answers import AnswerModel
-from touche_llm.tasks import features
-from touche_llm.tasks.base import Question, RenderedDocument, Task
-from touche_llm.tasks.definition import NO_SIDE, TASK_FILE, TaskDefinition, read_definition
+from touche_llm.llm.answers import AnswerModel, get_labels
 from touche_llm.text.analysis import Analyzer
-from touche_llm.text.passages import rank_passages
+from touche_llm.text.passages import RankedPassages, rank_passages
 
+ROLES = ("CLAIM", "PREMISE", "NONE")
 # The longest title of the three editions has 17 words. Each span of words becomes a label of the schema.
 _MAX_TITLE_WORDS = 40
 _MAX_OBJECT_WORDS = 5
 _PUNCTUATION = " \t.,;:?!\"'()[]{}“”‘’„…"
-OBJECT_VARIABLES = {"first": False, "second": False}
-SENTENCE_VARIABLES = {"conclusion": False, "side": False}
 # Shared by all pages, since it caches stems.
 _ANALYZER = Analyzer()
+
+
+@dataclass(frozen=True, slots=True)
+class RenderedDocument:
+    """Document as variables of a prompt template: its text or passages, and the other variables."""
+
+    document: str | RankedPassages
+    variables: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """Question that a prompt puts to the model about a document.
+
+    Attributes:
+        answer: Answer model; its integer fields are grades, and a field `stance` has labels.
+        position_answer: The same with the field `position`, whether the document takes one (YES or NO), before its
+            `stance`, which has the other labels; None if all labels take a side.
+        variables: Variables of the template beside `topic` and `document`, and whether each is required.
+        render: Renders a document for a topic.
+        topic_variables: Returns the values of the variables that depend on the topic alone.
+    """
+
+    answer: type[AnswerModel]
+    render: Callable[[Topic, Document], RenderedDocument]
+    variables: Mapping[str, bool] = field(default_factory=dict)
+    topic_variables: Callable[[Topic], Mapping[str, Any]] = lambda topic: {}
+    position_answer: type[AnswerModel] | None = None
+
+    @property
+    def template_variables(self) -> dict[str, bool]:
+        """All variables of the template, and whether each is required."""
+        return {"topic": True, **self.variables, "document": True}
+
+    @property
+    def grades(self) -> tuple[str, ...]:
+        """Fields of the answer that are grades."""
+        return _grades_of(self.answer)
+
+
+@lru_cache(maxsize=64)
+def _grades_of(answer: type[AnswerModel]) -> tuple[str, ...]:
+    return tuple(name for name, labels in get_labels(answer).items() if all(isinstance(label, int) for label in labels))
+
+
+def create_answer(name: str, **fields: Iterable[int | str]) -> type[AnswerModel]:
+    """Create an answer model with these labels by field, in their order."""
+    types: dict[str, Any] = {field: (Literal[tuple(labels)], ...) for field, labels in fields.items()}
+    return create_model(name, __base__=AnswerModel, **types)
 
 
 class _Objects(AnswerModel):
@@ -95,104 +140,6 @@ def render_sentence(topic: Topic, document: Document) -> RenderedDocument:
     return RenderedDocument(document.text, {"conclusion": document.title, "side": document.side})
 
 
-_ROLES = ("CLAIM", "PREMISE", "NONE")
-_INSTALLED = Path(__file__).parent.parent / "_prompts"
-_CHECKOUT = Path(__file__).parents[2] / "prompts"
-
-
-def prompts_folder() -> Path:
-    """Return the folder of the project's own tasks: in the installed package, or at the top of a checkout."""
-    return _INSTALLED if _INSTALLED.is_dir() else _CHECKOUT
-
-
-def build_task(definition: TaskDefinition, folder: Path, *, is_own: bool) -> Task:
-    """Build a task.
-
-    Raises:
-        DataError: The folder lacks a template that the definition needs, or a task of the project that it names.
-    """
-    has = definition.features
-    grades = [(name, scale.grades) for name, scale in definition.aspects.items()]
-    stance = [] if definition.stance is None else [("stance", tuple(definition.stance.labels))]
-    question = _build_question(definition, _create("Judgment", *grades, *stance))
-    if definition.stance is not None and definition.stance.no_side:
-        question = replace(question, position_answer=_create("Judgment", *grades, *_position_and_side(definition)))
-    task = Task(
-        definition=definition,
-        folder=folder,
-        is_own=is_own,
-        shared_folders=_find_shared_folders(definition, folder),
-        question=question,
-        objects_answer=features.objects_answer if "objects" in has else None,
-        sentence_question=_build_sentence_question(definition) if "pairs" in has else None,
-        stance_question=_build_question(definition, _create("Stance", *_position_and_side(definition)))
-        if "stance_prompt" in has
-        else None,
-    )
-    _check_templates(task)
-    return task
-
-
-def _build_question(definition: TaskDefinition, answer: type[AnswerModel]) -> Question:
-    render = features.render_excerpts if "excerpts" in definition.features else features.render_text
-    if definition.corpus.reader == "args_me" and "pairs" not in definition.features:
-        render = features.render_argument
-    if "objects" not in definition.features:
-        return Question(answer, render)
-
-    def render_with_objects(topic: Topic, document: Document) -> RenderedDocument:
-        return RenderedDocument(render(topic, document).document, features.name_objects(topic))
-
-    return Question(answer, render_with_objects, features.OBJECT_VARIABLES, features.name_objects)
-
-
-def _build_sentence_question(definition: TaskDefinition) -> Question:
-    assert definition.stance is not None
-    answer = _create(
-        "SentenceJudgment",
-        ("role", _ROLES),
-        *(
-            (name, definition.aspects[name].grades)
-            for name in definition.aspects
-            if name in definition.sentence_aspects
-        ),
-        ("stance", (*definition.stance.labels, NO_SIDE)),
-    )
-    return Question(answer, features.render_sentence, features.SENTENCE_VARIABLES)
-
-
-def _position_and_side(definition: TaskDefinition) -> tuple[tuple[str, tuple[str, ...]], ...]:
-    assert definition.stance is not None
-    labels = tuple(label for label in definition.stance.labels if label != definition.stance.no_side[0])
-    return ("position", ("YES", "NO")), ("stance", labels)
-
-
-def _create(name: str, *fields: tuple[str, Iterable[int | str]]) -> type[AnswerModel]:
-    """Create an answer model with these labels by field, in their order."""
-    types: dict[str, Any] = {field: (Literal[tuple(labels)], ...) for field, labels in fields}
-    return create_model(name, __base__=AnswerModel, **types)
-
-
-def _find_shared_folders(definition: TaskDefinition, folder: Path) -> tuple[Path, ...]:
-    """Return the folders of the tasks whose templates a definition shares: one that it names, one which that names."""
-    folders: list[Path] = []
-    while (name := definition.templates) is not None:
-        shared = prompts_folder() / name
-        if not (shared / TASK_FILE).is_file() or shared in folders:
-            known = ", ".join(sorted(path.parent.name for path in prompts_folder().glob(f"*/{TASK_FILE}")))
-            raise DataError(f"{folder / TASK_FILE}: templates: {name!r} is no task of the project; it must be {known}")
-        folders.append(shared)
-        definition = read_definition(shared / TASK_FILE, TaskDefinition)
-    return tuple(folders)
-
-
-def _check_templates(task: Task) -> None:
-    """Raise DataError if a template that every run of the task needs is missing."""
-    needed = {"judge": "aspects: are graded with"}
-    for name, purpose in (("objects", "objects"), ("stance_prompt", "stance"), ("pairs", "sentence")):
-        if name in task.definition.features:
-            needed[purpose] = f"features: {name} needs"
-    for purpose, why in needed.items():
-        path = task.find_template(f"{purpose}.jinja")
-        if not path.is_file():
-            raise DataError(f"{task.folder / TASK_FILE}: {why} the template {path}, which is missing; write it")
+def add_objects(render: Callable[[Topic, Document], RenderedDocument]) -> Callable[[Topic, Document], RenderedDocument]:
+    """Return a function that renders a document with the objects of the topic."""
+    return lambda topic, document: RenderedDocument(render(topic, document).document, name_objects(topic))

@@ -1,32 +1,33 @@
-"""Check of downloaded files: what they are, of which task, and whether they are complete."""
+"""What is published of the tasks: their files, by which downloads are checked, and their results."""
 
 from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterable
+from dataclasses import dataclass
 from functools import cache
-from itertools import islice
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Annotated, Literal, NamedTuple
 
 from pydantic import Field
 
 from touche_llm.corpus.args_me import read_whole_arguments
 from touche_llm.corpus.json_lines import read_collection
 from touche_llm.data.io import read_table_lines, report_unreadable
-from touche_llm.data.records import Topic
+from touche_llm.data.records import Model, Topic
+from touche_llm.data.settings import load_yaml
 from touche_llm.data.topics import read_topics, recognize
 from touche_llm.errors import DataError
-from touche_llm.tasks.definition import Strict, Url, read_definition
+from touche_llm.tasks.definition import TASK_FILE, Url
+from touche_llm.tasks.task import Task
 
 Role = Literal["corpus", "topics", "relevance", "quality", "stance", "coherence"]
 # Characters of an id that name its corpus.
 _ID_CHARS = 12
 
 
-class PublishedFile(Strict):
+class PublishedFile(Model, strict=True):
     """A published file.
 
     Attributes:
@@ -54,7 +55,7 @@ class PublishedFile(Strict):
     licence: str | None = None
 
 
-class RestrictedCorpus(Strict):
+class RestrictedCorpus(Model, strict=True):
     """A corpus that is given out under an agreement.
 
     Attributes:
@@ -68,7 +69,7 @@ class RestrictedCorpus(Strict):
     prefix: str = Field(min_length=1)
 
 
-class DocumentIds(Strict):
+class DocumentIds(Model, strict=True):
     """Form of the ids of documents.
 
     Attributes:
@@ -82,7 +83,7 @@ class DocumentIds(Strict):
     ids: str
 
 
-class Published(Strict):
+class Published(Model, strict=True):
     """All published files of the tasks."""
 
     files: list[PublishedFile]
@@ -125,13 +126,26 @@ def describe_restriction(document_ids: Iterable[str]) -> str:
 @cache
 def read_published() -> Published:
     """Read the list of published files."""
-    return read_definition(Path(__file__).with_name("published.yaml"), Published)
+    return load_yaml(Path(__file__).with_name("published.yaml"), Published, words=True)
+
+
+# Characters of a record that are shown.
+_SHOWN = 70
+# Digits of a topic number: Python converts no number of thousands of them.
+_DIGITS = 10
 
 
 Kind = Literal["corpus", "topics", "qrels", "run", "archive", "file"]
-# Characters of a record that are shown.
-_SHOWN = 70
-_DIGITS = 10
+
+
+class _FirstRecord(NamedTuple):
+    kind: Kind
+    topic: str = ""
+    document: str = ""
+    text: str = ""
+    is_table: bool = False
+    # Number of topics: editions begin with the same one.
+    topics: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,9 +156,7 @@ class FileCheck:
         kind: What it holds.
         tasks: Tasks that it can belong to.
         roles: What it can be: a corpus, topics, or the judgments of one of these aspects.
-        is_published: Whether it is a published file, byte for byte; else its content was compared.
-        records: Number of documents, topics, judgments or lines; None if they were not counted.
-        expected: Number as published; None if unknown.
+        is_published: Whether it is a published file, byte for byte; else its first record was compared.
         first: Start of the first record.
         problem: What is wrong; empty if nothing is.
     """
@@ -155,40 +167,12 @@ class FileCheck:
     tasks: tuple[str, ...] = ()
     roles: tuple[str, ...] = ()
     is_published: bool = False
-    records: int | None = None
-    expected: int | None = None
     first: str = ""
     problem: str = ""
 
 
-class _Record(NamedTuple):
-    topic: str
-    document: str
-    text: str
-
-
-@dataclass(slots=True)
-class _FileContent:
-    """Content of a file: all of it, or the first record only."""
-
-    kind: Kind
-    is_table: bool = False
-    first: _Record = _Record("", "", "")
-    records: int = 0
-    topics: set[str] = field(default_factory=set)
-    values: set[str] = field(default_factory=set)
-
-    @property
-    def tasks(self) -> tuple[str, ...]:
-        """Tasks whose documents have ids like the first one."""
-        form = read_published().find_form(self.first.document)
-        if form is None:
-            return ()
-        return (*form.tasks, *(form.stored if self.kind == "corpus" else ()))
-
-
 def check_file(path: Path) -> FileCheck:
-    """Check a file by its checksum, else by its content.
+    """Check a file by its checksum, else by its first record.
 
     Raises:
         DataError: The file cannot be opened.
@@ -197,22 +181,22 @@ def check_file(path: Path) -> FileCheck:
         size = path.stat().st_size
         published = _find_published(path, size)
     try:
-        content = _read_content(path, first_only=published is not None)
+        record = _read_first_record(path)
     except DataError as error:
-        problem = str(error).removeprefix(f"{path}: ") + _compare_size(path, size)
-        return FileCheck(path, size, "file", problem=problem)
-    first = " ".join(filter(None, content.first))
-    first = first if len(first) <= _SHOWN else f"{first[:_SHOWN]}\N{HORIZONTAL ELLIPSIS}"
-    if published is not None:
-        tasks, count = tuple(published.tasks), published.records
-        return FileCheck(path, size, content.kind, tasks, (published.role,), True, count, count, first)
-    candidates = _find_candidates(content)
-    expected, problem = _compare_records(content, candidates)
-    if content.kind == "archive":
+        return FileCheck(path, size, "file", problem=str(error).removeprefix(f"{path}: ") + _compare_size(path, size))
+    files = _find_candidates(record) if published is None else [published]
+    problem = ""
+    if record.kind == "archive" and published is None:
         problem = f"an archive that is not published; unpack it, and check its files{_compare_size(path, size)}"
-    tasks = tuple(dict.fromkeys(task for file in candidates for task in file.tasks)) or content.tasks
-    roles = tuple(dict.fromkeys(file.role for file in candidates))
-    return FileCheck(path, size, content.kind, tasks, roles, False, content.records, expected, first, problem)
+    elif record.kind != "topics" and any(file.name == path.name for file in files):
+        problem = _compare_size(path, size).removeprefix("; ")
+    form = read_published().find_form(record.document)
+    by_form = [] if form is None else [*form.tasks, *(form.stored if record.kind == "corpus" else ())]
+    tasks = tuple(dict.fromkeys([task for file in files for task in file.tasks] or by_form))
+    roles = tuple(dict.fromkeys(file.role for file in files))
+    first = " ".join(filter(None, (record.topic, record.document, record.text)))
+    first = first if len(first) <= _SHOWN else f"{first[:_SHOWN]}…"
+    return FileCheck(path, size, record.kind, tasks, roles, published is not None, first, problem)
 
 
 def _find_published(path: Path, size: int) -> PublishedFile | None:
@@ -231,79 +215,142 @@ def _compare_size(path: Path, size: int) -> str:
     return f"; {size:,} bytes, {known.bytes:,} are published as {known.url}: download it again"
 
 
-def _read_content(path: Path, *, first_only: bool) -> _FileContent:
-    content, records = _open_records(path)
-    for content.records, record in enumerate(records, 1):
-        if content.records == 1:
-            content.first = record
-        if first_only:
-            break
-        if content.kind in ("topics", "qrels"):
-            content.topics.add(record.topic)
-            content.values.add(record.text)
-    return content
-
-
-def _open_records(path: Path) -> tuple[_FileContent, Iterator[_Record]]:
-    """Open a file with the reader that its first record calls for."""
+def _read_first_record(path: Path) -> _FirstRecord:
     start = recognize(path)
-    rows = (line.split() for _, line in read_table_lines(path, "a table"))
     match start.kind:
         case "archive":
-            return _FileContent("archive"), iter(())
+            return _FirstRecord("archive")
         case "topics":
-            return _FileContent("topics"), (_Record(topic.id, "", topic.title) for topic in read_topics(path))
+            topics = read_topics(path)
+            return _FirstRecord("topics", topics[0].id, "", topics[0].title, topics=len(topics))
         case "arguments" | "argument table" | "documents" | "rerank":
             read = read_whole_arguments if start.kind.startswith("argument") else read_collection
-            documents = (_Record("", each.id, each.title or each.text) for _, each in read(path))
-            return _FileContent("corpus", start.kind == "argument table"), documents
+            for _, document in read(path):
+                is_table = start.kind == "argument table"
+                return _FirstRecord("corpus", "", document.id, document.title or document.text, is_table)
         case "qrels" | "run":
-            if len(columns := start.text.split()) == 3 and columns[2] == "score":
-                # BEIR's tables have no second column.
-                return _FileContent("qrels"), (_Record(*row) for row in islice(rows, 1, None) if len(row) == 3)
-            return _FileContent(start.kind), (
-                _Record(row[0], row[2], row[3]) for row in rows if len(row) >= (4 if start.kind == "qrels" else 6)
-            )
+            for _, line in read_table_lines(path, "a table"):
+                columns = line.split()
+                if len(columns) == 3 and columns[2] != "score":  # BEIR's tables have a header and no second column
+                    return _FirstRecord(start.kind, columns[0], columns[1], columns[2])
+                if len(columns) > 3:
+                    return _FirstRecord(start.kind, columns[0], columns[2], columns[3])
     # Damage is an error of its own.
-    next(rows, None)
+    next(read_table_lines(path, "a table"), None)
     raise DataError(f"{path}: neither a corpus nor topics, judgments or a run")
 
 
-def _find_candidates(content: _FileContent) -> list[PublishedFile]:
-    """Return the published files that the content can come from."""
-    files = read_published().files
-    if content.kind == "topics":
-        files = read_published().list_topics(content.first.topic, content.first.text)
-        return [file for file in files if file.records == content.records] or files
-    tasks = {task for task in content.tasks if _has_topics(task, content.topics)}
-    files = [file for file in files if tasks & set(file.tasks) and file.role != "topics"]
-    if content.kind == "corpus":
-        tables = [file for file in files if (file.holds or "").endswith(".csv")]
-        return tables if content.is_table else [file for file in files if file.role == "corpus" and file not in tables]
-    if content.kind != "qrels":
+def _find_candidates(record: _FirstRecord) -> list[PublishedFile]:
+    """Return the published files that the record can come from."""
+    published = read_published()
+    form = published.find_form(record.document)
+    if record.kind == "topics":
+        files = published.list_topics(record.topic, record.text)
+        return [file for file in files if file.records == record.topics] or files
+    if form is None or record.kind not in ("corpus", "qrels"):
         return []
-    is_stance = not all(re.fullmatch(r"-?\d+", value) for value in content.values)
-    return [file for file in files if file.role != "corpus" and (file.role == "stance") == is_stance]
+    if record.kind == "corpus":
+        files = [file for file in published.files if {*form.tasks, *form.stored} & set(file.tasks)]
+        tables = [file for file in files if (file.holds or "").endswith(".csv")]
+        return tables if record.is_table else [file for file in files if file.role == "corpus" and file not in tables]
+    tasks = {task for task in form.tasks if _has_topic(task, record.topic)}
+    is_stance = re.fullmatch(r"-?\d+", record.text) is None
+    return [
+        file
+        for file in published.files
+        if tasks & set(file.tasks) and file.role not in ("topics", "corpus") and (file.role == "stance") == is_stance
+    ]
 
 
-def _has_topics(task: str, topics: Iterable[str]) -> bool:
-    """Return whether the topics of a task have these numbers."""
+def _has_topic(task: str, topic: str) -> bool:
+    """Return whether the topics of a task have this number."""
     ranges = [file.numbers for file in read_published().files if task in file.tasks and file.numbers is not None]
-    # Python converts no number of thousands of digits.
-    numbers = [int(topic) for topic in topics if topic.isdecimal() and len(topic) < _DIGITS]
-    return all(low <= number <= high for low, high in ranges for number in numbers)
+    is_number = topic.isdecimal() and len(topic) < _DIGITS
+    return not is_number or all(low <= int(topic) <= high for low, high in ranges)
 
 
-def _compare_records(content: _FileContent, candidates: list[PublishedFile]) -> tuple[int | None, str]:
-    """Return the published number of records, and what is wrong with that of the content."""
-    counts = {file.records for file in candidates if file.records is not None}
-    if content.kind == "corpus" and counts:
-        # The files of a corpus can be joined to one.
-        counts.add(sum(counts))
-    if not counts or content.records in counts:
-        return next(iter(counts & {content.records}), None), ""
-    expected = min((count for count in counts if count > content.records), default=max(counts))
-    return (
-        expected,
-        f"{content.records:,} of {expected:,} records: a part, or cut off; download it again for all of them",
-    )
+LEADERBOARD_FILE = "leaderboard.yaml"
+# Decimal places of the published values.
+DIGITS = 3
+
+_Share = Annotated[float, Field(ge=0.0, le=1.0, allow_inf_nan=False)]
+_Name = Annotated[str, Field(min_length=1)]
+
+
+class PublishedRun(Model, strict=True):
+    """A line of a published table.
+
+    Attributes:
+        value: Value of the table's measure, from 0 to 1.
+        low: Lower end of the published 95 % interval; None if none is published.
+        high: Upper end of the interval; None if none is published.
+        judged: Number of the run's stance labels that were judged; only for stance.
+        team: Team that submitted the run.
+        tag: Name of the run.
+    """
+
+    value: _Share
+    low: _Share | None = None
+    high: _Share | None = None
+    judged: int | None = Field(default=None, ge=1)
+    team: _Name
+    tag: _Name
+
+
+class Table(Model, strict=True):
+    """The published results of one task by one measure, best first.
+
+    Attributes:
+        measure: Aspect that was measured, or `stance`; the task's official measure of it is compared with the values.
+        published_as: Name of the column in the source.
+        url: Page with the table.
+        runs: All runs of the table.
+    """
+
+    measure: _Name
+    published_as: _Name
+    url: Url
+    runs: list[PublishedRun] = Field(min_length=1)
+
+
+class Board(Model, strict=True):
+    """The published results of one task: title, year and page of the source, notes, and a table per measure."""
+
+    title: _Name
+    year: int
+    url: Url
+    notes: list[_Name] = []
+    tables: list[Table] = Field(min_length=1)
+
+
+@cache
+def read_board(path: Path) -> Board:
+    """Read a file of published results; raises DataError if it is invalid."""
+    return load_yaml(path, Board, words=True)
+
+
+def read_tables(task: Task) -> list[Table]:
+    """Read the published tables of a task; none if nothing is published.
+
+    Raises:
+        DataError: The file is invalid, or has a table without an official measure; names file and key.
+    """
+    path = task.folder / LEADERBOARD_FILE
+    if not path.is_file():
+        return []
+    tables = read_board(path).tables
+    for table in tables:
+        if table.measure not in task.measures:
+            known = ", ".join(task.measures) or "none"
+            raise DataError(
+                f"{path}: tables: {table.measure!r:.40} has no official measure in {TASK_FILE}; it must be {known}"
+            )
+    return tables
+
+
+def find_place(table: Table, value: float) -> int:
+    """Find the place, from 1, of a run with this value of the measure; of tied places the best one.
+
+    The value is rounded like the published ones, so that differences they would not show do not separate runs.
+    """
+    return 1 + sum(run.value > round(value, DIGITS) for run in table.runs)

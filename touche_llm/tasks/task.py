@@ -1,0 +1,343 @@
+"""Task: all differences between the shared tasks, read from a `task.yaml`, and what the stages derive from them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import cached_property, partial
+from pathlib import Path
+from typing import Annotated, get_args
+
+from pydantic import Field, PrivateAttr, model_validator
+
+from touche_llm.corpus.args_me import read_arguments, read_whole_arguments
+from touche_llm.corpus.ir_dataset import DatasetDocuments, DocumentKind
+from touche_llm.corpus.json_lines import TOUCHE_KEYS, CorpusFile, DocumentKeys, Reader, Source, read_collection
+from touche_llm.data.records import Model, Topic
+from touche_llm.data.settings import load_yaml
+from touche_llm.data.trec_runs import NO_STANCE_COLUMN
+from touche_llm.errors import DataError, suggest
+from touche_llm.llm.answers import AnswerModel
+from touche_llm.tasks import features
+from touche_llm.tasks.definition import (
+    FIRST_STAGE,
+    NO_SIDE,
+    OMIT,
+    TASK_FILE,
+    Aspect,
+    CorpusDefinition,
+    DocumentLimits,
+    Feature,
+    GradeScale,
+    Line,
+    MeasureName,
+    Name,
+    Objective,
+    Scale,
+    StanceDefinition,
+    Weight,
+)
+from touche_llm.tasks.features import Question, create_answer
+
+_INSTALLED = Path(__file__).parent.parent / "_prompts"
+_CHECKOUT = Path(__file__).parents[2] / "prompts"
+
+
+class Task(Model, strict=True):
+    """Task; the fields are the keys of its `task.yaml`, which docs/reference/tasks.md describes.
+
+    Attributes:
+        name: Name of the task, also of the folder of its templates below `prompts.folder`.
+        title: Title for people.
+        features: Features that need code.
+        templates: Task of the project whose templates are used where the folder has none.
+        corpus: Reader and file names of the corpus.
+        aspects: Scale of each aspect that the judge prompt grades, in the order of the answer.
+        qrels: Scale of the human judgments of each aspect where it is another than that of the prompt.
+        sentence_aspects: Aspects that are graded for single sentences, with the feature `pairs`.
+        stance: Stance labels; None if documents have no stance, so that runs have `Q0` in its place.
+        documents_per_topic: Limits of a ranking.
+        weights: Weights of the aspects and of the first stage by objective; an objective that is left out has those of
+            `both`, and a weight that is left out is 0.
+        measures: Official measure of each aspect and of the stance.
+    """
+
+    name: Name
+    title: Line
+    features: list[Feature] = []
+    templates: Name | None = None
+    corpus: CorpusDefinition = CorpusDefinition(reader="json_lines")
+    aspects: Annotated[dict[Aspect, GradeScale], Field(min_length=1, max_length=10)]
+    qrels: dict[str, GradeScale] = {}
+    sentence_aspects: list[str] = []
+    stance: StanceDefinition | None = None
+    documents_per_topic: DocumentLimits = DocumentLimits()
+    weights: dict[Objective, dict[str, Weight]]
+    measures: dict[str, MeasureName] = {}
+
+    _folder: Path = PrivateAttr(default=Path())
+    _is_own: bool = PrivateAttr(default=False)
+
+    @model_validator(mode="after")
+    def _check_parts(self) -> Task:
+        self._check_features()
+        for name, scale in self.aspects.items():
+            if scale.lowest <= 1 and scale.highest == 10:
+                raise ValueError(
+                    f"aspects.{name}: {scale} has 1 and 10, whose probabilities cannot be told apart where a model "
+                    f"writes digits one by one; give a scale up to 9, and qrels.{name} for human judgments up to 10"
+                )
+        for name in self.qrels:
+            _require_known(f"qrels.{name}", name, tuple(self.aspects))
+        names = (*self.aspects, FIRST_STAGE)
+        if "both" not in self.weights:
+            raise ValueError("weights.both: missing; it is the default objective")
+        for objective, weights in self.weights.items():
+            for name in weights:
+                _require_known(f"weights.{objective}.{name}", name, names)
+            if not sum(weights.values()):
+                raise ValueError(f"weights.{objective}: all are 0; give one of {', '.join(names)} a weight above 0")
+        for name, measure in self.measures.items():
+            _require_known(f"measures.{name}", name, self.judged_aspects)
+            if (name == "stance") is not (measure == "macro-F1"):
+                allowed = [known for known in get_args(MeasureName) if (known == "macro-F1") is (name == "stance")]
+                raise ValueError(f"measures.{name}: must be {' or '.join(allowed)}, not {measure}")
+        return self
+
+    def _check_features(self) -> None:
+        has = self.features
+        if len(set(has)) < len(has):
+            raise ValueError(f"features: {', '.join(has)}: one occurs twice; leave it out")
+        if "pairs" in has:
+            if others := [name for name in has if name != "pairs"]:
+                raise ValueError(f"features: pairs cannot be combined with {', '.join(others)}")
+            if not self.reads_arguments:
+                raise ValueError("corpus.reader: must be args_me, which reads the sentences that `pairs` needs")
+            if self.stance is None or self.stance.no_side or NO_SIDE in self.stance.labels:
+                raise ValueError(f"stance: the feature pairs needs labels that all take a side; {NO_SIDE} is its own")
+            if not self.sentence_aspects:
+                raise ValueError(f"sentence_aspects: missing; name at least one of {', '.join(self.aspects)}")
+        elif self.sentence_aspects:
+            raise ValueError("sentence_aspects: only with the feature pairs; leave it out")
+        elif "excerpts" in has and self.reads_arguments:
+            raise ValueError("features: excerpts are those of web pages; leave it out with corpus.reader args_me")
+        for name in self.sentence_aspects:
+            _require_known("sentence_aspects", name, tuple(self.aspects))
+        if "stance_prompt" in has and not self.no_stances:
+            raise ValueError("stance.no_side: missing; stance_prompt finds out whether a document takes a side")
+        if self.swapped_stances and "objects" not in has:
+            raise ValueError("stance.swapped: only with the feature objects; leave it out")
+
+    @property
+    def folder(self) -> Path:
+        """Folder of the definition, with the templates."""
+        return self._folder
+
+    @property
+    def is_own(self) -> bool:
+        """Whether it is one of the project's own tasks."""
+        return self._is_own
+
+    @property
+    def reference(self) -> str:
+        """Value of the setting `task`: the name of one of the project's own tasks, else the path of the folder."""
+        return self.name if self.is_own else str(self.folder)
+
+    def has_same_definition(self, other: Task) -> bool:
+        """Return whether another task has the same `task.yaml`, in whatever folder."""
+        return self.model_dump() == other.model_dump()
+
+    @cached_property
+    def shared_folders(self) -> tuple[Path, ...]:
+        """Folders of other tasks, whose templates are used where those before have none."""
+        folders: list[Path] = []
+        task = self
+        while (name := task.templates) is not None:
+            shared = prompts_folder() / name
+            if not (shared / TASK_FILE).is_file() or shared in folders:
+                known = ", ".join(sorted(path.parent.name for path in prompts_folder().glob(f"*/{TASK_FILE}")))
+                raise DataError(
+                    f"{self.folder / TASK_FILE}: templates: {name!r} is no task of the project; it must be {known}"
+                )
+            folders.append(shared)
+            task = load_yaml(shared / TASK_FILE, Task, words=True)
+        return tuple(folders)
+
+    def find_template(self, file: str) -> Path:
+        """Return the path of a template of this name: in the first shared folder with it if the own one lacks it."""
+        own = self.folder / file
+        if own.exists():
+            return own
+        return next((folder / file for folder in self.shared_folders if (folder / file).is_file()), own)
+
+    @property
+    def stances(self) -> tuple[str, ...]:
+        """Labels that a run may contain, in order of declaration; empty if documents have no stance."""
+        return () if self.stance is None else tuple(self.stance.labels)
+
+    @property
+    def run_labels(self) -> tuple[str, ...]:
+        """Values of the second column of a run: the labels, or `Q0` if documents have no stance."""
+        return self.stances or (NO_STANCE_COLUMN,)
+
+    @property
+    def no_stances(self) -> tuple[str, ...]:
+        """Labels that take no side, in the order in which they are ruled out."""
+        return () if self.stance is None else tuple(self.stance.no_side)
+
+    @property
+    def sides(self) -> tuple[str, ...]:
+        """Labels that take a side."""
+        return tuple(label for label in self.stances if label not in self.no_stances)
+
+    @property
+    def unknown_stance(self) -> str | None:
+        """Label of a document without usable answer, counted as imputed; None if such documents are left out."""
+        if self.stance is None:
+            return NO_STANCE_COLUMN
+        return None if self.stance.unanswered == OMIT else self.stance.unanswered
+
+    @property
+    def swapped_stances(self) -> Mapping[str, str]:
+        """Labels that are exchanged when the two objects are, in both directions."""
+        pairs = {} if self.stance is None else self.stance.swapped
+        return {**pairs, **{other: label for label, other in pairs.items()}}
+
+    @property
+    def judged_aspects(self) -> tuple[str, ...]:
+        """Aspects that qrels may judge: those of the judge prompt, and the stance if documents have one."""
+        return (*self.aspects, *(["stance"] if self.stances else []))
+
+    @property
+    def qrels_scales(self) -> Mapping[str, Scale]:
+        """Scale of each aspect in human judgments."""
+        return {**self.aspects, **self.qrels}
+
+    @property
+    def weight_names(self) -> tuple[str, ...]:
+        """Names of all weights of a document's score."""
+        return (*self.aspects, FIRST_STAGE)
+
+    @property
+    def objectives(self) -> Mapping[Objective, Mapping[str, float]]:
+        """Default weights of each grade and of the first stage, by objective; those of a run are those of `both`."""
+        objectives: tuple[Objective, ...] = get_args(Objective)
+        return {
+            objective: {
+                name: self.weights.get(objective, self.weights["both"]).get(name, 0.0) for name in self.weight_names
+            }
+            for objective in objectives
+        }
+
+    @property
+    def before_judging(self) -> str:
+        """Name of the content of `candidates.run.txt`: pairs consist of judged sentences, so are no first stage."""
+        return "pairs before they are judged" if "pairs" in self.features else "first stage"
+
+    @property
+    def reads_arguments(self) -> bool:
+        """Whether the corpus is args.me, whose arguments have a conclusion and a side; no search engine has these."""
+        return self.corpus.reader == "args_me"
+
+    @property
+    def document_kind(self) -> DocumentKind:
+        """What a document of the corpus is."""
+        return "sentences" if "pairs" in self.features else "argument" if self.reads_arguments else "text"
+
+    @property
+    def document_keys(self) -> DocumentKeys:
+        """Keys of a document's id and text in JSON Lines."""
+        identifier, texts = self.corpus.id, tuple(self.corpus.text)
+        return DocumentKeys((identifier,) if identifier else TOUCHE_KEYS.id, texts or TOUCHE_KEYS.text, len(texts) > 1)
+
+    @property
+    def read_corpus(self) -> Reader:
+        """Streaming reader of the corpus."""
+        readers: dict[DocumentKind, Reader] = {"argument": read_whole_arguments, "sentences": read_arguments}
+        return readers.get(self.document_kind) or partial(read_collection, keys=self.document_keys)
+
+    def make_source(self, corpus: Path | str) -> Source:
+        """Return the source of a document store: a corpus file, or the documents of a dataset, given by its id."""
+        if isinstance(corpus, str):
+            return DatasetDocuments(corpus, self.document_kind)
+        keys = "" if self.document_keys == TOUCHE_KEYS else str(tuple(self.document_keys))
+        return CorpusFile(corpus, self.read_corpus, "whole arguments" if self.document_kind == "argument" else keys)
+
+    @cached_property
+    def question(self) -> Question:
+        """Question of the judge prompt about a document."""
+        grades = {name: scale.grades for name, scale in self.aspects.items()}
+        stance = {"stance": self.stances} if self.stances else {}
+        position = create_answer("Judgment", **grades, **self._position_and_side) if self.no_stances else None
+        return self._make_question(create_answer("Judgment", **grades, **stance), position)
+
+    @cached_property
+    def stance_question(self) -> Question | None:
+        """Question of the stance prompt; None if there is no such prompt.
+
+        It is whether the document takes a `position` (YES or NO, the first of `no_stances`), and which of the other
+        labels is its `stance`.
+        """
+        if "stance_prompt" not in self.features:
+            return None
+        return self._make_question(create_answer("Stance", **self._position_and_side))
+
+    @cached_property
+    def sentence_question(self) -> Question | None:
+        """Question about a sentence, if the documents are pairs of sentences; else None."""
+        if "pairs" not in self.features:
+            return None
+        grades = {name: scale.grades for name, scale in self.aspects.items() if name in self.sentence_aspects}
+        answer = create_answer("SentenceJudgment", role=features.ROLES, **grades, stance=(*self.stances, NO_SIDE))
+        return Question(answer, features.render_sentence, {"conclusion": False, "side": False})
+
+    @property
+    def objects_answer(self) -> Callable[[Topic], type[AnswerModel]] | None:
+        """Function that returns the answer model with the objects (`first`, `second`) of a topic that names none.
+
+        None if topics have no objects.
+        """
+        return features.objects_answer if "objects" in self.features else None
+
+    @property
+    def _position_and_side(self) -> dict[str, tuple[str, ...]]:
+        return {"position": ("YES", "NO"), "stance": tuple(x for x in self.stances if x != self.no_stances[0])}
+
+    def _make_question(self, answer: type[AnswerModel], position_answer: type[AnswerModel] | None = None) -> Question:
+        render = features.render_excerpts if "excerpts" in self.features else features.render_text
+        if self.document_kind == "argument":
+            render = features.render_argument
+        if "objects" not in self.features:
+            return Question(answer, render, position_answer=position_answer)
+        variables = {"first": False, "second": False}
+        return Question(answer, features.add_objects(render), variables, features.name_objects, position_answer)
+
+
+def _require_known(place: str, name: str, known: tuple[str, ...]) -> None:
+    if name not in known:
+        raise ValueError(f"{place}: {name!r:.40} is unknown{suggest(name, known)}; it must be {', '.join(known)}")
+
+
+def prompts_folder() -> Path:
+    """Return the folder of the project's own tasks: in the installed package, or at the top of a checkout."""
+    return _INSTALLED if _INSTALLED.is_dir() else _CHECKOUT
+
+
+def load_task(folder: Path, *, is_own: bool = False) -> Task:
+    """Read the task of a folder with a `task.yaml` and templates.
+
+    Raises:
+        DataError: The folder has no valid `task.yaml`, or lacks a template that it needs, or names a task of the
+            project that does not exist; names file, key and allowed values.
+    """
+    task = load_yaml(folder / TASK_FILE, Task, words=True)
+    task._folder, task._is_own = folder, is_own
+    task.shared_folders  # noqa: B018, names an unknown one
+    needed = {"judge": "aspects: are graded with"}
+    for name, purpose in (("objects", "objects"), ("stance_prompt", "stance"), ("pairs", "sentence")):
+        if name in task.features:
+            needed[purpose] = f"features: {name} needs"
+    for purpose, why in needed.items():
+        path = task.find_template(f"{purpose}.jinja")
+        if not path.is_file():
+            raise DataError(f"{folder / TASK_FILE}: {why} the template {path}, which is missing; write it")
+    return task
