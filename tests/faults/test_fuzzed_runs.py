@@ -22,6 +22,7 @@ from touche_llm.evaluation.run_validation import validate_run
 from touche_llm.llm.answers import Layout
 from touche_llm.llm.cache import CacheMode
 from touche_llm.llm.chat import ChatServer
+from touche_llm.llm.checks import Survey
 from touche_llm.llm.settings import EngineConfig, SamplingConfig
 from touche_llm.llm.startup import connect
 from touche_llm.pipeline import stages as pipeline
@@ -90,7 +91,7 @@ async def test_a_malformed_reply_at_start_up_is_one_error_or_none(
         async with server.running(), client, asyncio.timeout(120):
             client.base_url = server.url
             try:
-                facts = await connect(client, EngineConfig(), SamplingConfig())
+                facts = await connect(Survey(client, EngineConfig(), SamplingConfig()))
             except EngineError as error:
                 outcome = "ended"
                 assert is_short(error), kind.name

@@ -25,6 +25,7 @@ from touche_llm.errors import EngineError
 from touche_llm.llm.answers import Answer, FailedRequest, build_schema, parse_answer
 from touche_llm.llm.cache import Cache, CacheMode
 from touche_llm.llm.chat import ChatServer
+from touche_llm.llm.checks import Survey
 from touche_llm.llm.engine import EngineInfo
 from touche_llm.llm.logprobs import compute_expected_grade, read_label
 from touche_llm.llm.model import AnsweredRequest, ModelClient
@@ -122,7 +123,7 @@ async def connected(fuzz: FuzzServer, timeout: float = 60.0) -> AsyncIterator[tu
     asyncio.get_running_loop().set_exception_handler(lambda _, context: problems.append(context))
     client = ChatServer(fuzz.url, concurrency=8, request_timeout=timeout, chat_template_kwargs={})
     async with client as server:
-        yield server, await connect(server, EngineConfig(), SamplingConfig())
+        yield server, await connect(Survey(server, EngineConfig(), SamplingConfig()))
     assert problems == []
 
 

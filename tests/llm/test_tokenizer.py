@@ -11,7 +11,7 @@ import pytest
 
 from touche_llm.errors import EngineError, UsageError
 from touche_llm.llm.request import Message
-from touche_llm.llm.truncation import ChatTokenizer
+from touche_llm.llm.tokenizers import ChatTokenizer
 
 
 def test_a_tokenizer_is_loaded_from_a_folder_alone_and_runs_no_code(

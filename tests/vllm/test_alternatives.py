@@ -13,6 +13,7 @@ from touche_llm.judging.pointwise import read_labels
 from touche_llm.llm.answers import build_schema, count_alternatives
 from touche_llm.llm.cache import Cache, CacheMode
 from touche_llm.llm.chat import ChatServer
+from touche_llm.llm.checks import Survey
 from touche_llm.llm.logprobs import compute_expected_grade
 from touche_llm.llm.model import AnsweredRequest, ModelClient
 from touche_llm.llm.request import Request, Sampling
@@ -37,7 +38,7 @@ async def test_grades_need_no_more_alternatives_than_their_labels(vllm_url: str,
     connection = ChatServer(vllm_url, concurrency=8, request_timeout=60, chat_template_kwargs={})
     with Cache(tmp_path / "none.sqlite", CacheMode.OFF) as off:
         async with connection as server:
-            info = await connect(server, EngineConfig(), SamplingConfig())
+            info = await connect(Survey(server, EngineConfig(), SamplingConfig()))
             client = ModelClient(info, server, off)
             for _, document in islice(task.read_corpus(input_of("comparative", tmp_path).corpus), PASSAGES):
                 grades = []

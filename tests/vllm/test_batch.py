@@ -21,7 +21,7 @@ from touche_llm.data.io import read_records
 from touche_llm.data.records import Judgment
 from touche_llm.llm.answers import Answer
 from touche_llm.llm.cache import Cache
-from touche_llm.llm.vllm_common import build_start_options
+from touche_llm.llm.managed import build_start_options
 
 pytestmark = pytest.mark.vllm
 MOST_ROUNDS = 4

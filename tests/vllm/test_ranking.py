@@ -26,6 +26,7 @@ from touche_llm.data.io import read_records
 from touche_llm.data.records import Comparison, Failure, Queries, StanceReading
 from touche_llm.llm.answers import build_schema
 from touche_llm.llm.chat import ChatServer
+from touche_llm.llm.checks import Survey
 from touche_llm.llm.request import Message, Origin, Request, Sampling
 from touche_llm.llm.settings import EngineConfig, SamplingConfig
 from touche_llm.llm.startup import connect
@@ -254,7 +255,7 @@ def test_documents_of_a_comparison_shrink_until_the_context_holds_all(places: di
 async def test_the_server_holds_every_answer_to_the_pattern(vllm_url: str) -> None:
     model = build_order_answer(3)
     async with ChatServer(vllm_url, concurrency=8, request_timeout=60.0, chat_template_kwargs={}) as server:
-        facts = await connect(server, EngineConfig(), SamplingConfig(logprobs=False))
+        facts = await connect(Survey(server, EngineConfig(), SamplingConfig(logprobs=False)))
 
         def request(seed: int) -> Request:
             return Request(

@@ -20,7 +20,7 @@ from touche_llm.llm.engine import EngineInfo
 from touche_llm.llm.model import NOTHING_LOST, LostRequests, ModelClient
 from touche_llm.llm.recorder import RecordingEngine, open_known_answers, run_until_pending
 from touche_llm.llm.request import EMPTY_CHAT, Request, place_system_message
-from touche_llm.llm.truncation import ChatTokenizer
+from touche_llm.llm.tokenizers import ChatTokenizer
 from touche_llm.pipeline.context import RunContext
 from touche_llm.pipeline.dry_run import QuietProgress
 from touche_llm.pipeline.engines import assume_engine_info

@@ -27,7 +27,7 @@ from touche_llm.llm.answers import OUTCOMES, UnusableAnswer
 from touche_llm.llm.cache import Cache, CacheMode
 from touche_llm.llm.model import NOTHING_LOST, LostRequests
 from touche_llm.llm.recorder import RecordingEngine
-from touche_llm.llm.vllm_common import check_model_folder
+from touche_llm.llm.settings import check_model_folder
 from touche_llm.pipeline.context import RunContext
 from touche_llm.pipeline.engines import LOG, store_engine_info
 from touche_llm.pipeline.inputs import check_inputs, check_settings

@@ -17,9 +17,8 @@ from touche_llm.batch.responses import read_replies
 from touche_llm.data.io import BUILDING, iterate_records, open_scratch, remove_abandoned
 from touche_llm.data.records import JsonStruct
 from touche_llm.errors import DataError, EngineError, UsageError
-from touche_llm.llm.managed import find_vllm, run_guarded, to_flags
-from touche_llm.llm.settings import EngineConfig, Runner
-from touche_llm.llm.vllm_common import build_start_options, check_model_folder
+from touche_llm.llm.managed import build_start_options, find_vllm, run_guarded, to_flags
+from touche_llm.llm.settings import EngineConfig, Runner, check_model_folder
 
 TITLES = {Runner.VLLM: "vllm run-batch", Runner.RAY: "the Ray Data job"}
 # Options of `ray.data.llm.vLLMEngineProcessorConfig`; all others are vLLM's.

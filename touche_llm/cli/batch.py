@@ -22,8 +22,8 @@ from touche_llm.cli.setting_options import CommandProgress
 from touche_llm.config import Config
 from touche_llm.data.io import check_output
 from touche_llm.errors import UsageError, to_printable
+from touche_llm.llm.managed import build_start_options
 from touche_llm.llm.settings import EngineConfig, Runner
-from touche_llm.llm.vllm_common import build_start_options
 from touche_llm.pipeline.run_files import lock_run
 from touche_llm.pipeline.settings import DELIVERY, OF_STAGE, is_one_of
 from touche_llm.pipeline.stages import StageName

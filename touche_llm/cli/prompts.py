@@ -23,7 +23,7 @@ from touche_llm.errors import UsageError, to_printable
 from touche_llm.llm.answers import get_labels
 from touche_llm.llm.cache import Cache, CacheMode
 from touche_llm.llm.settings import CacheConfig, SamplingConfig
-from touche_llm.llm.truncation import ChatTokenizer
+from touche_llm.llm.tokenizers import ChatTokenizer
 from touche_llm.pipeline.context import Dataset, check_examples
 from touche_llm.pipeline.corpora import LocalCorpus, open_local_corpus
 from touche_llm.prompt_lab.lint import CheckedPrompt, Finding, Share, check, detect_changed_text

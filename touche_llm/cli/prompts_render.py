@@ -23,7 +23,7 @@ from touche_llm.errors import UsageError, to_printable
 from touche_llm.llm.cache import CacheMode
 from touche_llm.llm.model import ModelClient
 from touche_llm.llm.recorder import make_dry_engine, open_known_answers
-from touche_llm.llm.truncation import ChatTokenizer
+from touche_llm.llm.tokenizers import ChatTokenizer
 from touche_llm.pipeline.context import RunContext, make_request_builder
 from touche_llm.pipeline.engines import assume_engine_info
 from touche_llm.pipeline.progress import Progress

@@ -65,6 +65,7 @@ def doctor(
 async def _examine(engine: EngineConfig, sampling: SamplingConfig, is_thorough: bool) -> list[ServerCheck]:
     # Imported here because the HTTP libraries are slow to load.
     from touche_llm.llm.chat import ChatServer
+    from touche_llm.llm.checks import Survey
     from touche_llm.llm.doctor import count_steps, examine
 
     async with ChatServer(
@@ -76,7 +77,8 @@ async def _examine(engine: EngineConfig, sampling: SamplingConfig, is_thorough: 
         _, prompt = load_named(get_task(DEFAULT_TASK), "judge")
         schemas, progress = list_schemas([prompt]), CommandProgress()
         with progress.stage("checking the server", count_steps(is_thorough=is_thorough)) as step:
-            return await examine(server, engine, sampling, schemas, progress.warn, step, is_thorough=is_thorough)
+            survey = Survey(server, engine, sampling, schemas, progress.warn, step)
+            return await examine(survey, is_thorough=is_thorough)
 
 
 def _show(checks: list[ServerCheck]) -> None:

@@ -15,9 +15,8 @@ from touche_llm.llm.answers import Layout, Token
 from touche_llm.llm.engine import BrokenReply, Completion, MissingLogprobs, Rejected, Transient
 from touche_llm.llm.http import HttpClient
 from touche_llm.llm.logprobs import LOGPROB_ROUNDING, overlaps, trim_alternatives
-from touche_llm.llm.request import Message, Origin, Request, Sampling, SystemPlace, place_system_message
-from touche_llm.llm.server_info import TokenCounter, VllmTokenCounter
-from touche_llm.llm.vllm_common import to_prompt
+from touche_llm.llm.request import Message, Origin, Request, Sampling, SystemPlace, place_system_message, to_prompt
+from touche_llm.llm.tokenizers import TokenCounter, VllmTokenCounter
 
 
 class Delivery(StrEnum):

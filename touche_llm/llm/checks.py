@@ -1,14 +1,16 @@
-"""Check of a server that continues an answer after reasoning."""
+"""Server under examination, and probes that start-up and doctor share: labels, instructions, reasoning."""
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from pydantic import create_model
 
+from touche_llm.errors import Warn
 from touche_llm.llm.answers import (
     MAX_ALTERNATIVES,
     AnswerForm,
@@ -21,11 +23,19 @@ from touche_llm.llm.answers import (
     list_fields,
     parse_answer,
 )
-from touche_llm.llm.chat import ChatServer, read_completion
-from touche_llm.llm.engine import BrokenReply, Completion, MissingLogprobs, Rejected
-from touche_llm.llm.logprobs import Label, read_label
-from touche_llm.llm.request import Message, Request, Sampling, Thinking, continue_thought, place_system_message
-from touche_llm.llm.settings import SamplingConfig, ThinkingConfig
+from touche_llm.llm.chat import ChatReply, ChatServer, read_completion
+from touche_llm.llm.engine import BrokenReply, Completion, EngineInfo, MissingLogprobs, Rejected
+from touche_llm.llm.logprobs import LOGPROB_ROUNDING, Label, read_label
+from touche_llm.llm.request import (
+    Message,
+    Request,
+    Sampling,
+    Thinking,
+    continue_thought,
+    place_system_message,
+)
+from touche_llm.llm.server_info import ServedModel
+from touche_llm.llm.settings import EngineConfig, SamplingConfig, ThinkingConfig
 
 # Options that add a missing part, by check and server.
 REMEDIES = {
@@ -74,6 +84,109 @@ def block(name: str, value: str, remedy: str, cost: str = "") -> ServerCheck:
     return ServerCheck(name, False, value, cost, remedy, is_blocking=True)
 
 
+@dataclass(slots=True)
+class Survey:
+    """Server under examination, and what was found so far.
+
+    Attributes:
+        server: The server; start-up makes it send requests in the way that works.
+        engine: Model, revision, context and tokenizer of the run.
+        sampling: Sampling of the run.
+        schemas: Schemas of the answers that the run requests, as far as they are known.
+        warn: Receives what is missing if a run is possible, and a queue.
+        step: Called after each probe.
+        kind: The program that serves, empty if unknown.
+        checks: Results in the order of the probes; after a blocking one, probes that depend on it are left out.
+        info: Description of the engine; meaningful if nothing blocks.
+        probe: Reply in which the schema was enforced, if there was one.
+        served: The model in the list of the server.
+    """
+
+    server: ChatServer
+    engine: EngineConfig
+    sampling: SamplingConfig
+    schemas: Sequence[Mapping[str, Any]] = ()
+    warn: Warn = lambda _: None
+    step: Callable[[], None] = lambda: None
+    kind: str = ""
+    checks: list[ServerCheck] = field(default_factory=list)
+    info: EngineInfo | None = None
+    probe: ChatReply | None = None
+    served: ServedModel | None = None
+
+    @property
+    def is_enforced(self) -> bool:
+        """Whether the server enforced a schema."""
+        return self.probe is not None
+
+    @property
+    def takes_instructions(self) -> bool:
+        """Whether requests with a schema and instructions can be sent."""
+        return self.is_enforced and not self.is_blocked(SYSTEM_MESSAGE)
+
+    @property
+    def top_logprobs(self) -> int:
+        """Number of alternatives to request; 0 if the server sends none."""
+        return 0 if self.is_blocked("logprobs") else self.sampling.top_logprobs
+
+    @property
+    def is_renormalised(self) -> bool:
+        """Whether only tokens that a schema allows have a probability, by the reply with the one word allowed."""
+        if self.probe is None or not self.top_logprobs:
+            return False
+        completion = read_completion(self.probe, PROBE_LAYOUT)
+        first, _ = PROBE_LAYOUT.find_values(completion.text)["word"]
+        inside = [token for token in completion.tokens if token.at > first] or completion.tokens
+        for token in inside:
+            rest = completion.text[token.at :]
+            allowed = (logprob for text, logprob in token.top if rest.startswith(text) or text.startswith(rest))
+            if sum(map(math.exp, allowed)) < 1.0 - LOGPROB_ROUNDING:
+                return False
+        return True
+
+    def is_blocked(self, name: str = "") -> bool:
+        """Return whether a check, or any if none is named, makes a run impossible."""
+        return any(check.is_blocking for check in self.checks if not name or check.name == name)
+
+    def get_remedy(self, name: str) -> str:
+        """Return the option of this server that adds what a check misses; empty if none is known."""
+        return REMEDIES.get((name, self.kind), "")
+
+    def build_probe(self, top_logprobs: int = 0) -> Request:
+        """Return a request that allows one answer."""
+        return self.server.build_check(PROBE_MESSAGES, _PROBE_SCHEMA, Sampling(top_logprobs=top_logprobs))
+
+
+@dataclass(frozen=True, slots=True)
+class Probe:
+    """Probe of a server: `run` sends its requests and returns its checks, if `is_possible` after those so far."""
+
+    run: Callable[[Survey], Awaitable[list[ServerCheck]]]
+    is_possible: Callable[[Survey], bool] = lambda _: True
+
+
+async def run_probes(survey: Survey, probes: Sequence[Probe]) -> None:
+    """Run the probes that are possible, in order, and keep their checks."""
+    for probe in probes:
+        if probe.is_possible(survey):
+            found = await probe.run(survey)
+            # Only now: a probe can replace earlier checks.
+            survey.checks += found
+            survey.step()
+
+
+class _Word(AnswerModel):
+    """Answer that no model gives unless the schema is enforced."""
+
+    word: Literal["quokka-7351"]
+
+
+PROBE_ANSWER = '{"word":"quokka-7351"}'
+PROBE_MESSAGES = (Message("user", "Say hello."),)
+_PROBE_SCHEMA = build_schema(_Word)
+PROBE_LAYOUT = Layout.of_schema(_PROBE_SCHEMA)
+
+
 LABEL_TOKENS = "label tokens"
 # Max probability of tokens that several labels share, since it is split between these; and of the tokens that the
 # alternatives leave out, where one of these could be a label's.
@@ -85,39 +198,31 @@ SYSTEM = "Answer each field with one of its labels."
 _PLAIN = "request plain grades with `sampling.logprobs: false`"
 
 
-async def check_labels(
-    server: ChatServer, schemas: Sequence[Mapping[str, Any]], top_logprobs: int, *, is_renormalised: bool
-) -> ServerCheck:
+async def check_labels(survey: Survey) -> list[ServerCheck]:
     """Check with one request for each form whether the labels of answers can be read from their tokens.
 
-    If tokens that the schema forbids have a probability too, the server sends more alternatives from now on, unless it
-    refuses to.
-
-    Args:
-        server: Server that enforces schemas.
-        schemas: Schemas of answers with labels; one answer has the labels of all schemas in one form.
-        top_logprobs: Max number of alternatives; 0 to check nothing.
-        is_renormalised: Whether only tokens that a schema allows have a probability.
+    One answer has the labels of all schemas in one form. If tokens that the schema forbids have a probability too, the
+    server sends more alternatives from now on, unless it refuses to.
 
     Returns:
-        The worst result.
+        The worst result; nothing if no answer has labels.
 
     Raises:
         Transient, Rejected: The server did not reply, or refuses all requests.
     """
-    if not top_logprobs:
-        return ServerCheck(LABEL_TOKENS, None, "not read without log-probabilities")
-    joined = _join_answers(schemas)
-    if not is_renormalised:
-        server.alternatives = _RAW_ALTERNATIVES
-    found = [await _check_form(server, *each, top_logprobs, is_renormalised=is_renormalised) for each in joined]
-    return min(found, key=lambda check: (not check.is_blocking, check.is_ok is not False, check.is_ok is not None))
+    joined = _join_answers(survey.schemas)
+    if not joined:
+        return []
+    if not survey.top_logprobs:
+        return [ServerCheck(LABEL_TOKENS, None, "not read without log-probabilities")]
+    if not survey.is_renormalised:
+        survey.server.alternatives = _RAW_ALTERNATIVES
+    found = [await _check_form(survey, *each) for each in joined]
+    return [min(found, key=lambda check: (not check.is_blocking, check.is_ok is not False, check.is_ok is not None))]
 
 
-async def _check_form(
-    server: ChatServer, answer: type[AnswerModel], form: AnswerForm, top_logprobs: int, *, is_renormalised: bool
-) -> ServerCheck:
-    request = _build_request(server, answer, form, top_logprobs)
+async def _check_form(survey: Survey, answer: type[AnswerModel], form: AnswerForm) -> ServerCheck:
+    server, request = survey.server, _build_request(survey, answer, form)
     other_form = "use prompts of another `form`, such as `object`"
     try:
         completion = await server.complete(request)
@@ -127,7 +232,7 @@ async def _check_form(
             raise
         if server.alternatives:
             server.alternatives = 0
-            return await _check_form(server, answer, form, top_logprobs, is_renormalised=is_renormalised)
+            return await _check_form(survey, answer, form)
         return block(LABEL_TOKENS, f"the server refuses the schema of the labels in {form} form: {error}", other_form)
     except MissingLogprobs:
         return block(LABEL_TOKENS, f"{server.model} sends no log-probabilities of labels in {form} form", _PLAIN)
@@ -137,7 +242,7 @@ async def _check_form(
             return ServerCheck(LABEL_TOKENS, None, f"could not be checked: the answer is {found}")
         return block(LABEL_TOKENS, f"the schema of the labels in {form} form is not enforced: {found}", other_form)
     sent = max(request.sampling.top_logprobs, server.alternatives)
-    return _judge_readings(completion, request, values, sent, is_renormalised=is_renormalised)
+    return _judge_readings(completion, request, values, sent, is_renormalised=survey.is_renormalised)
 
 
 def _judge_readings(
@@ -185,27 +290,24 @@ def _join_answers(schemas: Sequence[Mapping[str, Any]]) -> list[tuple[type[Answe
             fields.setdefault(labels, name if name not in fields.values() else f"{name}{len(fields) + 1}")
     joined = []
     for form, fields in by_form.items():
+        if not fields:
+            continue
         given: dict[str, Any] = {name: (Literal[labels], ...) for labels, name in fields.items()}
         joined.append((create_model("JoinedLabels", __base__=AnswerModel, **given), form))
     return joined
 
 
-def has_labels(schema: Mapping[str, Any]) -> bool:
-    """Return whether an answer has a field with labels."""
-    return any(True for _ in _list_labels(schema))
-
-
 def _list_labels(schema: Mapping[str, Any]) -> Iterator[tuple[str, tuple[Label, ...]]]:
-    for name, field in list_fields(schema).items():
-        if "enum" in field:
-            yield name, tuple(field["enum"])
+    for name, part in list_fields(schema).items():
+        if "enum" in part:
+            yield name, tuple(part["enum"])
 
 
-def _build_request(server: ChatServer, answer: type[AnswerModel], form: AnswerForm, top_logprobs: int) -> Request:
+def _build_request(survey: Survey, answer: type[AnswerModel], form: AnswerForm) -> Request:
     schema = build_schema(answer, form)
     fields = "\n".join(f"{name}: {_join(labels)}" for name, labels in get_labels(answer).items())
-    sampling = Sampling(max_tokens=256, top_logprobs=min(top_logprobs, count_alternatives(schema)))
-    return server.build_check((Message("system", SYSTEM), Message("user", fields)), schema, sampling)
+    sampling = Sampling(max_tokens=256, top_logprobs=min(survey.top_logprobs, count_alternatives(schema)))
+    return survey.server.build_check((Message("system", SYSTEM), Message("user", fields)), schema, sampling)
 
 
 def _join(labels: Sequence[Label]) -> str:
@@ -226,42 +328,36 @@ _OPENING = re.compile(
 _CLOSING = re.compile(r"</[^<>]*(?:think|thought)[^<>]*>|\[/THINK\]|<\|END_THINKING\|>|<channel\|>", re.IGNORECASE)
 
 
-async def check_system_message(server: ChatServer, kind: str, probe: Request, sampling: SamplingConfig) -> ServerCheck:
+async def check_system_message(survey: Survey) -> list[ServerCheck]:
     """Check whether the model sees a system message: by the text of a prompt, else by its effect on the tokens.
 
     Some templates write a message of their own where a chat has none, so that only prompts with one are compared.
 
-    Args:
-        server: Server with a counter of tokens and a way to enforce schemas.
-        kind: The program that serves, empty if unknown.
-        probe: Request that the server answers.
-        sampling: Place of the instructions, and switches of the chat template.
-
     Raises:
         Transient, Rejected: The server did not reply, or refuses all requests.
     """
-    if sampling.system_message == "user":
-        return ServerCheck(SYSTEM_MESSAGE, True, "in the user message, as configured")
-    remedy = " or ".join(filter(None, (_REMEDY, REMEDIES.get((SYSTEM_MESSAGE, kind)))))
+    if survey.sampling.system_message == "user":
+        return [ServerCheck(SYSTEM_MESSAGE, True, "in the user message, as configured")]
+    remedy = " or ".join(filter(None, (_REMEDY, survey.get_remedy(SYSTEM_MESSAGE))))
     try:
-        prompt = await _render(server, sampling)
-        if prompt is not None:
-            if _SYSTEM.casefold() not in " ".join(prompt.casefold().split()):
-                return block(SYSTEM_MESSAGE, "ignored by the chat template", remedy, _COST)
-            return ServerCheck(SYSTEM_MESSAGE, True, "shown by the chat template")
-        return await _compare_tokens(server, probe, remedy)
+        prompt = await _render(survey)
+        if prompt is None:
+            return [await _compare_tokens(survey, remedy)]
+        if _SYSTEM.casefold() not in " ".join(prompt.casefold().split()):
+            return [block(SYSTEM_MESSAGE, "ignored by the chat template", remedy, _COST)]
+        return [ServerCheck(SYSTEM_MESSAGE, True, "shown by the chat template")]
     except Rejected as error:
         if error.is_fatal:
             raise
-        return block(SYSTEM_MESSAGE, f"refused: {error}", remedy, _COST)
+        return [block(SYSTEM_MESSAGE, f"refused: {error}", remedy, _COST)]
 
 
-async def _compare_tokens(server: ChatServer, probe: Request, remedy: str) -> ServerCheck:
+async def _compare_tokens(survey: Survey, remedy: str) -> ServerCheck:
     """Return whether a longer system message makes a longer prompt."""
     counts = []
     for text in (_SYSTEM, _SYSTEM + " quokka" * _MORE_WORDS):
-        chat = (Message("system", text), Message("user", _USER))
-        counts.append((await server.exchange(replace(probe, messages=chat))).usage.prompt_tokens)
+        request = replace(survey.build_probe(), messages=(Message("system", text), Message("user", _USER)))
+        counts.append((await survey.server.exchange(request)).usage.prompt_tokens)
     added = counts[1] - counts[0]
     if added >= _MORE_WORDS:
         return ServerCheck(SYSTEM_MESSAGE, True, "shown by the chat template, by its tokens")
@@ -270,29 +366,34 @@ async def _compare_tokens(server: ChatServer, probe: Request, remedy: str) -> Se
     return block(SYSTEM_MESSAGE, "ignored by the chat template: a longer one adds no tokens", remedy, _COST)
 
 
-async def check_open_thought(server: ChatServer, sampling: SamplingConfig) -> ServerCheck:
+async def check_open_thought(survey: Survey) -> list[ServerCheck]:
     """Check whether the prompt of an answer without reasoning ends inside a thought; raise Transient or Rejected."""
-    prompt = await _render(server, sampling)
+    if survey.sampling.thinking.judge:
+        return []
+    prompt = await _render(survey)
     if prompt is None:
-        return ServerCheck(OPEN_THOUGHT, None, "unknown, since the server does not show its prompts")
+        return [ServerCheck(OPEN_THOUGHT, None, "unknown, since the server does not show its prompts")]
     end = prompt[prompt.rfind(_USER) + len(_USER) :]
     opened, closed = ([match.start() for match in pattern.finditer(end)] for pattern in (_OPENING, _CLOSING))
     if opened and opened[-1] > max(closed, default=-1):
-        return ServerCheck(
-            OPEN_THOUGHT,
-            False,
-            f"the prompt ends inside a thought: {end[-40:]!r}",
-            "the answer stands where the model has learnt to reason",
-            "let it reason (`sampling.thinking`), or switch reasoning off, with a switch that its chat template knows "
-            "(`sampling.chat_template_kwargs`) or another template",
-        )
-    return ServerCheck(OPEN_THOUGHT, True, "none in the prompt of an answer")
+        return [
+            ServerCheck(
+                OPEN_THOUGHT,
+                False,
+                f"the prompt ends inside a thought: {end[-40:]!r}",
+                "the answer stands where the model has learnt to reason",
+                "let it reason (`sampling.thinking`), or switch reasoning off, with a switch that its chat template "
+                "knows (`sampling.chat_template_kwargs`) or another template",
+            )
+        ]
+    return [ServerCheck(OPEN_THOUGHT, True, "none in the prompt of an answer")]
 
 
-async def _render(server: ChatServer, sampling: SamplingConfig) -> str | None:
+async def _render(survey: Survey) -> str | None:
     """Return the prompt of a short question as a run would send it; None if the server does not show it."""
+    sampling = survey.sampling
     chat = place_system_message((Message("system", _SYSTEM), Message("user", _USER)), sampling.system_message)
-    return await server.render(chat, sampling.chat_template_kwargs)
+    return await survey.server.render(chat, sampling.chat_template_kwargs)
 
 
 _NAME = "thinking"
@@ -305,18 +406,17 @@ _PARSER = "serve the model without a reasoning parser (vLLM: --reasoning-parser)
 _THOUGHTS = ("One of two.", "Other words.")
 
 
-async def check_thinking(server: ChatServer, probe: Request, answer: str, settings: ThinkingConfig) -> ServerCheck:
+async def check_thinking(survey: Survey, settings: ThinkingConfig) -> ServerCheck:
     """Return whether the server continues a thought that has ended with an answer that fits the schema.
 
     Args:
-        server: The server, with the field in which it gets schemas.
-        probe: Request with a schema that allows one answer only.
-        answer: This answer.
+        survey: The server, with the field in which it gets schemas.
         settings: Delimiters, and switches of the chat template.
 
     Raises:
         Transient, Rejected: The server did not reply, or refuses all requests.
     """
+    server, probe = survey.server, survey.build_probe()
     opening, closing = settings.delimiters
     thinking = Thinking(1, opening, closing, settings.temperature)
     known = await _check_template(server, probe.messages, thinking, settings.chat_template_kwargs)
@@ -334,11 +434,11 @@ async def check_thinking(server: ChatServer, probe: Request, answer: str, settin
             f"the server refuses to continue a message of the assistant: {error}",
             "let the model reason on a server that continues one, such as vLLM",
         )
-    if "".join(completion.text.split()) == answer:
+    if "".join(completion.text.split()) == PROBE_ANSWER:
         return known or ServerCheck(
             _NAME, None, "an answer continues a thought; whether the template keeps it is unknown"
         )
-    if answer in "".join((completion.reasoning or "").split()):
+    if PROBE_ANSWER in "".join((completion.reasoning or "").split()):
         return block(_NAME, "the answer after a thought is in the field of the reasoning", _PARSER)
     return block(_NAME, f"no schema is enforced after a thought: {completion.text[:80]!r}", _PARSER)
 

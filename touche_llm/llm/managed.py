@@ -14,16 +14,27 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import aiohttp
 import orjson
 
 from touche_llm.errors import EngineError
 from touche_llm.llm import server_guard
-from touche_llm.llm.vllm_common import build_start_options, get_model_name
+from touche_llm.llm.settings import get_model_name
 
+# With white space allowed between tokens, weak models write it endlessly. Only this backend has the switch, and all
+# requests must use the same backend.
+_STRUCTURED_OUTPUTS = {"backend": "xgrammar", "disable_any_whitespace": True}
 # Seconds between SIGTERM and SIGKILL, in which vLLM releases memory and semaphores.
 _STOP_SECONDS = 30.0
 _LAST_LINES, _LAST_BYTES = 15, 2**16
+
+
+def build_start_options(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options to start vLLM with: those that the program needs, overridden by those of the user.
+
+    If the environment switches torch.compile off, vLLM does not start without `enforce_eager`.
+    """
+    eager = {"enforce_eager": True} if os.environ.get("TORCHDYNAMO_DISABLE") == "1" else {}
+    return {"structured_outputs_config": _STRUCTURED_OUTPUTS, **eager, **options}
 
 
 def find_vllm() -> str:
@@ -143,6 +154,8 @@ def _free_port() -> int:
 async def _wait_until_ready(
     process: subprocess.Popen[bytes], health: str, end_of_log: Callable[[], str], seconds: float
 ) -> None:
+    import aiohttp  # takes a while to load
+
     try:
         async with asyncio.timeout(seconds), aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=5)) as session:
             while process.poll() is None:

@@ -16,11 +16,12 @@ from touche_llm.data.records import Count
 from touche_llm.data.transport import BROKEN_TRIES
 from touche_llm.errors import EngineError
 from touche_llm.llm.engine import BrokenReply, EngineInfo, Rejected, Transient
-from touche_llm.llm.http import API_KEY_VARIABLE, HttpClient
+from touche_llm.llm.http import HttpClient
 from touche_llm.llm.request import Message
-from touche_llm.llm.server_info import TokenCount, VllmTokenCounter, read_serving
+from touche_llm.llm.server_info import choose_model, identify, read_serving
 from touche_llm.llm.settings import SECTIONS, PoolingConfig, Purpose
-from touche_llm.llm.startup import check_context, choose_model, identify
+from touche_llm.llm.startup import check_context, describe_failure
+from touche_llm.llm.tokenizers import TokenCount, VllmTokenCounter
 
 _PATHS: dict[Purpose, str] = {"embedding": "/v1/embeddings", "score": "/v1/rerank"}
 _NOUNS: dict[Purpose, str] = {"embedding": "embeddings", "score": "scores of pairs"}
@@ -89,14 +90,12 @@ class PoolingServer(HttpClient):
             info = await self._inspect()
             await (self._check_vectors(dimensions) if self.purpose == "embedding" else self._check_scores())
             await self._check_truncation(info.context, dimensions)
-        except Transient as error:
-            hint = "" if error.is_busy else f"; is the server running there? Set its address with `{self.section}.url`"
-            raise EngineError(f"{self.base_url}: {error.reason}{hint}") from error
-        except Rejected as error:
-            hint = f"give its key in {API_KEY_VARIABLE}" if error.status in (401, 403) else "see the server's log"
-            if error.status == 404:
-                hint = f"serves no {_NOUNS[self.purpose]}; with vLLM, serve a model for them with --runner pooling"
-            raise EngineError(f"{self.base_url}: the server refused the start-up check: {error}; {hint}") from error
+        except (Transient, Rejected) as error:
+            hint = f"is the server running there? Set its address with `{self.section}.url`"
+            refused = "see the server's log"
+            if isinstance(error, Rejected) and error.status == 404:
+                refused = f"serves no {_NOUNS[self.purpose]}; with vLLM, serve a model for them with --runner pooling"
+            raise describe_failure(self.base_url, error, hint, refused) from error
         self.is_monitored = True
         return info
 

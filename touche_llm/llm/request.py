@@ -78,6 +78,14 @@ EMPTY_CHAT = (Message("system", ""), Message("user", ""))
 SystemPlace = Literal["role", "user"]
 
 
+def to_prompt(messages: tuple[Message, ...]) -> dict[str, Any]:
+    """Return the fields of a request that hold its messages; a last message of the assistant is continued."""
+    fields: dict[str, Any] = {"messages": [{"role": message.role, "content": message.content} for message in messages]}
+    if messages and messages[-1].role == "assistant":
+        fields |= {"continue_final_message": True, "add_generation_prompt": False}
+    return fields
+
+
 def place_system_message(messages: tuple[Message, ...], place: SystemPlace) -> tuple[Message, ...]:
     """Return a chat that begins with a system and a user message, with the instructions in their place."""
     if place == "role":

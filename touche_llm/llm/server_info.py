@@ -1,20 +1,27 @@
-"""Counters of a chat's tokens: a server's, in two dialects, or the tokenizer of a folder."""
+"""Identity of a server: its program, its model, and how it serves the model."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
 
 from touche_llm.data.records import Count
-from touche_llm.llm.engine import CountingEngine, Rejected, Transient
+from touche_llm.errors import EngineError
+from touche_llm.llm.engine import BrokenReply, Rejected, Transient
 from touche_llm.llm.http import HttpClient
-from touche_llm.llm.request import Message
-from touche_llm.llm.truncation import ChatTokenizer
-from touche_llm.llm.vllm_common import match_prefix, to_prompt
 
+# Servers by the owner that they give their models.
+_OWNERS = {"vllm": "vllm", "sglang": "sglang", "llamacpp": "llama.cpp", "library": "ollama"}
+# Where servers report their versions.
+_VERSION_PATHS = {
+    "vllm": "/version",
+    "llama.cpp": "/props",
+    "sglang": "/get_server_info",
+    "ollama": "/api/version",
+}
 # Max characters of a value.
 _MAX_CHARS = 200
 _METRIC = re.compile(r"^vllm:(cache_config_info|spec_decode_\w+)\{([^}]*)\}", re.MULTILINE)
@@ -31,35 +38,49 @@ class ServedModel(msgspec.Struct):
     parent: str | None = None
 
 
-class _ModelConfig(msgspec.Struct):
-    quantization: str | None = None
-    dtype: str | None = None
+class _ModelList(msgspec.Struct):
+    data: list[ServedModel]
 
 
-class _ParallelConfig(msgspec.Struct):
-    tensor_parallel_size: Count = 1
-    pipeline_parallel_size: Count = 1
-    data_parallel_size: Count = 1
+class _Generation(msgspec.Struct):
+    n_ctx: Count | None = None
 
 
-class _SpeculativeConfig(msgspec.Struct):
-    method: str | None = None
-    num_speculative_tokens: Count | None = None
+class _Version(msgspec.Struct):
+    version: str = ""
+    # Those of llama.cpp, whose context is that of one of its slots.
+    build_info: str = ""
+    default_generation_settings: _Generation = msgspec.field(default_factory=_Generation)
 
 
-class _CacheConfig(msgspec.Struct):
-    cache_dtype: str | None = None
+async def choose_model(server: HttpClient, model: str | None, section: str) -> ServedModel:
+    """Return the served model of this name, or the only one; raise EngineError, which names the setting."""
+    served = (await server.get("/v1/models", _ModelList)).data
+    by_name = {choice.id: choice for choice in served}
+    if model is None and len(served) == 1:
+        model = served[0].id
+    if model in by_name:
+        found = by_name[model]
+        if found.max_model_len is None and found.parent in by_name:
+            # vLLM does not report the context of an adapter, which is that of the adapted model.
+            return msgspec.structs.replace(found, max_model_len=by_name[found.parent].max_model_len)
+        return found
+    names = ", ".join(by_name) or "no model"
+    wanted = "" if model is None else f", not {model!r}"
+    raise EngineError(f"{server.base_url}: serves {names}{wanted}; choose one with `{section}.model`")
 
 
-class _VllmConfig(msgspec.Struct):
-    model_config: _ModelConfig = msgspec.field(default_factory=_ModelConfig)
-    parallel_config: _ParallelConfig = msgspec.field(default_factory=_ParallelConfig)
-    cache_config: _CacheConfig = msgspec.field(default_factory=_CacheConfig)
-    speculative_config: _SpeculativeConfig | None = None
-
-
-class _ServerInfo(msgspec.Struct):
-    vllm_config: _VllmConfig
+async def identify(server: HttpClient, model: ServedModel) -> tuple[str, str, int | None]:
+    """Return the program that serves, empty if unknown, its name with the version, and the context of a slot."""
+    owner = _OWNERS.get(model.owned_by or "", "")
+    for kind in [owner] if owner else _VERSION_PATHS:
+        try:
+            version = await server.get(_VERSION_PATHS[kind], _Version)
+        except (Rejected, BrokenReply):
+            continue
+        if number := version.version or version.build_info:
+            return kind, f"{kind} {number}", version.default_generation_settings.n_ctx
+    return owner, owner or "unknown server", None
 
 
 async def read_serving(server: HttpClient, kind: str, model: ServedModel, fingerprint: str | None) -> dict[str, str]:
@@ -96,135 +117,20 @@ async def _read_metrics(server: HttpClient) -> Mapping[str, str | None]:
 
 
 async def _read_configuration(server: HttpClient) -> Mapping[str, str | None]:
-    config = (await server.get("/server_info?config_format=json", _ServerInfo)).vllm_config
-    sizes = {
-        "tensor parallel": config.parallel_config.tensor_parallel_size,
-        "pipeline parallel": config.parallel_config.pipeline_parallel_size,
-        "data parallel": config.parallel_config.data_parallel_size,
-    }
-    facts = {name: str(size) for name, size in sizes.items() if size > 1}
-    if (speculative := config.speculative_config) is not None:
-        facts["speculative decoding"] = f"{speculative.method}, {speculative.num_speculative_tokens} tokens"
+    reply = await server.get("/server_info?config_format=json", dict[str, dict[str, Any]])
+    parts = reply.get("vllm_config", {})
+
+    def find(part: str, name: str) -> Any:
+        section = parts.get(f"{part}_config")
+        return section.get(name) if isinstance(section, dict) else None
+
+    sizes = {f"{part} parallel": find("parallel", f"{part}_parallel_size") for part in ("tensor", "pipeline", "data")}
+    facts = {name: str(size) for name, size in sizes.items() if isinstance(size, int) and size > 1}
+    if method := find("speculative", "method"):
+        facts["speculative decoding"] = f"{method}, {find('speculative', 'num_speculative_tokens')} tokens"
     return {
         **facts,
-        "quantisation": config.model_config.quantization,
-        "data type": config.model_config.dtype,
-        "key-value cache": config.cache_config.cache_dtype,
+        "quantisation": find("model", "quantization"),
+        "data type": find("model", "dtype"),
+        "key-value cache": find("cache", "cache_dtype"),
     }
-
-
-class TokenCount(msgspec.Struct):
-    """Reply of `/tokenize` of which only the number of tokens is decoded."""
-
-    count: Count
-
-
-class _Tokens(msgspec.Struct):
-    tokens: list[int]
-
-
-class _Prompt(msgspec.Struct):
-    prompt: str
-
-
-class _Content(msgspec.Struct):
-    content: str
-
-
-class TokenCounter(CountingEngine, Protocol):
-    """Counter of tokens; `name` describes it for people."""
-
-    name: str
-
-    async def render(self, messages: tuple[Message, ...], chat_template_kwargs: Mapping[str, Any]) -> str | None:
-        """Return the text of a prompt as the server renders it; None if the server does not show it."""
-        ...
-
-
-class VllmTokenCounter:
-    """Counter that uses `/tokenize` with messages, as vLLM has it."""
-
-    name = "/tokenize with messages"
-
-    def __init__(self, client: HttpClient, model: str, chat_template_kwargs: Mapping[str, Any]) -> None:
-        self._client, self._model = client, model
-        self._chat_template_kwargs = dict(chat_template_kwargs)
-
-    async def count_tokens(self, messages: tuple[Message, ...]) -> int:
-        """Return the number of prompt tokens of a chat, template included."""
-        body = {
-            "model": self._model,
-            **to_prompt(messages),
-            "chat_template_kwargs": self._chat_template_kwargs,
-        }
-        return (await self._client.post("/tokenize", body, TokenCount)).count
-
-    async def truncate(self, text: str, max_tokens: int) -> str:
-        """Return a prefix of `text` with about this many tokens."""
-        body: dict[str, Any] = {"model": self._model, "prompt": text, "add_special_tokens": False}
-        tokens = (await self._client.post("/tokenize", body, _Tokens)).tokens
-        if len(tokens) <= max_tokens:
-            return text
-        return match_prefix(text, await self._decode(tokens[:max_tokens]))
-
-    async def render(self, messages: tuple[Message, ...], chat_template_kwargs: Mapping[str, Any]) -> str:
-        """Return the text of a prompt with these switches of the chat template."""
-        body = {"model": self._model, **to_prompt(messages), "chat_template_kwargs": dict(chat_template_kwargs)}
-        return await self._decode((await self._client.post("/tokenize", body, _Tokens)).tokens)
-
-    async def _decode(self, tokens: list[int]) -> str:
-        body = {"model": self._model, "tokens": tokens}
-        return (await self._client.post("/detokenize", body, _Prompt)).prompt
-
-
-class LlamaCppTokenCounter:
-    """Counter that renders with `/apply-template` and tokenizes a text with `/tokenize`, as llama.cpp has them."""
-
-    name = "/apply-template and /tokenize"
-
-    def __init__(self, client: HttpClient, chat_template_kwargs: Mapping[str, Any]) -> None:
-        self._client = client
-        self._chat_template_kwargs = dict(chat_template_kwargs)
-
-    async def count_tokens(self, messages: tuple[Message, ...]) -> int:
-        """Return the number of prompt tokens of a chat, template included."""
-        prompt = await self.render(messages, self._chat_template_kwargs)
-        return len(await self._tokenize(prompt, add_special=True))
-
-    async def render(self, messages: tuple[Message, ...], chat_template_kwargs: Mapping[str, Any]) -> str:
-        """Return the text of a prompt with these switches of the chat template."""
-        body = {**to_prompt(messages), "chat_template_kwargs": dict(chat_template_kwargs)}
-        return (await self._client.post("/apply-template", body, _Prompt)).prompt
-
-    async def truncate(self, text: str, max_tokens: int) -> str:
-        """Return a prefix of `text` with about this many tokens."""
-        tokens = await self._tokenize(text, add_special=False)
-        if len(tokens) <= max_tokens:
-            return text
-        decoded = await self._client.post("/detokenize", {"tokens": tokens[:max_tokens]}, _Content)
-        return match_prefix(text, decoded.content)
-
-    async def _tokenize(self, content: str, *, add_special: bool) -> list[int]:
-        body = {"content": content, "add_special": add_special}
-        return (await self._client.post("/tokenize", body, _Tokens)).tokens
-
-
-class LocalTokenCounter:
-    """Counter that uses the tokenizer and chat template of a folder."""
-
-    name = "the tokenizer of a folder"
-
-    def __init__(self, tokenizer: ChatTokenizer) -> None:
-        self._tokenizer = tokenizer
-
-    async def count_tokens(self, messages: tuple[Message, ...]) -> int:
-        """Return the number of prompt tokens of a chat, template included."""
-        return self._tokenizer.count_tokens(messages)
-
-    async def truncate(self, text: str, max_tokens: int) -> str:
-        """Return a prefix of `text` with about this many tokens."""
-        return self._tokenizer.truncate(text, max_tokens)
-
-    async def render(self, messages: tuple[Message, ...], chat_template_kwargs: Mapping[str, Any]) -> None:
-        """Return None: the server may have another chat template than the folder."""
-        return

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from enum import StrEnum
 from functools import partial
@@ -11,14 +12,33 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from touche_llm.data.settings import Option, Section, check_address
+from touche_llm.errors import UsageError
 from touche_llm.llm.cache import CacheMode
 from touche_llm.llm.request import DELIMITERS, SystemPlace, Thinking
-from touche_llm.llm.vllm_common import get_model_name
 
 # vLLM queues requests beyond its batch, by default 256 (1,024 from 70 GiB of GPU memory on).
 DEFAULT_CONCURRENCY = 256
 # Purposes of budgets by the purpose of a prompt; others need no reasoning.
 _BUDGETS = {"judge": "judge", "sentence": "judge", "stance": "stance", "best": "compare", "order": "compare"}
+
+
+def check_model_folder(model: str | None) -> Path:
+    """Return the folder of a model that the program serves itself.
+
+    Raises:
+        UsageError: No folder is given, or it holds no model.
+    """
+    if model is None:
+        raise UsageError("engine.model: give the folder of the model (for tira also TOUCHE_LLM_MODEL)")
+    folder = Path(model)
+    if not (folder / "config.json").is_file():
+        raise UsageError(f"{folder}: no model; give a folder with config.json, weights and tokenizer (`engine.model`)")
+    return folder
+
+
+def get_model_name(folder: str | Path) -> str:
+    """Return the name under which a folder's model is served: the last part of its path."""
+    return Path(os.path.abspath(folder)).name
 
 
 def _check_options(options: dict[str, Any]) -> dict[str, Any]:

@@ -14,8 +14,15 @@ from touche_llm.llm.engine import Engine, EngineInfo
 from touche_llm.llm.model import NOTHING_LOST, LostRequests, ModelClient
 from touche_llm.llm.pooling import PoolingClient, TemplateConfig
 from touche_llm.llm.request import hash_content
-from touche_llm.llm.settings import SECTIONS, CacheConfig, EngineConfig, PoolingConfig, Purpose, SamplingConfig
-from touche_llm.llm.vllm_common import check_model_folder
+from touche_llm.llm.settings import (
+    SECTIONS,
+    CacheConfig,
+    EngineConfig,
+    PoolingConfig,
+    Purpose,
+    SamplingConfig,
+    check_model_folder,
+)
 from touche_llm.pipeline.progress import Progress, SilentProgress
 
 # JSON schemas of answers.
@@ -115,7 +122,8 @@ async def _server(
 ) -> AsyncIterator[_Opened]:
     # Imported here because the HTTP libraries are slow to load, and most commands need no engine.
     from touche_llm.llm.chat import ChatServer
-    from touche_llm.llm.startup import SURVEY_STEPS, connect
+    from touche_llm.llm.checks import Survey
+    from touche_llm.llm.startup import PROBES, connect
 
     async with ChatServer(
         asked.base_url,
@@ -124,8 +132,8 @@ async def _server(
         chat_template_kwargs=sampling.chat_template_kwargs,
         restart=restart,
     ) as server:
-        with progress.stage("checking the server", SURVEY_STEPS) as step:
-            facts = await connect(server, asked, sampling, schemas, progress.warn, step)
+        with progress.stage("checking the server", len(PROBES)) as step:
+            facts = await connect(Survey(server, asked, sampling, schemas, progress.warn, step))
         yield server, facts
 
 

@@ -14,7 +14,7 @@ from aiohttp import web
 from tests.fake_server import FakeServer, fields_in, reply, says, spell
 from touche_llm.llm.answers import AnswerForm, AnswerModel, build_schema
 from touche_llm.llm.chat import ChatServer
-from touche_llm.llm.checks import ServerCheck
+from touche_llm.llm.checks import ServerCheck, Survey
 from touche_llm.llm.doctor import count_steps, examine
 from touche_llm.llm.settings import EngineConfig, SamplingConfig
 
@@ -85,7 +85,7 @@ async def checks_of(*faults: str, logprobs: bool = True, is_thorough: bool = Tru
     async with server.running():
         async with ChatServer(server.url, concurrency=64, request_timeout=5, chat_template_kwargs={}) as client:
             sampling = SamplingConfig(logprobs=logprobs)
-            found = await examine(client, EngineConfig(), sampling, SCHEMAS, is_thorough=is_thorough)
+            found = await examine(Survey(client, EngineConfig(), sampling, SCHEMAS), is_thorough=is_thorough)
     assert len(found) == len({check.name for check in found})
     return {check.name: check for check in found}
 
@@ -137,11 +137,9 @@ async def test_the_steps_of_an_examination_are_all_counted(is_thorough: bool, ma
     async with server.running():
         async with ChatServer(server.url, concurrency=64, request_timeout=5, chat_template_kwargs={}) as client:
             found = await examine(
-                client,
-                EngineConfig(),
-                SamplingConfig(),
-                SCHEMAS,
-                step=lambda: steps.append(len(server.bodies)),
+                Survey(
+                    client, EngineConfig(), SamplingConfig(), SCHEMAS, step=lambda: steps.append(len(server.bodies))
+                ),
                 is_thorough=is_thorough,
             )
     assert len(steps) == count_steps(is_thorough=is_thorough)
@@ -153,7 +151,7 @@ async def test_a_server_that_ignores_schemas_is_examined_no_further() -> None:
     server = FakeServer(ignored=("structured_outputs", "response_format"))
     async with server.running():
         async with ChatServer(server.url, concurrency=64, request_timeout=5, chat_template_kwargs={}) as client:
-            found = await examine(client, EngineConfig(), SamplingConfig(), SCHEMAS)
+            found = await examine(Survey(client, EngineConfig(), SamplingConfig(), SCHEMAS))
     assert [check.name for check in found if check.is_blocking] == ["schema"]
     assert server.bodies == []
 
@@ -162,7 +160,9 @@ async def test_a_model_that_writes_white_space_without_end_is_told_from_a_server
     server = FakeServer(probe=says('{ "word"\n \t' + " " * 50, "length"))
     async with server.running():
         async with ChatServer(server.url, concurrency=64, request_timeout=5, chat_template_kwargs={}) as client:
-            found = {each.name: each for each in await examine(client, EngineConfig(), SamplingConfig(), SCHEMAS)}
+            found = {
+                each.name: each for each in await examine(Survey(client, EngineConfig(), SamplingConfig(), SCHEMAS))
+            }
     assert (found["schema"].is_ok, found["white space"].is_blocking) == (True, True)
     assert "disable_any_whitespace" in found["white space"].remedy
 

@@ -18,6 +18,7 @@ from touche_llm.errors import EngineError
 from touche_llm.llm import http, managed
 from touche_llm.llm.cache import Cache
 from touche_llm.llm.chat import ChatServer
+from touche_llm.llm.checks import Survey
 from touche_llm.llm.engine import EngineDeath
 from touche_llm.llm.model import AnsweredRequest, ModelClient
 from touche_llm.llm.settings import CacheConfig, EngineConfig, SamplingConfig
@@ -40,7 +41,7 @@ async def client_of(server: FakeServer, path: Path, restart: Restart | None = No
     async with ChatServer(
         server.url, concurrency=8, request_timeout=5, chat_template_kwargs={}, restart=restart
     ) as engine:
-        info = await connect(engine, EngineConfig(), SamplingConfig())
+        info = await connect(Survey(engine, EngineConfig(), SamplingConfig()))
         with Cache(path / "answers.sqlite") as cache:
             yield ModelClient(engine_info=info, engine=engine, cache=cache, retry_for=36_000.0)
 

@@ -21,10 +21,9 @@ from touche_llm.errors import EngineError, UsageError
 from touche_llm.llm import managed
 from touche_llm.llm.cache import Cache, CacheMode
 from touche_llm.llm.engine import EngineInfo
-from touche_llm.llm.managed import serve
+from touche_llm.llm.managed import build_start_options, serve
 from touche_llm.llm.model import ModelClient
 from touche_llm.llm.settings import CacheConfig, EngineConfig, SamplingConfig
-from touche_llm.llm.vllm_common import build_start_options
 from touche_llm.pipeline.engines import open_model, store_engine_info
 
 SERVER = """#!{python}

@@ -10,9 +10,9 @@ import pytest
 from tests.chat_templates import FOLDER, render
 from tests.llm.engines.test_thinking_templates import Rendering
 from touche_llm.llm.chat import ChatServer
-from touche_llm.llm.checks import ServerCheck
+from touche_llm.llm.checks import ServerCheck, Survey
 from touche_llm.llm.settings import EngineConfig, SamplingConfig
-from touche_llm.llm.startup import survey
+from touche_llm.llm.startup import check_start_up
 from touche_llm.text.sanitize import sanitize
 
 FILES = {path.stem: path for path in sorted(FOLDER.glob("*.jinja"))}
@@ -79,7 +79,8 @@ async def checks_of(name: str, **sampling: Any) -> dict[str, ServerCheck]:
     settings = SamplingConfig(**{"chat_template_kwargs": SWITCHES, **sampling})
     async with Rendering(FILES[name].read_text(encoding="utf-8")).running() as server:
         async with ChatServer(server.url, concurrency=8, request_timeout=5, chat_template_kwargs=SWITCHES) as client:
-            found = await survey(client, EngineConfig(), settings)
+            found = Survey(client, EngineConfig(), settings)
+            await check_start_up(found)
     return {check.name: check for check in found.checks}
 
 

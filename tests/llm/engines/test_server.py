@@ -36,6 +36,7 @@ from touche_llm.errors import EngineError
 from touche_llm.llm.answers import Answer, FailedRequest, build_schema
 from touche_llm.llm.cache import Cache, CacheMode, Entry
 from touche_llm.llm.chat import ChatServer
+from touche_llm.llm.checks import Survey
 from touche_llm.llm.engine import Rejected, Transient
 from touche_llm.llm.model import AnsweredRequest, ModelClient
 from touche_llm.llm.request import Message, Origin, Request, Sampling
@@ -55,7 +56,7 @@ async def model_of(
     async with ChatServer(
         server.url, concurrency=8, request_timeout=request_timeout, chat_template_kwargs={"enable_thinking": False}
     ) as engine:
-        info = await connect_to(engine, EngineConfig(), SamplingConfig())
+        info = await connect_to(Survey(engine, EngineConfig(), SamplingConfig()))
         with Cache(path / "answers.sqlite", options.get("mode", CacheMode.REUSE)) as cache:
             retry = options.get("retry_failures", False)
             yield ModelClient(engine_info=info, engine=engine, cache=cache, retry_for=retry_for, retry_failures=retry)
@@ -471,7 +472,9 @@ async def test_another_model_that_answers_ends_the_run_and_is_not_stored(before:
 async def connect(server: FakeServer, model: str | None = None, logprobs: bool = True) -> Any:
     async with server.running():
         async with ChatServer(server.url, concurrency=1, request_timeout=5, chat_template_kwargs={}) as engine:
-            return await connect_to(engine, EngineConfig(model=model, revision="r1"), SamplingConfig(logprobs=logprobs))
+            return await connect_to(
+                Survey(engine, EngineConfig(model=model, revision="r1"), SamplingConfig(logprobs=logprobs))
+            )
 
 
 async def test_the_engine_is_described_by_the_server() -> None:
@@ -519,7 +522,7 @@ async def test_a_server_without_log_probabilities_is_refused_unless_they_are_not
 async def test_an_unreachable_address_is_named_with_the_option(url: str) -> None:
     async with ChatServer(url, concurrency=1, request_timeout=5, chat_template_kwargs={}) as engine:
         with pytest.raises(EngineError, match="`engine.base_url`") as raised:
-            await connect_to(engine, EngineConfig(), SamplingConfig())
+            await connect_to(Survey(engine, EngineConfig(), SamplingConfig()))
     assert raised.value.location == url.rstrip("/").removesuffix("/v1")
 
 
@@ -552,7 +555,7 @@ async def test_a_web_page_is_named_by_its_title_and_the_option_is_named(code: in
         url = str(server.make_url("")).rstrip("/")
         async with ChatServer(url, concurrency=1, request_timeout=5, chat_template_kwargs={}) as engine:
             with pytest.raises(EngineError) as caught:
-                await connect_to(engine, EngineConfig(), SamplingConfig())
+                await connect_to(Survey(engine, EngineConfig(), SamplingConfig()))
     message = str(caught.value)
     assert message.startswith(f"{url}: ") and "a web page ('nginx & more')" in message
     assert "`engine.base_url`" in message and "<" not in message and len(message) < 300
@@ -568,5 +571,5 @@ async def test_any_other_reply_is_quoted_in_part() -> None:
         url = str(server.make_url("")).rstrip("/")
         async with ChatServer(url, concurrency=1, request_timeout=5, chat_template_kwargs={}) as engine:
             with pytest.raises(EngineError) as caught:
-                await connect_to(engine, EngineConfig(), SamplingConfig())
+                await connect_to(Survey(engine, EngineConfig(), SamplingConfig()))
     assert len(str(caught.value)) < 600 and "\x1b" not in str(caught.value)

@@ -14,6 +14,7 @@ from tests.fake_server import FakeServer, reply
 from tests.sample_runs import config_for, run_on, with_cache
 from touche_llm.llm.cache import Cache, CacheMode
 from touche_llm.llm.chat import ChatServer
+from touche_llm.llm.checks import Survey
 from touche_llm.llm.server_info import ServedModel, read_serving
 from touche_llm.llm.settings import EngineConfig, SamplingConfig
 from touche_llm.llm.startup import connect
@@ -117,7 +118,7 @@ async def test_a_server_that_hides_its_version_tells_the_rest() -> None:
     server = Versionless(models=[BASE])
     async with server.running():
         async with ChatServer(server.url, concurrency=1, request_timeout=5.0, chat_template_kwargs={}) as client:
-            info = await connect(client, EngineConfig(), SamplingConfig())
+            info = await connect(Survey(client, EngineConfig(), SamplingConfig()))
     assert (info.engine, info.serving["key-value cache"]) == ("vllm", "fp8")
 
 

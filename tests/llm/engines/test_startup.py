@@ -22,6 +22,7 @@ from touche_llm.llm import startup
 from touche_llm.llm.answers import AnswerForm, AnswerModel, build_schema
 from touche_llm.llm.cache import Cache
 from touche_llm.llm.chat import ChatServer, Delivery
+from touche_llm.llm.checks import Survey
 from touche_llm.llm.engine import EngineInfo, Transient
 from touche_llm.llm.model import AnsweredRequest, ModelClient
 from touche_llm.llm.request import Message, Sampling
@@ -54,7 +55,7 @@ async def connected(
     async with server.running():
         async with ChatServer(server.url, concurrency=8, request_timeout=5, chat_template_kwargs={}) as client:
             sampling = SamplingConfig(logprobs=logprobs)
-            yield client, await connect(client, EngineConfig(**engine), sampling, schemas)
+            yield client, await connect(Survey(client, EngineConfig(**engine), sampling, schemas))
 
 
 class Versionless(FakeServer):
@@ -369,7 +370,7 @@ async def test_instructions_go_into_the_user_message_where_the_template_has_no_o
     sampling = SamplingConfig(system_message="user")
     async with server.running():
         async with ChatServer(server.url, concurrency=8, request_timeout=5, chat_template_kwargs={}) as client:
-            info = await connect(client, EngineConfig(**given), sampling, [TUPLE])
+            info = await connect(Survey(client, EngineConfig(**given), sampling, [TUPLE]))
             # The tokens of the template are those of a chat as the run sends it.
             assert info.overhead == await client.count_tokens((Message("user", ""),))
 
@@ -396,7 +397,7 @@ async def fail(server: FakeServer) -> tuple[str, list[str]]:
     async with server.running():
         async with ChatServer(server.url, concurrency=8, request_timeout=0.3, chat_template_kwargs={}) as client:
             with pytest.raises(EngineError) as caught:
-                await connect(client, EngineConfig(), SamplingConfig(), warn=notes.append)
+                await connect(Survey(client, EngineConfig(), SamplingConfig(), warn=notes.append))
     return str(caught.value), notes
 
 
@@ -428,5 +429,5 @@ async def test_the_steps_of_a_start_up_check_are_all_counted() -> None:
     steps: list[None] = []
     async with FakeServer().running() as server:
         async with ChatServer(server.url, concurrency=8, request_timeout=5, chat_template_kwargs={}) as client:
-            await connect(client, EngineConfig(), SamplingConfig(), step=lambda: steps.append(None))
-    assert len(steps) == startup.SURVEY_STEPS
+            await connect(Survey(client, EngineConfig(), SamplingConfig(), step=lambda: steps.append(None)))
+    assert len(steps) == len(startup.PROBES)

@@ -14,10 +14,10 @@ from tests.llm.engines.test_conformance import SCHEMAS, Model
 from tests.other_servers import FakeLlamaCpp, FakeSglang
 from touche_llm.errors import EngineError
 from touche_llm.llm.chat import ChatServer
-from touche_llm.llm.checks import ServerCheck
+from touche_llm.llm.checks import ServerCheck, Survey
 from touche_llm.llm.doctor import examine
 from touche_llm.llm.settings import EngineConfig, SamplingConfig, ThinkingConfig
-from touche_llm.llm.startup import connect, survey
+from touche_llm.llm.startup import check_start_up, connect
 
 PROBE = '{"word":"quokka-7351"}'
 
@@ -26,7 +26,8 @@ async def survey_of(server: FakeServer, thinking: ThinkingConfig | None = None) 
     sampling = SamplingConfig(thinking=thinking or ThinkingConfig(judge=64))
     async with server.running():
         async with ChatServer(server.url, concurrency=8, request_timeout=5, chat_template_kwargs={}) as client:
-            found = await survey(client, EngineConfig(), sampling)
+            found = Survey(client, EngineConfig(), sampling)
+            await check_start_up(found)
     return next((check for check in found.checks if check.name == "thinking"), None)
 
 
@@ -128,7 +129,7 @@ async def test_a_run_without_reasoning_is_possible_on_a_server_that_cannot_conti
     server = FakeServer(rest=model.answer, probe=after_a_thought("Hello."))
     async with server.running():
         async with ChatServer(server.url, concurrency=8, request_timeout=5, chat_template_kwargs={}) as client:
-            checks = await examine(client, EngineConfig(), SamplingConfig(), SCHEMAS)
+            checks = await examine(Survey(client, EngineConfig(), SamplingConfig(), SCHEMAS))
     (row,) = (check for check in checks if check.name == "thinking")
     assert (row.is_ok, row.is_blocking) == (False, False)
 
@@ -137,5 +138,5 @@ async def test_the_error_of_a_run_is_one_line() -> None:
     async with FakeServer(probe=after_a_thought("Hello.")).running() as server:
         async with ChatServer(server.url, concurrency=8, request_timeout=5, chat_template_kwargs={}) as client:
             with pytest.raises(EngineError) as raised:
-                await connect(client, EngineConfig(), SamplingConfig(thinking=ThinkingConfig(judge=64)))
+                await connect(Survey(client, EngineConfig(), SamplingConfig(thinking=ThinkingConfig(judge=64))))
     assert "\n" not in str(raised.value)

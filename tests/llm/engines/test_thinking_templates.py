@@ -24,6 +24,7 @@ from tests.fake_server import FakeServer
 from tests.llm.engines.test_conformance import SCHEMAS, Model
 from tests.llm.engines.test_thinking_check import survey_of
 from touche_llm.llm.chat import ChatServer
+from touche_llm.llm.checks import Survey
 from touche_llm.llm.doctor import examine
 from touche_llm.llm.request import DELIMITERS
 from touche_llm.llm.settings import EngineConfig, SamplingConfig, ThinkingConfig
@@ -94,7 +95,7 @@ async def test_the_doctor_names_the_delimiters_that_the_template_keeps(template:
     server.rest = Model(()).answer
     async with server.running():
         async with ChatServer(server.url, concurrency=8, request_timeout=5, chat_template_kwargs={}) as client:
-            checks = await examine(client, EngineConfig(), SamplingConfig(), SCHEMAS)
+            checks = await examine(Survey(client, EngineConfig(), SamplingConfig(), SCHEMAS))
     (row,) = (check for check in checks if check.name == "thinking")
     assert row.is_ok
     for name, delimiters in DELIMITERS.items():

@@ -1,0 +1,205 @@
+"""Counters of a chat's tokens: a server's, in two dialects, or the tokenizer of a folder."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from touche_llm.data.records import Count
+from touche_llm.errors import EngineError, UsageError
+from touche_llm.llm.request import Message, to_prompt
+
+if TYPE_CHECKING:  # takes a while to load
+    from touche_llm.llm.http import HttpClient
+
+
+class ChatTokenizer:
+    """Tokenizer and chat template of a local folder."""
+
+    def __init__(self, folder: Path, chat_template_kwargs: Mapping[str, Any]) -> None:
+        """Load the tokenizer; no code from the folder is executed.
+
+        Raises:
+            UsageError: The folder holds no tokenizer, or one without a chat template.
+            EngineError: The transformers library is not installed.
+        """
+        if not (folder / "tokenizer_config.json").is_file():
+            raise UsageError(f"{folder}: no tokenizer; give a folder with tokenizer_config.json (`engine.tokenizer`)")
+        try:
+            from transformers import AutoTokenizer
+        except ImportError as error:
+            raise EngineError(
+                "engine.tokenizer: needs transformers, which vLLM brings: pip install transformers"
+            ) from error
+        try:
+            self._tokenizer = AutoTokenizer.from_pretrained(
+                str(folder), local_files_only=True, trust_remote_code=False, use_fast=True
+            )
+        except Exception as error:  # depends on the library that reads the file
+            raise UsageError(f"{folder}: cannot load the tokenizer: {_describe(error)}") from error
+        self._folder = folder
+        self._chat_template_kwargs = dict(chat_template_kwargs)
+        if not self._tokenizer.chat_template:
+            raise UsageError(f"{folder}: the tokenizer has no chat template")
+
+    def count_tokens(self, messages: tuple[Message, ...]) -> int:
+        """Return the number of prompt tokens of a chat, template included.
+
+        Raises:
+            UsageError: The chat template refuses the messages.
+        """
+        try:
+            fields = {"add_generation_prompt": True} | to_prompt(messages)
+            text = self._tokenizer.apply_chat_template(
+                fields.pop("messages"), tokenize=False, **fields, **self._chat_template_kwargs
+            )
+        except Exception as error:  # templates can raise anything
+            raise UsageError(f"{self._folder}: the chat template refuses the messages: {_describe(error)}") from error
+        return len(self._encode(text))
+
+    def truncate(self, text: str, max_tokens: int) -> str:
+        """Return a prefix of `text` with about this many tokens."""
+        tokens = self._encode(text)
+        return text if len(tokens) <= max_tokens else match_prefix(text, self._tokenizer.decode(tokens[:max_tokens]))
+
+    def _encode(self, text: str) -> list[int]:
+        # The chat template writes the special tokens. The library would warn about texts longer than the context.
+        tokens: list[int] = self._tokenizer.encode(text, add_special_tokens=False, verbose=False)
+        return tokens
+
+
+def _describe(error: Exception) -> str:
+    return f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
+
+
+def match_prefix(text: str, decoded: str) -> str:
+    """Return the prefix of `text` that corresponds to its first tokens, decoded.
+
+    The decoded text of a tokenizer that normalises differs from its input, but has about as many characters.
+    """
+    return text[: len(decoded.rstrip("\ufffd"))]
+
+
+class TokenCount(msgspec.Struct):
+    """Reply of `/tokenize` of which only the number of tokens is decoded."""
+
+    count: Count
+
+
+class _Tokens(msgspec.Struct):
+    tokens: list[int]
+
+
+class _Prompt(msgspec.Struct):
+    prompt: str
+
+
+class _Content(msgspec.Struct):
+    content: str
+
+
+class TokenCounter(ABC):
+    """Counter of tokens; `name` describes it for people."""
+
+    name: str
+
+    @abstractmethod
+    async def count_tokens(self, messages: tuple[Message, ...]) -> int:
+        """Return the number of prompt tokens of a chat, template included."""
+
+    @abstractmethod
+    async def truncate(self, text: str, max_tokens: int) -> str:
+        """Return a prefix of `text` with about this many tokens."""
+
+    async def render(self, messages: tuple[Message, ...], chat_template_kwargs: Mapping[str, Any]) -> str | None:
+        """Return the text of a prompt with these switches of the chat template; None if the server does not show it."""
+        return None
+
+
+class VllmTokenCounter(TokenCounter):
+    """Counter that uses `/tokenize` with messages, as vLLM has it."""
+
+    name = "/tokenize with messages"
+
+    def __init__(self, client: HttpClient, model: str, chat_template_kwargs: Mapping[str, Any]) -> None:
+        self._client, self._model = client, model
+        self._chat_template_kwargs = dict(chat_template_kwargs)
+
+    async def count_tokens(self, messages: tuple[Message, ...]) -> int:
+        """Return the number of prompt tokens of a chat, template included."""
+        body = {
+            "model": self._model,
+            **to_prompt(messages),
+            "chat_template_kwargs": self._chat_template_kwargs,
+        }
+        return (await self._client.post("/tokenize", body, TokenCount)).count
+
+    async def truncate(self, text: str, max_tokens: int) -> str:
+        """Return a prefix of `text` with about this many tokens."""
+        body: dict[str, Any] = {"model": self._model, "prompt": text, "add_special_tokens": False}
+        tokens = (await self._client.post("/tokenize", body, _Tokens)).tokens
+        if len(tokens) <= max_tokens:
+            return text
+        return match_prefix(text, await self._decode(tokens[:max_tokens]))
+
+    async def render(self, messages: tuple[Message, ...], chat_template_kwargs: Mapping[str, Any]) -> str:
+        """Return the text of a prompt with these switches of the chat template."""
+        body = {"model": self._model, **to_prompt(messages), "chat_template_kwargs": dict(chat_template_kwargs)}
+        return await self._decode((await self._client.post("/tokenize", body, _Tokens)).tokens)
+
+    async def _decode(self, tokens: list[int]) -> str:
+        body = {"model": self._model, "tokens": tokens}
+        return (await self._client.post("/detokenize", body, _Prompt)).prompt
+
+
+class LlamaCppTokenCounter(TokenCounter):
+    """Counter that renders with `/apply-template` and tokenizes a text with `/tokenize`, as llama.cpp has them."""
+
+    name = "/apply-template and /tokenize"
+
+    def __init__(self, client: HttpClient, chat_template_kwargs: Mapping[str, Any]) -> None:
+        self._client = client
+        self._chat_template_kwargs = dict(chat_template_kwargs)
+
+    async def count_tokens(self, messages: tuple[Message, ...]) -> int:
+        """Return the number of prompt tokens of a chat, template included."""
+        prompt = await self.render(messages, self._chat_template_kwargs)
+        return len(await self._tokenize(prompt, add_special=True))
+
+    async def render(self, messages: tuple[Message, ...], chat_template_kwargs: Mapping[str, Any]) -> str:
+        """Return the text of a prompt with these switches of the chat template."""
+        body = {**to_prompt(messages), "chat_template_kwargs": dict(chat_template_kwargs)}
+        return (await self._client.post("/apply-template", body, _Prompt)).prompt
+
+    async def truncate(self, text: str, max_tokens: int) -> str:
+        """Return a prefix of `text` with about this many tokens."""
+        tokens = await self._tokenize(text, add_special=False)
+        if len(tokens) <= max_tokens:
+            return text
+        decoded = await self._client.post("/detokenize", {"tokens": tokens[:max_tokens]}, _Content)
+        return match_prefix(text, decoded.content)
+
+    async def _tokenize(self, content: str, *, add_special: bool) -> list[int]:
+        body = {"content": content, "add_special": add_special}
+        return (await self._client.post("/tokenize", body, _Tokens)).tokens
+
+
+class LocalTokenCounter(TokenCounter):
+    """Counter that uses the tokenizer and chat template of a folder; the server may have another template."""
+
+    name = "the tokenizer of a folder"
+
+    def __init__(self, tokenizer: ChatTokenizer) -> None:
+        self._tokenizer = tokenizer
+
+    async def count_tokens(self, messages: tuple[Message, ...]) -> int:
+        """Return the number of prompt tokens of a chat, template included."""
+        return self._tokenizer.count_tokens(messages)
+
+    async def truncate(self, text: str, max_tokens: int) -> str:
+        """Return a prefix of `text` with about this many tokens."""
+        return self._tokenizer.truncate(text, max_tokens)
