@@ -55,9 +55,7 @@ def attacked(hostile: Path) -> Path:
     found = read_run(run / "run.txt")
     grades = {"1": {each.document_id: 1.0 for each in found.rankings["1"][:3]}}
     runs = [NamedRun(attack, found, run) for attack in ATTACKS[:8]]
-    return written(
-        runs, Qrels({"relevance": grades}, {}, TASK.stances, TASK.aspects, {}, []), hostile.parent / "eight.html"
-    )
+    return written(runs, Qrels({"relevance": grades}, {}, TASK.stances, TASK.aspects), hostile.parent / "eight.html")
 
 
 def left_after(page: Page, choice: str, value: str) -> int:

@@ -31,7 +31,7 @@ def qrels_of(
     """Judgments of relevance, and of stances where there are some."""
     plain = {topic: dict(judged) for topic, judged in grades.items()}
     labels = {topic: dict(judged) for topic, judged in (stances or {}).items()}
-    return Qrels({"relevance": plain} if plain else {}, labels, TASK.stances, TASK.aspects, {}, [])
+    return Qrels({"relevance": plain} if plain else {}, labels, TASK.stances, TASK.aspects)
 
 
 def evaluated(folder: Path, run: str, qrels: str) -> Evaluation:

@@ -7,7 +7,7 @@ import pytest
 
 from tests.expect import raises_at
 from touche_llm.errors import DataError, UsageError
-from touche_llm.evaluation.qrels import Gap, Grades, Qrels, read_qrels
+from touche_llm.evaluation.qrels import Grades, Qrels, read_qrels
 from touche_llm.tasks import get_task
 
 TASK = get_task("comparative")
@@ -74,8 +74,7 @@ def test_a_bad_line_is_told_with_its_number(tmp_path: Path, content: str | bytes
 
 def test_lines_that_say_again_what_others_say_are_counted(tmp_path: Path) -> None:
     found = qrels_of(tmp_path, relevance="1 0 a 1\n1 0 a 1.0\n1 0 a 1\n", stance="1 0 a NO\n1 0 a NO\n")
-    assert found.repeated == {"relevance": 2, "stance": 1}
-    assert found.notes() == [
+    assert found.notes == [
         "relevance qrels: 2 lines repeat others",
         "stance qrels: 1 lines repeat others",
     ]
@@ -86,7 +85,7 @@ def test_files_are_joined_by_aspect(tmp_path: Path) -> None:
     assert found.grades == {"relevance": {"1": {"a": 1.0}}, "quality": {"1": {"a": 2.0}}}
     assert found.stances == {"1": {"a": "NO"}}
     assert found.labels == TASK.stances
-    assert (found.gaps, found.notes()) == ([], [])
+    assert found.notes == []
 
 
 def test_what_one_file_lacks_and_another_has_is_told(tmp_path: Path) -> None:
@@ -96,14 +95,13 @@ def test_what_one_file_lacks_and_another_has_is_told(tmp_path: Path) -> None:
         quality="1 0 a 1\n3 0 d 1\n",
         stance="1 0 a NO\n1 0 z NO\n2 0 c NO\n3 0 d NO\n",
     )
-    assert found.gaps == [
-        Gap("relevance", ["3"], [("1", "z")]),
-        Gap("quality", ["2"], [("1", "b"), ("1", "z")]),
-        Gap("stance", [], [("1", "b")]),
+    assert found.notes == [
+        "relevance qrels: lack topics that other qrels have: 3",
+        "relevance qrels: lack documents that other qrels have: topic 1 document z",
+        "quality qrels: lack topics that other qrels have: 2",
+        "quality qrels: lack documents that other qrels have: topic 1 document b, topic 1 document z",
+        "stance qrels: lack documents that other qrels have: topic 1 document b",
     ]
-    assert "quality qrels: lack documents that other qrels have: topic 1 document b, topic 1 document z" in (
-        found.notes()
-    )
 
 
 def test_a_file_that_never_ends_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -115,7 +113,7 @@ def test_a_file_that_never_ends_is_refused(tmp_path: Path, monkeypatch: pytest.M
 
 def test_long_lists_are_cut_in_messages(tmp_path: Path) -> None:
     many = "".join(f"{topic} 0 a 1\n" for topic in range(1, 31))
-    (note,) = qrels_of(tmp_path, relevance=many, quality="1 0 a 1\n").notes()
+    (note,) = qrels_of(tmp_path, relevance=many, quality="1 0 a 1\n").notes
     assert note.endswith("2, 3, 4, 5, 6, 7, 8, 9, 10, 11, … (29 in all)")
 
 

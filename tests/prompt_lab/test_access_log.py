@@ -31,7 +31,7 @@ OTHER, BEST, COPY = "task/other@1-dddddd", "task/best@1-eeeeee", "else/copy@2-bb
 
 
 def hashes_of(grades: dict[str, dict[str, float]]) -> dict[str, str]:
-    return Qrels({"relevance": grades}, {}, (), {}, {}, []).hashes
+    return Qrels({"relevance": grades}, {}, (), {}).hashes
 
 
 def access(number: int = 0, **fields: Any) -> Access:

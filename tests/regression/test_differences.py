@@ -73,7 +73,7 @@ def test_figures_are_those_before_and_those_now(stances: bool) -> None:
     grades = {"relevance": {"1": {"a": 3.0, "b": 0.0}}, "quality": {"1": {"a": 0.0, "b": 3.0}}}
     true = {"1": {"a": "PRO", "b": "CON"}} if stances else {}
     found = compare_measures(
-        "r", run("ab", {"b": "CON"}), run("ba"), Qrels(grades, true, LABELS, dict.fromkeys(grades, Scale(0, 3)), {}, [])
+        "r", run("ab", {"b": "CON"}), run("ba"), Qrels(grades, true, LABELS, dict.fromkeys(grades, Scale(0, 3)))
     )
     values = {each.name: (each.old, each.new) for each in found}
     second = pytest.approx(1 / 1.584962500721156)

@@ -221,7 +221,7 @@ def test_hostile_texts_stay_texts(hostile: Path, tmp_path: Path) -> None:
     given.append(NamedRun(f"{ATTACKS[1]}{ATTACKS[5]}", given[0].run, None))
     documents = [each.document_id for each in given[0].run.rankings["1"]]
     grades = {"relevance": {"1": {document: 1.0 for document in documents[:3]}}}
-    hard = Qrels(grades, {}, TASK.stances, TASK.aspects, {}, [])
+    hard = Qrels(grades, {}, TASK.stances, TASK.aspects)
     page = Page(render_comparison(gathered(given, hard, top=20)))
     assert [count(page, tag) for tag in ("script", "style", "main", "body")] == [1, 1, 1, 1]
     assert not {"img", "iframe", "link", "object", "b/onclick"} & {tag for tag, _ in page.elements}

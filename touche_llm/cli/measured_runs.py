@@ -284,7 +284,7 @@ def print_notes(qrels: Qrels, evaluations: Sequence[Evaluation], runs: Iterable[
     """Print on standard error what readers should know about the values; what holds for all runs is printed once."""
     from touche_llm.evaluation.notes import format_notes
 
-    notes = [*qrels.notes(), *format_notes({each.name: each.notes for each in evaluations}), *further]
+    notes = [*qrels.notes, *format_notes({each.name: each.notes for each in evaluations}), *further]
     for each in runs:
         if qrels.stances and not each.first_stage and each.folder and (imputed := _imputed(each.folder)):
             notes.append(f"{each.name}: imputed stances, for lack of a usable answer: {imputed:,}")

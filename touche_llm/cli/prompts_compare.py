@@ -172,7 +172,7 @@ def compare(
         qrels_files = Dataset(config.dataset, config.task).qrels_files
     qrels = read_qrels(qrels_files, config.task)
     progress = CommandProgress()
-    for note in qrels.notes():
+    for note in qrels.notes:
         progress.warn(note)
     plan = Plan(sample, sample_seed, sample_file, split, confirm, texts=html is not None)
     settings = _read_settings({"templates": templates, "thinking": thinking, "stance_prompt": stance_prompt})

@@ -62,7 +62,7 @@ def evaluate(
     from touche_llm.evaluation.notes import describe_missing_intervals, format_notes
 
     found = evaluate_run(name, run, qrels, depth)
-    notes = qrels.notes() + format_notes({name: found.notes})
+    notes = [*qrels.notes, *format_notes({name: found.notes})]
     if baseline is not None:
         from touche_llm.evaluation.comparison import describe_judging
 

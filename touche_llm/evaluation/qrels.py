@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -36,21 +36,6 @@ Grades = dict[str, dict[str, float]]
 
 
 @dataclass(frozen=True, slots=True)
-class Gap:
-    """Judgments that the qrels of one aspect lack and those of another have.
-
-    Attributes:
-        aspect: Aspect with incomplete qrels.
-        topics: Topics that are missing entirely.
-        documents: Missing pairs `(topic id, document id)` of the other topics.
-    """
-
-    aspect: str
-    topics: list[str]
-    documents: list[tuple[str, str]]
-
-
-@dataclass(frozen=True, slots=True)
 class Qrels:
     """The judgments of a task, all aspects together.
 
@@ -60,8 +45,7 @@ class Qrels:
         stances: True labels by topic and document; empty if none were given.
         labels: Stances of the task, in its order.
         scales: Scale of each aspect of the task in human judgments.
-        repeated: Number of lines that repeat an earlier one, for each aspect with such lines.
-        gaps: Judgments that an aspect lacks and another has, in the order of the aspects.
+        notes: Notes on the files: repeated lines, and topics or documents that some of them lack.
         judged_topics: All topics that the file of each aspect judges, including those that `restrict_to` left out.
         hashes: SHA-256 of the judgments of each aspect in any order, including those that `restrict_to` left out.
     """
@@ -70,8 +54,7 @@ class Qrels:
     stances: dict[str, dict[str, str]]
     labels: tuple[str, ...]
     scales: Mapping[str, Scale]
-    repeated: dict[str, int]
-    gaps: list[Gap]
+    notes: Sequence[str] = ()
     judged_topics: dict[str, frozenset[str]] = field(default_factory=dict)
     hashes: dict[str, str] = field(default_factory=dict)
 
@@ -90,17 +73,6 @@ class Qrels:
             grades={aspect: _select(judged, topics) for aspect, judged in self.grades.items()},
             stances=_select(self.stances, topics),
         )
-
-    def notes(self) -> list[str]:
-        """Return notes on the files: repeated lines, and topics or documents that some of them lack."""
-        notes = [f"{aspect} qrels: {lines} lines repeat others" for aspect, lines in self.repeated.items()]
-        for gap in self.gaps:
-            if gap.topics:
-                notes.append(f"{gap.aspect} qrels: lack topics that other qrels have: {shorten(gap.topics)}")
-            if gap.documents:
-                pairs = [f"topic {topic} document {document}" for topic, document in gap.documents]
-                notes.append(f"{gap.aspect} qrels: lack documents that other qrels have: {shorten(pairs)}")
-        return notes
 
 
 def _hash(judged: Mapping[str, Mapping[str, Any]]) -> str:
@@ -144,20 +116,19 @@ def read_qrels(files: Mapping[str, Path | str], task: Task | str) -> Qrels:
             f"qrels of {unknown[0]}: {task.name} has no such aspect{suggest(unknown[0], aspects)}; "
             f"give those of {', '.join(aspects)}"
         )
-    repeated: dict[str, int] = {}
+    notes: list[str] = []
     judged: dict[str, dict[str, dict[str, Any]]] = {}
     for aspect in aspects:
         if aspect in files:
-            column = "label" if aspect == STANCE else "grade"
             parse: Callable[[str], Any] = partial(_parse_label, task=task)
             if aspect != STANCE:
                 parse = partial(_parse_grade, scale=task.qrels_scales[aspect])
-            judged[aspect], again = _read(Path(files[aspect]), column, parse)
+            judged[aspect], again = _read(Path(files[aspect]), "label" if aspect == STANCE else "grade", parse)
             if again:
-                repeated[aspect] = again
-    gaps = _find_gaps(judged)
+                notes.append(f"{aspect} qrels: {again} lines repeat others")
+    notes += _describe_gaps(judged)
     stances = judged.pop(STANCE, {})
-    return Qrels(judged, stances, task.stances, task.qrels_scales, repeated, gaps)
+    return Qrels(judged, stances, task.stances, task.qrels_scales, notes)
 
 
 def _parse_label(text: str, task: Task) -> str:
@@ -215,21 +186,19 @@ def _read(path: Path, column: str, parse: Callable[[str], Any]) -> tuple[dict[st
     return found, repeated
 
 
-def _find_gaps(pools: Mapping[str, Mapping[str, Collection[str]]]) -> list[Gap]:
+def _describe_gaps(pools: Mapping[str, Mapping[str, Collection[str]]]) -> Iterator[str]:
+    """Yield notes on topics and documents that the qrels of one aspect lack and those of another have."""
     # Dictionaries keep the order of the files.
     everything: dict[str, dict[str, None]] = {}
     for pool in pools.values():
         for topic, judged in pool.items():
             everything.setdefault(topic, {}).update(dict.fromkeys(sorted(judged)))
-    gaps = []
     for aspect, pool in pools.items():
-        topics = [topic for topic in everything if topic not in pool]
-        documents = [
-            (topic, document) for topic in pool for document in everything[topic] if document not in pool[topic]
-        ]
-        if topics or documents:
-            gaps.append(Gap(aspect, topics, documents))
-    return gaps
+        if topics := [topic for topic in everything if topic not in pool]:
+            yield f"{aspect} qrels: lack topics that other qrels have: {shorten(topics)}"
+        missing = ((topic, document) for topic in pool for document in everything[topic] if document not in pool[topic])
+        if pairs := [f"topic {topic} document {document}" for topic, document in missing]:
+            yield f"{aspect} qrels: lack documents that other qrels have: {shorten(pairs)}"
 
 
 def select_topics(qrels: Qrels, runs: Iterable[ParsedRun], *, shared: bool = False) -> Qrels:

@@ -100,8 +100,6 @@ def measure_part(
         _restrict(qrels.stances, sampled),
         qrels.labels,
         qrels.scales,
-        {},
-        [],
     )
     runs = {variant: _rank_documents(sample, said, weights, qrels.scales) for variant, said in judgments.items()}
     estimates = {

@@ -166,7 +166,7 @@ def collect_notes(evaluations: Sequence[Evaluation]) -> list[str]:
         evaluation.name: [note for note in evaluation.notes if note.aspect not in headlines]
         for evaluation in evaluations
     }
-    return qrels.notes() + format_notes(notes)
+    return [*qrels.notes, *format_notes(notes)]
 
 
 def note_missing_intervals(measures: Iterable[MeasureComparison]) -> list[str]:
