@@ -17,7 +17,7 @@ from tests.sample_runs import Silent
 from tests.scripted_engine import ScriptedEngine
 from touche_llm.evaluation.qrels import read_qrels
 from touche_llm.llm.engine import Rejected
-from touche_llm.prompt_lab.comparison import compare_prompts
+from touche_llm.prompt_lab.comparison import ComparisonInputs, compare_prompts
 from touche_llm.prompt_lab.sample import Plan
 from touche_llm.report.matrix import render_matrix
 from touche_llm.report.page import write_page
@@ -47,7 +47,7 @@ def written(folder: Path, engine: ScriptedEngine, words: dict[str, str], text: s
     plan = Plan(file=folder / "sample.tsv", texts=True, split="all")
     with pytest.MonkeyPatch.context() as patch, ThreadPoolExecutor() as other:
         patch.setattr("touche_llm.prompt_lab.comparison.open_model", opening(engine))
-        work = compare_prompts(config_of(folder, files), names, qrels, plan, Silent())
+        work = compare_prompts(ComparisonInputs(config_of(folder, files), names, qrels, plan), Silent())
         # Playwright keeps an event loop in this thread.
         found = other.submit(asyncio.run, work).result()
     write_page(render_matrix(found, qrels, {aspect: files[aspect] for aspect in ASPECTS}), folder / "matrix.html")

@@ -13,7 +13,7 @@ from tests.prompt_variants import collection, config_of, opening, reader, wordin
 from tests.sample_runs import Silent
 from tests.scripted_engine import ScriptedEngine
 from touche_llm.evaluation.qrels import read_qrels
-from touche_llm.prompt_lab.comparison import PromptComparison, compare_prompts
+from touche_llm.prompt_lab.comparison import ComparisonInputs, PromptComparison, compare_prompts
 from touche_llm.prompt_lab.holdout import access_log
 from touche_llm.prompt_lab.sample import Plan
 from touche_llm.prompt_lab.variants import VariantSettings
@@ -56,7 +56,9 @@ class Bench:
         qrels = read_qrels({aspect: self.files[aspect] for aspect in aspects}, get_task(self.task))
         progress = Silent()
         self.notices = progress.notices
-        return await compare_prompts(config, list(map(str, names)), qrels, Plan(**plan), progress, settings)
+        return await compare_prompts(
+            ComparisonInputs(config, list(map(str, names)), qrels, Plan(**plan), settings), progress
+        )
 
     @property
     def log(self) -> Path:

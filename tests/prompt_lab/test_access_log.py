@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import errno
 import resource
-import subprocess
-import sys
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -134,23 +132,6 @@ def test_a_line_that_does_not_fit_leaves_the_log_as_it_is(tmp_path: Path) -> Non
     assert (caught.value.errno, caught.value.filename) == (errno.EFBIG, str(path))
     assert path.read_bytes() == logged
     assert record_access(path, access(1)) == [access()]
-
-
-@pytest.mark.slow
-def test_processes_that_append_at_a_time_lose_no_access(tmp_path: Path) -> None:
-    path = tmp_path / "log"
-    code = (
-        "import sys\nfrom pathlib import Path\nfrom tests.prompt_lab.test_access_log import access\n"
-        "from touche_llm.prompt_lab.holdout import record_access\n"
-        "for number in range(40):\n    print(len(record_access(Path(sys.argv[1]), access(number))))"
-    )
-    started = [
-        subprocess.Popen([sys.executable, "-c", code, str(path)], stdout=subprocess.PIPE, text=True) for _ in range(3)
-    ]
-    counted = [int(line) for process in started for line in process.communicate()[0].splitlines()]
-    assert [process.returncode for process in started] == [0, 0, 0]
-    # No two of them saw as many before.
-    assert sorted(counted) == list(range(120)) and len(read_accesses(path)) == 120
 
 
 def test_the_log_is_beside_a_cache_and_not_beside_a_cassette() -> None:

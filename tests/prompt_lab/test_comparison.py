@@ -27,7 +27,7 @@ from touche_llm.llm.answers import list_fields
 from touche_llm.llm.cache import CacheMode
 from touche_llm.llm.engine import Rejected
 from touche_llm.pipeline.config_file import load_config
-from touche_llm.prompt_lab.comparison import compare_prompts
+from touche_llm.prompt_lab.comparison import ComparisonInputs, compare_prompts
 from touche_llm.prompt_lab.holdout import read_accesses
 from touche_llm.prompt_lab.measures import compute_chance_ndcg
 from touche_llm.prompt_lab.sample import Plan
@@ -316,9 +316,11 @@ def test_prompts_for_sentence_pairs_are_compared(tmp_path: Path, monkeypatch: py
     monkeypatch.chdir(tmp_path)
     qrels = read_qrels({"coherence": tmp_path / "coherence"}, get_task("sentence_pairs"))
     config = load_config(run / "config.yaml", {})
-    found = asyncio.run(compare_prompts(config, ["judge", str(copy)], qrels, Plan(split="all"), Silent()))
+    found = asyncio.run(
+        compare_prompts(ComparisonInputs(config, ["judge", str(copy)], qrels, Plan(split="all")), Silent())
+    )
     (part,) = found.parts
     assert len(part.sample) == 40
     assert part.estimates["judge"]["coherence kappa"].value == 1.0 == part.estimates[str(copy)]["coherence kappa"].value
     with raises_at(UsageError, "sentence", "'judge'", "pairs of sentences"):
-        asyncio.run(compare_prompts(config, ["judge", "sentence"], qrels, Plan(), Silent()))
+        asyncio.run(compare_prompts(ComparisonInputs(config, ["judge", "sentence"], qrels), Silent()))

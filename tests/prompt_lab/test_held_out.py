@@ -140,7 +140,7 @@ async def test_a_log_that_cannot_be_written_is_an_error_before_any_request(
     bench: Bench, blunt: Path, sharp: Path
 ) -> None:
     bench.log.mkdir()
-    with pytest.raises(IsADirectoryError):
+    with pytest.raises(DataError):
         await bench.compare(blunt, sharp)
     assert bench.engine.requests == []
 

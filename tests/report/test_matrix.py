@@ -15,7 +15,7 @@ from tests.sample_runs import Silent
 from tests.scripted_engine import ScriptedEngine
 from touche_llm.evaluation.qrels import Qrels, read_qrels
 from touche_llm.llm.engine import Rejected
-from touche_llm.prompt_lab.comparison import PromptComparison, compare_prompts
+from touche_llm.prompt_lab.comparison import ComparisonInputs, PromptComparison, compare_prompts
 from touche_llm.prompt_lab.sample import Plan
 from touche_llm.report.matrix import build_rows, render_matrix
 from touche_llm.tasks import get_task
@@ -48,7 +48,7 @@ async def compared(folder: Path, monkeypatch: pytest.MonkeyPatch, text: str = ""
     names = [str(wording(folder / "mine" / f"{name}.jinja", word)) for name, word in words.items()]
     qrels = read_qrels({aspect: files[aspect] for aspect in ("relevance", "stance")}, get_task("comparative"))
     plan = Plan(file=folder / "sample.tsv", texts=True, split="all")
-    return await compare_prompts(config_of(folder, files), names, qrels, plan, Silent()), qrels
+    return await compare_prompts(ComparisonInputs(config_of(folder, files), names, qrels, plan), Silent()), qrels
 
 
 async def test_a_document_without_an_answer_comes_first_then_those_that_variants_differ_about(

@@ -165,7 +165,7 @@ def compare(
     Variants are chosen by nDCG@5 on one half of the topics; nothing is sent about the other half. Give `--confirm`
     once, when no wording is left to try. Answers in the cache are not requested again. Exit codes as for `run`.
     """
-    from touche_llm.prompt_lab.comparison import compare_prompts, estimate_comparison
+    from touche_llm.prompt_lab.comparison import ComparisonInputs, compare_prompts, estimate_comparison
     from touche_llm.prompt_lab.sample import Plan
 
     if not qrels_files and config.dataset is not None:
@@ -176,11 +176,12 @@ def compare(
         progress.warn(note)
     plan = Plan(sample, sample_seed, sample_file, split, confirm, texts=html is not None)
     settings = _read_settings({"templates": templates, "thinking": thinking, "stance_prompt": stance_prompt})
+    inputs = ComparisonInputs(config, templates, qrels, plan, settings)
     if dry_run:
-        cost = run_requests(config, estimate_comparison(config, templates, qrels, plan, progress, settings))
+        cost = run_requests(config, estimate_comparison(inputs, progress))
         print_costs(output, config, cost, [_MOST_HELD_OUT] if confirm else [])
         return
-    found = run_requests(config, compare_prompts(config, templates, qrels, plan, progress, settings))
+    found = run_requests(config, compare_prompts(inputs, progress))
     if output is Format.TABLE:
         for part in found.parts:
             _show(found, part)

@@ -6,19 +6,17 @@ a change of the split hides none.
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
-import os
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from functools import cache
 from pathlib import Path
-from typing import IO, Annotated, Literal
+from typing import Annotated, Literal
 
 from pydantic import AwareDatetime, Field
 
-from touche_llm.data.io import encode_line, read_records, sha256, shorten_path
+from touche_llm.data.io import read_records, sha256, shorten_path, write_records
 from touche_llm.data.records import Model, Topic
 from touche_llm.data.settings import load_yaml
 from touche_llm.data.topics import normalise_title, read_topics
@@ -119,50 +117,28 @@ def read_accesses(path: Path) -> list[Access]:
     return accesses
 
 
-@contextmanager
-def _lock(path: Path) -> Iterator[IO[bytes]]:
-    """Open a log to append to it, locked, so that of two processes the later one sees the access of the other."""
+def check_log(path: Path) -> None:
+    """Raise OSError if there is no place for the log, DataError as `read_accesses`."""
     # Only the folder itself is created: that of a run from another machine may have no parents here.
     path.parent.mkdir(exist_ok=True)
-    with path.open("ab", buffering=0) as stream:
-        fcntl.flock(stream, fcntl.LOCK_EX)
-        yield stream
-
-
-def check_log(path: Path) -> None:
-    """Raise OSError if the log cannot be written, DataError as `read_accesses`."""
-    with _lock(path):
-        read_accesses(path)
+    read_accesses(path)
 
 
 def record_access(path: Path, access: Access) -> list[Access]:
-    """Append an access to a log; return earlier accesses to any of its topics, of any task and with any judgments.
+    """Add an access to a log; return earlier accesses to any of its topics, of any task and with any judgments.
 
-    A trial or an evaluation that only repeats a logged one is not appended.
+    A trial or an evaluation that only repeats a logged one is not added.
 
     Raises:
-        DataError: As `read_accesses`; nothing is appended.
+        DataError: As `read_accesses`; nothing is added.
         OSError: The log cannot be written.
     """
-    with _lock(path) as stream:
-        logged = read_accesses(path)
-        is_logged = any(past.model_copy(update={"time": access.time}) == access for past in logged)
-        if not is_logged or access.kind in ("choice", "confirmation"):
-            _append(stream, encode_line(access), path)
+    check_log(path)
+    logged = read_accesses(path)
+    is_logged = any(past.model_copy(update={"time": access.time}) == access for past in logged)
+    if not is_logged or access.kind in ("choice", "confirmation"):
+        write_records(path, [*logged, access])
     return [past for past in logged if _count_shared(past, access)]
-
-
-def _append(stream: IO[bytes], line: bytes, path: Path) -> None:
-    """Append a whole line or, where the disk is full, nothing."""
-    size = os.fstat(stream.fileno()).st_size
-    try:
-        while line:
-            line = line[stream.write(line) :]
-        os.fsync(stream.fileno())
-    except OSError as error:
-        os.ftruncate(stream.fileno(), size)
-        error.filename = str(path)
-        raise
 
 
 def _count_shared(past: Access, access: Access) -> int:

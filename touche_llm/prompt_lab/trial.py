@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from typing import Any
 
 from touche_llm.data.concurrency import Slots, map_in_order
-from touche_llm.data.records import Cut, Document, Reading, Topic
+from touche_llm.data.records import Attempt, Cut, Document, Reading, Topic
 from touche_llm.errors import DataError, UsageError
 from touche_llm.judging.pointwise import Documents, RequestBuilder, find_objects, read_labels, request_answer
 from touche_llm.judging.sentence_pairs import SEPARATOR
-from touche_llm.llm.answers import Answer, AnswerModel, AnswerT, FailedRequest, UnusableAnswer, get_labels
-from touche_llm.llm.engine import Engine
+from touche_llm.llm.answers import AnswerModel, FailedRequest, get_labels
 from touche_llm.llm.logprobs import compute_expected_grade, get_most_probable
 from touche_llm.llm.model import AnsweredRequest, ModelClient
-from touche_llm.llm.request import Message, Request
+from touche_llm.llm.recorder import RecordingClient
+from touche_llm.llm.request import Message
 from touche_llm.pipeline.context import RunContext
 from touche_llm.pipeline.corpora import LocalCorpus
 from touche_llm.pipeline.retrieve import retrieve_candidates
@@ -226,24 +226,6 @@ async def find_best_documents(context: RunContext) -> list[str]:
     return [candidate.document_id for candidate in ranking[:_SUGGESTED]]
 
 
-@dataclass
-class _RecordingClient(ModelClient):
-    """A language model that records requests, their results, and the keys of the answers that were not cached."""
-
-    records: list[tuple[Request, AnsweredRequest[Any] | FailedRequest]] = field(default_factory=list)
-    sent: set[str] = field(default_factory=set)
-
-    async def request_one(self, request: Request, model: type[AnswerT]) -> AnsweredRequest[AnswerT] | FailedRequest:
-        """Send a request and record it with its result."""
-        result = await super().request_one(request, model)
-        self.records.append((request, result))
-        return result
-
-    async def _send(self, engine: Engine, sample: Request, model: type[AnswerModel]) -> Answer | UnusableAnswer:
-        self.sent.add(sample.key)
-        return await super()._send(engine, sample, model)
-
-
 async def ask(
     prompt: Prompt, subject: Subject, builder: RequestBuilder, *, objective: Objective = "both", document_tokens: int
 ) -> list[Trial]:
@@ -265,11 +247,15 @@ async def ask(
         DataError: A document is missing, or the prompt cannot be used for the topic.
     """
     given = {attribute.name: getattr(builder.model, attribute.name) for attribute in fields(ModelClient)}
-    model = _RecordingClient(**given | {"misses": []})
+    model = RecordingClient(**given | {"misses": []})
     builder = replace(builder, model=model)
-    trials = await _send(prompt, subject, builder, objective, document_tokens)
+    purpose = subject.purpose
+    if purpose.question is None or purpose.depends_on == "documents":
+        found = [await _send_one(prompt, subject, builder, model, objective, document_tokens)]
+    else:
+        found = await _send_each(prompt, subject, builder)
     model.raise_on_misses()
-    messages = {request.origin.document_id: request.messages for request, _ in model.records}
+    messages = {request.origin.document_id: request.messages for request in model.requests}
     return [
         Trial(
             ids=ids,
@@ -277,51 +263,61 @@ async def ask(
             result=result,
             cut=cut,
             cached=isinstance(result, AnsweredRequest) and result.key not in model.sent,
-            question=subject.purpose.question,
+            question=purpose.question,
         )
-        for ids, result, cut in trials
+        for ids, result, cut in found
     ]
 
 
 _Sent = tuple[tuple[str, ...], AnsweredRequest[Any] | FailedRequest, dict[str, Cut]]
 
 
-async def _send(
-    prompt: Prompt, subject: Subject, builder: RequestBuilder, objective: Objective, document_tokens: int
-) -> list[_Sent]:
-    topic, task, question = subject.topic, subject.task, subject.purpose.question
-    assert isinstance(builder.model, _RecordingClient)
-    records = builder.model.records
-    if question is None:
-        if subject.purpose.name == "objects":
-            await find_objects([replace(topic, objects=None)], task, prompt, builder, _nothing)
-        else:
-            await find_queries([topic], prompt, builder, _nothing)
-        return [((), records[-1][1], {})]
-    if subject.purpose.depends_on == "documents":
-        kind = subject.purpose.name
+async def _send_one(
+    prompt: Prompt,
+    subject: Subject,
+    builder: RequestBuilder,
+    model: RecordingClient,
+    objective: Objective,
+    document_tokens: int,
+) -> _Sent:
+    """Send a prompt about a topic alone, or that compares documents."""
+    topic, purpose, cut = subject.topic, subject.purpose, dict[str, Cut]()
+    attempts: list[Attempt] = []
+    if purpose.name == "objects":
+        await find_objects([replace(topic, objects=None)], subject.task, prompt, builder, _nothing)
+    elif purpose.question is None:
+        await find_queries([topic], prompt, builder, _nothing)
+    else:
         comparer = Comparer(
             step="try",
             topic=topic,
             position=0,
             documents=subject.documents,
-            question=question,
-            prompts={kind: prompt},
+            question=purpose.question,
+            prompts={purpose.name: prompt},
             builder=builder,
             slots=Slots(builder.concurrency),
             objective=objective,
             document_tokens=document_tokens,
         )
-        await (comparer.estimate_best(subject.ids) if kind == "best" else comparer.order(subject.ids))
+        await (comparer.estimate_best(subject.ids) if purpose.name == "best" else comparer.order(subject.ids))
         attempts = [attempt for failure in comparer.failures for attempt in failure.attempts]
         cut = {name: part for comparison in comparer.comparisons for name, part in comparison.cut.items()}
-        return [(subject.ids, records[-1][1] if records else FailedRequest(attempts), cut)]
+    # A document whose length could not be determined leaves no request.
+    result = model.results[model.requests[-1].key] if model.requests else FailedRequest(attempts)
+    return subject.ids, result, cut
 
-    async def one(document_id: str) -> _Sent:
-        result, cut = await request_answer(topic, document_id, subject.documents, question, prompt, builder)
+
+async def _send_each(prompt: Prompt, subject: Subject, builder: RequestBuilder) -> list[_Sent]:
+    """Send a prompt about each document."""
+    question = subject.purpose.question
+    assert question is not None
+
+    async def send(document_id: str) -> _Sent:
+        result, cut = await request_answer(subject.topic, document_id, subject.documents, question, prompt, builder)
         return (document_id,), result, {} if cut is None else {document_id: cut}
 
-    return await map_in_order(one, subject.ids, builder.concurrency)
+    return await map_in_order(send, subject.ids, builder.concurrency)
 
 
 async def _with_objects(subject: Subject, prompt: Prompt, builder: RequestBuilder) -> Subject:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from msgspec import structs
@@ -16,7 +16,6 @@ from touche_llm.judging.pointwise import RequestBuilder, judge
 from touche_llm.llm.counts import Counts
 from touche_llm.pipeline.context import RunContext
 from touche_llm.pipeline.judge import judge_stances
-from touche_llm.prompt_lab.sample import Sampled
 from touche_llm.prompts.prompt import Prompt, check_overlay
 from touche_llm.prompts.purposes import load, load_named, purposes_of
 from touche_llm.tasks.task import Task
@@ -125,39 +124,24 @@ class VariantJudgments:
     counts: Counts
 
 
-async def judge_variants(
-    context: RunContext,
-    variants: Sequence[Variant],
-    part: str,
-    sample: Sequence[Sampled],
-    topics: Mapping[str, Topic],
-    builder: RequestBuilder,
-) -> dict[tuple[str, str], VariantJudgments]:
-    """Judge a part with each variant; return the judgments by part and variant.
-
-    Raises:
-        ReplayMiss: The cache of a replay lacks an answer.
-    """
+async def judge_variant(
+    context: RunContext, variant: Variant, pairs: list[tuple[Topic, str]], builder: RequestBuilder
+) -> VariantJudgments:
+    """Judge documents of topics with a variant; misses of a replay are in the builder's model."""
     model, task, documents = builder.model, context.task, context.corpus.documents
-    judged = dict[tuple[str, str], VariantJudgments]()
-    work = [(topics[item.topic_id], item.document_id) for item in sample]
-    for variant in variants:
-        before, own = replace(model.counts), variant.choose_builder(builder)
-        with context.progress.stage(f"judging with {variant.name}", len(work), model.counts) as done:
-            found, failures = await judge(work, documents, task.question, variant.prompt, own, done)
-        judgments = {(judgment.topic_id, judgment.document_id): _convert_grades(judgment, task) for judgment in found}
-        if variant.stance is not None:
-            failures += await _judge_stances(context, variant, work, judgments, own)
-        judged[part, variant.name] = VariantJudgments(judgments, failures, model.counts.since(before))
-    model.raise_on_misses()
-    model.raise_on_unread()
-    return judged
+    before, builder = replace(model.counts), variant.choose_builder(builder)
+    with context.progress.stage(f"judging with {variant.name}", len(pairs), model.counts) as done:
+        found, failures = await judge(pairs, documents, task.question, variant.prompt, builder, done)
+    judgments = {(judgment.topic_id, judgment.document_id): _convert_grades(judgment, task) for judgment in found}
+    if variant.stance is not None:
+        failures += await _judge_stances(context, variant, pairs, judgments, builder)
+    return VariantJudgments(judgments, failures, model.counts.since(before))
 
 
 async def _judge_stances(
     context: RunContext,
     variant: Variant,
-    work: Sequence[tuple[Topic, str]],
+    pairs: list[tuple[Topic, str]],
     judgments: dict[tuple[str, str], Judgment],
     builder: RequestBuilder,
 ) -> list[Failure]:
@@ -169,7 +153,7 @@ async def _judge_stances(
     task = context.task
     assert variant.stance is not None
     readings, failures = await judge_stances(
-        [(topic, document_id) for topic, document_id in work if (topic.id, document_id) in judgments],
+        [(topic, document_id) for topic, document_id in pairs if (topic.id, document_id) in judgments],
         context.corpus.documents,
         task,
         variant.stance,
