@@ -39,16 +39,6 @@ def test_expected_grades_are_rounded_and_there_is_none_below_0() -> None:
     assert estimate_kappa({"a": [(0.4, -2.0), (2.6, 3.0), (1.4, 1.0)]}).value == 1.0
 
 
-def test_opposite_grades_disagree_and_equal_ones_agree() -> None:
-    assert estimate_kappa({"a": [(0.0, 3.0), (3.0, 0.0)]}).value == pytest.approx(-1.0)
-    # No table says more than that both gave the same.
-    assert estimate_kappa({"a": [(2.0, 2.0)], "b": [(2.0, 2.0)]}).value == 1.0
-
-
-def test_without_documents_it_is_not_defined() -> None:
-    assert np.isnan(estimate_kappa({}).value)
-
-
 def test_an_interval_is_over_topics_and_always_defined() -> None:
     topics = {str(topic): random_pairs(topic, 1) for topic in range(20)}
     low, high = compute_interval(estimate_kappa(topics))

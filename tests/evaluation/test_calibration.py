@@ -97,11 +97,6 @@ def test_scores_are_those_worked_out_by_hand() -> None:
     assert (scores.documents, scores.accuracy) == (4, 0.75)
 
 
-def test_a_label_that_is_only_chosen_counts_with_an_f1_of_zero() -> None:
-    examples = [example("1", "FIRST", 0.7, 0.1, 0.1, 0.1), example("1", "FIRST", 0.1, 0.7, 0.1, 0.1)]
-    assert measure_thresholds(examples, {}, TASK).macro_f1 == pytest.approx((2 / 3 + 0) / 2)
-
-
 @given(EXAMPLES, st.floats(0, 1), st.floats(0, 1))
 def test_scores_agree_with_the_textbook(examples: list[CalibrationExample], no: float, neutral: float) -> None:
     thresholds = {"NO": no, "NEUTRAL": neutral}
@@ -146,17 +141,6 @@ def test_of_equally_good_thresholds_the_middle_is_taken() -> None:
     assert abs(place - (good[0] + good[-1]) / 2) <= 0.5
     # No document has any of NEUTRAL, so that no threshold above 0 takes it.
     assert fitted["NEUTRAL"] == 0.5
-
-
-def test_thresholds_without_any_effect_are_a_half() -> None:
-    examples = [example("1", "FIRST", 1.0, 0.0, 0.0, 0.0)]
-    assert fit_thresholds(examples, TASK) == {"NO": 0.5, "NEUTRAL": 0.5}
-
-
-def test_the_grid_rises_and_is_the_same_from_both_ends() -> None:
-    assert (np.diff(GRID) > 0).all()
-    assert np.allclose(GRID + GRID[::-1], 1.0, atol=1e-6)
-    assert (GRID == np.round(GRID, 6)).all()
 
 
 @given(topics=st.integers(2, 12), folds=st.integers(2, 12), seed=st.integers(0, 5))

@@ -12,10 +12,8 @@ from touche_llm.data.records import Candidate, Judgment, Reading
 from touche_llm.judging.sentence_pairs import (
     PairSettings,
     Sentence,
-    describe_pair_problem,
     inherit_judgment,
     make_pairs,
-    reverse_pair,
     select_sentences,
 )
 from touche_llm.tasks.definition import Scale
@@ -184,14 +182,6 @@ def test_no_sentence_takes_more_than_its_share_of_the_pairs_that_are_judged() ->
     assert pairs.share_judged == 0.1
 
 
-def test_without_judged_pairs_the_order_is_that_of_the_scores() -> None:
-    sentences = [sentence(f"A{n}_1", score=1 - n / 100, rank=n) for n in range(20)]
-    pairs = make_pairs("1", sentences, PairSettings(judged=0, most_share=1.0), min_pairs=0)
-    assert pairs.candidates == sorted(pairs.candidates, key=lambda each: -each.score)
-    assert pairs.candidates[1].document_id == "A0_1,A2_1"
-    assert pairs.share_judged == 0.0
-
-
 def test_many_sentences_give_as_many_pairs_as_are_wanted() -> None:
     sentences = [sentence(f"A{n}_1", "PRO" if n % 2 else "CON", score=1 - n / 1000, rank=n) for n in range(400)]
     pairs = make_pairs("1", sentences, PairSettings(most_share=0.02), min_pairs=100)
@@ -208,24 +198,3 @@ def test_a_pair_inherits_the_mean_grades_and_the_side() -> None:
     made = inherit_judgment(Candidate("1", "a,b", 4, 0.3), judgments, settings)
     assert (made.document_id, made.stance, made.source, made.key) == ("a,b", "CON", "inherited", None)
     assert made.grades == {"relevance": 2.5, "quality": 1.5}
-
-
-@pytest.mark.parametrize(
-    ("name", "problem"),
-    [
-        ("a,b", ""),
-        ("a", "not a pair"),
-        ("a,", "not a pair"),
-        (",b", "not a pair"),
-        ("a,b,c", "not a pair"),
-        ("", "not a pair"),
-        ("a,a", "with itself"),
-    ],
-)
-def test_a_pair_is_two_different_ids(name: str, problem: str) -> None:
-    assert problem in describe_pair_problem(name)
-    assert bool(problem) == bool(describe_pair_problem(name))
-
-
-def test_the_other_way_round() -> None:
-    assert reverse_pair("a__1,b__2") == "b__2,a__1"

@@ -12,8 +12,7 @@ from pydantic import ValidationError
 from tests.expect import raises_at
 from touche_llm.errors import UsageError
 from touche_llm.judging.labels import StanceSettings, choose_stance, choose_stances, read_settings, write_thresholds
-from touche_llm.tasks import TASKS, get_task
-from touche_llm.tasks.task import Task
+from touche_llm.tasks import get_task
 
 TASK = get_task("comparative")
 
@@ -27,54 +26,6 @@ PROBABILITIES = st.lists(st.integers(0, 64), min_size=3, max_size=3).map(
     lambda cuts: shares(*np.diff([0, *sorted(cuts), 64]).tolist())
 )
 THRESHOLDS = st.dictionaries(st.sampled_from(["NO", "NEUTRAL"]), st.integers(0, 64).map(lambda n: n / 64))
-
-
-@pytest.mark.parametrize("task", [task for task in TASKS.values() if task.stances], ids=lambda task: task.name)
-def test_the_labels_without_a_side_are_labels_of_the_task_and_not_all(task: Task) -> None:
-    assert set(task.no_stances) < set(task.stances)
-
-
-@given(PROBABILITIES)
-def test_without_thresholds_the_most_probable_label_is_chosen(probabilities: dict[str, float]) -> None:
-    chosen = choose_stance(probabilities, {}, TASK)
-    assert probabilities[chosen] == max(probabilities.values())
-
-
-def test_of_equally_probable_labels_the_first_of_the_task_is_chosen() -> None:
-    assert choose_stance(shares(16, 16, 16, 16), {}, TASK) == "FIRST"
-    assert choose_stance(shares(0, 16, 32, 16), {"NEUTRAL": 0.9}, TASK) == "SECOND"
-
-
-def test_a_threshold_takes_a_label_that_is_not_the_most_probable() -> None:
-    assert choose_stance(shares(40, 4, 0, 20), {}, TASK) == "FIRST"
-    assert choose_stance(shares(40, 4, 0, 20), {"NO": 0.3}, TASK) == "NO"
-
-
-def test_a_threshold_rules_a_label_out_that_is_the_most_probable() -> None:
-    assert choose_stance(shares(4, 20, 0, 40), {"NO": 0.7}, TASK) == "SECOND"
-
-
-def test_a_threshold_that_is_just_reached_is_reached() -> None:
-    assert choose_stance(shares(40, 8, 0, 16), {"NO": 0.25}, TASK) == "NO"
-    assert choose_stance(shares(41, 8, 0, 15), {"NO": 0.25}, TASK) == "FIRST"
-
-
-def test_the_second_threshold_is_one_of_the_share_that_the_first_left() -> None:
-    probabilities = shares(12, 4, 16, 32)
-    # NEUTRAL has a quarter of all, and half of what is left without NO.
-    assert choose_stance(probabilities, {"NO": 0.75, "NEUTRAL": 0.5}, TASK) == "NEUTRAL"
-    assert choose_stance(probabilities, {"NO": 0.75, "NEUTRAL": 0.51}, TASK) == "FIRST"
-    # Without a threshold NO stays in, and so does its probability.
-    assert choose_stance(probabilities, {"NEUTRAL": 0.3}, TASK) == "NO"
-
-
-def test_a_label_without_a_threshold_is_chosen_where_it_is_the_most_probable_of_those_left() -> None:
-    assert choose_stance(shares(8, 4, 12, 40), {"NO": 0.9}, TASK) == "NEUTRAL"
-
-
-def test_a_label_that_is_ruled_out_is_not_taken_where_the_others_have_nothing() -> None:
-    assert choose_stance(shares(0, 0, 64, 0), {"NO": 0.0001, "NEUTRAL": 1.0}, TASK) == "NEUTRAL"
-    assert choose_stance(shares(0, 0, 0, 64), {"NO": 1.0, "NEUTRAL": 0.0}, TASK) == "NO"
 
 
 @given(PROBABILITIES, THRESHOLDS)

@@ -18,11 +18,10 @@ from tests.scripted_engine import FACTS, Label, ScriptedEngine
 from touche_llm.config import Config
 from touche_llm.data.records import LabelledDocument, Topic
 from touche_llm.errors import PromptError, UsageError
-from touche_llm.llm.answers import AnswerForm, abbreviate, build_schema, get_labels, parse_answer
+from touche_llm.llm.answers import abbreviate, get_labels, parse_answer
 from touche_llm.llm.cache import Cache, CacheMode
 from touche_llm.llm.model import ModelClient
-from touche_llm.llm.recorder import make_dry_engine
-from touche_llm.llm.request import Message, Origin, Request, Sampling
+from touche_llm.llm.request import Message, Request
 from touche_llm.pipeline.context import RunContext
 from touche_llm.pipeline.dry_run import estimate_cost
 from touche_llm.prompts.prompt import Prompt
@@ -127,17 +126,6 @@ def test_the_answer_of_an_example_is_spelled_as_an_engine_answers(tmp_path: Path
     text = prompt.examples[0].answer
     assert parse_answer(text, model, own.header.form).model_dump() == answer
     assert text == orjson.dumps([abbreviate(label) for label in answer.values()]).decode()
-
-
-async def test_that_is_how_the_dry_engine_spells_too(tmp_path: Path) -> None:
-    model = get_task("comparative").question.position_answer
-    assert model is not None
-    origin = Origin("p", 1, "h", "1", "d")
-    request = Request((Message("user", "x"),), build_schema(model, AnswerForm.LETTERS), Sampling(), "m", "", {}, origin)
-    text = (await make_dry_engine().complete(request)).text
-    answer = parse_answer(text, model, AnswerForm.LETTERS).model_dump()
-    prompt = loaded(tmp_path, "judge", [JUDGE | {"answer": answer}])
-    assert prompt.examples[0].answer == text
 
 
 def test_a_question_is_asked_with_the_aim_of_the_run(tmp_path: Path) -> None:
@@ -247,17 +235,6 @@ def test_an_answer_must_fit_what_its_topic_or_its_documents_allow(
 def test_a_file_that_is_no_list_of_examples_is_told(tmp_path: Path, text: str, values: list[str]) -> None:
     with raises_at(PromptError, examples_of(tmp_path, "judge"), *values):
         loaded(tmp_path, "judge", text)
-
-
-def test_labels_and_titles_are_words_as_they_are_written(tmp_path: Path) -> None:
-    text = (
-        "- topic: {id: 7, title: 2020-01-01}\n  document: NO\n  first: yes\n  second: On\n"
-        "  answer: {position: NO, stance: FIRST}\n"
-    )
-    (example,) = loaded(tmp_path, "stance", text).examples
-    assert (example.topic.id, example.topic.title) == ("7", "2020-01-01")
-    assert example.variables == {"document": "NO", "first": "yes", "second": "On"}
-    assert example.answer == '["N","F"]'
 
 
 def test_examples_beside_a_template_that_is_named_by_its_path_are_found(tmp_path: Path) -> None:
@@ -392,9 +369,3 @@ def test_a_report_shows_the_examples_of_a_prompt(tmp_path: Path) -> None:
         ("assistant", 1),
         ("user", 2),
     ]
-
-
-def test_examples_are_rendered_once_for_all_documents(tmp_path: Path) -> None:
-    prompt = loaded(tmp_path, "judge", [JUDGE] * 20)
-    one, other = (prompt.render(topic=TOPIC, first="f", second="s", document=text) for text in "de")
-    assert len(one) == 42 and all(mine is same for mine, same in zip(one[1:-1], other[1:-1], strict=True))

@@ -18,7 +18,7 @@ from touche_llm.data.records import Document, Topic
 from touche_llm.errors import PromptError
 from touche_llm.llm.answers import get_labels
 from touche_llm.prompts.purposes import list_judging_purposes
-from touche_llm.tasks import TASKS, get_task, prompts_folder
+from touche_llm.tasks import TASKS, get_task
 from touche_llm.tasks.features import Question
 from touche_llm.text.sanitize import sanitize
 
@@ -323,7 +323,3 @@ def test_no_character_that_a_tokeniser_folds_into_a_bracket_stays_joined(folding
 def test_plain_text_is_not_changed() -> None:
     text = "Prices: 5 < 6, array[0] and a[i]; naïve café – “quoted” 🙂\n\tIndented."
     assert sanitize(text) == text.replace("a[i]", "a[ i]")
-
-
-def test_the_folder_of_prompts_is_there() -> None:
-    assert (prompts_folder() / "comparative" / "judge.jinja").is_file()

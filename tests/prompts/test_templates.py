@@ -245,36 +245,6 @@ def test_nothing_is_read_when_a_template_is_rendered(write: Write) -> None:
     assert prompt.render(topic=TOPIC, document="D")[1].content == "(D)"
 
 
-@pytest.mark.parametrize(
-    "system",
-    [
-        "{{ document }}",
-        "{% if document == 'one' %}1{% else %}2{% endif %}",
-        "{% set seen = document %}{{ seen }}",
-        "{% include 'part.jinja' %}",
-        "{% import 'macros.jinja' as m with context %}{{ m.say() }}",
-        "{% for each in [document] %}{{ each }}{% endfor %}",
-        "{{ (document if topic.title else '') }}",
-        "{{ self.user() }}",
-    ],
-)
-def test_a_system_s_message_that_looks_at_the_document_is_made_anew_for_each(write: Write, system: str) -> None:
-    macros = "{% macro say() %}{{ document }}{% endmacro %}"
-    body = f"{{% block system %}}S {system}{{% endblock %}}{{% block user %}}{{{{ document }}}}{{% endblock %}}"
-    prompt = loaded(write(HEADER + body, part="{{ document }}", macros=macros))
-    first, second, again = (
-        prompt.render(topic=TOPIC, document=document)[0].content for document in ("one", "two", "one")
-    )
-    assert first != second and first == again
-
-
-def test_a_block_that_asks_whether_there_is_a_variable_is_no_constant(write: Write) -> None:
-    body = "{% block system %}{% if first is defined %}{{ first }}{% else %}none{% endif %}{% endblock %}"
-    prompt = loaded(write(HEADER + body + "{% block user %}{{ document }}{% endblock %}"))
-    assert prompt.render(topic=TOPIC, document="d")[0].content == "none"
-    assert prompt.render(topic=TOPIC, document="d", first="tea")[0].content == "tea"
-
-
 def test_the_hash_of_a_template_alone_is_over_its_text_and_else_over_all_files(write: Write) -> None:
     path = write(blocks("{{ document }}"))
     assert loaded(path).hash == hashlib.sha256(path.read_bytes()).hexdigest()[:12]

@@ -2,13 +2,11 @@ from __future__ import annotations
 
 from itertools import pairwise
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.ranking.fake_comparer import ids
 from touche_llm.data.records import ScoredDocument
-from touche_llm.errors import UsageError
 from touche_llm.ranking.order import BalanceSettings, balance
 
 SIDES = ("PRO", "CON")
@@ -109,11 +107,3 @@ def test_with_one_side_alone_or_none_nothing_changes() -> None:
 
 def test_documents_without_a_judgment_of_their_own_are_balanced_like_others() -> None:
     assert balanced("PPC", [-1.0, -1.0, -1.0], 0.05) == "PCP"
-
-
-def test_the_margin_is_a_number_from_zero_on_and_places_from_one() -> None:
-    for margin in (-0.1, float("nan")):
-        with pytest.raises(UsageError):
-            BalanceSettings(margin=margin)
-    with pytest.raises(UsageError):
-        BalanceSettings(places=0)

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import cache
 from itertools import permutations, product
@@ -30,7 +30,6 @@ from touche_llm.llm.truncation import CUT_MARK
 from touche_llm.prompts.prompt import Prompt
 from touche_llm.prompts.purposes import (
     LABELS,
-    build_best_answer,
     build_order_answer,
     check_template,
     list_template_variables,
@@ -154,12 +153,6 @@ def ordered(text: str, documents: int) -> Any:
     return parse_answer(orjson.dumps({"order": text}).decode(), build_order_answer(documents))
 
 
-def test_the_schema_of_the_best_lists_the_labels_shown() -> None:
-    assert build_schema(build_best_answer(3))["properties"] == {"best": {"enum": ["A", "B", "C"]}}
-    with pytest.raises(Unusable):
-        parse_answer('{"best": "D"}', build_best_answer(3))
-
-
 @pytest.mark.parametrize("documents", [2, 3, 4])
 def test_the_schema_of_a_short_order_takes_all_permutations_and_nothing_else(documents: int) -> None:
     pattern = build_schema(build_order_answer(documents))["properties"]["order"]["pattern"]
@@ -168,17 +161,6 @@ def test_the_schema_of_a_short_order_takes_all_permutations_and_nothing_else(doc
         for some in product(labels, repeat=count):
             found = re.search(pattern, " > ".join(some))
             assert (found is not None) is (sorted(some) == list(labels[:-1]))
-
-
-@pytest.mark.parametrize("documents", [6, 7, 20, 26])
-def test_the_schema_of_an_order_holds_its_length_and_its_labels_and_stays_small(documents: int) -> None:
-    pattern = build_schema(build_order_answer(documents))["properties"]["order"]["pattern"]
-    labels = list(LABELS[:documents])
-    assert len(pattern) < 20_000
-    assert re.search(pattern, " > ".join(labels[::-1]))
-    for wrong in (labels[:-1], [*labels, "A"], [*labels[:-1], "a"], [*labels[:-1], "["]):
-        assert re.search(pattern, " > ".join(wrong)) is None
-    assert re.search(pattern, ">".join(labels)) is None
 
 
 def test_an_order_is_read_as_it_is_written() -> None:
@@ -202,16 +184,6 @@ def test_a_label_that_is_repeated_or_missing_or_unknown_is_a_typed_failure_that_
             ordered(" > ".join(wrong), documents)
         assert caught.value.kind == "outside_schema"
         assert caught.value.reason.startswith("order: ") and caught.value.reason.endswith(problem)
-
-
-@pytest.mark.parametrize(
-    "text", ["", " > ", "A>B>C", "A > B > C\n", "A > B >  C", "A" * 100_000, " > ".join("AB" * 5000)]
-)
-def test_what_is_no_order_is_a_typed_failure_with_a_short_reason(text: str) -> None:
-    with pytest.raises(Unusable) as caught:
-        ordered(text, 3)
-    assert caught.value.kind == "outside_schema"
-    assert len(caught.value.reason) <= 300
 
 
 async def test_the_probabilities_are_those_of_the_documents_under_their_labels() -> None:
@@ -449,19 +421,6 @@ async def test_what_cannot_be_measured_is_a_failure_of_each_question_that_needs_
         ]
         attempt = Attempt(sample=0, kind="server_error", reason="no such route")
         assert all(each.attempts == [attempt] for each in comparer.failures)
-
-
-async def test_random_numbers_depend_on_the_step_the_topic_and_the_names_alone() -> None:
-    one, same = comparer_for(StrictEngine(first_shown)), comparer_for(StrictEngine(first_shown), position=3)
-    other = comparer_for(StrictEngine(first_shown), topic=Topic("8", "?", objects=("x", "y")))
-
-    def drawn(comparer: Comparer, *names: object) -> Sequence[float]:
-        found = comparer.make_random(*names)  # type: ignore[arg-type]
-        return [found.random() for _ in range(3)]
-
-    assert drawn(one, 0, "x", 1) == drawn(same, 0, "x", 1)
-    different = [drawn(one, 0, "x", 1), drawn(other, 0, "x", 1), drawn(one, 1, "x", 1), drawn(one, 0, "x", 2)]
-    assert len({tuple(each) for each in different}) == 4
 
 
 @pytest.mark.parametrize(

@@ -134,29 +134,11 @@ def test_the_central_ranking_is_as_near_to_all_as_any_ranking_that_was_given(ran
 
 
 # Neither the mean ranks nor one of these is such a ranking.
-@example([list("decba"), list("bcdae"), list("abdce")])
-# One round of moves is not enough.
-@example([list("ighfbacedj"), list("eadjfihcbg"), list("ibgajcdhef")])
-@given(SEVERAL)
-@settings(deadline=None)
-def test_no_single_document_can_be_moved_to_bring_the_central_ranking_nearer(rankings: list[list[str]]) -> None:
-    central = find_central_ranking(rankings)
-    distance = disagreements(central, rankings)
-    for each in central:
-        rest = [other for other in central if other != each]
-        for place in range(len(central)):
-            assert disagreements([*rest[:place], each, *rest[place:]], rankings) >= distance
 
 
 @given(st.lists(st.permutations("abcd"), min_size=1, max_size=3), st.permutations("abcd"))
 def test_what_a_majority_says_is_the_central_ranking(some: list[list[str]], majority: list[str]) -> None:
     assert find_central_ranking([*some, *[majority] * (len(some) + 1)]) == majority
-
-
-def test_the_central_ranking_is_not_always_one_of_those_given() -> None:
-    rankings = [list("bacd"), list("abdc"), list("abcd"), list("bacd"), list("abdc")]
-    # a above b three times of five, c above d three times of five.
-    assert find_central_ranking(rankings) == list("abcd")
 
 
 def test_windows_that_do_not_overlap_are_refused() -> None:

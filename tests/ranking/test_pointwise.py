@@ -1,12 +1,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from itertools import pairwise
 from typing import Literal
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from tests.ranking.fake_comparer import ids
 from touche_llm.data.records import Candidate, Judgment, ScoredDocument
@@ -47,33 +44,10 @@ def test_scores_of_the_first_stage_are_scaled_to_one_and_nothing() -> None:
     assert [each.score for each in rank_by_first_stage(candidates(-1.0, -3.0))] == [1.0, 0.0]
 
 
-def test_equal_scores_of_the_first_stage_and_a_single_one_are_one() -> None:
-    assert [each.score for each in rank_by_first_stage(candidates(0.0, 0.0))] == [1.0, 1.0]
-    assert [each.score for each in rank_by_first_stage(candidates(7.0))] == [1.0]
-    assert rank_by_first_stage([]) == []
-
-
-@given(st.lists(st.floats(-1e300, 1e300), max_size=8))
-@settings(deadline=None)
-def test_scaled_scores_lie_between_nothing_and_one_and_keep_their_order(scores: list[float]) -> None:
-    found = rank_by_first_stage(candidates(*sorted(scores, reverse=True)))
-    assert all(0.0 <= each.score <= 1.0 for each in found)
-    assert all(above.score >= below.score for above, below in pairwise(found))
-
-
 def test_the_score_is_the_weighted_mean_of_grades_and_first_stage() -> None:
     (found,) = rank_by_judgment([ScoredDocument("a", 0.5)], by_id(judgment("a", 3.0, 1.5)), WEIGHTS, SCALES)
     # (1 · 3/3 + 0.5 · 1.5/3 + 0.25 · 0.5) / 1.75
     assert found.score == pytest.approx(1.375 / 1.75)
-
-
-def test_a_weight_of_nothing_leaves_a_part_out() -> None:
-    first = [ScoredDocument("a", 1.0), ScoredDocument("b", 0.0)]
-    judgments = by_id(judgment("a", 0.0, 3.0), judgment("b", 3.0, 0.0))
-    for name, best in (("relevance", "b"), ("quality", "a"), ("first_stage", "a")):
-        weights = dict.fromkeys(WEIGHTS, 0.0) | {name: 2.0}
-        found = rank_by_judgment(first, judgments, weights, SCALES)
-        assert [(each.score, each.document_id == best) for each in found] == [(1.0, True), (0.0, False)]
 
 
 def test_equal_scores_keep_the_order_of_the_first_stage() -> None:
@@ -105,12 +79,3 @@ def test_where_all_weights_of_a_judgment_are_nothing_its_score_is_nothing() -> N
     assert (
         combine_grades(judgment("a", 3.0, 3.0), {"relevance": 0.0, "quality": 0.0, "first_stage": 1.0}, SCALES) == 0.0
     )
-
-
-@given(st.floats(0, 3), st.floats(0, 3), st.floats(0, 1), st.lists(st.floats(0, 100), min_size=3, max_size=3))
-@settings(deadline=None)
-def test_a_score_lies_between_nothing_and_one(
-    relevance: float, quality: float, first: float, weights: list[float]
-) -> None:
-    named = dict(zip(WEIGHTS, weights, strict=True))
-    assert 0.0 <= combine_grades(judgment("a", relevance, quality), named, SCALES, first) <= 1.0 + 1e-9

@@ -9,7 +9,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.ranking.fake_comparer import FakeComparer, Shown, at_random, by_worth, check_scores, ids, names
-from touche_llm.errors import UsageError
 from touche_llm.ranking.setwise import Insertion, Setwise
 
 METHODS = [Setwise, Insertion]
@@ -74,31 +73,6 @@ async def test_a_question_shows_one_document_and_at_most_so_many_children(method
         assert max(len(shown) for shown in comparer.compared) == children + 1
         assert min(len(shown) for shown in comparer.compared) >= 2
         assert all(len(set(shown)) == len(shown) for shown in comparer.compared)
-
-
-@pytest.mark.parametrize("children", [0, 20])
-def test_a_node_has_children_and_no_more_than_an_engine_tells_the_probabilities_of(children: int) -> None:
-    with pytest.raises(UsageError):
-        Setwise(children=children)
-
-
-async def test_building_a_heap_asks_once_for_each_node_with_children_where_all_is_right_already() -> None:
-    comparer = FakeComparer(by_worth(worth_of(names(13)))[0])
-    await Setwise(children=3, top=1).rerank(names(13), comparer)
-    assert sorted(comparer.compared) == [
-        ("d00", "d01", "d02", "d03"),
-        ("d01", "d04", "d05", "d06"),
-        ("d02", "d07", "d08", "d09"),
-        ("d03", "d10", "d11", "d12"),
-    ]
-
-
-async def test_a_part_of_the_heap_does_not_wait_for_another_one() -> None:
-    # Nodes 0 to 7, two children each: 3 has 7 below it, and only its parents 1 and 0 depend on its answer.
-    comparer = FakeComparer(by_worth(worth_of(names(8)))[0], held=lambda shown: shown == ("d03", "d07"))
-    async with comparer.holding(Setwise(children=2).rerank(names(8), comparer)):
-        assert comparer.answered == [("d02", "d05", "d06")]
-    assert comparer.answered[1:4] == [("d03", "d07"), ("d01", "d03", "d04"), ("d00", "d01", "d02")]
 
 
 async def test_among_equals_the_document_that_stood_above_stays_above() -> None:

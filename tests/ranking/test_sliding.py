@@ -1,11 +1,9 @@
 from __future__ import annotations
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.ranking.fake_comparer import Best, FakeComparer, at_random, by_worth, check_scores, ids, names
-from touche_llm.errors import UsageError
 from touche_llm.ranking.pairwise import Sliding
 
 
@@ -74,8 +72,3 @@ async def test_the_next_pass_begins_while_the_one_before_waits() -> None:
     settings = Sliding(passes=3, both_orders=False)
     async with comparer.holding(settings.rerank(names(6), comparer)):
         assert comparer.answered == [("d04", "d05"), ("d03", "d05"), ("d03", "d04")]
-
-
-def test_at_least_one_pass_is_made() -> None:
-    with pytest.raises(UsageError):
-        Sliding(passes=0)

@@ -108,12 +108,6 @@ async def test_topics_without_documents_or_with_a_single_one_are_ranked_without_
     ]
 
 
-async def test_topics_without_any_document_at_all_give_an_empty_ranking(cache: Cache) -> None:
-    ranked, _ = await rank(cache, {"1": 0}, "judge,pairwise:5,fusion:5,balance:5")
-    assert ranked == RankedTopics()
-    assert (await rank(cache, {}, "pairwise:5"))[0] == RankedTopics()
-
-
 async def test_what_no_objects_are_known_for_is_not_compared_and_keeps_its_order(cache: Cache) -> None:
     for steps in ("setwise:3", "judge,listwise:3,balance:2"):
         ranked, engine = await rank(cache, {"1": 3, "2": 3}, steps, without_objects=("1",))

@@ -8,7 +8,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.ranking.fake_comparer import FakeComparer, Shown, at_random, by_worth, check_scores, ids, names
-from touche_llm.errors import UsageError
 from touche_llm.ranking.tournament import Tournament
 
 
@@ -118,9 +117,3 @@ async def test_one_document_and_none_are_ranked_without_a_question() -> None:
         comparer = FakeComparer()
         assert ids(await Tournament().rerank(documents, comparer)) == documents
         assert not comparer.compared
-
-
-def test_groups_have_at_least_two_documents_and_at_most_as_many_as_there_are_labels() -> None:
-    for group in (1, 27):
-        with pytest.raises(UsageError):
-            Tournament(group=group)
