@@ -119,7 +119,7 @@ LAUGHS = "".join(f'<!ENTITY l{n} "{f"&l{n - 1};" * 10}">' for n in range(1, 10))
 @pytest.mark.parametrize(
     ("content", "fragment"),
     [
-        (b"", "is empty"),
+        (b"", "no element found"),
         (GOOD.encode()[:-3], "cut off"),
         (GOOD.encode()[:-9], "cut off"),
         (GOOD.replace("T<", "Käse<").encode()[:47], "cut off"),
@@ -142,8 +142,6 @@ LAUGHS = "".join(f'<!ENTITY l{n} "{f"&l{n - 1};" * 10}">' for n in range(1, 10))
         (f"<!DOCTYPE topics [<!ELEMENT topics ANY>]>{GOOD}".encode(), "refused, the XML declares entities or a DTD"),
         (GOOD.encode() + b" " * 2**22, "larger than 4,194,304 bytes"),
         (GOOD.replace("1<", "1" * 1_001 + "<").encode(), "up to 1,000"),
-        (OBJECTS.format("('" + "a" * 10_000 + "', 'b')").encode(), "topic 1: <objects> has 10,009 characters"),
-        (OBJECTS.format("x" * 10_000 + ",y").encode(), "topic 1: <objects> has 10,002 characters"),
         (OBJECTS.format("['a', " + "[" * 9_000).encode(), "topic 1: <objects> is not a pair of texts"),
         (OBJECTS.format("['" + "'b'" * 3_000 + "']").encode(), "topic 1: <objects> is not a pair of texts"),
     ],
@@ -327,23 +325,6 @@ def test_a_bad_topic_of_a_queries_file_is_named(tmp_path: Path, inside: str, fra
     assert fragment in str(caught.value)
 
 
-@pytest.mark.parametrize(
-    ("content", "kind"),
-    [
-        ("1\tIs tea better than coffee?\n2\tIs red better than blue?\n", "tab-separated columns"),
-        ("\ufeffqid\tquery\r\n1\tIs tea better?\r\n", "tab-separated columns"),
-        ('[{"qid": "1", "query": "Is tea better?"}]', "a JSON list"),
-        ("Is tea better than coffee?\n", "text"),
-    ],
-)
-def test_a_table_is_no_topics_file_and_the_form_is_told(tmp_path: Path, content: str, kind: str) -> None:
-    path = topics_file(tmp_path, content)
-    with pytest.raises(DataError) as caught:
-        read_topics(path)
-    assert str(caught.value).startswith(f"{path}:1: {kind} (")
-    assert "queries.jsonl" in str(caught.value)
-
-
 def test_xml_in_another_encoding_is_not_taken_for_a_table(tmp_path: Path) -> None:
     text = (
         '<?xml version="1.0" encoding="UTF-16"?><topics><topic><number>1</number><title>ä\tb</title></topic></topics>'
@@ -357,3 +338,10 @@ def test_a_query_has_the_words_of_the_chosen_fields() -> None:
     assert build_query(topic, ("title",)) == "Which warms?"
     assert build_query(topic, ("objects", "narrative")) == "tea hot coffee Both count."
     assert build_query(Topic("2", "Which?"), ("title", "objects")).split() == ["Which?"]
+
+
+@pytest.mark.parametrize("content", ["1\tIs tea better?\n", '[{"qid": "1"}]', "Is tea better than coffee?\n"])
+def test_another_text_is_no_topics_file(tmp_path: Path, content: str) -> None:
+    path = topics_file(tmp_path, content)
+    with raises_at(DataError, path, '"qid"'):
+        read_topics(path)

@@ -92,13 +92,16 @@ def _make_run_lines(candidates: list[Candidate], tag: str) -> list[RunLine]:
     ]
 
 
-class _Row(NamedTuple):
+class RunRow(NamedTuple):
+    """Row of a run file; rank and score are None if they are missing or invalid."""
+
     line: int
     topic: str
     stance: str
     document: str
-    # Rank and score, if given.
-    place: tuple[int, float] | None
+    rank: int | None
+    score: float | None
+    tag: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,7 +150,7 @@ def read_run(path: Path | str, labels: Collection[str] | None = None) -> ParsedR
     path = Path(path)
     require_kind(path, "run", "rerank")
     rows = _read_rerank_rows(path) if path.name.endswith((".jsonl", ".jsonl.gz")) else _read_run_rows(path)
-    topics: dict[str, list[_Row]] = {}
+    topics: dict[str, list[RunRow]] = {}
     seen: dict[tuple[str, str], int] = {}
     stances: dict[tuple[str, str], str] = {}
     for row in rows:
@@ -174,22 +177,30 @@ def _locate(path: Path, line: int, topic: str, document: str) -> str:
     return f"{path}:{line}: topic {topic:.80}, document {document:.80}"
 
 
-def _read_run_rows(path: Path) -> Iterator[_Row]:
+def _read_run_rows(path: Path) -> Iterator[RunRow]:
     for number, text in read_table_lines(path, "a run"):
-        columns = text.split()
-        if not columns:
-            continue
-        if len(columns) < 6:
-            raise DataError(f"{path}:{number}: {len(columns)} columns, a run has six: qid Q0 doc rank score tag")
-        rank, score = parse_rank(columns[3]), parse_score(columns[4])
-        if rank is None:
-            raise DataError(f"{path}:{number}: rank {columns[3]!r:.40} is not an integer")
-        if score is None:
-            raise DataError(f"{path}:{number}: score {columns[4]!r:.40} is not a finite number")
-        yield _Row(number, columns[0], columns[1], columns[2], (rank, score))
+        if text.strip():
+            row, problems = parse_row(text, number)
+            if problems:
+                raise DataError(f"{path}:{number}: {problems[0]}")
+            yield row
 
 
-def _read_rerank_rows(path: Path) -> Iterator[_Row]:
+def parse_row(text: str, line: int) -> tuple[RunRow, list[str]]:
+    """Parse a line of a run with any white space between its columns; return its row and all problems."""
+    columns = text.split()
+    topic, stance, document, *numbers = columns[:5] + [""] * (5 - len(columns))
+    rank = int(numbers[0]) if _INTEGER.fullmatch(numbers[0]) else None
+    score = float(numbers[1]) if _NUMBER.fullmatch(numbers[1]) else None
+    score = score if score is not None and abs(score) <= _MAX_SCORE else None
+    row = RunRow(line, topic, stance, document, rank, score, " ".join(columns[5:]))
+    if len(columns) < 6:
+        return row, [f"{len(columns)} columns, not six: qid stance doc rank score tag"]
+    problems = [] if rank is not None else [f"rank {numbers[0]!r:.40} is not an integer"]
+    return row, problems if score is not None else [*problems, f"score {numbers[1]!r:.40} is not a finite number"]
+
+
+def _read_rerank_rows(path: Path) -> Iterator[RunRow]:
     for line, raw in read_lines(path, MAX_LINE):
         check_line_number(path, line, "a run")
         record = parse_json_object(raw, path, line)
@@ -207,27 +218,17 @@ def _read_rerank_rows(path: Path) -> Iterator[_Row]:
             raise DataError(f"{where}: score {score!r:.40} is not a finite number")
         if (rank is None) != (score is None):
             raise DataError(f"{where}: has only one of `rank` and `score`")
-        place = None if rank is None or score is None else (rank, float(score))
-        yield _Row(line, topic, NO_STANCE_COLUMN, document, place)
+        yield RunRow(line, topic, NO_STANCE_COLUMN, document, rank, None if score is None else float(score))
 
 
-def parse_rank(text: str) -> int | None:
-    """Parse the rank column of a run; return None if it is not an integer."""
-    return int(text) if _INTEGER.fullmatch(text) else None
-
-
-def parse_score(text: str) -> float | None:
-    """Parse the score column of a run; return None unless it is a number that fits single precision."""
-    score = float(text) if _NUMBER.fullmatch(text) else None
-    return score if score is not None and abs(score) <= _MAX_SCORE else None
-
-
-def _rank_rows(path: Path, topic: str, rows: list[_Row]) -> list[Candidate]:
-    ranked = [(*row.place, row.document, row.line) for row in rows if row.place is not None]
+def _rank_rows(path: Path, topic: str, rows: list[RunRow]) -> list[Candidate]:
+    ranked = [
+        (row.rank, row.score, row.document, row.line) for row in rows if row.rank is not None and row.score is not None
+    ]
     if not ranked:
         ranked = [(n, float(len(rows) - n), row.document, row.line) for n, row in enumerate(rows)]
     elif len(ranked) < len(rows):
-        number = next(row.line for row in rows if row.place is None)
+        number = next(row.line for row in rows if row.rank is None)
         raise DataError(
             f"{path}:{number}: topic {topic:.80}: no rank and score, but other lines of the topic have them"
         )

@@ -11,16 +11,13 @@ from pathlib import Path
 import numpy as np
 
 from touche_llm.data.io import MAX_TABLE_LINE, MAX_TABLE_LINES, open_regular, read_bounded_lines
-from touche_llm.data.trec_runs import parse_rank, parse_score
+from touche_llm.data.trec_runs import RunRow, parse_row
 from touche_llm.errors import DataError, to_printable
 from touche_llm.judging.sentence_pairs import describe_pair_problem
 from touche_llm.tasks.task import Task
 
 # Reading stops after this many problems.
 MAX_PROBLEMS = 10_000
-_COLUMNS = ("qid", "stance", "doc", "rank", "score", "tag")
-
-
 # First bytes of files that are not UTF-8 text.
 _FOREIGN = {b"\x1f\x8b": "compressed with gzip", b"\xff\xfe": "UTF-16", b"\xfe\xff": "UTF-16", b"PK": "a zip archive"}
 
@@ -38,7 +35,7 @@ class _Seen:
     """Contents of the lines read so far."""
 
     documents: dict[tuple[str, str], int] = field(default_factory=dict)
-    rankings: dict[str, list[tuple[int, int | None, float | None]]] = field(default_factory=lambda: defaultdict(list))
+    rankings: dict[str, list[RunRow]] = field(default_factory=lambda: defaultdict(list))
     sizes: dict[str, int] = field(default_factory=lambda: defaultdict(int))
     tags: dict[str, int] = field(default_factory=dict)
 
@@ -114,15 +111,11 @@ def _check_line(raw: bytes, number: int, seen: _Seen, task: Task) -> Iterator[st
         yield "an empty line"
         return
     yield from _check_spacing(text)
-    columns = text.split()
-    if len(columns) < len(_COLUMNS):
-        yield f"{len(columns)} columns, not six: {' '.join(_COLUMNS)}"
-        # The line still counts as a place in the ranking.
-        seen.rankings[columns[0]].append((number, None, None))
-        return
-    if len(columns) > len(_COLUMNS):
-        yield f"{len(columns)} columns, not six: a tag must not hold white space ({' '.join(columns[5:])!r})"
-    yield from _check_values(columns, number, seen, task)
+    row, found = parse_row(text, number)
+    yield from found
+    seen.rankings[row.topic].append(row)
+    if row.tag:
+        yield from _check_values(row, seen, task)
 
 
 def _check_spacing(text: str) -> Iterator[str]:
@@ -136,46 +129,39 @@ def _check_spacing(text: str) -> Iterator[str]:
         yield "a character that cannot be printed"
 
 
-def _check_values(columns: list[str], number: int, seen: _Seen, task: Task) -> Iterator[str]:
-    topic, stance, document, rank_text, score_text = columns[:5]
-    tag = " ".join(columns[5:])
-    if stance not in task.run_labels:
-        yield f"stance {stance!r} is none of {', '.join(task.run_labels)}"
+def _check_values(row: RunRow, seen: _Seen, task: Task) -> Iterator[str]:
+    topic, document = row.topic, row.document
+    if " " in row.tag:
+        yield f"{5 + len(row.tag.split())} columns, not six: a tag must not hold white space ({row.tag!r})"
+    if row.stance not in task.run_labels:
+        yield f"stance {row.stance!r} is none of {', '.join(task.run_labels)}"
     if task.sentence_question is not None and (problem := describe_pair_problem(document)):
         yield f"document {document!r}: {problem}"
-    first = seen.documents.setdefault((topic, document), number)
-    if first != number:
+    first = seen.documents.setdefault((topic, document), row.line)
+    if first != row.line:
         yield f"topic {topic}: document {document} is already in line {first}"
     seen.sizes[topic] += 1
     if seen.sizes[topic] == task.documents_per_topic.max + 1:
         yield f"topic {topic}: more than {task.documents_per_topic.max} lines; this is the first too many"
-    if tag not in seen.tags:
+    if row.tag not in seen.tags:
         if seen.tags:
             other, line = next(iter(seen.tags.items()))
-            yield f"tag {tag!r} differs from {other!r} in line {line}; a run has one tag"
-        seen.tags[tag] = number
-    rank, score = parse_rank(rank_text), parse_score(score_text)
-    if rank is None:
-        yield f"rank {rank_text!r:.40} is not an integer"
-    if score is None:
-        yield f"score {score_text!r:.40} is not a finite number"
-    seen.rankings[topic].append((number, rank, score))
+            yield f"tag {row.tag!r} differs from {other!r} in line {line}; a run has one tag"
+        seen.tags[row.tag] = row.line
 
 
 def _check_orders(seen: _Seen) -> Iterator[RunProblem]:
     """Yield problems of ranks that do not count 1, 2, 3, … and of scores that do not decrease."""
-    for topic, lines in seen.rankings.items():
+    for topic, rows in seen.rankings.items():
         shift = 0
-        for position, (number, rank, _) in enumerate(lines, start=1):
-            if rank is None or rank == position + shift:
+        for position, row in enumerate(rows, start=1):
+            if row.rank is None or row.rank == position + shift:
                 continue
-            if position == 1:
-                yield RunProblem(number, f"topic {topic}: ranks begin at {rank}, not at 1")
-            else:
-                yield RunProblem(number, f"topic {topic}: rank {rank}, expected {position + shift}")
+            expected = "ranks begin at {}, not at 1" if position == 1 else f"rank {{}}, expected {position + shift}"
+            yield RunProblem(row.line, f"topic {topic}: {expected.format(row.rank)}")
             # Report a jump once, not in every line after it.
-            shift = rank - position
-        scored = [(number, score) for number, _, score in lines if score is not None]
+            shift = row.rank - position
+        scored = [(row.line, row.score) for row in rows if row.score is not None]
         for (above, higher), (number, score) in zip(scored, scored[1:], strict=False):
             if score > higher:
                 yield RunProblem(
