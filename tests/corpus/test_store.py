@@ -5,7 +5,6 @@ import hashlib
 import json
 import os
 import pickle
-import sqlite3
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing
 from dataclasses import replace
@@ -533,34 +532,3 @@ def test_a_part_that_occurs_twice_is_a_bad_line(tmp_path: Path) -> None:
         assert store.manifest.bad_lines == 1
         assert store.parts.get_ids([0, 1, 2]) == ["A1_1", "A1_2", "A2_1"]
         assert store.parts.load_parents().tolist() == [0, 0, 1]
-
-
-BLOBS = "UPDATE {} SET text = CAST(text AS BLOB)"
-
-
-@pytest.mark.parametrize(
-    ("damage", "read"),
-    [
-        (BLOBS.format("documents"), lambda store: list(store.read_texts())),
-        (BLOBS.format("documents"), lambda store: list(store.get_texts(["A1"]))),
-        (BLOBS.format("documents"), lambda store: store.get("A1")),
-        (BLOBS.format("parts"), lambda store: list(store.parts.read_texts())),
-        (BLOBS.format("parts"), lambda store: list(store.parts.get_texts(["A1_1"]))),
-        (BLOBS.format("parts"), lambda store: store.parts.get("A1_1")),
-        ("UPDATE parts SET document = 'first'", lambda store: store.parts.locate("A1_1")),
-    ],
-)
-def test_values_of_another_type_are_a_damaged_index(
-    tmp_path: Path, damage: str, read: Callable[[DocumentStore], object]
-) -> None:
-    path, folder = tmp_path / "arguments", tmp_path / "index"
-    path.touch()
-    # Without a title: SQLite would make a text of a title and a BLOB.
-    untitled = [replace(each, title="") for each in ARGUMENTS]
-    ensure_store(CorpusFile(path, read_arguments_of(untitled)), folder, warn=lambda _: None).close()
-    with closing(sqlite3.connect(folder / "documents.sqlite")) as database:
-        database.execute(damage)
-        database.commit()
-    with DocumentStore(folder) as store, raises_at(DataError, folder, "documents.sqlite") as caught:
-        read(store)
-    assert str(folder) in str(caught.value)

@@ -99,7 +99,7 @@ def test_the_size_of_the_chunks_changes_nothing(
     path = write(tmp_path_factory.mktemp("chunks"), json.dumps({"arguments": values}, indent=indent))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(args_me, "_CHUNK", chunk)
-        patch.setattr(args_me, "_START_CHARS", 40)
+        patch.setattr(args_me, "_LOOKAHEAD", 40)
         assert list(args_me.read_json_arguments(path)) == list(enumerate(values, start=1))
 
 
@@ -180,12 +180,12 @@ def test_a_bad_argument_is_named_and_can_be_left_out(tmp_path: Path, bad: Any, p
         ('{"id": "a", "contents": "b"}\n', "looks like documents"),
         ("{", "does not begin"),
         ('{"arguments": {}}', "not JSON|no comma|does not begin"),
-        (to_json(argument())[:-1], "no end"),
-        (to_json(argument())[:-2], "no comma"),
+        (to_json(argument())[:-1], "neither a comma nor the end"),
+        (to_json(argument())[:-2], "neither a comma nor the end"),
         (to_json(argument())[:-30], "truncated"),
-        (to_json(argument())[:-1] + ', "more": 1}', "no end"),
+        (to_json(argument())[:-1] + ', "more": 1}', "neither a comma nor the end"),
         (to_json(argument()) + "x", "does not begin"),
-        ('{"arguments": [{"id": "a"} {"id": "b"}]}', "no comma"),
+        ('{"arguments": [{"id": "a"} {"id": "b"}]}', "neither a comma nor the end"),
         ('{"arguments": [,]}', "not JSON"),
         ('{"arguments": [' + "[" * 100_000, "not JSON"),
         ('{"arguments": [' + "1" * 10_000, "not JSON"),

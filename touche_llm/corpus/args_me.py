@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import csv
 import json
-import math
 import re
 import tarfile
 import warnings
@@ -32,9 +31,10 @@ from touche_llm.errors import BadLine, DataError
 # In characters. A real argument has tens of thousands, with a web page in its context hundreds of thousands.
 MAX_ARGUMENT = 16 * 2**20
 _CHUNK = 2**20
-_SPACE = re.compile(r"[ \t\r\n]*")
-_START = re.compile(r'\{[ \t\r\n]{0,100}"arguments"[ \t\r\n]{0,100}:[ \t\r\n]{0,100}\[')
-_START_CHARS = 1000
+# Characters that are read ahead of a mark between arguments.
+_LOOKAHEAD = 1000
+_BEGIN = re.compile(r'\s*\{\s*"arguments"\s*:\s*\[\s*')
+_COMMA, _END, _END_OF_FILE = re.compile(r"\s*,\s*"), re.compile(r"\s*\]\s*\}"), re.compile(r"\s*\Z")
 
 
 def read_json_arguments(path: Path) -> Iterator[tuple[int, Any]]:
@@ -50,18 +50,16 @@ def read_json_arguments(path: Path) -> Iterator[tuple[int, Any]]:
     number = 0
     with report_unreadable(path), open_maybe_gzip(path) as stream:
         text = _JsonText(path, stream)
-        while text.peek():
-            text.take(_START, 'does not begin with {"arguments": [; is this a JSON file of args.me?')
+        while not text.skip(_END_OF_FILE):
+            if not text.skip(_BEGIN):
+                raise DataError(f'{path}: does not begin with {{"arguments": [; is this a JSON file of args.me?')
             is_first = True
-            while text.peek() != "]":
-                if not is_first:
-                    text.take(re.compile(","), f"no comma after argument {number}; download it again")
+            while not text.skip(_END):
+                if not is_first and not text.skip(_COMMA):
+                    raise DataError(f"{path}: neither a comma nor the end after argument {number}; download it again")
                 is_first = False
                 number += 1
                 yield number, text.decode(number)
-            text.take(
-                re.compile(r"\][ \t\r\n]{0,100}\}"), "no end of the object after its arguments; download it again"
-            )
 
 
 class _JsonText:
@@ -73,41 +71,25 @@ class _JsonText:
         self._decoder = json.JSONDecoder()
         self._text, self._at = "", 0
 
-    def peek(self) -> str:
-        """Skip white space; return the next character, empty at the end of the file."""
-        while True:
-            match = _SPACE.match(self._text, self._at)
-            assert match is not None
-            self._at = match.end()
-            if self._at < len(self._text):
-                return self._text[self._at]
-            if not self._read_more():
-                return ""
-
-    def take(self, pattern: re.Pattern[str], problem: str) -> None:
-        """Skip white space and what the pattern matches; raise DataError with the problem if it does not."""
-        self.peek()
-        while len(self._text) - self._at < _START_CHARS and self._read_more():
+    def skip(self, pattern: re.Pattern[str]) -> bool:
+        """Skip what the pattern matches; return whether it matches."""
+        while len(self._text) - self._at < _LOOKAHEAD and self._read_more():
             pass
         match = pattern.match(self._text, self._at)
-        if match is None:
-            raise DataError(f"{self._path}: {problem}")
-        self._at = match.end()
+        self._at = match.end() if match else self._at
+        return match is not None
 
     def decode(self, number: int) -> Any:
         """Return the next value."""
-        self.peek()
         while True:
             try:
                 value, end = self._decoder.raw_decode(self._text, self._at)
             except (ValueError, RecursionError) as error:
                 # What looks like an error may be the end of the chunk.
-                if len(self._text) - self._at > MAX_ARGUMENT:
-                    problem = f"longer than {MAX_ARGUMENT:,} characters, or not JSON"
-                    raise DataError(f"{self._path}:{number}: {problem} ({error!s:.100})") from error
-                if not self._read_more():
+                if len(self._text) - self._at > MAX_ARGUMENT or not self._read_more():
                     raise DataError(
-                        f"{self._path}:{number}: not JSON, or the file is truncated ({error!s:.100}); download it again"
+                        f"{self._path}:{number}: not JSON, longer than {MAX_ARGUMENT:,} characters or truncated "
+                        f"({error!s:.100}); download it again"
                     ) from error
             else:
                 # A number at the end of a chunk may go on.
@@ -130,9 +112,6 @@ HEADER = ["id", "conclusion", "premises", "context", "sentences"]
 SIDES = ("PRO", "CON")
 # A real argument has tens of thousands of bytes, a web page in its context hundreds of thousands.
 MAX_ROW_BYTES = 16 * 2**20
-MAX_ROW_LINES = 100_000
-# Max bytes of an archive outside its table: headers, other files, padding.
-MAX_OUTSIDE_TABLE = 64 * 2**20
 # Max characters given to Python's parser, which takes a hundred times the memory. The real corpus never needs it.
 MAX_PARSED = 2**17
 
@@ -199,37 +178,19 @@ def _open_csv(path: Path) -> Iterator[IO[bytes]]:
             yield stream
             return
         try:
-            metered = _LimitedStream(stream)
-            with tarfile.open(fileobj=cast(IO[bytes], metered), mode="r|") as archive:
+            with tarfile.open(fileobj=stream, mode="r|") as archive:
                 tables = (member for member in archive if _is_table(member))
                 table = next(tables, None)
                 if table is None:
                     raise DataError(f"{path}: no file in this tar archive ends in .csv; is it the processed args.me?")
-                metered.left = math.inf
                 with cast(IO[bytes], archive.extractfile(table)) as content:
                     yield content
-                metered.left = MAX_OUTSIDE_TABLE
                 if another := next(tables, None):
                     raise DataError(f"{path}: holds {table.name} and {another.name}; give one .csv file")
-            while metered.read(2**20):
+            while stream.read(2**20):
                 pass  # to the checksum at the end
         except tarfile.TarError as error:
             raise DataError(f"{path}: damaged tar archive: {error}; download it again") from error
-
-
-class _LimitedStream:
-    """Stream that reads at most `left` more bytes, since a small archive can have a header of gigabytes."""
-
-    def __init__(self, stream: IO[bytes]) -> None:
-        self.left: float = MAX_OUTSIDE_TABLE
-        self._stream = stream
-
-    def read(self, size: int) -> bytes:
-        content = self._stream.read(size)
-        self.left -= len(content)
-        if self.left < 0:
-            raise tarfile.ReadError(f"more than {MAX_OUTSIDE_TABLE:,} bytes outside the table")
-        return content
 
 
 def _is_table(member: tarfile.TarInfo) -> bool:
@@ -237,72 +198,44 @@ def _is_table(member: tarfile.TarInfo) -> bool:
     return member.isfile() and member.name.endswith(".csv") and not PurePosixPath(member.name).name.startswith(".")
 
 
-class _Lines:
-    """Decoded lines of the CSV; `fault` describes invalid bytes in the current row."""
-
-    def __init__(self, path: Path) -> None:
-        self._lines = read_lines(path, MAX_ROW_BYTES, _open_csv)
-        self.number = 0
-        self.begin_row()
-
-    def begin_row(self) -> None:
-        self._bytes = self._count = 0
-        self.fault = ""
-
-    def __iter__(self) -> _Lines:
-        return self
-
-    def __next__(self) -> str:
-        self.number, raw = next(self._lines)
-        self._bytes += len(raw)
-        if self._bytes > MAX_ROW_BYTES:
-            raise csv.Error(f"longer than {MAX_ROW_BYTES:,} bytes; is a quotation mark unclosed?")
-        self._count += 1
-        if self._count > MAX_ROW_LINES:
-            raise csv.Error(f"longer than {MAX_ROW_LINES:,} lines; is a quotation mark unclosed?")
-        if b"\0" in raw:
-            self.fault = "holds a NUL byte"
-        try:
-            return raw.decode()
-        except UnicodeDecodeError as error:
-            self.fault = f"not UTF-8: {error.reason}"
-            return raw.decode("utf-8", errors="replace")
-
-
 def _read_rows(path: Path) -> Iterator[tuple[int, list[str] | BadLine]]:
     """Yield `(first line, row)` without the header, with a BadLine for each unreadable row."""
-    # The limit is global. It is never lowered again, since another reader may be in the middle of a row.
-    csv.field_size_limit(max(csv.field_size_limit(), MAX_ROW_BYTES))
-    lines = _Lines(path)
+    # The limit is global; it ends a row whose quotation mark is never closed.
+    csv.field_size_limit(MAX_ROW_BYTES)
+    # Bytes that are not UTF-8 become lone surrogates, so that only their rows are unreadable.
+    lines = (raw.decode("utf-8", "surrogateescape") for _, raw in read_lines(path, MAX_ROW_BYTES, _open_csv))
     reader = csv.reader(lines, strict=True)
-    header_seen = False
-    while True:
-        lines.begin_row()
-        line = lines.number + 1
-        row: list[str] | BadLine | None
+    try:
+        row = next(reader, None)
+    except csv.Error:
+        row = None
+    if row != HEADER:
+        raise DataError(f"{path}: does not begin with {','.join(HEADER)}; is this args_processed_04_01.csv?")
+    while row is not None:
+        line = reader.line_num + 1
         try:
             row = next(reader, None)
         except csv.Error as error:
-            row = BadLine(path, line, f"not CSV: {error}")
-        if row is not None and lines.fault:
-            row = BadLine(path, line, lines.fault)
-        if header_seen:
-            if row is None:
-                return
-            yield line, row
-        elif row != HEADER:
-            raise DataError(f"{path}: does not begin with {','.join(HEADER)}; is this args_processed_04_01.csv?")
-        header_seen = True
+            yield line, BadLine(path, line, f"not CSV: {error}; is a quotation mark unclosed?")
+        else:
+            if row is not None:
+                yield line, row
 
 
 def _parse_row(row: list[str] | BadLine, path: Path, line: int, *, is_whole: bool) -> Document:
-    identifier, conclusion, premises, _, sentences = _check_row(row, path, line)
+    if isinstance(row, BadLine):
+        raise row
+    if len(row) != len(HEADER):
+        raise BadLine(path, line, f"{len(row)} fields, not {len(HEADER)} ({', '.join(HEADER)})")
+    text = "".join(row)
+    if "\0" in text or not _is_utf8(text):
+        raise BadLine(path, line, "holds a NUL byte" if "\0" in text else "not UTF-8")
+    identifier, conclusion, premises, _, sentences = row
+    _check_id(identifier, path, line)
     try:
         parsed = _parse_entries(premises, _PREMISE, ("text", "stance"))
-        if is_whole:
-            return _make_whole_argument(identifier, conclusion, parsed)
-        parts = _make_parts(_parse_entries(sentences, _SENTENCE, ("sent_id", "sent_text")))
-        return _make_argument(identifier, conclusion, _get_side(parsed), parts)
+        parts = None if is_whole else _parse_entries(sentences, _SENTENCE, ("sent_id", "sent_text"))
+        return _make_argument(identifier, conclusion, parsed, parts)
     except _InvalidField as error:
         raise BadLine(path, line, f"argument {identifier}: {error}") from error
 
@@ -321,10 +254,8 @@ def parse_argument(record: object, source: object, number: int, *, is_whole: boo
     try:
         premises = _check_entries(record.get("premises"), ("text", "stance"))
         conclusion = _check_text(record.get("conclusion"), "conclusion")
-        if is_whole:
-            return _make_whole_argument(identifier, conclusion, premises)
-        parts = _make_parts(_check_entries(record.get("sentences"), ("sent_id", "sent_text")))
-        return _make_argument(identifier, conclusion, _get_side(premises), parts)
+        parts = None if is_whole else _check_entries(record.get("sentences"), ("sent_id", "sent_text"))
+        return _make_argument(identifier, conclusion, premises, parts)
     except _InvalidField as error:
         raise BadLine(source, number, f"argument {identifier}: {error}") from error
 
@@ -338,36 +269,29 @@ def _parse_beir_record(record: dict[str, Any], path: Path, line: int) -> Documen
     return parse_argument(values, path, line, is_whole=True)
 
 
-def _check_row(row: list[str] | BadLine, path: Path, line: int) -> list[str]:
-    if isinstance(row, BadLine):
-        raise row
-    if len(row) != len(HEADER):
-        raise BadLine(path, line, f"{len(row)} fields, not {len(HEADER)} ({', '.join(HEADER)})")
-    _check_id(row[0], path, line)
-    return row
-
-
 def _check_id(identifier: object, source: object, number: int) -> str:
     if not is_word(identifier) or "," in identifier:
         raise BadLine(source, number, f"`id` must be {ID_FORM}, without a comma, not {identifier!r:.80}")
     return identifier
 
 
-def _make_argument(identifier: str, conclusion: str, side: str, parts: tuple[Part, ...]) -> Document:
-    text = " ".join(part.text for part in parts if "__CONC__" not in part.id)
-    return Document(identifier, text, title=" ".join(conclusion.split()), side=side, parts=parts)
+class _InvalidField(ValueError):
+    """Invalid field of a row."""
 
 
-def _make_whole_argument(identifier: str, conclusion: str, premises: list[tuple[str, str]]) -> Document:
+def _make_argument(
+    identifier: str, conclusion: str, premises: list[tuple[str, str]], sentences: list[tuple[str, str]] | None
+) -> Document:
+    """Make an argument with its sentences, or a whole one, with the texts of its premises, if `sentences` is None."""
     side, title = _get_side(premises), " ".join(conclusion.split())
+    if sentences is not None:
+        parts = _make_parts(sentences)
+        text = " ".join(part.text for part in parts if "__CONC__" not in part.id)
+        return Document(identifier, text, title=title, side=side, parts=parts)
     text = "\n".join(text.strip() for text, _ in premises).strip()
     if not text and not title:
         raise _InvalidField("neither a conclusion nor the text of a premise")
     return Document(identifier, text, title=title, side=side)
-
-
-class _InvalidField(ValueError):
-    """Invalid field of a row."""
 
 
 def _get_side(premises: list[tuple[str, str]]) -> str:
@@ -438,8 +362,15 @@ def _parse_literal(text: str) -> Any:
 def _check_text(value: object, key: str) -> str:
     if not isinstance(value, str):
         raise _InvalidField(f"`{key}` is not a string")
-    try:
-        value.encode()
-    except UnicodeEncodeError as error:
-        raise _InvalidField(f"`{key}` contains a lone surrogate") from error
+    if not _is_utf8(value):
+        raise _InvalidField(f"`{key}` contains a lone surrogate")
     return value
+
+
+def _is_utf8(text: str) -> bool:
+    """Return whether a text has no lone surrogates."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True

@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import sqlite3
 from array import array
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import Any
@@ -127,7 +127,9 @@ class TextTable:
         known: set[str] = set()
         for part in _slices(wanted):
             marks = ",".join("?" * len(part))
-            known.update(row[0] for row in self._select(f"SELECT id FROM {self.name} WHERE id IN ({marks})", part, str))
+            known.update(
+                row[0] for row in self._database.execute(f"SELECT id FROM {self.name} WHERE id IN ({marks})", part)
+            )
         return [unit_id for unit_id in wanted if unit_id not in known]
 
     def get_ids(self, rows: list[int]) -> list[str]:
@@ -139,13 +141,13 @@ class TextTable:
         for part in _slices(ids):
             marks = ",".join("?" * len(part))
             query = f"SELECT id, text FROM {self.name} WHERE id IN ({marks})"
-            found: dict[str, str] = dict(self._select(query, part, str, str))
+            found: dict[str, str] = dict(self._database.execute(query, part))
             yield from (found[row_id] for row_id in part)
 
     def read_texts(self, start: int = 0, stop: int | None = None) -> Iterator[str]:
         """Yield the texts to index of the rows from `start` to before `stop`, one in memory at a time."""
         query = f"SELECT {self._indexed} FROM {self.name} WHERE row >= ? AND row < ? ORDER BY row"
-        for (text,) in self._select(query, (start, len(self) if stop is None else stop), str):
+        for (text,) in self._database.execute(query, (start, len(self) if stop is None else stop)):
             yield text
 
     @property
@@ -157,24 +159,11 @@ class TextTable:
         (rows,) = self._database.execute(f"SELECT ifnull(max(row) + 1, 0) FROM {self.name}").fetchone()
         return int(rows)
 
-    def _get_row(self, query: str, row_id: str, *types: type) -> tuple[Any, ...]:
-        row = next(self._select(query, (row_id,), *types), None)
+    def _get_row(self, query: str, row_id: str) -> tuple[Any, ...]:
+        row: tuple[Any, ...] | None = self._database.execute(query, (row_id,)).fetchone()
         if row is None:
             raise DataError(f"{self.manifest.corpus}: {row_id!r} is not one of the {self.noun} of this corpus")
         return row
-
-    def _select(self, query: str, values: Sequence[str | int], *types: type) -> Iterator[tuple[Any, ...]]:
-        """Yield the rows of a query; raises DataError for values of unexpected types."""
-        # A column of SQLite accepts values of any type; even a TEXT column stores BLOBs.
-        for row in self._database.execute(query, values):
-            if any(not isinstance(value, wanted) for value, wanted in zip(row, types, strict=True)):
-                found = ", ".join(type(value).__name__ for value in row)
-                wanted_types = ", ".join(expected.__name__ for expected in types)
-                raise DataError(
-                    f"{self.folder}: damaged index ({_DATABASE}: one of the {self.name} has values of the types "
-                    f"{found}, not {wanted_types}); delete the folder and index again"
-                )
-            yield row
 
     _indexed = "text"
 
@@ -191,11 +180,11 @@ class Parts(TextTable):
             "SELECT parts.text, title, side FROM parts JOIN documents ON documents.row = parts.document "
             "WHERE parts.id = ?"
         )
-        return Document(part_id, *self._get_row(query, part_id, str, str, str))
+        return Document(part_id, *self._get_row(query, part_id))
 
     def locate(self, part_id: str) -> tuple[int, int]:
         """Return the rows of a part's document and of the part; raises DataError if it is unknown."""
-        document, row = self._get_row("SELECT document, row FROM parts WHERE id = ?", part_id, int, int)
+        document, row = self._get_row("SELECT document, row FROM parts WHERE id = ?", part_id)
         return document, row
 
     def load_parents(self) -> NDArray[np.int64]:
@@ -241,7 +230,7 @@ class DocumentStore(TextTable):
     def get(self, document_id: str) -> Document:
         """Return a document without its parts; raises DataError if the corpus lacks it."""
         query = "SELECT text, title, side FROM documents WHERE id = ?"
-        return Document(document_id, *self._get_row(query, document_id, str, str, str))
+        return Document(document_id, *self._get_row(query, document_id))
 
 
 @contextmanager
