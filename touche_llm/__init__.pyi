@@ -19,8 +19,8 @@ from .pipeline.candidates import Candidates as Candidates
 from .pipeline.candidates import from_frame as from_frame
 from .pipeline.candidates import to_frame as to_frame
 from .pipeline.context import Dataset as Dataset
+from .pipeline.engines import LanguageModel as LanguageModel
 from .pipeline.judge import Judgments as Judgments
-from .pipeline.language_model import LanguageModel as LanguageModel
 from .pipeline.library import DenseOptions as DenseOptions
 from .pipeline.library import RankOptions as RankOptions
 from .pipeline.library import judge as judge
@@ -35,7 +35,7 @@ from .pipeline.progress import NotebookProgress as NotebookProgress
 from .pipeline.progress import SilentProgress as SilentProgress
 from .pipeline.rank import Ranking as Ranking
 from .pipeline.run import Run as Run
-from .pipeline.run_overview import read_run as read_run
+from .pipeline.run import read_run as read_run
 from .ranking.steps import RankingSettings as RankingSettings
 from .retrieval.chatnoir import ChatNoirSettings as ChatNoirSettings
 from .retrieval.elasticsearch_server import ElasticsearchSettings as ElasticsearchSettings

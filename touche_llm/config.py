@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, get_args
 
-from pydantic import AfterValidator, BeforeValidator, Field, model_validator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, Field, model_validator
 
 from touche_llm.corpus.ir_dataset import check_dataset_id
-from touche_llm.data.settings import Option, Section
+from touche_llm.data.settings import Option, Scope, Section
 from touche_llm.judging.labels import StanceSettings
 from touche_llm.judging.sentence_pairs import PairSettings
 from touche_llm.llm.settings import CacheConfig, EngineConfig, SamplingConfig
@@ -76,7 +76,9 @@ class ActorConfig(Section):
 class Config(Section):
     """The complete configuration of a run."""
 
-    task: Annotated[str, Option("--task", TASK_HELP, "Input", is_common=True, metavar="NAME|FOLDER")] = DEFAULT_TASK
+    task: Annotated[
+        str, Option("--task", TASK_HELP, "Input", is_common=True, metavar="NAME|FOLDER"), Scope.RETRIEVE
+    ] = DEFAULT_TASK
     # Of ir_datasets, whose topics and documents take the place of `topics` and `corpus`.
     dataset: Annotated[
         str | None,
@@ -88,14 +90,17 @@ class Config(Section):
             is_common=True,
             metavar="ID",
         ),
+        Scope.RETRIEVE,
     ] = None
     topics: Annotated[
         Path,
         Option("--topics", "topics.xml, or queries.jsonl or queries.xml of TIRA", "Input", is_common=True),
+        Scope.RETRIEVE,
     ]
     corpus: Annotated[
         Path | None,
         Option("--corpus", "Corpus as published: .jsonl, .csv (args.me), or .gz", "Input", is_common=True),
+        Scope.RETRIEVE,
     ] = None
     # None only if the first stage is a search engine, which stores the documents.
     index: Annotated[
@@ -103,25 +108,31 @@ class Config(Section):
         Option(
             "--index", "Folder of the index (default: one per corpus in .touche-llm/index)", "Input", metavar="FOLDER"
         ),
+        Scope.RETRIEVE,
     ] = None
     candidates: Annotated[
-        Path | None, Option("--candidates", "TREC run of any tool to use as first stage", "Input")
+        Path | None, Option("--candidates", "TREC run of any tool to use as first stage", "Input"), Scope.RETRIEVE
     ] = None
     skip_bad_lines: Annotated[
-        bool, Option("--skip-bad-lines", "Skip bad lines of the corpus, count and list them", "Input")
+        bool, Option("--skip-bad-lines", "Skip bad lines of the corpus, count and list them", "Input"), Scope.RETRIEVE
     ] = False
-    depth: Annotated[int, Option("--depth", "Candidates per topic", "Retrieval", is_common=True)] = Field(100, ge=1)
+    depth: Annotated[int, Option("--depth", "Candidates per topic", "Retrieval", is_common=True), Scope.JUDGE] = Field(
+        100, ge=1
+    )
     limit_topics: Annotated[
-        int | None, Option("--limit-topics", "Only the first N topics of the file", "Input", is_common=True)
+        int | None,
+        Option("--limit-topics", "Only the first N topics of the file", "Input", is_common=True),
+        Scope.RETRIEVE,
     ] = Field(None, ge=1)
     topic: Annotated[
         tuple[str, ...],
         BeforeValidator(to_texts),
         Option("--topic", "Only this topic; repeatable", "Input", is_common=True, metavar="ID"),
+        Scope.RETRIEVE,
     ] = ()
-    retriever: RetrieverConfig = RetrieverConfig()
+    retriever: Annotated[RetrieverConfig, Scope.RETRIEVE] = RetrieverConfig()
     engine: EngineConfig = EngineConfig()
-    sampling: SamplingConfig = SamplingConfig()
+    sampling: Annotated[SamplingConfig, Scope.JUDGE] = SamplingConfig()
     prompts: PromptsConfig = PromptsConfig()
     objective: Annotated[
         Objective,
@@ -154,26 +165,26 @@ class Config(Section):
             is_text=True,
         ),
     ] = (JUDGE,)
-    ranking: RankingSettings = RankingSettings()
+    ranking: Annotated[RankingSettings, Scope.RANK] = RankingSettings()
     # Only for tasks in which a document may take no side.
     stance: StanceSettings | None = None
-    expansion: ExpansionSettings = ExpansionSettings()
+    expansion: Annotated[ExpansionSettings, Scope.RETRIEVE] = ExpansionSettings()
     # Only for tasks that rank pairs of sentences.
-    sentences: SentenceSettings | None = None
-    pairs: PairSettings | None = None
+    sentences: Annotated[SentenceSettings | None, Scope.RETRIEVE] = None
+    pairs: Annotated[PairSettings | None, Scope.JUDGE] = None
     # Only with ChatNoir as first stage.
-    chatnoir: ChatNoirSettings | None = None
+    chatnoir: Annotated[ChatNoirSettings | None, Scope.RETRIEVE] = None
     # Only with Elasticsearch as first stage.
     elasticsearch: ElasticsearchSettings | None = None
     # Only with vectors as first stage.
-    dense: DenseSettings | None = None
-    cache: CacheConfig = CacheConfig()
+    dense: Annotated[DenseSettings | None, Scope.RETRIEVE] = None
+    cache: Annotated[CacheConfig, Scope.DELIVERY] = CacheConfig()
     tag: Annotated[
         str,
         AfterValidator(_require_one_word),
         Option("--tag", "Last column of the run, one word", "Output", is_common=True),
     ] = "touche-llm"
-    actor: ActorConfig = ActorConfig()
+    actor: Annotated[ActorConfig, Scope.DELIVERY] = ActorConfig()
 
     @model_validator(mode="after")
     def _check_task(self) -> Config:
@@ -266,3 +277,46 @@ def _name_settings(names: str) -> Iterator[None]:
         yield
     except ValueError as error:
         raise ValueError(f"{names}: {error}") from error
+
+
+def find_settings(scope: Scope) -> tuple[str, ...]:
+    """Return the dotted names of the settings of a scope, and of the sections that have it themselves."""
+    return tuple(name for name, found in _list_scopes(Config, Scope.RANK) if found is scope)
+
+
+def _list_scopes(section: type[BaseModel], default: Scope, prefix: str = "") -> Iterator[tuple[str, Scope]]:
+    for name, field in section.model_fields.items():
+        own = next((item for item in field.metadata if isinstance(item, Scope)), None)
+        kinds = [kind for kind in (field.annotation, *get_args(field.annotation)) if isinstance(kind, type)]
+        below = [kind for kind in kinds if issubclass(kind, BaseModel)]
+        if own is not None or not below:
+            yield prefix + name, own or default
+        for kind in below:
+            yield from _list_scopes(kind, own or default, f"{prefix}{name}.")
+
+
+def is_one_of(name: str, places: Collection[str]) -> bool:
+    """Return whether a setting or one of its sections is among these names."""
+    return any(f"{name}.".startswith(f"{place}.") for place in places)
+
+
+def flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Flatten nested values to dotted names; lists and empty sections are values."""
+    found: dict[str, Any] = {}
+    for name, value in values.items():
+        if isinstance(value, Mapping) and value:
+            found |= flatten(value, f"{prefix}{name}.")
+        else:
+            found[f"{prefix}{name}"] = list(value) if isinstance(value, tuple) else value
+    return found
+
+
+# Purposes of the prompts that a stage may use. Those of the ranking depend on its steps.
+PURPOSES: Mapping[str, tuple[str, ...]] = {
+    scope: tuple(
+        purpose
+        for name in find_settings(scope)
+        if (purpose := name.removeprefix("prompts.")) != name and purpose != "folder"
+    )
+    for scope in (Scope.RETRIEVE, Scope.JUDGE)
+}

@@ -14,8 +14,8 @@ from typer.main import get_command
 from tests.cli.conftest import Touche
 from tests.cli.terminal import ROWS, run_on_terminal
 from touche_llm import cli
-from touche_llm.cli.setting_options import OPTIONS
-from touche_llm.pipeline.settings import OF_STAGE, is_one_of
+from touche_llm.cli.setting_options import OF_STAGE, OPTIONS
+from touche_llm.config import is_one_of
 
 COLUMNS = 80
 # Two screens.

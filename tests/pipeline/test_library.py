@@ -26,7 +26,7 @@ from touche_llm.config import Config
 from touche_llm.data.records import Candidate
 from touche_llm.integrations.tira import detect_input
 from touche_llm.llm.model import ModelClient
-from touche_llm.pipeline import language_model
+from touche_llm.pipeline import engines
 from touche_llm.pipeline.engines import open_model
 from touche_llm.pipeline.stages import run_all
 
@@ -339,7 +339,7 @@ def test_a_block_ends_once_its_model_is_closed(monkeypatch: pytest.MonkeyPatch) 
         await asyncio.sleep(0.05)
         closed.append(True)
 
-    monkeypatch.setattr(language_model, "open_model", open_slowly)
+    monkeypatch.setattr(engines, "open_model", open_slowly)
     with replayed("comparative") as model:
         assert model.info.model == "written-for-the-demo" and not closed
     assert closed == [True]

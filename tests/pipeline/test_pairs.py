@@ -26,7 +26,7 @@ from touche_llm.llm.cache import Cache
 from touche_llm.llm.model import ModelClient
 from touche_llm.llm.request import Request
 from touche_llm.pipeline.context import RunContext
-from touche_llm.pipeline.retrieve import retrieve_candidates
+from touche_llm.pipeline.stages import retrieve_candidates
 from touche_llm.tasks import get_task
 
 SCRIPT = script_of("sentence_pairs")

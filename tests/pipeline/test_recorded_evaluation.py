@@ -8,8 +8,8 @@ import pytest
 
 from tests.expect import raises_at
 from touche_llm.errors import DataError
-from touche_llm.pipeline.recorded_evaluation import read_evaluation
 from touche_llm.pipeline.run_directory import RunDirectory
+from touche_llm.pipeline.run_overview import read_evaluation
 
 
 @pytest.mark.parametrize(

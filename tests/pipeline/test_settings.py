@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,21 +14,12 @@ from tests.expect import raises_at
 from tests.fake_server import FakeServer
 from tests.sample_runs import Silent, config_for, run_on
 from touche_llm.config import Config
-from touche_llm.errors import DataError, ToucheError, UsageError, list_fields
-from touche_llm.pipeline import inputs
+from touche_llm.errors import DataError, ToucheError, UsageError
+from touche_llm.pipeline import identity
 from touche_llm.pipeline import stages as pipeline
 from touche_llm.pipeline.config_file import load_config
 from touche_llm.pipeline.context import RunContext
 from touche_llm.pipeline.run_directory import RunDirectory
-from touche_llm.pipeline.settings import (
-    INCIDENTAL,
-    OF_ENGINE,
-    OF_JUDGE,
-    OF_RANK,
-    OF_RETRIEVE,
-    OF_STAGE,
-    compare_settings,
-)
 from touche_llm.report.page import write_page
 from touche_llm.report.run_report import gather_report, render_report
 from touche_llm.tasks import prompts_folder
@@ -39,7 +29,7 @@ PORT_NOBODY_LISTENS_ON = "http://127.0.0.1:1"
 
 def check_settings(folder: Path, config: Config, command: str, *, overwrite: bool) -> None:
     with RunContext(config, Silent()) as context:
-        inputs.check_settings(RunDirectory(folder), context, command, overwrite=overwrite)
+        identity.check_settings(RunDirectory(folder), context, command, overwrite=overwrite)
 
 
 def short(folder: Path, **flags: Any) -> Config:
@@ -105,24 +95,10 @@ async def test_old_and_new_values_are_shown(tmp_path: Path) -> None:
     assert str(caught.value).splitlines()[1:] == ["  depth: 3 → 2", "  limit_topics: not set → 1"]
 
 
-def test_what_changed_in_the_definition_of_a_task_is_named(tmp_path: Path) -> None:
-    configs = []
-    for name in ("old", "new"):
-        shutil.copytree(prompts_folder() / "comparative", tmp_path / name)
-        definition = tmp_path / name / "task.yaml"
-        values = yaml.safe_load(definition.read_bytes()) | {"name": "mine", "title": f"My {name} task"}
-        definition.write_text(yaml.safe_dump(values))
-        configs.append(short(tmp_path).model_copy(update={"task": str(tmp_path / name)}))
-    old, new = configs
-    (change,) = compare_settings(old, new, None)
-    assert (change.setting, change.before) == ("task", str(tmp_path / "old"))
-    assert change.now.removeprefix(str(tmp_path / "new")).strip(" ()") == "changed: title"
-
-
 def test_the_order_of_the_chosen_topics_is_no_other_setting(tmp_path: Path) -> None:
     first, same, other = (config_for(tmp_path, topic=topics) for topics in (("3", "7"), ("7", "3", "3"), ("3", "12")))
-    assert list(compare_settings(first, same, None)) == []
-    assert [change.setting for change in compare_settings(first, other, None)] == ["topic"]
+    assert list(identity.compare_settings(first, same, None)) == []
+    assert [change.setting for change in identity.compare_settings(first, other, None)] == ["topic"]
 
 
 async def test_the_same_settings_go_through_wherever_and_however_fast_the_server_is(tmp_path: Path) -> None:
@@ -242,12 +218,6 @@ async def test_an_output_without_a_configuration_is_not_replaced(tmp_path: Path,
     # To judge the candidates of another tool is no loss of them.
     if name == "candidates.run.txt":
         check_settings(tmp_path, short(tmp_path), "judge", overwrite=False)
-
-
-def test_every_setting_that_is_named_exists() -> None:
-    known = {name for name, _ in list_fields(Config)}
-    for names in (INCIDENTAL, OF_RETRIEVE, OF_JUDGE, OF_RANK, OF_ENGINE, *OF_STAGE.values()):
-        assert names and set(names) <= known
 
 
 @pytest.mark.parametrize("command", ["run", "retrieve", "judge"])

@@ -27,7 +27,7 @@ from touche_llm.pipeline import stages
 from touche_llm.pipeline.config_file import load_config
 from touche_llm.pipeline.context import RunContext
 from touche_llm.pipeline.judge import Judgments, judge
-from touche_llm.pipeline.retrieve import retrieve_candidates
+from touche_llm.pipeline.stages import retrieve_candidates
 
 Answer = Mapping[str, Label | Mapping[Label, float]]
 # What the judge prompt says of every document, here always SECOND.

@@ -6,7 +6,7 @@ import shutil
 from pathlib import Path
 
 from touche_llm.cli.tasks import EXAMPLE
-from touche_llm.pipeline.settings import COPY, copy_task
+from touche_llm.pipeline.config_file import COPY, copy_task
 from touche_llm.tasks import get_task
 
 

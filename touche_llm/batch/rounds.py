@@ -30,7 +30,7 @@ from touche_llm.llm.recorder import RecordingEngine
 from touche_llm.llm.settings import check_model_folder
 from touche_llm.pipeline.context import RunContext
 from touche_llm.pipeline.engines import LOG, store_engine_info
-from touche_llm.pipeline.inputs import check_inputs, check_settings
+from touche_llm.pipeline.identity import check_inputs, check_settings
 from touche_llm.pipeline.progress import Progress, SilentProgress
 from touche_llm.pipeline.run_directory import RunDirectory
 from touche_llm.pipeline.stages import RunResult, StageName, run_judge, run_rank, run_retrieve

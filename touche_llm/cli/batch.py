@@ -19,13 +19,12 @@ from touche_llm.cli import setting_options as s
 from touche_llm.cli import stages
 from touche_llm.cli.emit import Format, FormatOption, print_result, print_rows, say
 from touche_llm.cli.setting_options import CommandProgress
-from touche_llm.config import Config
+from touche_llm.config import Config, is_one_of
 from touche_llm.data.io import check_output
 from touche_llm.errors import UsageError, to_printable
 from touche_llm.llm.managed import build_start_options
 from touche_llm.llm.settings import EngineConfig, Runner
 from touche_llm.pipeline.run_files import lock_run
-from touche_llm.pipeline.settings import DELIVERY, OF_STAGE, is_one_of
 from touche_llm.pipeline.stages import StageName
 
 _STAGES: Mapping[StageName, Callable[..., None]] = {
@@ -41,7 +40,7 @@ batch_app = typer.Typer(no_args_is_help=True, help="Write, answer and import bat
 
 
 @batch_app.command()
-@s.configured(*s.OF_RUN, without=(*DELIVERY, "cache.mode"))
+@s.configured(*s.OF_RUN, without=(*s.DELIVERY, "cache.mode"))
 def export(
     config: Config,
     context: typer.Context,
@@ -167,7 +166,7 @@ def _reject_foreign_options(stage: StageName, context: typer.Context) -> None:
     """Raise UsageError for an option that the stage's own command does not take."""
     for name, option in s.OPTIONS.items():
         given = context.params.get(option.parameter_name)
-        if given not in (None, (), []) and not is_one_of(name, OF_STAGE[stage]):
+        if given not in (None, (), []) and not is_one_of(name, s.OF_STAGE[stage]):
             raise UsageError(f"{option.flag}: not an option of `touche-llm {stage}`, which does not depend on it")
 
 

@@ -37,8 +37,8 @@ from touche_llm.evaluation.measures import describe_coverage
 from touche_llm.evaluation.notes import describe_missing_intervals
 from touche_llm.evaluation.qrels import STANCE, read_qrels
 from touche_llm.judging.labels import read_settings, write_thresholds
+from touche_llm.pipeline.run import find_run_file, find_task
 from touche_llm.pipeline.run_directory import RunDirectory
-from touche_llm.pipeline.run_overview import find_run_file, find_task
 from touche_llm.prompt_lab.holdout import record_evaluations
 from touche_llm.tasks import get_task
 from touche_llm.tasks.task import Task

@@ -25,9 +25,9 @@ from touche_llm.integrations.tira import detect_input
 from touche_llm.pipeline import run_files
 from touche_llm.pipeline import stages as pipeline
 from touche_llm.pipeline.config_file import load_config
-from touche_llm.pipeline.recorded_evaluation import record_evaluation
 from touche_llm.pipeline.run_directory import RunDirectory
 from touche_llm.pipeline.run_files import REPORT
+from touche_llm.pipeline.run_overview import record_evaluation
 from touche_llm.pipeline.stages import RunResult
 from touche_llm.tasks import TASKS, get_task
 from touche_llm.tasks.task import Task

@@ -29,9 +29,9 @@ from touche_llm.errors import DataError, UsageError, describe_os_error
 from touche_llm.evaluation.measures import describe_coverage
 from touche_llm.evaluation.notes import describe_missing_intervals
 from touche_llm.evaluation.qrels import STANCE
-from touche_llm.pipeline.recorded_evaluation import record_evaluation
+from touche_llm.pipeline.run import find_task
 from touche_llm.pipeline.run_directory import RunDirectory
-from touche_llm.pipeline.run_overview import find_task
+from touche_llm.pipeline.run_overview import record_evaluation
 from touche_llm.prompt_lab.holdout import record_evaluations
 from touche_llm.tasks.published import LEADERBOARD_FILE, PublishedRun, Table, find_place, read_tables
 from touche_llm.tasks.task import Task

@@ -30,7 +30,6 @@ from touche_llm.data.io import check_output
 from touche_llm.errors import UsageError
 from touche_llm.evaluation.qrels import Qrels, read_qrels
 from touche_llm.pipeline.context import Dataset
-from touche_llm.pipeline.settings import INPUTS
 
 if TYPE_CHECKING:
     from touche_llm.prompt_lab.comparison import PromptComparison
@@ -41,7 +40,7 @@ _MAX_ON_PAGE = 8
 _MOST_HELD_OUT = "Held-out topics are judged by the first prompt and the best, and not at all if these are the same."
 _CHANGE = ("difference", "low", "high", "p", "p_holm", "wins", "ties", "losses")
 _OF_COMPARISON = (
-    *INPUTS,
+    *s.INPUTS,
     *("skip_bad_lines", "limit_topics", "topic", "prompts.folder", "prompts.objects", "engine", "cache"),
     *(f"sampling.{name}" for name in ("temperature", "seed", "max_tokens", "logprobs", "thinking.chains")),
 )

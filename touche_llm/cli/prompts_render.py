@@ -24,10 +24,9 @@ from touche_llm.llm.cache import CacheMode
 from touche_llm.llm.model import ModelClient
 from touche_llm.llm.recorder import make_dry_engine, open_known_answers
 from touche_llm.llm.tokenizers import ChatTokenizer
-from touche_llm.pipeline.context import RunContext, make_request_builder
-from touche_llm.pipeline.engines import assume_engine_info
+from touche_llm.pipeline.context import RunContext
+from touche_llm.pipeline.engines import assume_engine_info, make_request_builder
 from touche_llm.pipeline.progress import Progress
-from touche_llm.pipeline.settings import DELIVERY, INPUTS
 from touche_llm.prompt_lab.prefix_sharing import (
     PromptPart,
     Shared,
@@ -65,7 +64,16 @@ _NAMES: dict[Shared, str] = {"all": "shared by all", "topic": "shared by the top
 _STYLES: dict[Shared, str] = {"all": "cyan", "topic": "green", "nobody": "yellow"}
 _COLUMNS = ("prompt", "topic", "documents", "message", "role", "shared", "characters", "tokens", "estimated", "text")
 # Settings of commands that render or send one prompt.
-OF_TRIAL = (*INPUTS, "skip_bad_lines", "prompts.folder", "prompts.objects", "objective", "engine", "sampling", "cache")
+OF_TRIAL = (
+    *s.INPUTS,
+    "skip_bad_lines",
+    "prompts.folder",
+    "prompts.objects",
+    "objective",
+    "engine",
+    "sampling",
+    "cache",
+)
 # Path of an index that is never opened, for prompts without documents.
 NO_INDEX = Path(".touche-llm/index/none")
 
@@ -77,7 +85,7 @@ def complete(given: s.Given, own: Mapping[str, Any]) -> None:
         given["index"] = NO_INDEX
 
 
-@s.configured(*OF_TRIAL, without=(*DELIVERY, "sampling", "cache.mode", "cache.retry_failures"), complete=complete)
+@s.configured(*OF_TRIAL, without=(*s.DELIVERY, "sampling", "cache.mode", "cache.retry_failures"), complete=complete)
 def render(
     config: Config,
     name: NameArgument,

@@ -32,8 +32,8 @@ from touche_llm.errors import DataError, EngineError, PromptError, ReplayMiss, U
 from touche_llm.evaluation.qrels import STANCE, Qrels, read_qrels
 from touche_llm.llm.logprobs import get_most_probable
 from touche_llm.llm.model import AnsweredRequest, ModelClient
-from touche_llm.pipeline.context import RunContext, check_examples, make_request_builder
-from touche_llm.pipeline.engines import open_model
+from touche_llm.pipeline.context import RunContext, check_examples
+from touche_llm.pipeline.engines import make_request_builder, open_model
 from touche_llm.prompt_lab.holdout import record_trial
 from touche_llm.prompt_lab.trial import Subject, Trial, TrialContext, ask, find_best_documents
 from touche_llm.prompts.prompt import Prompt, Purpose

@@ -21,7 +21,7 @@ from touche_llm.errors import UsageError, shorten
 from touche_llm.evaluation.run_validation import RunProblem, validate_run
 from touche_llm.pipeline.context import Dataset
 from touche_llm.pipeline.corpora import open_local_corpus
-from touche_llm.pipeline.run_overview import find_run_directory, find_run_file, find_task
+from touche_llm.pipeline.run import find_run_directory, find_run_file, find_task
 from touche_llm.ranking.fusion import DEFAULT_K, FusionSettings, check_weights, fuse_runs
 from touche_llm.tasks import TASK_HELP, TASKS, get_task
 from touche_llm.tasks.task import Task

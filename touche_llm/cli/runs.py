@@ -29,14 +29,16 @@ from touche_llm.cli.show import list_measures
 from touche_llm.data.io import check_output
 from touche_llm.evaluation.notes import Note, format_notes
 from touche_llm.evaluation.qrels import read_qrels
-from touche_llm.pipeline.recorded_evaluation import Basis, RecordedEvaluation, choose_reference
 from touche_llm.pipeline.run_directory import RunDirectory, is_page
 from touche_llm.pipeline.run_files import REPORT
 from touche_llm.pipeline.run_overview import (
     COMPLETE,
     MAX_DEPTH,
     MAX_FOLDERS,
+    Basis,
+    RecordedEvaluation,
     RunOverview,
+    choose_reference,
     find_runs,
     read_overview,
     sum_usage,

@@ -19,8 +19,7 @@ from touche_llm.llm.cache import Cache, CacheMode
 from touche_llm.llm.checks import ServerCheck
 from touche_llm.llm.settings import CacheConfig, EngineConfig, SamplingConfig
 from touche_llm.pipeline.context import list_schemas
-from touche_llm.pipeline.corpora import LocalCorpus, open_local_corpus
-from touche_llm.pipeline.dense_corpus import DenseCorpus
+from touche_llm.pipeline.corpora import DenseCorpus, LocalCorpus, open_local_corpus
 from touche_llm.prompts.purposes import load_named
 from touche_llm.retrieval.dense import DenseSettings, find_dense_problem
 from touche_llm.retrieval.elasticsearch import load_corpus

@@ -16,29 +16,38 @@ from pydantic import BaseModel, ValidationError
 
 from touche_llm.cli.command import HelpAllOption
 from touche_llm.cli.options import Command, make_parameter, set_signature
-from touche_llm.config import Config
-from touche_llm.data.settings import Option, YamlError, parse_yaml
+from touche_llm.config import Config, find_settings, is_one_of
+from touche_llm.data.settings import Option, Scope, YamlError, parse_yaml
 from touche_llm.errors import DataError, UsageError, describe_problem, list_fields
 from touche_llm.judging.labels import read_settings
 from touche_llm.llm.cache import CacheMode
-from touche_llm.pipeline.config_file import load_config
+from touche_llm.pipeline.config_file import find_task_folder, is_copy, load_config
 from touche_llm.pipeline.progress import ConsoleProgress
 from touche_llm.pipeline.run_directory import RunDirectory
 from touche_llm.pipeline.run_files import CONFIG
-from touche_llm.pipeline.settings import OF_JUDGE, OF_RETRIEVE, OF_STAGE, find_task_folder, is_copy, is_one_of
 from touche_llm.tasks import get_task
 from touche_llm.tasks.definition import TASK_FILE
 
 ModelT = TypeVar("ModelT", bound=BaseModel)
 # Settings given on the command line, by dotted name.
 Given = dict[str, Any]
+INPUTS = ("task", "dataset", "topics", "corpus", "index")
+_OF_RETRIEVE, _OF_JUDGE, _OF_RANK = map(find_settings, (Scope.RETRIEVE, Scope.JUDGE, Scope.RANK))
+# Settings that a stage can take from the command line; it may run with another server, or where files have moved.
+OF_STAGE: Mapping[str, tuple[str, ...]] = {
+    "retrieve": (*_OF_RETRIEVE, "elasticsearch", "depth", "tag", "prompts.folder", "engine", "cache"),
+    "judge": (*INPUTS, *_OF_JUDGE, "engine", "cache"),
+    "rank": (*INPUTS, *_OF_RANK, "engine", "cache"),
+}
+# How requests reach the engine.
+DELIVERY = tuple(name for name in find_settings(Scope.DELIVERY) if name.startswith("engine."))
 # Settings of all stages.
 OF_RUN = tuple(dict.fromkeys(name for names in OF_STAGE.values() for name in names))
 # A command with more options of settings lists the common ones in `--help`, and all of them in `--help-all`.
 _MAX_LISTED = 11
 _METAVARS = {int: "N", float: "NUMBER", Path: "FILE", str: "TEXT"}
 # Settings of the stages before a command; a change of them would make the configuration differ from what was done.
-_DONE_BEFORE = {"judge": OF_RETRIEVE, "rank": (*OF_RETRIEVE, *OF_JUDGE)}
+_DONE_BEFORE = {"judge": _OF_RETRIEVE, "rank": (*_OF_RETRIEVE, *_OF_JUDGE)}
 
 SetOption = Annotated[
     list[str] | None,

@@ -34,18 +34,17 @@ from touche_llm.judging.labels import check_judgments
 from touche_llm.llm.answers import Answer
 from touche_llm.llm.cache import Cache, CacheMode
 from touche_llm.pipeline.candidates import add_objects
-from touche_llm.pipeline.recorded_evaluation import RecordedEvaluation
+from touche_llm.pipeline.run import read_results, read_texts
 from touche_llm.pipeline.run_directory import RunDirectory
 from touche_llm.pipeline.run_files import CANDIDATES, JUDGMENTS, RESULTS
 from touche_llm.pipeline.run_overview import (
     COMPLETE,
+    RecordedEvaluation,
     RunOverview,
     format_seconds,
     read_label_counts,
     read_overview,
-    read_results,
     read_seconds,
-    read_texts,
     sum_usage,
 )
 from touche_llm.pipeline.stages import count_by_kind

@@ -29,7 +29,6 @@ from touche_llm.pipeline import run_files
 from touche_llm.pipeline import stages as pipeline
 from touche_llm.pipeline.dry_run import Cost, DryRun, estimate_cost
 from touche_llm.pipeline.run_directory import RunDirectory
-from touche_llm.pipeline.settings import OF_STAGE
 from touche_llm.pipeline.stages import StageName, count_by_kind, describe_known_failures
 from touche_llm.tasks import get_task
 
@@ -41,7 +40,7 @@ _ENDS = ("least", "most")
 _COST_COLUMNS = ("stage", "prompt", *(f"{name}_{end}" for name in _SPENT for end in _ENDS), "known")
 
 
-@s.configured(*OF_STAGE["retrieve"])
+@s.configured(*s.OF_STAGE["retrieve"])
 def retrieve(
     config: Config,
     out: o.OutOption,
@@ -64,7 +63,7 @@ def retrieve(
     report_failures(output, out, found.failures)
 
 
-@s.configured(*OF_STAGE["judge"])
+@s.configured(*s.OF_STAGE["judge"])
 def judge(
     config: Config,
     out: o.OutOption,
@@ -83,7 +82,7 @@ def judge(
     report_failures(output, out, outcome.failures)
 
 
-@s.configured(*OF_STAGE["rank"])
+@s.configured(*s.OF_STAGE["rank"])
 def rank(
     config: Config, out: o.OutOption, dry_run: o.DryRunOption = False, output: FormatOption = Format.TABLE
 ) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterator, Mapping
 from dataclasses import dataclass
+from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 from urllib.parse import urlsplit
@@ -150,6 +151,22 @@ else:
 # Errors do not quote values: a value may be a key in the wrong place.
 class Section(Model, metaclass=_SectionType, hide_input_in_errors=True):
     """Section of a configuration."""
+
+
+class Scope(StrEnum):
+    """What a setting decides, attached to its field with `Annotated`; a section's scope is that of its fields.
+
+    Runs are compared by their settings: those of `DELIVERY` change neither an answer nor an output. A setting without a
+    scope decides the ranking, so that a new one is compared.
+    """
+
+    RETRIEVE = "retrieve"
+    JUDGE = "judge"
+    RANK = "rank"
+    # Which model answers.
+    MODEL = "model"
+    # Where files and servers are, how fast requests are sent, and names of people.
+    DELIVERY = "delivery"
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@ from pydantic import (
 
 from touche_llm.data.io import open_atomic
 from touche_llm.data.records import Judgment, Reading
-from touche_llm.data.settings import Option, Section, load_yaml, to_yaml
+from touche_llm.data.settings import Option, Scope, Section, load_yaml, to_yaml
 from touche_llm.data.trec_runs import NO_STANCE_COLUMN
 from touche_llm.errors import DataError, UsageError
 from touche_llm.llm.answers import get_labels
@@ -133,9 +133,12 @@ class StanceSettings(Section):
             "Judging",
             metavar="NAME",
         ),
+        Scope.JUDGE,
     ] = "shared"
     depth: Annotated[
-        int, Option("--stance-depth", "Best documents per topic that a stance prompt of its own labels", "Judging")
+        int,
+        Option("--stance-depth", "Best documents per topic that a stance prompt of its own labels", "Judging"),
+        Scope.JUDGE,
     ] = Field(20, ge=1)
     thresholds: Annotated[
         dict[str, Annotated[float, Field(ge=0.0, le=1.0)]],

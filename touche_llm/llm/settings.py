@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
-from touche_llm.data.settings import Option, Section, check_address
+from touche_llm.data.settings import Option, Scope, Section, check_address
 from touche_llm.errors import UsageError
 from touche_llm.llm.cache import CacheMode
 from touche_llm.llm.request import DELIMITERS, SystemPlace, Thinking
@@ -91,10 +91,11 @@ class EngineConfig(Section):
             is_common=True,
             metavar="NAME",
         ),
+        Scope.DELIVERY,
     ] = "server"
-    runner: Runner = Runner.VLLM
+    runner: Annotated[Runner, Scope.DELIVERY] = Runner.VLLM
     base_url: Annotated[
-        Address, Option("--base-url", "Address of the server", "Model", is_common=True, metavar="URL")
+        Address, Option("--base-url", "Address of the server", "Model", is_common=True, metavar="URL"), Scope.DELIVERY
     ] = "http://127.0.0.1:8000"
     model: Annotated[
         str | None,
@@ -105,24 +106,27 @@ class EngineConfig(Section):
             is_common=True,
             metavar="NAME",
         ),
+        Scope.MODEL,
     ] = None
-    options: Annotated[dict[str, Any], AfterValidator(_check_options)] = {}
+    options: Annotated[dict[str, Any], AfterValidator(_check_options), Scope.DELIVERY] = {}
     revision: Annotated[
-        str, Option("--revision", "Your name for the version of the weights", "Model", metavar="NAME")
+        str, Option("--revision", "Your name for the version of the weights", "Model", metavar="NAME"), Scope.MODEL
     ] = ""
     context: Annotated[
         int | None,
         Option("--context", "Context in tokens to which documents are truncated (default: the server's)", "Model"),
+        Scope.MODEL,
     ] = Field(None, ge=1)
     tokenizer: Annotated[
         Path | None,
         Option(
             "--tokenizer", "Folder of the model's tokenizer, if the server does not count", "Model", metavar="FOLDER"
         ),
+        Scope.DELIVERY,
     ] = None
-    concurrency: Annotated[int, Option("--concurrency", "Concurrent requests to the server", "Model")] = Field(
-        DEFAULT_CONCURRENCY, ge=1, le=65536
-    )
+    concurrency: Annotated[
+        int, Option("--concurrency", "Concurrent requests to the server", "Model"), Scope.DELIVERY
+    ] = Field(DEFAULT_CONCURRENCY, ge=1, le=65536)
     request_timeout: Annotated[
         float,
         Option(
@@ -131,9 +135,10 @@ class EngineConfig(Section):
             "requests of others counts",
             "Model",
         ),
+        Scope.DELIVERY,
     ] = Field(300.0, gt=0.0)
     retry_for: Annotated[
-        float, Option("--retry-for", "Seconds after which a failing request is abandoned", "Model")
+        float, Option("--retry-for", "Seconds after which a failing request is abandoned", "Model"), Scope.DELIVERY
     ] = Field(600.0, ge=0.0)
 
     @property
@@ -162,14 +167,14 @@ class PoolingConfig(Section):
         retry_for: Seconds after which a failing request is no longer retried.
     """
 
-    url: Address | None = None
+    url: Annotated[Address | None, Scope.DELIVERY] = None
     model: str | None = None
     revision: str = ""
     context: int | None = Field(None, ge=16)
-    batch: int = Field(32, ge=1, le=1024)
-    concurrency: int = Field(16, ge=1, le=1024)
-    request_timeout: float = Field(300.0, gt=0.0)
-    retry_for: float = Field(600.0, ge=0.0)
+    batch: Annotated[int, Scope.DELIVERY] = Field(32, ge=1, le=1024)
+    concurrency: Annotated[int, Scope.DELIVERY] = Field(16, ge=1, le=1024)
+    request_timeout: Annotated[float, Scope.DELIVERY] = Field(300.0, gt=0.0)
+    retry_for: Annotated[float, Scope.DELIVERY] = Field(600.0, ge=0.0)
 
 
 def _name_delimiters(value: Any) -> Any:

@@ -26,12 +26,9 @@ from touche_llm.judging.pointwise import RequestBuilder
 from touche_llm.llm.answers import build_schema
 from touche_llm.llm.model import ModelClient
 from touche_llm.llm.pooling import PoolingClient
-from touche_llm.llm.request import Sampling
-from touche_llm.llm.settings import EngineConfig, SamplingConfig
 from touche_llm.pipeline.candidates import Candidates
-from touche_llm.pipeline.corpora import Corpus, LocalCorpus, open_corpus
-from touche_llm.pipeline.dense_corpus import DenseCorpus
-from touche_llm.pipeline.engines import OpenPooling, open_pooling
+from touche_llm.pipeline.corpora import Corpus, DenseCorpus, LocalCorpus, open_corpus
+from touche_llm.pipeline.engines import OpenPooling, make_request_builder, open_pooling
 from touche_llm.pipeline.progress import Progress
 from touche_llm.prompts.prompt import Prompt, check_overlay, examples_path
 from touche_llm.prompts.purposes import list_copyable_answers, list_judging_purposes, load, purposes_of
@@ -327,23 +324,6 @@ def choose_topics(topics: list[Topic], config: Config) -> list[Topic]:
             raise UsageError(f"{config.topics}: no topic {', '.join(unknown)}")
         topics = [topic for topic in topics if topic.id in config.topic]
     return topics[: config.limit_topics]
-
-
-def make_request_builder(model: ModelClient, engine: EngineConfig, sampling: SamplingConfig) -> RequestBuilder:
-    """Make the builder of requests to a model."""
-    return RequestBuilder(
-        model=model,
-        sampling=Sampling(
-            temperature=sampling.temperature,
-            seed=sampling.seed,
-            max_tokens=sampling.max_tokens,
-            top_logprobs=sampling.top_logprobs,
-        ),
-        chat_template_kwargs=sampling.chat_template_kwargs,
-        concurrency=engine.concurrency,
-        thinking=sampling.thinking,
-        system_message=sampling.system_message,
-    )
 
 
 def list_schemas(prompts: Iterable[Prompt], documents: int = 1) -> list[Mapping[str, Any]]:

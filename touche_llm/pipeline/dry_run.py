@@ -15,12 +15,12 @@ from touche_llm.llm.model import ModelClient
 from touche_llm.llm.pooling import PoolingClient
 from touche_llm.llm.recorder import RecordingEngine, Usage, make_dry_engine, open_known_answers
 from touche_llm.llm.settings import CacheConfig, PoolingConfig, Purpose
+from touche_llm.pipeline.candidates import NoCandidates
 from touche_llm.pipeline.context import RunContext
 from touche_llm.pipeline.engines import OpenPooling, assume_engine_info
-from touche_llm.pipeline.inputs import check_settings
+from touche_llm.pipeline.identity import check_settings
 from touche_llm.pipeline.progress import Progress
 from touche_llm.pipeline.rank import Ranking
-from touche_llm.pipeline.retrieve import NoCandidates
 from touche_llm.pipeline.run_directory import RunDirectory
 from touche_llm.pipeline.stages import StageName, compute_stage
 from touche_llm.ranking.steps import bound_requests, list_comparison_kinds

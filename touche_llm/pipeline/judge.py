@@ -9,6 +9,7 @@ from itertools import groupby
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
+from touche_llm.config import PURPOSES
 from touche_llm.corpus.store import Parts
 from touche_llm.data.concurrency import map_in_order
 from touche_llm.data.records import Failure, Judgment, Objects, Reading, StanceReading, Topic
@@ -31,7 +32,6 @@ from touche_llm.pipeline.context import RunContext
 from touche_llm.pipeline.corpora import LocalCorpus
 from touche_llm.pipeline.pairs import JudgedPairs, PairJudge, group_judgments
 from touche_llm.pipeline.progress import Progress
-from touche_llm.pipeline.settings import PURPOSES
 from touche_llm.prompts.prompt import Prompt
 from touche_llm.ranking.order import rank_by_first_stage, rank_by_judgment
 from touche_llm.tasks.task import Task

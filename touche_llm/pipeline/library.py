@@ -19,16 +19,14 @@ from touche_llm.errors import ToucheWarning, UsageError
 from touche_llm.judging.labels import StanceSettings, check_judgments
 from touche_llm.judging.sentence_pairs import PairSettings
 from touche_llm.llm.settings import CacheConfig
+from touche_llm.pipeline import candidates as retrieval
 from touche_llm.pipeline import judge as judging
 from touche_llm.pipeline import rank as ranking
-from touche_llm.pipeline import retrieve as retrieval
 from touche_llm.pipeline.candidates import Candidates
 from touche_llm.pipeline.context import Dataset, check_examples
-from touche_llm.pipeline.corpora import ChatNoirCorpus, Corpus, ElasticsearchCorpus, open_local_corpus
-from touche_llm.pipeline.dense_corpus import DenseCorpus
-from touche_llm.pipeline.engines import open_pooling
+from touche_llm.pipeline.corpora import ChatNoirCorpus, Corpus, DenseCorpus, ElasticsearchCorpus, open_local_corpus
+from touche_llm.pipeline.engines import LanguageModel, open_pooling
 from touche_llm.pipeline.judge import Judgments
-from touche_llm.pipeline.language_model import LanguageModel
 from touche_llm.pipeline.progress import Progress, default_progress
 from touche_llm.pipeline.rank import Ranking
 from touche_llm.prompts.prompt import Prompt

@@ -14,8 +14,9 @@ from typing import Any
 
 from touche_llm import __version__
 from touche_llm.config import Config
+from touche_llm.data.settings import Scope
+from touche_llm.llm.settings import PoolingConfig
 from touche_llm.pipeline.run_files import CONFIG
-from touche_llm.pipeline.settings import POOLING_DELIVERY
 from touche_llm.ranking.steps import JUDGE
 from touche_llm.retrieval import elasticsearch as elastic
 from touche_llm.tasks import get_task
@@ -26,6 +27,8 @@ from touche_llm.text import analysis
 DEPTH = "depth"
 # Key of the counts of answers, by prompt, whose labels are read from log-probabilities.
 LABELS = "labels"
+# Settings of an embedding model or a cross-encoder that do not belong to the method.
+_POOLING_DELIVERY = {name for name, field in PoolingConfig.model_fields.items() if Scope.DELIVERY in field.metadata}
 _SOFTWARE = f"touche-llm=={__version__}"
 _LIBRARIES = ("bm25s", "rank-bm25", "PyStemmer", "sentencex", "jinja2", "pydantic", "aiohttp")
 
@@ -118,7 +121,7 @@ def _method(config: Config, task: Task, stages: Mapping[str, Any]) -> dict[str, 
         name = "pointwise" if step.name == JUDGE else step.name
         settings = {"weights": dict(config.weights)}
         if step.name != JUDGE:
-            settings = getattr(config.ranking, name).model_dump(exclude=set(POOLING_DELIVERY), exclude_none=True)
+            settings = getattr(config.ranking, name).model_dump(exclude=_POOLING_DELIVERY, exclude_none=True)
         last = retrieval[-1]["name"]
         method = f"touche_llm.ranking.{name}"
         retrieval.append({"name": str(step), "method": method, "reranks": last, "params": settings})
@@ -141,7 +144,7 @@ def _method(config: Config, task: Task, stages: Mapping[str, Any]) -> dict[str, 
         first |= {"method": "Elasticsearch BM25", "params": {"index": config.elasticsearch.index, **params}}
         return {"indexing": {"tokenizer": elastic.ANALYSIS}, "retrieval": retrieval}
     if config.dense is not None:
-        dense = config.dense.model_dump(exclude=set(POOLING_DELIVERY), exclude_none=True)
+        dense = config.dense.model_dump(exclude=_POOLING_DELIVERY, exclude_none=True)
         method = "touche_llm.retrieval.dense"
         if retriever.name == "hybrid":
             method = f"reciprocal rank fusion of bm25s.BM25 and {method}"

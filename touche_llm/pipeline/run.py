@@ -2,22 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+import csv
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from touche_llm.config import Config
+from touche_llm.corpus.store import DocumentStore
+from touche_llm.data import trec_runs
+from touche_llm.data.records import Topic
+from touche_llm.data.topics import require_kind
 from touche_llm.data.trec_runs import ParsedRun
-from touche_llm.errors import DataError
+from touche_llm.errors import DataError, ToucheError, UsageError
+from touche_llm.judging.sentence_pairs import PairDocuments
+from touche_llm.pipeline import run_files
 from touche_llm.pipeline.candidates import make_frame
-from touche_llm.pipeline.context import RunContext
 from touche_llm.pipeline.judge import Judgments
 from touche_llm.pipeline.progress import SilentProgress
 from touche_llm.pipeline.run_directory import RunDirectory
 from touche_llm.pipeline.run_files import list_result_columns
-from touche_llm.pipeline.run_overview import find_run_directory, read_results
+from touche_llm.tasks import find_dataset_task, get_task
+from touche_llm.tasks.task import Task
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -106,5 +113,126 @@ class Run:
 
     @cached_property
     def _records(self) -> Judgments:
+        # Imported here because reading a run file alone needs no stages.
+        from touche_llm.pipeline.context import RunContext
+
         with RunContext(self.config, SilentProgress()) as context:
             return self._directory.read_judgments(context)
+
+
+_TEXT_CHARS = 300
+_TEXT_COLUMNS = ("topic", "document", "stance", "stance_source")
+
+
+def find_run_directory(path: Path) -> RunDirectory | None:
+    """Return the folder of a run of this program, given as the folder or as its run file; None for other run files.
+
+    Raises:
+        DataError: The folder has no run, or its last stage did not finish.
+    """
+    directory = RunDirectory(path if path.is_dir() else path.parent)
+    if path != directory.path and (path.name != run_files.RUN or not directory.config_file.exists()):
+        return None
+    directory.check_finished("rank")
+    if not directory.run_file.exists():
+        raise DataError(
+            f"{directory}: no {run_files.RUN} in this folder; run `touche-llm rank` for it, or name a run file"
+        )
+    return directory
+
+
+def find_run_file(path: Path) -> Path:
+    """Return the run file of a run's folder, or the file that was given; see `find_run_directory` for errors."""
+    directory = find_run_directory(path) if path.is_dir() else None
+    return path if directory is None else directory.run_file
+
+
+def read_run(path: Path | str, labels: Collection[str] | None = None) -> ParsedRun:
+    """Read the run of a folder, given as the folder or as its run file, or the run file of any tool, with its stances.
+
+    A file has columns that are separated by any white space; a `rerank.jsonl` of TIRA has no stances. Only the run of a
+    folder has chosen topics (`--topic`, `--limit-topics`).
+
+    Args:
+        path: Folder or file.
+        labels: Valid stances beside `Q0`; None accepts any word.
+
+    Raises:
+        DataError: A line is no run line, a topic repeats a document, scores grow along the ranks, or a stance is not
+            one of the labels; for a folder also as `find_run_directory`.
+    """
+    directory = find_run_directory(Path(path))
+    return trec_runs.read_run(path, labels) if directory is None else directory.read_run(labels)
+
+
+def find_task(name: str | None, runs: Collection[Path], dataset: str | None = None) -> Task:
+    """Return the task of this name, or without a name the task of the first run that is a folder of this program.
+
+    Raises:
+        UsageError: There is no such task, or no run says which it is.
+        DataError: A file is no run; or see `find_run_directory`.
+    """
+    for path in runs:
+        if path.is_file():
+            require_kind(path, "run", "rerank")
+    if name is not None:
+        return get_task(name)
+    for path in runs:
+        if not path.exists():
+            raise DataError(f"{path}: no such file or folder; give a run file or the folder of a run")
+        if (directory := find_run_directory(path)) is not None:
+            return directory.read_task()
+    if dataset is not None:
+        return get_task(find_dataset_task(dataset))
+    raise UsageError(
+        "no run says of which task it is; name the task or its folder (`task: NAME`; see `touche-llm tasks list`)"
+    )
+
+
+def read_results(directory: RunDirectory, task: Task) -> Iterator[dict[str, Any]]:
+    """Yield the lines of `results.tsv` as mappings with numbers; None for unknown ones.
+
+    Raises:
+        DataError: The file is missing or was not written by this program.
+    """
+    path = directory.results_file
+    names = list_result_columns(task)
+    try:
+        with path.open(newline="", encoding="utf-8") as stream:
+            for row in csv.DictReader(stream, delimiter="\t", strict=True):
+                numbers = {name: _to_number(row[name]) for name in names if name not in _TEXT_COLUMNS}
+                yield {name: row[name] for name in names} | numbers | {"rank": int(row["rank"])}
+    except FileNotFoundError as error:
+        raise DataError(f"{path}: no such file; run `touche-llm rank` for this folder first") from error
+    except (csv.Error, KeyError, TypeError, ValueError) as error:
+        raise DataError(f"{path}: not results of this program ({error!s:.100}); run `touche-llm rank` again") from error
+
+
+def _to_number(text: str) -> float | None:
+    return float(text) if text else None
+
+
+def read_texts(config: Config, task: Task, documents: Iterable[tuple[Topic, str]]) -> dict[tuple[str, str], str]:
+    """Return the beginning of documents as the model saw them, by topic and document, from the local index of a run.
+
+    White space is collapsed. Documents that the index lacks are left out; without an index, all.
+    """
+    if config.index is None or not (config.index / "manifest.json").is_file():
+        return {}
+    requested, texts = list(documents), dict[tuple[str, str], str]()
+    try:
+        with DocumentStore(config.index) as store:
+            source = store if task.sentence_question is None else PairDocuments(store.parts)
+            unknown = set(source.find_unknown(dict.fromkeys(name for _, name in requested)))
+            for topic, name in requested:
+                if name in unknown:
+                    continue
+                # The names of the objects are no part of the text.
+                known = replace(topic, objects=topic.objects or ("", ""))
+                seen = task.question.render(known, source.get(name)).document
+                text = seen if isinstance(seen, str) else seen.passage
+                texts[topic.id, name] = " ".join(text.split())[:_TEXT_CHARS]
+    except ToucheError:
+        # The texts are an extra; the commands that need the index report what is wrong with it.
+        return {}
+    return texts

@@ -140,14 +140,13 @@ class RunDirectory:
         """Return the configuration of the run; raise DataError if the folder has none."""
         if not self.config_file.is_file():
             raise DataError(f"{self.config_file}: no such file; give the folder of a run")
-        from touche_llm.pipeline.config_file import load_config
-        from touche_llm.pipeline.settings import find_task_folder
+        from touche_llm.pipeline.config_file import find_task_folder, load_config
 
         return load_config(self.config_file, {"task": find_task_folder(self.config_file)})
 
     def read_task(self) -> Task:
         """Return the task of the run, without reading the other settings; raise DataError if it is not known."""
-        from touche_llm.pipeline.settings import find_task_folder
+        from touche_llm.pipeline.config_file import find_task_folder
 
         try:
             return get_task(find_task_folder(self.config_file) or str(read_yaml(self.config_file)["task"]))
@@ -203,8 +202,8 @@ class RunDirectory:
         Raises:
             DataError: The metadata is not as this program wrote it; nothing is removed.
         """
-        from touche_llm.pipeline.config_file import write_config
-        from touche_llm.pipeline.settings import PURPOSES, copy_task
+        from touche_llm.config import PURPOSES
+        from touche_llm.pipeline.config_file import copy_task, write_config
 
         self._write_metadata(config, self._stages_before(stage), unfinished=stage)
         if is_page(self.path / run_files.REPORT):

@@ -2,98 +2,38 @@
 
 from __future__ import annotations
 
-import csv
-import os
-from collections.abc import Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
-from datetime import datetime
+import math
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, Self
+
+from pydantic import model_validator
+
+from touche_llm.data.io import open_atomic, sha256
+from touche_llm.data.records import Model
+from touche_llm.data.settings import load_yaml, to_yaml
+from touche_llm.errors import DataError, UsageError
+from touche_llm.evaluation.qrels import Coverage
+from touche_llm.pipeline.run_directory import RunDirectory
+from touche_llm.tasks.task import Task
+
+if TYPE_CHECKING:
+    from touche_llm.evaluation.measures import Evaluation
+
+import os
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
 
 import msgspec
 
 from touche_llm.config import Config
-from touche_llm.corpus.store import DocumentStore
-from touche_llm.data import trec_runs
-from touche_llm.data.records import Topic
-from touche_llm.data.topics import require_kind
-from touche_llm.data.trec_runs import ParsedRun
-from touche_llm.errors import DataError, ToucheError, UsageError
-from touche_llm.judging.sentence_pairs import PairDocuments
+from touche_llm.errors import ToucheError
 from touche_llm.llm.counts import LabelCounts
-from touche_llm.pipeline import run_files
 from touche_llm.pipeline.metadata import LABELS
-from touche_llm.pipeline.recorded_evaluation import RecordedEvaluation, read_evaluation
-from touche_llm.pipeline.run_directory import RunDirectory
-from touche_llm.pipeline.run_files import BATCH, LOCK, METADATA, OUTPUTS, RECORDED, RUN, list_result_columns
-from touche_llm.tasks import find_dataset_task, get_task
-from touche_llm.tasks.task import Task
-
-
-def find_run_directory(path: Path) -> RunDirectory | None:
-    """Return the folder of a run of this program, given as the folder or as its run file; None for other run files.
-
-    Raises:
-        DataError: The folder has no run, or its last stage did not finish.
-    """
-    directory = RunDirectory(path if path.is_dir() else path.parent)
-    if path != directory.path and (path.name != run_files.RUN or not directory.config_file.exists()):
-        return None
-    directory.check_finished("rank")
-    if not directory.run_file.exists():
-        raise DataError(
-            f"{directory}: no {run_files.RUN} in this folder; run `touche-llm rank` for it, or name a run file"
-        )
-    return directory
-
-
-def find_run_file(path: Path) -> Path:
-    """Return the run file of a run's folder, or the file that was given; see `find_run_directory` for errors."""
-    directory = find_run_directory(path) if path.is_dir() else None
-    return path if directory is None else directory.run_file
-
-
-def read_run(path: Path | str, labels: Collection[str] | None = None) -> ParsedRun:
-    """Read the run of a folder, given as the folder or as its run file, or the run file of any tool, with its stances.
-
-    A file has columns that are separated by any white space; a `rerank.jsonl` of TIRA has no stances. Only the run of a
-    folder has chosen topics (`--topic`, `--limit-topics`).
-
-    Args:
-        path: Folder or file.
-        labels: Valid stances beside `Q0`; None accepts any word.
-
-    Raises:
-        DataError: A line is no run line, a topic repeats a document, scores grow along the ranks, or a stance is not
-            one of the labels; for a folder also as `find_run_directory`.
-    """
-    directory = find_run_directory(Path(path))
-    return trec_runs.read_run(path, labels) if directory is None else directory.read_run(labels)
-
-
-def find_task(name: str | None, runs: Collection[Path], dataset: str | None = None) -> Task:
-    """Return the task of this name, or without a name the task of the first run that is a folder of this program.
-
-    Raises:
-        UsageError: There is no such task, or no run says which it is.
-        DataError: A file is no run; or see `find_run_directory`.
-    """
-    for path in runs:
-        if path.is_file():
-            require_kind(path, "run", "rerank")
-    if name is not None:
-        return get_task(name)
-    for path in runs:
-        if not path.exists():
-            raise DataError(f"{path}: no such file or folder; give a run file or the folder of a run")
-        if (directory := find_run_directory(path)) is not None:
-            return directory.read_task()
-    if dataset is not None:
-        return get_task(find_dataset_task(dataset))
-    raise UsageError(
-        "no run says of which task it is; name the task or its folder (`task: NAME`; see `touche-llm tasks list`)"
-    )
-
+from touche_llm.pipeline.run_files import BATCH, LOCK, METADATA, OUTPUTS, RECORDED, RUN
 
 # Any of these files marks a folder as a run.
 _MARKS = frozenset((METADATA, LOCK, BATCH, *(name for names in OUTPUTS.values() for name in names)))
@@ -106,8 +46,6 @@ EMPTY = "empty"
 UNFINISHED = "unfinished"
 # State of a run whose last finished stage is this one.
 _STATES = {"retrieve": "retrieved", "judge": "judged", "rank": COMPLETE}
-_TEXT_CHARS = 300
-_TEXT_COLUMNS = ("topic", "document", "stance", "stance_source")
 
 
 class RunUsage(NamedTuple):
@@ -285,50 +223,140 @@ def find_runs(root: Path, max_folders: int = MAX_FOLDERS) -> FoundRuns:
     return FoundRuns(sorted(found), is_complete)
 
 
-def read_results(directory: RunDirectory, task: Task) -> Iterator[dict[str, Any]]:
-    """Yield the lines of `results.tsv` as mappings with numbers; None for unknown ones.
+class QrelsFile(Model, extra="ignore"):
+    """A qrels file: its absolute path and its SHA-256 when the run was evaluated."""
+
+    file: Path
+    sha256: str
+
+
+class RecordedMeasure(Model, extra="ignore"):
+    """The value of a measure with its 95 % interval, over how many topics or documents, and judged@k.
+
+    A value is None if it is undefined.
+    """
+
+    value: float | None
+    low: float | None
+    high: float | None
+    n: int
+    judged: float | None
+
+
+class Basis(NamedTuple):
+    """What a value rests on; values with another basis cannot be compared with it.
+
+    Attributes:
+        qrels: SHA-256 of the qrels file.
+        topics: Topics that the run is measured on.
+    """
+
+    qrels: str
+    topics: frozenset[str]
+
+
+class RecordedEvaluation(Model, extra="ignore"):
+    """The last evaluation of a run.
+
+    Attributes:
+        task: Name of the task.
+        run: SHA-256 of the run file that was measured.
+        qrels: Qrels files by aspect.
+        coverage: Topics that the run is measured on, by aspect.
+        measures: Measures by name, such as `relevance nDCG@5`.
+    """
+
+    task: str
+    run: str
+    qrels: dict[str, QrelsFile]
+    coverage: dict[str, Coverage]
+    measures: dict[str, RecordedMeasure]
+
+    @model_validator(mode="after")
+    def _check_aspects(self) -> Self:
+        aspects = {name.split(" ", 1)[0] for name in self.measures}
+        if unknown := aspects - (self.qrels.keys() & self.coverage.keys()):
+            raise ValueError(f"no qrels or coverage of {', '.join(sorted(unknown))}")
+        return self
+
+    def is_current(self, directory: RunDirectory) -> bool:
+        """Whether the folder's run is the one that was measured."""
+        return directory.run_file.is_file() and sha256(directory.run_file) == self.run
+
+    def get_basis(self, measure: str) -> Basis | None:
+        """Return what the value of a measure rests on; None without a value."""
+        if measure not in self.measures or self.measures[measure].value is None:
+            return None
+        aspect = measure.split(" ", 1)[0]
+        return Basis(self.qrels[aspect].sha256, frozenset(self.coverage[aspect].topics))
+
+
+def record_evaluation(directory: RunDirectory, task: Task, qrels: Mapping[str, Path], evaluation: Evaluation) -> None:
+    """Write the evaluation of a folder's run by these qrels files, in place of an earlier one."""
+    measures = {
+        row["measure"]: {name: _to_plain(row[name]) for name in ("value", "low", "high", "judged")}
+        | {"n": int(row["n"])}
+        for row in evaluation.summary().to_dict(orient="records")
+    }
+    content = {
+        "task": task.name,
+        "run": sha256(directory.run_file),
+        "qrels": {aspect: {"file": str(path.absolute()), "sha256": sha256(path)} for aspect, path in qrels.items()},
+        "coverage": {aspect: asdict(evaluation.coverage(aspect)) for aspect in qrels},
+        "measures": measures,
+    }
+    with open_atomic(directory.evaluation_file) as stream:
+        stream.write(to_yaml(content))
+
+
+def _to_plain(value: float) -> float | None:
+    return None if math.isnan(value) else round(float(value), 6)
+
+
+def read_evaluation(directory: RunDirectory) -> RecordedEvaluation | None:
+    """Read the last evaluation of a folder's run; None if it was never evaluated with qrels.
 
     Raises:
-        DataError: The file is missing or was not written by this program.
+        DataError: The file was not written by this program.
     """
-    path = directory.results_file
-    names = list_result_columns(task)
-    try:
-        with path.open(newline="", encoding="utf-8") as stream:
-            for row in csv.DictReader(stream, delimiter="\t", strict=True):
-                numbers = {name: _to_number(row[name]) for name in names if name not in _TEXT_COLUMNS}
-                yield {name: row[name] for name in names} | numbers | {"rank": int(row["rank"])}
-    except FileNotFoundError as error:
-        raise DataError(f"{path}: no such file; run `touche-llm rank` for this folder first") from error
-    except (csv.Error, KeyError, TypeError, ValueError) as error:
-        raise DataError(f"{path}: not results of this program ({error!s:.100}); run `touche-llm rank` again") from error
+    path = directory.evaluation_file
+    if not path.exists():
+        return None
+    return load_yaml(path, RecordedEvaluation, advice="delete the file and evaluate the run again")
 
 
-def _to_number(text: str) -> float | None:
-    return float(text) if text else None
+def choose_reference(bases: Iterable[Basis]) -> Basis | None:
+    """Return the most frequent basis of values, of equally frequent ones that with the most topics, else the first."""
+    counts = Counter(bases)
+    return max(counts, key=lambda basis: (counts[basis], len(basis.topics)), default=None)
 
 
-def read_texts(config: Config, task: Task, documents: Iterable[tuple[Topic, str]]) -> dict[tuple[str, str], str]:
-    """Return the beginning of documents as the model saw them, by topic and document, from the local index of a run.
+def find_known_qrels(directories: Iterable[RunDirectory], task: Task) -> dict[str, Path]:
+    """Return the qrels that these runs were last evaluated with, by aspect; empty if none was evaluated.
 
-    White space is collapsed. Documents that the index lacks are left out; without an index, all.
+    Raises:
+        DataError: A file changed or is missing.
+        UsageError: Two runs were evaluated with different qrels.
     """
-    if config.index is None or not (config.index / "manifest.json").is_file():
-        return {}
-    requested, texts = list(documents), dict[tuple[str, str], str]()
-    try:
-        with DocumentStore(config.index) as store:
-            source = store if task.sentence_question is None else PairDocuments(store.parts)
-            unknown = set(source.find_unknown(dict.fromkeys(name for _, name in requested)))
-            for topic, name in requested:
-                if name in unknown:
-                    continue
-                # The names of the objects are no part of the text.
-                known = replace(topic, objects=topic.objects or ("", ""))
-                seen = task.question.render(known, source.get(name)).document
-                text = seen if isinstance(seen, str) else seen.passage
-                texts[topic.id, name] = " ".join(text.split())[:_TEXT_CHARS]
-    except ToucheError:
-        # The texts are an extra; the commands that need the index report what is wrong with it.
-        return {}
-    return texts
+    known: dict[str, QrelsFile] = {}
+    source: RunDirectory | None = None
+    for directory in directories:
+        recorded = read_evaluation(directory)
+        if recorded is None or recorded.task != task.name:
+            continue
+        if source is not None and {each.sha256 for each in known.values()} != {
+            each.sha256 for each in recorded.qrels.values()
+        }:
+            options = " ".join(f"--{aspect} {each.file}" for aspect, each in known.items())
+            raise UsageError(f"{source} and {directory} were evaluated with different qrels; choose some, as {options}")
+        known, source = recorded.qrels, directory
+    for aspect, each in known.items():
+        if not each.file.is_file():
+            raise DataError(
+                f"{each.file}: not found, but {source} was evaluated with it; name the file with --{aspect}"
+            )
+        if sha256(each.file) != each.sha256:
+            raise DataError(
+                f"{each.file}: changed since {source} was evaluated with it; give it again with --{aspect} {each.file}"
+            )
+    return {aspect: each.file for aspect, each in known.items()}

@@ -10,23 +10,29 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from touche_llm.config import Config
+from touche_llm.config import PURPOSES, Config
 from touche_llm.data.records import Failure
-from touche_llm.errors import UsageError
+from touche_llm.errors import DataError, UsageError, shorten
 from touche_llm.llm.counts import Counts
 from touche_llm.llm.model import NOTHING_LOST, LostRequests, ModelClient
-from touche_llm.pipeline.candidates import Candidates
+from touche_llm.pipeline.candidates import (
+    Candidates,
+    NoCandidates,
+    QueryExpander,
+    list_empty,
+    normalise_rankings,
+    retrieve,
+    warn_of_empty,
+)
 from touche_llm.pipeline.context import RunContext
-from touche_llm.pipeline.dense_corpus import DenseCorpus
+from touche_llm.pipeline.corpora import DenseCorpus
 from touche_llm.pipeline.engines import describe_engine, describe_pooling, open_model
-from touche_llm.pipeline.inputs import INPUTS, check_inputs, check_settings, hash_inputs
+from touche_llm.pipeline.identity import INPUT_FILES, check_inputs, check_settings, hash_inputs
 from touche_llm.pipeline.judge import Judgments, describe_judgments, judge_candidates
 from touche_llm.pipeline.metadata import DEPTH, LABELS
 from touche_llm.pipeline.progress import Progress
 from touche_llm.pipeline.rank import Ranking, describe_ranking, rank_judgments
-from touche_llm.pipeline.retrieve import NoCandidates, list_empty, retrieve_candidates
 from touche_llm.pipeline.run_directory import CHOSEN_TOPICS, RunDirectory
-from touche_llm.pipeline.settings import PURPOSES
 from touche_llm.prompts.prompt import Prompt
 from touche_llm.ranking.steps import list_comparison_kinds, needs_texts
 from touche_llm.tasks import prompts_folder
@@ -61,7 +67,7 @@ async def retrieve_stage(context: RunContext, directory: RunDirectory) -> Candid
         "candidates": sum(map(len, candidates.list_rankings())),
         "topics without candidates": list_empty(candidates),
         "corpus": dict(corpus.description),
-        INPUTS: inputs,
+        INPUT_FILES: inputs,
         **used,
         "seconds to store the corpus or open it": round(opened - started, 3),
         "seconds": round(time.monotonic() - started, 3),
@@ -368,3 +374,42 @@ async def _open_model(
         with context.using(model):
             check_settings(directory, context, command, overwrite=overwrite)
             yield
+
+
+async def retrieve_candidates(context: RunContext) -> Candidates:
+    """Retrieve the candidates of a run, or read them from the run file of another tool; see `retrieve`.
+
+    Raises:
+        DataError: As `retrieve`, or the run file is of other topics or documents.
+    """
+    config = context.config
+    if config.candidates is not None:
+        candidates = await _read_candidates(context)
+        with context.progress.stage("reading candidates", 1) as done:
+            done()
+        warn_of_empty(candidates, context.progress)
+        return candidates
+    expander = None
+    if config.expansion.use:
+        expander = QueryExpander(config.expansion, context.load_prompts("queries")["queries"], context.builder)
+    return await retrieve(
+        context.topics,
+        context.corpus,
+        context.progress,
+        depth=config.depth,
+        fields=config.retriever.query,
+        expander=expander,
+    )
+
+
+async def _read_candidates(context: RunContext) -> Candidates:
+    config = context.config
+    assert config.candidates is not None
+    # More sentences than `depth` may be judged if they give too few pairs.
+    found = context.read_candidates(config.candidates, config.first_stage_depth)
+    if not any(found.rankings.values()):
+        ids = [topic.id for topic in context.topics]
+        raise DataError(f"{config.candidates}: no candidates for any chosen topic: {shorten(ids)}")
+    candidates = replace(found, corpus=context.corpus, rankings=normalise_rankings(found.rankings.values()))
+    await candidates.check()
+    return candidates

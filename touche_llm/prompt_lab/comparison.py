@@ -16,9 +16,9 @@ from touche_llm.judging.pointwise import RequestBuilder, find_objects
 from touche_llm.llm.counts import Counts
 from touche_llm.llm.model import ModelClient
 from touche_llm.llm.recorder import RecordingEngine, Usage, make_dry_engine, open_known_answers
-from touche_llm.pipeline.context import RunContext, check_examples, list_schemas, make_request_builder
+from touche_llm.pipeline.context import RunContext, check_examples, list_schemas
 from touche_llm.pipeline.dry_run import Cost, DryRun, QuietProgress
-from touche_llm.pipeline.engines import assume_engine_info, open_model
+from touche_llm.pipeline.engines import assume_engine_info, make_request_builder, open_model
 from touche_llm.pipeline.progress import Progress
 from touche_llm.pipeline.stages import report_known_failures
 from touche_llm.prompt_lab.holdout import (

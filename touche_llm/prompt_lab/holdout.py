@@ -23,8 +23,8 @@ from touche_llm.data.topics import normalise_title, read_topics
 from touche_llm.data.trec_runs import read_run
 from touche_llm.errors import DataError, ToucheError, Warn, describe_os_error
 from touche_llm.evaluation.qrels import Qrels, read_qrels
-from touche_llm.pipeline.recorded_evaluation import RecordedEvaluation, find_known_qrels
 from touche_llm.pipeline.run_directory import RunDirectory
+from touche_llm.pipeline.run_overview import RecordedEvaluation, find_known_qrels
 from touche_llm.tasks import prompts_folder
 from touche_llm.tasks.task import Task
 

@@ -19,7 +19,7 @@ from touche_llm.llm.recorder import RecordingClient
 from touche_llm.llm.request import Message
 from touche_llm.pipeline.context import RunContext
 from touche_llm.pipeline.corpora import LocalCorpus
-from touche_llm.pipeline.retrieve import retrieve_candidates
+from touche_llm.pipeline.stages import retrieve_candidates
 from touche_llm.prompts.prompt import Prompt, Purpose
 from touche_llm.prompts.purposes import MAX_DOCUMENTS, load, load_named, purposes_of
 from touche_llm.ranking.comparer import MAX_CHOICES, Comparer

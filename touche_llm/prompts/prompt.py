@@ -15,7 +15,7 @@ from jinja2 import UndefinedError
 from pydantic import Field
 
 from touche_llm.data.records import Topic
-from touche_llm.data.settings import Option, Section, load_yaml
+from touche_llm.data.settings import Option, Scope, Section, load_yaml
 from touche_llm.errors import PromptError, UsageError
 from touche_llm.llm.answers import AnswerForm, AnswerModel, can_be_letters
 from touche_llm.llm.request import Message, Origin
@@ -41,21 +41,25 @@ class PromptsConfig(Section):
             "Model",
             metavar="FOLDER",
         ),
+        Scope.JUDGE,
     ] = None
     judge: Annotated[
         str,
         Option("--prompt", "Judge prompt: a name or a .jinja file", "Judging", is_common=True, metavar="NAME|FILE"),
+        Scope.JUDGE,
     ] = "judge"
     objects: Annotated[
-        str, Option("--objects-prompt", "Prompt that finds the objects of a topic", "Judging", metavar="NAME|FILE")
+        str,
+        Option("--objects-prompt", "Prompt that finds the objects of a topic", "Judging", metavar="NAME|FILE"),
+        Scope.JUDGE,
     ] = "objects"
     sentence: Annotated[
-        str, Option("--sentence-prompt", "Prompt that judges a sentence", "Judging", metavar="NAME|FILE")
+        str, Option("--sentence-prompt", "Prompt that judges a sentence", "Judging", metavar="NAME|FILE"), Scope.JUDGE
     ] = "sentence"
-    stance: str = "stance"
+    stance: Annotated[str, Scope.JUDGE] = "stance"
     best: str = "best"
     order: str = "order"
-    queries: str = "queries"
+    queries: Annotated[str, Scope.RETRIEVE] = "queries"
 
 
 # Returns the answer model for a topic and a number of documents.

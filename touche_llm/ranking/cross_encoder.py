@@ -13,7 +13,7 @@ from pydantic import BeforeValidator, Field
 
 from touche_llm.data.concurrency import map_in_order
 from touche_llm.data.records import ScoredDocument, Topic
-from touche_llm.data.settings import Option
+from touche_llm.data.settings import Option, Scope
 from touche_llm.data.topics import build_query
 from touche_llm.judging.pointwise import Documents, sanitize_document
 from touche_llm.llm.pooling import PooledText, PoolingClient, TemplateConfig, TextTemplates
@@ -50,6 +50,7 @@ class CrossEncoderSettings(TemplateConfig, RankingMethod):
     url: Annotated[
         Address | None,
         Option("--reranker-url", "Server of the cross-encoder (step cross_encoder)", "Model", metavar="URL"),
+        Scope.DELIVERY,
     ] = None
     model: Annotated[str | None, Option("--reranker-model", "Its served name, if several", "Model", metavar="NAME")] = (
         None

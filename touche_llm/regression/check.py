@@ -7,13 +7,12 @@ from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from touche_llm.config import Config
+from touche_llm.config import Config, flatten
 from touche_llm.data.trec_runs import read_run
 from touche_llm.errors import PromptError, ToucheError, UsageError, describe_os_error, list_fields
 from touche_llm.pipeline.context import RunContext
 from touche_llm.pipeline.progress import SilentProgress
 from touche_llm.pipeline.run_files import RUN
-from touche_llm.pipeline.settings import flatten
 from touche_llm.prompts.prompt import Prompt
 from touche_llm.regression.differences import (
     RunDifference,

@@ -15,7 +15,7 @@ from typing import Any, Literal
 import orjson
 from pydantic import Field, ValidationError
 
-from touche_llm.config import Config
+from touche_llm.config import Config, flatten, is_one_of
 from touche_llm.data.io import open_atomic, read_bounded, remove_abandoned, shorten_path
 from touche_llm.data.records import Model
 from touche_llm.errors import DataError, UsageError, describe_first_problem
@@ -23,10 +23,10 @@ from touche_llm.evaluation.qrels import Qrels, qrels_file, read_qrels
 from touche_llm.llm.cache import CacheMode
 from touche_llm.llm.request import Request
 from touche_llm.llm.settings import CacheConfig
-from touche_llm.pipeline.config_file import load_config
+from touche_llm.pipeline.config_file import COPY, find_task_folder, is_copy, load_config
+from touche_llm.pipeline.identity import INCIDENTAL
 from touche_llm.pipeline.run_directory import RunDirectory
 from touche_llm.pipeline.run_files import CANDIDATES, CONFIG, RECORDED, RUN, SENTENCES
-from touche_llm.pipeline.settings import COPY, INCIDENTAL, find_task_folder, flatten, is_copy, is_one_of
 from touche_llm.prompts.prompt import PromptsConfig
 from touche_llm.prompts.purposes import purposes_of
 from touche_llm.retrieval.settings import RetrieverConfig

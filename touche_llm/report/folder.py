@@ -19,12 +19,12 @@ from touche_llm.evaluation.stance_measures import round_grade
 from touche_llm.judging.sentence_pairs import SEPARATOR
 from touche_llm.llm.answers import Answer
 from touche_llm.llm.cache import Cache, CacheMode
+from touche_llm.pipeline.config_file import find_copy
 from touche_llm.pipeline.context import RunContext
 from touche_llm.pipeline.corpora import Corpus, open_corpus
 from touche_llm.pipeline.judge import Judgments
 from touche_llm.pipeline.progress import SilentProgress
 from touche_llm.pipeline.run_directory import RunDirectory
-from touche_llm.pipeline.settings import find_copy
 from touche_llm.ranking.order import rank_by_first_stage, rank_by_judgment
 from touche_llm.ranking.steps import JUDGE
 from touche_llm.tasks.published import describe_restriction

@@ -15,7 +15,7 @@ from pydantic import AfterValidator, Field, SecretStr
 
 from touche_llm.data.databases import DatabaseFormat, connect, create_if_empty, describe_opening_error
 from touche_llm.data.records import Document, Malformed, Model
-from touche_llm.data.settings import Section, check_address
+from touche_llm.data.settings import Scope, Section, check_address
 from touche_llm.errors import DataError, needs_extra
 
 API_KEY_VARIABLE = "CHATNOIR_API_KEY"
@@ -43,13 +43,13 @@ class ChatNoirSettings(Section):
     documents that are not fetched because ChatNoir cannot deliver them.
     """
 
-    base_url: Annotated[str, AfterValidator(_check_address)] = "https://chatnoir.eu/"
+    base_url: Annotated[str, AfterValidator(_check_address), Scope.DELIVERY] = "https://chatnoir.eu/"
     index: Annotated[str, AfterValidator(_check_index)] = "clueweb22/b"
-    cache: Path = Path(".touche-llm/chatnoir.sqlite")
-    requests_per_second: float = Field(2.0, gt=0.0, le=1000.0)
-    page_size: int = Field(100, ge=1, le=1000)
-    request_timeout: float = Field(60.0, gt=0.0)
-    retry_for: float = Field(300.0, ge=0.0)
+    cache: Annotated[Path, Scope.DELIVERY] = Path(".touche-llm/chatnoir.sqlite")
+    requests_per_second: Annotated[float, Scope.DELIVERY] = Field(2.0, gt=0.0, le=1000.0)
+    page_size: Annotated[int, Scope.DELIVERY] = Field(100, ge=1, le=1000)
+    request_timeout: Annotated[float, Scope.DELIVERY] = Field(60.0, gt=0.0)
+    retry_for: Annotated[float, Scope.DELIVERY] = Field(300.0, ge=0.0)
     leave_out: tuple[str, ...] = ()
     api_key: SecretStr | None = Field(None, exclude=True, repr=False)
 

@@ -17,7 +17,7 @@ from touche_llm.corpus.store import DENSE_FILES, TextTable, report_damage
 from touche_llm.data.concurrency import map_in_order
 from touche_llm.data.io import read_record, write_records
 from touche_llm.data.records import Candidate, Model, Topic
-from touche_llm.data.settings import Option
+from touche_llm.data.settings import Option, Scope
 from touche_llm.errors import DataError, UsageError
 from touche_llm.llm.engine import EngineInfo
 from touche_llm.llm.pooling import PoolingClient, TemplateConfig, TextTemplates
@@ -182,6 +182,7 @@ class DenseSettings(TemplateConfig):
     url: Annotated[
         Address | None,
         Option("--embeddings-url", "Server of the embedding model, for dense and hybrid", "Retrieval", metavar="URL"),
+        Scope.DELIVERY,
     ] = None
     model: Annotated[
         str | None, Option("--embeddings-model", "Its served name, if several", "Retrieval", metavar="NAME")

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 from pydantic import AfterValidator, Field
 
-from touche_llm.data.settings import Option, Section, check_address
+from touche_llm.data.settings import Option, Scope, Section, check_address
 from touche_llm.data.transport import TransientFailure, retry, retry_blocking
 from touche_llm.errors import EngineError, UsageError, Warn, needs_extra
 
@@ -48,13 +48,16 @@ class ElasticsearchSettings(Section):
         str,
         AfterValidator(partial(check_address, secret="the environment")),
         Option("--elasticsearch", "Address of Elasticsearch", "Retrieval", metavar="URL"),
+        Scope.DELIVERY,
     ] = "http://127.0.0.1:9200"
     index: Annotated[
-        str, Option("--elasticsearch-index", "Name of the index in Elasticsearch", "Retrieval", metavar="NAME")
+        str,
+        Option("--elasticsearch-index", "Name of the index in Elasticsearch", "Retrieval", metavar="NAME"),
+        Scope.RETRIEVE,
     ] = Field("touche-llm", pattern=r"^[a-z0-9][a-z0-9._-]*$", max_length=200)
-    shards: int | None = Field(None, ge=1, le=1024)
-    request_timeout: float = Field(60.0, gt=0.0, allow_inf_nan=False)
-    retry_for: float = Field(300.0, ge=0.0, allow_inf_nan=False)
+    shards: Annotated[int | None, Scope.RETRIEVE] = Field(None, ge=1, le=1024)
+    request_timeout: Annotated[float, Scope.DELIVERY] = Field(60.0, gt=0.0, allow_inf_nan=False)
+    retry_for: Annotated[float, Scope.DELIVERY] = Field(300.0, ge=0.0, allow_inf_nan=False)
 
 
 class Server:

@@ -1,23 +1,72 @@
-"""Inputs and settings of a run, compared with those that would be used now."""
+"""Identity of a run: its settings and inputs, compared with those that would be used now."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Collection, Iterator, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
-from touche_llm.config import Config
+from touche_llm.config import Config, find_settings, flatten, is_one_of
 from touche_llm.corpus.store import hash_corpus
 from touche_llm.data.io import sha256
+from touche_llm.data.settings import Scope
 from touche_llm.errors import UsageError
+from touche_llm.llm.settings import SECTIONS
+from touche_llm.pipeline.config_file import is_same_task
 from touche_llm.pipeline.context import RunContext
 from touche_llm.pipeline.run_directory import RunDirectory
 from touche_llm.pipeline.run_files import OUTPUTS
-from touche_llm.pipeline.settings import OF_ENGINE, OF_JUDGE, OF_RETRIEVE, SettingChange, compare_settings
 
 # Key of the file hashes in a stage's facts, by setting; the hash of the corpus is in its description.
-INPUTS = "input files"
+INPUT_FILES = "input files"
+# The index is a location, unless it is the corpus.
+INCIDENTAL = ("index", *find_settings(Scope.DELIVERY))
+OF_RETRIEVE, OF_JUDGE, OF_MODEL = map(find_settings, (Scope.RETRIEVE, Scope.JUDGE, Scope.MODEL))
+# Settings whose values are the server's unless they are configured, and known only after connecting.
+_OF_SERVER = tuple(f"{section}.{name}" for section in ("engine", *SECTIONS.values()) for name in ("model", "context"))
+_PATHS = ("topics", "corpus", "index", "candidates", "prompts")
+_NOT_SET = "not set"
 Stages = Mapping[str, Mapping[str, Any]]
+
+
+class SettingChange(NamedTuple):
+    """A changed setting or input; the values are shown as text."""
+
+    setting: str
+    before: str
+    now: str
+
+
+def compare_settings(old: Config, new: Config, at_stake: tuple[str, ...] | None) -> Iterator[SettingChange]:
+    """Yield the differences of two configurations in the settings `at_stake`, or in all that matter if it is None."""
+    before, after = _values(old), _values(new)
+    for name in dict.fromkeys((*before, *after)):
+        first, second = before.get(name, _NOT_SET), after.get(name, _NOT_SET)
+        unknown = name in _OF_SERVER and _NOT_SET in (first, second)
+        if (at_stake is None or is_one_of(name, at_stake)) and not unknown and not _is_same(name, first, second):
+            yield SettingChange(name, f"{first!s:.100}", f"{second!s:.100}")
+
+
+def _values(config: Config) -> dict[str, Any]:
+    """Return every setting that matters and is set, by dotted name."""
+    values = config.model_dump(mode="json")
+    values["engine"]["model"] = config.engine.model_name
+    counts = {name: value for name, value in flatten(values).items() if not is_one_of(name, INCIDENTAL)}
+    if config.corpus is None and config.dataset is None:
+        counts["index"] = values["index"]  # the index is the corpus here, not just a location
+    return {name: value for name, value in counts.items() if value is not None and value != {}}
+
+
+def _is_same(name: str, first: Any, second: Any) -> bool:
+    if first == second:
+        return True
+    if name == "task":
+        return is_same_task(str(first), str(second))
+    if name == "topic":
+        # Topics are in the order of their file.
+        return set(first) == set(second)
+    paths = is_one_of(name, _PATHS) and _NOT_SET not in (first, second)
+    return paths and os.path.realpath(first) == os.path.realpath(second)
 
 
 def hash_inputs(config: Config) -> dict[str, str]:
@@ -71,7 +120,7 @@ def check_settings(directory: RunDirectory, context: RunContext, command: str, *
     replaced = {stage: made[stage] for stage in stages if stage in made}
     changes = list(compare_settings(old, config, _relevant_settings(made, old, command)))
     if any("model" in facts for facts in replaced.values()):
-        changes = [each for each in changes if each.setting not in OF_ENGINE]
+        changes = [each for each in changes if each.setting not in OF_MODEL]
         changes += [change for stage, facts in replaced.items() for change in _engine_changes(stage, facts, config)]
     changed = {each.setting for each in changes}
     changes += [*_input_changes(made, config, changed), *_prompt_changes(made, context, changed)]
@@ -107,18 +156,18 @@ def _relevant_settings(made: Collection[str], config: Config, command: str) -> t
     if "rank" in made:
         return None
     if "judge" in made:
-        return (*OF_RETRIEVE, *OF_JUDGE, *OF_ENGINE)
+        return (*OF_RETRIEVE, *OF_JUDGE, *OF_MODEL)
     if "retrieve" not in made:
         return ()
     if command == "judge":
         return OF_RETRIEVE
-    expanded = ("sampling", "prompts.folder", *OF_ENGINE) if config.expansion.use else ()
+    expanded = ("sampling", "prompts.folder", *OF_MODEL) if config.expansion.use else ()
     return (*OF_RETRIEVE, "depth", *expanded)
 
 
 def _input_changes(stages: Stages, config: Config, changed: Collection[str]) -> Iterator[SettingChange]:
     """Yield the settings whose files are not as the first stage found them; not `changed` ones, which name others."""
-    before = _section(stages, "retrieve", INPUTS)
+    before = _section(stages, "retrieve", INPUT_FILES)
     before |= {"corpus": hashed} if (hashed := _section(stages, "retrieve", "corpus").get("sha256")) else {}
     now = hash_inputs(config)
     if "corpus" in before and config.index is not None and not {"corpus", "index"} & set(changed):
@@ -130,7 +179,7 @@ def _input_changes(stages: Stages, config: Config, changed: Collection[str]) -> 
 
 def _engine_changes(stage: str, facts: Mapping[str, Any], config: Config) -> Iterator[SettingChange]:
     engine = config.engine
-    for setting, now in zip(OF_ENGINE, (engine.model_name, engine.revision, engine.context), strict=True):
+    for setting, now in zip(OF_MODEL, (engine.model_name, engine.revision, engine.context), strict=True):
         before = facts.get(setting.removeprefix("engine."))
         # A value that is not configured is the server's and known only after connecting.
         if None not in (before, now) and before != now:
