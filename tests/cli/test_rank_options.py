@@ -202,7 +202,7 @@ def test_thresholds_of_a_file_change_labels_and_stay(touche: Touche, demo: Path)
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (None, "t.yaml: cannot read the thresholds: No such file"),
+        (None, "t.yaml: cannot read the file: No such file"),
         ("thresholds: {NO: 0.3}\n", "t.yaml: has no section `stance`; `touche-llm calibrate --out` writes one"),
         ("stance: {thresholds: {NO: 3}}\n", "t.yaml: stance.thresholds.NO: "),
         ("stance: {thresholds: {NEU: 0.3}}\n", "stance.thresholds.NEU: no such label; comparative has NO, NEUTRAL"),

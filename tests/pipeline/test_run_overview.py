@@ -10,6 +10,7 @@ import pytest
 
 from tests.expect import raises_at
 from tests.sample_runs import Silent, config_for, retrieve_stage
+from touche_llm.data.settings import to_yaml
 from touche_llm.errors import DataError
 from touche_llm.pipeline.run import read_results, read_texts
 from touche_llm.pipeline.run_directory import RunDirectory
@@ -85,4 +86,13 @@ def test_a_run_that_was_stopped_during_start_up_is_empty_and_not_broken(tmp_path
     overview = read_overview(tmp_path)
     assert (overview.state, overview.config, "start-up" in overview.problem) == (EMPTY, None, True)
     (tmp_path / "config.yaml").write_text("{")
+    assert read_overview(tmp_path).state == BROKEN
+
+
+@pytest.mark.parametrize("damage", [{"labels": {"judge": 3}}, {"requests": {"requests": "many"}}, {"failures": [1]}])
+def test_damaged_counts_are_an_error_that_names_their_stage(tmp_path: Path, damage: dict[str, Any]) -> None:
+    file = tmp_path / "ir-metadata.yml"
+    file.write_bytes(to_yaml({"stages": {"judge": damage}}))
+    with raises_at(DataError, file, "stages.judge"):
+        RunDirectory(tmp_path).read_metadata()
     assert read_overview(tmp_path).state == BROKEN

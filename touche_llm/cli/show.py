@@ -35,16 +35,14 @@ from touche_llm.llm.answers import Answer
 from touche_llm.llm.cache import Cache, CacheMode
 from touche_llm.pipeline.candidates import add_objects
 from touche_llm.pipeline.run import read_results, read_texts
-from touche_llm.pipeline.run_directory import RunDirectory
+from touche_llm.pipeline.run_directory import RunDirectory, read_counts
 from touche_llm.pipeline.run_files import CANDIDATES, JUDGMENTS, RESULTS
 from touche_llm.pipeline.run_overview import (
     COMPLETE,
     RecordedEvaluation,
     RunOverview,
     format_seconds,
-    read_label_counts,
     read_overview,
-    read_seconds,
     sum_usage,
 )
 from touche_llm.pipeline.stages import count_by_kind
@@ -270,7 +268,9 @@ def _show_run(overview: RunOverview, config: Config, task: Task) -> None:
         usage = sum_usage(facts_of_stage)
         counts = (usage.requests, usage.cached, usage.failures, usage.prompt_tokens, usage.completion_tokens)
         result = next((f"{facts_of_stage[name]:,} {name}" for name in _OUTPUTS if name in facts_of_stage), "")
-        rows.append((name, format_seconds(read_seconds(facts_of_stage)), *(f"{count:,}" for count in counts), result))
+        rows.append(
+            (name, format_seconds(read_counts(facts_of_stage).seconds), *(f"{count:,}" for count in counts), result)
+        )
     show_table(columns, rows)
     print()
 
@@ -301,7 +301,7 @@ def _list_facts(overview: RunOverview, config: Config, task: Task) -> Iterator[t
         kinds = ", ".join(f"{count:,} {kind}" for kind, count in count_by_kind(failures).items())
         yield "failures", kinds
     for facts in overview.stages.values():
-        for name, counts in read_label_counts(facts).items():
+        for name, counts in read_counts(facts).labels.items():
             bits = ", ".join(f"{aspect} {bits:.3f}" for aspect, bits in counts.bits.items() if bits is not None)
             known = f"information {bits} bits" if bits else "too few for their information"
             yield f"labels of {name}", "; ".join([known, *counts.list_problems(), *counts.describe_overruled()])

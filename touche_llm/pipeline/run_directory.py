@@ -8,12 +8,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import msgspec
+
 from touche_llm.data.io import RecordT, open_atomic, read_records, write_records
 from touche_llm.data.records import Comparison, Failure, Judgment, Objects, StanceReading
 from touche_llm.data.settings import read_yaml, to_yaml
 from touche_llm.data.trec_runs import ParsedRun, read_run
 from touche_llm.errors import DataError, UsageError
 from touche_llm.judging.labels import check_judgments
+from touche_llm.llm.counts import LabelCounts
 from touche_llm.pipeline import run_files
 from touche_llm.pipeline.run_files import OUTPUTS, STAGES, lock_run
 from touche_llm.tasks import get_task
@@ -52,6 +55,37 @@ class Metadata(NamedTuple):
     unfinished: str | None
 
 
+class StageCounts(msgspec.Struct, frozen=True):
+    """Counts in the facts of a stage; empty and 0 where a stage has none.
+
+    Attributes:
+        requests: Counts of requests, see `Counts.as_dict`.
+        failures: Number of failures by kind.
+        labels: Counts of the answers whose labels are read from log-probabilities, by prompt.
+        seconds: Duration of the stage.
+    """
+
+    requests: dict[str, int | None] = {}
+    failures: dict[str, int] = {}
+    labels: dict[str, LabelCounts] = {}
+    seconds: float = 0.0
+
+
+def read_counts(facts: Mapping[str, Any]) -> StageCounts:
+    """Return the counts in a stage's facts; raise msgspec.ValidationError if one is no such count."""
+    return msgspec.convert(facts, StageCounts)
+
+
+class _File:
+    """Path of a file in the folder of a run."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def __get__(self, directory: RunDirectory, owner: type[RunDirectory]) -> Path:
+        return directory.path / self.name
+
+
 @dataclass(frozen=True, slots=True)
 class RunDirectory:
     """The folder of a run.
@@ -68,50 +102,23 @@ class RunDirectory:
     def __str__(self) -> str:
         return str(self.path)
 
-    @property
-    def config_file(self) -> Path:
-        """Configuration that the outputs were made with."""
-        return self.path / run_files.CONFIG
-
-    @property
-    def metadata_file(self) -> Path:
-        """Facts about the finished stages, in the ir_metadata format."""
-        return self.path / run_files.METADATA
-
-    @property
-    def run_file(self) -> Path:
-        """The run, in TREC format."""
-        return self.path / run_files.RUN
-
-    @property
-    def results_file(self) -> Path:
-        """Run lines with grades and stances."""
-        return self.path / run_files.RESULTS
-
-    @property
-    def evaluation_file(self) -> Path:
-        """Last evaluation of the run."""
-        return self.path / run_files.EVALUATION
-
-    @property
-    def candidates_file(self) -> Path:
-        """Candidates to rank: documents or pairs."""
-        return self.path / run_files.CANDIDATES
-
-    @property
-    def judgments_file(self) -> Path:
-        """Judgments of the candidates."""
-        return self.path / run_files.JUDGMENTS
-
-    @property
-    def stances_file(self) -> Path:
-        """Answers to the stance prompt."""
-        return self.path / run_files.STANCES
-
-    @property
-    def sentences_file(self) -> Path:
-        """Judgments of sentences, if pairs are made."""
-        return self.path / run_files.SENTENCE_JUDGMENTS
+    # Configuration that the outputs were made with.
+    config_file = _File(run_files.CONFIG)
+    # Facts about the finished stages, in the ir_metadata format.
+    metadata_file = _File(run_files.METADATA)
+    # The run, in TREC format.
+    run_file = _File(run_files.RUN)
+    # Run lines with grades and stances.
+    results_file = _File(run_files.RESULTS)
+    # Last evaluation of the run.
+    evaluation_file = _File(run_files.EVALUATION)
+    # Candidates to rank: documents or pairs.
+    candidates_file = _File(run_files.CANDIDATES)
+    judgments_file = _File(run_files.JUDGMENTS)
+    # Answers to the stance prompt.
+    stances_file = _File(run_files.STANCES)
+    # Judgments of sentences, if pairs are made.
+    sentences_file = _File(run_files.SENTENCE_JUDGMENTS)
 
     def first_stage_file(self, task: Task) -> Path:
         """Candidates of the first stage: documents, or sentences if pairs are made."""
@@ -161,7 +168,7 @@ class RunDirectory:
         Raises:
             DataError: The metadata cannot be read, or is not as this program writes it.
         """
-        path = self.metadata_file
+        path, place = self.metadata_file, ""
         if not path.exists():
             return Metadata({}, None)
         try:
@@ -170,9 +177,12 @@ class RunDirectory:
             unfinished = content.get(UNFINISHED)
             if unfinished is not None and unfinished not in OUTPUTS:
                 raise ValueError(f"{UNFINISHED}: {unfinished!r:.80} is no stage")
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            for stage, facts in stages.items():
+                place = f"stages.{stage}: "
+                read_counts(facts)
+        except (KeyError, TypeError, ValueError, AttributeError, msgspec.ValidationError) as error:
             raise DataError(
-                f"{path}: not metadata that this program wrote ({error!s:.200}); delete it and run all stages"
+                f"{path}: not metadata that this program wrote ({place}{error!s:.200}); delete it and run all stages"
             ) from error
         return Metadata(stages, unfinished)
 

@@ -16,7 +16,7 @@ from touche_llm.data.records import Model
 from touche_llm.data.settings import load_yaml, to_yaml
 from touche_llm.errors import DataError, UsageError
 from touche_llm.evaluation.qrels import Coverage
-from touche_llm.pipeline.run_directory import RunDirectory
+from touche_llm.pipeline.run_directory import RunDirectory, read_counts
 from touche_llm.tasks.task import Task
 
 if TYPE_CHECKING:
@@ -27,12 +27,8 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-import msgspec
-
 from touche_llm.config import Config
 from touche_llm.errors import ToucheError
-from touche_llm.llm.counts import LabelCounts
-from touche_llm.pipeline.metadata import LABELS
 from touche_llm.pipeline.run_files import BATCH, LOCK, METADATA, OUTPUTS, RECORDED, RUN
 
 # Any of these files marks a folder as a run.
@@ -46,6 +42,9 @@ EMPTY = "empty"
 UNFINISHED = "unfinished"
 # State of a run whose last finished stage is this one.
 _STATES = {"retrieve": "retrieved", "judge": "judged", "rank": COMPLETE}
+
+
+_REQUESTS = ("requests", "cache_hits", "prompt_tokens", "completion_tokens")
 
 
 class RunUsage(NamedTuple):
@@ -112,34 +111,17 @@ class RunOverview:
 
 
 def sum_usage(facts: Mapping[str, Any]) -> RunUsage:
-    """Return the costs of a stage from its metadata; 0 for unknown ones."""
-    counts, failures = facts.get("requests"), facts.get("failures")
-    counts = counts if isinstance(counts, Mapping) else {}
-    names = ("requests", "cache_hits", "prompt_tokens", "completion_tokens")
-    numbers = [value if isinstance(value := counts.get(name), int) else 0 for name in names]
-    kinds = failures.values() if isinstance(failures, Mapping) else ()
-    failed = sum(count for count in kinds if isinstance(count, int))
-    labels = read_label_counts(facts).values()
-    return RunUsage._make((*numbers, failed, sum(of.unread for of in labels), sum(of.overruled for of in labels)))
-
-
-def read_label_counts(facts: Mapping[str, Any]) -> dict[str, LabelCounts]:
-    """Return the counts of answers whose labels are read from log-probabilities, by prompt, from a stage's metadata."""
-    try:
-        return msgspec.convert(facts.get(LABELS, {}), dict[str, LabelCounts])
-    except msgspec.ValidationError:
-        return {}
+    """Return the costs of a stage from its facts, as `read_metadata` checks them."""
+    counts = read_counts(facts)
+    numbers = [counts.requests.get(name) or 0 for name in _REQUESTS]
+    labels = counts.labels.values()
+    unread, overruled = sum(found.unread for found in labels), sum(found.overruled for found in labels)
+    return RunUsage._make((*numbers, sum(counts.failures.values()), unread, overruled))
 
 
 def format_seconds(seconds: float) -> str:
     """Return a duration as every command and page writes it."""
     return f"{seconds:,.1f} s"
-
-
-def read_seconds(facts: Mapping[str, Any]) -> float:
-    """Return the duration of a stage from its metadata; 0 if unknown."""
-    seconds = facts.get("seconds")
-    return float(seconds) if isinstance(seconds, int | float) else 0.0
 
 
 def read_overview(folder: Path) -> RunOverview:

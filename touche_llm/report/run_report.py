@@ -14,7 +14,7 @@ from touche_llm.errors import PromptError, UsageError
 from touche_llm.evaluation.notes import describe_fitted
 from touche_llm.evaluation.qrels import Qrels, check_judged, select_topics
 from touche_llm.pipeline.context import RunContext
-from touche_llm.pipeline.run_overview import read_label_counts
+from touche_llm.pipeline.run_directory import read_counts
 from touche_llm.prompts.prompt import Prompt
 from touche_llm.ranking.steps import JUDGE
 from touche_llm.report.folder import (
@@ -133,7 +133,7 @@ def gather_report(folder: Path, qrels: Qrels | None, top: int, *, run_topics: bo
         if isinstance(imputed := opened.stages.get("rank", {}).get("imputed stances"), int) and imputed:
             notes.append(f"Imputed stances, for lack of a usable answer: {imputed:,}. They are counted below.")
         for facts in opened.stages.values():
-            for name, counts in read_label_counts(facts).items():
+            for name, counts in read_counts(facts).labels.items():
                 notes += [f"Prompt {name}: {note}." for note in (*counts.list_problems(), *counts.describe_overruled())]
         prompts = _load_prompts(opened.context, opened.stages, opened.notes)
         opened.check_documents(ranking[:top] for ranking in run.rankings.values())
