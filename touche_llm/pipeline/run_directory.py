@@ -76,7 +76,7 @@ def read_counts(facts: Mapping[str, Any]) -> StageCounts:
     return msgspec.convert(facts, StageCounts)
 
 
-class _File:
+class _RunFile:
     """Path of a file in the folder of a run."""
 
     def __init__(self, name: str) -> None:
@@ -103,22 +103,22 @@ class RunDirectory:
         return str(self.path)
 
     # Configuration that the outputs were made with.
-    config_file = _File(run_files.CONFIG)
+    config_file = _RunFile(run_files.CONFIG)
     # Facts about the finished stages, in the ir_metadata format.
-    metadata_file = _File(run_files.METADATA)
+    metadata_file = _RunFile(run_files.METADATA)
     # The run, in TREC format.
-    run_file = _File(run_files.RUN)
+    run_file = _RunFile(run_files.RUN)
     # Run lines with grades and stances.
-    results_file = _File(run_files.RESULTS)
+    results_file = _RunFile(run_files.RESULTS)
     # Last evaluation of the run.
-    evaluation_file = _File(run_files.EVALUATION)
+    evaluation_file = _RunFile(run_files.EVALUATION)
     # Candidates to rank: documents or pairs.
-    candidates_file = _File(run_files.CANDIDATES)
-    judgments_file = _File(run_files.JUDGMENTS)
+    candidates_file = _RunFile(run_files.CANDIDATES)
+    judgments_file = _RunFile(run_files.JUDGMENTS)
     # Answers to the stance prompt.
-    stances_file = _File(run_files.STANCES)
+    stances_file = _RunFile(run_files.STANCES)
     # Judgments of sentences, if pairs are made.
-    sentences_file = _File(run_files.SENTENCE_JUDGMENTS)
+    sentences_file = _RunFile(run_files.SENTENCE_JUDGMENTS)
 
     def first_stage_file(self, task: Task) -> Path:
         """Candidates of the first stage: documents, or sentences if pairs are made."""
