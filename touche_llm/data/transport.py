@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import math
 import random
 import time
@@ -21,6 +22,8 @@ FailureT = TypeVar("FailureT", bound="TransientFailure")
 BROKEN_TRIES = 3
 # In seconds.
 _FIRST_WAIT, _MAX_WAIT = 0.5, 60.0
+# Max characters of a server's text that an error quotes.
+_MAX_QUOTED = 300
 
 
 class TransientFailure(Exception):
@@ -119,6 +122,30 @@ def parse_retry_after(header: str | None) -> float | None:
         return max(0.0, parsedate_to_datetime(header).timestamp() - time.time())
     except (ValueError, OverflowError):
         return None
+
+
+def to_line(text: str) -> str:
+    """Return the beginning of an untrusted text on one line."""
+    return " ".join(text[:_MAX_QUOTED].split())
+
+
+def describe_connection_error(error: Exception, seconds: float, clean: Callable[[str], str] = to_line) -> str:
+    """Return why a request of aiohttp got no reply.
+
+    Args:
+        error: A TimeoutError, a ClientError or an OSError.
+        seconds: Time limit of the request.
+        clean: Shortens a text from the server.
+    """
+    import aiohttp
+
+    if isinstance(error, TimeoutError):
+        return f"no answer within {seconds:g} s"
+    if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE):
+        return "too many open files (ulimit -n)"
+    if isinstance(error, aiohttp.ClientConnectorError):
+        return f"cannot connect ({error.strerror or error})"
+    return f"the connection broke: {type(error).__name__}: {clean(str(error))}"
 
 
 async def read_body(response: aiohttp.ClientResponse, limit: int) -> bytes:

@@ -17,7 +17,7 @@ import aiohttp
 import orjson
 
 from touche_llm.data.records import Malformed, decode_json
-from touche_llm.data.transport import BROKEN_TRIES, parse_retry_after, read_body
+from touche_llm.data.transport import BROKEN_TRIES, describe_connection_error, parse_retry_after, read_body, to_line
 from touche_llm.errors import EngineError
 from touche_llm.llm.engine import BrokenReply, EngineDeath, Rejected, Transient
 
@@ -166,8 +166,8 @@ class HealthMonitor:
 # The server reads its key from the same variable. The key is never written to a file.
 API_KEY_VARIABLE = "VLLM_API_KEY"
 _MAX_BODY = 16 * 2**20
-# Max characters of a reply that an error quotes, and max bytes that are searched for the title of a web page.
-_MAX_QUOTED, _MAX_TITLE, _MAX_PAGE_START = 300, 100, 10_000
+# Max characters of the title of a web page that an error quotes, and max bytes that are searched for it.
+_MAX_TITLE, _MAX_PAGE_START = 100, 10_000
 _HEALTH_SECONDS = 5.0
 _QUEUE = re.compile(r"^vllm:num_requests_(waiting|running)(?:\{[^}]*\})? (\S+)", re.MULTILINE)
 
@@ -336,19 +336,15 @@ class HttpClient:
                     raise aiohttp.ClientPayloadError(f"a reply of more than {_MAX_BODY:,} bytes")
                 status, retry_after = response.status, parse_retry_after(response.headers.get("Retry-After"))
                 location = response.headers.get("Location", "")
-        except aiohttp.ClientConnectorError as error:
-            if error.errno in (errno.EMFILE, errno.ENFILE):
-                raise Transient("server_error", "too many open files (ulimit -n)", is_overload=True) from error
-            raise Transient("server_error", f"cannot connect ({error.strerror or error})") from error
-        except TimeoutError as error:
-            raise Transient("timeout", f"no answer within {self._timeout.seconds:g} s", is_overload=True) from error
         except aiohttp.InvalidURL as error:
             raise EngineError(
                 f"{self.base_url}: not a URL; give `engine.base_url` like http://127.0.0.1:8000"
             ) from error
-        except (aiohttp.ClientError, OSError) as error:
-            reason = f"the connection broke: {type(error).__name__}: {_to_line(str(error))}"
-            raise Transient("server_error", reason) from error
+        except (TimeoutError, aiohttp.ClientError, OSError) as error:
+            is_late = isinstance(error, TimeoutError)
+            is_overload = is_late or (isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE))
+            reason = describe_connection_error(error, self._timeout.seconds)
+            raise Transient("timeout" if is_late else "server_error", reason, is_overload=is_overload) from error
         if status in (408, 429) or status >= 500:
             reason, is_overload = f"HTTP {status}: {_read_error(content)}", status in (429, 503)
             raise Transient("server_error", reason, retry_after, is_overload=is_overload)
@@ -376,13 +372,8 @@ def _read_error(content: bytes) -> str:
     try:
         message = orjson.loads(content)["error"]["message"]
     except (orjson.JSONDecodeError, KeyError, TypeError):
-        message = _describe_page(content) or content[:_MAX_QUOTED].decode("utf-8", errors="replace")
-    return _to_line(str(message))
-
-
-def _to_line(text: str) -> str:
-    """Return the beginning of an untrusted text on one line."""
-    return " ".join(text[:_MAX_QUOTED].split())
+        message = _describe_page(content) or content[:_MAX_PAGE_START].decode("utf-8", errors="replace")
+    return to_line(str(message))
 
 
 def _describe_page(content: bytes) -> str:

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import codecs
 import html
 import math
 import os
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable
 from functools import partial
-from typing import TypeVar
+from typing import Any, TypeVar
 from urllib.parse import quote
 
 import aiohttp
@@ -23,7 +21,15 @@ from touche_llm.data.concurrency import map_in_order
 from touche_llm.data.io import is_word
 from touche_llm.data.records import Candidate, Topic
 from touche_llm.data.topics import build_query
-from touche_llm.data.transport import BROKEN_TRIES, TransientFailure, parse_retry_after, read_body, retry
+from touche_llm.data.transport import (
+    BROKEN_TRIES,
+    TransientFailure,
+    describe_connection_error,
+    parse_retry_after,
+    read_body,
+    retry,
+    to_line,
+)
 from touche_llm.errors import EngineError, UsageError, Warn
 from touche_llm.retrieval.chatnoir import (
     API_KEY_VARIABLE,
@@ -39,204 +45,24 @@ HOW_TO_GIVE_A_KEY = (
     "ChatNoir hands keys out at https://www.chatnoir.eu/apikey/"
 )
 _MIN_KEY_CHARS = 8
-
-ResultT = TypeVar("ResultT")
-
-
-@dataclass(frozen=True, slots=True)
-class HttpReply:
-    """Reply of status 200 or 404; the `content` of an overlong reply is one byte longer than the limit."""
-
-    status: int
-    content: bytes
-    charset: str
-
-
-class RateLimiter:
-    """Rate limiter that keeps requests at least `1 / per_second` seconds apart."""
-
-    def __init__(self, per_second: float) -> None:
-        self._interval = 1.0 / per_second
-        self._free_at = 0.0
-
-    async def wait(self) -> None:
-        """Wait until the next request may be sent."""
-        now = time.monotonic()
-        at = max(now, self._free_at)
-        self._free_at = at + self._interval
-        await asyncio.sleep(at - now)
-
-    def hold(self, seconds: float) -> None:
-        """Block all requests for this long."""
-        self._free_at = max(self._free_at, time.monotonic() + seconds)
-
-
-class Transport:
-    """Connection to one server with one key and one rate limit. An asynchronous context manager."""
-
-    # Models, index ids and base address are those of chatnoir-api. Its transport is not used: `request_page` serialises
-    # without aliases, so `from` is sent as `start` and every page is the first one; it also blocks and supports neither
-    # Retry-After nor typed errors.
-
-    def __init__(self, settings: ChatNoirSettings, warn: Warn) -> None:
-        """Read the key without sending a request.
-
-        Raises:
-            UsageError: The key has an invalid form.
-        """
-        self.key = _read_key(settings)
-        self._settings, self._warn = settings, warn
-        self._has_reported = False
-        self._limiter = RateLimiter(settings.requests_per_second)
-        self._session: aiohttp.ClientSession | None = None
-
-    async def __aenter__(self) -> Transport:
-        # ChatNoir is a public server, so proxies of the environment are used, as in chatnoir-api.
-        self._session = aiohttp.ClientSession(
-            timeout=aiohttp.ClientTimeout(total=self._settings.request_timeout),
-            cookie_jar=aiohttp.DummyCookieJar(),
-            trust_env=True,
-        )
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        assert self._session is not None
-        await self._session.close()
-
-    async def request(
-        self,
-        what: str,
-        path: str,
-        read: Callable[[HttpReply], ResultT],
-        *,
-        limit: int,
-        params: Mapping[str, str] | None = None,
-        body: bytes | None = None,
-        hint: str = "",
-    ) -> ResultT:
-        """Send a request and return its reply as parsed by `read`; retry transient failures.
-
-        Args:
-            what: Description of the request for errors.
-            path: Path below the base address.
-            read: Parser of the reply; if it raises TransientFailure, the request is sent again.
-            limit: Max bytes of the reply; a longer one is cut after `limit + 1`.
-            params: Query of the address, without the key, since other hosts may log it.
-            body: JSON to send with POST; None sends a GET and follows redirects.
-            hint: End of the error message if all retries fail.
-
-        Raises:
-            UsageError: ChatNoir refuses the key.
-            EngineError: ChatNoir cannot be reached, refuses the request, or fails until the retries end.
-        """
-
-        async def once() -> ResultT:
-            return read(await self._send(path, limit, params, body))
-
-        try:
-            return await retry(once, self._settings.retry_for, TransientFailure, self._report_once)
-        except TransientFailure as error:
-            raise self.error(
-                f"{what}: {error}; all replies so far are in {self._settings.cache}: resume with the same command{hint}"
-            ) from error
-
-    def _report_once(self, failed: TransientFailure) -> None:
-        """Report the first failure that is retried, to explain the wait."""
-        if not self._has_reported:
-            self._has_reported = True
-            place, seconds = self._settings.base_url, self._settings.retry_for
-            self._warn(f"{place}: {failed}; tried again for up to {seconds:g} s (chatnoir.base_url)")
-
-    async def _send(self, path: str, limit: int, params: Mapping[str, str] | None, body: bytes | None) -> HttpReply:
-        """Send a request once, within the rate limit; raise an error for a status other than 200 and 404."""
-        assert self._session is not None, "use the transport as an asynchronous context manager"
-        await self._limiter.wait()
-        method, headers = "GET", {}
-        if body is not None:
-            method, headers = "POST", {"Accept": "application/json", "Content-Type": "application/json"}
-        url = self._settings.base_url + path
-        problem = ""
-        try:
-            # ChatNoir redirects documents to another host, which must not receive the key.
-            async with self._session.request(
-                method, url, params=params, data=body, headers=headers, allow_redirects=body is None
-            ) as response:
-                reply = HttpReply(response.status, await read_body(response, limit), response.charset or "utf-8")
-                requested_wait = parse_retry_after(response.headers.get("Retry-After"))
-        except TimeoutError:
-            problem = f"no answer within {self._settings.request_timeout:g} s"
-        except (aiohttp.ClientError, OSError) as error:
-            problem = f"the connection broke: {type(error).__name__}: {error}"
-        # Raised outside the handler: a chained error would print the reply, which may contain the key.
-        if problem:
-            raise TransientFailure(self.clean(problem))
-        if reply.status in (200, 404):
-            return reply
-        problem = f"HTTP {reply.status}: {self.clean(_extract_message(reply.content))}"
-        if reply.status == 429 or reply.status >= 500:
-            self._wait_as_requested(requested_wait or 0.0, problem)
-            raise TransientFailure(problem)
-        if reply.status == 401:
-            raise UsageError(f"{url}: ChatNoir refuses the key ({problem}); {HOW_TO_GIVE_A_KEY}")
-        if reply.status == 403:
-            raise self.error(
-                f"ChatNoir refuses this address or this key ({problem}); ask its maintainers, or give another key: "
-                + HOW_TO_GIVE_A_KEY
-            )
-        raise self.error(f"{path}: {problem}; is this ChatNoir? see chatnoir.base_url")
-
-    def _wait_as_requested(self, seconds: float, problem: str) -> None:
-        if seconds > self._settings.retry_for:
-            raise self.error(
-                f"{problem}; ChatNoir requests a wait of {seconds:,.0f} s, longer than chatnoir.retry_for; all "
-                f"replies so far are in {self._settings.cache}: resume then with the same command"
-            )
-        if seconds > 0:
-            self._warn(f"ChatNoir: {problem}; waiting for {seconds:,.0f} s as requested")
-            self._limiter.hold(seconds)
-
-    def clean(self, text: str) -> str:
-        """Return a text from a server on one line, without the key, shortened."""
-        if self.key is not None:
-            key = self.key.get_secret_value()
-            for form in {key, quote(key, safe=""), html.escape(key), orjson.dumps(key).decode()[1:-1]}:
-                text = text.replace(form, "[key]")
-        return " ".join(text.split())[:300]
-
-    def error(self, problem: str) -> EngineError:
-        """Return an error that names this server."""
-        return EngineError(f"{self._settings.base_url}: {problem}")
-
-
-def _read_key(settings: ChatNoirSettings) -> SecretStr | None:
-    """Return the key from the configuration or else from the environment."""
-    given = settings.api_key.get_secret_value() if settings.api_key else os.environ.get(API_KEY_VARIABLE, "")
-    key = given.strip()
-    if key and (len(key) < _MIN_KEY_CHARS or not key.isascii() or not key.isprintable() or " " in key):
-        raise UsageError(f"chatnoir.api_key: the key for ChatNoir has an invalid form; {HOW_TO_GIVE_A_KEY}")
-    return SecretStr(key) if key else None
-
-
-def _extract_message(content: bytes) -> str:
-    """Return the message of an error reply: ChatNoir sends `{"code": …, "error": …, "message": …}`, a proxy a page."""
-    try:
-        return str(orjson.loads(content)["message"])
-    except (orjson.JSONDecodeError, KeyError, TypeError):
-        return content.decode("utf-8", errors="replace")
-
-
 MAX_DOCUMENT_BYTES = 4 * 2**20
 # ChatNoir lowers `from` to keep `from + size` within this window, so pages beyond it would repeat.
 MAX_DEPTH = 10_000
 _MAX_PAGE_BYTES = 16 * 2**20
 _MAX_ID = 256
-# Python codecs that are slow on long texts, return lone surrogates or warn; no page uses them.
-_NO_ENCODING_OF_TEXT = {"idna", "punycode", "raw-unicode-escape", "undefined", "unicode-escape", "utf-7"}
 _CONCURRENCY = 8
+
+ResultT = TypeVar("ResultT")
+# Reads a reply: its status, 200 or 404, its content, one byte longer than the limit if too long, and its encoding.
+Read = Callable[[int, bytes, str], ResultT]
 
 
 class ChatNoir:
-    """ChatNoir behind a cache. An asynchronous context manager."""
+    """ChatNoir behind a cache, with one key and one rate limit. An asynchronous context manager."""
+
+    # Models, index ids and base address are those of chatnoir-api. Its transport is not used: `request_page` serialises
+    # without aliases, so `from` is sent as `start` and every page is the first one; it also blocks and supports neither
+    # Retry-After nor typed errors.
 
     def __init__(self, settings: ChatNoirSettings, warn: Warn) -> None:
         """Open the cache without sending a request; only searches that are not cached need a key.
@@ -246,15 +72,23 @@ class ChatNoir:
             DataError: The cache is a file of another program.
         """
         self._settings, self._warn = settings, warn
-        self._transport = Transport(settings, warn)
+        self._key = _read_key(settings)
         self._documents = ChatNoirDocuments(settings)
+        self._has_reported = False
+        # When the next request may be sent.
+        self._free_at = 0.0
 
     async def __aenter__(self) -> ChatNoir:
-        await self._transport.__aenter__()
+        # ChatNoir is a public server, so proxies of the environment are used, as in chatnoir-api.
+        self._session = aiohttp.ClientSession(
+            timeout=aiohttp.ClientTimeout(total=self._settings.request_timeout),
+            cookie_jar=aiohttp.DummyCookieJar(),
+            trust_env=True,
+        )
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        await self._transport.__aexit__()
+        await self._session.close()
         self._documents.close()
 
     async def search(self, query: str, depth: int) -> list[Hit]:
@@ -281,9 +115,7 @@ class ChatNoir:
             page = await self._request_page(query, start, size) if stored is None else stored
             ids = {hit.document_id for hit in page.hits}
             if ids and ids == before:
-                raise self._transport.error(
-                    f"{query!r}: the results from {start} on are those before; paging does not work"
-                )
+                raise self._fail(f"{query!r}: the results from {start} on are those before; paging does not work")
             before = ids
             if stored is None:
                 self._documents.put_page(query, start, size, page)
@@ -312,20 +144,16 @@ class ChatNoir:
         known = self._documents.get_text(hit.document_id)
         if known is not None:
             return known
-        found = await self._transport.request(
-            f"document {hit.document_id}",
-            "cache",
-            _decode_text,
-            limit=MAX_DOCUMENT_BYTES,
-            # Without the key: documents are public.
-            params={"uuid": str(hit.uuid), "index": self._settings.index_id, "raw": "true", "plain": "true"},
-            hint="; name it in chatnoir.leave_out to continue without it",
-        )
+        # Without the key: documents are public.
+        params = {"uuid": str(hit.uuid), "index": self._settings.index_id, "raw": "true", "plain": "true"}
+        what, hint = f"document {hit.document_id}", "; name it in chatnoir.leave_out to continue without it"
+        send = partial(self._send, "GET", "cache", _decode_text, MAX_DOCUMENT_BYTES, params=params)
+        found = await self._request(what, send, hint)
         self._documents.put_text(hit.document_id, found)
         return found
 
     async def _request_page(self, query: str, start: int, size: int) -> Page:
-        key = self._transport.key
+        key = self._key
         if key is None:
             raise UsageError(
                 f"{self._settings.cache}: the search {query!r} is not in this cache, and ChatNoir needs a key; "
@@ -341,44 +169,113 @@ class ChatNoir:
             minimal=False,
             search_method="default",
         )
-        return await self._transport.request(
-            f"search {query!r}",
-            "api/v1/_search",
-            partial(self._parse_page, query, size),
-            limit=_MAX_PAGE_BYTES,
-            body=request.model_dump_json(by_alias=True).encode(),
-        )
+        headers = {"Accept": "application/json", "Content-Type": "application/json"}
+        body = request.model_dump_json(by_alias=True).encode()
+        read = partial(self._parse_page, query, size)
+        send = partial(self._send, "POST", "api/v1/_search", read, _MAX_PAGE_BYTES, headers=headers, data=body)
+        return await self._request(f"search {query!r}", send)
 
-    def _parse_page(self, query: str, size: int, reply: HttpReply) -> Page:
-        if reply.status == 404:
-            raise self._transport.error("HTTP 404: no search here; see chatnoir.base_url")
+    async def _request(self, what: str, send: Callable[[], Awaitable[ResultT]], hint: str = "") -> ResultT:
+        """Return the result of a request; transient failures are retried.
+
+        Args:
+            what: Description of the request for errors.
+            send: Sends it once.
+            hint: End of the error message if all retries fail.
+
+        Raises:
+            UsageError: ChatNoir refuses the key.
+            EngineError: ChatNoir cannot be reached, refuses the request, or fails until the retries end.
+        """
         try:
-            response = SearchResponse.model_validate_json(reply.content)
+            return await retry(send, self._settings.retry_for, TransientFailure, self._report_once)
+        except TransientFailure as error:
+            raise self._fail(
+                f"{what}: {error.reason}; all replies so far are in {self._settings.cache}: resume with the same "
+                f"command{hint}"
+            ) from None
+
+    def _report_once(self, failed: TransientFailure) -> None:
+        """Report the first failure that is retried, to explain the wait."""
+        if not self._has_reported:
+            self._has_reported = True
+            place, seconds = self._settings.base_url, self._settings.retry_for
+            self._warn(f"{place}: {failed}; tried again for up to {seconds:g} s (chatnoir.base_url)")
+
+    async def _send(self, method: str, path: str, read: Read[ResultT], limit: int, **options: Any) -> ResultT:
+        """Send a request once, within the rate limit, and read its reply."""
+        now = time.monotonic()
+        at = max(now, self._free_at)
+        self._free_at = at + 1.0 / self._settings.requests_per_second
+        await asyncio.sleep(at - now)
+        url, problem = self._settings.base_url + path, ""
+        try:
+            # ChatNoir redirects documents to another host, which must not receive the key.
+            async with self._session.request(method, url, allow_redirects=method == "GET", **options) as response:
+                status, charset, content = (
+                    response.status,
+                    response.charset or "utf-8",
+                    await read_body(response, limit),
+                )
+                retry_after = parse_retry_after(response.headers.get("Retry-After"))
+        except (TimeoutError, aiohttp.ClientError, OSError) as error:
+            problem = describe_connection_error(error, self._settings.request_timeout, self._clean)
+        # Raised outside the handler: a chained error would print the reply, which may contain the key.
+        if problem:
+            raise TransientFailure(problem)
+        if status in (200, 404):
+            return read(status, content, charset)
+        problem = f"HTTP {status}: {self._clean(_extract_message(content))}"
+        if status == 429 or status >= 500:
+            raise TransientFailure(problem, retry_after)
+        if status == 401:
+            raise UsageError(f"{url}: ChatNoir refuses the key ({problem}); {HOW_TO_GIVE_A_KEY}")
+        if status == 403:
+            raise self._fail(
+                f"ChatNoir refuses this address or this key ({problem}); ask its maintainers, or give another key: "
+                + HOW_TO_GIVE_A_KEY
+            )
+        raise self._fail(f"{path}: {problem}; is this ChatNoir? see chatnoir.base_url")
+
+    def _parse_page(self, query: str, size: int, status: int, content: bytes, _: str) -> Page:
+        if status == 404:
+            raise self._fail("HTTP 404: no search here; see chatnoir.base_url")
+        response, problem = None, ""
+        try:
+            response = SearchResponse.model_validate_json(content)
         except ValidationError as error:
             first = error.errors()[0]
             problem = f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
         except TypeError as error:  # validators of chatnoir-api do not check types
             problem = str(error)
-        else:
-            return self._check_page(response, query, size)
-        # Raised outside the handler: a chained error would print the reply, which may contain the key.
-        raise TransientFailure(f"a reply of another form: {self._transport.clean(problem)}", max_tries=BROKEN_TRIES)
-
-    def _check_page(self, response: SearchResponse, query: str, size: int) -> Page:
-        clean, error, results = self._transport.clean, self._transport.error, response.results
-        if len(results) > size:
-            raise error(f"{query!r}: {len(results)} results in a page of {size}")
+        if response is None:
+            raise TransientFailure(f"a reply of another form: {self._clean(problem)}", max_tries=BROKEN_TRIES)
+        if len(response.results) > size:
+            raise self._fail(f"{query!r}: {len(response.results)} results in a page of {size}")
         hits = []
-        for result in results:
+        for result in response.results:
             ident = result.trec_id
             if ident is None:
                 continue
-            if not is_word(ident) or len(ident) > _MAX_ID or clean(ident) != ident:
-                raise error(f"{query!r}: a TREC id must be one short printable word, not {clean(ident)!r:.80}")
+            if not is_word(ident) or len(ident) > _MAX_ID:
+                raise self._fail(
+                    f"{query!r}: a TREC id must be one short printable word, not {self._clean(ident)!r:.80}"
+                )
             if result.index != self._settings.index or not math.isfinite(result.score):
-                raise error(f"{query!r}: {ident} is of index {result.index} and has the score {result.score}")
+                raise self._fail(f"{query!r}: {ident} is of index {result.index} and has the score {result.score}")
             hits.append(Hit(document_id=ident, uuid=result.uuid, score=result.score))
-        return Page(hits=hits, unnamed=len(results) - len(hits), total=response.meta.total_results)
+        return Page(hits=hits, unnamed=len(response.results) - len(hits), total=response.meta.total_results)
+
+    def _clean(self, text: str) -> str:
+        """Return a text from a server on one line, without the key, shortened."""
+        if self._key is not None:
+            key = self._key.get_secret_value()
+            for form in {key, quote(key, safe=""), html.escape(key), orjson.dumps(key).decode()[1:-1]}:
+                text = text.replace(form, "[key]")
+        return to_line(text)
+
+    def _fail(self, problem: str) -> EngineError:
+        return EngineError(f"{self._settings.base_url}: {problem}")
 
 
 async def retrieve_chatnoir(
@@ -426,18 +323,33 @@ async def retrieve_chatnoir(
     return rankings
 
 
-def _decode_text(reply: HttpReply) -> str | MissingDocument:
+def _read_key(settings: ChatNoirSettings) -> SecretStr | None:
+    """Return the key from the configuration or else from the environment."""
+    given = settings.api_key.get_secret_value() if settings.api_key else os.environ.get(API_KEY_VARIABLE, "")
+    key = given.strip()
+    if key and (len(key) < _MIN_KEY_CHARS or not key.isascii() or not key.isprintable() or " " in key):
+        raise UsageError(f"chatnoir.api_key: the key for ChatNoir has an invalid form; {HOW_TO_GIVE_A_KEY}")
+    return SecretStr(key) if key else None
+
+
+def _extract_message(content: bytes) -> str:
+    """Return the message of an error reply: ChatNoir sends `{"code": …, "error": …, "message": …}`, a proxy a page."""
+    try:
+        return str(orjson.loads(content)["message"])
+    except (orjson.JSONDecodeError, KeyError, TypeError):
+        return content.decode("utf-8", errors="replace")
+
+
+def _decode_text(status: int, content: bytes, charset: str) -> str | MissingDocument:
     """Return the decoded text of a document, with replacement characters for invalid bytes."""
-    if reply.status == 404:
+    if status == 404:
         return MissingDocument("HTTP 404")
-    if len(reply.content) > MAX_DOCUMENT_BYTES:
+    if len(content) > MAX_DOCUMENT_BYTES:
         return MissingDocument(f"longer than {MAX_DOCUMENT_BYTES:,} bytes")
     try:
-        if codecs.lookup(reply.charset).name in _NO_ENCODING_OF_TEXT:
-            raise LookupError
-        text = reply.content.decode(reply.charset, errors="replace")
+        text = content.decode(charset, errors="replace")
     except (LookupError, ValueError):
-        return MissingDocument(f"in the unknown encoding {reply.charset!r:.40}")
+        return MissingDocument(f"in the unknown encoding {charset!r:.40}")
     if "\0" in text:
         return MissingDocument("not text")
     # ChatNoir sends "None" if its archive lacks the page.

@@ -15,7 +15,7 @@ from tests.expect import raises_at
 from tests.fake_chatnoir import KEY, FakeChatNoir, holds_key, results, search, search_again, settings_for
 from touche_llm.errors import DataError, UsageError
 from touche_llm.retrieval.chatnoir import API_KEY_VARIABLE, ChatNoirDocuments, ChatNoirSettings
-from touche_llm.retrieval.chatnoir_client import Transport
+from touche_llm.retrieval.chatnoir_client import ChatNoir
 
 pytestmark = pytest.mark.usefixtures("chatnoir_alone")
 
@@ -41,10 +41,10 @@ def test_a_key_in_the_wrong_form_is_not_quoted(given: Any) -> None:
 def test_a_key_has_a_min_length(length: int, is_valid: bool) -> None:
     settings = ChatNoirSettings(api_key=SecretStr("k" * length))
     if is_valid:
-        Transport(settings, print)
+        ChatNoir(settings, print)
     else:
         with raises_at(UsageError, "chatnoir.api_key"):
-            Transport(settings, print)
+            ChatNoir(settings, print)
 
 
 @pytest.mark.parametrize(

@@ -249,7 +249,6 @@ async def test_bytes_that_an_encoding_does_not_know_are_replaced(tmp_path: Path)
         ({"texts": {ids(1)[0]: b"a" * (LONGEST + 1)}}, "longer than 100,000 bytes"),
         ({"texts": {ids(1)[0]: b"a"}, "charset": "x-none"}, "in the unknown encoding 'x-none'"),
         ({"texts": {ids(1)[0]: b"a"}, "charset": "zlib"}, "in the unknown encoding 'zlib'"),
-        ({"texts": {ids(1)[0]: b"a"}, "charset": "unicode_escape"}, "in the unknown encoding 'unicode_escape'"),
     ],
 )
 @pytest.mark.usefixtures("shorter_documents")
