@@ -116,7 +116,5 @@ class FakePooling(FakeServer):
         if fault == "locked":
             return web.json_response({"error": {"message": "Unauthorized"}}, status=401)
         tokens = sum(map(count_words, texts))
-        if fault == "truncated":
-            tokens = sum(min(count_words(text), 24) for text in texts)
         model = "another" if fault == "model" else "pooling"
         return web.json_response({**body, "model": model, "usage": {"prompt_tokens": tokens}})

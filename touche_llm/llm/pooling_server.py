@@ -12,7 +12,6 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from touche_llm.data.records import Count
 from touche_llm.data.transport import BROKEN_TRIES
 from touche_llm.errors import EngineError
 from touche_llm.llm.engine import BrokenReply, EngineInfo, Rejected, Transient
@@ -30,12 +29,8 @@ _QUERY = "What is the capital of France?"
 _DOCUMENTS = ("The capital of France is Paris.", "Bananas are yellow and grow in the tropics.", "17")
 # Max difference between results that count as equal.
 _EQUAL = 1e-6
-# Tokens up to which the start-up check tries whether an input is read completely, and tokens that templates may add.
-_MAX_TRIED, _SLACK = 8192, 16
-
-
-class _PromptUsage(msgspec.Struct):
-    prompt_tokens: Count | None = None
+# Tokens that a model adds to a text, at most.
+_OVERHEAD = 8
 
 
 class _Vector(msgspec.Struct):
@@ -47,7 +42,6 @@ class _Vector(msgspec.Struct):
 class _Embeddings(msgspec.Struct):
     data: list[_Vector]
     model: str | None = None
-    usage: _PromptUsage | None = None
 
 
 class _Result(msgspec.Struct):
@@ -58,7 +52,6 @@ class _Result(msgspec.Struct):
 class _Scores(msgspec.Struct):
     results: list[_Result]
     model: str | None = None
-    usage: _PromptUsage | None = None
 
 
 class PoolingServer(HttpClient):
@@ -67,7 +60,6 @@ class PoolingServer(HttpClient):
     Attributes:
         purpose: What the model is for.
         model: Name of the served model.
-        prompt_tokens: Tokens of the last reply; None if it reports none.
     """
 
     def __init__(self, base_url: str, purpose: Purpose, settings: PoolingConfig) -> None:
@@ -76,7 +68,6 @@ class PoolingServer(HttpClient):
         self.purpose: Purpose = purpose
         self.section = SECTIONS[purpose]
         self.model = settings.model or ""
-        self.prompt_tokens: int | None = None
         self._settings = settings
         self._length: int | None = None
 
@@ -89,7 +80,6 @@ class PoolingServer(HttpClient):
         try:
             info = await self._inspect()
             await (self._check_vectors(dimensions) if self.purpose == "embedding" else self._check_scores())
-            await self._check_truncation(info.context, dimensions)
         except (Transient, Rejected) as error:
             hint = f"is the server running there? Set its address with `{self.section}.url`"
             refused = "see the server's log"
@@ -109,7 +99,7 @@ class PoolingServer(HttpClient):
         if dimensions is not None:
             body["dimensions"] = dimensions
         reply = await self.post(_PATHS["embedding"], body, _Embeddings)
-        self._note(reply.model, reply.usage)
+        self.check_model(reply.model, self.model)
         self._check_complete([vector.index for vector in reply.data], len(texts))
         return [self._read_vector(vector) for vector in sorted(reply.data, key=lambda vector: vector.index)]
 
@@ -121,7 +111,7 @@ class PoolingServer(HttpClient):
         """
         body = {"model": self.model, "query": query, "documents": list(documents)}
         reply = await self.post(_PATHS["score"], body, _Scores)
-        self._note(reply.model, reply.usage)
+        self.check_model(reply.model, self.model)
         self._check_complete([result.index for result in reply.results], len(documents))
         scores = []
         for result in sorted(reply.results, key=lambda result: result.index):
@@ -147,12 +137,11 @@ class PoolingServer(HttpClient):
         check = check_context(model.id, model.max_model_len, settings.context, section)
         if check.is_blocking:
             raise EngineError(f"{self.base_url}: {check}")
-        # Tokens that the model adds to a text are few.
         return EngineInfo(
             model=model.id,
             revision=settings.revision,
             context=settings.context or model.max_model_len or 0,
-            overhead=_SLACK // 2,
+            overhead=_OVERHEAD,
             engine=title,
             serving=await read_serving(self, kind, model, None),
         )
@@ -176,29 +165,6 @@ class PoolingServer(HttpClient):
                 "Qwen3-Reranker did so in vLLM 0.11.1 (https://github.com/vllm-project/vllm/issues/27857); check the "
                 "version of the server and its --hf-overrides",
             )
-
-    async def _check_truncation(self, context: int, dimensions: int | None) -> None:
-        """Raise EngineError if the server reads less of a text than its context holds."""
-        text = "word " * min(context - 3 * _SLACK, _MAX_TRIED)
-        try:
-            counted = await self.count_tokens((Message("user", text),))
-        except (Rejected, BrokenReply):
-            return  # a server without `/tokenize`; a text that is too long for the context will be refused
-        if not 0 < counted <= context - 2 * _SLACK:
-            return
-        if self.purpose == "embedding":
-            await self.embed([text], dimensions)
-        else:
-            await self.score(_QUERY, [text])
-        if self.prompt_tokens is not None and self.prompt_tokens < counted:
-            raise self._fail(
-                f"{self.model} cuts a text of {counted} tokens to {self.prompt_tokens} without an error",
-                f"serve it with its whole context, or give the shorter one (`{self.section}.context`)",
-            )
-
-    def _note(self, model: str | None, usage: _PromptUsage | None) -> None:
-        self.check_model(model, self.model)
-        self.prompt_tokens = usage.prompt_tokens if usage is not None else None
 
     def _check_complete(self, indexes: list[int], expected: int) -> None:
         """Raise Transient unless there is one result for each text."""

@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -40,29 +40,31 @@ class VectorFile:
     A killed process loses no row that it stored, since the system writes the mapped pages.
     """
 
-    def __init__(self, path: Path, shape: tuple[int, int]) -> None:
-        """Open the file to read it.
+    def __init__(self, path: Path, shape: tuple[int, int], mode: Literal["r", "r+"] = "r") -> None:
+        """Open the file to read it, or with `r+` to store vectors too; see `open_writer`.
 
         Raises:
             DataError: The file is missing, truncated, or not an array of float16 of this shape.
         """
         self.path = path
         with report_damage(path.parent, "vectors"):
-            self._array = np.load(path, mmap_mode="r", allow_pickle=False)
-            _check_header(self._array, shape)
+            self._array: np.memmap[Any, Any] = np.load(path, mmap_mode=mode, allow_pickle=False)
+            found = self._array.dtype, self._array.shape
+            if found != (np.dtype("<f2"), shape) or not self._array.flags.c_contiguous:
+                raise ValueError(f"{found[0]} of shape {found[1]}, not float16 of shape {shape}")
 
     @classmethod
     def create(cls, path: Path, shape: tuple[int, int]) -> None:
         """Write a file of zeros, without reserving the space on disk."""
         np.lib.format.open_memmap(path, "w+", np.dtype("<f2"), shape).flush()
 
-    @property
-    def dimensions(self) -> int:
-        """Length of the vectors."""
-        return int(self._array.shape[1])
+    def flush(self) -> None:
+        """Write all stored vectors to disk."""
+        self._array.flush()
 
-    def __len__(self) -> int:
-        return len(self._array)
+    def store(self, rows: Sequence[int], vectors: NDArray[np.float32]) -> None:
+        """Store the vectors of rows, scaled to unit length; `vectors` has the shape (rows, dimensions)."""
+        self._array[list(rows)] = scale_to_unit(vectors).astype(np.float16)
 
     def find_missing(self) -> NDArray[np.int64]:
         """Return the rows without a vector, ascending."""
@@ -78,10 +80,10 @@ class VectorFile:
             queries: Vectors of any length other than 0, of shape (queries, dimensions).
         """
         units = scale_to_unit(queries)
-        group = max(_SCORE_BYTES // (4 * max(len(self), 1)), 1)
+        group = max(_SCORE_BYTES // (4 * max(len(self._array), 1)), 1)
         for first in range(0, len(units), group):
             columns = np.ascontiguousarray(units[first : first + group].T)
-            scores = np.empty((columns.shape[1], len(self)), dtype=np.float32)
+            scores = np.empty((columns.shape[1], len(self._array)), dtype=np.float32)
             for start, block in self._read_blocks():
                 scores[:, start : start + len(block)] = (block @ columns).T
             # In place, since the scores take most of the memory.
@@ -90,10 +92,10 @@ class VectorFile:
 
     def _read_blocks(self) -> Iterator[tuple[int, NDArray[np.float32]]]:
         """Yield blocks of rows as float32, with their first rows; the array of a block is used again for the next."""
-        size = max(_BLOCK_BYTES // (4 * self.dimensions), 1)
-        buffer = np.empty((min(size, len(self)), self.dimensions), dtype=np.float32)
+        size = max(_BLOCK_BYTES // (4 * self._array.shape[1]), 1)
+        buffer = np.empty((min(size, len(self._array)), self._array.shape[1]), dtype=np.float32)
         with self.path.open("rb") as stream:
-            for start in range(0, len(self), size):
+            for start in range(0, len(self._array), size):
                 self._read_ahead(stream.fileno(), start + size, size)
                 rows = self._array[start : start + size]
                 buffer[: len(rows)] = rows
@@ -102,24 +104,13 @@ class VectorFile:
     def _read_ahead(self, number: int, start: int, rows: int) -> None:
         """Let the system read rows from disk while others are multiplied, which halves the time of a cold start."""
         if hasattr(os, "posix_fadvise"):
-            width = self._array.itemsize * self.dimensions
+            width = self._array.itemsize * self._array.shape[1]
             place = self._array.offset + start * width
             os.posix_fadvise(number, place, rows * width, os.POSIX_FADV_WILLNEED)
 
 
-class VectorWriter:
-    """Writer of vectors; see `open_writer`."""
-
-    def __init__(self, array: np.memmap[Any, Any]) -> None:
-        self._array = array
-
-    def store(self, rows: Sequence[int], vectors: NDArray[np.float32]) -> None:
-        """Store the vectors of rows, scaled to unit length; `vectors` has the shape (rows, dimensions)."""
-        self._array[list(rows)] = scale_to_unit(vectors).astype(np.float16)
-
-
 @contextmanager
-def open_writer(path: Path, shape: tuple[int, int]) -> Iterator[VectorWriter]:
+def open_writer(path: Path, shape: tuple[int, int]) -> Iterator[VectorFile]:
     """Open a file of vectors to write it, with a lock until the block ends, when all is on disk.
 
     Raises:
@@ -131,13 +122,11 @@ def open_writer(path: Path, shape: tuple[int, int]) -> Iterator[VectorWriter]:
             fcntl.flock(locked, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
             raise UsageError(f"{path}: another process embeds these documents; wait until it ends") from error
-        with report_damage(path.parent, "vectors"):
-            array = np.load(path, mmap_mode="r+", allow_pickle=False)
-            _check_header(array, shape)
+        file = VectorFile(path, shape, "r+")
         try:
-            yield VectorWriter(array)
+            yield file
         finally:
-            array.flush()
+            file.flush()
 
 
 def scale_to_unit(vectors: NDArray[np.float32]) -> NDArray[np.float32]:
@@ -150,11 +139,6 @@ def _is_empty(block: NDArray[np.float32]) -> NDArray[np.bool_]:
     squares = np.einsum("ij,ij->i", block, block)
     found: NDArray[np.bool_] = ~(np.abs(np.sqrt(squares) - 1) <= _ROUNDING)  # also if it is NaN
     return found
-
-
-def _check_header(array: NDArray[Any], shape: tuple[int, int]) -> None:
-    if array.dtype != np.dtype("<f2") or array.shape != shape or not array.flags.c_contiguous:
-        raise ValueError(f"{array.dtype} of shape {array.shape}, not float16 of shape {shape}")
 
 
 FORMAT = 1
@@ -277,16 +261,12 @@ class DenseIndex:
             self._create(vectors.shape[1])
         with open_writer(self._path, self._shape) as writer:
 
-            def store(rows: range, vectors: NDArray[np.float32]) -> None:
-                writer.store(rows, vectors)
+            async def embed(rows: range) -> None:
+                writer.store(rows, vectors if rows is first else await self.embed(client, rows))
                 for _ in rows:
                     done()
 
-            async def embed(rows: range) -> None:
-                store(rows, await self.embed(client, rows))
-
-            store(first, vectors)
-            await map_in_order(embed, others, client.concurrency)
+            await map_in_order(embed, [first, *others], client.concurrency)
         if len(missing := self._open().find_missing()):
             raise DataError(f"{self.folder}: {len(missing)} documents still have no vector; run the same command again")
         self._write_manifest(self._require().model_copy(update={"is_complete": True}))
