@@ -16,7 +16,6 @@ from touche_llm.config import Config
 from touche_llm.errors import EngineError, ReplayMiss, UsageError
 from touche_llm.llm.cache import Cache, CacheMode
 from touche_llm.pipeline import stages as pipeline
-from touche_llm.pipeline.config_file import load_config
 
 RUN_FILES = ("run.txt", "judgments.jsonl", "failures.jsonl", "comparisons.jsonl", "stances.jsonl")
 
@@ -129,13 +128,13 @@ async def test_a_run_whose_runner_failed_resumes_with_what_is_missing(
 
 
 @pytest.mark.parametrize("status", [500, 503, 429])
-async def test_a_request_without_an_answer_is_sent_in_two_more_rounds_and_then_fails_without_being_stored(
+async def test_a_request_without_an_answer_is_sent_once_more_and_then_fails_without_being_stored(
     status: int, programs: Programs, tmp_path: Path
 ) -> None:
     programs.behave(broken=1, status=status)
     config = config_of(tmp_path, programs, rank="judge", stance__depth=0)
     outcome = await run_by_files(config, tmp_path / "out", Silent())
-    assert sent(programs) == [4, 1, 1]
+    assert sent(programs) == [4, 1]
     (failure,) = outcome.failures
     assert failure.attempts[-1].kind == "server_error" and f"HTTP {status}" in failure.attempts[-1].reason
     with Cache(config.cache.file) as cache:
@@ -143,7 +142,7 @@ async def test_a_request_without_an_answer_is_sent_in_two_more_rounds_and_then_f
     # The server was at fault, so the same command sends the request again.
     programs.behave()
     assert (await run_by_files(config, tmp_path / "out", Silent())).failures == []
-    assert sent(programs)[3:] == [1]
+    assert sent(programs)[2:] == [1]
 
 
 async def test_a_request_that_fails_after_an_unusable_answer_names_both_attempts(
@@ -154,7 +153,7 @@ async def test_a_request_that_fails_after_an_unusable_answer_names_both_attempts
     outcome = await run_by_files(config, tmp_path / "out", Silent())
     kinds = [[(item.sample, item.kind) for item in failure.attempts] for failure in outcome.failures]
     assert kinds == [[(0, "not_json"), (1, "server_error")]] * 4
-    assert sent(programs) == [4, 4, 4]
+    assert sent(programs) == [4, 4]
 
 
 async def test_a_rejected_request_is_a_stored_failure_and_sent_again_only_if_wanted(
@@ -179,25 +178,6 @@ async def test_a_stage_without_any_answer_ends_the_run(config: Config, programs:
     assert sent(programs) == [4]
     programs.behave()
     assert (await run_by_files(config, tmp_path / "out", Silent())).failures == []
-
-
-@pytest.mark.parametrize(("limit", "sizes"), [(2, [4, 1, 1]), (1, [4, 1])])
-async def test_after_an_interruption_a_few_requests_without_an_answer_are_failures(
-    limit: int, sizes: list[int], programs: Programs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    config = config_of(tmp_path, programs, rank="judge", stance__depth=0)
-    monkeypatch.setattr(rounds, "_MAX_UNANSWERED", limit)
-    programs.behave(broken=1, fails_in_call=2)
-    with pytest.raises(EngineError):
-        await run_by_files(config, tmp_path / "out", Silent())
-    programs.behave(broken=1)
-    (programs.folder / "calls").unlink()
-    if limit > 1:
-        assert len((await run_by_files(config, tmp_path / "out", Silent())).failures) == 1
-    else:
-        with pytest.raises(EngineError, match="HTTP 500"):
-            await run_by_files(config, tmp_path / "out", Silent())
-    assert sent(programs) == sizes[1:]
 
 
 async def test_questions_without_a_usable_answer_are_failures_and_sent_again_once_if_wanted(
@@ -226,21 +206,6 @@ async def test_only_the_first_round_repeats_earlier_failures(programs: Programs,
     programs.behave(says="Well.", broken=1, status=400)
     outcome = await run_by_files(with_cache(config, retry_failures=True), tmp_path / "out", Silent())
     assert (sent(programs)[3:], len(outcome.failures)) == ([4, 3, 2], 4)
-
-
-@pytest.mark.parametrize(("answered", "may_fail"), [(3, True), (2, False)])
-async def test_fewer_than_32_requests_may_be_without_an_answer_if_others_have_one(
-    answered: int, may_fail: bool, programs: Programs, tmp_path: Path
-) -> None:
-    flags: dict[str, Any] = {"rank": "judge", "stance__depth": 0}
-    await run_by_files(config_of(tmp_path, programs, topic=("7",), depth=answered, **flags), tmp_path / "7", Silent())
-    programs.behave(broken=34)
-    config = config_of(tmp_path, programs, topic=("7", "12"), depth=17, **flags)
-    if may_fail:
-        assert len((await run_by_files(config, tmp_path / "out", Silent())).failures) == 31
-    else:
-        with pytest.raises(EngineError, match="HTTP 500"):
-            await run_by_files(config, tmp_path / "out", Silent())
 
 
 async def test_a_round_has_a_limited_number_of_requests(
@@ -318,12 +283,3 @@ async def test_files_of_another_program_are_not_replaced(config: Config, program
         await answer_stage("judge", config, mine.parent, Silent())
     assert caught.value.location == str(mine)
     assert (mine.read_text(), programs.calls()) == ("mine", [])
-
-
-def test_a_configuration_of_the_former_engine_opens_as_batch_files_answered_by_ray(tmp_path: Path) -> None:
-    file = tmp_path / "config.yaml"
-    file.write_text("engine: {name: ray, model: models/tiny, context: 512, options: {concurrency: [4, 8]}}\n")
-    config = load_config(file, {"topics": "topics.xml", "corpus": "corpus.jsonl"})
-    assert (config.engine.name, config.engine.runner) == ("batch", "ray")
-    assert (config.engine.model_name, config.engine.context) == ("tiny", 512)
-    assert config.engine.options == {"concurrency": [4, 8]}

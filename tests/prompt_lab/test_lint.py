@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import asyncio
 import csv
-import os
 from collections.abc import Iterable
 from contextlib import nullcontext
 from pathlib import Path
@@ -14,10 +13,10 @@ from touche_llm.cli.prompts_try import FileChanges
 from touche_llm.corpus.args_me import HEADER as COLUMNS
 from touche_llm.data.records import Topic
 from touche_llm.errors import DataError, UsageError
-from touche_llm.llm.answers import AnswerForm, build_schema, list_fields
+from touche_llm.llm.answers import AnswerForm
 from touche_llm.llm.cache import Cache, Entry
 from touche_llm.pipeline.corpora import open_local_corpus
-from touche_llm.prompt_lab.lint import CheckedPrompt, check, detect_changed_text, list_schema_problems
+from touche_llm.prompt_lab.lint import CheckedPrompt, check, detect_changed_text
 from touche_llm.prompt_lab.prefix_sharing import (
     Messages,
     PromptPart,
@@ -184,27 +183,6 @@ def test_a_prompt_that_compares_is_rendered_with_two_documents_and_for_each_obje
     assert found.startswith(str(tmp_path))
 
 
-def test_the_longest_schema_of_an_order_is_checked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = with_line(tmp_path, "order", "")
-    _, prompt = load_named(get_task("comparative"), str(path))
-    lengths = {}
-    for number in range(2, MAX_DOCUMENTS + 1):
-        (field,) = list_fields(build_schema(prompt.answer_for(TOPICS[0], number), prompt.header.form)).values()
-        lengths[number] = len(field["pattern"])
-    longest = max(lengths.values())
-    for limit, problems in ((longest, 0), (longest - 1, 1)):
-        monkeypatch.setattr("touche_llm.prompt_lab.lint._MAX_PATTERN_CHARS", limit)
-        assert len(checked(path).of("error")) == problems
-
-
-def test_what_is_no_file_does_not_keep_anybody_waiting(tmp_path: Path) -> None:
-    (tmp_path / "comparative").mkdir()
-    os.mkfifo(tmp_path / "comparative" / "judge.jinja")
-    found = find_prompt(get_task("comparative"), "judge", tmp_path)
-    assert found.loaded is None and "judge.jinja: cannot read the prompt: not a regular file" in found.error
-    assert find_prompts(get_task("comparative"), tmp_path)
-
-
 def test_a_template_that_fails_for_some_topic_is_an_error_that_names_it(tmp_path: Path) -> None:
     path = template(tmp_path, RULES + ANSWER, SHOWN + "{{ topic.narrative.split()[0] }}\n{{ document }}")
     (bare,) = checked(path).of("error")
@@ -269,44 +247,6 @@ def cassette(folder: Path, entries: Iterable[Entry]) -> Path:
     path = folder / "some.jsonl"
     path.write_text("".join(entry.to_json().decode() + "\n" for entry in entries))
     return path
-
-
-def schema(**fields: Any) -> dict[str, Any]:
-    return {"type": "object", "properties": fields, "required": list(fields), "additionalProperties": False}
-
-
-@pytest.mark.parametrize(
-    ("given", "problem"),
-    [
-        (schema(a={"type": "integer", "minimum": 0}), "a: must be an enumeration or have a pattern"),
-        (schema(a={"type": "string", "pattern": "^a$", "maxLength": 9}), "and nothing else"),
-        (schema(a={"enum": []}), "0 labels"),
-        (schema(a={"enum": ["x\ny"]}), "printable"),
-        (schema(a={"enum": [True]}), "labels must be integers"),
-        (schema(a={"type": "string", "pattern": "a{1,3}"}), "must begin with ^"),
-        (schema(a={"type": "string", "pattern": "^a+$"}), "unbounded length"),
-        (schema(a={"type": "string", "pattern": "^[ab]{2,}$"}), "unbounded length"),
-        (schema(a={"type": "string", "pattern": f"^{'a' * 20_000}$"}), "characters, more than"),
-        ({**schema(a={"enum": ["x"]}), "additionalProperties": True}, "must be closed"),
-        ({**schema(a={"enum": ["x"]}), "required": []}, "all fields required"),
-    ],
-)
-def test_what_not_every_engine_enforces_of_a_schema_is_told(given: dict[str, Any], problem: str) -> None:
-    assert any(problem in each for each in list_schema_problems(given))
-
-
-@pytest.mark.parametrize("labels", [1, 1000, 1001])
-def test_a_field_has_one_label_to_a_thousand(labels: int) -> None:
-    assert len(list_schema_problems(schema(a={"enum": list(range(labels))}))) == (labels > 1000)
-
-
-@pytest.mark.parametrize("form", [form for form in AnswerForm if form is not AnswerForm.TEXT])
-def test_the_schema_of_every_form_is_one_that_engines_enforce(form: AnswerForm) -> None:
-    assert list_schema_problems(build_schema(get_task("arguments_2021").question.answer, form)) == []
-
-
-def test_signs_of_repetition_in_a_class_or_escaped_are_signs() -> None:
-    assert list_schema_problems(schema(a={"type": "string", "pattern": r"^[*+]{1,3}\+$"})) == []
 
 
 # Texts that begin alike, so that only rendering with others can tell where a topic's part ends.

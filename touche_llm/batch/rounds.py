@@ -134,8 +134,6 @@ def _count_outcomes(replies: Replies, engine: RecordingEngine, cache: Cache, res
 # Requests of a round, which an interruption loses: `vllm run-batch` writes its responses at the end. More would lose
 # more, fewer would load the model more often (about a minute each).
 _ROUND_REQUESTS = 50_000
-# As over HTTP, so many requests without any answer are the engine's fault.
-_MAX_UNANSWERED = 32
 
 
 async def run_by_files(config: Config, folder: Path, progress: Progress, *, overwrite: bool = False) -> RunResult:
@@ -158,8 +156,8 @@ async def answer_stage(
     """Run the engine's runner on the requests of a stage, in rounds, until the cache holds all answers.
 
     A round answers requests that do not depend on pending answers. Answers of finished rounds stay in the cache, so
-    the same command resumes an interrupted stage. When two rounds in a row yield no answer, the requests of the last
-    are lost. A replay sends nothing.
+    the same command resumes an interrupted stage. When a round yields no answer, its requests are lost. A replay sends
+    nothing.
 
     Returns:
         Reasons of the lost requests by key: the stage records them as failures, as over HTTP, and the cache does not.
@@ -179,7 +177,7 @@ async def answer_stage(
     tokenizer = check_model_folder(config.engine.model)
     directory.create()
     lost: dict[str, str] = {}
-    has_answers = was_empty = False
+    has_answers = False
     with directory.lock(f"batch {stage}", progress.warn):
         for number in count(1):
             export = await pending_requests(stage, config, folder, tokenizer, progress, lost=lost)
@@ -191,13 +189,12 @@ async def answer_stage(
             result = await _run_round(number, export, folder, progress, lost)
             if result.done:
                 break
-            is_empty = not (result.stored or result.unusable or result.refused)
-            has_answers = has_answers or not is_empty
-            if not has_answers:
-                _check_failed_round(export, result)
-            if is_empty and was_empty:
+            if result.stored or result.unusable or result.refused:
+                has_answers = True
+            elif has_answers or export.cached:
                 lost |= result.unanswered
-            was_empty = is_empty
+            else:
+                raise _describe_failed_round(export, result)
             # Only the first round repeats earlier failures.
             config = config.model_copy(update={"cache": config.cache.model_copy(update={"retry_failures": False})})
     return lost
@@ -223,17 +220,11 @@ async def _run_round(number: int, export: Export, folder: Path, progress: Progre
     return result
 
 
-def _check_failed_round(export: Export, result: Import) -> None:
-    """Raise EngineError if the engine seems unusable: a round had no answer, and no earlier round of this command had.
-
-    A few requests without an answer are accepted if the cache answers others of the stage: they may be the rest of an
-    interrupted run, which has to end like one without an interruption.
-    """
-    if export.cached and len(export.requests) < _MAX_UNANSWERED:
-        return
+def _describe_failed_round(export: Export, result: Import) -> EngineError:
+    """Return the error of an engine that has answered no request of a stage."""
     log = export.batch.config.cache.file.with_name(LOG)
     problems = "; ".join(f"{len(reasons):,} {kind}, as {reasons[0]}" for kind, reasons in result.errors.items())
-    raise EngineError(
+    return EngineError(
         f"{log}: no response of this round of `{export.batch.stage}` contains an answer: {problems}; fix the cause, "
         "which may be in the log, and run the same command again: earlier answers are in the cache"
     )

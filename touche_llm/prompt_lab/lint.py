@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, get_args
 
 from touche_llm.data.records import Topic
 from touche_llm.errors import DataError, PromptError
 from touche_llm.judging.pointwise import Documents
-from touche_llm.llm.answers import AnswerForm, build_schema, get_labels, list_fields
+from touche_llm.llm.answers import AnswerForm, get_labels
 from touche_llm.llm.cache import Cache
 from touche_llm.prompt_lab.prefix_sharing import (
     Count,
@@ -23,8 +23,7 @@ from touche_llm.prompt_lab.prefix_sharing import (
 )
 from touche_llm.prompt_lab.trial import Material, Subject, Texts, ask
 from touche_llm.prompts.prompt import Prompt, Purpose
-from touche_llm.prompts.purposes import MAX_DOCUMENTS, find_prompt, list_copyable_answers, purposes_of
-from touche_llm.ranking.comparer import MAX_CHOICES
+from touche_llm.prompts.purposes import find_prompt, list_copyable_answers, purposes_of
 from touche_llm.ranking.steps import RankingSettings
 from touche_llm.tasks import TASKS
 from touche_llm.tasks.definition import Objective
@@ -33,12 +32,10 @@ from touche_llm.tasks.task import Task
 Level = Literal["error", "warning"]
 # Maximum share and characters of fixed text after the topic or the documents: field names, a last line.
 _MAX_SHARE_BEHIND, _MAX_CHARS_BEHIND = 0.25, 200
-# Limits of an answer schema; engines compile a larger one slowly or reject it.
-_MAX_LABELS, _MAX_PATTERN_CHARS = 1000, 20_000
+# Engines compile a schema with more labels slowly or reject it.
+_MAX_LABELS = 1000
 # Words that are not labels.
 _PLAIN = "x y"
-_UNBOUNDED = re.compile(r"(?<!\\)(?:\*|\+|\{\d*,\})")
-_CLASS = re.compile(r"\[(?:\\.|[^\]\\])*\]")
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +90,7 @@ async def check(task: Task, purpose: Purpose, prompt: Prompt, material: Material
     linter.check_labels(*plain)
     for problem in list_copyable_answers(prompt):
         linter.warn(problem)
-    linter.check_schemas(material.topics)
+    linter.check_answers(material.topics)
     lengths = await linter.count_lengths(material.topics, count)
     try:
         await linter.check_order(*plain)
@@ -134,37 +131,6 @@ def _whose(prompt: Prompt, digest: str) -> str:
     of_task = TASKS.get(task)
     own = find_prompt(of_task, name).loaded if of_task is not None and name in purposes_of(of_task) else None
     return "the project's own" if own is not None and own[1].hash == digest else "which is not the project's own"
-
-
-def list_schema_problems(schema: Mapping[str, Any]) -> list[str]:
-    """List the parts of an answer schema that a structured-output backend may not enforce or compiles slowly.
-
-    Closed flat objects and arrays of enumerations and of short patterns for whole texts of bounded length are safe.
-    """
-    found, fields = [], list_fields(schema)
-    closed = {"required": list(fields), "additionalProperties": False}
-    if schema["type"] != "object":
-        closed = {"items": False, "minItems": len(fields), "maxItems": len(fields)}
-    if any(schema.get(name) != value for name, value in closed.items()):
-        found.append("it must be closed, with all fields required")
-    for name, schema_of_field in fields.items():
-        values = {key: value for key, value in schema_of_field.items() if key != "title"}
-        if set(values) == {"enum"}:
-            if not 0 < len(values["enum"]) <= _MAX_LABELS:
-                found.append(f"{name}: {len(values['enum']):,} labels; expected 1 to {_MAX_LABELS:,}")
-            if any(type(label) not in (int, str) or not str(label).isprintable() for label in values["enum"]):
-                found.append(f"{name}: labels must be integers or printable texts")
-        elif set(values) == {"type", "pattern"} and values["type"] == "string":
-            pattern = values["pattern"]
-            if len(pattern) > _MAX_PATTERN_CHARS:
-                found.append(f"{name}: a pattern of {len(pattern):,} characters, more than {_MAX_PATTERN_CHARS:,}")
-            if not (pattern.startswith("^") and pattern.endswith("$")):
-                found.append(f"{name}: the pattern must begin with ^ and end with $")
-            if _UNBOUNDED.search(_CLASS.sub("c", pattern)):
-                found.append(f"{name}: the pattern allows texts of unbounded length")
-        else:
-            found.append(f"{name}: must be an enumeration or have a pattern, and nothing else")
-    return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -283,20 +249,19 @@ class _Linter:
                 f"the start of the topic: {behind}; put the instructions first"
             )
 
-    def check_schemas(self, topics: Sequence[Topic]) -> None:
-        numbers: tuple[int, ...] = (1,)
-        if self.purpose.depends_on == "documents":
-            # The schema of an order of up to six documents is of another kind, and the longest.
-            numbers = (2, 6, 7, MAX_CHOICES if self.purpose.name == "best" else MAX_DOCUMENTS)
+    def check_answers(self, topics: Sequence[Topic]) -> None:
+        """Check that each topic has labels to answer with, and not too many."""
+        number = 2 if self.purpose.depends_on == "documents" else 1
         for topic in topics if self.purpose.depends_on == "topic" else topics[:1]:
-            for number in numbers:
-                try:
-                    answer = self.prompt.answer_for(topic, number)
-                    problems = list_schema_problems(build_schema(answer, self.prompt.header.form))
-                except DataError as error:
-                    problems = [str(error)]
-                for problem in problems:
-                    self.error(f"topic {topic.id}: answer schema: {problem}")
+            try:
+                labels = get_labels(self.prompt.answer_for(topic, number))
+            except DataError as error:
+                self.error(f"topic {topic.id}: answer schema: {error}")
+                continue
+            for name, allowed in labels.items():
+                if len(allowed) > _MAX_LABELS:
+                    problem = f"{len(allowed):,} labels; expected at most {_MAX_LABELS:,}"
+                    self.error(f"topic {topic.id}: answer schema: {name}: {problem}")
 
     async def count_lengths(self, topics: Sequence[Topic], count: Count) -> list[tuple[str, int]]:
         """Count the tokens of the prompt for each topic, without documents."""
