@@ -77,8 +77,8 @@ def test_no_answers_lead_out_of_the_bounds(
         return shown[:count] if generator.random() < trust else generator.sample(shown, count)
 
     requests = count_requests(name, documents, own, choose)
-    assert found.count_least({}) <= requests <= found.most
-    assert found.least.total() <= found.most and all(2 <= shown <= documents for shown in found.least)
+    assert found.count_min({}) <= requests <= found.max
+    assert found.min_by_size.total() <= found.max and all(2 <= shown <= documents for shown in found.min_by_size)
 
 
 def try_all(name: str, documents: int, own: Any) -> set[int]:
@@ -122,7 +122,7 @@ def try_all(name: str, documents: int, own: Any) -> set[int]:
 def test_for_few_documents_both_bounds_are_reached(name: str, documents: int, own: Mapping[str, object]) -> None:
     given = settings_of(name, **own)
     found, seen = bounds_of(name, documents, given), try_all(name, documents, given)
-    assert (min(seen), max(seen)) == (found.count_least({}), found.most)
+    assert (min(seen), max(seen)) == (found.count_min({}), found.max)
 
 
 def test_small_groups_of_a_tournament_can_repeat() -> None:
@@ -131,9 +131,9 @@ def test_small_groups_of_a_tournament_can_repeat() -> None:
     seen = {count_requests("tournament", 7, own, random.Random(seed).sample) for seed in range(300)} | {
         count_requests("tournament", 7, own, lambda shown, count: shown[:count])
     }
-    assert max(seen) == found.most and found.count_least({}) <= min(seen) < found.most
+    assert max(seen) == found.max and found.count_min({}) <= min(seen) < found.max
     # Larger groups are hardly ever shuffled alike.
-    assert bounds_of("tournament", 30, settings_of("tournament")).count_least({}) == 2 * (3 + 2 + 1)
+    assert bounds_of("tournament", 30, settings_of("tournament")).count_min({}) == 2 * (3 + 2 + 1)
 
 
 def test_steps_share_only_questions_about_equally_many_documents_and_stored_answers_need_no_request() -> None:
@@ -141,8 +141,8 @@ def test_steps_share_only_questions_about_equally_many_documents_and_stored_answ
     own = RankingSettings.model_validate({"setwise": {"top": 1}, "listwise": {"window": 6, "stride": 3}})
     found = bound_requests("best", steps, own, "1", 20)
     # 12 pairs of `pairwise` may have the 10 of `sliding`; 12 documents in a heap: three nodes of three and one of two.
-    assert (found.least, found.most) == ({2: 12, 4: 3, 3: 1}, 12 + 30 + 5)
-    assert found.count_least({2: 20, 4: 1}) == 3
-    assert found.scale(2).count_least({}) == 2 * 16
-    assert bound_requests("order", steps, own, "1", 20).least == {6: 3}
-    assert bound_requests("order", steps, own, "1", 1).most == 0
+    assert (found.min_by_size, found.max) == ({2: 12, 4: 3, 3: 1}, 12 + 30 + 5)
+    assert found.count_min({2: 20, 4: 1}) == 3
+    assert found.scale(2).count_min({}) == 2 * 16
+    assert bound_requests("order", steps, own, "1", 20).min_by_size == {6: 3}
+    assert bound_requests("order", steps, own, "1", 1).max == 0

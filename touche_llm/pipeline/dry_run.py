@@ -146,11 +146,11 @@ def _bound_comparisons(
             ).scale(requests)
             for topic_id in stored
         }
-        if any(each.count_least({}) < each.most for each in bounds.values()):
+        if any(each.count_min({}) < each.max for each in bounds.values()):
             least = sum(
-                max(topic_id in found.topics, each.count_least(stored[topic_id])) for topic_id, each in bounds.items()
+                max(topic_id in found.topics, each.count_min(stored[topic_id])) for topic_id, each in bounds.items()
             )
-            yield prompt.name, (least, sum(each.most for each in bounds.values()))
+            yield prompt.name, (least, sum(each.max for each in bounds.values()))
 
 
 def _make_opener(engine: RecordingEngine, model: ModelClient) -> OpenPooling:

@@ -39,7 +39,19 @@ _DECODER = json.JSONDecoder()
 
 def purposes_of(task: Task) -> dict[str, Purpose]:
     """Return the purposes of a task's prompts, by name."""
-    return {purpose.name: purpose for purpose in _list_purposes(task)}
+    questions = {"judge": task.question, "sentence": task.sentence_question, "stance": task.stance_question}
+    found = [
+        Purpose(name, question.template_variables, _choose_answer(question), question=question)
+        for name, question in questions.items()
+        if question is not None
+    ]
+    if (build := task.objects_answer) is not None:
+        found.append(Purpose("objects", {"topic": True}, lambda header, topic, _: build(topic), "topic"))
+    found.append(Purpose("queries", {"topic": True}, lambda *_: AlternativeQueries))
+    variables = list_template_variables(task.question)
+    for name, answer in (("best", build_best_answer), ("order", build_order_answer)):
+        found.append(Purpose(name, variables, _ignore_topic(answer), "documents", task.question, _SHARED))
+    return {purpose.name: purpose for purpose in found}
 
 
 def load(task: Task, purpose: Purpose, name: str, folder: Path | None = None) -> Prompt:
@@ -127,23 +139,6 @@ def check_template(prompt: Prompt, question: Question) -> None:
         raise PromptError(f"{prompt.path}: shows nothing of `topic`; insert its `title`, `description` or `narrative`")
 
 
-def _list_purposes(task: Task) -> Iterator[Purpose]:
-    for name, question in (
-        ("judge", task.question),
-        ("sentence", task.sentence_question),
-        ("stance", task.stance_question),
-    ):
-        if question is not None:
-            yield Purpose(name, question.template_variables, _choose_answer(question), question=question)
-    build = task.objects_answer
-    if build is not None:
-        yield Purpose("objects", {"topic": True}, lambda header, topic, _: build(topic), "topic")
-    yield Purpose("queries", {"topic": True}, lambda *_: AlternativeQueries)
-    for name, answer in (("best", build_best_answer), ("order", build_order_answer)):
-        variables = list_template_variables(task.question)
-        yield Purpose(name, variables, _ignore_topic(answer), "documents", task.question, _SHARED)
-
-
 def _choose_answer(question: Question) -> AnswerByHeader:
     return lambda header, topic, documents: (header.position and question.position_answer) or question.answer
 
@@ -216,7 +211,6 @@ def _permutations(labels: str) -> str:
 
 
 _REFERENCE = re.compile(r"""\{%[-+]?\s*(?:extends|include|import|from)\s+["']([^"']+)["']""")
-_MAX_FILES = 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -276,7 +270,7 @@ def list_files(template: Path) -> set[Path]:
     """Return the files of a template, even if it does not load; some of them may not exist."""
     found: set[Path] = set()
     waiting = [template]
-    while waiting and len(found) < _MAX_FILES:
+    while waiting:
         path = waiting.pop()
         if path not in found:
             found.add(path)

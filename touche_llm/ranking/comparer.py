@@ -40,18 +40,18 @@ class RequestBounds:
     """Bounds of the number of comparisons.
 
     Attributes:
-        least: Minimum by the number of documents shown, since only questions about equally many can be equal.
+        min_by_size: Minimum by the number of documents shown, since only questions about equally many can be equal.
         repeats: Number of these that can be equal to an earlier one, and so need no request.
-        most: Maximum.
+        max: Maximum.
     """
 
-    least: Counter[int] = field(default_factory=Counter)
+    min_by_size: Counter[int] = field(default_factory=Counter)
     repeats: int = 0
-    most: int = 0
+    max: int = 0
 
     @classmethod
     def exactly(cls, questions: Mapping[int, int]) -> RequestBounds:
-        """Return the bounds of a method that asks so many questions, by the number of documents, in any case."""
+        """Return the bounds of a method that sends so many questions, by the number of documents, in any case."""
         return cls(Counter(questions), 0, sum(questions.values()))
 
     @classmethod
@@ -59,17 +59,18 @@ class RequestBounds:
         """Return the bounds of several steps; a question that they have in common is sent once."""
         joined = cls()
         for step in steps:
-            joined = cls(joined.least | step.least, joined.repeats + step.repeats, joined.most + step.most)
+            sizes = joined.min_by_size | step.min_by_size
+            joined = cls(sizes, joined.repeats + step.repeats, joined.max + step.max)
         return joined
 
     def scale(self, factor: int) -> RequestBounds:
         """Return the bounds if each question takes so many requests."""
-        least = Counter({shown: count * factor for shown, count in self.least.items()})
-        return RequestBounds(least, self.repeats * factor, self.most * factor)
+        sizes = Counter({shown: count * factor for shown, count in self.min_by_size.items()})
+        return RequestBounds(sizes, self.repeats * factor, self.max * factor)
 
-    def count_least(self, stored: Mapping[int, int]) -> int:
+    def count_min(self, stored: Mapping[int, int]) -> int:
         """Return the minimum if so many answers are stored, by the number of documents."""
-        return max(0, (self.least - Counter(stored)).total() - self.repeats)
+        return max(0, (self.min_by_size - Counter(stored)).total() - self.repeats)
 
 
 # Engines send at most 20 alternatives per token, so the probabilities of more labels could not all be read.
@@ -257,10 +258,10 @@ class Comparer:
         model, max_tokens = self.builder.model, self.document_tokens
         bare = self._build_request(kind, [CUT_MARK] * documents, ())
         room = model.engine_info.context - bare.max_tokens
-        most = await model.bound_tokens(bare)
-        if isinstance(most, FailedRequest):
-            return most
-        if most + documents * max_tokens <= room:
+        bound = await model.bound_tokens(bare)
+        if isinstance(bound, FailedRequest):
+            return bound
+        if bound + documents * max_tokens <= room:
             return max_tokens
         counted = await model.count_tokens(bare)
         if isinstance(counted, FailedRequest):

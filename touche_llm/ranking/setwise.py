@@ -45,8 +45,8 @@ class Setwise(RankingMethod):
         shown = Counter(min(width, size - width * node - 1) + 1 for node, size in sifts)
         below = min(width, documents - 1 - width)
         repeats = int(self.top > 1 and below > 0 and last <= below + 1)
-        most = sum(_count_levels(node, size, width) for node, size in sifts)
-        return RequestBounds(shown, repeats, most).scale(orders)
+        maximum = sum(_count_levels(node, size, width) for node, size in sifts)
+        return RequestBounds(shown, repeats, maximum).scale(orders)
 
     async def rerank(self, documents: list[str], comparer: Comparer) -> list[ScoredDocument]:
         """Rank the best `top` documents by heapsort, followed by the others in their order."""
@@ -112,8 +112,8 @@ class Insertion(Setwise):
         rest = max(0, documents - self.top)
         full, short = divmod(rest, self.children)
         blocks = Counter({self.children + 1: full * orders}) + Counter({short + 1: (short > 0) * orders})
-        most = rest * (1 + (self.top - 1).bit_length()) * orders
-        return RequestBounds(heap.least + blocks, heap.repeats, heap.most + most)
+        maximum = heap.max + rest * (1 + (self.top - 1).bit_length()) * orders
+        return RequestBounds(heap.min_by_size + blocks, heap.repeats, maximum)
 
     async def rerank(self, documents: list[str], comparer: Comparer) -> list[ScoredDocument]:
         """Rank the best `top` documents, followed by the others in their order.

@@ -115,9 +115,9 @@ def _parse(text: str) -> Step:
             f"{text!r:.80}: no such step; write {JUDGE}, or with a number of documents, as pairwise:10, one of "
             f"{', '.join(_WITH_DEPTH)}"
         )
-    most = METHODS[name].max_depth if name in METHODS else _MAX_DEPTH
-    if not depth.isascii() or not depth.isdigit() or len(depth) > 9 or not 2 <= int(depth) <= most:
-        raise ValueError(f"{text!r:.80}: needs the number of documents to rank, from 2 to {most}, as {name}:10")
+    limit = METHODS[name].max_depth if name in METHODS else _MAX_DEPTH
+    if not depth.isascii() or not depth.isdigit() or len(depth) > 9 or not 2 <= int(depth) <= limit:
+        raise ValueError(f"{text!r:.80}: needs the number of documents to rank, from 2 to {limit}, as {name}:10")
     return Step(name, int(depth))
 
 

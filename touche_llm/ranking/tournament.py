@@ -53,10 +53,10 @@ class Tournament(RankingMethod):
                         found[tuple(places)] += 1
             groups += found.total()
             later |= found
-        least = Counter(len(places) - 1 for places in first)
+        by_size = Counter(len(places) - 1 for places in first)
         for order, count in later.items():
-            least[len(order)] += count
-        return RequestBounds(least, 0, len(first) + groups)
+            by_size[len(order)] += count
+        return RequestBounds(by_size, 0, len(first) + groups)
 
     async def rerank(self, documents: list[str], comparer: Comparer) -> list[ScoredDocument]:
         """Rank the documents by their points, equal ones in the given order.
