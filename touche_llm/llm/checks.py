@@ -24,7 +24,7 @@ from touche_llm.llm.answers import (
     parse_answer,
 )
 from touche_llm.llm.chat import ChatReply, ChatServer, read_completion
-from touche_llm.llm.engine import BrokenReply, Completion, EngineInfo, MissingLogprobs, Rejected
+from touche_llm.llm.engine import BrokenReply, Completion, EngineInfo, MissingLogprobs, Rejected, ServedModel
 from touche_llm.llm.logprobs import LOGPROB_ROUNDING, Label, read_label
 from touche_llm.llm.request import (
     Message,
@@ -34,7 +34,6 @@ from touche_llm.llm.request import (
     continue_thought,
     place_system_message,
 )
-from touche_llm.llm.server_info import ServedModel
 from touche_llm.llm.settings import EngineConfig, SamplingConfig, ThinkingConfig
 
 # Options that add a missing part, by check and server.

@@ -6,7 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from touche_llm.data.records import Model
+import msgspec
+
+from touche_llm.data.records import Count, Model
 from touche_llm.data.transport import TransientFailure
 from touche_llm.llm.answers import FailureKind, Token
 from touche_llm.llm.request import Message, Request
@@ -28,6 +30,16 @@ class EngineInfo(Model):
     overhead: int
     engine: str
     serving: dict[str, str] = {}
+
+
+class ServedModel(msgspec.Struct):
+    """Model in the list of a server; a LoRA adapter has a `parent`, the model that it adapts."""
+
+    id: str
+    owned_by: str | None = None
+    max_model_len: Count | None = None
+    root: str | None = None
+    parent: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

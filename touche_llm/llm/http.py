@@ -8,7 +8,7 @@ import html
 import os
 import re
 import resource
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from itertools import count
 from typing import Any, NamedTuple, Self, TypeVar
@@ -98,71 +98,6 @@ class QueueTimeout:
 # Seconds after which a server without a sign of life is dead, and seconds between two looks at it. A proxy that
 # reloads its configuration is back sooner.
 _DEAD_AFTER, _INTERVAL = 8.0, 1.0
-_RESTARTING = "the server died and is being restarted"
-
-
-class HealthMonitor:
-    """Monitor that is consulted after failures and finds out whether the server is dead.
-
-    All requests that fail at the same time share one check.
-    """
-
-    def __init__(
-        self, is_alive: Callable[[], Awaitable[bool]], restart: Callable[[], Coroutine[Any, Any, None]] | None
-    ) -> None:
-        """Initialise the monitor.
-
-        Args:
-            is_alive: Whether the server shows a sign of life.
-            restart: Starts a dead server again, which is done once; None if the program does not manage it.
-        """
-        self._is_alive, self._restart = is_alive, restart
-        self._is_dead = False
-        self._check: asyncio.Task[None] | None = None
-        self._restarting: asyncio.Task[None] | None = None
-
-    async def wait(self) -> None:
-        """Wait for a restart that is under way; raise EngineError if it failed."""
-        if self._restarting is not None:
-            await asyncio.shield(self._restarting)
-
-    async def check(self, failure: Transient) -> None:
-        """Return if the server is alive after a failure.
-
-        Raises:
-            Transient: The server is dead and is being restarted; see `wait`.
-            EngineDeath: The server is dead; raised at once from then on.
-        """
-        if self._restarting is not None and not self._restarting.done():
-            raise Transient("server_error", _RESTARTING)
-        if self._check is None or (self._check.done() and not self._is_dead):
-            self._check = asyncio.create_task(self._find_out(failure.reason))
-        await asyncio.shield(self._check)
-
-    async def close(self) -> None:
-        """End a check or a restart that is under way."""
-        tasks = [task for task in (self._check, self._restarting) if task is not None]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-
-    async def _find_out(self, reason: str) -> None:
-        clock = asyncio.get_running_loop()
-        end = clock.time() + _DEAD_AFTER
-        while not await self._is_alive():
-            if clock.time() >= end:
-                break
-            await asyncio.sleep(_INTERVAL)
-        else:
-            return
-        if self._restart is None or self._restarting is not None:
-            self._is_dead = True
-            again = " again, after a restart" if self._restarting is not None else ""
-            raise EngineDeath(f"the server answered before and is dead now{again} ({reason}); see its log")
-        self._restarting = asyncio.create_task(self._restart())
-        raise Transient("server_error", f"{_RESTARTING} ({reason})")
-
-
 # The server reads its key from the same variable. The key is never written to a file.
 API_KEY_VARIABLE = "VLLM_API_KEY"
 _MAX_BODY = 16 * 2**20
@@ -220,7 +155,9 @@ class HttpClient:
         self._restart = restart
         # Name of the model in the first reply; it can be an alias of the requested name.
         self._reply_model: str | None = None
-        self._monitor = HealthMonitor(self._is_alive, None if restart is None else self._move)
+        self._is_restarted = False
+        # Check after a failure, and restart if the server is dead, which all requests share.
+        self._recovery: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> Self:
         key = os.environ.get(API_KEY_VARIABLE, "").strip()
@@ -235,7 +172,9 @@ class HttpClient:
 
     async def __aexit__(self, *_: object) -> None:
         assert self._session is not None
-        await self._monitor.close()
+        if self._recovery is not None:
+            self._recovery.cancel()
+            await asyncio.gather(self._recovery, return_exceptions=True)
         await self._session.close()
 
     async def get(self, path: str, reply: type[ReplyT]) -> ReplyT:
@@ -255,7 +194,8 @@ class HttpClient:
             EngineError: The address is no URL, or a restart failed.
         """
         async with self._slots:
-            await self._monitor.wait()
+            if self._recovery is not None:
+                await asyncio.shield(self._recovery)
             try:
                 content = await self._call("POST", path, orjson.dumps(body))
             except Transient as error:
@@ -263,7 +203,9 @@ class HttpClient:
                     load = await self._describe_load()
                     error.reason, error.is_busy = error.reason + load, bool(load)
                 if self.is_monitored and not error.is_overload:
-                    await self._monitor.check(error)
+                    if self._recovery is None or self._recovery.done():
+                        self._recovery = asyncio.create_task(self._recover(error.reason))
+                    await asyncio.shield(self._recovery)
                 raise
         return _read(path, content, reply)
 
@@ -315,9 +257,20 @@ class HttpClient:
         except (aiohttp.ClientError, OSError):
             return False
 
-    async def _move(self) -> None:
-        """Restart the server and send requests to its new address."""
-        assert self._restart is not None
+    async def _recover(self, reason: str) -> None:
+        """Return if the server is alive after a failure, or has been restarted; raise EngineDeath if it is dead."""
+        clock = asyncio.get_running_loop()
+        end = clock.time() + _DEAD_AFTER
+        while not await self._is_alive():
+            if clock.time() >= end:
+                break
+            await asyncio.sleep(_INTERVAL)
+        else:
+            return
+        if self._restart is None or self._is_restarted:
+            again = " again, after a restart" if self._is_restarted else ""
+            raise EngineDeath(f"the server answered before and is dead now{again} ({reason}); see its log")
+        self._is_restarted = True
         self.base_url = await self._restart()
 
     async def _call(self, method: str, path: str, body: bytes | None) -> bytes:

@@ -17,9 +17,8 @@ from touche_llm.errors import EngineError
 from touche_llm.llm.engine import BrokenReply, EngineInfo, Rejected, Transient
 from touche_llm.llm.http import HttpClient
 from touche_llm.llm.request import Message
-from touche_llm.llm.server_info import choose_model, identify, read_serving
 from touche_llm.llm.settings import SECTIONS, PoolingConfig, Purpose
-from touche_llm.llm.startup import check_context, describe_failure
+from touche_llm.llm.startup import check_context, choose_model, describe_failure, identify, read_serving
 from touche_llm.llm.tokenizers import TokenCount, VllmTokenCounter
 
 _PATHS: dict[Purpose, str] = {"embedding": "/v1/embeddings", "score": "/v1/rerank"}

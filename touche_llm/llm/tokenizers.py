@@ -111,9 +111,18 @@ class TokenCounter(ABC):
     async def count_tokens(self, messages: tuple[Message, ...]) -> int:
         """Return the number of prompt tokens of a chat, template included."""
 
-    @abstractmethod
     async def truncate(self, text: str, max_tokens: int) -> str:
         """Return a prefix of `text` with about this many tokens."""
+        tokens = await self._encode(text)
+        return text if len(tokens) <= max_tokens else match_prefix(text, await self._decode(tokens[:max_tokens]))
+
+    async def _encode(self, text: str, *, is_prompt: bool = False) -> list[int]:
+        """Return the tokens of a text, with those that the model adds to a prompt if it is one."""
+        raise NotImplementedError
+
+    async def _decode(self, tokens: list[int]) -> str:
+        """Return the text of tokens."""
+        raise NotImplementedError
 
     async def render(self, messages: tuple[Message, ...], chat_template_kwargs: Mapping[str, Any]) -> str | None:
         """Return the text of a prompt with these switches of the chat template; None if the server does not show it."""
@@ -138,18 +147,14 @@ class VllmTokenCounter(TokenCounter):
         }
         return (await self._client.post("/tokenize", body, TokenCount)).count
 
-    async def truncate(self, text: str, max_tokens: int) -> str:
-        """Return a prefix of `text` with about this many tokens."""
-        body: dict[str, Any] = {"model": self._model, "prompt": text, "add_special_tokens": False}
-        tokens = (await self._client.post("/tokenize", body, _Tokens)).tokens
-        if len(tokens) <= max_tokens:
-            return text
-        return match_prefix(text, await self._decode(tokens[:max_tokens]))
-
     async def render(self, messages: tuple[Message, ...], chat_template_kwargs: Mapping[str, Any]) -> str:
         """Return the text of a prompt with these switches of the chat template."""
         body = {"model": self._model, **to_prompt(messages), "chat_template_kwargs": dict(chat_template_kwargs)}
         return await self._decode((await self._client.post("/tokenize", body, _Tokens)).tokens)
+
+    async def _encode(self, text: str, *, is_prompt: bool = False) -> list[int]:
+        body: dict[str, Any] = {"model": self._model, "prompt": text, "add_special_tokens": is_prompt}
+        return (await self._client.post("/tokenize", body, _Tokens)).tokens
 
     async def _decode(self, tokens: list[int]) -> str:
         body = {"model": self._model, "tokens": tokens}
@@ -168,24 +173,19 @@ class LlamaCppTokenCounter(TokenCounter):
     async def count_tokens(self, messages: tuple[Message, ...]) -> int:
         """Return the number of prompt tokens of a chat, template included."""
         prompt = await self.render(messages, self._chat_template_kwargs)
-        return len(await self._tokenize(prompt, add_special=True))
+        return len(await self._encode(prompt, is_prompt=True))
 
     async def render(self, messages: tuple[Message, ...], chat_template_kwargs: Mapping[str, Any]) -> str:
         """Return the text of a prompt with these switches of the chat template."""
         body = {**to_prompt(messages), "chat_template_kwargs": dict(chat_template_kwargs)}
         return (await self._client.post("/apply-template", body, _Prompt)).prompt
 
-    async def truncate(self, text: str, max_tokens: int) -> str:
-        """Return a prefix of `text` with about this many tokens."""
-        tokens = await self._tokenize(text, add_special=False)
-        if len(tokens) <= max_tokens:
-            return text
-        decoded = await self._client.post("/detokenize", {"tokens": tokens[:max_tokens]}, _Content)
-        return match_prefix(text, decoded.content)
-
-    async def _tokenize(self, content: str, *, add_special: bool) -> list[int]:
-        body = {"content": content, "add_special": add_special}
+    async def _encode(self, text: str, *, is_prompt: bool = False) -> list[int]:
+        body = {"content": text, "add_special": is_prompt}
         return (await self._client.post("/tokenize", body, _Tokens)).tokens
+
+    async def _decode(self, tokens: list[int]) -> str:
+        return (await self._client.post("/detokenize", {"tokens": tokens}, _Content)).content
 
 
 class LocalTokenCounter(TokenCounter):

@@ -128,12 +128,17 @@ async def _server(
     from touche_llm.llm.checks import Survey
     from touche_llm.llm.startup import PROBES, connect
 
+    async def announce_restart() -> str:
+        assert restart is not None
+        progress.warn(f"{asked.base_url}: the server died and is being restarted")
+        return await restart()
+
     async with ChatServer(
         asked.base_url,
         concurrency=asked.concurrency,
         request_timeout=asked.request_timeout,
         chat_template_kwargs=sampling.chat_template_kwargs,
-        restart=restart,
+        restart=None if restart is None else announce_restart,
     ) as server:
         with progress.stage("checking the server", len(PROBES)) as step:
             facts = await connect(Survey(server, asked, sampling, schemas, progress.warn, step))

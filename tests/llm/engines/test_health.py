@@ -24,6 +24,7 @@ from touche_llm.llm.model import AnsweredRequest, ModelClient
 from touche_llm.llm.settings import CacheConfig, EngineConfig, SamplingConfig
 from touche_llm.llm.startup import connect
 from touche_llm.pipeline.engines import open_model
+from touche_llm.pipeline.progress import SilentProgress
 
 Restart = Callable[[], Awaitable[str]]
 
@@ -109,13 +110,16 @@ async def test_a_managed_server_is_restarted_once(tmp_path: Path, monkeypatch: p
     folder.mkdir()
     (folder / "config.json").write_text("{}")
     cache = CacheConfig(file=tmp_path / "answers.sqlite")
-    async with open_model(EngineConfig(name="managed", model=str(folder)), SamplingConfig(), cache) as model:
+    progress, notes = SilentProgress(), list[str]()
+    monkeypatch.setattr(progress, "warn", notes.append)
+    engine = EngineConfig(name="managed", model=str(folder))
+    async with open_model(engine, SamplingConfig(), cache, progress=progress) as model:
         assert isinstance(await send(model, "before"), AnsweredRequest)
         await started[0].aclose()
         after = await asyncio.gather(*(send(model, str(n)) for n in range(20)))
         assert all(isinstance(result, AnsweredRequest) for result in after)
         assert ([len(server.bodies) for server in servers], ended, len(started)) == ([1, 20], 1, 2)
-        assert "restarted" in model.counts.problem
+        assert len(notes) == 1 and "the server died and is being restarted" in notes[0]
         await started[1].aclose()
         with pytest.raises(EngineError, match="again") as raised:
             await send(model)

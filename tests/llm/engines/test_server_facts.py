@@ -15,9 +15,9 @@ from tests.sample_runs import config_for, run_on, with_cache
 from touche_llm.llm.cache import Cache, CacheMode
 from touche_llm.llm.chat import ChatServer
 from touche_llm.llm.checks import Survey
-from touche_llm.llm.server_info import ServedModel, read_serving
+from touche_llm.llm.engine import ServedModel
 from touche_llm.llm.settings import EngineConfig, SamplingConfig
-from touche_llm.llm.startup import connect
+from touche_llm.llm.startup import connect, read_serving
 
 BASE = {"id": "base", "max_model_len": 8192, "owned_by": "vllm", "root": "org/base"}
 ADAPTER = {"id": "mine", "max_model_len": None, "owned_by": "vllm", "root": "/adapters/mine", "parent": "base"}
