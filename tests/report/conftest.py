@@ -1,12 +1,13 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from tests.report.reports import hostile_run, sample_run, write_qrels
 from touche_llm.evaluation.qrels import Qrels, read_qrels
-from touche_llm.report.run_report import RunReport, gather_report
+from touche_llm.report.run_report import gather_report
 from touche_llm.tasks import get_task
 
 
@@ -31,6 +32,6 @@ def qrels(comparative: Path, tmp_path_factory: pytest.TempPathFactory) -> Qrels:
 
 
 @pytest.fixture(scope="session")
-def judged(comparative: Path, qrels: Qrels) -> RunReport:
+def judged(comparative: Path, qrels: Qrels) -> SimpleNamespace:
     """The report of the comparative sample with judgments of people."""
     return gather_report(comparative, qrels, 20)

@@ -8,6 +8,7 @@ import random
 from collections.abc import Mapping
 from dataclasses import fields, is_dataclass, replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from xml.sax.saxutils import escape
 
@@ -45,6 +46,11 @@ POISON = "'\"><x-bad onclick=ran()>"
 _FIXED = frozenset({"source", "movements", "costs", "letter", "baseline", "summary", "difference", "by_label"})
 
 
+def changed(value: Any, **changes: Any) -> Any:
+    """The same part of a page with other values."""
+    return SimpleNamespace(**vars(value) | changes) if isinstance(value, SimpleNamespace) else replace(value, **changes)
+
+
 def poisoned(value: Any) -> Any:
     """Records of a page with an attack at the beginning of each text in them."""
     if isinstance(value, str):
@@ -60,8 +66,10 @@ def poisoned(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return type(value)(map(poisoned, value))
     if is_dataclass(value) and not isinstance(value, type):
-        changed = {each.name: getattr(value, each.name) for each in fields(value) if each.name not in _FIXED}
-        return replace(value, **{name: poisoned(each) for name, each in changed.items()})
+        names = [each.name for each in fields(value) if each.name not in _FIXED]
+        return replace(value, **{name: poisoned(getattr(value, name)) for name in names})
+    if isinstance(value, SimpleNamespace):
+        return changed(value, **{name: poisoned(each) for name, each in vars(value).items() if name not in _FIXED})
     if isinstance(value, msgspec.Struct):
         return msgspec.structs.replace(
             value, **{name: poisoned(each) for name, each in msgspec.structs.asdict(value).items()}

@@ -3,13 +3,13 @@ from __future__ import annotations
 import re
 import shutil
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from tests.expect import raises_at
-from tests.report.reports import ATTACKS, POISON, poisoned
+from tests.report.reports import ATTACKS, POISON, changed, poisoned
 from tests.report.test_run_page import Page, count
 from touche_llm.data.trec_runs import read_run
 from touche_llm.errors import DataError, UsageError
@@ -21,7 +21,6 @@ from touche_llm.report import page as page_module
 from touche_llm.report.plots import LETTERS
 from touche_llm.report.run_comparison import (
     NamedRun,
-    RunComparison,
     check_runs,
     gather_comparison,
     render_comparison,
@@ -65,7 +64,7 @@ def runs(comparative: Path, tmp_path_factory: pytest.TempPathFactory) -> list[Na
     ]
 
 
-def gathered(runs: Sequence[NamedRun], qrels: Qrels, baseline: int = 0, top: int = TOP) -> RunComparison:
+def gathered(runs: Sequence[NamedRun], qrels: Qrels, baseline: int = 0, top: int = TOP) -> SimpleNamespace:
     evaluations = [evaluate_run(each.name, each.run, qrels, 30) for each in runs]
     others = [each for each in evaluations if each is not evaluations[baseline]]
     frame, remarks = compare_runs(evaluations[baseline], others)
@@ -73,12 +72,12 @@ def gathered(runs: Sequence[NamedRun], qrels: Qrels, baseline: int = 0, top: int
 
 
 @pytest.fixture(scope="module")
-def found(runs: list[NamedRun], qrels: Qrels) -> RunComparison:
+def found(runs: list[NamedRun], qrels: Qrels) -> SimpleNamespace:
     return gathered(runs, qrels, baseline=1)
 
 
 def test_every_document_at_the_top_of_some_run_is_there_with_its_place_in_each(
-    runs: list[NamedRun], found: RunComparison
+    runs: list[NamedRun], found: SimpleNamespace
 ) -> None:
     for topic in found.topics:
         assert topic.objects == {("A", "B"): topic.topic.objects}
@@ -95,7 +94,7 @@ def test_every_document_at_the_top_of_some_run_is_there_with_its_place_in_each(
                 assert place is None or place.stance == stance
 
 
-def test_folders_give_grades_for_all_and_details_for_their_own_top(found: RunComparison) -> None:
+def test_folders_give_grades_for_all_and_details_for_their_own_top(found: SimpleNamespace) -> None:
     places = [document.places for topic in found.topics for document in topic.documents]
     for first, turned, alone in places:
         for place in (first, turned):
@@ -105,7 +104,7 @@ def test_folders_give_grades_for_all_and_details_for_their_own_top(found: RunCom
     assert any(first is not None and first.details is None for first, _, _ in places)
 
 
-def test_texts_are_those_of_the_corpus_also_for_documents_of_a_run_file(found: RunComparison) -> None:
+def test_texts_are_those_of_the_corpus_also_for_documents_of_a_run_file(found: SimpleNamespace) -> None:
     documents = [document for topic in found.topics for document in topic.documents]
     without = [document.document_id for document in documents if document.text is None]
     assert sorted(without) == sorted(f"new-{topic.topic.id}" for topic in found.topics)
@@ -115,7 +114,7 @@ def test_texts_are_those_of_the_corpus_also_for_documents_of_a_run_file(found: R
 
 
 def test_what_is_not_at_hand_of_a_run_is_said_with_its_letters(
-    runs: list[NamedRun], qrels: Qrels, found: RunComparison, tmp_path: Path
+    runs: list[NamedRun], qrels: Qrels, found: SimpleNamespace, tmp_path: Path
 ) -> None:
     assert not [note for note in found.notes if "without a line in the run" in note]
     first, turned, _ = runs
@@ -127,14 +126,14 @@ def test_what_is_not_at_hand_of_a_run_is_said_with_its_letters(
     lines = (tmp_path / "bare" / "run.txt").read_text().splitlines(keepends=True)
     (tmp_path / "bare" / "run.txt").write_text("".join(line for line in lines if line.split()[0] != topic))
     bare = NamedRun("bare", read_run(tmp_path / "bare" / "run.txt"), tmp_path / "bare")
-    notes = gathered([turned, bare, replace(bare, name="again")], qrels).notes
+    notes = gathered([turned, bare, changed(bare, name="again")], qrels).notes
     assert [note for note in notes if str(tmp_path / "gone.sqlite") in note and note.startswith("B, C: ")]
     assert [note for note in notes if "without a line in the run" in note] == [
         f"{letter}: topics without a line in the run: {topic}." for letter in "BC"
     ]
 
 
-def test_documents_that_the_runs_disagree_about_are_marked(found: RunComparison) -> None:
+def test_documents_that_the_runs_disagree_about_are_marked(found: SimpleNamespace) -> None:
     seen = set()
     for document in (document for topic in found.topics for document in topic.documents):
         labels = {place.stance for place in document.places if place} - {""}
@@ -146,7 +145,7 @@ def test_documents_that_the_runs_disagree_about_are_marked(found: RunComparison)
 
 
 def test_figures_are_those_of_the_evaluations_and_differences_those_to_the_baseline(
-    runs: list[NamedRun], qrels: Qrels, found: RunComparison
+    runs: list[NamedRun], qrels: Qrels, found: SimpleNamespace
 ) -> None:
     assert found.baseline == "B"
     expected = [evaluate_run(each.name, each.run, qrels, 30) for each in runs]
@@ -170,7 +169,7 @@ def test_figures_are_those_of_the_evaluations_and_differences_those_to_the_basel
 
 
 def test_a_difference_says_over_how_many_topics_it_is_where_the_runs_own_values_are_over_others(
-    runs: list[NamedRun], qrels: Qrels, found: RunComparison
+    runs: list[NamedRun], qrels: Qrels, found: SimpleNamespace
 ) -> None:
     (official,) = (each for each in found.measures if each.name == "relevance touche_nDCG@5")
     first, turned, _ = (evaluate_run(each.name, each.run, qrels, 30).estimates[official.name].topics for each in runs)
@@ -183,7 +182,7 @@ def test_a_difference_says_over_how_many_topics_it_is_where_the_runs_own_values_
     assert f"{change['difference']:+.4f}{shared} topics" in Page(render_comparison(found)).text
 
 
-def test_only_folders_tell_what_failed_and_what_it_cost(found: RunComparison) -> None:
+def test_only_folders_tell_what_failed_and_what_it_cost(found: SimpleNamespace) -> None:
     first, turned, alone = found.sides
     assert first.costs == turned.costs and first.costs is not None and first.costs["judge"]["requests"] is not None
     assert first.failures == {} and (alone.failures, alone.costs) == (None, None)
@@ -192,13 +191,13 @@ def test_only_folders_tell_what_failed_and_what_it_cost(found: RunComparison) ->
     assert "None of A B : every request has a usable answer." in text
 
 
-def test_settings_in_which_the_runs_differ_are_told_of_each(found: RunComparison) -> None:
+def test_settings_in_which_the_runs_differ_are_told_of_each(found: SimpleNamespace) -> None:
     own = [side.facts.get("settings of its own") for side in found.sides]
     assert own == ["weights.quality 0.5", "weights.quality 3.0", None]
 
 
 def test_run_files_alone_make_a_page_too(runs: list[NamedRun], qrels: Qrels) -> None:
-    page = Page(render_comparison(gathered([replace(each, folder=None) for each in runs], qrels)))
+    page = Page(render_comparison(gathered([changed(each, folder=None) for each in runs], qrels)))
     text = " ".join(page.text.split())
     # The third run has no stances, so that nothing can be said of a difference.
     assert "difference –, p Holm" in text and "nan" not in text
@@ -206,7 +205,7 @@ def test_run_files_alone_make_a_page_too(runs: list[NamedRun], qrels: Qrels) -> 
     assert sum("doc" == attributes.get("class") for _, attributes in page.elements) > 0
 
 
-def test_each_topic_of_a_figure_leads_to_its_place(found: RunComparison) -> None:
+def test_each_topic_of_a_figure_leads_to_its_place(found: SimpleNamespace) -> None:
     page = Page(render_comparison(found))
     ids = {attributes.get("id") for _, attributes in page.elements}
     links = [attributes["href"] for tag, attributes in page.elements if tag == "a"]
@@ -231,9 +230,9 @@ def test_hostile_texts_stay_texts(hostile: Path, tmp_path: Path) -> None:
     assert all(page.text.count(attack) >= 2 for attack in ATTACKS)
 
 
-def test_no_text_of_the_page_leaves_its_place(found: RunComparison) -> None:
-    sides = [replace(side, failures={("not_json", "failures.jsonl"): 3}) for side in found.sides]
-    full = replace(found, sides=sides, topics=found.topics[:1], notes=["note"])
+def test_no_text_of_the_page_leaves_its_place(found: SimpleNamespace) -> None:
+    sides = [changed(side, failures={("not_json", "failures.jsonl"): 3}) for side in found.sides]
+    full = changed(found, sides=sides, topics=found.topics[:1], notes=["note"])
     places = [place for document in full.topics[0].documents for place in document.places]
     said = [text for place in places if place and place.details for _, text in place.details.answers]
     assert said and said[0]
@@ -245,7 +244,7 @@ def test_no_text_of_the_page_leaves_its_place(found: RunComparison) -> None:
         assert POISON + text in page.text
 
 
-def test_the_same_runs_give_the_same_page(found: RunComparison) -> None:
+def test_the_same_runs_give_the_same_page(found: SimpleNamespace) -> None:
     assert render_comparison(found) == render_comparison(found)
 
 

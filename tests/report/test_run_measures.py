@@ -4,6 +4,8 @@ import math
 from dataclasses import replace
 from pathlib import Path
 from shutil import copytree
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,11 +17,11 @@ from touche_llm.evaluation import evaluate
 from touche_llm.evaluation.qrels import Qrels
 from touche_llm.evaluation.stance_measures import count_confusion
 from touche_llm.pipeline.run_files import CANDIDATES, CONFIG, RUN
-from touche_llm.report.measures import MeasureComparison, MeasuredRun, MeasureResult, measure_run
-from touche_llm.report.run_report import RunReport, gather_report
+from touche_llm.report.measures import MeasureComparison, MeasureResult, measure_run
+from touche_llm.report.run_report import gather_report
 
 
-def found(report: RunReport) -> MeasuredRun:
+def found(report: SimpleNamespace) -> Any:
     assert report.measured is not None
     return report.measured
 
@@ -33,7 +35,7 @@ def sides(measure: MeasureComparison) -> tuple[MeasureResult, MeasureResult]:
 
 # The first stage has unjudged documents.
 @pytest.mark.filterwarnings("ignore::touche_llm.errors.ToucheWarning")
-def test_values_are_those_of_the_evaluation(comparative: Path, qrels: Qrels, judged: RunReport) -> None:
+def test_values_are_those_of_the_evaluation(comparative: Path, qrels: Qrels, judged: SimpleNamespace) -> None:
     for side, file in enumerate(("run.txt", "candidates.run.txt")):
         expected = evaluate(read_run(comparative / file), qrels).set_index("measure")
         for measure in found(judged).measures:
@@ -46,7 +48,7 @@ def test_values_are_those_of_the_evaluation(comparative: Path, qrels: Qrels, jud
                 )
 
 
-def test_the_headline_is_ndcg_at_5_of_each_aspect_and_the_stance(judged: RunReport) -> None:
+def test_the_headline_is_ndcg_at_5_of_each_aspect_and_the_stance(judged: SimpleNamespace) -> None:
     headline = found(judged).headline
     assert [each.name for each in headline] == ["relevance nDCG@5", "quality nDCG@5", "stance macro-F1"]
     for measure in headline[:2]:
@@ -62,7 +64,7 @@ def test_the_headline_is_ndcg_at_5_of_each_aspect_and_the_stance(judged: RunRepo
 
 
 def test_unjudged_documents_and_topics_are_those_of_each_side(
-    comparative: Path, qrels: Qrels, judged: RunReport
+    comparative: Path, qrels: Qrels, judged: SimpleNamespace
 ) -> None:
     rankings = [read_run(comparative / file).rankings for file in ("run.txt", "candidates.run.txt")]
     for measure in found(judged).headline[:2]:
@@ -81,7 +83,9 @@ def test_unjudged_documents_and_topics_are_those_of_each_side(
     assert any(run.bounds != first.bounds for run, first in map(sides, found(judged).headline[:2]))
 
 
-def test_the_confusion_matrix_is_that_of_the_evaluation(comparative: Path, qrels: Qrels, judged: RunReport) -> None:
+def test_the_confusion_matrix_is_that_of_the_evaluation(
+    comparative: Path, qrels: Qrels, judged: SimpleNamespace
+) -> None:
     expected = count_confusion(read_run(comparative / "run.txt"), qrels)
     assert found(judged).confusion == expected.to_numpy().tolist()
     assert [each["label"] for each in found(judged).by_label] == list(judged.task.stances)
@@ -97,7 +101,7 @@ def test_stances_alone_can_be_measured_and_grades_alone_too(comparative: Path, q
 
 
 def test_a_run_that_its_configuration_limits_is_measured_by_its_own_topics(
-    comparative: Path, qrels: Qrels, judged: RunReport, tmp_path: Path
+    comparative: Path, qrels: Qrels, judged: SimpleNamespace, tmp_path: Path
 ) -> None:
     few = tmp_path / "few"
     copytree(comparative, few)

@@ -3,16 +3,16 @@ from __future__ import annotations
 import base64
 import hashlib
 import re
-from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
-from tests.report.reports import ATTACKS, POISON, poisoned
+from tests.report.reports import ATTACKS, POISON, changed, poisoned
 from touche_llm.data.records import Attempt, Failure
 from touche_llm.report.page import write_page
-from touche_llm.report.run_report import RunReport, gather_report, render_report
+from touche_llm.report.run_report import gather_report, render_report
 
 NO_END = {"meta", "input", "tr", "td", "th", "option", "li", "caption"}
 
@@ -61,20 +61,20 @@ def test_hostile_texts_stay_texts(hostile_page: str) -> None:
         assert page.text.count(attack) >= 2, "in its passage and in the narrative"
 
 
-def test_no_text_of_a_report_leaves_its_place(judged: RunReport) -> None:
+def test_no_text_of_a_report_leaves_its_place(judged: SimpleNamespace) -> None:
     """Raw answers, notes, comparisons, what people said … whatever the page shows, where it shows it."""
     view = judged.topics[0]
     attempt = Attempt(sample=0, kind="not_json", reason="no JSON", text="{")
     failures = [Failure(topic_id="3", document_id="d", kind="not_json", prompt="p", attempts=[attempt])]
     said = [("s", "title", "PRO", view.documents[0].readings)]
     answers = [*view.documents[0].answers, ("prompt", None)]
-    full = replace(
+    full = changed(
         view.documents[0], truncation="half", comparisons=["line"], failures=failures, sentences=said, answers=answers
     )
     assert full.readings and full.text and full.row.people and full.answers[0][1] and view.prompts
     left = [("gone", 1, 30, {"relevance": "2"})]
-    shown = replace(view, documents=[full], rows=[view.documents[1].row], dropped=left)
-    report = replace(judged, topics=[shown], failures={"failures.jsonl": failures}, notes=["note"])
+    shown = changed(view, documents=[full], rows=[view.documents[1].row], dropped=left)
+    report = changed(judged, topics=[shown], failures={"failures.jsonl": failures}, notes=["note"])
     page = Page(render_report(poisoned(report)))
     assert [tag for tag, _ in page.elements if tag.startswith("x-")] == []
     for _, attributes in page.elements:
@@ -95,22 +95,24 @@ def test_the_policy_allows_the_page_s_own_style_and_script_alone(hostile_page: s
 
 
 @pytest.mark.slow
-def test_controls_of_the_direction_of_writing_are_visible_on_every_page(judged: RunReport, tmp_path: Path) -> None:
+def test_controls_of_the_direction_of_writing_are_visible_on_every_page(
+    judged: SimpleNamespace, tmp_path: Path
+) -> None:
     controls = "\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069"
     attempt = Attempt(sample=0, kind="not_json", reason="no JSON", text=f"a{controls}b")
     failure = Failure(topic_id="3", document_id="d", kind="not_json", prompt="p", attempts=[attempt])
-    write_page(render_report(replace(judged, failures={"failures.jsonl": [failure]})), tmp_path / "page.html")
+    write_page(render_report(changed(judged, failures={"failures.jsonl": [failure]})), tmp_path / "page.html")
     page = (tmp_path / "page.html").read_text(encoding="utf-8")
     assert f"a{len(controls) * chr(0xFFFD)}b" in page
     assert not set(controls) & set(page)
 
 
 @pytest.mark.slow
-def test_the_same_run_gives_the_same_page(judged: RunReport) -> None:
+def test_the_same_run_gives_the_same_page(judged: SimpleNamespace) -> None:
     assert render_report(judged) == render_report(judged)
 
 
-def test_every_part_is_on_the_page(judged: RunReport) -> None:
+def test_every_part_is_on_the_page(judged: SimpleNamespace) -> None:
     page = Page(render_report(judged))
     text = " ".join(page.text.split())
     for part in ("relevance nDCG@5", "stance macro-F1", "Movement between", "assessors ↓ run →", "Cost"):
@@ -131,7 +133,7 @@ def test_every_part_is_on_the_page(judged: RunReport) -> None:
     assert text.count("score ") >= sum(len(each.documents) for each in judged.topics)
 
 
-def test_an_interval_is_drawn_within_its_scale_and_a_missing_one_is_noted_once(judged: RunReport) -> None:
+def test_an_interval_is_drawn_within_its_scale_and_a_missing_one_is_noted_once(judged: SimpleNamespace) -> None:
     assert judged.measured is not None
     page = Page(render_report(judged))
     # Four topics are too few for any interval.
@@ -139,9 +141,10 @@ def test_an_interval_is_drawn_within_its_scale_and_a_missing_one_is_noted_once(j
     (first, *others) = judged.measured.measures
     run, before = first.runs
     assert run is not None
-    wide = replace(run, summary={**run.summary, "low": -0.1, "high": 1.2})
-    measured = replace(judged.measured, measures=[replace(first, runs=[wide, before]), *others])
-    page = Page(render_report(replace(judged, measured=measured)))
+    wide = changed(run, summary={**run.summary, "low": -0.1, "high": 1.2})
+    measures = [changed(first, runs=[wide, before]), *others]
+    measured = changed(judged.measured, measures=measures, headline=[each for each in measures if each.headline])
+    page = Page(render_report(changed(judged, measured=measured)))
     ((low, high),) = list_whiskers(page)
     assert (low, high) == ("0.0%", "100.0%") and "-0.100 to 1.200" in page.text
 
@@ -155,39 +158,39 @@ def list_whiskers(page: Page) -> list[tuple[str | None, str | None]]:
     ]
 
 
-def test_times_have_one_decimal_and_few_topics_no_plot(judged: RunReport) -> None:
+def test_times_have_one_decimal_and_few_topics_no_plot(judged: SimpleNamespace) -> None:
     costs = {stage: {**amounts, "seconds": 1042.711} for stage, amounts in judged.costs.items()}
-    page = Page(render_report(replace(judged, costs=costs)))
+    page = Page(render_report(changed(judged, costs=costs)))
     assert page.text.count("1,042.7 s") == len(costs) and "42.711" not in page.text
     assert "nDCG@5 of each topic" in page.text
     measured = judged.measured
     assert measured is not None
     two = [view.topic.id for view in judged.topics[:2]]
     few = [
-        replace(
+        changed(
             measure,
             runs=[
-                each and replace(each, by_topic={t: each.by_topic.get(t, 0.0) for t in two}) for each in measure.runs
+                each and changed(each, by_topic={t: each.by_topic.get(t, 0.0) for t in two}) for each in measure.runs
             ],
         )
         for measure in measured.measures
     ]
-    page = Page(render_report(replace(judged, measured=replace(measured, measures=few))))
+    page = Page(render_report(changed(judged, measured=changed(measured, measures=few))))
     assert "nDCG@5 of each topic" not in page.text
 
 
-def test_without_judgments_of_people_their_parts_are_left_out(judged: RunReport) -> None:
-    page = Page(render_report(replace(judged, measured=None, notes=["nothing given"])))
+def test_without_judgments_of_people_their_parts_are_left_out(judged: SimpleNamespace) -> None:
+    page = Page(render_report(changed(judged, measured=None, notes=["nothing given"])))
     assert "nothing given" in page.text and "assessors ↓ run →" not in page.text
     assert not any(attributes.get("id") == "measures" for _, attributes in page.elements)
 
 
-def test_failures_are_counted_by_kind_and_the_first_are_shown(judged: RunReport) -> None:
+def test_failures_are_counted_by_kind_and_the_first_are_shown(judged: SimpleNamespace) -> None:
     attempt = Attempt(sample=0, kind="not_json", reason="no JSON", text="x" * 5000)
     failures = [
         Failure(topic_id="3", document_id=f"d{n}", kind="not_json", prompt="p", attempts=[attempt]) for n in range(70)
     ]
-    refused = replace(judged, failures={"failures.jsonl": failures, "comparison_failures.jsonl": failures[:2]})
+    refused = changed(judged, failures={"failures.jsonl": failures, "comparison_failures.jsonl": failures[:2]})
     page = Page(render_report(refused))
     text = " ".join(page.text.split())
     assert "not_json failures.jsonl 70" in re.sub(r"(?<=json)(?=failures|comp)|(?<=jsonl)(?=\d)", " ", text)

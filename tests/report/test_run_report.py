@@ -3,6 +3,7 @@ from __future__ import annotations
 import re
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import yaml
@@ -15,7 +16,7 @@ from touche_llm.data.trec_runs import read_run
 from touche_llm.errors import DataError
 from touche_llm.evaluation.qrels import Qrels
 from touche_llm.report.folder import find_differences, summarize_comparisons
-from touche_llm.report.run_report import RunReport, gather_report
+from touche_llm.report.run_report import gather_report
 from touche_llm.tasks import get_task
 from touche_llm.text.passages import GAP_MARK
 
@@ -36,7 +37,7 @@ def copied(run: Path, folder: Path, **changes: object) -> Path:
 
 
 def test_each_document_has_its_way_from_the_first_stage_over_the_judgments_to_the_run(
-    comparative: Path, judged: RunReport
+    comparative: Path, judged: SimpleNamespace
 ) -> None:
     run, first = read_run(comparative / "run.txt"), read_run(comparative / "candidates.run.txt")
     for view in judged.topics:
@@ -68,7 +69,9 @@ def test_a_ranking_by_judgments_alone_or_without_them_has_no_way_over_them(
     assert all(row.judge is None and row.places == [row.first, row.rank] for row in rows)
 
 
-def test_documents_carry_text_probabilities_answers_and_what_people_said(comparative: Path, judged: RunReport) -> None:
+def test_documents_carry_text_probabilities_answers_and_what_people_said(
+    comparative: Path, judged: SimpleNamespace
+) -> None:
     judgments = {(j.topic_id, j.document_id): j for j in read_records(comparative / "judgments.jsonl", Judgment, "j")}
     passages = (Path(yaml.safe_load((comparative / "config.yaml").read_text())["corpus"])).read_text()
     for view in judged.topics:
@@ -85,7 +88,7 @@ def test_documents_carry_text_probabilities_answers_and_what_people_said(compara
     assert not all(document.row.people for view in judged.topics for document in view.documents)
 
 
-def test_prompts_are_rendered_for_their_topic_with_a_gap_for_the_document(judged: RunReport) -> None:
+def test_prompts_are_rendered_for_their_topic_with_a_gap_for_the_document(judged: SimpleNamespace) -> None:
     for view in judged.topics:
         assert [purpose for purpose, _, _ in view.prompts] == ["judge", "stance"]
         for _, _, messages in view.prompts:
@@ -194,7 +197,7 @@ def test_metadata_of_another_program_is_an_error(comparative: Path, tmp_path: Pa
         gather_report(run, None, 1)
 
 
-def test_the_top_is_counted_once_by_where_it_came_from(judged: RunReport) -> None:
+def test_the_top_is_counted_once_by_where_it_came_from(judged: SimpleNamespace) -> None:
     for groups in judged.movements.values():
         assert {name: sum(counts) for name, counts in groups.items()} == {"1–5": 20, "6–10": 20, "11–20": 40}
     # The judgments put a document into the first five or not; comparisons only order these.
@@ -221,7 +224,7 @@ def test_stances_that_no_model_gave_are_told(comparative: Path, tmp_path: Path) 
     assert any("Imputed stances" in note and ": 7." in note for note in gather_report(run, None, 1).notes)
 
 
-def test_each_set_of_documents_has_all_its_stances(judged: RunReport) -> None:
+def test_each_set_of_documents_has_all_its_stances(judged: SimpleNamespace) -> None:
     assert [name.split(" (")[0] for name in judged.stances] == ["all lines", "first 5", "first 20", "assessors"]
     for shares in judged.stances.values():
         assert list(shares) == list(judged.task.stances) and sum(shares.values()) == pytest.approx(1.0)

@@ -8,6 +8,7 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager, nullco
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import fmean
+from types import SimpleNamespace
 from typing import Any
 
 from touche_llm.config import Config
@@ -82,31 +83,6 @@ class DocumentRow:
     def places(self) -> list[int]:
         """Return its ranks, from the first stage to the run."""
         return [self.first, *([self.judge] if self.judge is not None else []), self.rank]
-
-
-@dataclass(frozen=True, slots=True)
-class DocumentView:
-    """A row of the ranking with its document and the answers of the model.
-
-    Attributes:
-        row: Row of the ranking.
-        text: Text of the document, or the parts that the model saw; None if unavailable.
-        truncation: How much of the document the model saw; empty if all.
-        readings: Readings of the fields of its answers, with the probabilities of the labels.
-        comparisons: Results of its comparisons, a line for each step.
-        answers: Prompt and text of each completion; no text where the cache lacks it.
-        failures: Failed requests about this document alone.
-        sentences: Id, title and side of each sentence of a pair, and its readings; title and side need a corpus.
-    """
-
-    row: DocumentRow
-    text: str | None
-    truncation: str
-    readings: Mapping[str, Reading]
-    comparisons: list[str]
-    answers: list[tuple[str, str | None]]
-    failures: list[Failure]
-    sentences: list[tuple[str, str, str, Mapping[str, Reading]]]
 
 
 @contextmanager
@@ -244,8 +220,8 @@ class RunFolder:
             if document_id not in unknown
         }
 
-    def document(self, topic_id: str, row: DocumentRow) -> DocumentView:
-        """Return a row with its document and the answers of the model."""
+    def document(self, topic_id: str, row: DocumentRow) -> SimpleNamespace:
+        """Return a row with its document and the answers of the model, for the templates."""
         key = (topic_id, row.document_id)
         judgment, stance = self.judgments[topic_id].get(row.document_id), self.readings.get(key)
         readings = {} if judgment is None else dict(judgment.readings)
@@ -255,15 +231,16 @@ class RunFolder:
             readings["stance, separate request"] = probable
             keys += _list_answers(stance, stance.keys)
         parts = row.document_id.split(SEPARATOR) if self.task.sentence_question is not None else []
-        return DocumentView(
-            row,
-            None if self.corpus is None else self._text(self.corpus, topic_id, row.document_id),
-            describe_truncation(judgment),
-            readings,
-            self.compared.get(key, []),
-            [] if self.answers is None else [self._answer(self.answers, prompt, key) for prompt, key in keys],
-            self.failed.get(key, []),
-            [self._sentence(topic_id, part) for part in parts],
+        return SimpleNamespace(
+            row=row,
+            text=None if self.corpus is None else self._text(self.corpus, topic_id, row.document_id),
+            truncation=describe_truncation(judgment),
+            readings=readings,
+            comparisons=self.compared.get(key, []),
+            answers=[] if self.answers is None else [self._answer(self.answers, prompt, key) for prompt, key in keys],
+            # Requests about this document alone.
+            failures=self.failed.get(key, []),
+            sentences=[self._sentence(topic_id, part) for part in parts],
         )
 
     def _text(self, corpus: Corpus, topic_id: str, document_id: str) -> str:
@@ -272,14 +249,14 @@ class RunFolder:
         return text if cut is None or cut.parts is None else f"\n{GAP_MARK}\n".join(text[a:b] for a, b in cut.parts)
 
     def _sentence(self, topic_id: str, sentence_id: str) -> tuple[str, str, str, Mapping[str, Reading]]:
+        """Return id, title and side of a sentence of a pair, both empty without a corpus, and its readings."""
         judgment = self.sentences.get((topic_id, sentence_id))
         readings = {} if judgment is None else judgment.readings
-        if self.corpus is None:
-            return sentence_id, "", "", readings
-        sentence = self.corpus.candidates.get(sentence_id)
-        return sentence_id, sentence.title, sentence.side, readings
+        sentence = None if self.corpus is None else self.corpus.candidates.get(sentence_id)
+        return (sentence_id, *(("", "") if sentence is None else (sentence.title, sentence.side)), readings)
 
     def _answer(self, answers: Cache, prompt: str, key: str) -> tuple[str, str | None]:
+        """Return the prompt and the text of a completion; no text where the cache lacks it."""
         answer = answers.get(key, Answer)
         self.lost += answer is None
         if answer is None:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from difflib import unified_diff
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
-from touche_llm.data.records import Failure, Judgment, Reading, Topic
+from touche_llm.data.records import Failure, Judgment
 from touche_llm.evaluation.qrels import STANCE, Qrels
 from touche_llm.evaluation.stance_measures import round_grade
 from touche_llm.llm.answers import get_labels
@@ -20,77 +20,13 @@ from touche_llm.prompts.prompt import Prompt
 from touche_llm.report.folder import describe_truncation
 from touche_llm.report.page import create_environment
 from touche_llm.report.plots import LETTERS
-from touche_llm.tasks.definition import Scale
 
 # Number of colours for grades above 0.
 _HEAT = 5
 
 
-@dataclass(frozen=True, slots=True)
-class MatrixGrade:
-    """A grade by a variant or by assessors.
-
-    Attributes:
-        name: Name of the grade.
-        value: Expected grade of a variant, or grade by assessors.
-        scale: Scale of the grade.
-        hit: Whether the rounded grade of a variant equals that of the assessors.
-    """
-
-    name: str
-    value: float
-    scale: Scale
-    hit: bool = False
-
-    @property
-    def heat(self) -> int:
-        """Return the index of its colour, from 0 to 5."""
-        return round(max(self.scale.to_share(self.value), 0.0) * _HEAT)
-
-
-@dataclass(frozen=True, slots=True)
-class MatrixCell:
-    """The judgment of a document by one variant; without a judgment, grades and stance are empty."""
-
-    grades: list[MatrixGrade]
-    stance: str
-    hit: bool
-    readings: Mapping[str, Reading]
-    truncation: str
-    failure: Failure | None
-
-
-@dataclass(frozen=True, slots=True)
-class MatrixRow:
-    """A judged document of the sample.
-
-    Attributes:
-        topic: Topic of the judgment.
-        document_id: Id of the document.
-        text: Text of the document.
-        assessments: Grades by assessors.
-        label: Stance by assessors; empty if there is none.
-        cells: Judgments, one per variant.
-        differs: Fields in which variants disagree: names of grades (compared after rounding) and `stance`.
-        spread: Size of the disagreement: the largest difference of grades, plus 1 if stances differ.
-        requested: Number of variants that judged the part of the sample.
-        misses: Number of these variants whose first grade differs from that of the assessors.
-    """
-
-    topic: Topic
-    document_id: str
-    text: str
-    assessments: list[MatrixGrade]
-    label: str
-    cells: list[MatrixCell]
-    differs: list[str]
-    spread: float
-    requested: int
-    misses: int
-
-
-def build_rows(found: PromptComparison, qrels: Qrels) -> list[MatrixRow]:
-    """Return the rows of a comparison, ordered by disagreement, largest first."""
+def build_rows(found: PromptComparison, qrels: Qrels) -> list[SimpleNamespace]:
+    """Return a row for each judged document of a comparison, ordered by disagreement, largest first."""
     topics = {topic.id: topic for topic in found.topics}
     failed = {
         (part, variant, failure.topic_id, failure.document_id): failure
@@ -98,7 +34,7 @@ def build_rows(found: PromptComparison, qrels: Qrels) -> list[MatrixRow]:
         for failure in said.failures
     }
     sampled_by = next(name for name in found.task.question.grades if name in qrels.grades)
-    rows = []
+    rows: list[SimpleNamespace] = []
     for part in found.parts:
         for item in part.sample:
             key = (item.topic_id, item.document_id)
@@ -113,18 +49,20 @@ def build_rows(found: PromptComparison, qrels: Qrels) -> list[MatrixRow]:
             differs, spread = _measure_disagreement(
                 list(said.values()), max(scale.highest for scale in qrels.scales.values())
             )
+            hits = sum(grade.hit for cell in cells for grade in cell.grades if grade.name == sampled_by)
             rows.append(
-                MatrixRow(
-                    topics[item.topic_id],
-                    item.document_id,
-                    found.texts.get(item.document_id, ""),
-                    _list_assessments(item, qrels),
-                    qrels.stances.get(item.topic_id, {}).get(item.document_id, ""),
-                    cells,
-                    differs,
-                    spread,
-                    len(said),
-                    len(said) - sum(grade.hit for cell in cells for grade in cell.grades if grade.name == sampled_by),
+                SimpleNamespace(
+                    topic=topics[item.topic_id],
+                    document_id=item.document_id,
+                    text=found.texts.get(item.document_id, ""),
+                    assessments=_list_assessments(item, qrels),
+                    label=qrels.stances.get(item.topic_id, {}).get(item.document_id, ""),
+                    cells=cells,
+                    differs=differs,
+                    spread=spread,
+                    # The variants that judged the part, and those whose first grade is not that of the assessors.
+                    requested=len(said),
+                    misses=len(said) - hits,
                 )
             )
     return sorted(rows, key=lambda row: -row.spread)
@@ -175,22 +113,34 @@ def render_matrix(found: PromptComparison, qrels: Qrels, judged_by: Mapping[str,
     return create_environment().get_template("matrix.html.jinja").render(values)
 
 
-def _build_cell(item: Sampled, judgment: Judgment | None, failure: Failure | None, qrels: Qrels) -> MatrixCell:
+def _build_cell(item: Sampled, judgment: Judgment | None, failure: Failure | None, qrels: Qrels) -> SimpleNamespace:
+    """Return the judgment of a document by one variant; without a judgment, grades and stance are empty."""
     if judgment is None:
-        return MatrixCell([], "", False, {}, "", failure)
+        return SimpleNamespace(grades=[], stance="", hit=False, readings={}, truncation="", failure=failure)
     truth = {grade.name: round_grade(grade.value) for grade in _list_assessments(item, qrels)}
-    grades = [
-        MatrixGrade(name, value, qrels.scales[name], round_grade(value) == truth.get(name))
-        for name, value in judgment.grades.items()
-    ]
     label = qrels.stances.get(item.topic_id, {}).get(item.document_id)
-    truncation = describe_truncation(judgment)
-    return MatrixCell(grades, judgment.stance, label == judgment.stance, judgment.readings, truncation, None)
+    return SimpleNamespace(
+        grades=[
+            _make_grade(name, value, qrels, hit=round_grade(value) == truth.get(name))
+            for name, value in judgment.grades.items()
+        ],
+        stance=judgment.stance,
+        hit=label == judgment.stance,
+        readings=judgment.readings,
+        truncation=describe_truncation(judgment),
+        failure=None,
+    )
 
 
-def _list_assessments(item: Sampled, qrels: Qrels) -> list[MatrixGrade]:
+def _make_grade(name: str, value: float, qrels: Qrels, *, hit: bool = False) -> SimpleNamespace:
+    """Return a grade with the index of its colour; `hit` is whether, rounded, it equals that of the assessors."""
+    heat = round(max(qrels.scales[name].to_share(value), 0.0) * _HEAT)
+    return SimpleNamespace(name=name, value=value, heat=heat, hit=hit)
+
+
+def _list_assessments(item: Sampled, qrels: Qrels) -> list[SimpleNamespace]:
     given = {name: grades.get(item.topic_id, {}).get(item.document_id) for name, grades in qrels.grades.items()}
-    return [MatrixGrade(name, value, qrels.scales[name]) for name, value in given.items() if value is not None]
+    return [_make_grade(name, value, qrels) for name, value in given.items() if value is not None]
 
 
 def _measure_disagreement(judgments: Sequence[Judgment | None], highest: int) -> tuple[list[str], float]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from touche_llm.data.trec_runs import ParsedRun
@@ -64,33 +65,12 @@ class MeasureComparison:
         return {topic for values in self.by_topic for topic in values}
 
 
-@dataclass(frozen=True, slots=True)
-class MeasuredRun:
-    """The evaluation of a run.
-
-    Attributes:
-        measures: All measures of the run and of its first stage, which has no stances; only nDCG@5 is compared.
-        confusion: Number of documents by true label (rows) and label of the run (columns), in the order of the task;
-            empty without stance qrels.
-        by_label: Rows of `summarize_labels`; empty without stance qrels.
-        coverage: Number of evaluated topics out of the judged ones, a line for each aspect.
-        notes: Limitations of the evaluation.
-    """
-
-    measures: list[MeasureComparison]
-    confusion: list[list[int]]
-    by_label: list[Row]
-    coverage: list[str]
-    notes: list[str]
-
-    @property
-    def headline(self) -> list[MeasureComparison]:
-        """Return the headline measures."""
-        return [measure for measure in self.measures if measure.headline]
-
-
-def measure_run(run: ParsedRun, first_stage: ParsedRun, qrels: Qrels, before: str) -> MeasuredRun:
+def measure_run(run: ParsedRun, first_stage: ParsedRun, qrels: Qrels, before: str) -> SimpleNamespace:
     """Evaluate a run and its first stage, named `before`, with recall at the depth of the first stage.
+
+    Returns:
+        The measures of the run and of its first stage, which has no stances and is compared by nDCG@5 only; those at
+        the top of the page; the results of `compute_confusion`; the coverage, a line for each aspect; and notes.
 
     Raises:
         DataError: None of the topics of the run is judged.
@@ -111,7 +91,15 @@ def measure_run(run: ParsedRun, first_stage: ParsedRun, qrels: Qrels, before: st
     }
     measures = compare_measures([found, first], compare(before, estimates) if compared else DataFrame())
     notes = collect_notes([found]) + describe_judging(found, first) + note_missing_intervals(measures)
-    return MeasuredRun(measures, *compute_confusion(run, qrels), describe_all_coverage([found]), notes)
+    confusion, by_label = compute_confusion(run, qrels)
+    return SimpleNamespace(
+        measures=measures,
+        headline=[measure for measure in measures if measure.headline],
+        confusion=confusion,
+        by_label=by_label,
+        coverage=describe_all_coverage([found]),
+        notes=notes,
+    )
 
 
 def compare_measures(evaluations: Sequence[Evaluation], differences: DataFrame) -> list[MeasureComparison]:
@@ -188,7 +176,12 @@ def _get_unjudged(evaluation: Evaluation, measure: str) -> tuple[int, tuple[floa
 
 
 def compute_confusion(run: ParsedRun, qrels: Qrels) -> tuple[list[list[int]], list[Row]]:
-    """Return the confusion matrix and the measures of each label, as in `MeasuredRun`; empty without stance qrels."""
+    """Return the confusion matrix and the measures of each label; empty without stance qrels.
+
+    Returns:
+        Numbers of documents by true label (rows) and label of the run (columns), in the order of the task; and the rows
+        of `summarize_labels`.
+    """
     from touche_llm.evaluation.stance_measures import count_confusion, summarize_labels
 
     if not qrels.stances:

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from touche_llm.data.records import Candidate, Topic
@@ -18,8 +19,6 @@ from touche_llm.pipeline.run_files import CONFIG
 from touche_llm.regression.snapshot import run_settings
 from touche_llm.report.folder import (
     COSTS,
-    DocumentRow,
-    DocumentView,
     RunFolder,
     collect_assessor_labels,
     collect_labels,
@@ -30,8 +29,6 @@ from touche_llm.report.folder import (
     open_folder,
 )
 from touche_llm.report.measures import (
-    MeasureComparison,
-    Row,
     collect_notes,
     compare_measures,
     compute_confusion,
@@ -46,113 +43,6 @@ if TYPE_CHECKING:
     from pandas import DataFrame
 
     from touche_llm.evaluation.measures import Evaluation
-
-
-@dataclass(frozen=True, slots=True)
-class ComparedRun:
-    """One of the runs.
-
-    Attributes:
-        letter: Letter of the run on the page.
-        name: Name of the run on the command line.
-        facts: Description of the run, by name.
-        stances: Labels of the run by set of documents, as returned by `collect_labels`.
-        confusion: As in `MeasuredRun`.
-        by_label: As in `MeasuredRun`.
-        failures: Number of failed requests, by kind and file; None for a run file.
-        costs: Costs by stage; None for a run file.
-    """
-
-    letter: str
-    name: str
-    facts: Mapping[str, str]
-    stances: Mapping[str, list[str]]
-    confusion: list[list[int]]
-    by_label: list[Row]
-    failures: Mapping[tuple[str, str], int] | None
-    costs: Mapping[str, Mapping[str, float | None]] | None
-
-
-@dataclass(frozen=True, slots=True)
-class Placement:
-    """The rank and the label of a document in one run.
-
-    Attributes:
-        rank: Rank in the run, from 1.
-        stance: Stance label; empty if there is none.
-        row: Row of the ranking; None for a run file.
-        details: Document with the answers of the model; None for a run file, and below the top of the run.
-    """
-
-    rank: int
-    stance: str
-    row: DocumentRow | None
-    details: DocumentView | None
-
-
-@dataclass(frozen=True, slots=True)
-class ComparedDocument:
-    """A document at the top of some run.
-
-    Attributes:
-        document_id: Id of the document.
-        text: Text, or the parts that a model saw; None if unavailable.
-        people: Judgments by assessors, as returned by `get_assessments`.
-        places: Placements, one per run; None where the run lacks the document.
-        stances_differ: Whether two runs gave it different labels.
-        top_differs: Whether it is in the top 5 of some run, but not of every run with the topic.
-    """
-
-    document_id: str
-    text: str | None
-    people: Mapping[str, str]
-    places: list[Placement | None]
-    stances_differ: bool
-    top_differs: bool
-
-
-@dataclass(frozen=True, slots=True)
-class ComparedTopic:
-    """A topic with the top documents of all runs, ordered by their best rank.
-
-    Attributes:
-        topic: Topic; its title is empty if no run folder has it.
-        objects: Compared objects, named in the topic or extracted by the model, by the letters of the runs.
-        documents: Documents at the top of some run.
-    """
-
-    topic: Topic
-    objects: Mapping[tuple[str, ...], tuple[str, str]]
-    documents: list[ComparedDocument]
-
-
-@dataclass(frozen=True, slots=True)
-class RunComparison:
-    """Everything on the page.
-
-    Attributes:
-        task: Task of all runs.
-        judged_by: Files of the qrels, by aspect.
-        sides: Runs.
-        baseline: Letter of the baseline.
-        measures: All measures.
-        assessor_labels: Stances by assessors.
-        topics: Topics in the order of the runs.
-        top: Number of documents per topic and run.
-        coverage: Number of evaluated topics out of the judged ones, a line for each aspect.
-        notes: Limitations of the runs and of this page.
-    """
-
-    task: Task
-    judged_by: Mapping[str, Path]
-    sides: list[ComparedRun]
-    baseline: str
-    measures: list[MeasureComparison]
-    assessor_labels: list[str]
-    topics: list[ComparedTopic]
-    top: int
-    coverage: list[str]
-    notes: list[str]
 
 
 # Runs disagree about a document that is above this rank in some of them only; the cutoff of the headline measures.
@@ -203,8 +93,8 @@ def gather_comparison(
     differences: DataFrame,
     remarks: Sequence[str],
     top: int,
-) -> RunComparison:
-    """Build the comparison of several runs.
+) -> SimpleNamespace:
+    """Return what the page of several runs shows, for `render_comparison`.
 
     Args:
         runs: Runs in the order of their letters, checked by `check_runs`.
@@ -233,7 +123,7 @@ def gather_comparison(
         topics = [_build_topic(topic, runs, folders, qrels, top) for topic in ids]
         baseline = differences["baseline"].iloc[0]
         measures = compare_measures(evaluations, differences)
-        return RunComparison(
+        return SimpleNamespace(
             task=task,
             judged_by=judged_by,
             sides=sides,
@@ -264,7 +154,7 @@ def _describe_own_settings(values: Mapping[str, Any] | None, settings: Sequence[
 
 def _describe_side(
     letter: str, given: NamedRun, folder: RunFolder | None, task: Task, qrels: Qrels, settings: str
-) -> ComparedRun:
+) -> SimpleNamespace:
     if folder is None:
         lines = sum(map(len, given.run.rankings.values()))
         facts = {"given as": "a run file", "topics": f"{len(given.run.rankings):,}", "lines": f"{lines:,}"}
@@ -276,14 +166,23 @@ def _describe_side(
             facts["settings of its own"] = settings
         failures = Counter((failure.kind, name) for name, of_file in folder.failures.items() for failure in of_file)
         costs = {name: extract_costs(stage) for name, stage in folder.stages.items()}
-    return ComparedRun(
-        letter, given.name, facts, collect_labels(given.run), *compute_confusion(given.run, qrels), failures, costs
+    confusion, by_label = compute_confusion(given.run, qrels)
+    return SimpleNamespace(
+        letter=letter,
+        name=given.name,
+        facts=facts,
+        stances=collect_labels(given.run),
+        confusion=confusion,
+        by_label=by_label,
+        # None for a run file.
+        failures=failures,
+        costs=costs,
     )
 
 
 def _build_topic(
     topic_id: str, runs: Sequence[NamedRun], folders: Sequence[RunFolder | None], qrels: Qrels, top: int
-) -> ComparedTopic:
+) -> SimpleNamespace:
     rankings = [run.run.rankings.get(topic_id, []) for run in runs]
     shown = {candidate.document_id for ranking in rankings for candidate in ranking[:top]}
     places = [
@@ -304,12 +203,14 @@ def _build_topic(
         labels = {place.stance for place in found if place is not None and place.stance}
         at_top = [place is not None and place.rank <= _CUTOFF for place, of in zip(found, rankings, strict=True) if of]
         documents.append(
-            ComparedDocument(
-                document,
-                texts.get(document),
-                get_assessments(qrels, topic_id, document),
-                found,
+            SimpleNamespace(
+                document_id=document,
+                text=texts.get(document),
+                people=get_assessments(qrels, topic_id, document),
+                # One for each run; None where the run lacks the document.
+                places=found,
                 stances_differ=len(labels) > 1,
+                # In the top 5 of some run, but not of every run with the topic.
                 top_differs=any(at_top) and not all(at_top),
             )
         )
@@ -323,13 +224,14 @@ def _build_topic(
         if topic.objects is not None:
             objects.setdefault(topic.objects, []).append(letter)
     topic = next(iter(known.values()), Topic(topic_id, ""))
-    return ComparedTopic(topic, {tuple(letters): pair for pair, letters in objects.items()}, documents)
+    by_letters = {tuple(letters): pair for pair, letters in objects.items()}
+    return SimpleNamespace(topic=topic, objects=by_letters, documents=documents)
 
 
 def _place_documents(
     topic_id: str, given: NamedRun, folder: RunFolder | None, shown: Sequence[Candidate], top: int
-) -> dict[str, Placement]:
-    """Return the placements of the shown documents in one run."""
+) -> dict[str, SimpleNamespace]:
+    """Return rank and stance of the shown documents in one run, with rows and answers for a folder."""
     rows = {} if folder is None else {row.document_id: row for row in folder.rows(topic_id, None)}
     places = {}
     for candidate in shown:
@@ -338,12 +240,12 @@ def _place_documents(
         if folder is not None and row is not None and candidate.rank <= top:
             details = folder.document(topic_id, row)
         stance = given.run.stances.get((topic_id, candidate.document_id), "")
-        places[candidate.document_id] = Placement(candidate.rank, stance, row, details)
+        places[candidate.document_id] = SimpleNamespace(rank=candidate.rank, stance=stance, row=row, details=details)
     return places
 
 
 def _notes(
-    sides: Sequence[ComparedRun], folders: Sequence[RunFolder | None], topics: Sequence[ComparedTopic]
+    sides: Sequence[SimpleNamespace], folders: Sequence[RunFolder | None], topics: Sequence[SimpleNamespace]
 ) -> Iterator[str]:
     """Yield the limitations of what the page shows about the runs."""
     bare = [side.letter for side, folder in zip(sides, folders, strict=True) if folder is None]
@@ -366,7 +268,7 @@ def _notes(
         yield f"Topics without a title, missing in every run folder: {', '.join(untitled)}."
 
 
-def render_comparison(found: RunComparison) -> str:
+def render_comparison(found: SimpleNamespace) -> str:
     """Render the page that compares several runs."""
     sides = found.sides
     anchors = {view.topic.id: (f"t{n}", view.topic.title) for n, view in enumerate(found.topics, start=1)}
@@ -409,6 +311,6 @@ def render_comparison(found: RunComparison) -> str:
     return create_environment().get_template("comparison.html.jinja").render(values)
 
 
-def _costs(sides: Iterable[ComparedRun], stage: str, key: str) -> list[float | None]:
+def _costs(sides: Iterable[SimpleNamespace], stage: str, key: str) -> list[float | None]:
     """Return one cost of a stage for each run whose costs are known."""
     return [side.costs.get(stage, {}).get(key) for side in sides if side.costs is not None]

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
-from touche_llm.data.records import Candidate, Document, Failure, Topic
+from touche_llm.data.records import Candidate, Document, Topic
 from touche_llm.errors import PromptError, UsageError
 from touche_llm.evaluation.notes import describe_fitted
 from touche_llm.evaluation.qrels import Qrels, check_judged, select_topics
@@ -20,7 +20,6 @@ from touche_llm.ranking.steps import JUDGE
 from touche_llm.report.folder import (
     COSTS,
     DocumentRow,
-    DocumentView,
     collect_assessor_labels,
     collect_labels,
     compute_label_shares,
@@ -29,7 +28,7 @@ from touche_llm.report.folder import (
     get_assessments,
     open_folder,
 )
-from touche_llm.report.measures import MeasuredRun, measure_run
+from touche_llm.report.measures import measure_run
 from touche_llm.report.page import create_environment
 from touche_llm.report.plots import BANDS, MIN_TOPICS, plot_movements, plot_stances, plot_topics
 from touche_llm.tasks.features import Question
@@ -47,62 +46,8 @@ _TOP = 5
 _MAX_FAILURES = 50
 
 
-@dataclass(frozen=True, slots=True)
-class TopicView:
-    """A topic with its ranking.
-
-    Attributes:
-        topic: Topic.
-        documents: Top documents, shown with text and answers.
-        rows: Following rows, shown without text.
-        omitted: Number of rows that are not shown.
-        dropped: Top 5 candidates that are not among the shown documents: id, rank in the first stage, rank in the run
-            if any, and judgments by assessors.
-        prompts: Prompts rendered for the topic: purpose, label and messages, each a role and the pieces of its text
-            before, between and after the documents.
-    """
-
-    topic: Topic
-    documents: list[DocumentView]
-    rows: list[DocumentRow]
-    omitted: int
-    dropped: Sequence[tuple[str, int, int | None, Mapping[str, str]]]
-    prompts: list[tuple[str, str, list[tuple[str, list[str]]]]]
-
-
-@dataclass(frozen=True, slots=True)
-class RunReport:
-    """Everything on the page.
-
-    Attributes:
-        name: Name of the run folder.
-        task: Task of the run.
-        facts: Description of the run, by name.
-        topics: Topics in the order of the run.
-        movements: Under `candidates` and `judge`, by group of final ranks, the number of documents from each band of
-            ranks (`BANDS`) at that stage; under `run`, by group of candidate ranks, the number of documents in each
-            band of final ranks.
-        stances: Share of each label, by set of documents.
-        measured: Evaluation; None without qrels.
-        costs: Costs by stage and name, as returned by `extract_costs`.
-        failures: Failed requests, by file.
-        notes: Limitations of the run and of this page.
-    """
-
-    name: str
-    task: Task
-    facts: Mapping[str, str]
-    topics: list[TopicView]
-    movements: Mapping[str, Mapping[str, list[int]]]
-    stances: Mapping[str, Mapping[str, float]]
-    measured: MeasuredRun | None
-    costs: Mapping[str, Mapping[str, float | None]]
-    failures: Mapping[str, list[Failure]]
-    notes: list[str]
-
-
-def gather_report(folder: Path, qrels: Qrels | None, top: int, *, run_topics: bool = False) -> RunReport:
-    """Build the report of a run.
+def gather_report(folder: Path, qrels: Qrels | None, top: int, *, run_topics: bool = False) -> SimpleNamespace:
+    """Return what the page of a run shows, for `render_report`.
 
     Args:
         folder: Run folder.
@@ -139,17 +84,18 @@ def gather_report(folder: Path, qrels: Qrels | None, top: int, *, run_topics: bo
         opened.check_documents(ranking[:top] for ranking in run.rankings.values())
         rows = {topic_id: opened.rows(topic_id, qrels) for topic_id in run.rankings}
         shown = [
-            TopicView(
-                opened.topics[topic_id],
-                [opened.document(topic_id, row) for row in lines[:top]],
-                lines[top:_MAX_ROWS],
-                len(lines[max(top, _MAX_ROWS) :]),
-                find_dropped(opened.first.rankings[topic_id], lines, top, qrels),
-                render_prompts(prompts, task, opened.topics[topic_id]),
+            SimpleNamespace(
+                topic=opened.topics[topic_id],
+                documents=[opened.document(topic_id, row) for row in lines[:top]],
+                # The following rows, shown without text, and the number of those that are not shown.
+                rows=lines[top:_MAX_ROWS],
+                omitted=len(lines[max(top, _MAX_ROWS) :]),
+                dropped=find_dropped(opened.first.rankings[topic_id], lines, top, qrels),
+                prompts=render_prompts(prompts, task, opened.topics[topic_id]),
             )
             for topic_id, lines in rows.items()
         ]
-        return RunReport(
+        return SimpleNamespace(
             name=folder.resolve().name,
             task=task,
             facts=describe_run(opened.config, task, opened.stages, run),
@@ -182,7 +128,12 @@ def _load_prompts(context: RunContext, stages: Mapping[str, Any], notes: list[st
 def render_prompts(
     prompts: Mapping[str, Prompt], task: Task, topic: Topic
 ) -> list[tuple[str, str, list[tuple[str, list[str]]]]]:
-    """Render the prompts for one topic; none if the task needs the compared objects and the topic has none."""
+    """Render the prompts for one topic; none if the task needs the compared objects and the topic has none.
+
+    Returns:
+        Purpose, label and messages of each prompt; a message is a role, and the pieces of its text before, between and
+        after the documents.
+    """
     if task.objects_answer is not None and topic.objects is None:
         return []
     questions = {"judge": task.question, "sentence": task.sentence_question, "stance": task.stance_question}
@@ -205,7 +156,13 @@ def _render_messages(prompt: Prompt, question: Question, topic: Topic) -> list[t
 def count_movements(
     topics: Mapping[str, list[DocumentRow]], candidates: Mapping[str, list[Candidate]]
 ) -> dict[str, dict[str, list[int]]]:
-    """Count how the top documents of all topics moved between the stages, as in `RunReport.movements`."""
+    """Count how the top documents of all topics moved between the stages.
+
+    Returns:
+        Under `candidates` and `judge`, by group of final ranks, the number of documents from each band of ranks
+        (`BANDS`) at that stage; under `run`, by group of candidate ranks, the number of documents in each band of
+        final ranks.
+    """
     counted: dict[str, dict[str, list[int]]] = {}
 
     def count(way: str, rank: int, other: float | None) -> None:
@@ -227,7 +184,11 @@ def count_movements(
 def find_dropped(
     candidates: list[Candidate], rows: list[DocumentRow], shown: int, qrels: Qrels | None
 ) -> list[tuple[str, int, int | None, Mapping[str, str]]]:
-    """Return the top 5 candidates of a topic that are not among the first `shown` rows."""
+    """Return the top 5 candidates of a topic that are not among the first `shown` rows.
+
+    Returns:
+        For each its id, its rank in the first stage, its rank in the run if any, and the judgments by assessors.
+    """
     ranks = {row.document_id: row.rank for row in rows}
     return [
         (
@@ -241,7 +202,7 @@ def find_dropped(
     ]
 
 
-def render_report(report: RunReport) -> str:
+def render_report(report: SimpleNamespace) -> str:
     """Render the page of a run."""
     measured = report.measured
     anchors = {view.topic.id: (f"t{n}", view.topic.title) for n, view in enumerate(report.topics, start=1)}
