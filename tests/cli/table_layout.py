@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from touche_llm.cli.emit import Column, show_table
+from touche_llm.cli import emit
+from touche_llm.cli.emit import Column, format_row, show_table
 
 
 @dataclass(frozen=True)
@@ -38,9 +39,11 @@ def record_tables(monkeypatch: pytest.MonkeyPatch, module: str) -> list[ShownTab
     """Return the list that the tables which this module of the command line prints are added to."""
     shown: list[ShownTable] = []
 
-    def record(columns: Sequence[Column], rows: Iterable[Sequence[str]], **how: Any) -> None:
-        shown.append(ShownTable(columns, [tuple(row) for row in rows]))
+    def record(columns: Sequence[Column], rows: Iterable[Any], **how: Any) -> None:
+        shown.append(ShownTable(columns, [tuple(format_row(columns, row)) for row in rows]))
         show_table(columns, shown[-1].rows, **how)
 
-    monkeypatch.setattr(f"touche_llm.cli.{module}.show_table", record)
+    monkeypatch.setattr(emit, "show_table", record)
+    for name in (module, "measured_runs"):
+        monkeypatch.setattr(f"touche_llm.cli.{name}.show_table", record, raising=False)
     return shown

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from touche_llm.cli.prompts_try import FileChanges
+from touche_llm.cli.prompts_try import watch_files
 from touche_llm.corpus.args_me import HEADER as COLUMNS
 from touche_llm.data.records import Topic
 from touche_llm.errors import DataError, UsageError
@@ -362,7 +362,7 @@ def test_the_files_of_a_prompt_are_told_also_where_it_does_not_load(tmp_path: Pa
 
 async def test_a_step_is_made_when_a_file_of_the_prompt_is_saved_and_none_is_missed(tmp_path: Path) -> None:
     path = template(tmp_path, "{% include 'part.jinja' %}", "")
-    saved = FileChanges(path, seconds=0.0)
+    saved = watch_files(path, seconds=0.0)
     # Before anybody waits, and a file that was not there.
     (tmp_path / "part.jinja").write_text("x")
     await asyncio.wait_for(anext(saved), 5)

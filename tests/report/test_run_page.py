@@ -120,7 +120,7 @@ def test_every_part_is_on_the_page(judged: SimpleNamespace) -> None:
     assert "None: every request has a usable answer." in text
     assert "1–5 6–10 11–20 21–50 51–100 after 100, or not ranked" in text
     assert judged.measured is not None
-    graded = judged.measured.headline[:2]
+    graded = [each for each in judged.measured.measures if each.headline][:2]
     for view in judged.topics:
         for measure in graded:
             run, first = (side.by_topic[view.topic.id] for side in measure.runs if side is not None)
@@ -142,8 +142,7 @@ def test_an_interval_is_drawn_within_its_scale_and_a_missing_one_is_noted_once(j
     run, before = first.runs
     assert run is not None
     wide = changed(run, summary={**run.summary, "low": -0.1, "high": 1.2})
-    measures = [changed(first, runs=[wide, before]), *others]
-    measured = changed(judged.measured, measures=measures, headline=[each for each in measures if each.headline])
+    measured = changed(judged.measured, measures=[changed(first, runs=[wide, before]), *others])
     page = Page(render_report(changed(judged, measured=measured)))
     ((low, high),) = list_whiskers(page)
     assert (low, high) == ("0.0%", "100.0%") and "-0.100 to 1.200" in page.text

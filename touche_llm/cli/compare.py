@@ -15,6 +15,7 @@ from touche_llm.cli.emit import (
     Column,
     Format,
     FormatOption,
+    emit,
     format_interval,
     format_value,
     print_rows,
@@ -33,7 +34,6 @@ from touche_llm.evaluation.calibration import (
     measure_thresholds,
     read_calibration_set,
 )
-from touche_llm.evaluation.measures import describe_coverage
 from touche_llm.evaluation.notes import describe_missing_intervals
 from touche_llm.evaluation.qrels import STANCE, read_qrels
 from touche_llm.judging.labels import read_settings, write_thresholds
@@ -130,26 +130,26 @@ def compare(
         say(output, page)
 
 
+_COMPARED = (
+    m.MEASURE,
+    Column("run", is_text=True),
+    Column("value", drop=2),
+    Column("baseline", drop=3, value="baseline_value"),
+    Column("change", value="difference", sign="+"),
+    Column("95 % interval", value=lambda row: format_interval(row["low"], row["high"], sign="+")),
+    Column("p Holm", value="p_holm"),
+    Column("+/=/-", drop=1, value=lambda row: f"{row['wins']}/{row['ties']}/{row['losses']}"),
+    Column(
+        "judged@k",
+        drop=4,
+        value=lambda row: f"{format_value(row['judged'], digits=3)}/{format_value(row['baseline_judged'], digits=3)}",
+    ),
+)
+
+
 def _show(frame: DataFrame, evaluations: Sequence[Evaluation]) -> None:
-    columns = (
-        *(Column(name, is_text=True) for name in ("measure", "run")),
-        *(Column("value", drop=2), Column("baseline", drop=3), Column("change"), Column("95 % interval")),
-        *(Column("p Holm"), Column("+/=/-", drop=1), Column("judged@k", drop=4)),
-    )
-    baseline = frame["baseline"].iloc[0]
-    for aspect, rows in frame.groupby(frame["measure"].str.partition(" ")[0], sort=False):
-        cells = (
-            (
-                *(m.strip_aspect(row.measure), row.run, format_value(row.value), format_value(row.baseline_value)),
-                *(format_value(row.difference, sign="+"), format_interval(row.low, row.high, sign="+")),
-                *(format_value(row.p_holm), f"{row.wins}/{row.ties}/{row.losses}"),
-                f"{format_value(row.judged, digits=3)}/{format_value(row.baseline_judged, digits=3)}",
-            )
-            for row in rows.itertuples()
-        )
-        title, below = f"{aspect}, change from the baseline {baseline}", describe_coverage(evaluations, aspect)
-        show_table(columns, m.blank_repeats(cells), title=title, below=below)
-        print()
+    change = f", change from the baseline {frame['baseline'].iloc[0]}"
+    m.show_aspects(frame.to_dict("records"), _COMPARED, evaluations, change)
     show_lines(
         (
             "value, baseline: over the topics that both runs have; for stances over the documents that both label, "
@@ -163,8 +163,18 @@ def _show(frame: DataFrame, evaluations: Sequence[Evaluation]) -> None:
 
 _FOLDS = 5
 _SEED = 0
-# Held-out topics: their name, the prompt of the stances, the scores, and the thresholds that one fold has.
-_Part = tuple[str, str, CrossValidation, Mapping[str, float]]
+# Begins the columns of thresholds, before their label.
+_THRESHOLD = "threshold_"
+_FOLD_COLUMNS = (
+    Column("held out", is_text=True, value="held_out"),
+    Column("topics", drop=1),
+    Column("documents", drop=2),
+    Column("thresholds of the others", drop=3, is_text=True, value=lambda row: _describe_thresholds(row)),
+    Column("F1", value="macro_f1", digits=3),
+    Column("accuracy", digits=3),
+    Column("F1 without", value="macro_f1_without", digits=3),
+    Column("accuracy without", value="accuracy_without", digits=3),
+)
 
 
 def calibrate(
@@ -242,22 +252,21 @@ def _warn_of_unused(examples: CalibrationSet) -> None:
 def _show_report(
     output: Format, report: CrossValidation, shared: CrossValidation | None, examples: CalibrationSet, out: Path
 ) -> None:
-    # Each document was labelled with its own fold's thresholds.
-    parts: list[_Part] = [
-        (f"fold {number}", examples.prompt, fold, fold.thresholds) for number, fold in enumerate(report.folds, start=1)
-    ]
-    parts.append(("all folds", examples.prompt, report, {}))
-    if output is Format.TABLE:
-        _show_folds(parts)
-    else:
-        parts += [("all folds", examples.shared_prompt, shared, {})] if shared is not None else []
-        rows = (
+    def make_row(name: str, prompt: str, of: CrossValidation, thresholds: Mapping[str, float]) -> dict[str, Any]:
+        return (
             {"held_out": name, "prompt": prompt, "topics": len(of.topics), "topic_ids": " ".join(of.topics)}
             | _row(of.scores, thresholds, report.thresholds)
             | {"macro_f1_without": of.most_probable.macro_f1, "accuracy_without": of.most_probable.accuracy}
-            for name, prompt, of, thresholds in parts
         )
-        print_rows(output, rows)
+
+    # Each document was labelled with its own fold's thresholds.
+    rows = [make_row(f"fold {n}", examples.prompt, fold, fold.thresholds) for n, fold in enumerate(report.folds, 1)]
+    pooled = make_row("all folds", examples.prompt, report, {})
+    if output is Format.TABLE:
+        show_table(_FOLD_COLUMNS, [*rows, (), pooled])
+    else:
+        others = [make_row("all folds", examples.shared_prompt, shared, {})] if shared is not None else []
+        print_rows(output, [*rows, pooled, *others])
     measure = "macro-F1 (F1 above)" if output is Format.TABLE else "macro_f1"
     say(output, f"held out, the value to quote: {measure} {_format_gain(report)}")
     if shared is not None:
@@ -275,43 +284,30 @@ def _format_gain(report: CrossValidation) -> str:
     return f"{report.scores.macro_f1:.4f} with thresholds, {without:.4f} with the most probable label"
 
 
-def _show_folds(parts: Sequence[_Part]) -> None:
-    columns = [Column("held out", is_text=True), Column("topics", drop=1), Column("documents", drop=2)]
-    columns += [Column("thresholds of the others", drop=3, is_text=True)]
-    columns += map(Column, ("F1", "accuracy", "F1 without", "accuracy without"))
-    *folds, pooled = (
-        (name, str(len(of.topics)), f"{of.scores.documents:,}", _format_thresholds(thresholds))
-        + (*_format_scores(of.scores), *_format_scores(of.most_probable))
-        for name, _, of, thresholds in parts
-    )
-    show_table(columns, [*folds, (), pooled])
-
-
 def _show_evaluation(
     output: Format, examples: CalibrationSet, thresholds: Mapping[str, float], task: Task, topics: list[str]
 ) -> None:
     ways: tuple[tuple[str, Mapping[str, float]], ...] = (("thresholds", thresholds), ("most probable", {}))
-    measured = [(name, given, measure_thresholds(examples.used, given, task)) for name, given in ways]
-    if output is not Format.TABLE:
-        rows = (
-            {"labels": name, "topics": len(topics)} | _row(of, given, task.no_stances) for name, given, of in measured
-        )
-        print_rows(output, rows)
-        return
-    columns = (Column("labels", is_text=True), *map(Column, ("topics", "documents", "macro-F1", "accuracy")))
-    cells = ((name, str(len(topics)), f"{of.documents:,}", *_format_scores(of)) for name, _, of in measured)
-    show_table(columns, cells, title=f"thresholds: {_format_thresholds(thresholds) or 'none'}")
+    rows = [
+        {"labels": name, "topics": len(topics)}
+        | _row(measure_thresholds(examples.used, given, task), given, task.no_stances)
+        for name, given in ways
+    ]
+    columns = [Column("labels", is_text=True), Column("topics"), Column("documents")]
+    columns += [Column("macro-F1", value="macro_f1", digits=3), Column("accuracy", digits=3)]
+    emit(output, rows, columns, title=f"thresholds: {_format_thresholds(thresholds) or 'none'}")
 
 
 def _row(scores: LabelScores, thresholds: Mapping[str, float], labels: Iterable[str]) -> dict[str, Any]:
     """Return scores as columns, with the threshold of each label, None for a label without one."""
-    found = {f"threshold_{label}": thresholds.get(label) for label in labels}
+    found = {f"{_THRESHOLD}{label}": thresholds.get(label) for label in labels}
     return {"documents": scores.documents, **found, "macro_f1": scores.macro_f1, "accuracy": scores.accuracy}
-
-
-def _format_scores(scores: LabelScores) -> tuple[str, str]:
-    return f"{scores.macro_f1:.3f}", f"{scores.accuracy:.3f}"
 
 
 def _format_thresholds(thresholds: Mapping[str, float]) -> str:
     return ", ".join(f"{label} {value:.3g}" for label, value in thresholds.items())
+
+
+def _describe_thresholds(row: Mapping[str, Any]) -> str:
+    found = {name.removeprefix(_THRESHOLD): value for name, value in row.items() if name.startswith(_THRESHOLD)}
+    return _format_thresholds({label: value for label, value in found.items() if value is not None})

@@ -9,7 +9,7 @@ import shlex
 import shutil
 import sys
 import textwrap
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from itertools import groupby
@@ -33,31 +33,87 @@ _GAP = "  "
 _ELLIPSIS = "\N{HORIZONTAL ELLIPSIS}"
 
 
+class Format(StrEnum):
+    """How results are printed."""
+
+    TABLE = "table"
+    JSON = "json"
+    TSV = "tsv"
+
+
 @dataclass(frozen=True, slots=True)
 class Column:
     """A column of a table.
 
     Attributes:
-        name: Its head.
+        name: Its head, and the key of its values in rows that are mappings, unless it computes them.
         drop: Place in the order in which columns get the room of a narrow terminal; columns of the same place are shown
             together, and those of place 0 always.
         is_text: Whether cells are left-aligned.
         cut: Least width of a column of texts that takes the width that the others leave and cuts its cells at the end;
             0 for columns that are not cut.
+        value: Key of its values if it is not the name, or a function of the row, for what rows for other programs do
+            not have, or have otherwise.
+        digits: Digits of floats after the point.
+        sign: "+" if floats are differences.
     """
 
     name: str
     drop: int = 0
     is_text: bool = False
     cut: int = 0
+    value: str | Callable[[Any], Any] = ""
+    digits: int = 4
+    sign: str = ""
+
+    def format(self, row: Any) -> str:
+        """Format its cell of a row: counts with commas, floats by `format_value`, None as nothing."""
+        value = self.value(row) if callable(self.value) else row[self.value or self.name]
+        match value:
+            case None:
+                return ""
+            case float():
+                return format_value(value, sign=self.sign, digits=self.digits)
+            case int():
+                return f"{value:,}"
+            case _:
+                return str(value)
+
+
+# A row of a table: a list or tuple of cells, or a mapping or record that the columns have their values from.
+Row = Any
+
+
+def format_row(columns: Sequence[Column], row: Row) -> Sequence[str]:
+    """Return the cells of a row."""
+    return row if isinstance(row, list | tuple) else [column.format(row) for column in columns]
+
+
+def emit(
+    output: Format, rows: Sequence[Row], columns: Sequence[Column], names: Sequence[str] = (), **layout: Any
+) -> None:
+    """Print the same rows as a table for people, or for other programs.
+
+    Args:
+        output: Format.
+        rows: Flat mappings.
+        columns: Columns of the table.
+        names: Keys for other programs, see `print_rows`.
+        layout: Arguments of `show_table`.
+    """
+    if output is Format.TABLE:
+        show_table(columns, rows, **layout)
+    else:
+        print_rows(output, rows, names)
 
 
 def show_table(
     columns: Sequence[Column],
-    rows: Iterable[Sequence[str]],
+    rows: Iterable[Row],
     *,
     title: str = "",
     below: Iterable[str] = (),
+    blanks_repeats: bool = False,
     file: IO[str] | None = None,
     width: int | None = None,
 ) -> None:
@@ -67,14 +123,18 @@ def show_table(
 
     Args:
         columns: Columns; the first one is neither dropped nor cut.
-        rows: Cells of each row; a row of one cell is a heading, and a row without cells a line between sections.
+        rows: Rows; one of a single cell is a heading, and one without cells a line between sections.
         title: Line above the table.
         below: Lines between title and table.
+        blanks_repeats: Whether the first cell is left out where it repeats that of the row above.
         file: Where to print; standard output if None.
         width: Columns that a file or pipe has room for; no column is dropped there if None.
     """
     file = sys.stdout if file is None else file
-    cells = [[to_printable(cell).replace("\n", " ") for cell in row] for row in rows]
+    cells = [[to_printable(cell).replace("\n", " ") for cell in format_row(columns, row)] for row in rows]
+    if blanks_repeats:
+        firsts = [row[0] for row in cells]
+        cells = [["" if n and first == firsts[n - 1] else first, *cells[n][1:]] for n, first in enumerate(firsts)]
     widths = [
         max(cell_len(text) for text in (column.name, *(row[number] for row in cells if len(row) > 1)))
         for number, column in enumerate(columns)
@@ -176,14 +236,6 @@ def format_interval(low: float, high: float, *, sign: str = "", digits: int = 4)
 _SCRIPT = "touche-llm"
 
 
-class Format(StrEnum):
-    """How results are printed."""
-
-    TABLE = "table"
-    JSON = "json"
-    TSV = "tsv"
-
-
 FormatOption = Annotated[
     Format,
     typer.Option(
@@ -204,9 +256,9 @@ def print_rows(output: Format, rows: Iterable[Mapping[str, Any]], columns: Seque
     Args:
         output: JSON or TSV.
         rows: Flat mappings with the same keys.
-        columns: The keys; only needed if there may be no row.
+        columns: The keys to print; only needed if there may be no row, or rows have more.
     """
-    values = [{name: _value(value) for name, value in row.items()} for row in rows]
+    values = [{name: _value(row[name]) for name in columns or row} for row in rows]
     write_as_utf8()
     if output is Format.JSON:
         print(orjson.dumps(values, option=orjson.OPT_INDENT_2).decode())

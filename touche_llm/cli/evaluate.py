@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from functools import partial
 from math import nan
@@ -42,6 +41,7 @@ if TYPE_CHECKING:
     from touche_llm.evaluation.measures import Evaluation
 
 
+_INTERVAL = Column("95 % interval", value=lambda row: format_interval(row["low"], row["high"]))
 # Published runs that are shown before and after each of ours, besides the best one.
 _NEIGHBOURS = 2
 _GAP = ("\N{HORIZONTAL ELLIPSIS}", "", "", "", "", "")
@@ -328,38 +328,21 @@ def _confusion(evaluations: Sequence[Evaluation]) -> DataFrame:
 
 
 def _show_summary(frame: DataFrame, evaluations: Sequence[Evaluation]) -> None:
-    columns = (
-        Column("measure", is_text=True),
-        Column("run", is_text=True),
-        *(Column("value"), Column("95 % interval"), Column("n", drop=1), Column("judged@k")),
-    )
-    for aspect, rows in frame.groupby(frame["measure"].str.partition(" ")[0], sort=False):
-        cells = (
-            (
-                m.strip_aspect(row.measure),
-                row.run,
-                format_value(row.value),
-                format_interval(row.low, row.high),
-                f"{row.n:,}",
-                format_value(row.judged, digits=3),
-            )
-            for row in rows.itertuples()
-        )
-        show_table(columns, m.blank_repeats(cells), title=aspect, below=describe_coverage(evaluations, aspect))
-        print()
+    columns = [m.MEASURE, Column("run", is_text=True), Column("value"), _INTERVAL, Column("n", drop=1)]
+    columns.append(Column("judged@k", value="judged", digits=3))
+    m.show_aspects(frame.to_dict("records"), columns, evaluations)
     show_lines((m.JUDGED_LEGEND,))
 
 
 def _show_confusion(frame: DataFrame, evaluations: Sequence[Evaluation]) -> None:
     found = {evaluation.name: evaluation for evaluation in evaluations}
+    head = "true \N{DOWNWARDS ARROW} run \N{RIGHTWARDS ARROW}"
     for run, rows in frame.groupby("run", sort=False):
+        table = rows.pivot(index="true", columns="chosen", values="documents")
         labels = rows["true"].unique()
-        columns = (Column("true \N{DOWNWARDS ARROW} run \N{RIGHTWARDS ARROW}", is_text=True), *map(Column, labels))
-        cells = (
-            (str(true), *(f"{documents:,}" for documents in of_label["documents"]))
-            for true, of_label in rows.groupby("true", sort=False)
-        )
-        show_table(columns, cells, title=f"stance: {run}", below=describe_coverage([found[str(run)]], STANCE))
+        cells = [{head: label, **table.loc[label].to_dict()} for label in labels]
+        below = describe_coverage([found[str(run)]], STANCE)
+        show_table([Column(head, is_text=True), *map(Column, labels)], cells, title=f"stance: {run}", below=below)
         print()
 
 
@@ -369,15 +352,10 @@ def _show_topics(frame: DataFrame, evaluations: Sequence[Evaluation]) -> None:
     for aspect in dict.fromkeys(measure.split(" ", 1)[0] for measure in measures):
         chosen = [measure for measure in measures if measure.startswith(f"{aspect} ")]
         # The first measures are the usual ones.
-        columns = (Column("topic"), *(Column(m.strip_aspect(each), drop) for drop, each in enumerate(chosen)))
+        columns = [Column("topic"), *(Column(m.strip_aspect(name), drop) for drop, name in enumerate(chosen))]
         for run, rows in frame.groupby("run", sort=False):
-            below = describe_coverage([found[str(run)]], aspect)
-            if not below:
-                continue  # a first stage labels nothing
-            cells = (
-                (topic, *map(format_value, values))
-                for topic, *values in rows[["topic", *chosen]].itertuples(index=False, name=None)
-                if not all(map(math.isnan, values))
-            )
-            show_table(columns, cells, title=f"{aspect}: {run}", below=below)
-            print()
+            if below := describe_coverage([found[str(run)]], aspect):  # a first stage labels nothing
+                kept = rows[["topic", *chosen]].dropna(how="all", subset=chosen)
+                kept.columns = [column.name for column in columns]
+                show_table(columns, kept.to_dict("records"), title=f"{aspect}: {run}", below=below)
+                print()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from string import ascii_uppercase
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 import typer
 from rich.cells import cell_len
 
-from touche_llm.cli.emit import Format, print_rows, show_lines
+from touche_llm.cli.emit import Column, Format, print_rows, show_lines, show_table
 from touche_llm.cli.options import format_qrels_option
 from touche_llm.cli.setting_options import CommandProgress
 from touche_llm.data import trec_runs
@@ -40,6 +40,8 @@ _LABEL_WIDTH = 12
 _ONLY_RUN = "run"
 # Columns of a qrels file in rows for other programs.
 _OF_QRELS = ("qrels", "qrels_sha256")
+# The columns of a measure in tables by aspect.
+MEASURE = Column("measure", is_text=True, value=lambda row: strip_aspect(row["measure"]))
 JUDGED_LEGEND = "judged@k: share of judged documents among the first k, the measure's cutoff, or in the whole ranking"
 
 RunsArgument = Annotated[
@@ -124,6 +126,21 @@ def require_qrels(
 def describe_qrels(files: Mapping[str, Path]) -> list[str]:
     """Return a line for each qrels file, with the beginning of its hash."""
     return [f"qrels: {aspect} {shorten_path(path)} sha256 {sha256(path):.12}" for aspect, path in files.items()]
+
+
+def show_aspects(
+    rows: Iterable[Mapping[str, Any]], columns: Sequence[Column], evaluations: Sequence[Evaluation], change: str = ""
+) -> None:
+    """Print a table of measures for each aspect, with the topics that its values are over."""
+    from touche_llm.evaluation.measures import describe_coverage
+
+    of_aspect: dict[str, list[Mapping[str, Any]]] = {}
+    for row in rows:
+        of_aspect.setdefault(row["measure"].partition(" ")[0], []).append(row)
+    for aspect, found in of_aspect.items():
+        below = describe_coverage(evaluations, aspect)
+        show_table(columns, found, title=aspect + change, below=below, blanks_repeats=True)
+        print()
 
 
 def print_frame(frame: DataFrame, files: Mapping[str, Path], output: Format) -> None:
@@ -296,14 +313,6 @@ def print_notes(qrels: Qrels, evaluations: Sequence[Evaluation], runs: Iterable[
 def strip_aspect(measure: str) -> str:
     """Return a measure's name without its aspect."""
     return measure.split(" ", 1)[1]
-
-
-def blank_repeats(rows: Iterable[Sequence[str]]) -> Iterator[Sequence[str]]:
-    """Yield rows, the first cell only where it differs from that of the row above."""
-    before = None
-    for first, *others in rows:
-        yield ("" if first == before else first, *others)
-        before = first
 
 
 def _imputed(folder: Path) -> int:

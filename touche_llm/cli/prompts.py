@@ -13,7 +13,7 @@ import typer
 from touche_llm.cli import options as o
 from touche_llm.cli import prompts_compare, prompts_render, prompts_try
 from touche_llm.cli import setting_options as s
-from touche_llm.cli.emit import TEXT_WIDTH, Column, Format, FormatOption, print_rows, say, show_lines, show_table
+from touche_llm.cli.emit import TEXT_WIDTH, Column, Format, FormatOption, emit, print_rows, say, show_lines
 from touche_llm.cli.prompts_render import NameArgument, TokenizerOption
 from touche_llm.cli.setting_options import CommandProgress
 from touche_llm.corpus.ir_dataset import topics_file
@@ -26,7 +26,7 @@ from touche_llm.llm.settings import CacheConfig, SamplingConfig
 from touche_llm.llm.tokenizers import ChatTokenizer
 from touche_llm.pipeline.context import Dataset, check_examples
 from touche_llm.pipeline.corpora import LocalCorpus, open_local_corpus
-from touche_llm.prompt_lab.lint import CheckedPrompt, Finding, Share, check, detect_changed_text
+from touche_llm.prompt_lab.lint import CheckedPrompt, Finding, check, detect_changed_text
 from touche_llm.prompt_lab.prefix_sharing import Count, estimate
 from touche_llm.prompt_lab.trial import make_invented_material, take_corpus_material
 from touche_llm.prompts.prompt import Prompt, Purpose, examples_path
@@ -38,13 +38,13 @@ EveryTaskOption = Annotated[
     str | None,
     typer.Option("--task", metavar="NAME|FOLDER", help=f"{TASK_HELP} (default: all).", rich_help_panel="Input"),
 ]
-_COLUMNS = ("task", "name", "version", "hash", "answer", "fields", "purpose", "examples", "path", "error")
+_NAMES = ("task", "name", "version", "hash", "answer", "fields", "purpose", "examples", "path", "error")
 _LIST = (
     Column("prompt", is_text=True),
     Column("version", drop=1),
     Column("hash", drop=2, is_text=True),
-    Column("answer", cut=TEXT_WIDTH),
-    Column("purpose", drop=3, cut=TEXT_WIDTH),
+    Column("answer", cut=TEXT_WIDTH, value=lambda row: _describe_answer(row)),
+    Column("purpose", drop=3, cut=TEXT_WIDTH, value=lambda row: _describe_purpose(row)),
     Column("folder", drop=4, is_text=True),
 )
 _DEFAULT_CACHE = CacheConfig().file
@@ -67,10 +67,7 @@ def list_(
     tasks = TASKS.values() if task is None else [get_task(task)]
     found = [entry for task_ in tasks for entry in find_prompts(task_, folder)]
     _check_folder(folder, found)
-    if output is Format.TABLE:
-        show_table(_LIST, [_cells(entry) for entry in found])
-    else:
-        print_rows(output, [_row(entry) for entry in found], _COLUMNS)
+    emit(output, [_make_row(entry) for entry in found], _LIST, _NAMES)
     invalid = [entry for entry in found if entry.error]
     for entry in invalid:
         say(output, f"error: {entry.error}")
@@ -202,43 +199,32 @@ def _make_counter(tokenizer: Path | None) -> Count:
     return ChatTokenizer(tokenizer, SamplingConfig().chat_template_kwargs).count_tokens
 
 
-def _print_checks(output: Format, rows: Sequence[tuple[CatalogEntry, CheckedPrompt]], tokenizer: Path | None) -> None:
-    if output is not Format.TABLE:
-        print_rows(output, [_check_row(found, checked, tokenizer) for found, checked in rows])
-        return
-    estimated = "" if tokenizer else "about "
+def _print_checks(output: Format, found: Sequence[tuple[CatalogEntry, CheckedPrompt]], tokenizer: Path | None) -> None:
     columns = [
-        Column("prompt", is_text=True),
-        Column("version and hash", drop=3, is_text=True),
-        Column(f"{estimated}tokens"),
-        Column("two topics share", drop=1),
-        Column("two documents share", drop=2),
-        Column("result", is_text=True),
+        Column("prompt", is_text=True, value=_name_checked),
+        Column("version and hash", drop=3, is_text=True, value=_describe_version),
+        Column("tokens" if tokenizer else "about tokens", value="tokens"),
+        Column("two topics share", drop=1, value=lambda row: _describe_share(row, "topics")),
+        Column("two documents share", drop=2, value=lambda row: _describe_share(row, "documents")),
+        Column("result", is_text=True, value=_describe_result),
     ]
-    table = []
-    for found, checked in rows:
-        tokens = "" if checked.tokens is None else f"{checked.tokens:,}"
-        shares = (_share(checked.between_topics), _share(checked.between_documents))
-        counts = ((len(checked.of(kind)), kind) for kind in ("error", "warning"))
-        result = ", ".join(f"{count} {kind}{'s' * (count > 1)}" for count, kind in counts if count) or "good"
-        prompt = found.loaded[1] if found.loaded else None
-        name, version = (prompt.name, f"{prompt.header.version} {prompt.hash}") if prompt else (found.name, "")
-        table.append((name, version, tokens, *shares, result))
-    show_table(columns, table)
+    emit(output, [_make_check_row(entry, checked, tokenizer) for entry, checked in found], columns)
+    if output is not Format.TABLE:
+        return
     counted = (
         "" if tokenizer else "; estimated at four characters each, the chat template left out (--tokenizer counts)"
     )
     show_lines([f"tokens: of the longest topic's prompt, documents left out{counted}"])
     show_lines(
-        f"{finding.level}: {found.task.name} {found.name}: {finding.message}"
-        for found, checked in rows
+        f"{finding.level}: {entry.task.name} {entry.name}: {finding.message}"
+        for entry, checked in found
         for finding in checked.findings
     )
 
 
-def _check_row(found: CatalogEntry, checked: CheckedPrompt, tokenizer: Path | None) -> dict[str, Any]:
+def _make_check_row(found: CatalogEntry, checked: CheckedPrompt, tokenizer: Path | None) -> dict[str, Any]:
     prompt = found.loaded[1] if found.loaded else None
-    topics, documents = checked.between_topics, checked.between_documents
+    shares = {"topics": checked.between_topics, "documents": checked.between_documents}
     return {
         "task": found.task.name,
         "name": found.name,
@@ -248,53 +234,61 @@ def _check_row(found: CatalogEntry, checked: CheckedPrompt, tokenizer: Path | No
         "longest_topic": checked.longest_topic,
         "tokens": checked.tokens,
         "estimated": tokenizer is None,
-        **_share_row("topics", topics),
-        **_share_row("documents", documents),
+        **{
+            f"{between}_share_{name}": share and getattr(share, field)
+            for between, share in shares.items()
+            for name, field in _SHARES.items()
+        },
         "errors": len(checked.of("error")),
         "warnings": len(checked.of("warning")),
         "problems": "; ".join(f"{finding.level}: {finding.message}" for finding in checked.findings) or None,
     }
 
 
-def _share_row(name: str, share: Share | None) -> Mapping[str, Any]:
-    return {
-        f"{name}_share_characters": share and share.chars,
-        f"{name}_share_of_characters": share and share.of_chars,
-        f"{name}_share_tokens": share and share.tokens,
-        f"{name}_share_of_tokens": share and share.of_tokens,
-    }
+# Columns of what two requests share, by the field of `Share`.
+_SHARES = {"characters": "chars", "of_characters": "of_chars", "tokens": "tokens", "of_tokens": "of_tokens"}
 
 
-def _share(share: Share | None) -> str:
-    if share is None:
+def _name_checked(row: Mapping[str, Any]) -> str:
+    return row["name"] if row["hash"] is None else f"{row['task']}/{row['path'].stem}"
+
+
+def _describe_version(row: Mapping[str, Any]) -> str:
+    return "" if row["hash"] is None else f"{row['version']} {row['hash']}"
+
+
+def _describe_share(row: Mapping[str, Any], between: str) -> str:
+    if (chars := row[f"{between}_share_characters"]) is None:
         return ""
-    return f"{100 * share.chars / max(share.of_chars, 1):.0f} %, {share.tokens:,} tokens"
+    of_chars, tokens = row[f"{between}_share_of_characters"], row[f"{between}_share_tokens"]
+    return f"{100 * chars / max(of_chars, 1):.0f} %, {tokens:,} tokens"
 
 
-def _cells(found: CatalogEntry) -> tuple[str, ...]:
-    name = found.name if found.name.endswith(".jinja") else f"{found.task.name}/{found.name}"
-    place = "the project" if found.is_builtin else str(found.path.parent)
-    if found.loaded is None:
-        return name, "", "", "does not load, see below", "", place
-    purpose, prompt = found.loaded
-    examples = f" ({len(prompt.examples)} examples)" if prompt.examples else ""
-    answer = f"{purpose.name}: {describe_fields(purpose, prompt)}"
-    return name, str(prompt.header.version), prompt.hash, answer, prompt.header.purpose + examples, place
+def _describe_result(row: Mapping[str, Any]) -> str:
+    counts = ((row["errors"], "error"), (row["warnings"], "warning"))
+    return ", ".join(f"{count} {kind}{'s' * (count > 1)}" for count, kind in counts if count) or "good"
 
 
-def _row(found: CatalogEntry) -> dict[str, Any]:
-    row: dict[str, Any] = dict.fromkeys(_COLUMNS)
+def _make_row(found: CatalogEntry) -> dict[str, Any]:
+    row: dict[str, Any] = dict.fromkeys(_NAMES)
     row |= {"task": found.task.name, "name": found.name, "path": found.path, "error": found.error or None}
+    # For people.
+    row["prompt"] = found.name if found.name.endswith(".jinja") else f"{found.task.name}/{found.name}"
+    row["folder"] = "the project" if found.is_builtin else found.path.parent
     if found.loaded is not None:
         purpose, prompt = found.loaded
-        row |= {
-            "version": prompt.header.version,
-            "hash": prompt.hash,
-            "answer": purpose.name,
-            "fields": describe_fields(purpose, prompt),
-        }
-        row |= {"purpose": prompt.header.purpose, "examples": len(prompt.examples)}
+        row |= {"version": prompt.header.version, "hash": prompt.hash, "purpose": prompt.header.purpose}
+        row |= {"answer": purpose.name, "fields": describe_fields(purpose, prompt), "examples": len(prompt.examples)}
     return row
+
+
+def _describe_answer(row: Mapping[str, Any]) -> str:
+    return "does not load, see below" if row["error"] else f"{row['answer']}: {row['fields']}"
+
+
+def _describe_purpose(row: Mapping[str, Any]) -> str:
+    examples = f" ({row['examples']} examples)" if row["examples"] else ""
+    return f"{row['purpose'] or ''}{examples}"
 
 
 def describe_fields(purpose: Purpose, prompt: Prompt) -> str:

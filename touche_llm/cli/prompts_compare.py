@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from math import nan
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -181,12 +182,13 @@ def compare(
         print_costs(output, config, cost, [_MOST_HELD_OUT] if confirm else [])
         return
     found = run_requests(config, compare_prompts(inputs, progress))
+    rows = {part.name: _make_rows(found, part) for part in found.parts}
     if output is Format.TABLE:
         for part in found.parts:
-            _show(found, part)
+            _show(found, part, rows[part.name])
         _explain(found, qrels)
     else:
-        print_rows(output, [row for part in found.parts for row in _rows(found, part)])
+        print_rows(output, [row for of_part in rows.values() for row in of_part])
     say(output, f"sample: {found.sample_file} ({sum(len(part.sample) for part in found.parts):,} documents)")
     if html is not None:
         _write_page(output, found, qrels, qrels_files, html)
@@ -205,47 +207,45 @@ def _write_page(output: Format, found: PromptComparison, qrels: Qrels, files: Ma
     say(output, f"page: {html} ({size:,} bytes)")
 
 
-def _show(found: PromptComparison, part: PartMeasures) -> None:
+def _show(found: PromptComparison, part: PartMeasures, rows: Sequence[Mapping[str, Any]]) -> None:
     from touche_llm.evaluation.measures import name_judged
 
     # Counts are dropped before measures if the terminal is narrow.
     columns = [Column("variant", is_text=True)]
     for measure in part.measures:
-        is_first = measure == part.measures[0]
-        columns += [Column(_short(measure), 0 if is_first else 1), Column(m.strip_aspect(name_judged(measure)), drop=3)]
-    columns += [Column(name, drop=2) for name in ("outside", "failures", "tokens", "requests", "cached")]
-    variants = found.variants_in(part)
-    rows = []
-    for variant in variants:
-        said, counts = found.judged[part.name, variant.name], found.judged[part.name, variant.name].counts
-        off_label_mass = part.off_label_mass[variant.name]
-        cells = []
-        for measure, estimate in part.estimates[variant.name].items():
-            cells += [format_value(estimate.value), format_value(part.judged[variant.name][measure], digits=3)]
-        cells.append("–" if off_label_mass is None else format_value(off_label_mass))
-        numbers = (len(said.failures), counts.prompt_tokens + counts.cached_prompt_tokens, counts.requests)
-        cells += [f"{number:,}" for number in (*numbers, counts.cache_hits)]
-        rows.append((variant.name, *cells))
-    rows.append(("random order", format_value(part.chance), *[""] * (2 * len(part.measures) + 4)))
+        columns.append(Column(_short(measure), 0 if measure == part.measures[0] else 1, value=_key(measure)))
+        columns.append(Column(m.strip_aspect(name_judged(measure)), drop=3, value=f"{_key(measure)}_judged", digits=3))
+    columns.append(Column("outside", drop=2, value=lambda row: nan if row["outside"] is None else row["outside"]))
+    columns += [Column("failures", drop=2), Column("tokens", drop=2, value="prompt_tokens")]
+    columns += [Column("requests", drop=2), Column("cached", drop=2, value="cache_hits")]
+    chance = ("random order", format_value(part.chance), *[""] * (len(columns) - 2))
     purpose = {"all": "", "choice": ", to choose on", "hold-out": ", held out"}[part.name]
-    show_table(columns, rows, title=f"{len(part.sample):,} documents of {len(part.topics)} topics{purpose}")
+    title = f"{len(part.sample):,} documents of {len(part.topics)} topics{purpose}"
+    show_table(columns, [*rows, chance], title=title)
     print()
-    changes = []
-    for measure in part.measures:
-        for variant in variants[1:]:
-            change = part.differences[variant.name, measure]
-            cells = [
-                format_value(change["difference"], sign="+"),
-                format_interval(change["low"], change["high"], sign="+"),
-                format_value(change["p_holm"]),
-                f"{change['wins']}/{change['ties']}/{change['losses']}",
-            ]
-            changes.append((measure, variant.name, *cells))
-    # The widest measure, an aspect's nDCG@5, leaves 24 columns of 80.
-    columns = [Column("measure", is_text=True), Column("variant", cut=24)]
-    columns += [Column("change"), Column("95 % interval"), Column("p Holm"), Column("+/=/-", drop=1)]
-    show_table(columns, m.blank_repeats(changes), title=f"change from {found.variants[0].name}")
+    changes = [
+        {"measure": measure, "variant": variant.name, **part.differences[variant.name, measure]}
+        for measure in part.measures
+        for variant in found.variants_in(part)[1:]
+    ]
+    show_table(_CHANGES, changes, title=f"change from {found.variants[0].name}", blanks_repeats=True)
     print()
+
+
+# The widest measure, an aspect's nDCG@5, leaves 24 columns of 80.
+_CHANGES = (
+    Column("measure", is_text=True),
+    Column("variant", cut=24),
+    Column("change", value="difference", sign="+"),
+    Column("95 % interval", value=lambda row: format_interval(row["low"], row["high"], sign="+")),
+    Column("p Holm", value="p_holm"),
+    Column("+/=/-", drop=1, value=lambda row: f"{row['wins']}/{row['ties']}/{row['losses']}"),
+)
+
+
+def _key(measure: str) -> str:
+    """Return the name of a measure's column for other programs."""
+    return re.sub(r"\W+", "_", measure.lower())
 
 
 def _short(measure: str) -> str:
@@ -268,7 +268,7 @@ def _explain(found: PromptComparison, qrels: Qrels) -> None:
     )
 
 
-def _rows(found: PromptComparison, part: PartMeasures) -> list[dict[str, Any]]:
+def _make_rows(found: PromptComparison, part: PartMeasures) -> list[dict[str, Any]]:
     """Return a row per variant: its measures, their differences from the first variant's, and its costs."""
     rows = []
     for variant in found.variants_in(part):
@@ -286,7 +286,7 @@ def _rows(found: PromptComparison, part: PartMeasures) -> list[dict[str, Any]]:
             "confirmed": found.verdict.confirmed if best else None,
         }
         for measure, figure in part.estimates[variant.name].items():
-            name = re.sub(r"\W+", "_", measure.lower())
+            name = _key(measure)
             change = part.differences.get((variant.name, measure), {})
             row |= {name: figure.value, f"{name}_judged": part.judged[variant.name][measure]}
             row |= {f"{name}_{key}": change.get(key) for key in _CHANGE}

@@ -45,30 +45,24 @@ _SECONDS = 0.3
 _State = dict[Path, tuple[int, int, int] | None]
 
 
-class FileChanges:
-    """Endless asynchronous iterator that yields after each change to a prompt's files.
+def watch_files(template: Path, seconds: float = _SECONDS) -> AsyncIterator[None]:
+    """Return an endless iterator that yields after each change to a prompt's files from now on.
 
-    Changes between two steps are not missed. The files are polled because they are few and network file systems do not
-    report changes.
+    The files are polled because they are few and network file systems do not report changes.
     """
+    return _poll(template, _state(template), seconds)
 
-    def __init__(self, template: Path, seconds: float = _SECONDS) -> None:
-        """Detect changes from now on, polling every `seconds`."""
-        self._template, self._seconds = template, seconds
-        self._before = _state(template)
 
-    def __aiter__(self) -> FileChanges:
-        return self
-
-    async def __anext__(self) -> None:
-        """Return once a change is complete: some editors truncate a file before they write it."""
-        now = self._before
-        while True:
-            before, now = now, _state(self._template)
-            if now != self._before and now == before:
-                self._before = now
-                return
-            await asyncio.sleep(self._seconds)
+async def _poll(template: Path, before: _State, seconds: float) -> AsyncIterator[None]:
+    now = before
+    while True:
+        last, now = now, _state(template)
+        # Some editors truncate a file before they write it.
+        if now != before and now == last:
+            before = now
+            yield
+        else:
+            await asyncio.sleep(seconds)
 
 
 def _state(template: Path) -> _State:
@@ -153,7 +147,7 @@ def _suggest_documents(run: RunContext, purpose: Purpose) -> str:
 
 def changes(context: TrialContext) -> AsyncIterator[None]:
     """Return an iterator with a step whenever files of the prompt have been saved."""
-    return FileChanges(find_prompt(context.run.task, context.name, context.run.config.prompts.folder).path)
+    return watch_files(find_prompt(context.run.task, context.name, context.run.config.prompts.folder).path)
 
 
 def _load_prompt(context: TrialContext) -> tuple[Purpose, Prompt]:
@@ -219,15 +213,11 @@ async def _watch(context: TrialContext, qrels: Qrels | None, verbose: bool, save
 def _describe_changes(before: _Tried, after: _Tried) -> list[str]:
     """Describe the changes of the answers."""
     lines = [f"changes, {before[0].label} → {after[0].label}:"]
-    known = {trial.ids: trial for trial in before[2]}
+    known = {trial.ids: trial.values for trial in before[2]}
     for trial in after[2]:
-        old = known[trial.ids].values if trial.ids in known else {}
-        names = list(dict.fromkeys((*old, *trial.values)))
-        changed = [
-            f"{name} {_value(old.get(name))} → {_value(trial.values.get(name))}"
-            for name in names
-            if _value(old.get(name)) != _value(trial.values.get(name))
-        ]
+        old = known.get(trial.ids, {})
+        pairs = {name: (_value(old.get(name)), _value(trial.values.get(name))) for name in (old | trial.values)}
+        changed = [f"{name} {one} → {other}" for name, (one, other) in pairs.items() if one != other]
         lines.append(f"  {_about(trial)}: {', '.join(changed) or 'none'}")
     return lines
 
@@ -272,7 +262,7 @@ def _describe_trial(trial: Trial, topic_id: str, qrels: Qrels | None) -> list[st
     facts.append("from the cache" if trial.cached else "asked now")
     if trial.result.sample:
         facts.append(f"try {trial.result.sample + 1}: those before gave no usable answer")
-    thoughts = [f"  thought: {chain.thought}" for chain in trial.result.chains if chain.thought_key]
+    thoughts = [f"  thought: {thought}" for thought in _list_thoughts(trial.result)]
     return [*lines, *thoughts, f"  answer: {answer.text}", f"  {'; '.join(facts)}"]
 
 
@@ -315,28 +305,27 @@ def _rows(prompt: Prompt, subject: Subject, trials: list[Trial], qrels: Qrels | 
     for trial in trials:
         row: dict[str, Any] = dict.fromkeys(_COLUMNS)
         row |= {"prompt": prompt.label, "topic": subject.topic.id, "documents": " ".join(trial.ids) or None}
+        row["cached"] = trial.cached
         if not isinstance(trial.result, AnsweredRequest):
-            attempts = trial.result.attempts
-            rows.append(row | {"failure": attempts[-1].kind, "answer": attempts[-1].text, "cached": False})
+            last = trial.result.attempts[-1]
+            rows.append(row | {"failure": last.kind, "answer": last.text, "cached": False})
             continue
         answer = trial.result.answer
-        thoughts = [chain.thought for chain in trial.result.chains if chain.thought_key]
-        row |= {"answer": answer.text, "thought": "\n\n".join(thoughts) or None, "cached": trial.cached}
+        row |= {"answer": answer.text, "thought": "\n\n".join(_list_thoughts(trial.result)) or None}
         row |= {"prompt_tokens": answer.prompt_tokens, "completion_tokens": answer.completion_tokens}
         for name, value in trial.values.items():
-            reading = trial.readings.get(name)
-            known = reading is not None and reading.probabilities is not None
-            rows.append(
-                row
-                | {
-                    "field": name,
-                    "value": value,
-                    "people": _find_human_judgment(trial, subject.topic.id, name, qrels),
-                    "probabilities": orjson.dumps(reading.probabilities).decode() if reading and known else None,
-                    "outside": reading.off_label_mass if reading else None,
-                }
-            )
+            people = _find_human_judgment(trial, subject.topic.id, name, qrels)
+            of_field = {"field": name, "value": value, "people": people}
+            if (reading := trial.readings.get(name)) is not None:
+                shares = reading.probabilities
+                of_field["probabilities"] = None if shares is None else orjson.dumps(shares).decode()
+                of_field["outside"] = reading.off_label_mass
+            rows.append(row | of_field)
     return rows
+
+
+def _list_thoughts(result: AnsweredRequest[Any]) -> list[str]:
+    return [chain.thought for chain in result.chains if chain.thought_key]
 
 
 def _about(trial: Trial) -> str:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import webbrowser
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from functools import partial
 from itertools import groupby
 from pathlib import Path
 from typing import Annotated, Any
@@ -38,14 +39,16 @@ from touche_llm.pipeline.run_overview import (
     Basis,
     RecordedEvaluation,
     RunOverview,
+    RunUsage,
     choose_reference,
     find_runs,
     read_overview,
-    sum_usage,
 )
 from touche_llm.prompt_lab.holdout import record_evaluations
 from touche_llm.tasks import get_task
 
+# What a value rests on: columns after the name of its measure.
+_BASIS = ("topics", "judged_topics", "topic_ids", "missing_ids", "qrels_sha256", "comparable")
 # The basis of the unmarked values of each measure.
 References = Mapping[str, Basis | None]
 
@@ -69,7 +72,7 @@ def runs(
     references = {name: choose_reference(filter(None, (e.get_basis(name) for e in evaluations))) for name in measures}
     rows = [_make_row(each, folder, references) for each in overviews]
     if output is not Format.TABLE:
-        print_rows(output, rows, tuple(_make_row(None, folder, references)))
+        print_rows(output, rows, _list_names(references))
     elif rows:
         _show_runs(rows, [each.evaluation for each in overviews], references)
     else:
@@ -81,41 +84,34 @@ def runs(
         )
 
 
-def _make_row(overview: RunOverview | None, root: Path, references: References) -> dict[str, Any]:
-    """Return the row of a run with the measures of `references`; without a run, a row that has only the keys."""
-    usage = sum_usage({}) if overview is None else overview.usage
-    config = None if overview is None else overview.config
-    evaluation = None if overview is None else overview.evaluation
-    recorded = {} if evaluation is None else evaluation.measures
-    return {
-        "run": None if overview is None else overview.directory.path.relative_to(root),
-        "state": None if overview is None else overview.state,
-        "problem": None if overview is None else overview.problem or None,
-        "task": None if config is None else config.task,
-        "model": None if overview is None else overview.model or None,
-        "prompt": None if overview is None else overview.prompt or None,
-        "steps": None if config is None else ",".join(config.rank),
-        "topics": None if overview is None else overview.topics,
-        **{name: recorded[name].value if name in recorded else None for name in references},
-        **{f"{name} judged": recorded[name].judged if name in recorded else None for name in references},
-        **{key: value for name in references for key, value in _describe_basis(evaluation, name, references[name])},
-        **usage._asdict(),
-        "date": None if overview is None else overview.changed.isoformat(timespec="seconds"),
-    }
+def _list_names(references: References) -> list[str]:
+    """Return the columns for other programs."""
+    names = ["run", "state", "problem", "task", "model", "prompt", "steps", "topics", *references]
+    names += [f"{name} judged" for name in references]
+    names += [f"{name} {key}" for name in references for key in _BASIS]
+    return [*names, *RunUsage._fields, "date"]
 
 
-def _describe_basis(
-    evaluation: RecordedEvaluation | None, name: str, reference: Basis | None
-) -> Iterator[tuple[str, Any]]:
-    """Yield what the value of a measure rests on, by the keys of a row; None without a value."""
-    basis = None if evaluation is None else evaluation.get_basis(name)
-    covered = None if evaluation is None or basis is None else evaluation.coverage[name.split(" ", 1)[0]]
-    yield f"{name} topics", None if covered is None else len(covered.topics)
-    yield f"{name} judged_topics", None if covered is None else covered.judged
-    yield f"{name} topic_ids", None if covered is None else " ".join(covered.topics)
-    yield f"{name} missing_ids", None if covered is None else " ".join(covered.missing)
-    yield f"{name} qrels_sha256", None if basis is None else basis.qrels
-    yield f"{name} comparable", None if basis is None else basis == reference
+def _make_row(overview: RunOverview, root: Path, references: References) -> dict[str, Any]:
+    config, evaluation = overview.config, overview.evaluation
+    row: dict[str, Any] = dict.fromkeys(_list_names(references))
+    row |= {"run": overview.directory.path.relative_to(root), "state": overview.state}
+    row |= {"problem": overview.problem or None, "model": overview.model or None, "prompt": overview.prompt or None}
+    row |= {"topics": overview.topics, "date": overview.changed.isoformat(timespec="seconds")}
+    row |= overview.usage._asdict()
+    if config is not None:
+        row |= {"task": config.task, "steps": ",".join(config.rank)}
+    if evaluation is None:
+        return row
+    for name, reference in references.items():
+        if (recorded := evaluation.measures.get(name)) is not None:
+            row |= {name: recorded.value, f"{name} judged": recorded.judged}
+        if (basis := evaluation.get_basis(name)) is not None:
+            covered = evaluation.coverage[name.split(" ", 1)[0]]
+            topics = (len(covered.topics), covered.judged, " ".join(covered.topics), " ".join(covered.missing))
+            values = zip(_BASIS, (*topics, basis.qrels, basis == reference), strict=True)
+            row |= {f"{name} {key}": value for key, value in values}
+    return row
 
 
 def _show_runs(
@@ -123,30 +119,34 @@ def _show_runs(
 ) -> None:
     measures = list_measures(evaluations)
     measured = [name for name in measures if references[name] is not None]
-    has_states = any(row["state"] != COMPLETE for row in rows)
-    columns = [Column("run", is_text=True), *([Column("state", is_text=True)] * has_states)]
-    columns += [Column(measures[name], drop=min(number * 6, 6)) for number, name in enumerate(measured)]
-    columns += [Column("date", drop=1), Column("model", drop=2, cut=TEXT_WIDTH)]
-    columns += [Column("prompt", drop=5, is_text=True), Column("topics", drop=4), Column("requests", drop=3)]
-    columns += [Column("tokens", drop=7), Column("steps", drop=8, is_text=True)]
-    columns += [Column(f"{measures[name]} judged", drop=9) for name in measured]
-    found, legend = _mark_values(rows, evaluations, references)
-    formatted = iter(zip(*(_format_values(rows, found, name) for name in measured), strict=True))
-    cells: list[Sequence[str]] = []
+    marks, legend = _mark_values(rows, evaluations, references)
+
+    def format_measure(row: Mapping[str, Any], name: str) -> str:
+        # Numbers stand one below the other, whatever their marks.
+        width = max(len(marks.get((other["run"], name), "")) for other in rows)
+        return "" if row[name] is None else f"{row[name]:.4f}{marks.get((row['run'], name), ''):{width}}"
+
+    columns = [Column("run", is_text=True, value=_indent_name)]
+    columns += [Column("state", is_text=True)] * any(row["state"] != COMPLETE for row in rows)
+    columns += [
+        Column(measures[name], drop=min(number * 6, 6), value=partial(format_measure, name=name))
+        for number, name in enumerate(measured)
+    ]
+    columns += [
+        Column("date", drop=1, value=lambda row: row["date"][:10]),
+        Column("model", drop=2, cut=TEXT_WIDTH, value=lambda row: (row["model"] or "").rpartition("/")[2]),
+        Column("prompt", drop=5, is_text=True, value=lambda row: (row["prompt"] or "").rpartition("-")[0]),
+        Column("topics", drop=4),
+        Column("requests", drop=3),
+        Column("tokens", drop=7, value=lambda row: row["prompt_tokens"] + row["completion_tokens"]),
+        Column("steps", drop=8, is_text=True),
+    ]
+    columns += [Column(f"{measures[name]} judged", drop=9, value=f"{name} judged", digits=3) for name in measured]
+    listed: list[Any] = []
     for parent, group in groupby(rows, key=lambda row: row["run"].parent):
-        if parent != Path("."):
-            cells.append((f"{parent}/",))
-        for row in group:
-            name = f"{'' if parent == Path('.') else '  '}{row['run'].name or '.'}"
-            counts = (row["topics"], row["requests"], row["prompt_tokens"] + row["completion_tokens"])
-            numbers = ("" if count is None else f"{count:,}" for count in counts)
-            prompt = (row["prompt"] or "").rpartition("-")[0]
-            texts = (row["date"][:10], (row["model"] or "").rpartition("/")[2], prompt)
-            shares = (row[f"{measure} judged"] for measure in measured)
-            judged = ("" if share is None else f"{share:.3f}" for share in shares)
-            values = next(formatted, ())
-            cells.append((name, *[row["state"]] * has_states, *values, *texts, *numbers, row["steps"] or "", *judged))
-    show_table(columns, cells)
+        listed += [(f"{parent}/",)] * (parent != Path("."))
+        listed += group
+    show_table(columns, listed)
     if measured:
         show_lines(
             (
@@ -156,6 +156,10 @@ def _show_runs(
             )
         )
     show_lines(f"{row['run']}: {row['problem']}" for row in rows if row["problem"])
+
+
+def _indent_name(row: Mapping[str, Any]) -> str:
+    return f"{'' if row['run'].parent == Path('.') else '  '}{row['run'].name or '.'}"
 
 
 def _mark_values(
@@ -184,12 +188,6 @@ def _mark_values(
     legend = [f"{name}: {text}" for name, text in unmarked.items()]
     legend += [f"[{number}] cannot be compared with unmarked values: {text}" for (text, _), number in numbers.items()]
     return marks, [*legend, *format_notes(notes)]
-
-
-def _format_values(rows: Sequence[Mapping[str, Any]], marks: Mapping[tuple[Path, str], str], name: str) -> list[str]:
-    """Return the cells of a measure, its numbers one below the other."""
-    width = max(len(marks.get((row["run"], name), "")) for row in rows)
-    return ["" if row[name] is None else f"{row[name]:.4f}{marks.get((row['run'], name), ''):{width}}" for row in rows]
 
 
 _TOP = 20

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
@@ -10,7 +11,7 @@ import typer
 
 from touche_llm.cli import options as o
 from touche_llm.cli import setting_options as s
-from touche_llm.cli.emit import Column, Format, FormatOption, print_result, print_rows, say, show_lines, show_table
+from touche_llm.cli.emit import Column, Format, FormatOption, emit, print_result, say, show_lines
 from touche_llm.cli.setting_options import CommandProgress
 from touche_llm.cli.stages import until_interrupted
 from touche_llm.data.io import check_output
@@ -27,8 +28,6 @@ from touche_llm.retrieval.elasticsearch_server import ElasticsearchSettings
 from touche_llm.retrieval.settings import RetrieverConfig
 from touche_llm.tasks import DEFAULT_TASK, find_dataset_task, get_task
 from touche_llm.tasks.task import Task
-
-_MARKS = {True: "yes", False: "no", None: "?"}
 
 
 @s.takes_settings(
@@ -51,10 +50,13 @@ def doctor(
     engine = s.validate(EngineConfig, {**given, "engine.base_url": url}, "engine")
     sampling = s.validate(SamplingConfig, given, "sampling")
     checks = until_interrupted(_examine(engine, sampling, thorough), lambda: "nothing was stored")
-    if output is Format.TABLE:
-        _show(checks)
-    else:
-        print_rows(output, [asdict(check) | {"remedy": s.name_options(check.remedy)} for check in checks])
+    rows = [asdict(check) | {"remedy": s.name_options(check.remedy)} for check in checks]
+    columns = [Column("check", is_text=True, value="name"), Column("ok", is_text=True, value=_mark)]
+    emit(output, rows, [*columns, Column("found", cut=16, value="value")], width=80)
+    for row in rows if output is Format.TABLE else ():
+        if not row["is_ok"]:
+            parts = filter(None, (row["value"], row["cost"], row["remedy"]))
+            show_lines([f"{row['name']}: {'; '.join(parts)}"], indent=2)
     if any(check.is_blocking for check in checks):
         say(output, f"{url}: a run could not be made")
         raise typer.Exit(1)
@@ -80,13 +82,8 @@ async def _examine(engine: EngineConfig, sampling: SamplingConfig, is_thorough: 
             return await examine(survey, is_thorough=is_thorough)
 
 
-def _show(checks: list[ServerCheck]) -> None:
-    columns = [Column("check", is_text=True), Column("ok", is_text=True), Column("found", cut=16)]
-    show_table(columns, [(check.name, _MARKS[check.is_ok], check.value) for check in checks], width=80)
-    for check in checks:
-        if not check.is_ok:
-            parts = [check.value, check.cost, s.name_options(check.remedy)]
-            show_lines([f"{check.name}: {'; '.join(part for part in parts if part)}"], indent=2)
+def _mark(row: Mapping[str, Any]) -> str:
+    return "?" if row["is_ok"] is None else "yes" if row["is_ok"] else "no"
 
 
 CacheFile = Annotated[Path, typer.Option("--cache", help="The cache.")]
@@ -99,15 +96,11 @@ cache_app = typer.Typer(no_args_is_help=True, help="Inspect an answer cache, exp
 def stats(cache: CacheFile = _DEFAULT_CACHE, output: FormatOption = Format.TABLE) -> None:
     """Count the entries by kind, model and prompt."""
     o.require_cache(cache)
-    names = ("kind", "model", "prompt", "version", "hash", "entries")
+    drops = {"kind": 0, "model": 0, "prompt": 0, "version": 1, "hash": 2}
     with Cache(cache, CacheMode.REPLAY) as opened:
-        counts = opened.count_entries()
-    if output is not Format.TABLE:
-        print_rows(output, [dict(zip(names, row, strict=True)) for row in counts], names)
-        return
-    columns = [Column(name, is_text=True, drop=drop) for name, drop in zip(names[:-1], (0, 0, 0, 1, 2), strict=True)]
-    rows = ((*("" if value is None else str(value) for value in row), f"{count:,}") for *row, count in counts)
-    show_table([*columns, Column("entries")], rows)
+        rows = [dict(zip((*drops, "entries"), row, strict=True)) for row in opened.count_entries()]
+    columns = [*(Column(name, drop, is_text=True) for name, drop in drops.items()), Column("entries")]
+    emit(output, rows, columns, (*drops, "entries"))
 
 
 @cache_app.command("export")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from itertools import groupby
 from pathlib import Path
 from typing import IO, Annotated, Any, NamedTuple
@@ -91,38 +92,34 @@ def show_rankings(
     width: int | None = None,
 ) -> None:
     """Print the first documents of topics, below the title and the objects of each topic, see `show_table`."""
-    grades = task.question.grades if has_grades else ()
     # The id of a pair of sentences is longer than most terminals are wide.
     columns = [Column("rank"), Column("document", drop=4, is_text=True)]
     columns += [Column("stance", is_text=True)] * bool(task.stances)
-    columns += [*place_grades(grades, 1, 7), Column("score", drop=6)]
+    columns += [*place_grades(task.question.grades if has_grades else (), 1, 7), Column("score", drop=6)]
     columns += [Column("text", drop=5, cut=TEXT_WIDTH)] * any(row["text"] for row in rows)
-    cells: list[Sequence[str]] = []
+    listed: list[Any] = []
     for name, group in groupby(rows, key=lambda row: row["topic"]):
         of_topic = list(group)
         topic = topics.get(name)
         objects = zip(task.stances, topic.objects or (), strict=False) if topic is not None else ()
         named = ", ".join(f"{label} ({each})" for label, each in objects)
-        cells.append((" ".join(filter(None, (of_topic[0]["topic"], of_topic[0]["title"]))),))
-        cells += [(f"  {named}",)] if named else []
-        for row in of_topic:
-            values = (format_grade(row[name]) for name in grades)
-            texts = (f"{row['score']:.4f}", row["text"] or "")
-            stance = (row["stance"],) if task.stances else ()
-            cells.append((str(row["rank"]), row["document"], *stance, *values, *texts)[: len(columns)])
-    show_table(columns, cells, file=file, width=width)
+        listed.append((" ".join(filter(None, (of_topic[0]["topic"], of_topic[0]["title"]))),))
+        listed += [(f"  {named}",)] * bool(named)
+        listed += of_topic
+    show_table(columns, listed, file=file, width=width)
 
 
 def place_grades(grades: Sequence[str], drop: int, later: int) -> list[Column]:
     """Return the columns of grades, dropped one by one: the first three from `drop` on, others from `later` on."""
     return [
-        Column(name, drop=drop + number if number < 3 else later + number - 3) for number, name in enumerate(grades)
+        Column(name, drop + n if n < 3 else later + n - 3, value=partial(_format_share, name=name))
+        for n, name in enumerate(grades)
     ]
 
 
-def format_grade(value: float | None) -> str:
+def _format_share(row: Mapping[str, Any], name: str) -> str:
     """Format a grade or a probability; a dash if it is unknown."""
-    return "–" if value is None else f"{value:.2f}"
+    return "–" if row[name] is None else f"{row[name]:.2f}"
 
 
 # Characters of a thought that are printed, as many as on the page of `report`.
@@ -261,16 +258,14 @@ def _show_run(overview: RunOverview, config: Config, task: Task) -> None:
     width = max(map(len, facts))
     show_lines((f"{name:{width}}  {value}" for name, value in facts.items()), indent=width + 2)
     print()
-    columns = [Column("stage", is_text=True), Column("time"), Column("requests"), Column("cached"), Column("failed")]
-    columns += [Column("tokens in", drop=1), Column("tokens out", drop=2), Column("result", is_text=True)]
+    columns = [Column("stage", is_text=True), Column("time"), Column("requests"), Column("cached")]
+    columns += [Column("failed", value="failures"), Column("tokens in", drop=1, value="prompt_tokens")]
+    columns += [Column("tokens out", drop=2, value="completion_tokens"), Column("result", is_text=True)]
     rows = []
-    for name, facts_of_stage in overview.stages.items():
-        usage = sum_usage(facts_of_stage)
-        counts = (usage.requests, usage.cached, usage.failures, usage.prompt_tokens, usage.completion_tokens)
-        result = next((f"{facts_of_stage[name]:,} {name}" for name in _OUTPUTS if name in facts_of_stage), "")
-        rows.append(
-            (name, format_seconds(read_counts(facts_of_stage).seconds), *(f"{count:,}" for count in counts), result)
-        )
+    for name, stage in overview.stages.items():
+        result = next((f"{stage[count]:,} {count}" for count in _OUTPUTS if count in stage), None)
+        row = {"stage": name, "time": format_seconds(read_counts(stage).seconds), "result": result}
+        rows.append(row | sum_usage(stage)._asdict())
     show_table(columns, rows)
     print()
 
@@ -355,24 +350,20 @@ def _show_topic(topic: Topic | None, rows: Sequence[Mapping[str, Any]], task: Ta
         print()
     # Users copy the id, and that of a pair of sentences leaves little room in a terminal.
     columns = [Column("rank"), Column("document", is_text=True)]
-    columns += [Column("stance", drop=1, is_text=True)] if task.stances else []
-    columns += [*place_grades(task.question.grades, 2, 20), Column("seen", drop=6)]
-    columns += [Column("score", drop=7), Column("before", drop=8)]
-    columns += [*(Column(f"p {label}", drop=9) for label in task.stances)]
-    columns += [Column("text", drop=5, cut=TEXT_WIDTH)]
-    cells = []
-    for row in rows:
-        stance = [_format_stance(row)] if task.stances else []
-        numbers = (format_grade(row[name]) for name in task.question.grades)
-        shares = (format_grade(row[f"p_{label}"]) for label in task.stances)
-        before = "–" if row["first_stage_rank"] is None else str(row["first_stage_rank"])
-        seen = "" if row["seen"] in (None, 1.0) else f"{row['seen']:.0%}"
-        cells.append(
-            (*(str(row["rank"]), row["document"], *stance, *numbers, seen, f"{row['score']:.4f}", before), *shares)
-            + (row["text"] or "",)
-        )
-    show_table(columns, cells)
+    columns += [Column("stance", drop=1, is_text=True, value=_format_stance)] * bool(task.stances)
+    columns += [*place_grades(task.question.grades, 2, 20), Column("seen", drop=6, value=_format_seen)]
+    columns += [Column("score", drop=7), Column("before", drop=8, value=_format_rank_before)]
+    columns += [Column(f"p {label}", drop=9, value=partial(_format_share, name=f"p_{label}")) for label in task.stances]
+    show_table([*columns, Column("text", drop=5, cut=TEXT_WIDTH)], rows)
     show_lines(("seen: share of a truncated document that the model saw; before: rank in the first stage",))
+
+
+def _format_seen(row: Mapping[str, Any]) -> str:
+    return "" if row["seen"] in (None, 1.0) else f"{row['seen']:.0%}"
+
+
+def _format_rank_before(row: Mapping[str, Any]) -> str:
+    return "–" if row["first_stage_rank"] is None else str(row["first_stage_rank"])
 
 
 def _format_stance(row: Mapping[str, Any]) -> str:

@@ -1,8 +1,8 @@
-"""An open run folder: its files, its corpus and its completions, if available; and what pages say about a run."""
+"""An open run folder: its files, its corpus and its completions, if available."""
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
@@ -36,19 +36,6 @@ from touche_llm.text.passages import GAP_MARK
 _MAX_CHARS = 2000
 
 _MOVED = "if the file moved, name it in config.yaml, whose relative paths start at its folder"
-# Titles of the costs of a stage, by their names in its metadata.
-COSTS = {
-    "seconds": "time",
-    "requests": "requests",
-    "cache_hits": "answers from the cache",
-    "prompt_tokens": "prompt tokens",
-    "prefix_cached_tokens": "prompt tokens from the prefix cache",
-    "completion_tokens": "completion tokens",
-    "cached_prompt_tokens": "prompt tokens saved by the answer cache",
-    "documents cut": "truncated documents",
-    "judgments per second": "judgments per second",
-    "peak memory MiB": "peak memory, MiB",
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -340,32 +327,6 @@ def describe_truncation(judgment: Judgment | None) -> str:
     return f"the model saw {cut.kept_chars:,} of {cut.of_chars:,} characters"
 
 
-def describe_run(config: Config, task: Task, stages: Mapping[str, Mapping[str, Any]], run: ParsedRun) -> dict[str, str]:
-    """Return the facts about a run, by name; empty ones are omitted."""
-    judge = stages.get("judge", {})
-    engine = config.chatnoir or config.elasticsearch
-    corpus = config.dataset or config.corpus or config.index or (engine.index if engine is not None else "")
-    facts = {
-        "task": task.title,
-        "model": " ".join(str(judge.get(name, "")) for name in ("model", "revision")).strip(),
-        "engine": str(judge.get("engine", "")),
-        "ranked by": ", ".join(config.rank),
-        "for": config.objective,
-        "corpus": str(corpus),
-        "topics": f"{len(run.rankings):,}",
-        "lines": f"{sum(map(len, run.rankings.values())):,}",
-        "tag": config.tag,
-    }
-    return {name: value for name, value in facts.items() if value}
-
-
-def extract_costs(stage: Mapping[str, Any]) -> dict[str, float | None]:
-    """Return the costs of a stage, by name; None where its metadata lack them."""
-    usage = stage.get("requests")
-    values = {**stage, **usage} if isinstance(usage, dict) else stage
-    return {name: value if isinstance(value := values.get(name), int | float) else None for name in COSTS}
-
-
 def get_assessments(qrels: Qrels | None, topic_id: str, document_id: str) -> dict[str, str]:
     """Return the judgments of a document by assessors: grades by aspect, and the stance."""
     if qrels is None:
@@ -399,25 +360,3 @@ def find_differences(
         return round_grade(grade) == round_grade(float(people[aspect]))
 
     return [aspect for aspect in both if not is_equal(aspect)] if both else None
-
-
-def collect_labels(run: ParsedRun) -> dict[str, list[str]]:
-    """Return the stance labels of the run: of all lines, and of the top 5 and 20 of each topic."""
-    sets = {"all lines": list(run.stances.values())}
-    for cutoff in (5, 20):
-        heads = [line for ranking in run.rankings.values() for line in ranking[:cutoff]]
-        sets[f"first {cutoff}"] = [
-            label for line in heads if (label := run.stances.get((line.topic_id, line.document_id))) is not None
-        ]
-    return sets
-
-
-def collect_assessor_labels(qrels: Qrels | None) -> list[str]:
-    """Return all stance labels by assessors."""
-    return [] if qrels is None else [label for truth in qrels.stances.values() for label in truth.values()]
-
-
-def compute_label_shares(sets: Mapping[str, list[str]], labels: Iterable[str]) -> dict[str, dict[str, float]]:
-    """Return the share of each label in each set; names get the size of the set, and empty sets are omitted."""
-    counts = {f"{name} ({len(given):,})": Counter(given) for name, given in sets.items() if given}
-    return {name: {label: count[label] / count.total() for label in labels} for name, count in counts.items()}

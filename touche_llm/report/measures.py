@@ -69,8 +69,8 @@ def measure_run(run: ParsedRun, first_stage: ParsedRun, qrels: Qrels, before: st
     """Evaluate a run and its first stage, named `before`, with recall at the depth of the first stage.
 
     Returns:
-        The measures of the run and of its first stage, which has no stances and is compared by nDCG@5 only; those at
-        the top of the page; the results of `compute_confusion`; the coverage, a line for each aspect; and notes.
+        The measures of the run and of its first stage, which has no stances and is compared by nDCG@5 only; the results
+        of `compute_confusion`; the coverage, a line for each aspect; and notes.
 
     Raises:
         DataError: None of the topics of the run is judged.
@@ -94,7 +94,6 @@ def measure_run(run: ParsedRun, first_stage: ParsedRun, qrels: Qrels, before: st
     confusion, by_label = compute_confusion(run, qrels)
     return SimpleNamespace(
         measures=measures,
-        headline=[measure for measure in measures if measure.headline],
         confusion=confusion,
         by_label=by_label,
         coverage=describe_all_coverage([found]),

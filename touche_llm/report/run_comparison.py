@@ -18,13 +18,7 @@ from touche_llm.pipeline.run_directory import RunDirectory
 from touche_llm.pipeline.run_files import CONFIG
 from touche_llm.regression.snapshot import run_settings
 from touche_llm.report.folder import (
-    COSTS,
     RunFolder,
-    collect_assessor_labels,
-    collect_labels,
-    compute_label_shares,
-    describe_run,
-    extract_costs,
     get_assessments,
     open_folder,
 )
@@ -35,7 +29,15 @@ from touche_llm.report.measures import (
     describe_all_coverage,
     note_missing_intervals,
 )
-from touche_llm.report.page import create_environment
+from touche_llm.report.page import (
+    COSTS,
+    collect_assessor_labels,
+    collect_labels,
+    compute_label_shares,
+    create_environment,
+    describe_run,
+    extract_costs,
+)
 from touche_llm.report.plots import LETTERS, MIN_TOPICS, plot_stances, plot_topics_of_runs
 from touche_llm.tasks.task import Task
 

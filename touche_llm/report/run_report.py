@@ -18,18 +18,20 @@ from touche_llm.pipeline.run_directory import read_counts
 from touche_llm.prompts.prompt import Prompt
 from touche_llm.ranking.steps import JUDGE
 from touche_llm.report.folder import (
-    COSTS,
     DocumentRow,
-    collect_assessor_labels,
-    collect_labels,
-    compute_label_shares,
-    describe_run,
-    extract_costs,
     get_assessments,
     open_folder,
 )
 from touche_llm.report.measures import measure_run
-from touche_llm.report.page import create_environment
+from touche_llm.report.page import (
+    COSTS,
+    collect_assessor_labels,
+    collect_labels,
+    compute_label_shares,
+    create_environment,
+    describe_run,
+    extract_costs,
+)
 from touche_llm.report.plots import BANDS, MIN_TOPICS, plot_movements, plot_stances, plot_topics
 from touche_llm.tasks.features import Question
 from touche_llm.tasks.task import Task
@@ -208,7 +210,8 @@ def render_report(report: SimpleNamespace) -> str:
     anchors = {view.topic.id: (f"t{n}", view.topic.title) for n, view in enumerate(report.topics, start=1)}
     # Stances have no first stage, and are not measured by topic here.
     by_topic: dict[str, dict[str, tuple[float, float | None]]] = {}
-    for measure in measured.headline if measured is not None else ():
+    headline = [] if measured is None else [measure for measure in measured.measures if measure.headline]
+    for measure in headline:
         run, first = measure.runs
         if run is not None and first is not None:
             by_topic[measure.name] = {
@@ -218,6 +221,7 @@ def render_report(report: SimpleNamespace) -> str:
     values = {
         "report": report,
         "measured": measured,
+        "headline": headline,
         "labels": report.task.stances,
         "before": report.task.before_judging,
         "plots": {
