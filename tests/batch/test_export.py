@@ -27,12 +27,11 @@ from tests.fake_server import FakeServer
 from tests.sample_runs import Silent, retrieve_stage, run_on
 from tests.scripted_engine import FACTS
 from touche_llm.batch import export
-from touche_llm.batch.export import Export, pending_requests, read_batch, write_requests
+from touche_llm.batch.export import Export, pending_requests, write_requests
 from touche_llm.config import Config
 from touche_llm.errors import UsageError
 from touche_llm.llm.cache import Cache
-from touche_llm.llm.chat import build_chat_body
-from touche_llm.llm.request import Message, Request
+from touche_llm.llm.request import Message
 from touche_llm.pipeline.engines import store_engine_info
 
 
@@ -118,25 +117,6 @@ def killed_after(count: int, work: Callable[..., None]) -> Callable[..., None]:
     return call
 
 
-async def test_files_are_written_whole_or_not_at_all(waiting: Waiting, monkeypatch: pytest.MonkeyPatch) -> None:
-    config, out, requests = waiting
-    found = await pending_requests("judge", config, out, None, Silent())
-    before = {path.name: path.read_bytes() for path in out.iterdir()}
-
-    problem = OSError("no space left")
-
-    def fails(request: Request) -> dict[str, Any]:
-        if request.key == requests[-1].key:
-            raise problem
-        return build_chat_body(request)
-
-    monkeypatch.setattr(export, "build_chat_body", fails)
-    with pytest.raises(OSError) as caught:
-        write_requests(found, out, out / "requests.jsonl")
-    assert caught.value is problem
-    assert {path.name: path.read_bytes() for path in out.iterdir()} == before
-
-
 async def test_requests_of_a_topic_stay_together(tmp_path: Path) -> None:
     config, out = short_config(tmp_path, expansion__use=False, engine__concurrency=2), tmp_path / "out"
     await retrieve_stage(config, out, Silent())
@@ -219,11 +199,3 @@ async def test_a_document_that_may_be_too_long_needs_a_tokeniser(tmp_path: Path)
     with pytest.raises(UsageError) as caught:
         await export_stage(config, out)
     assert caught.value.location == "engine.tokenizer"
-
-
-async def test_the_folder_of_an_export_may_be_new(waiting: Waiting) -> None:
-    config, out, _ = waiting
-    found = await pending_requests("judge", config, out, None, Silent())
-    new = out.parent / "new" / "folder"
-    assert write_requests(found, new, out / "others.jsonl")
-    assert read_batch(new).config == config

@@ -14,15 +14,9 @@ from tests import batch_replies as b
 from tests.batch.stages import COMPARATIVE, Waiting, export_stage, import_files, simple_config, stored_keys
 from tests.sample_runs import Silent, retrieve_stage, run_directly, with_cache
 from tests.scripted_engine import FACTS, ScriptedEngine
-from touche_llm.batch import rounds
 from touche_llm.batch.export import read_batch
-from touche_llm.batch.responses import Replies, read_replies
-from touche_llm.batch.rounds import import_replies
 from touche_llm.errors import DataError
 from touche_llm.llm.cache import Cache, CacheMode
-from touche_llm.llm.engine import Completion
-from touche_llm.llm.recorder import RecordingEngine
-from touche_llm.llm.request import Request
 from touche_llm.pipeline.run_files import BATCH
 
 
@@ -112,29 +106,6 @@ async def test_answers_need_log_probabilities_only_if_requested(tmp_path: Path) 
     assert (await import_files(out, b.write(out / "r.jsonl", lines))).stored == len(requests)
 
 
-async def test_answers_used_before_an_error_of_the_stage_are_stored(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    config, out = simple_config(tmp_path, engine__concurrency=1), tmp_path / "out"
-    await retrieve_stage(config, out, Silent())
-    requests = (await export_stage(config, out)).requests
-    answered, problem = RecordingEngine.complete, DataError("the third is bad")
-
-    async def complete(self: RecordingEngine, request: Request) -> Completion:
-        if request.key == requests[2].key:
-            raise problem
-        return await answered(self, request)
-
-    monkeypatch.setattr(RecordingEngine, "complete", complete)
-    progress, path = Silent(), b.write(out / "r.jsonl", b.answers(requests, COMPARATIVE))
-    with pytest.raises(DataError) as caught:
-        await import_replies(read_batch(out), out, [path], progress)
-    assert caught.value is problem
-    assert stored_keys(config) == {each.key for each in requests[:2]}
-    (notice,) = progress.notices
-    assert notice.startswith("2 responses ")
-
-
 async def test_of_two_responses_the_first_answer_is_stored(waiting: Waiting) -> None:
     config, out, requests = waiting
     first, other, third = requests[:3]
@@ -219,27 +190,3 @@ async def test_a_missing_file_is_named(waiting: Waiting) -> None:
     with pytest.raises(DataError, match="touche-llm batch export") as caught:
         read_batch(out / "elsewhere")
     assert caught.value.location == str(out / "elsewhere" / BATCH)
-
-
-@pytest.mark.parametrize("change", ["swapped", "emptied", "another model's refusal"])
-async def test_a_file_that_changes_during_the_import_stores_nothing(
-    waiting: Waiting, monkeypatch: pytest.MonkeyPatch, change: str
-) -> None:
-    config, out, requests = waiting
-    lines = b.answers(requests, COMPARATIVE)
-    path = b.write(out / "r.jsonl", lines)
-    changed: dict[str, list[b.Line]] = {
-        "swapped": lines[::-1],
-        "emptied": [],
-        "another model's refusal": [b.refused(request.key) for request in requests],
-    }
-
-    def read_and_change(*args: Any, **options: Any) -> Replies:
-        replies = read_replies(*args, **options)
-        b.write(path, changed[change])
-        return replies
-
-    monkeypatch.setattr(rounds, "read_replies", read_and_change)
-    with pytest.raises(DataError, match=r"r\.jsonl:\d"):
-        await import_files(out, path)
-    assert stored_keys(config) == set()

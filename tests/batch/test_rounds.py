@@ -145,17 +145,6 @@ async def test_a_request_without_an_answer_is_sent_once_more_and_then_fails_with
     assert sent(programs)[2:] == [1]
 
 
-async def test_a_request_that_fails_after_an_unusable_answer_names_both_attempts(
-    programs: Programs, tmp_path: Path
-) -> None:
-    config = config_of(tmp_path, programs, rank="judge", stance__depth=0)
-    programs.behave(says="Well.", good_calls=1, broken=4)
-    outcome = await run_by_files(config, tmp_path / "out", Silent())
-    kinds = [[(item.sample, item.kind) for item in failure.attempts] for failure in outcome.failures]
-    assert kinds == [[(0, "not_json"), (1, "server_error")]] * 4
-    assert sent(programs) == [4, 4]
-
-
 async def test_a_rejected_request_is_a_stored_failure_and_sent_again_only_if_wanted(
     programs: Programs, tmp_path: Path
 ) -> None:
@@ -195,17 +184,6 @@ async def test_questions_without_a_usable_answer_are_failures_and_sent_again_onc
     assert (len(outcome.failures), sent(programs)) == (4, [4] * 6)
     programs.behave()
     assert (await run_by_files(retry, tmp_path / "out", Silent())).failures == []
-
-
-async def test_only_the_first_round_repeats_earlier_failures(programs: Programs, tmp_path: Path) -> None:
-    config = config_of(tmp_path, programs, rank="judge", stance__depth=0)
-    programs.behave(says="Well.")
-    await run_by_files(config, tmp_path / "out", Silent())
-    assert sent(programs) == [4, 4, 4]
-    # The first request of each file is rejected, which is a failure at once.
-    programs.behave(says="Well.", broken=1, status=400)
-    outcome = await run_by_files(with_cache(config, retry_failures=True), tmp_path / "out", Silent())
-    assert (sent(programs)[3:], len(outcome.failures)) == ([4, 3, 2], 4)
 
 
 async def test_a_round_has_a_limited_number_of_requests(
@@ -273,13 +251,3 @@ async def test_candidates_of_another_program_are_not_replaced(
     assert (mine.read_text(), programs.calls()) == ("mine", [])
     outcome = await run_by_files(config, mine.parent, Silent(), overwrite=True)
     assert outcome.failures == [] and mine.read_text() != "mine"
-
-
-async def test_files_of_another_program_are_not_replaced(config: Config, programs: Programs, tmp_path: Path) -> None:
-    mine = tmp_path / "out" / "judgments.jsonl"
-    mine.parent.mkdir()
-    mine.write_text("mine")
-    with pytest.raises(UsageError) as caught:
-        await answer_stage("judge", config, mine.parent, Silent())
-    assert caught.value.location == str(mine)
-    assert (mine.read_text(), programs.calls()) == ("mine", [])

@@ -17,9 +17,9 @@ from tests.scripted_engine import FACTS, ScriptedEngine
 from touche_llm.data.concurrency import map_in_order
 from touche_llm.data.records import Topic
 from touche_llm.errors import DataError, EngineError
-from touche_llm.llm.answers import AnswerModel, FailedRequest, build_schema, get_labels, parse_answer
+from touche_llm.llm.answers import AnswerModel, FailedRequest, build_schema, get_labels
 from touche_llm.llm.cache import Cache, CacheMode
-from touche_llm.llm.logprobs import compute_expected_grade, read_label
+from touche_llm.llm.logprobs import read_label
 from touche_llm.llm.model import AnsweredRequest, ModelClient
 from touche_llm.llm.recorder import RecordingEngine, Usage, make_dry_engine, open_known_answers
 from touche_llm.llm.request import Message, Origin, Request, Sampling
@@ -103,14 +103,6 @@ async def test_for_one_document_grades_are_equally_probable_and_the_first_word_i
         assert first == pytest.approx(others[0] if isinstance(labels[0], int) else 2 * others[0])
 
 
-async def test_the_expected_grade_is_the_middle() -> None:
-    result = await answered(ComparativeJudgment, "d1")
-    reading = read_label(
-        result.answer.text, result.answer.tokens, result.layout, "quality", (0, 1, 2, 3), result.value.quality
-    )
-    assert compute_expected_grade(reading) == 1.5
-
-
 @pytest.mark.parametrize("model", [Best, Awkward])
 async def test_of_several_documents_the_first_is_certain(model: type[AnswerModel]) -> None:
     result = await answered(model, "d1 d2 d3")
@@ -185,13 +177,6 @@ async def test_a_title_without_two_objects_is_requested_three_times() -> None:
         result = await client.request(request_for(model, None), model)
     assert isinstance(result, FailedRequest)
     assert engine.usage["comparative/judge"].requests == len(result.attempts) == 3
-
-
-async def test_without_log_probabilities_there_are_none() -> None:
-    request = replace(request_for(ComparativeJudgment), sampling=Sampling(top_logprobs=0))
-    completion = await make_dry_engine().complete(request)
-    assert completion.tokens == []
-    parse_answer(completion.text, ComparativeJudgment)
 
 
 async def test_requests_tokens_and_shared_prefixes_are_counted_by_prompt() -> None:

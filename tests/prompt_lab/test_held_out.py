@@ -15,7 +15,6 @@ from tests.prompt_variants import asked_with, collection, reader, title_of
 from tests.scripted_engine import ScriptedEngine
 from touche_llm.errors import DataError, EngineError, UsageError
 from touche_llm.evaluation.qrels import read_qrels
-from touche_llm.llm.answers import list_fields
 from touche_llm.llm.engine import Rejected
 from touche_llm.prompt_lab.holdout import read_accesses
 from touche_llm.tasks import prompts_folder
@@ -125,17 +124,6 @@ def without_stance(request: Any) -> dict[str, Any]:
     return dict.fromkeys(("relevance", "quality"), grade if SHARP in request.messages[0].content.split() else 2 - grade)
 
 
-@pytest.mark.parametrize("split", ["even", "all"])
-async def test_topics_of_another_choice_count_as_accesses(bench: Bench, blunt: Path, sharp: Path, split: str) -> None:
-    (bench.folder / "even").write_text("".join(f"{number}\n" for number in range(2, 9)))
-    await bench.compare(blunt, sharp)
-    await bench.compare(blunt, sharp, split=split)
-    found = await bench.compare(blunt, sharp, confirm=True)
-    own, other, _, _ = read_accesses(bench.log)
-    assert found.earlier_accesses == [other] and not set(other.topics).isdisjoint(titles(found.parts[1].topics))
-    assert own.topics == titles(found.parts[0].topics)
-
-
 async def test_a_log_that_cannot_be_written_is_an_error_before_any_request(
     bench: Bench, blunt: Path, sharp: Path
 ) -> None:
@@ -168,37 +156,6 @@ async def test_the_half_of_a_topic_depends_on_neither_sample_nor_selection(
     bench.flags = {"topic": ("2", "3", "5", "8")}
     found = await bench.compare(blunt, sharp, confirm=True)
     assert [part.topics for part in found.parts] == [["3", "5"], ["2", "8"]]
-
-
-async def test_judgments_of_one_more_topic_move_no_topic_to_the_other_half(
-    bench: Bench, blunt: Path, sharp: Path
-) -> None:
-    judgments = bench.files["relevance"]
-    lines = judgments.read_text().splitlines(keepends=True)
-    judgments.write_text("".join(line for line in lines if line.split()[0] != "3"))
-    (chosen,) = (await bench.compare(blunt, sharp)).parts
-    judgments.write_text("".join(lines))
-    found = await bench.compare(blunt, sharp, confirm=True)
-    assert set(found.parts[0].topics) == {*chosen.topics, "3"}
-    assert set(found.parts[1].topics).isdisjoint(chosen.topics)
-
-
-async def test_a_topic_without_objects_does_not_move_others_between_halves(
-    bench: Bench, blunt: Path, sharp: Path
-) -> None:
-    topics = bench.files["topics.xml"]
-    topics.write_text(topics.read_text().replace("<objects>tea, coffee</objects>", "", 1))
-    script = bench.engine.script
-
-    def answer(request: Any) -> Any:
-        return {"first": "none", "second": "none"} if "first" in list_fields(request.schema) else script(request)
-
-    bench.engine = ScriptedEngine(answer)
-    found = await bench.compare(blunt, sharp, confirm=True)
-    assert [part.topics for part in found.parts] == [
-        [str(number) for number in range(3, 17, 2)],
-        [str(number) for number in range(2, 17, 2)],
-    ]
 
 
 async def test_too_few_held_out_topics_are_reported_before_the_engine_starts(

@@ -3,7 +3,6 @@ from __future__ import annotations
 import asyncio
 import csv
 from collections.abc import Iterable
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,7 @@ import pytest
 from touche_llm.cli.prompts_try import watch_files
 from touche_llm.corpus.args_me import HEADER as COLUMNS
 from touche_llm.data.records import Topic
-from touche_llm.errors import DataError, UsageError
+from touche_llm.errors import DataError
 from touche_llm.llm.answers import AnswerForm
 from touche_llm.llm.cache import Cache, Entry
 from touche_llm.pipeline.corpora import open_local_corpus
@@ -26,8 +25,7 @@ from touche_llm.prompt_lab.prefix_sharing import (
     split_by_sharing,
 )
 from touche_llm.prompt_lab.trial import Subject, Texts, ask, make_invented_material, take_corpus_material
-from touche_llm.prompts.purposes import MAX_DOCUMENTS, find_prompt, find_prompts, list_files, load_named, purposes_of
-from touche_llm.ranking.comparer import MAX_CHOICES
+from touche_llm.prompts.purposes import find_prompt, find_prompts, list_files, load_named, purposes_of
 from touche_llm.tasks import TASKS, get_task, prompts_folder
 
 HEADER = "---\nversion: 1\npurpose: for a test\nanswer: judge\n---\n"
@@ -123,13 +121,6 @@ def test_what_cannot_be_shared_since_it_stands_too_late_is_warned_of(
 ) -> None:
     result = checked(template(tmp_path, system, user))
     assert result.of("error") == [] and [warning in message for message in result.of("warning")] == [True]
-
-
-@pytest.mark.parametrize("chars", [200, 201])
-def test_a_last_line_of_200_characters_is_not_warned_of(tmp_path: Path, chars: int) -> None:
-    # The document is one character here.
-    result = checked(template(tmp_path, ANSWER, f"{SHOWN}{{{{ document }}}}{'y' * (chars - 1)}"))
-    assert [int(message.split()[0]) for message in result.of("warning")] == ([chars] if chars > 200 else [])
 
 
 def test_a_document_or_topic_that_is_used_and_not_shown_is_an_error(tmp_path: Path) -> None:
@@ -287,16 +278,6 @@ def test_the_parts_of_a_prompt_are_all_of_it_and_begin_where_topic_and_document_
         shown = "x" if name == "sentence" or "Conclusion: x" in messages[1].content else "※ First it says this."
         assert text["nobody"].startswith(shown)
     assert len(text["all"]) > 400
-
-
-@pytest.mark.parametrize(("purpose", "most"), [("best", MAX_CHOICES), ("order", MAX_DOCUMENTS)])
-def test_a_prompt_compares_as_many_documents_as_in_a_run(purpose: str, most: int) -> None:
-    task = get_task("comparative")
-    for number in (1, 2, most, most + 1):
-        ids = tuple(map(str, range(number)))
-        subject = Subject(task, purposes_of(task)[purpose], TOPICS[0], ids, Texts("x"))
-        with nullcontext() if 2 <= number <= most else pytest.raises(UsageError, match=f"2 to {most} .* {number}$"):
-            subject.check()
 
 
 @pytest.mark.parametrize("sentences", [3, 4, 5, 20])

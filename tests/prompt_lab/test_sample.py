@@ -47,17 +47,6 @@ def test_the_sample_is_as_even_over_grades_as_possible(sizes: tuple[int, ...], s
     assert len({(item.topic_id, item.document_id) for item in sample}) == sum(expected)
 
 
-def test_the_sample_is_even_over_topics_too() -> None:
-    sample = draw_sample(pool_of(20, 20, 20), 60, 0)
-    assert set(Counter((item.topic_id, item.grade) for item in sample).values()) == {4}
-
-
-def test_few_topics_with_10_documents_are_drawn_rather_than_many_with_fewer() -> None:
-    sample = draw_sample(pool_of(30, 3, 4, topics=50), 200, 0)
-    assert list(Counter(item.topic_id for item in sample).values()) == [10] * 20
-    assert Counter(item.grade for item in sample) == {0.0: 70, 1.0: 60, 2.0: 70}
-
-
 def test_topics_with_enough_judgments_are_drawn_first() -> None:
     enough = {f"enough {topic}": judged for topic, judged in pool_of(10, 10, topics=3).items()}
     few = {f"few {topic}": judged for topic, judged in pool_of(1, 3, topics=40).items()}
@@ -71,26 +60,11 @@ def test_topics_with_enough_judgments_are_drawn_first() -> None:
     assert len(draw_sample(enough, 4, 0)) == 4
 
 
-def test_grades_are_even_where_topics_have_few_of_them() -> None:
-    low = {f"low {topic}": judged for topic, judged in pool_of(20, 20).items()}
-    high = {f"high {topic}": judged for topic, judged in pool_of(0, 20, 20).items()}
-    counts = Counter(item.grade for item in draw_sample(low | high, 100, 0))
-    assert sorted(counts.values()) == [33, 33, 34]
-    # The greatest difference is mended first; otherwise no single exchange would mend what is left.
-    odd = {"a": pool_of(2, 8, 9, topics=1)["0"], "b": pool_of(3, 5, 0, 6, topics=1)["0"]}
-    assert Counter(item.grade for item in draw_sample(odd, 23, 0)) == {0.0: 5, 1.0: 6, 2.0: 6, 3.0: 6}
-
-
 def test_the_sample_depends_on_the_seed_and_not_on_the_order_of_the_file() -> None:
     pool = pool_of(20, 20, 20)
     turned = {topic: dict(reversed(judged.items())) for topic, judged in pool.items()}
     assert draw_sample(pool, 30, 1) == draw_sample(turned, 30, 1)
     assert draw_sample(pool, 30, 1) != draw_sample(pool, 30, 2)
-
-
-def test_grades_are_rounded_for_drawing() -> None:
-    pool = {"1": {"a": -2.0, "b": 0.0, "c": 0.333, "d": 1.667, "e": 2.0, "f": 2.4}}
-    assert Counter(item.grade < 1 for item in draw_sample(pool, 2, 0)) == {True: 1, False: 1}
 
 
 def test_the_order_of_the_sample_does_not_reveal_the_grade() -> None:

@@ -90,17 +90,6 @@ def test_a_prompt_of_another_name_takes_the_answers_that_fit_it(copy_of: Copy, t
     assert set(found) == {"prompt", "missing"} and {each.name for each in found["missing"]} == {"judge"}
 
 
-def test_a_long_diff_ends_after_80_lines(tmp_path: Path) -> None:
-    old = "You are an assessor"
-    mine = overlay(tmp_path / "mine", "controversial", judge=(old, "A line.\n" * 100 + old))
-    (prompt,) = group_by_kind(checked(FOLDER / "controversial", mine))["prompt"]
-    *lines, last = prompt.text.splitlines()
-    assert len(lines) == 80 and re.fullmatch(r"… and [23]\d more lines", last)
-    mine = overlay(tmp_path / "mine", "controversial", judge=(old, "A line.\n" + old))
-    (prompt,) = group_by_kind(checked(FOLDER / "controversial", mine))["prompt"]
-    assert "more lines" not in prompt.text
-
-
 def test_only_the_requests_that_change_are_counted_and_shown(tmp_path: Path) -> None:
     changed = ("Passage:\n", "{% if topic.id == '20' %}Now, the passage:{% else %}Passage:{% endif %}\n\n")
     differences = checked(FOLDER / "comparative", overlay(tmp_path / "mine", "comparative", judge=changed))

@@ -13,7 +13,6 @@ from touche_llm.regression.differences import (
     RunDifference,
     compare_measures,
     compare_rankings,
-    compare_values,
     format_differences,
 )
 from touche_llm.tasks.definition import Scale
@@ -40,11 +39,6 @@ def test_documents_that_came_or_went_moved_furthest_and_the_others_by_their_rank
         ("rank", "1", "d", 4, 2),
         ("rank", "1", "b", 2, 3),
     ]
-
-
-def test_a_document_that_came_at_the_last_rank_is_before_the_longest_move_within_the_run() -> None:
-    found = compare_rankings("r", run("abcdef"), run("fbcdax"))
-    assert [each.document for each in found] == ["e", "x", "f", "a"]
 
 
 def test_stances_are_compared_where_both_runs_have_the_document() -> None:
@@ -83,16 +77,6 @@ def test_figures_are_those_before_and_those_now(stances: bool) -> None:
     assert len(values) == (3 if stances else 2) and {each.kind for each in found} == {"measure"}
 
 
-def test_values_that_differ_come_by_name_and_one_that_is_not_there_is_none() -> None:
-    old, new = {"b": 1, "a": 0, "same": [1], "gone": False}, {"b": 2, "a": None, "same": [1], "new": 0}
-    assert compare_values("r", "setting", old, new, "x.") == [
-        RunDifference("r", "setting", "x.a", old=0, new=None),
-        RunDifference("r", "setting", "x.b", old=1, new=2),
-        RunDifference("r", "setting", "x.gone", old=False, new=None),
-        RunDifference("r", "setting", "x.new", old=None, new=0),
-    ]
-
-
 def test_in_words_the_first_five_are_shown_and_the_others_counted() -> None:
     names = "abcdefgh"
     text = format_differences("r", compare_rankings("r", run(names), run(names[::-1])))
@@ -108,12 +92,3 @@ def test_in_words_the_first_five_are_shown_and_the_others_counted() -> None:
     assert format_differences("r", gone[:5]).endswith("topic 1 document e")
     assert format_differences("r", gone[:2]).endswith("topic 1 document b")
     assert format_differences("r", []) == "r: as recorded"
-
-
-def test_in_words_a_figure_has_its_change_with_a_sign() -> None:
-    text = format_differences(
-        "r",
-        [RunDifference("r", "measure", "m", old=0.5, new=0.75), RunDifference("r", "measure", "n", old=0.5, new=0.25)],
-    )
-    assert "m, over the recorded topics: 0.5000 → 0.7500 (+0.2500)" in text
-    assert "n, over the recorded topics: 0.5000 → 0.2500 (-0.2500)" in text
