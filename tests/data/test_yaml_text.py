@@ -9,7 +9,7 @@ import pytest
 from tests.expect import raises_at
 from touche_llm.data.settings import MAX_BYTES, MAX_DEPTH, YamlError, parse_yaml, read_yaml, to_yaml
 from touche_llm.errors import DataError, PromptError, UsageError
-from touche_llm.judging.labels import read_settings
+from touche_llm.judging.labels import read_thresholds
 from touche_llm.pipeline.config_file import load_config
 from touche_llm.pipeline.run_directory import RunDirectory
 from touche_llm.prompts.prompt import read_header
@@ -101,7 +101,7 @@ def test_every_reader_of_yaml_refuses_it(tmp_path: Path, text: str) -> None:
     with raises_at(UsageError, path, "line "):
         load_config(path, {})
     with raises_at(UsageError, path, "line "):
-        read_settings(path)
+        read_thresholds(path)
     with raises_at(DataError, path, "line "):
         RunDirectory(tmp_path).read_metadata()
 

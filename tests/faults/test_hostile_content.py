@@ -20,7 +20,7 @@ from touche_llm.data.trec_runs import read_run
 from touche_llm.errors import DataError, ToucheError
 from touche_llm.evaluation.qrels import read_qrels
 from touche_llm.evaluation.run_validation import validate_run
-from touche_llm.judging.labels import read_settings
+from touche_llm.judging.labels import read_thresholds
 from touche_llm.llm.cache import Cache, CacheMode
 from touche_llm.pipeline.config_file import load_config
 from touche_llm.tasks import get_task
@@ -54,7 +54,7 @@ READERS: dict[str, tuple[str, st.SearchStrategy[bytes], Callable[[Path], Any], t
     "YAML": ("any.yaml", strategies.YAML, lambda path: parse_yaml(path.read_bytes()), YamlError),
     "YAML with words": ("any.yaml", strategies.YAML, lambda path: parse_yaml(path.read_bytes(), words=True), YamlError),
     "configurations": ("config.yaml", strategies.YAML, lambda path: load_config(path, {}), ToucheError),
-    "thresholds": ("thresholds.yaml", strategies.YAML, read_settings, ToucheError),
+    "thresholds": ("thresholds.yaml", strategies.YAML, read_thresholds, ToucheError),
     "cassettes": ("cassette.jsonl", strategies.CASSETTES, replay, DataError),
 }
 

@@ -11,7 +11,7 @@ from pydantic import ValidationError
 
 from tests.expect import raises_at
 from touche_llm.errors import UsageError
-from touche_llm.judging.labels import StanceSettings, choose_stance, choose_stances, read_settings, write_thresholds
+from touche_llm.judging.labels import StanceSettings, choose_stance, choose_stances, read_thresholds, write_thresholds
 from touche_llm.tasks import get_task
 
 TASK = get_task("comparative")
@@ -74,7 +74,7 @@ def test_what_is_written_is_read_again(tmp_path: Path) -> None:
     write_thresholds(
         path, {"NO": 0.377541, "NEUTRAL": 0.000335}, ["2", "12", "on", "0x1f"], "comparative/stance@1-0123"
     )
-    settings = read_settings(path)
+    settings = read_thresholds(path)
     assert settings.thresholds == {"NO": 0.377541, "NEUTRAL": 0.000335}
     assert settings.calibrated_on == ("2", "12", "on", "0x1f")
 
@@ -82,7 +82,7 @@ def test_what_is_written_is_read_again(tmp_path: Path) -> None:
 def test_thresholds_written_by_hand_need_no_quotation_marks(tmp_path: Path) -> None:
     path = tmp_path / "thresholds.yaml"
     path.write_text("stance: {thresholds: {NO: 0.4, NEUTRAL: 0.2}, calibrated_on: [2, 12]}\n")
-    settings = read_settings(path)
+    settings = read_thresholds(path)
     assert settings.thresholds == {"NO": 0.4, "NEUTRAL": 0.2}
     assert settings.calibrated_on == ("2", "12")
 
@@ -106,9 +106,9 @@ def test_a_bad_file_of_thresholds_is_told_with_its_name_and_place(tmp_path: Path
     path = tmp_path / "thresholds.yaml"
     path.write_text(text)
     with raises_at(UsageError, path, *values):
-        read_settings(path)
+        read_thresholds(path)
 
 
 def test_a_file_of_thresholds_that_is_not_there_is_told(tmp_path: Path) -> None:
     with raises_at(UsageError, tmp_path / "none.yaml"):
-        read_settings(tmp_path / "none.yaml")
+        read_thresholds(tmp_path / "none.yaml")

@@ -14,7 +14,7 @@ from touche_llm.judging.pointwise import Documents, RequestBuilder
 from touche_llm.llm.model import ModelClient
 from touche_llm.llm.request import Sampling
 from touche_llm.prompts.purposes import LABELS
-from touche_llm.ranking.comparer import Comparer, Kind
+from touche_llm.ranking.comparer import Comparer, ComparisonKind
 from touche_llm.tasks import get_task
 
 Shown = tuple[str, ...]
@@ -64,7 +64,7 @@ class FakeComparer(Comparer):
         order = list(self.order_of(tuple(documents)) or documents)
         return [-float(order.index(each)) for each in documents]
 
-    async def _request_comparison(self, kind: Kind, documents: Shown) -> Comparison | None:
+    async def _request_comparison(self, kind: ComparisonKind, documents: Shown) -> Comparison | None:
         self.compared.append(documents)
         for _ in range(self.turns.randrange(6) if self.turns else 1):
             await asyncio.sleep(0)

@@ -15,7 +15,7 @@ from touche_llm.llm.cache import Cache, CacheMode
 from touche_llm.llm.engine import EngineInfo
 from touche_llm.llm.pooling import PoolingClient
 from touche_llm.llm.recorder import EstimatingTokenizer, RecordingEngine
-from touche_llm.ranking.cross_encoder import CrossEncoder, CrossEncoderSettings, Score
+from touche_llm.ranking.cross_encoder import CrossEncoder, CrossEncoderSettings, ScoreDocuments
 from touche_llm.tasks import get_task
 
 TOPIC = Topic("1", "Cats or {document} dogs?", description="Which pet?", objects=("cat", "dog"))
@@ -47,7 +47,7 @@ class Recording(RecordingEngine):
 
 
 def send(documents: Texts, task: str = "comparative", context: int = 512, **chosen: Any) -> tuple[str, list[str]]:
-    """Score all documents for the topic, and return the query and the documents that were sent."""
+    """ScoreDocuments all documents for the topic, and return the query and the documents that were sent."""
     info = EngineInfo(model="m", revision="", context=context, overhead=8, engine="")
     engine = Recording()
     with Cache(Path("none"), CacheMode.OFF) as cache:
@@ -105,7 +105,7 @@ def test_settings_without_sense_are_refused(chosen: dict[str, str], named: str) 
         CrossEncoderSettings(**chosen)
 
 
-def scores(**by_document: float) -> Score:
+def scores(**by_document: float) -> ScoreDocuments:
     async def score(documents: Sequence[str]) -> list[float]:
         return [by_document[each] for each in documents]
 

@@ -36,7 +36,7 @@ from touche_llm.evaluation.calibration import (
 )
 from touche_llm.evaluation.notes import describe_missing_intervals
 from touche_llm.evaluation.qrels import STANCE, read_qrels
-from touche_llm.judging.labels import read_settings, write_thresholds
+from touche_llm.judging.labels import read_thresholds, write_thresholds
 from touche_llm.pipeline.run import find_run_file, find_task
 from touche_llm.pipeline.run_directory import RunDirectory
 from touche_llm.prompt_lab.holdout import record_evaluations
@@ -216,7 +216,7 @@ def calibrate(
     if not task.no_stances:
         stances = "all its stances take a side" if task.stances else "it has no stances"
         raise UsageError(f"{task.name}: {stances}, so it has no thresholds")
-    settings = read_settings(evaluate) if evaluate is not None else None
+    settings = read_thresholds(evaluate) if evaluate is not None else None
     examples = read_calibration_set(
         directory.judgments_file, directory.stances_file, read_qrels({STANCE: stance}, task).stances, task, topic or ()
     )

@@ -19,7 +19,7 @@ from touche_llm.cli.options import Command, make_parameter, set_signature
 from touche_llm.config import Config, find_settings, is_one_of
 from touche_llm.data.settings import Option, Scope, YamlError, parse_yaml
 from touche_llm.errors import DataError, UsageError, describe_problem, list_fields
-from touche_llm.judging.labels import read_settings
+from touche_llm.judging.labels import read_thresholds
 from touche_llm.llm.cache import CacheMode
 from touche_llm.pipeline.config_file import find_task_folder, is_copy, load_config
 from touche_llm.pipeline.progress import ConsoleProgress
@@ -268,7 +268,7 @@ def _use_task_copy(config: Path, given: Given) -> None:
 def _replace_thresholds(given: Given) -> None:
     """Replace the file of thresholds by the settings in it."""
     if file := given.get("stance.thresholds"):
-        settings = read_settings(file)
+        settings = read_thresholds(file)
         given |= {
             "stance.thresholds": settings.thresholds,
             "stance.calibrated_on": list(settings.calibrated_on),

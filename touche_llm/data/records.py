@@ -203,7 +203,17 @@ class Cut(JsonStruct, frozen=True, kw_only=True):
     only_boilerplate: bool = False
 
 
-class Judgment(JsonStruct, frozen=True, kw_only=True):
+class _WithThoughts:
+    __slots__ = ()
+    thoughts: list[str] | msgspec.UnsetType
+
+    @property
+    def thought_keys(self) -> list[str]:
+        """Keys of the thoughts before the answers; empty if the model did not reason."""
+        return [] if isinstance(self.thoughts, msgspec.UnsetType) else self.thoughts
+
+
+class Judgment(_WithThoughts, JsonStruct, frozen=True, kw_only=True):
     """Judgment of one document for one topic.
 
     Attributes:
@@ -230,11 +240,6 @@ class Judgment(JsonStruct, frozen=True, kw_only=True):
     key: str | None = None
     sample: int = 0
     thoughts: list[str] | msgspec.UnsetType = msgspec.UNSET
-
-    @property
-    def thought_keys(self) -> list[str]:
-        """Keys of the thoughts before the answers; empty if the model did not reason."""
-        return [] if isinstance(self.thoughts, msgspec.UnsetType) else self.thoughts
 
 
 class Comparison(JsonStruct, frozen=True, kw_only=True):
@@ -278,7 +283,7 @@ class Queries(JsonStruct, frozen=True, kw_only=True):
     key: str
 
 
-class StanceReading(JsonStruct, frozen=True, kw_only=True):
+class StanceReading(_WithThoughts, JsonStruct, frozen=True, kw_only=True):
     """Stance of one document for one topic, from the stance prompt.
 
     Attributes:
@@ -298,11 +303,6 @@ class StanceReading(JsonStruct, frozen=True, kw_only=True):
     prompt: str
     keys: list[str]
     thoughts: list[str] | msgspec.UnsetType = msgspec.UNSET
-
-    @property
-    def thought_keys(self) -> list[str]:
-        """Keys of the thoughts before the answers; empty if the model did not reason."""
-        return [] if isinstance(self.thoughts, msgspec.UnsetType) else self.thoughts
 
 
 class Attempt(JsonStruct, frozen=True, kw_only=True):

@@ -259,7 +259,7 @@ class _Thresholds(Section, extra="ignore"):
     stance: StanceSettings
 
 
-def read_settings(path: Path) -> StanceSettings:
+def read_thresholds(path: Path) -> StanceSettings:
     """Read the section `stance` of a configuration, as `touche-llm calibrate` writes it, and ignore the others.
 
     Raises:

@@ -82,7 +82,7 @@ _MIN_SHARE = 16
 # Tokens by which a document within a prompt may differ from the document alone, where it meets adjacent text.
 _SEAM = 2
 
-Kind = Literal["best", "order"]
+ComparisonKind = Literal["best", "order"]
 
 
 class RankingMethod(Section):
@@ -92,7 +92,7 @@ class RankingMethod(Section):
     documents. `max_depth` is the maximum number of documents.
     """
 
-    kind: ClassVar[Kind | None]
+    kind: ClassVar[ComparisonKind | None]
     max_depth: ClassVar[int] = 1000
 
     def bound_requests(self, documents: int, random: MakeRandom) -> RequestBounds:
@@ -104,7 +104,10 @@ class RankingMethod(Section):
         raise NotImplementedError
 
 
-_ANSWERS: Mapping[Kind, Callable[[int], type[AnswerModel]]] = {"best": build_best_answer, "order": build_order_answer}
+_ANSWERS: Mapping[ComparisonKind, Callable[[int], type[AnswerModel]]] = {
+    "best": build_best_answer,
+    "order": build_order_answer,
+}
 
 
 def make_random(step: str, topic_id: str, seed: int, *names: object) -> random.Random:
@@ -136,11 +139,11 @@ class Comparer:
     slots: Slots
     objective: Objective
     document_tokens: int
-    unanswered: set[tuple[Kind, tuple[str, ...]]] = field(default_factory=set)
-    _failures: dict[tuple[Kind, tuple[str, ...]], Failure] = field(default_factory=dict)
-    _results: dict[tuple[Kind, tuple[str, ...]], Comparison | None] = field(default_factory=dict)
+    unanswered: set[tuple[ComparisonKind, tuple[str, ...]]] = field(default_factory=set)
+    _failures: dict[tuple[ComparisonKind, tuple[str, ...]], Failure] = field(default_factory=dict)
+    _results: dict[tuple[ComparisonKind, tuple[str, ...]], Comparison | None] = field(default_factory=dict)
     _texts: dict[tuple[str, int], tuple[str, Cut | None]] = field(default_factory=dict)
-    _shares: dict[tuple[Kind, int], int] = field(default_factory=dict)
+    _shares: dict[tuple[ComparisonKind, int], int] = field(default_factory=dict)
     _locks: defaultdict[Any, asyncio.Lock] = field(default_factory=lambda: defaultdict(asyncio.Lock))
 
     @property
@@ -190,7 +193,7 @@ class Comparer:
         shares = comparison.best.shares
         return {document: shares.get(label, 0.0) for label, document in zip(LABELS, documents, strict=False)}
 
-    async def _compare(self, kind: Kind, documents: tuple[str, ...]) -> Comparison | None:
+    async def _compare(self, kind: ComparisonKind, documents: tuple[str, ...]) -> Comparison | None:
         async with self._locks[kind, documents]:
             if (kind, documents) not in self._results:
                 if (kind, documents) in self.unanswered:
@@ -199,7 +202,7 @@ class Comparer:
                     self._results[kind, documents] = await self._request_comparison(kind, documents)
         return self._results[kind, documents]
 
-    async def _request_comparison(self, kind: Kind, documents: tuple[str, ...]) -> Comparison | None:
+    async def _request_comparison(self, kind: ComparisonKind, documents: tuple[str, ...]) -> Comparison | None:
         prompt, answer_model = self.prompts[kind], _ANSWERS[kind](len(documents))
         texts: list[str] = []
         cut: dict[str, Cut] = {}
@@ -231,7 +234,7 @@ class Comparer:
             sample=result.sample,
         )
 
-    def _build_request(self, kind: Kind, texts: Sequence[str], documents: tuple[str, ...]) -> Request:
+    def _build_request(self, kind: ComparisonKind, texts: Sequence[str], documents: tuple[str, ...]) -> Request:
         labelled = [LabelledDocument(label, text) for label, text in zip(LABELS, texts, strict=False)]
         builder = self.builder
         if kind == "order":
@@ -243,7 +246,7 @@ class Comparer:
         variables = {"documents": labelled, "aim": aim, **self.question.topic_variables(self.topic)}
         return builder.build(self.prompts[kind], _ANSWERS[kind](len(texts)), self.topic, origin, **variables)
 
-    async def _get_share(self, kind: Kind, documents: int) -> int | FailedRequest:
+    async def _get_share(self, kind: ComparisonKind, documents: int) -> int | FailedRequest:
         """Return the maximum number of tokens for each of `documents` documents."""
         async with self._locks[kind, documents]:
             if (kind, documents) in self._shares:
@@ -254,7 +257,7 @@ class Comparer:
                 self._shares[kind, documents] = share
             return share
 
-    async def _measure_share(self, kind: Kind, documents: int) -> int | FailedRequest:
+    async def _measure_share(self, kind: ComparisonKind, documents: int) -> int | FailedRequest:
         model, max_tokens = self.builder.model, self.document_tokens
         bare = self._build_request(kind, [CUT_MARK] * documents, ())
         room = model.engine_info.context - bare.max_tokens
@@ -303,7 +306,9 @@ class Comparer:
                 self._texts[document_id, share] = text
             return text
 
-    def _record_failure(self, kind: Kind, documents: tuple[str, ...], prompt: Prompt, result: FailedRequest) -> None:
+    def _record_failure(
+        self, kind: ComparisonKind, documents: tuple[str, ...], prompt: Prompt, result: FailedRequest
+    ) -> None:
         self.unanswered.add((kind, documents))
         if failure := make_failure(self.topic, " ".join(documents), prompt, result):
             self._failures[kind, documents] = failure

@@ -25,7 +25,7 @@ from touche_llm.tasks.features import Question
 from touche_llm.text.sanitize import sanitize
 
 # Scores of documents for one topic, in the given order.
-Score = Callable[[Sequence[str]], Awaitable[list[float]]]
+ScoreDocuments = Callable[[Sequence[str]], Awaitable[list[float]]]
 # As published with the models (https://huggingface.co/Qwen/Qwen3-Reranker-0.6B).
 _QWEN3 = TextTemplates(
     query=(
@@ -61,7 +61,7 @@ class CrossEncoderSettings(TemplateConfig, RankingMethod):
     ] = "plain"
     query: Annotated[tuple[QueryField, ...], BeforeValidator(to_texts), Field(min_length=1)] = ("title",)
 
-    async def rerank(self, documents: list[str], score: Score) -> list[ScoredDocument]:
+    async def rerank(self, documents: list[str], score: ScoreDocuments) -> list[ScoredDocument]:
         """Rank documents by their scores, scaled to 0..1; equal ones keep their order."""
         ranking = rank_by_value(dict(zip(documents, await score(documents), strict=True)))
         scaled = zip(ranking, scale_scores(ranking), strict=True)

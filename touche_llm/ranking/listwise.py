@@ -16,7 +16,7 @@ from pydantic import Field, model_validator
 from touche_llm.data.concurrency import ItemT
 from touche_llm.data.records import ScoredDocument
 from touche_llm.prompts.purposes import MAX_DOCUMENTS
-from touche_llm.ranking.comparer import Comparer, Kind, MakeRandom, RankingMethod, RequestBounds
+from touche_llm.ranking.comparer import Comparer, ComparisonKind, MakeRandom, RankingMethod, RequestBounds
 from touche_llm.ranking.order import score_positions
 
 
@@ -31,7 +31,7 @@ class Listwise(RankingMethod):
         seed: Seed of the shuffles.
     """
 
-    kind: ClassVar[Kind] = "order"
+    kind: ClassVar[ComparisonKind] = "order"
 
     window: int = Field(20, ge=2, le=MAX_DOCUMENTS)
     stride: int = Field(10, ge=1)

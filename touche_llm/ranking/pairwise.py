@@ -14,7 +14,7 @@ from typing import ClassVar
 from pydantic import Field
 
 from touche_llm.data.records import ScoredDocument
-from touche_llm.ranking.comparer import Comparer, Kind, MakeRandom, RankingMethod, RequestBounds
+from touche_llm.ranking.comparer import Comparer, ComparisonKind, MakeRandom, RankingMethod, RequestBounds
 from touche_llm.ranking.order import rank_by_value, score_positions
 
 
@@ -25,7 +25,7 @@ class Pairwise(RankingMethod):
         both_orders: Whether to compare each pair in both orders, against position bias; else the better one is first.
     """
 
-    kind: ClassVar[Kind] = "best"
+    kind: ClassVar[ComparisonKind] = "best"
     # All pairs of many more would not fit in memory.
     max_depth: ClassVar[int] = 200
 
@@ -63,7 +63,7 @@ class Sliding(RankingMethod):
         both_orders: Whether to compare each pair in both orders.
     """
 
-    kind: ClassVar[Kind] = "best"
+    kind: ClassVar[ComparisonKind] = "best"
 
     passes: int = Field(10, ge=1)
     both_orders: bool = True

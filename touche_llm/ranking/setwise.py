@@ -11,7 +11,7 @@ from typing import ClassVar
 from pydantic import Field
 
 from touche_llm.data.records import ScoredDocument
-from touche_llm.ranking.comparer import MAX_CHOICES, Comparer, Kind, MakeRandom, RankingMethod, RequestBounds
+from touche_llm.ranking.comparer import MAX_CHOICES, Comparer, ComparisonKind, MakeRandom, RankingMethod, RequestBounds
 from touche_llm.ranking.order import score_positions
 
 
@@ -24,7 +24,7 @@ class Setwise(RankingMethod):
         both_orders: Whether to compare in the reversed order too.
     """
 
-    kind: ClassVar[Kind] = "best"
+    kind: ClassVar[ComparisonKind] = "best"
 
     children: int = Field(3, ge=1, lt=MAX_CHOICES)
     top: int = Field(10, ge=1)

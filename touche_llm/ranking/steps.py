@@ -18,8 +18,8 @@ from touche_llm.data.trec_runs import make_strictly_decreasing
 from touche_llm.judging.pointwise import Documents, Done, RequestBuilder
 from touche_llm.llm.counts import Counts
 from touche_llm.prompts.prompt import Prompt
-from touche_llm.ranking.comparer import Comparer, Kind, RankingMethod, RequestBounds, make_random
-from touche_llm.ranking.cross_encoder import CrossEncoder, CrossEncoderSettings, Score
+from touche_llm.ranking.comparer import Comparer, ComparisonKind, RankingMethod, RequestBounds, make_random
+from touche_llm.ranking.cross_encoder import CrossEncoder, CrossEncoderSettings, ScoreDocuments
 from touche_llm.ranking.fusion import FusionStepSettings, fuse
 from touche_llm.ranking.listwise import Listwise
 from touche_llm.ranking.order import (
@@ -122,7 +122,7 @@ def _parse(text: str) -> Step:
 
 
 def bound_requests(
-    kind: Kind, steps: Sequence[Step], settings: RankingSettings, topic_id: str, documents: int
+    kind: ComparisonKind, steps: Sequence[Step], settings: RankingSettings, topic_id: str, documents: int
 ) -> RequestBounds:
     """Return the bounds of the comparisons of one kind that steps request for a topic with so many documents."""
     methods = ((step, getattr(settings, step.name, None)) for step in steps if documents > 1)
@@ -133,7 +133,7 @@ def bound_requests(
     )
 
 
-def list_comparison_kinds(steps: Sequence[Step]) -> tuple[Kind, ...]:
+def list_comparison_kinds(steps: Sequence[Step]) -> tuple[ComparisonKind, ...]:
     """Return the kinds of comparison that the steps request from the model."""
     kinds = (METHODS[step.name].kind for step in steps if step.name in METHODS)
     return tuple(sorted({kind for kind in kinds if kind is not None}))
@@ -174,7 +174,7 @@ async def rank_topic(
     judged: list[ScoredDocument],
     steps: Sequence[Step],
     settings: RankingSettings,
-    use_model: Callable[[Step], Comparer | Score],
+    use_model: Callable[[Step], Comparer | ScoreDocuments],
     stances: Mapping[str, str],
     sides: Sequence[str],
 ) -> list[ScoredDocument]:
@@ -322,9 +322,9 @@ async def rank_topics(
         first_stage = [scored for scored in ranked if scored.document_id in labels]
         judged = rank_by_judgment(first_stage, judgments.get(topic.id, {}), plan.weights, plan.task.aspects)
         comparers: list[Comparer] = []
-        unanswered: set[tuple[Kind, tuple[str, ...]]] = set()
+        unanswered: set[tuple[ComparisonKind, tuple[str, ...]]] = set()
 
-        def use_model(step: Step) -> Comparer | Score:
+        def use_model(step: Step) -> Comparer | ScoreDocuments:
             if METHODS[step.name].kind is None:
                 assert models.cross_encoder is not None
                 return partial(models.cross_encoder.score, topic)

@@ -12,7 +12,7 @@ from pydantic import Field
 
 from touche_llm.data.records import ScoredDocument
 from touche_llm.prompts.purposes import MAX_DOCUMENTS
-from touche_llm.ranking.comparer import Comparer, Kind, MakeRandom, RankingMethod, RequestBounds
+from touche_llm.ranking.comparer import Comparer, ComparisonKind, MakeRandom, RankingMethod, RequestBounds
 from touche_llm.ranking.order import rank_by_value
 
 
@@ -25,7 +25,7 @@ class Tournament(RankingMethod):
         seed: Seed of the shuffles.
     """
 
-    kind: ClassVar[Kind] = "order"
+    kind: ClassVar[ComparisonKind] = "order"
 
     group: int = Field(10, ge=2, le=MAX_DOCUMENTS)
     rounds: int = Field(2, ge=1)
