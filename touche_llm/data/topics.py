@@ -195,7 +195,7 @@ def _parse_xml(content: bytes, path: Path) -> Iterator[tuple[str, _Fields]]:
         root = fromstring(content, forbid_dtd=True)
     except ParseError as error:
         raise DataError(
-            f"{path}: not well-formed XML: {error}; expected {_DESCRIPTIONS['topics']}; is the file cut off?"
+            f"{path}: not well-formed XML: {error}; expected {_DESCRIPTIONS['topics']}; is it cut off?"
         ) from error
     except DefusedXmlException as error:
         raise DataError(f"{path}: refused, the XML declares entities or a DTD; delete them: {error!r}") from error

@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 import signal
 from array import array
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, replace
-from itertools import islice
-from multiprocessing import get_context, resource_tracker
-from multiprocessing.connection import Connection
+from functools import cache, partial
+from multiprocessing import get_context, parent_process, resource_tracker
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import numpy as np
@@ -25,7 +26,7 @@ from touche_llm.text.analysis import make_stemmer, tokenize
 BLOCK_BYTES = 32 * 2**20
 # With more processes, the one that collects the blocks is the bottleneck.
 MAX_PROCESSES = 16
-# A corpus may have more distinct words if each occurs ten times on average; in text of this size it is fifty times.
+# A corpus may have more distinct terms if each occurs ten times on average; in text of this size it is fifty times.
 MAX_WORDS = 1_000_000
 
 
@@ -63,18 +64,22 @@ def read_postings(table: TextTable) -> tuple[dict[str, int], list[Block]]:
     size = max(1, BLOCK_BYTES * len(table) // table.database_bytes)
     starts = range(0, len(table), size)
     count = min(len(starts), count_cores(), MAX_PROCESSES)
-    sent = _tokenize_in_processes(table, starts, count) if len(starts) > 1 else iter([_Tokenizer(table).block(0, size)])
-    # Numbers of terms in order of arrival, and for each process the mapping from its own numbers to them.
-    arrival_numbers: dict[str, int] = {}
-    mapping = [np.empty(0, dtype=np.int64) for _ in range(count)]
-    blocks = []
-    for place, (new_terms, block) in enumerate(sent):
-        numbers = [arrival_numbers.setdefault(term, len(arrival_numbers)) for term in new_terms]
-        mapping[place % count] = np.concatenate([mapping[place % count], np.array(numbers, dtype=np.int64)])
-        blocks.append(replace(block, terms=mapping[place % count][block.terms]))
-    ordered = sorted(arrival_numbers)
+    found = _tokenize_in_processes(table, starts, count) if len(starts) > 1 else [_Tokenizer(table).block(0, size)]
+    # Numbers of terms in order of arrival.
+    arrival: dict[str, int] = {}
+    blocks, words = [], 0
+    for terms, block in found:
+        numbers = np.fromiter((arrival.setdefault(term, len(arrival)) for term in terms), np.int64, len(terms))
+        blocks.append(replace(block, terms=numbers))
+        words += int(block.lengths.sum())
+        if len(arrival) > max(MAX_WORDS, words // 10):
+            raise DataError(
+                f"{table.manifest.corpus}: {len(arrival):,} distinct words among the first {words:,} words; is this "
+                "text?"
+            )
+    ordered = sorted(arrival)
     final = np.empty(len(ordered), dtype=np.int64)
-    final[[arrival_numbers[term] for term in ordered]] = np.arange(len(ordered))
+    final[[arrival[term] for term in ordered]] = np.arange(len(ordered))
     return (
         {term: number for number, term in enumerate(ordered)},
         [replace(block, terms=final[block.terms]) for block in blocks],
@@ -86,115 +91,83 @@ def count_cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-# Terms that are new to the process, and a block with the numbers of the process.
-_NumberedBlock = tuple[list[str], Block]
+# Terms of a block in the order of its numbers for them, and the block.
+_NamedBlock = tuple[list[str], Block]
 
 
-def _tokenize_in_processes(table: TextTable, starts: range, count: int) -> Iterator[_NumberedBlock]:
-    context = get_context("spawn")
-    pipes, processes = [], []
+def _tokenize_in_processes(table: TextTable, starts: range, count: int) -> Iterator[_NamedBlock]:
+    executor = ProcessPoolExecutor(count, get_context("spawn"))
     # Otherwise the first start of a process does this and unblocks Ctrl-C.
     resource_tracker.ensure_running()
+    # A terminal sends Ctrl-C to all processes; those started here never receive it, and end with this one.
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
-        for place in range(count):
-            pipe, other = context.Pipe(duplex=False)
-            arguments = (other, table.folder, table.name, starts[place::count], starts.step)
-            process = context.Process(target=_work, args=arguments, daemon=True)
-            pipes.append(pipe)
-            with _without_interrupts():
-                process.start()
-                processes.append(process)
-            # Only the process holds this end now, so its death closes the stream.
-            other.close()
-        for place in range(len(starts)):
-            # Each process waits until its block is received, so at most one per process is in memory.
-            received = pipes[place % count].recv()
-            if isinstance(received, Exception):
-                raise received
-            yield received
-    except EOFError:
+        found = executor.map(partial(_tokenize, table.folder, table.name, starts.step), starts)
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    try:
+        yield from found
+    except BrokenProcessPool:
         raise DataError(
             f"{table.folder}: a tokenizing process died: too little memory, or called from a script without "
             '`if __name__ == "__main__":`; see the output above, and try again'
         ) from None
     finally:
-        for process in processes:
-            process.kill()
-            process.join()
-        for pipe in pipes:
-            pipe.close()
+        executor.shutdown(cancel_futures=True)
 
 
-@contextmanager
-def _without_interrupts() -> Iterator[None]:
-    """Block Ctrl-C in this block, and permanently in the processes that it starts.
-
-    A terminal sends it to all processes; the one that collects the blocks ends the others.
-    """
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+def _tokenize(folder: Path, name: str, size: int, start: int) -> _NamedBlock:
+    return _open_tokenizer(folder, name).block(start, start + size)
 
 
-def _work(pipe: Connection, folder: Path, name: str, starts: range, size: int) -> None:
-    """Send the blocks that begin at `starts`, until the receiving process ends."""
-    try:
-        with DocumentStore(folder) as store:
-            tokenizer = _Tokenizer(store if name == store.name else store.parts)
-            for start in starts:
-                pipe.send(tokenizer.block(start, start + size))
-    except BrokenPipeError:
-        pass
-    except Exception as error:
-        pipe.send(error)
+@cache
+def _open_tokenizer(folder: Path, name: str) -> _Tokenizer:
+    """Return the tokenizer of this process, which ends if its parent is killed."""
+    Thread(target=_exit_with_parent, daemon=True).start()
+    store = DocumentStore(folder)
+    return _Tokenizer(store if name == store.name else store.parts)
+
+
+def _exit_with_parent() -> None:
+    parent = parent_process()
+    if parent is not None:
+        parent.join()
+        os._exit(1)
 
 
 class _Tokenizer:
-    """Tokenizer of rows into blocks; terms keep their numbers from block to block."""
+    """Tokenizer of rows into blocks, which keeps the stems of words."""
 
     def __init__(self, table: TextTable) -> None:
-        self._table = table
-        self._numbers = _TermNumbers()
-        self._tokens = 0
+        self._table, self._stem = table, cache(make_stemmer())
 
-    def block(self, start: int, stop: int) -> _NumberedBlock:
-        numbers = array("i")
-        known = len(self._numbers.of_term)
-        sizes = []
+    def block(self, start: int, stop: int) -> _NamedBlock:
+        numbers, words, sizes = _TermNumbers(self._stem), array("i"), []
         for text in self._table.read_texts(start, stop):
-            before = len(numbers)
-            numbers.extend(map(self._numbers.__getitem__, tokenize(text)))
-            sizes.append(len(numbers) - before)
-            self._tokens += sizes[-1]
-            if len(self._numbers) > max(MAX_WORDS, self._tokens // 10):
-                raise DataError(
-                    f"{self._table.manifest.corpus}: more than {MAX_WORDS:,} distinct words among the first "
-                    f"{self._tokens:,} words; is this text?"
-                )
+            before = len(words)
+            words.extend(map(numbers.__getitem__, tokenize(text)))
+            sizes.append(len(words) - before)
         count = len(sizes)
-        of_word = np.frombuffer(numbers, dtype=np.int32)
+        of_word = np.frombuffer(words, dtype=np.int32)
         row_of_word = np.repeat(np.arange(count), sizes)[of_word >= 0]
         keys, frequencies = np.unique(of_word[of_word >= 0].astype(np.int64) * count + row_of_word, return_counts=True)
         terms, rows = np.divmod(keys, count)
-        firsts = np.flatnonzero(np.diff(terms, prepend=-1))
         block = Block(
-            terms[firsts],
-            np.diff(firsts, append=len(terms)),
+            np.arange(len(numbers.of_term)),
+            np.bincount(terms, minlength=len(numbers.of_term)),
             (rows + start).astype(np.int32),
             frequencies.astype(np.min_scalar_type(int(frequencies.max(initial=0)))),
             np.bincount(row_of_word, minlength=count).astype(np.int32),
         )
-        return list(islice(self._numbers.of_term, known, None)), block
+        return list(numbers.of_term), block
 
 
 class _TermNumbers(dict[str, int]):
     """Cache of term numbers by word, from 0 in order of first occurrence; -1 for stop words."""
 
-    def __init__(self) -> None:
+    def __init__(self, stem: Callable[[str], str | None]) -> None:
         super().__init__()
-        self._stem = make_stemmer()
+        self._stem = stem
         self.of_term: dict[str, int] = {}
 
     def __missing__(self, word: str) -> int:
