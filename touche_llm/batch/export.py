@@ -22,9 +22,8 @@ from touche_llm.llm.recorder import RecordingEngine, open_known_answers, run_unt
 from touche_llm.llm.request import EMPTY_CHAT, Request, place_system_message
 from touche_llm.llm.tokenizers import ChatTokenizer
 from touche_llm.pipeline.context import RunContext
-from touche_llm.pipeline.dry_run import QuietProgress
 from touche_llm.pipeline.engines import assume_engine_info
-from touche_llm.pipeline.progress import Progress
+from touche_llm.pipeline.progress import ForwardedProgress, Progress
 from touche_llm.pipeline.run_directory import RunDirectory
 from touche_llm.pipeline.run_files import BATCH
 from touche_llm.pipeline.stages import StageName, compute_stage
@@ -96,7 +95,7 @@ async def run_stage(
             retry_failures=config.cache.retry_failures,
             lost=lost,
         )
-        with RunContext(config, QuietProgress(progress, "batch"), model) as context:
+        with RunContext(config, ForwardedProgress(progress, "batch"), model) as context:
             is_done = await run_until_pending(compute_stage(batch.stage, context, RunDirectory(folder)))
         return is_done, model.counts
 

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, asynccontextmanager
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from touche_llm.config import Config
 from touche_llm.llm.cache import Cache
-from touche_llm.llm.counts import Counts
 from touche_llm.llm.model import ModelClient
 from touche_llm.llm.pooling import PoolingClient
 from touche_llm.llm.recorder import RecordingEngine, Usage, make_dry_engine, open_known_answers
@@ -19,7 +18,7 @@ from touche_llm.pipeline.candidates import NoCandidates
 from touche_llm.pipeline.context import RunContext
 from touche_llm.pipeline.engines import OpenPooling, assume_engine_info
 from touche_llm.pipeline.identity import check_settings
-from touche_llm.pipeline.progress import Progress
+from touche_llm.pipeline.progress import ForwardedProgress, Progress
 from touche_llm.pipeline.rank import Ranking
 from touche_llm.pipeline.run_directory import RunDirectory
 from touche_llm.pipeline.stages import StageName, compute_stage
@@ -78,7 +77,7 @@ async def estimate_cost(
                 directory.check_path()
                 check_settings(directory, context, "run" if len(stages) > 1 else "retrieve", overwrite=overwrite)
     with (
-        RunContext(config, QuietProgress(progress, "dry run")) as context,
+        RunContext(config, ForwardedProgress(progress, "dry run")) as context,
         open_known_answers(config.cache.file, config.cache.mode) as cache,
     ):
         facts = assume_engine_info(config.engine, cache)
@@ -172,19 +171,3 @@ def _make_opener(engine: RecordingEngine, model: ModelClient) -> OpenPooling:
         )
 
     return open_dry
-
-
-class QuietProgress:
-    """Progress that shows stages under another title and drops warnings: they would describe no real run."""
-
-    def __init__(self, progress: Progress, what: str) -> None:
-        """Append `what` to the title of each stage."""
-        self._progress = progress
-        self._what = what
-
-    def warn(self, message: str) -> None:
-        """Drop the message."""
-
-    def stage(self, title: str, total: int, counts: Counts | None = None) -> AbstractContextManager[Callable[[], None]]:
-        """Show a stage of `total` steps."""
-        return self._progress.stage(f"{title} ({self._what})", total, counts)

@@ -9,7 +9,6 @@ from itertools import groupby
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
-from touche_llm.config import PURPOSES
 from touche_llm.corpus.store import Parts
 from touche_llm.data.concurrency import map_in_order
 from touche_llm.data.records import Failure, Judgment, Objects, Reading, StanceReading, Topic
@@ -28,7 +27,6 @@ from touche_llm.judging.sentence_pairs import PairSettings
 from touche_llm.llm.answers import AnswerModel
 from touche_llm.llm.model import AnsweredRequest, ModelClient
 from touche_llm.pipeline.candidates import Candidates, add_objects, make_frame, normalise_rankings
-from touche_llm.pipeline.context import RunContext
 from touche_llm.pipeline.corpora import LocalCorpus
 from touche_llm.pipeline.pairs import JudgedPairs, PairJudge, group_judgments
 from touche_llm.pipeline.progress import Progress
@@ -308,19 +306,6 @@ def warn_of_labels(model: ModelClient, prompts: Mapping[str, Prompt], progress: 
         if counts := model.labels.get(prompt.name):
             for note in counts.list_problems():
                 progress.warn(f"prompt {prompt.name}: {note}")
-
-
-async def judge_candidates(context: RunContext, candidates: Candidates) -> Judgments:
-    """Judge the candidates of a run by its configuration; see `judge`."""
-    config = context.config
-    return await judge(
-        replace(candidates, corpus=context.corpus),
-        context.load_prompts(*PURPOSES["judge"]),
-        context.builder,
-        context.progress,
-        stance=config.stance,
-        pairs=config.pairs,
-    )
 
 
 def describe_judgments(judgments: Judgments) -> dict[str, Any]:

@@ -27,7 +27,7 @@ from touche_llm.pipeline.context import Dataset, check_examples
 from touche_llm.pipeline.corpora import ChatNoirCorpus, Corpus, DenseCorpus, ElasticsearchCorpus, open_local_corpus
 from touche_llm.pipeline.engines import LanguageModel, open_pooling
 from touche_llm.pipeline.judge import Judgments
-from touche_llm.pipeline.progress import Progress, default_progress
+from touche_llm.pipeline.progress import ForwardedProgress, Progress, default_progress
 from touche_llm.pipeline.rank import Ranking
 from touche_llm.prompts.prompt import Prompt
 from touche_llm.prompts.purposes import list_judging_purposes, load, purposes_of
@@ -323,31 +323,16 @@ def _check_prompts(prompts: Mapping[str, Prompt], topics: list[Topic], progress:
         check_examples(prompt, topics, None, progress.warn)
 
 
-class _LibraryProgress:
-    """A display whose warnings become Python warnings of the calling line."""
-
-    def __init__(self, display: Progress) -> None:
-        self.stage = display.stage
-        self._messages: list[str] = []
-
-    def warn(self, message: str) -> None:
-        self._messages.append(message)
-
-    def emit(self) -> None:
-        """Emit the warnings for the caller of the library."""
-        for message in self._messages:
-            warnings.warn(message, ToucheWarning, stacklevel=3)
-
-
 def _make_sync(function: Callable[P, Coroutine[Any, Any, ResultT]]) -> Callable[P, ResultT]:
     @wraps(function)
     def call(*arguments: P.args, **options: P.kwargs) -> ResultT:
-        progress = _LibraryProgress(options.get("progress") or default_progress())  # type: ignore[arg-type]
+        progress = ForwardedProgress(options.get("progress") or default_progress())  # type: ignore[arg-type]
         options["progress"] = progress
         try:
             return concurrency.run(function(*arguments, **options))
         finally:
-            progress.emit()
+            for message in progress.messages:
+                warnings.warn(message, ToucheWarning, stacklevel=2)
 
     # Python names the function itself in errors about arguments.
     call.__name__ = call.__qualname__ = function.__qualname__ = function.__name__.removeprefix("_")
@@ -357,12 +342,13 @@ def _make_sync(function: Callable[P, Coroutine[Any, Any, ResultT]]) -> Callable[
 def _make_async(function: Callable[P, Coroutine[Any, Any, ResultT]]) -> Callable[P, Coroutine[Any, Any, ResultT]]:
     @wraps(function)
     async def call(*arguments: P.args, **options: P.kwargs) -> ResultT:
-        progress = _LibraryProgress(options.get("progress") or default_progress())  # type: ignore[arg-type]
+        progress = ForwardedProgress(options.get("progress") or default_progress())  # type: ignore[arg-type]
         options["progress"] = progress
         try:
             return await concurrency.run_async(function(*arguments, **options))
         finally:
-            progress.emit()
+            for message in progress.messages:
+                warnings.warn(message, ToucheWarning, stacklevel=2)
 
     call.__name__ = call.__qualname__ = f"{function.__name__.removeprefix('_')}_async"
     return call

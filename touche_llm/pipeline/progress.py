@@ -62,6 +62,27 @@ class SilentProgress:
         yield lambda: None
 
 
+class ForwardedProgress:
+    """Stages on another display, under a longer title; warnings are collected instead of shown.
+
+    Attributes:
+        messages: Warnings so far.
+    """
+
+    def __init__(self, display: Progress, what: str = "") -> None:
+        """Forward to a display; `what` stands in parentheses behind each title."""
+        self.messages: list[str] = []
+        self._display, self._suffix = display, f" ({what})" if what else ""
+
+    def warn(self, message: str) -> None:
+        """Collect the message."""
+        self.messages.append(message)
+
+    def stage(self, title: str, total: int, counts: Counts | None = None) -> AbstractContextManager[Callable[[], None]]:
+        """Show a stage of `total` steps."""
+        return self._display.stage(title + self._suffix, total, counts)
+
+
 class ConsoleProgress:
     """Progress on standard error."""
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,18 +16,13 @@ from touche_llm.data.trec_runs import NO_STANCE_COLUMN, ParsedRun, check_tag, wr
 from touche_llm.errors import DataError, shorten
 from touche_llm.judging.labels import StanceSettings
 from touche_llm.pipeline.candidates import make_frame
-from touche_llm.pipeline.context import RunContext
 from touche_llm.pipeline.judge import Judgments, warn_of_labels
 from touche_llm.pipeline.progress import Progress
 from touche_llm.pipeline.run_files import ChosenStance, choose_label, list_result_columns
-from touche_llm.ranking.cross_encoder import CrossEncoder
 from touche_llm.ranking.steps import (
     NO_MODELS,
-    ComparisonResources,
     RankingModels,
     RankingPlan,
-    list_comparison_kinds,
-    needs_texts,
     rank_topics,
 )
 from touche_llm.tasks.task import Task
@@ -150,26 +145,6 @@ async def rank(
     )
     _warn_of_unjudged(ranking, judgments, progress)
     return ranking
-
-
-async def rank_judgments(context: RunContext, judgments: Judgments) -> Ranking:
-    """Rank the judgments of a run by its configuration; see `rank`."""
-    config = context.config
-    plan = RankingPlan(context.task, config.weights, config.steps, config.ranking, config.tag)
-    models = NO_MODELS
-    if needs_texts(config.steps):
-        await replace(judgments.candidates, corpus=context.corpus).check()
-        documents = context.corpus.documents
-        if kinds := list_comparison_kinds(config.steps):
-            prompts = context.load_prompts(*kinds)
-            comparisons = ComparisonResources(context.builder, prompts, documents, config.objective)
-            models = replace(models, comparisons=comparisons)
-        if context.reranker is not None:
-            settings = config.ranking.cross_encoder
-            scorer = CrossEncoder(context.reranker, settings, context.task.question, documents)
-            models = replace(models, cross_encoder=scorer)
-    ranking = await rank(judgments, plan, context.progress, stance=config.stance, models=models)
-    return replace(ranking, chosen_topics=context.chosen_topics)
 
 
 def describe_ranking(ranking: Ranking, judgments: Judgments) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Iterable
-from contextlib import asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -28,13 +28,14 @@ from touche_llm.pipeline.context import RunContext
 from touche_llm.pipeline.corpora import DenseCorpus
 from touche_llm.pipeline.engines import describe_engine, describe_pooling, open_model
 from touche_llm.pipeline.identity import INPUT_FILES, check_inputs, check_settings, hash_inputs
-from touche_llm.pipeline.judge import Judgments, describe_judgments, judge_candidates
+from touche_llm.pipeline.judge import Judgments, describe_judgments, judge
 from touche_llm.pipeline.metadata import DEPTH, LABELS
 from touche_llm.pipeline.progress import Progress
-from touche_llm.pipeline.rank import Ranking, describe_ranking, rank_judgments
+from touche_llm.pipeline.rank import Ranking, describe_ranking, rank
 from touche_llm.pipeline.run_directory import CHOSEN_TOPICS, RunDirectory
 from touche_llm.prompts.prompt import Prompt
-from touche_llm.ranking.steps import list_comparison_kinds, needs_texts
+from touche_llm.ranking.cross_encoder import CrossEncoder
+from touche_llm.ranking.steps import NO_MODELS, ComparisonResources, RankingPlan, list_comparison_kinds, needs_texts
 from touche_llm.tasks import prompts_folder
 
 StageName = Literal["retrieve", "judge", "rank"]
@@ -89,7 +90,7 @@ async def judge_stage(context: RunContext, directory: RunDirectory) -> Judgments
     """
     started, before = time.monotonic(), count_requests(context.model)
     candidates = read_first_stage(context, directory)
-    judgments = await judge_candidates(context, candidates)
+    judgments = await _judge_candidates(context, candidates)
     config, prompts = context.config, context.load_prompts(*PURPOSES["judge"])
     seconds = time.monotonic() - started
     directory.begin_stage(config, "judge")
@@ -130,7 +131,7 @@ async def rank_stage(context: RunContext, directory: RunDirectory) -> Ranking:
     facts: dict[str, Any] = {CHOSEN_TOPICS: context.chosen_topics, "steps": list(config.rank)}
     facts |= {"objective": config.objective, "weights": dict(config.weights)}
     async with context.using_reranker():
-        ranking = await rank_judgments(context, judgments)
+        ranking = await _rank_judgments(context, judgments)
         config = context.config
         if context.reranker is not None:
             facts["cross-encoder"] = describe_pooling(context.reranker, config.ranking.cross_encoder)
@@ -158,13 +159,38 @@ async def compute_stage(
             return await retrieve_candidates(context)
         case "judge":
             given = earlier if isinstance(earlier, Candidates) else read_first_stage(context, directory)
-            judgments = await judge_candidates(context, given)
+            judgments = await _judge_candidates(context, given)
             _check_pairs(judgments, directory)
             return judgments
         case "rank":
             judged = earlier if isinstance(earlier, Judgments) else directory.read_judgments(context)
             async with context.using_reranker():
-                return await rank_judgments(context, judged)
+                return await _rank_judgments(context, judged)
+
+
+async def _judge_candidates(context: RunContext, candidates: Candidates) -> Judgments:
+    config, prompts = context.config, context.load_prompts(*PURPOSES["judge"])
+    candidates = replace(candidates, corpus=context.corpus)
+    return await judge(candidates, prompts, context.builder, context.progress, stance=config.stance, pairs=config.pairs)
+
+
+async def _rank_judgments(context: RunContext, judgments: Judgments) -> Ranking:
+    config = context.config
+    plan = RankingPlan(context.task, config.weights, config.steps, config.ranking, config.tag)
+    models = NO_MODELS
+    if needs_texts(config.steps):
+        await replace(judgments.candidates, corpus=context.corpus).check()
+        documents = context.corpus.documents
+        if kinds := list_comparison_kinds(config.steps):
+            prompts = context.load_prompts(*kinds)
+            comparisons = ComparisonResources(context.builder, prompts, documents, config.objective)
+            models = replace(models, comparisons=comparisons)
+        if context.reranker is not None:
+            settings = config.ranking.cross_encoder
+            scorer = CrossEncoder(context.reranker, settings, context.task.question, documents)
+            models = replace(models, cross_encoder=scorer)
+    ranking = await rank(judgments, plan, context.progress, stance=config.stance, models=models)
+    return replace(ranking, chosen_topics=context.chosen_topics)
 
 
 def read_first_stage(context: RunContext, directory: RunDirectory) -> Candidates:
@@ -275,13 +301,8 @@ async def run_all(config: Config, folder: Path, progress: Progress, *, overwrite
     Raises:
         UsageError: The folder holds a run with other settings without `overwrite`, or another process writes there.
     """
-    directory = RunDirectory(folder)
-    with RunContext(config, progress) as context:
-        context.check_files()
-        directory.create()
-        with directory.lock("run", progress.warn):
-            async with _open_model(context, directory, "run", overwrite), context.using_reranker():
-                return await run_stages(context, directory)
+    async with _open_run("run", config, folder, progress, overwrite) as (context, directory), context.using_reranker():
+        return await run_stages(context, directory)
 
 
 async def run_stages(context: RunContext, directory: RunDirectory) -> RunResult:
@@ -293,42 +314,22 @@ async def run_stages(context: RunContext, directory: RunDirectory) -> RunResult:
 
 
 async def run_retrieve(
-    config: Config,
-    folder: Path,
-    progress: Progress,
-    *,
-    overwrite: bool = False,
-    lost: LostRequests = NOTHING_LOST,
+    config: Config, folder: Path, progress: Progress, *, overwrite: bool = False, lost: LostRequests = NOTHING_LOST
 ) -> Candidates:
     """Run the first stage, with a model if queries are expanded; errors and other arguments as `run_all`.
 
     `lost` are the requests that batch files left without an answer.
     """
-    directory = RunDirectory(folder)
-    with RunContext(config, progress) as context:
-        context.check_sources()
-        directory.create()
-        with directory.lock("retrieve", progress.warn):
-            if not config.expansion.use:
-                check_settings(directory, context, "retrieve", overwrite=overwrite)
-                return await retrieve_stage(context, directory)
-            async with _open_model(context, directory, "retrieve", overwrite, lost):
-                return await retrieve_stage(context, directory)
+    async with _open_run("retrieve", config, folder, progress, overwrite, lost) as (context, directory):
+        return await retrieve_stage(context, directory)
 
 
 async def run_judge(
-    config: Config,
-    folder: Path,
-    progress: Progress,
-    *,
-    overwrite: bool = False,
-    lost: LostRequests = NOTHING_LOST,
+    config: Config, folder: Path, progress: Progress, *, overwrite: bool = False, lost: LostRequests = NOTHING_LOST
 ) -> Judgments:
     """Run the second stage; arguments and errors as `run_retrieve`."""
-    directory = RunDirectory(folder)
-    with directory.lock("judge", progress.warn), RunContext(config, progress) as context:
-        async with _open_model(context, directory, "judge", overwrite, lost):
-            return await judge_stage(context, directory)
+    async with _open_run("judge", config, folder, progress, overwrite, lost) as (context, directory):
+        return await judge_stage(context, directory)
 
 
 async def run_rank(config: Config, folder: Path, progress: Progress, *, lost: LostRequests = NOTHING_LOST) -> Ranking:
@@ -338,42 +339,53 @@ async def run_rank(config: Config, folder: Path, progress: Progress, *, lost: Lo
         UsageError: A model sees documents, and topics or corpus changed since the first stage.
     """
     directory = RunDirectory(folder)
-    with directory.lock("rank", progress.warn):
-        if needs_texts(config.steps):
-            check_inputs(directory, config)
-        if not list_comparison_kinds(config.steps):
-            if directory.config_file.exists():
-                # Ranking without comparisons uses no engine, so the metadata keeps the one of the judgments.
-                config = config.model_copy(update={"engine": directory.read_config().engine})
-            with RunContext(config, progress) as context:
-                return await rank_stage(context, directory)
-        with RunContext(config, progress) as context:
-            schemas = context.list_schemas(*list_comparison_kinds(config.steps))
-            async with open_model(config.engine, config.sampling, config.cache, lost, schemas, progress) as model:
-                with context.using(model):
-                    return await rank_stage(context, directory)
+    if not list_comparison_kinds(config.steps) and directory.config_file.exists():
+        # Ranking without comparisons uses no engine, so the metadata keeps the one of the judgments.
+        config = config.model_copy(update={"engine": directory.read_config().engine})
+    async with _open_run("rank", config, folder, progress, lost=lost) as (context, directory):
+        return await rank_stage(context, directory)
 
 
 @asynccontextmanager
-async def _open_model(
-    context: RunContext,
-    directory: RunDirectory,
-    command: str,
-    overwrite: bool,
+async def _open_run(
+    command: Literal["run", "retrieve", "judge", "rank"],
+    config: Config,
+    folder: Path,
+    progress: Progress,
+    overwrite: bool = False,
     lost: LostRequests = NOTHING_LOST,
-) -> AsyncIterator[None]:
-    """Open the model for the context while the block runs.
+) -> AsyncIterator[tuple[RunContext, RunDirectory]]:
+    """Lock the folder of a run, and open the model if the command needs one, while the block runs.
 
     Raises:
-        UsageError: The folder holds a run with other settings.
+        UsageError: The folder holds a run with other settings or, for `rank`, with other inputs.
     """
-    # Checked before the slow loading of the model, and again once its name and context are known.
-    check_settings(directory, context, command, overwrite=overwrite)
-    config, schemas = context.config, context.list_schemas(*PURPOSES.get(command, ()))
-    async with open_model(config.engine, config.sampling, config.cache, lost, schemas, context.progress) as model:
-        with context.using(model):
-            check_settings(directory, context, command, overwrite=overwrite)
-            yield
+    directory, kinds = RunDirectory(folder), list_comparison_kinds(config.steps)
+    with ExitStack() as stack:
+        if command in ("judge", "rank"):
+            stack.enter_context(directory.lock(command, progress.warn))
+        if command == "rank" and needs_texts(config.steps):
+            check_inputs(directory, config)
+        context = stack.enter_context(RunContext(config, progress))
+        if command in ("run", "retrieve"):
+            context.check_files() if command == "run" else context.check_sources()
+            directory.create()
+            stack.enter_context(directory.lock(command, progress.warn))
+
+        def check() -> None:
+            if command != "rank":
+                check_settings(directory, context, command, overwrite=overwrite)
+
+        # Checked before the slow loading of the model, and again once its name and context are known.
+        check()
+        if not {"retrieve": config.expansion.use, "rank": bool(kinds)}.get(command, True):
+            yield context, directory
+            return
+        schemas = context.list_schemas(*(kinds if command == "rank" else PURPOSES.get(command, ())))
+        async with open_model(config.engine, config.sampling, config.cache, lost, schemas, progress) as model:
+            with context.using(model):
+                check()
+                yield context, directory
 
 
 async def retrieve_candidates(context: RunContext) -> Candidates:

@@ -17,9 +17,9 @@ from touche_llm.llm.counts import Counts
 from touche_llm.llm.model import ModelClient
 from touche_llm.llm.recorder import RecordingEngine, Usage, make_dry_engine, open_known_answers
 from touche_llm.pipeline.context import RunContext, check_examples, list_schemas
-from touche_llm.pipeline.dry_run import Cost, DryRun, QuietProgress
+from touche_llm.pipeline.dry_run import Cost, DryRun
 from touche_llm.pipeline.engines import assume_engine_info, make_request_builder, open_model
-from touche_llm.pipeline.progress import Progress
+from touche_llm.pipeline.progress import ForwardedProgress, Progress
 from touche_llm.pipeline.stages import report_known_failures
 from touche_llm.prompt_lab.holdout import (
     HOLD_OUT,
@@ -178,7 +178,7 @@ async def estimate_comparison(inputs: ComparisonInputs, progress: Progress) -> D
         open_known_answers(config.cache.file, config.cache.mode) as cache,
     ):
         work = await _prepare(context, inputs)
-        context.progress = QuietProgress(progress, "dry run")
+        context.progress = ForwardedProgress(progress, "dry run")
         facts = assume_engine_info(config.engine, cache)
         result.context = facts.context if facts.engine or config.engine.context else None
         counts, answered = Counts(), set[str]()
