@@ -203,7 +203,7 @@ def test_thresholds_of_a_file_change_labels_and_stay(touche: Touche, demo: Path)
     ("content", "message"),
     [
         (None, "t.yaml: cannot read the file: No such file"),
-        ("thresholds: {NO: 0.3}\n", "t.yaml: has no section `stance`; `touche-llm calibrate --out` writes one"),
+        ("thresholds: {NO: 0.3}\n", "t.yaml: stance: missing; `touche-llm calibrate --out` writes the file"),
         ("stance: {thresholds: {NO: 3}}\n", "t.yaml: stance.thresholds.NO: "),
         ("stance: {thresholds: {NEU: 0.3}}\n", "stance.thresholds.NEU: no such label; comparative has NO, NEUTRAL"),
     ],
