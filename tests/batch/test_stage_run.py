@@ -39,7 +39,7 @@ from touche_llm.llm.answers import Layout, list_fields
 from touche_llm.llm.cache import CacheMode
 from touche_llm.llm.chat import build_chat_body
 from touche_llm.llm.request import MAX_SAMPLES, Request
-from touche_llm.pipeline.corpora import open_corpus
+from touche_llm.pipeline.corpora import open_run_corpus
 from touche_llm.pipeline.engines import open_model
 from touche_llm.pipeline.stages import run_all
 from touche_llm.tasks import get_task
@@ -87,7 +87,7 @@ async def test_failures_by_files_equal_those_of_a_server(tmp_path: Path) -> None
     out = tmp_path / "out"
     await retrieve_stage(config, out, Silent())
     refused, useless = (each.document_id for each in read_candidates(out / "candidates.run.txt", depth=4)["3"][1:3])
-    with open_corpus(config, get_task("comparative"), Silent().warn) as corpus:
+    with open_run_corpus(config, get_task("comparative"), Silent().warn) as corpus:
         texts = {each: corpus.documents.get(each).text for each in (refused, useless)}
 
     def fails(body: Mapping[str, Any]) -> str | None:

@@ -6,7 +6,7 @@ import pytest
 
 from tests.cli.conftest import Touche
 from touche_llm.cli.demo import SAMPLES
-from touche_llm.cli.setting_options import Given, name_options, read_inputs
+from touche_llm.cli.setting_options import GivenSettings, name_options, read_inputs
 from touche_llm.errors import UsageError
 
 SAMPLE = SAMPLES / "comparative"
@@ -51,7 +51,7 @@ def test_an_error_names_the_option(touche: Touche, options: list[str], flag: str
 
 
 @pytest.mark.parametrize("files", [{"topics": SAMPLE}, {"corpus": SAMPLE}, {"topics": SAMPLE, "corpus": SAMPLE}])
-def test_a_dataset_leaves_no_place_for_files(files: Given) -> None:
+def test_a_dataset_leaves_no_place_for_files(files: GivenSettings) -> None:
     with pytest.raises(UsageError):
         read_inputs({"dataset": "a/dataset"} | files)
     assert read_inputs(files).dataset is None

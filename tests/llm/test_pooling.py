@@ -20,7 +20,7 @@ from touche_llm.llm.cache import Cache, CacheMode
 from touche_llm.llm.engine import EngineDeath, EngineInfo
 from touche_llm.llm.pooling import PooledText, PoolingClient
 from touche_llm.llm.pooling_server import PoolingServer, read_vector
-from touche_llm.llm.settings import PoolingConfig, Purpose
+from touche_llm.llm.settings import PoolingConfig, PoolingPurpose
 
 ResultT = TypeVar("ResultT")
 LONG = "word " * 200
@@ -32,7 +32,7 @@ def run(
     work: Callable[[PoolingClient], Awaitable[ResultT]],
     path: Path,
     *,
-    purpose: Purpose = "embedding",
+    purpose: PoolingPurpose = "embedding",
     dimensions: int | None = None,
     **settings: Any,
 ) -> ResultT:
@@ -130,7 +130,7 @@ def test_vectors_of_numbers_are_read_too(tmp_path: Path) -> None:
         ("score", "short", "2 results for 3 texts"),
     ],
 )
-def test_faults_are_found_at_the_start(tmp_path: Path, purpose: Purpose, fault: str, named: str) -> None:
+def test_faults_are_found_at_the_start(tmp_path: Path, purpose: PoolingPurpose, fault: str, named: str) -> None:
     with pytest.raises(EngineError, match=named) as raised:
         run(FakePooling(fault=fault), lambda client: client.embed([]), tmp_path / "cache.sqlite", purpose=purpose)
     assert "\n" not in str(raised.value)
@@ -149,7 +149,7 @@ def test_faults_are_found_at_the_start(tmp_path: Path, purpose: Purpose, fault: 
         ("score", "short", "1 results for 2 texts"),
     ],
 )
-def test_later_faults_end_the_work(tmp_path: Path, purpose: Purpose, fault: str, named: str) -> None:
+def test_later_faults_end_the_work(tmp_path: Path, purpose: PoolingPurpose, fault: str, named: str) -> None:
     path, server = tmp_path / "cache.sqlite", FakePooling(fault=fault, healthy=1)
 
     async def work(client: PoolingClient) -> None:
@@ -164,7 +164,7 @@ def test_later_faults_end_the_work(tmp_path: Path, purpose: Purpose, fault: str,
 
 @pytest.mark.parametrize("purpose", ("embedding", "score"))
 def test_a_server_that_dies_later_ends_the_work_before_its_retries_do(
-    tmp_path: Path, purpose: Purpose, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, purpose: PoolingPurpose, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(http, "_DEAD_AFTER", 0.3)
     monkeypatch.setattr(http, "_INTERVAL", 0.02)

@@ -16,7 +16,7 @@ from tests.scripted_engine import ScriptedEngine
 from tests.write_demo_cassette import script_of
 from touche_llm.pipeline import stages
 from touche_llm.pipeline.config_file import load_config
-from touche_llm.pipeline.metadata import describe_run, measure_peak_memory
+from touche_llm.pipeline.metadata import build_metadata, measure_peak_memory
 
 JUDGED: dict[str, Any] = {"retrieve": {}, "judge": {"model": "tiny"}}
 
@@ -24,7 +24,7 @@ JUDGED: dict[str, Any] = {"retrieve": {}, "judge": {"model": "tiny"}}
 def described(folder: Path, stages: dict[str, Any], **flags: Any) -> dict[str, Any]:
     given = {"topics": Path("topics.xml"), "corpus": Path("passages.jsonl"), "index": folder / "index"}
     config = load_config(None, given | {name.replace("__", "."): value for name, value in flags.items()})
-    return describe_run(config, folder, stages)
+    return build_metadata(config, folder, stages)
 
 
 def method(folder: Path, stages: dict[str, Any], **flags: Any) -> dict[str, Any]:

@@ -52,7 +52,7 @@ if TYPE_CHECKING:
 @s.takes_settings("dataset")
 @o.takes_qrels
 def compare(
-    given: s.Given,
+    given: s.GivenSettings,
     qrels_files: o.QrelsFiles,
     runs: m.RunsArgument,
     baseline: Annotated[

@@ -189,7 +189,7 @@ _NO_FIRST_STAGE = (
 @s.takes_settings("dataset")
 @o.takes_qrels
 def evaluate(
-    given: s.Given,
+    given: s.GivenSettings,
     qrels_files: o.QrelsFiles,
     runs: m.RunsArgument,
     task: m.TaskOption = None,

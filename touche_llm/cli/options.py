@@ -12,7 +12,7 @@ import typer
 
 from touche_llm.errors import UsageError
 
-Command = Callable[..., None]
+CommandFunction = Callable[..., None]
 # Qrels files given on the command line, by aspect.
 QrelsFiles = Mapping[str, Path]
 OutOption = Annotated[
@@ -38,7 +38,7 @@ def make_parameter(name: str, annotation: Any, default: Any) -> inspect.Paramete
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
 
 
-def takes_qrels(command: Command) -> Command:
+def takes_qrels(command: CommandFunction) -> CommandFunction:
     """Add the options of qrels files to a command, which receives those given by aspect, as `qrels_files`."""
     own = [item for item in inspect.signature(command, eval_str=True).parameters.values() if item.name != "qrels_files"]
 
@@ -75,7 +75,7 @@ def format_qrels_option(aspect: str, file: str = "FILE") -> str:
     return f"--{aspect} {file}" if aspect in _QRELS else f"--qrels {aspect}={file}"
 
 
-def set_signature(command: Command, parameters: list[inspect.Parameter]) -> None:
+def set_signature(command: CommandFunction, parameters: list[inspect.Parameter]) -> None:
     """Set the signature that typer reads."""
     command.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
         [item if item.kind is item.POSITIONAL_ONLY else item.replace(kind=item.KEYWORD_ONLY) for item in parameters]

@@ -55,7 +55,7 @@ prompts_app = typer.Typer(no_args_is_help=True, help="See, check, render and try
 @prompts_app.command("list")
 @s.takes_settings("prompts.folder")
 def list_(
-    given: s.Given,
+    given: s.GivenSettings,
     task: EveryTaskOption = None,
     output: FormatOption = Format.TABLE,
 ) -> None:
@@ -77,7 +77,7 @@ def list_(
 
 @prompts_app.command("show")
 @s.takes_settings("task", "prompts.folder")
-def show_(given: s.Given, name: NameArgument, output: FormatOption = Format.TABLE) -> None:
+def show_(given: s.GivenSettings, name: NameArgument, output: FormatOption = Format.TABLE) -> None:
     """Print a prompt's template and the files that it includes."""
     purpose, prompt = load_named(get_task(given.get("task", DEFAULT_TASK)), name, given.get("prompts.folder"))
     texts = {prompt.path: read_text(prompt.path)}
@@ -98,7 +98,7 @@ def show_(given: s.Given, name: NameArgument, output: FormatOption = Format.TABL
 @prompts_app.command("check")
 @s.takes_settings("prompts.folder", "dataset", "topics", "corpus", "index", "skip_bad_lines")
 def check_(
-    given: s.Given,
+    given: s.GivenSettings,
     names: Annotated[
         list[str] | None,
         typer.Argument(metavar="NAME|FILE", help="Prompts: names or .jinja files (default: all)."),

@@ -126,7 +126,7 @@ def _read_settings(own: Mapping[str, Any]) -> list[VariantSettings]:
     return [s.validate(VariantSettings, settings, "") for settings in given]
 
 
-def _check_own(given: s.Given, own: Mapping[str, Any]) -> None:
+def _check_own(given: s.GivenSettings, own: Mapping[str, Any]) -> None:
     """Raise UsageError if settings of variants are invalid or the page cannot be written, before input is read."""
     if budgets := [settings.thinking for settings in _read_settings(own) if settings.thinking is not None]:
         # The server must be able to do what the variants need.

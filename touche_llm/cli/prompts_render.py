@@ -78,7 +78,7 @@ OF_TRIAL = (
 NO_INDEX = Path(".touche-llm/index/none")
 
 
-def complete(given: s.Given, own: Mapping[str, Any]) -> None:
+def complete(given: s.GivenSettings, own: Mapping[str, Any]) -> None:
     """Add the topic to the settings; a prompt without documents needs no corpus."""
     given["topic"] = (own["topic"],)
     if not own["documents"] and own["config"] is None and not given.keys() & {"corpus", "index"}:
@@ -190,7 +190,7 @@ def _show(
 
 @s.takes_settings("task", "prompts.folder")
 def copy(
-    given: s.Given,
+    given: s.GivenSettings,
     name: NameArgument,
     file: Annotated[
         Path | None, typer.Argument(metavar="FILE", help="The template to write (default: NAME.jinja, here).")

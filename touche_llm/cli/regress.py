@@ -66,7 +66,7 @@ def record_(
 @regress_app.command("check")
 @s.takes_settings("prompts.folder")
 def check_(
-    given: s.Given,
+    given: s.GivenSettings,
     names: NamesArgument = None,
     root: DirOption = _DEFAULT,
     output: FormatOption = Format.TABLE,
@@ -97,7 +97,7 @@ def check_(
 @regress_app.command("update")
 @s.takes_settings("prompts.folder")
 def update_(
-    given: s.Given,
+    given: s.GivenSettings,
     names: Annotated[list[str], typer.Argument(metavar="NAME", help="Recorded runs.")],
     root: DirOption = _DEFAULT,
     run: Annotated[

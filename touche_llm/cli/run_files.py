@@ -126,7 +126,7 @@ _VARYING = re.compile(r"""'[^']*'|"[^"]*"|\S*\d\S*|(?<=topic )[^\s:]+|(?<=docume
 
 @s.takes_settings("dataset", "topics", "corpus", "index", "skip_bad_lines")
 def validate(
-    given: s.Given,
+    given: s.GivenSettings,
     run: Annotated[
         Path, typer.Argument(metavar="RUN", help="A run file of this or any other program, or the folder of a run.")
     ],

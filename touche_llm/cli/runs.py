@@ -196,7 +196,7 @@ _TOP = 20
 @s.takes_settings("dataset")
 @o.takes_qrels
 def report(
-    given: s.Given,
+    given: s.GivenSettings,
     qrels_files: o.QrelsFiles,
     run_dir: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run.")],
     out: Annotated[

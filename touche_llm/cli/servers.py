@@ -36,7 +36,7 @@ from touche_llm.tasks.task import Task
     "sampling.system_message",
 )
 def doctor(
-    given: s.Given,
+    given: s.GivenSettings,
     url: Annotated[str, typer.Argument(metavar="URL", help="Address of the server, as http://127.0.0.1:8000.")],
     thorough: Annotated[
         bool, typer.Option("--thorough", help="Also repeat a request sixty times, to see if its answers differ.")
@@ -139,7 +139,7 @@ def import_(
     without=("retriever.query",),
     max_listed=14,
 )
-def index(given: s.Given, values: s.SetOption = None, output: FormatOption = Format.TABLE) -> None:
+def index(given: s.GivenSettings, values: s.SetOption = None, output: FormatOption = Format.TABLE) -> None:
     """Store a corpus and build its BM25 index. Does nothing if both exist and are up to date.
 
     With `--retriever dense` or `hybrid` a model embeds the documents, with `--retriever elasticsearch` they are loaded
@@ -179,7 +179,9 @@ def index(given: s.Given, values: s.SetOption = None, output: FormatOption = For
         print_result(output, sentence, row)
 
 
-def _read_dense(retriever: RetrieverConfig, task: Task, given: s.Given, values: list[str]) -> DenseSettings | None:
+def _read_dense(
+    retriever: RetrieverConfig, task: Task, given: s.GivenSettings, values: list[str]
+) -> DenseSettings | None:
     """Return the settings of the vectors; None for a retriever without vectors, which has no such options."""
     if not retriever.is_dense:
         if values or any(name.startswith("dense.") for name in given):
@@ -209,7 +211,7 @@ def _read_assigned(values: list[str], section: str) -> dict[str, Any]:
 
 
 def _load_elasticsearch(
-    task: Task, retriever: RetrieverConfig, given: s.Given, values: list[str], output: Format
+    task: Task, retriever: RetrieverConfig, given: s.GivenSettings, values: list[str], output: Format
 ) -> None:
     """Load a corpus into Elasticsearch; `values` are those of `--set`, for the section `elasticsearch`."""
     if task.reads_arguments:

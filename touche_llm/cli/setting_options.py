@@ -15,7 +15,7 @@ import typer
 from pydantic import BaseModel, ValidationError
 
 from touche_llm.cli.command import HelpAllOption
-from touche_llm.cli.options import Command, make_parameter, set_signature
+from touche_llm.cli.options import CommandFunction, make_parameter, set_signature
 from touche_llm.config import Config, find_settings, is_one_of
 from touche_llm.data.settings import Option, Scope, YamlError, parse_yaml
 from touche_llm.errors import DataError, UsageError, describe_problem, list_fields
@@ -30,7 +30,7 @@ from touche_llm.tasks.definition import TASK_FILE
 
 ModelT = TypeVar("ModelT", bound=BaseModel)
 # Settings given on the command line, by dotted name.
-Given = dict[str, Any]
+GivenSettings = dict[str, Any]
 INPUTS = ("task", "dataset", "topics", "corpus", "index")
 _OF_RETRIEVE, _OF_JUDGE, _OF_RANK = map(find_settings, (Scope.RETRIEVE, Scope.JUDGE, Scope.RANK))
 # Settings that a stage can take from the command line; it may run with another server, or where files have moved.
@@ -108,9 +108,9 @@ class SettingOption:
         return make_parameter(self.parameter_name, Annotated[kind | None, declared], None)
 
 
-def _split_pairs(option: SettingOption, text: str) -> Given:
+def _split_pairs(option: SettingOption, text: str) -> GivenSettings:
     """Return the settings in a text as `judge=512,stance=0`, by dotted name."""
-    found: Given = {}
+    found: GivenSettings = {}
     for pair in text.split(","):
         name, separator, number = pair.strip().partition("=")
         if not separator or not name.isidentifier() or not number.isdecimal():
@@ -164,7 +164,7 @@ OPTIONS: Mapping[str, SettingOption] = {option.setting: option for option in _li
 
 def takes_settings(
     *settings: str, without: Collection[str] = (), max_listed: int = _MAX_LISTED
-) -> Callable[[Command], Command]:
+) -> Callable[[CommandFunction], CommandFunction]:
     """Return a decorator that adds the options of settings to a command.
 
     The command receives the given values by dotted name as its first argument, and its own options by keyword.
@@ -177,7 +177,7 @@ def takes_settings(
     options = [option for name, option in OPTIONS.items() if is_one_of(name, settings) and not is_one_of(name, without)]
     is_long = len(options) > max_listed
 
-    def decorate(command: Command) -> Command:
+    def decorate(command: CommandFunction) -> CommandFunction:
         _, *own = inspect.signature(command, eval_str=True).parameters.values()
         parameters = [option.to_parameter(hidden=is_long and not option.option.is_common) for option in options]
         help_all = [make_parameter("help_all", HelpAllOption, False)] if is_long else []
@@ -185,7 +185,7 @@ def takes_settings(
         @wraps(command)
         def expanded(**values: Any) -> None:
             values.pop("help_all", None)
-            given: Given = {}
+            given: GivenSettings = {}
             for option in options:
                 value = values.pop(option.parameter_name)
                 if value is not None and value != []:
@@ -204,12 +204,12 @@ _ARGUMENTS = ("overwrite", "run")
 # A dotted setting in a message of the library, or any setting or argument with its value; other words are commands.
 _NAMED = re.compile(r"`(?=[^`]*[.:])([a-z][a-z0-9_.]*)(?:: ([^`\n]+))?`")
 
-Complete = Callable[[Given, Mapping[str, Any]], None]
+Complete = Callable[[GivenSettings, Mapping[str, Any]], None]
 
 
 def configured(
     *settings: str, without: Collection[str] = (), complete: Complete | None = None
-) -> Callable[[Command], Command]:
+) -> Callable[[CommandFunction], CommandFunction]:
     """Return a decorator that adds the options of settings, `--config` and `--set` to a command.
 
     The command receives the loaded configuration as its first argument, and its own options by keyword.
@@ -220,12 +220,14 @@ def configured(
         complete: Called with the given values by dotted name, which it may change, and the command's own options.
     """
 
-    def decorate(command: Command) -> Command:
+    def decorate(command: CommandFunction) -> CommandFunction:
         _, *own = inspect.signature(command, eval_str=True).parameters.values()
         has_context = any(parameter.name == "context" for parameter in own)
 
         @wraps(command)
-        def loaded(given: Given, context: typer.Context, config: Path | None, values: list[str], **others: Any) -> None:
+        def loaded(
+            given: GivenSettings, context: typer.Context, config: Path | None, values: list[str], **others: Any
+        ) -> None:
             stage = str(others.get("stage") or context.info_name)
             if config is None and stage in ("judge", "rank"):
                 config = _find_stage_config(others["out"])
@@ -257,7 +259,7 @@ def _find_stage_config(folder: Path) -> Path:
     return written
 
 
-def _use_task_copy(config: Path, given: Given) -> None:
+def _use_task_copy(config: Path, given: GivenSettings) -> None:
     """Use the copy of the task in a run's folder, unless the task's own folder still has the same definition."""
     if "task" not in given and (folder := find_task_folder(config)) is not None:
         given["task"] = folder
@@ -265,7 +267,7 @@ def _use_task_copy(config: Path, given: Given) -> None:
             ConsoleProgress().warn(f"{folder}: used as the task, since its own folder moved or {TASK_FILE} changed")
 
 
-def _replace_thresholds(given: Given) -> None:
+def _replace_thresholds(given: GivenSettings) -> None:
     """Replace the file of thresholds by the settings in it."""
     if file := given.get("stance.thresholds"):
         settings = read_thresholds(file)
@@ -335,7 +337,7 @@ class GivenInputs:
         return self.documents is not None or self.index is not None
 
 
-def read_inputs(given: Given) -> GivenInputs:
+def read_inputs(given: GivenSettings) -> GivenInputs:
     """Return the given inputs; raise UsageError for files beside a dataset."""
     inputs = GivenInputs(*(given.get(name) for name in ("dataset", "topics", "corpus", "index")))
     if inputs.dataset is not None and (inputs.topics is not None or inputs.corpus is not None):

@@ -33,7 +33,7 @@ _OFFLINE = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "VLLM_NO_USAGE_S
 
 @s.takes_settings("prompts.folder", "cache.mode")
 def tira(
-    given: s.Given,
+    given: s.GivenSettings,
     input_folder: Annotated[
         Path | None,
         typer.Option(

@@ -19,7 +19,7 @@ from touche_llm.llm.answers import FailedRequest
 from touche_llm.llm.cache import EntryMetadata, describe_resume
 from touche_llm.llm.engine import PoolingEngine, Rejected, Transient
 from touche_llm.llm.request import Message, Origin, Request, Sampling, hash_content
-from touche_llm.llm.settings import SECTIONS, PoolingConfig, Purpose
+from touche_llm.llm.settings import SECTIONS, PoolingConfig, PoolingPurpose
 from touche_llm.llm.truncation import TokenCountingClient
 from touche_llm.text.passages import RankedPassages
 
@@ -122,7 +122,7 @@ class PoolingClient(TokenCountingClient):
     """
 
     engine: PoolingEngine | None
-    purpose: Purpose = "embedding"
+    purpose: PoolingPurpose = "embedding"
     batch: int = 32
     concurrency: int = 16
     dimensions: int | None = None

@@ -17,12 +17,12 @@ from touche_llm.errors import EngineError
 from touche_llm.llm.engine import BrokenReply, EngineInfo, Rejected, Transient
 from touche_llm.llm.http import HttpClient
 from touche_llm.llm.request import Message
-from touche_llm.llm.settings import SECTIONS, PoolingConfig, Purpose
+from touche_llm.llm.settings import SECTIONS, PoolingConfig, PoolingPurpose
 from touche_llm.llm.startup import check_context, choose_model, describe_failure, identify, read_serving
 from touche_llm.llm.tokenizers import TokenCount, VllmTokenCounter
 
-_PATHS: dict[Purpose, str] = {"embedding": "/v1/embeddings", "score": "/v1/rerank"}
-_NOUNS: dict[Purpose, str] = {"embedding": "embeddings", "score": "scores of pairs"}
+_PATHS: dict[PoolingPurpose, str] = {"embedding": "/v1/embeddings", "score": "/v1/rerank"}
+_NOUNS: dict[PoolingPurpose, str] = {"embedding": "embeddings", "score": "scores of pairs"}
 # Texts of the start-up check that no model may confuse: a question, its answer, and something else.
 _QUERY = "What is the capital of France?"
 _DOCUMENTS = ("The capital of France is Paris.", "Bananas are yellow and grow in the tropics.", "17")
@@ -61,10 +61,10 @@ class PoolingServer(HttpClient):
         model: Name of the served model.
     """
 
-    def __init__(self, base_url: str, purpose: Purpose, settings: PoolingConfig) -> None:
+    def __init__(self, base_url: str, purpose: PoolingPurpose, settings: PoolingConfig) -> None:
         """Initialise the client; nothing is sent yet."""
         super().__init__(base_url, concurrency=settings.concurrency, request_timeout=settings.request_timeout)
-        self.purpose: Purpose = purpose
+        self.purpose: PoolingPurpose = purpose
         self.section = SECTIONS[purpose]
         self.model = settings.model or ""
         self._settings = settings

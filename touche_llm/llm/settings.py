@@ -148,9 +148,9 @@ class EngineConfig(Section):
 
 
 # What a pooling model is for.
-Purpose = Literal["embedding", "score"]
+PoolingPurpose = Literal["embedding", "score"]
 # Sections of the settings of a pooling model, for messages.
-SECTIONS: Mapping[Purpose, str] = {"embedding": "dense", "score": "ranking.cross_encoder"}
+SECTIONS: Mapping[PoolingPurpose, str] = {"embedding": "dense", "score": "ranking.cross_encoder"}
 
 
 class PoolingConfig(Section):

@@ -27,7 +27,7 @@ from touche_llm.llm.answers import build_schema
 from touche_llm.llm.model import ModelClient
 from touche_llm.llm.pooling import PoolingClient
 from touche_llm.pipeline.candidates import Candidates
-from touche_llm.pipeline.corpora import Corpus, DenseCorpus, LocalCorpus, open_corpus
+from touche_llm.pipeline.corpora import Corpus, DenseCorpus, LocalCorpus, open_run_corpus
 from touche_llm.pipeline.engines import OpenPooling, make_request_builder, open_pooling
 from touche_llm.pipeline.progress import Progress
 from touche_llm.prompts.prompt import Prompt, check_overlay, examples_path
@@ -158,7 +158,7 @@ class RunContext:
     @cached_property
     def corpus(self) -> Corpus:
         """Corpus of the run, opened at first use; stored first unless the store is up to date."""
-        corpus, settings = open_corpus(self.config, self.task, self.progress.warn), self.config.dense
+        corpus, settings = open_run_corpus(self.config, self.task, self.progress.warn), self.config.dense
         if settings is None:
             return corpus
         assert isinstance(corpus, LocalCorpus)

@@ -250,7 +250,7 @@ class ChatNoirCorpus(Corpus):
         self._found.close()
 
 
-def open_corpus(config: Config, task: Task, warn: Warn) -> Corpus:
+def open_run_corpus(config: Config, task: Task, warn: Warn) -> Corpus:
     """Open the corpus of a configuration; store it first unless the store is up to date."""
     if config.chatnoir is not None:
         return ChatNoirCorpus(task, config.chatnoir, warn)

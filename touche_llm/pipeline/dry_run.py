@@ -13,7 +13,7 @@ from touche_llm.llm.cache import Cache
 from touche_llm.llm.model import ModelClient
 from touche_llm.llm.pooling import PoolingClient
 from touche_llm.llm.recorder import RecordingEngine, Usage, make_dry_engine, open_known_answers
-from touche_llm.llm.settings import CacheConfig, PoolingConfig, Purpose
+from touche_llm.llm.settings import CacheConfig, PoolingConfig, PoolingPurpose
 from touche_llm.pipeline.candidates import NoCandidates
 from touche_llm.pipeline.context import RunContext
 from touche_llm.pipeline.engines import OpenPooling, assume_engine_info
@@ -157,7 +157,7 @@ def _make_opener(engine: RecordingEngine, model: ModelClient) -> OpenPooling:
 
     @asynccontextmanager
     async def open_dry(
-        purpose: Purpose, asked: PoolingConfig, answers: CacheConfig, dimensions: int | None = None
+        purpose: PoolingPurpose, asked: PoolingConfig, answers: CacheConfig, dimensions: int | None = None
     ) -> AsyncIterator[PoolingClient]:
         yield PoolingClient(
             engine_info=assume_engine_info(asked, model.cache, purpose),

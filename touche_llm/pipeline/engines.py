@@ -22,7 +22,7 @@ from touche_llm.llm.settings import (
     CacheConfig,
     EngineConfig,
     PoolingConfig,
-    Purpose,
+    PoolingPurpose,
     SamplingConfig,
     check_model_folder,
 )
@@ -147,7 +147,7 @@ async def _server(
 
 @asynccontextmanager
 async def open_pooling(
-    purpose: Purpose, asked: PoolingConfig, answers: CacheConfig, dimensions: int | None = None
+    purpose: PoolingPurpose, asked: PoolingConfig, answers: CacheConfig, dimensions: int | None = None
 ) -> AsyncIterator[PoolingClient]:
     """Open an embedding model or a cross-encoder.
 
@@ -202,7 +202,7 @@ def describe_pooling(client: PoolingClient, settings: TemplateConfig) -> dict[st
     }
 
 
-def store_engine_info(facts: EngineInfo, cache: Cache, purpose: Purpose | None = None) -> None:
+def store_engine_info(facts: EngineInfo, cache: Cache, purpose: PoolingPurpose | None = None) -> None:
     """Store the facts about an engine in the cache, for a replay without the engine; `purpose` as for `name_kind`."""
     kind = name_kind(purpose)
     # A part that came later is left out where it is not used, so that earlier keys stay valid.
@@ -210,7 +210,7 @@ def store_engine_info(facts: EngineInfo, cache: Cache, purpose: Purpose | None =
     cache.put(Entry(key=hash_content(kind, **value), kind=kind, model=facts.model, value=value), EngineInfo)
 
 
-def assume_engine_info(asked: _Asked, cache: Cache, purpose: Purpose | None = None) -> EngineInfo:
+def assume_engine_info(asked: _Asked, cache: Cache, purpose: PoolingPurpose | None = None) -> EngineInfo:
     """Return the facts about an engine without a request: from the cache, else from the configuration.
 
     For an unknown engine `engine` is empty, as is the model if the configuration names none; a context that is not
@@ -222,7 +222,7 @@ def assume_engine_info(asked: _Asked, cache: Cache, purpose: Purpose | None = No
     return EngineInfo(model=model, revision=asked.revision, context=context, overhead=0, engine="")
 
 
-def replay_engine_info(asked: _Asked, cache: Cache, purpose: Purpose | None = None) -> EngineInfo:
+def replay_engine_info(asked: _Asked, cache: Cache, purpose: PoolingPurpose | None = None) -> EngineInfo:
     """Return the facts about an engine from the cache; raise UsageError if it does not know the engine."""
     if fitting := _find_fitting(asked, cache, purpose):
         return _choose(fitting, cache, purpose)
@@ -234,12 +234,12 @@ def replay_engine_info(asked: _Asked, cache: Cache, purpose: Purpose | None = No
     raise UsageError(f"{cache.path}: holds {', '.join(models) or 'no model'}; nothing to replay of {sought}")
 
 
-def name_kind(purpose: Purpose | None) -> str:
+def name_kind(purpose: PoolingPurpose | None) -> str:
     """Return the kind of the cache entries with facts about a pooling model or, with None, an engine of chats."""
     return "engine" if purpose is None else f"{purpose} engine"
 
 
-def _name_section(purpose: Purpose | None) -> str:
+def _name_section(purpose: PoolingPurpose | None) -> str:
     return "engine" if purpose is None else SECTIONS[purpose]
 
 
@@ -247,7 +247,7 @@ def _get_model_name(asked: _Asked) -> str | None:
     return asked.model_name if isinstance(asked, EngineConfig) else asked.model
 
 
-def _find_fitting(asked: _Asked, cache: Cache, purpose: Purpose | None) -> list[EngineInfo]:
+def _find_fitting(asked: _Asked, cache: Cache, purpose: PoolingPurpose | None) -> list[EngineInfo]:
     """Return the cached facts about engines that fit the configured model, revision and context."""
     known, model = [_facts(entry, cache) for entry in cache.find(name_kind(purpose))], _get_model_name(asked)
     models = sorted({facts.model for facts in known})
@@ -263,7 +263,7 @@ def _find_fitting(asked: _Asked, cache: Cache, purpose: Purpose | None) -> list[
     ]
 
 
-def _choose(fitting: list[EngineInfo], cache: Cache, purpose: Purpose | None) -> EngineInfo:
+def _choose(fitting: list[EngineInfo], cache: Cache, purpose: PoolingPurpose | None) -> EngineInfo:
     """Return the facts about the engine among those that fit."""
     contexts = sorted({facts.context for facts in fitting})
     if len(contexts) > 1:

@@ -40,7 +40,7 @@ def measure_peak_memory() -> int:
     return round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / unit)
 
 
-def describe_run(config: Config, folder: Path, stages: Mapping[str, Any]) -> dict[str, Any]:
+def build_metadata(config: Config, folder: Path, stages: Mapping[str, Any]) -> dict[str, Any]:
     """Return the metadata of a run, with the facts of each finished stage."""
     task = get_task(config.task)
     stances = ", label stances" if task.stances else ""

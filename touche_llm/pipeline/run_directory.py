@@ -237,9 +237,9 @@ class RunDirectory:
         return {name: stages[name] for name in STAGES[: STAGES.index(stage)] if name in stages}
 
     def _write_metadata(self, config: Config, stages: Mapping[str, Any], unfinished: str | None = None) -> None:
-        from touche_llm.pipeline.metadata import describe_run
+        from touche_llm.pipeline.metadata import build_metadata
 
-        content = describe_run(config, self.path, stages)
+        content = build_metadata(config, self.path, stages)
         if unfinished is not None:
             content[UNFINISHED] = unfinished
         with open_atomic(self.metadata_file) as stream:

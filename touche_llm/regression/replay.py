@@ -15,7 +15,7 @@ from touche_llm.llm.engine import EngineInfo
 from touche_llm.llm.pooling import PoolingClient
 from touche_llm.llm.recorder import EstimatingTokenizer, RecordingClient, RecordingEngine, run_until_pending
 from touche_llm.llm.request import Request
-from touche_llm.llm.settings import CacheConfig, PoolingConfig, Purpose
+from touche_llm.llm.settings import CacheConfig, PoolingConfig, PoolingPurpose
 from touche_llm.pipeline.context import RunContext
 from touche_llm.pipeline.engines import OpenPooling, name_kind, open_model, replay_engine_info
 from touche_llm.pipeline.progress import SilentProgress
@@ -120,7 +120,7 @@ def _make_opener(cache: _RecordingCache) -> OpenPooling:
 
     @asynccontextmanager
     async def open_recorded(
-        purpose: Purpose, asked: PoolingConfig, answers: CacheConfig
+        purpose: PoolingPurpose, asked: PoolingConfig, answers: CacheConfig
     ) -> AsyncIterator[PoolingClient]:
         facts = replay_engine_info(asked, cache, purpose)
         cache.used |= {entry.key for entry in cache.find(name_kind(purpose)) if entry.read(EngineInfo) == facts}

@@ -22,7 +22,7 @@ from touche_llm.llm.answers import Answer
 from touche_llm.llm.cache import Cache, CacheMode
 from touche_llm.pipeline.config_file import find_copy
 from touche_llm.pipeline.context import RunContext
-from touche_llm.pipeline.corpora import Corpus, open_corpus
+from touche_llm.pipeline.corpora import Corpus, open_run_corpus
 from touche_llm.pipeline.judge import Judgments
 from touche_llm.pipeline.progress import SilentProgress
 from touche_llm.pipeline.run_directory import RunDirectory
@@ -296,7 +296,7 @@ def _open_corpus(config: Config, task: Task, stages: Mapping[str, Any], notes: l
         return
     with ExitStack() as stack:
         try:
-            corpus = stack.enter_context(open_corpus(config, task, notes.append))
+            corpus = stack.enter_context(open_run_corpus(config, task, notes.append))
         except ToucheError as error:
             if config.elasticsearch is None:
                 raise
