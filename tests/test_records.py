@@ -15,29 +15,6 @@ import touche_llm
 from touche_llm.data import records
 from touche_llm.data.records import JsonStruct
 
-# To whose fields, or to those of whose base, some code assigns.
-MUTABLE = {
-    "CheckedPrompt",
-    "Comparer",
-    "Counts",
-    "DryRun",
-    "Import",
-    "JudgedPairs",
-    "LabelCounts",
-    "LabelInformation",
-    "ModelClient",
-    "PoolingClient",
-    "RankedTopics",
-    "RunFolder",
-    "TokenCountingClient",
-    "Usage",
-    "_FileContent",
-    "_Prepared",
-    "_RecordingClient",
-    "_Seen",
-    "_SubstitutingClient",
-}
-
 
 def classes() -> Iterator[type]:
     """Yield every class of the package."""
@@ -46,11 +23,6 @@ def classes() -> Iterator[type]:
             for value in vars(importlib.import_module(found.name)).values():
                 if isinstance(value, type) and value.__module__ == found.name:
                     yield value
-
-
-def test_a_dataclass_is_frozen_unless_code_assigns_to_its_fields() -> None:
-    dataclasses_found = [found for found in classes() if "__dataclass_params__" in vars(found)]
-    assert {found.__name__ for found in dataclasses_found if not vars(found)["__dataclass_params__"].frozen} == MUTABLE
 
 
 def test_a_dataclass_has_slots_unless_it_extends_another_or_caches_a_property() -> None:
