@@ -35,9 +35,8 @@ from touche_llm.data.trec_runs import ParsedRun
 from touche_llm.errors import ToucheError
 from touche_llm.evaluation.calibration import CalibrationExample, cross_validate
 from touche_llm.evaluation.measures import CUTOFF, JUDGED, NDCG, estimate_grades
-from touche_llm.evaluation.notes import estimate_mean
 from touche_llm.evaluation.qrels import Qrels, read_qrels
-from touche_llm.evaluation.significance import compute_interval
+from touche_llm.evaluation.significance import compute_interval, estimate_mean
 from touche_llm.pipeline.progress import SilentProgress
 from touche_llm.ranking.order import rank_by_first_stage, rank_by_judgment
 from touche_llm.tasks import get_task

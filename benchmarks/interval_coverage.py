@@ -16,8 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.sizes import at_least
-from touche_llm.evaluation.notes import Array, ratio
-from touche_llm.evaluation.significance import compute_bootstrap, compute_half_width
+from touche_llm.evaluation.significance import Array, compute_bootstrap, compute_half_width, ratio
 from touche_llm.evaluation.stance_measures import estimate_kappa, macro_f1
 
 TOPICS = (2, 3, 5, 8, 10, 12, 20, 30, 50)

@@ -17,8 +17,7 @@ from touche_llm.errors import DataError, ToucheWarning, UsageError
 from touche_llm.evaluation import evaluate
 from touche_llm.evaluation.comparison import compare_runs
 from touche_llm.evaluation.measures import evaluate_run
-from touche_llm.evaluation.notes import Note, format_notes
-from touche_llm.evaluation.qrels import Grades, read_qrels
+from touche_llm.evaluation.qrels import Grades, Note, format_notes, read_qrels
 
 REAL = Path(__file__).resolve().parents[3] / "shared" / "data" / "comparative"
 QRELS = "1 0 a 2\n1 0 b 1\n1 0 c 0\n"

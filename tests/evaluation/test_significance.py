@@ -13,14 +13,17 @@ from statsmodels.stats.multitest import multipletests
 
 from tests.evaluation.judged_runs import qrels_of, run_of
 from touche_llm.errors import UsageError
-from touche_llm.evaluation.notes import (
+from touche_llm.evaluation.significance import (
     MIN_TOPICS,
     MIN_TOPICS_POOLED,
     Estimate,
+    _correct_holm,
+    compare,
+    compute_bounds,
+    compute_interval,
     describe_missing_intervals,
     estimate_mean,
 )
-from touche_llm.evaluation.significance import _correct_holm, compare, compute_bounds, compute_interval
 from touche_llm.evaluation.stance_measures import estimate_kappa, estimate_stances
 
 

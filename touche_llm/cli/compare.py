@@ -34,8 +34,8 @@ from touche_llm.evaluation.calibration import (
     measure_thresholds,
     read_calibration_set,
 )
-from touche_llm.evaluation.notes import describe_missing_intervals
 from touche_llm.evaluation.qrels import STANCE, read_qrels
+from touche_llm.evaluation.significance import describe_missing_intervals
 from touche_llm.judging.labels import read_thresholds, write_thresholds
 from touche_llm.pipeline.run import find_run_file, find_task
 from touche_llm.pipeline.run_directory import RunDirectory

@@ -26,8 +26,8 @@ from touche_llm.cli.emit import (
 from touche_llm.cli.setting_options import CommandProgress
 from touche_llm.errors import DataError, UsageError, describe_os_error
 from touche_llm.evaluation.measures import describe_coverage
-from touche_llm.evaluation.notes import describe_missing_intervals
 from touche_llm.evaluation.qrels import STANCE
+from touche_llm.evaluation.significance import describe_missing_intervals
 from touche_llm.pipeline.run import find_task
 from touche_llm.pipeline.run_directory import RunDirectory
 from touche_llm.pipeline.run_overview import record_evaluation

@@ -19,8 +19,7 @@ from touche_llm.data import trec_runs
 from touche_llm.data.io import sha256, shorten_path
 from touche_llm.data.trec_runs import ParsedRun
 from touche_llm.errors import DataError, UsageError, to_printable
-from touche_llm.evaluation.notes import describe_fitted
-from touche_llm.evaluation.qrels import STANCE, Qrels, check_judged, read_qrels, select_topics
+from touche_llm.evaluation.qrels import STANCE, Qrels, check_judged, describe_fitted, read_qrels, select_topics
 from touche_llm.pipeline.context import Dataset
 from touche_llm.pipeline.run import find_run_directory, read_run
 from touche_llm.pipeline.run_directory import RunDirectory
@@ -299,7 +298,7 @@ def evaluate_runs(runs: Sequence[Given], qrels: Qrels, depth: int) -> list[Evalu
 
 def print_notes(qrels: Qrels, evaluations: Sequence[Evaluation], runs: Iterable[Given], *further: str) -> None:
     """Print on standard error what readers should know about the values; what holds for all runs is printed once."""
-    from touche_llm.evaluation.notes import format_notes
+    from touche_llm.evaluation.qrels import format_notes
 
     notes = [*qrels.notes, *format_notes({each.name: each.notes for each in evaluations}), *further]
     for each in runs:

@@ -59,7 +59,8 @@ def evaluate(
     check_judged(qrels, run, *([] if baseline is None else [baseline]))
     # Imported here because pandas is slow to load.
     from touche_llm.evaluation.measures import evaluate_run
-    from touche_llm.evaluation.notes import describe_missing_intervals, format_notes
+    from touche_llm.evaluation.qrels import format_notes
+    from touche_llm.evaluation.significance import describe_missing_intervals
 
     found = evaluate_run(name, run, qrels, depth)
     notes = [*qrels.notes, *format_notes({name: found.notes})]

@@ -17,9 +17,8 @@ from touche_llm.evaluation.measures import (
     estimate_grades,
     estimate_judged,
 )
-from touche_llm.evaluation.notes import Estimate, list_common_topics
 from touche_llm.evaluation.qrels import Grades
-from touche_llm.evaluation.significance import TIE, compare
+from touche_llm.evaluation.significance import TIE, Estimate, compare, list_common_topics
 from touche_llm.evaluation.stance_measures import estimate_common_stances
 
 # A larger difference in the share of judged documents may decide a comparison of two runs.

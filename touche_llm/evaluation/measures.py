@@ -12,9 +12,18 @@ import pytrec_eval  # noqa: F401, ir_measures would hide why it cannot be loaded
 
 from touche_llm.data.trec_runs import ParsedRun
 from touche_llm.errors import DataError, UsageError, shorten
-from touche_llm.evaluation.notes import Estimate, Note, describe_grades, describe_stances, estimate_mean
-from touche_llm.evaluation.qrels import GRADE_DECIMALS, STANCE, Coverage, Grades, Qrels, select_topics
-from touche_llm.evaluation.significance import compute_bounds, compute_interval
+from touche_llm.evaluation.qrels import (
+    GRADE_DECIMALS,
+    STANCE,
+    Coverage,
+    Grades,
+    Note,
+    Qrels,
+    describe_grades,
+    describe_stances,
+    select_topics,
+)
+from touche_llm.evaluation.significance import Estimate, compute_bounds, compute_interval, estimate_mean
 from touche_llm.evaluation.stance_measures import estimate_labels, estimate_stances
 
 CUTOFF = 5

@@ -1,21 +1,27 @@
-"""Significance: confidence intervals, tests of differences, and bounds for unjudged documents."""
+"""Estimates and their significance: confidence intervals, tests of differences, and bounds for unjudged documents."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 from itertools import product
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import pandas as pd
 from numpy.typing import NDArray
 
 from touche_llm.data.records import Candidate
 from touche_llm.errors import UsageError
-from touche_llm.evaluation.notes import MIN_TOPICS, MIN_TOPICS_POOLED, Array, Estimate, list_common_topics
 
+if TYPE_CHECKING:
+    from pandas import DataFrame
+
+Array = NDArray[np.float64]
+# Minimum topics of an interval of a mean, and of a measure of pooled documents; docs/reference/measures.md has the
+# simulated coverage behind them.
+MIN_TOPICS, MIN_TOPICS_POOLED = 5, 20
 CONFIDENCE = 0.95
 RESAMPLES = 10_000
 SEED = 0
@@ -26,6 +32,68 @@ TIE = 1e-9
 _DECIMALS = 12
 
 Indices = NDArray[np.intp]
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """The value of a measure, as a function of sums over topics.
+
+    Attributes:
+        topics: Topics that contribute.
+        counts: Contribution of each topic, of shape (topics, counts).
+        formula: Computes the value from sums over topics, (…, counts) to (…).
+        documents: Number of pooled documents behind the value; None if the value is the mean of the values by topic.
+    """
+
+    topics: tuple[str, ...]
+    counts: Array
+    formula: Callable[[Array], Array]
+    documents: int | None = None
+
+    @property
+    def is_mean(self) -> bool:
+        """Whether the value is the mean of the values by topic, rather than a measure of pooled documents."""
+        return self.documents is None
+
+    @property
+    def n(self) -> int:
+        """Number of documents, or of topics if the value is a mean over topics."""
+        return len(self.topics) if self.documents is None else self.documents
+
+    @property
+    def value(self) -> float:
+        """Value over all topics; NaN without topics."""
+        return self.compute_value(self.topics)
+
+    def by_topic(self) -> Array:
+        """Return the value of each topic alone, of shape (topics,)."""
+        return self.formula(self.counts)
+
+    def select(self, topics: Collection[str]) -> Array:
+        """Return the counts of these topics, in their order, (topics, counts); all must contribute to the estimate."""
+        places = {topic: place for place, topic in enumerate(self.topics)}
+        return self.counts[[places[topic] for topic in topics]]
+
+    def compute_value(self, topics: Collection[str]) -> float:
+        """Return the value over these topics, as for `select`; NaN without topics."""
+        return float(self.formula(self.select(topics).sum(axis=0))) if topics else float("nan")
+
+
+def list_common_topics(one: Estimate, other: Estimate) -> list[str]:
+    """Return the topics that contribute to both estimates, in the order of the first."""
+    others = set(other.topics)
+    return [topic for topic in one.topics if topic in others]
+
+
+def estimate_mean(values: Mapping[str, float]) -> Estimate:
+    """Estimate the mean of values by topic."""
+    counts = np.array([(value, 1.0) for value in values.values()], dtype=np.float64).reshape(len(values), 2)
+    return Estimate(tuple(values), counts, ratio)
+
+
+def ratio(counts: Array) -> Array:
+    """Divide the first count by the second, (…, 2) to (…)."""
+    return np.asarray(counts[..., 0] / counts[..., 1])
 
 
 def compute_interval(estimate: Estimate, seed: int = SEED) -> tuple[float, float]:
@@ -42,6 +110,16 @@ def compute_interval(estimate: Estimate, seed: int = SEED) -> tuple[float, float
         return compute_bootstrap(estimate.counts, estimate.formula, seed)
     value, half = estimate.value, compute_half_width(estimate.by_topic())
     return value - half, value + half
+
+
+def describe_missing_intervals(rows: Iterable[Mapping[str, Any]]) -> list[str]:
+    """Return a note if a row with the columns `value` and `low` has a value without an interval, else nothing."""
+    if not any(math.isnan(row["low"]) and not math.isnan(row["value"]) for row in rows):
+        return []
+    return [
+        f"no 95 % interval where topics are few: a mean needs {MIN_TOPICS}, a measure of pooled documents "
+        f"{MIN_TOPICS_POOLED}"
+    ]
 
 
 def compute_half_width(values: Array) -> float:
@@ -69,7 +147,7 @@ def compare(
     *,
     common: Mapping[str, Mapping[str, tuple[Estimate, Estimate]]] | None = None,
     seed: int = SEED,
-) -> pd.DataFrame:
+) -> DataFrame:
     """Compare each run with the baseline by each measure, over the topics that contribute to both.
 
     Args:
@@ -91,6 +169,9 @@ def compare(
     Raises:
         UsageError: The baseline is not among the runs, there is no other run, or the runs have different measures.
     """
+    # Imported in the functions, since commands that print notes alone import this module, and pandas is slow.
+    import pandas as pd
+
     if baseline not in runs:
         raise UsageError(f"the baseline {baseline!r} is none of the runs: {', '.join(runs)}")
     if len(runs) < 2:
@@ -123,7 +204,7 @@ def compute_bounds(
     judged: Mapping[str, Mapping[str, float]],
     cutoff: int,
     highest: int,
-) -> pd.DataFrame:
+) -> DataFrame:
     """Compute how low and how high nDCG could be if the unjudged top documents of a run were judged.
 
     The unjudged documents among the first `cutoff` of a topic are given the grades 0 to `highest`, in all combinations;
@@ -141,6 +222,8 @@ def compute_bounds(
         A row for each judged topic, with the columns `topic`, `unjudged` (documents among the first `cutoff`),
         `lowest` and `highest`. The means of the last two are the bounds of the mean.
     """
+    import pandas as pd
+
     weights = 1.0 / np.log2(np.arange(cutoff) + 2.0)
     rows = []
     for topic, grades in judged.items():

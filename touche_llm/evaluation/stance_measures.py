@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 
 from touche_llm.data.trec_runs import ParsedRun
 from touche_llm.errors import DataError
-from touche_llm.evaluation.notes import Array, Estimate, ratio
 from touche_llm.evaluation.qrels import Qrels
+from touche_llm.evaluation.significance import Array, Estimate, ratio
 
 if TYPE_CHECKING:
     from pandas import DataFrame

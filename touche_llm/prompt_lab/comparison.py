@@ -10,8 +10,8 @@ from touche_llm.config import Config
 from touche_llm.data.records import Failure, Topic
 from touche_llm.errors import DataError, UsageError, shorten
 from touche_llm.evaluation.measures import NDCG
-from touche_llm.evaluation.notes import describe_missing_intervals
 from touche_llm.evaluation.qrels import Qrels
+from touche_llm.evaluation.significance import describe_missing_intervals
 from touche_llm.judging.pointwise import RequestBuilder, find_objects
 from touche_llm.llm.counts import Counts
 from touche_llm.llm.model import ModelClient

@@ -10,9 +10,8 @@ from typing import Any, TypeVar
 from touche_llm.data.records import Candidate, Judgment, ScoredDocument
 from touche_llm.data.trec_runs import NO_STANCE_COLUMN, ParsedRun
 from touche_llm.evaluation.measures import CUTOFF, NDCG, estimate_grades, estimate_judged
-from touche_llm.evaluation.notes import Estimate, estimate_mean
 from touche_llm.evaluation.qrels import Grades, Qrels
-from touche_llm.evaluation.significance import compare
+from touche_llm.evaluation.significance import Estimate, compare, estimate_mean
 from touche_llm.evaluation.stance_measures import estimate_common_stances, estimate_kappa, estimate_stances
 from touche_llm.judging.labels import mean_off_label_mass
 from touche_llm.prompt_lab.sample import ALL, CONFIRMED_BELOW, Sampled, min_p_value

@@ -8,8 +8,8 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from touche_llm.data.trec_runs import ParsedRun
-from touche_llm.evaluation.notes import describe_missing_intervals
 from touche_llm.evaluation.qrels import Qrels
+from touche_llm.evaluation.significance import describe_missing_intervals
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -145,7 +145,7 @@ def describe_all_coverage(evaluations: Sequence[Evaluation]) -> list[str]:
 def collect_notes(evaluations: Sequence[Evaluation]) -> list[str]:
     """Return the notes on evaluations by the same qrels, except those shown beside the headline measures."""
     from touche_llm.evaluation.measures import list_headline
-    from touche_llm.evaluation.notes import format_notes
+    from touche_llm.evaluation.qrels import format_notes
 
     qrels = evaluations[0].qrels
     headlines = list_headline(qrels)

@@ -11,8 +11,7 @@ from typing import Any
 
 from touche_llm.data.records import Candidate, Document, Topic
 from touche_llm.errors import PromptError, UsageError
-from touche_llm.evaluation.notes import describe_fitted
-from touche_llm.evaluation.qrels import Qrels, check_judged, select_topics
+from touche_llm.evaluation.qrels import Qrels, check_judged, describe_fitted, select_topics
 from touche_llm.pipeline.context import RunContext
 from touche_llm.pipeline.run_directory import read_counts
 from touche_llm.prompts.prompt import Prompt
