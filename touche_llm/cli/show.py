@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import groupby
 from pathlib import Path
-from typing import IO, Annotated, Any, NamedTuple
+from typing import IO, Annotated, Any
 
 import typer
 from rich.console import Console
@@ -127,17 +127,10 @@ _MAX_CHARS = 2000
 _INDENT = "  "
 
 
-class Thought(NamedTuple):
-    """Reasoning before one answer: the prompt of the answer, and the text."""
-
-    prompt: str
-    text: str
-
-
 def read_thoughts(
     config: Config, topic: str, judged: Sequence[Judgment | StanceReading]
-) -> Mapping[str, Sequence[Thought]]:
-    """Return the thoughts behind the judgments and stances of a topic, by document id.
+) -> Mapping[str, Sequence[tuple[str, str]]]:
+    """Return the thoughts behind the judgments and stances of a topic, by document id: their prompt and their text.
 
     Raises:
         UsageError: The model did not reason.
@@ -154,7 +147,7 @@ def read_thoughts(
             f"{file}: no such file; --thoughts needs the cache of the run; if it moved, name it in the run's "
             "config.yaml (`cache.file`)"
         )
-    thoughts: dict[str, list[Thought]] = {}
+    thoughts: dict[str, list[tuple[str, str]]] = {}
     with Cache(file, CacheMode.REPLAY) as cache:
         for each in judged:
             for key in each.thought_keys:
@@ -164,11 +157,11 @@ def read_thoughts(
                         f"{file}: no thought about document {each.document_id}; --thoughts needs the cache of the run; "
                         "name it in the run's config.yaml (`cache.file`)"
                     )
-                thoughts.setdefault(each.document_id, []).append(Thought(each.prompt, answer.text))
+                thoughts.setdefault(each.document_id, []).append((each.prompt, answer.text))
     return thoughts
 
 
-def show_thoughts(thoughts: Mapping[str, Sequence[Thought]], documents: Iterable[str]) -> None:
+def show_thoughts(thoughts: Mapping[str, Sequence[tuple[str, str]]], documents: Iterable[str]) -> None:
     """Print the thoughts about ranked documents; long ones are cut, and broken at the width of the terminal."""
     width = get_width()
     for rank, document in enumerate(documents, start=1):
@@ -234,7 +227,7 @@ def show(
         judged = _add_details(rows, run, topic, task)
         reasoned = read_thoughts(config, topic, judged) if thoughts else {}
         for row in rows if thoughts else ():
-            row["thought"] = "\n\n".join(thought.text for thought in reasoned.get(row["document"], ())) or None
+            row["thought"] = "\n\n".join(text for _, text in reasoned.get(row["document"], ())) or None
     if output is not Format.TABLE:
         print_rows(output, rows)
     elif topic is None:
