@@ -17,7 +17,7 @@ from typing import Any, Literal, NamedTuple
 import orjson
 
 from touche_llm.corpus.args_me import parse_argument
-from touche_llm.corpus.json_lines import OnBadLine, StoreManifest, parse_documents
+from touche_llm.corpus.json_lines import CorpusFile, OnBadLine, StoreManifest, parse_documents
 from touche_llm.data.io import ID_FORM, MAX_LINE, FileState, is_word
 from touche_llm.data.records import Document, Topic
 from touche_llm.data.topics import TOPIC_FIELDS, make_topic
@@ -200,6 +200,10 @@ class DatasetDocuments:
             f"{self}: its documents ({type(record).__name__}) are not {wanted}; name a task over other documents "
             "(`task: NAME`)"
         )
+
+
+# What a document store is built from.
+Source = CorpusFile | DatasetDocuments
 
 
 def _has(record: object, *fields: str) -> bool:

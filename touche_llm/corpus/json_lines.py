@@ -55,43 +55,12 @@ class StoreManifest(Model):
     keys: str = ""
 
 
-class Source(Protocol):
-    """What a document store is built from; its text is its name in messages."""
-
-    @property
-    def name(self) -> str:
-        """Name in the manifest of a store."""
-        ...
-
-    @property
-    def keys(self) -> str:
-        """How the documents are read; a store of documents that were read otherwise is outdated."""
-        ...
-
-    def check(self) -> None:
-        """Raise an error if the source is missing, or has a name that no manifest can hold."""
-        ...
-
-    def has_changed(self, manifest: StoreManifest) -> bool:
-        """Return whether the documents may differ from those of a store."""
-        ...
-
-    def read(self, on_bad_line: OnBadLine | None = None) -> Iterator[tuple[int, Document]]:
-        """Yield `(number, document)`, see `Reader`."""
-        ...
-
-    def read_state(self) -> FileState:
-        """Return a fingerprint, which changes if the source does."""
-        ...
-
-    def hash(self) -> str:
-        """Return the SHA-256 of the content, in hexadecimal, after all documents were read."""
-        ...
-
-
 @dataclass(frozen=True, slots=True)
 class CorpusFile:
-    """A corpus file as published, and the reader of its documents."""
+    """Source of a document store: a corpus file as published, and the reader of its documents.
+
+    Its text is its name in messages. A store of documents that were read with other `keys` is outdated.
+    """
 
     path: Path
     reader: Reader

@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from touche_llm.corpus.json_lines import SkippedLines, Source, StoreManifest, hash_if_changed
+from touche_llm.corpus.ir_dataset import Source
+from touche_llm.corpus.json_lines import SkippedLines, StoreManifest, hash_if_changed
 from touche_llm.data.databases import connect
 from touche_llm.data.io import read_record, recover, replace_folder, sha256, write_records
 from touche_llm.data.records import Document
@@ -399,13 +400,9 @@ def _insert(database: sqlite3.Connection, document: Document, line: int, row: in
     )
     if stored.rowcount == len(document.parts):
         return ""
-    for place, part in enumerate(document.parts, start=part_row):
-        other, before = database.execute(
-            "SELECT parts.row, line FROM parts JOIN documents ON documents.row = document WHERE parts.id = ?",
-            (part.id,),
-        ).fetchone()
-        if other != place:
-            break
+    query = "SELECT line FROM parts JOIN documents ON documents.row = document WHERE parts.id = ? AND document != ?"
+    taken = ((part.id, database.execute(query, (part.id, row)).fetchone()) for part in document.parts)
+    part_id, (before,) = next((part_id, found) for part_id, found in taken if found)
     database.execute("DELETE FROM parts WHERE row >= ?", (part_row,))
     database.execute("DELETE FROM documents WHERE row = ?", (row,))
-    return f"document {document.id}: the id of its part {part.id} occurs already in line {before}"
+    return f"document {document.id}: the id of its part {part_id} occurs already in line {before}"

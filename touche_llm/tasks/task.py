@@ -10,8 +10,8 @@ from typing import Annotated, get_args
 from pydantic import Field, PrivateAttr, model_validator
 
 from touche_llm.corpus.args_me import read_arguments, read_whole_arguments
-from touche_llm.corpus.ir_dataset import DatasetDocuments, DocumentKind
-from touche_llm.corpus.json_lines import TOUCHE_KEYS, CorpusFile, DocumentKeys, Reader, Source, read_collection
+from touche_llm.corpus.ir_dataset import DatasetDocuments, DocumentKind, Source
+from touche_llm.corpus.json_lines import TOUCHE_KEYS, CorpusFile, DocumentKeys, Reader, read_collection
 from touche_llm.data.records import Model, Topic
 from touche_llm.data.settings import load_yaml
 from touche_llm.data.trec_runs import NO_STANCE_COLUMN
