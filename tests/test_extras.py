@@ -25,7 +25,6 @@ OPTIONAL = {
 # Modules that are imported only by functions that need the library.
 BOUND = {
     "touche_llm.retrieval.chatnoir_client": "chatnoir_api",
-    "touche_llm.retrieval.elasticsearch_server": "elasticsearch",
 }
 
 

@@ -26,7 +26,7 @@ from touche_llm.regression.record import load_finished_run, record
 from touche_llm.regression.snapshot import open_snapshot
 
 STEPS = ("judge", "cross_encoder:6")
-PROBES = 2  # of the start-up check: clearly different pairs, and a long text
+PROBES = 1  # of the start-up check: clearly different pairs
 
 
 def crossing(folder: Path, url: str | None = None, **flags: Any) -> Config:

@@ -20,7 +20,7 @@ from touche_llm.pipeline.dry_run import estimate_cost
 from touche_llm.pipeline.stages import run_retrieve
 from touche_llm.ranking.fusion import fuse_candidates
 
-PROBES = 2  # of the start-up check: clearly different texts, and a long one
+PROBES = 1  # of the start-up check: clearly different texts
 TOPICS = len(read_topics(SAMPLE / "topics.xml"))
 MODELS = [{"id": "pooling", "max_model_len": 4096, "owned_by": "vllm"}]
 DOCUMENTS = len((SAMPLE / "passages.jsonl").read_bytes().splitlines())

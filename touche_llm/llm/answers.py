@@ -146,7 +146,6 @@ class FreeText(AnswerModel):
 
 
 AnswerT = TypeVar("AnswerT", bound=AnswerModel)
-# Max characters of a text whose parsed answer is cached.
 # Alternatives per token that vLLM sends at most by default.
 MAX_ALTERNATIVES = 20
 _PAIRS = json.JSONDecoder(object_pairs_hook=list)

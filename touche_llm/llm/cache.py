@@ -31,8 +31,6 @@ from touche_llm.data.records import Count, JsonRecord, JsonStruct, Malformed
 from touche_llm.errors import DataError, UsageError
 from touche_llm.llm.answers import OUTCOMES
 
-# Makes it cheap to check whether there are resamples; older caches get it when they are opened for writing.
-_INDEX_OF_SAMPLES = "CREATE INDEX IF NOT EXISTS samples ON entries (sample) WHERE sample > 0"
 # With write-ahead logging a killed process loses nothing that it committed; only a crash of the machine could.
 SYNCHRONOUS = "NORMAL"
 
@@ -86,7 +84,8 @@ FORMAT = DatabaseFormat(
         # would take twice the work.
         f"CREATE TABLE entries (key TEXT PRIMARY KEY, {_TYPED_COLUMNS})",
         "CREATE INDEX origins ON entries (topic, document)",
-        _INDEX_OF_SAMPLES,
+        # Makes it cheap to check whether there are resamples.
+        "CREATE INDEX samples ON entries (sample) WHERE sample > 0",
     ),
 )
 
@@ -120,7 +119,6 @@ def open_file(path: Path | None, read_only: bool = False) -> NamedDatabase:
         )
         retrying(database.execute, "PRAGMA journal_mode = WAL")
         database.execute(f"PRAGMA synchronous = {SYNCHRONOUS}")
-        retrying(database.execute, _INDEX_OF_SAMPLES)
     except BaseException:
         database.close()
         raise

@@ -1,4 +1,4 @@
-"""Log of requests: subject, time and tokens; their texts in a logger of their own.
+"""Counts of requests and of what their labels tell, and a log of requests: subject, time and tokens.
 
 The logger `touche_llm.text` receives prompts, completions and error messages of the server, which may quote either. It
 is silent until its level is set.

@@ -11,7 +11,7 @@ import resource
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from itertools import count
-from typing import Any, NamedTuple, Self, TypeVar
+from typing import Any, Self, TypeVar
 
 import aiohttp
 import orjson
@@ -107,16 +107,6 @@ _HEALTH_SECONDS = 5.0
 _QUEUE = re.compile(r"^vllm:num_requests_(waiting|running)(?:\{[^}]*\})? (\S+)", re.MULTILINE)
 
 ReplyT = TypeVar("ReplyT")
-
-
-class Queue(NamedTuple):
-    """Requests of all clients at a server."""
-
-    waiting: int
-    running: int
-
-    def __str__(self) -> str:
-        return f"{self.waiting:,} requests wait and {self.running:,} run"
 
 
 class HttpClient:
@@ -222,18 +212,20 @@ class HttpClient:
                 "again, or keep the new answers separate with `engine.revision`"
             )
 
-    async def read_queue(self) -> Queue | None:
-        """Return the queue that vLLM reports, of all its engines; None for other servers."""
+    async def read_queue(self) -> tuple[int, str]:
+        """Return how many requests of all clients wait at vLLM, and its queue in words; 0 and "" for other servers."""
         found = _QUEUE.findall(await self._peek("/metrics") or "")
         sums = {kind: sum(int(float(value)) for name, value in found if name == kind) for kind, _ in found}
-        return Queue(**sums) if len(sums) == len(Queue._fields) else None
+        if len(sums) < 2:
+            return 0, ""
+        return sums["waiting"], f"{sums['waiting']:,} requests wait and {sums['running']:,} run"
 
     async def _describe_load(self) -> str:
         """Return that the server is busy, if it answers other requests; else nothing."""
-        queue = await self.read_queue()
-        if queue is None and await self._peek("/v1/models") is None:
+        _, queue = await self.read_queue()
+        if not queue and await self._peek("/v1/models") is None:
             return ""
-        load = "it answers other requests" if queue is None else str(queue)
+        load = queue or "it answers other requests"
         return f": the server is busy ({load}); wait, or give requests more time with `{self.section}.request_timeout`"
 
     async def _peek(self, path: str) -> str | None:

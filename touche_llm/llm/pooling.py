@@ -143,19 +143,17 @@ class PoolingClient(TokenCountingClient):
             for each in texts
         ]
 
-        async def send(engine: PoolingEngine, positions: Sequence[int]) -> list[Embedding]:
-            vectors = await engine.embed([texts[position].text for position in positions], self.dimensions)
+        async def send(engine: PoolingEngine, sent: Sequence[PooledText]) -> list[Embedding]:
+            vectors = await engine.embed([each.text for each in sent], self.dimensions)
             return [Embedding(base64.b64encode(vector).decode()) for vector in vectors]
 
-        found = await self._request("embedding", texts, keys, Embedding, send)
+        found = await self._request("embedding", keys, texts, Embedding, send)
         return [b"" if each is None else base64.b64decode(each.vector) for each in found]
 
     async def embed_batch(self, texts: Sequence[str]) -> list[bytes]:
         """Return the vectors of texts as `embed`, in one request; nothing is read from the cache or stored there."""
         assert self.engine is not None
-        vectors = await self._send(partial(self.engine.embed, texts, self.dimensions))
-        self._lost_in_a_row = 0
-        return vectors
+        return await self._send(partial(self.engine.embed, texts, self.dimensions))
 
     async def score(self, query: str, documents: Sequence[PooledText]) -> list[float]:
         """Return the relevance of documents to a query; 0 for those that a replay misses; raise as `embed`."""
@@ -165,11 +163,10 @@ class PoolingClient(TokenCountingClient):
             for each in documents
         ]
 
-        async def send(engine: PoolingEngine, positions: Sequence[int]) -> list[Score]:
-            scores = await engine.score(query, [documents[position].text for position in positions])
-            return [Score(score) for score in scores]
+        async def send(engine: PoolingEngine, sent: Sequence[PooledText]) -> list[Score]:
+            return [Score(score) for score in await engine.score(query, [each.text for each in sent])]
 
-        found = await self._request("score", documents, keys, Score, send)
+        found = await self._request("score", keys, documents, Score, send)
         return [0.0 if each is None else each.score for each in found]
 
     async def fit(
@@ -220,25 +217,23 @@ class PoolingClient(TokenCountingClient):
     async def _request(
         self,
         kind: str,
-        texts: Sequence[PooledText],
         keys: Sequence[str],
+        texts: Sequence[PooledText],
         model: type[_StoredT],
-        send: Callable[[PoolingEngine, Sequence[int]], Awaitable[list[_StoredT]]],
+        send: Callable[[PoolingEngine, Sequence[PooledText]], Awaitable[list[_StoredT]]],
     ) -> list[_StoredT | None]:
         """Return the results for texts; those that the cache lacks are requested, each once."""
         found = {key: self.cache.get(key, model, refreshed=key in self._stored) for key in dict.fromkeys(keys)}
         self.counts.cache_hits += sum(value is not None for value in found.values())
-        lacking = [keys.index(key) for key, value in found.items() if value is None]
+        lacking = [(key, texts[keys.index(key)]) for key, value in found.items() if value is None]
         engine = self.engine
         if engine is None:
-            self.missing += [texts[position] for position in lacking]
+            self.missing += [text for _, text in lacking]
             return [found[key] for key in keys]
 
-        async def request(positions: Sequence[int]) -> None:
-            results = await self._send(partial(send, engine, positions))
-            self._lost_in_a_row = 0
-            for position, result in zip(positions, results, strict=True):
-                key, text = keys[position], texts[position]
+        async def request(batch: Sequence[tuple[str, PooledText]]) -> None:
+            results = await self._send(partial(send, engine, [text for _, text in batch]))
+            for (key, text), result in zip(batch, results, strict=True):
                 metadata = EntryMetadata(
                     key=key, kind=kind, model=self.engine_info.model, topic=text.topic_id, document=text.document_id
                 )

@@ -109,8 +109,8 @@ async def _check_identity(survey: Survey) -> list[ServerCheck]:
     model = await choose_model(server, engine.model, "engine")
     server.choose(model.id)
     survey.kind, title, slot_context = await identify(server, model)
-    queue = await server.read_queue() if survey.kind == "vllm" else None
-    if queue is not None and queue.waiting:
+    waiting, queue = await server.read_queue() if survey.kind == "vllm" else (0, "")
+    if waiting:
         survey.warn(
             f"{server.base_url}: the server is busy: {queue}; if requests time out, raise `engine.request_timeout`"
         )
