@@ -34,7 +34,7 @@ _Opened = tuple[Engine, EngineInfo]
 # `open_pooling`, or a function in its place.
 OpenPooling = Callable[..., AbstractAsyncContextManager[PoolingClient]]
 # Settings of an engine of chats or of a pooling model.
-_Asked = EngineConfig | PoolingConfig
+_ModelSettings = EngineConfig | PoolingConfig
 # Log of a vLLM server that the program starts, beside the answer cache.
 LOG = "vllm.log"
 # Tokens; longer than any document.
@@ -97,27 +97,27 @@ async def open_model(
 
 @asynccontextmanager
 async def _managed(
-    asked: EngineConfig, start_up: Callable[..., AbstractAsyncContextManager[_Opened]], log: Path
+    settings: EngineConfig, start_up: Callable[..., AbstractAsyncContextManager[_Opened]], log: Path
 ) -> AsyncIterator[_Opened]:
     # Imported here because the HTTP libraries are slow to load.
     from touche_llm.llm.managed import serve
 
-    folder = check_model_folder(asked.model)
+    folder = check_model_folder(settings.model)
     async with AsyncExitStack() as serving:
 
         async def start() -> str:
             """Serve the model, in place of a server that has died."""
             await serving.aclose()
-            return await serving.enter_async_context(serve(folder, asked.options, log, context=asked.context))
+            return await serving.enter_async_context(serve(folder, settings.options, log, context=settings.context))
 
-        there = asked.model_copy(update={"base_url": await start(), "model": asked.model_name})
+        there = settings.model_copy(update={"base_url": await start(), "model": settings.model_name})
         async with start_up(there, restart=start) as opened:
             yield opened
 
 
 @asynccontextmanager
 async def _server(
-    asked: EngineConfig,
+    settings: EngineConfig,
     sampling: SamplingConfig,
     schemas: Schemas,
     progress: Progress,
@@ -130,24 +130,24 @@ async def _server(
 
     async def announce_restart() -> str:
         assert restart is not None
-        progress.warn(f"{asked.base_url}: the server died and is being restarted")
+        progress.warn(f"{settings.base_url}: the server died and is being restarted")
         return await restart()
 
     async with ChatServer(
-        asked.base_url,
-        concurrency=asked.concurrency,
-        request_timeout=asked.request_timeout,
+        settings.base_url,
+        concurrency=settings.concurrency,
+        request_timeout=settings.request_timeout,
         chat_template_kwargs=sampling.chat_template_kwargs,
         restart=None if restart is None else announce_restart,
     ) as server:
         with progress.stage("checking the server", len(PROBES)) as step:
-            facts = await connect(Survey(server, asked, sampling, schemas, progress.warn, step))
+            facts = await connect(Survey(server, settings, sampling, schemas, progress.warn, step))
         yield server, facts
 
 
 @asynccontextmanager
 async def open_pooling(
-    purpose: PoolingPurpose, asked: PoolingConfig, answers: CacheConfig, dimensions: int | None = None
+    purpose: PoolingPurpose, settings: PoolingConfig, answers: CacheConfig, dimensions: int | None = None
 ) -> AsyncIterator[PoolingClient]:
     """Open an embedding model or a cross-encoder.
 
@@ -155,7 +155,7 @@ async def open_pooling(
 
     Args:
         purpose: What the model is for.
-        asked: Server and model.
+        settings: Server and model.
         answers: Cache of the results.
         dimensions: Length of the vectors; None for the model's own.
 
@@ -167,18 +167,18 @@ async def open_pooling(
         policy: Mapping[str, Any] = {
             "cache": cache,
             "purpose": purpose,
-            "retry_for": asked.retry_for,
-            "batch": asked.batch,
-            "concurrency": asked.concurrency,
+            "retry_for": settings.retry_for,
+            "batch": settings.batch,
+            "concurrency": settings.concurrency,
             "dimensions": dimensions,
         }
-        if cache.mode is CacheMode.REPLAY or asked.url is None:
-            yield PoolingClient(engine_info=replay_engine_info(asked, cache, purpose), engine=None, **policy)
+        if cache.mode is CacheMode.REPLAY or settings.url is None:
+            yield PoolingClient(engine_info=replay_engine_info(settings, cache, purpose), engine=None, **policy)
             return
         # Imported here because the HTTP libraries are slow to load.
         from touche_llm.llm.pooling_server import PoolingServer
 
-        async with PoolingServer(asked.url, purpose, asked) as server:
+        async with PoolingServer(settings.url, purpose, settings) as server:
             facts = await server.connect(dimensions)
             store_engine_info(facts, cache, purpose)
             yield PoolingClient(engine_info=facts, engine=server, **policy)
@@ -210,27 +210,27 @@ def store_engine_info(facts: EngineInfo, cache: Cache, purpose: PoolingPurpose |
     cache.put(Entry(key=hash_content(kind, **value), kind=kind, model=facts.model, value=value), EngineInfo)
 
 
-def assume_engine_info(asked: _Asked, cache: Cache, purpose: PoolingPurpose | None = None) -> EngineInfo:
+def assume_engine_info(settings: _ModelSettings, cache: Cache, purpose: PoolingPurpose | None = None) -> EngineInfo:
     """Return the facts about an engine without a request: from the cache, else from the configuration.
 
     For an unknown engine `engine` is empty, as is the model if the configuration names none; a context that is not
     configured is so long that nothing is truncated. `purpose` is as for `name_kind`.
     """
-    if fitting := _find_fitting(asked, cache, purpose):
+    if fitting := _find_fitting(settings, cache, purpose):
         return _choose(fitting, cache, purpose)
-    model, context = _get_model_name(asked) or "", asked.context or _ENDLESS
-    return EngineInfo(model=model, revision=asked.revision, context=context, overhead=0, engine="")
+    model, context = _get_model_name(settings) or "", settings.context or _ENDLESS
+    return EngineInfo(model=model, revision=settings.revision, context=context, overhead=0, engine="")
 
 
-def replay_engine_info(asked: _Asked, cache: Cache, purpose: PoolingPurpose | None = None) -> EngineInfo:
+def replay_engine_info(settings: _ModelSettings, cache: Cache, purpose: PoolingPurpose | None = None) -> EngineInfo:
     """Return the facts about an engine from the cache; raise UsageError if it does not know the engine."""
-    if fitting := _find_fitting(asked, cache, purpose):
+    if fitting := _find_fitting(settings, cache, purpose):
         return _choose(fitting, cache, purpose)
     if purpose is not None and cache.mode is not CacheMode.REPLAY:
         raise UsageError(f"{SECTIONS[purpose]}.url: missing; give the address of a server with the model")
     models = sorted({entry.model for entry in cache.find(name_kind(purpose))})
-    sought = f"model {_get_model_name(asked) or 'any'}, revision {asked.revision!r}"
-    sought += f", context {asked.context}" if asked.context is not None else ""
+    sought = f"model {_get_model_name(settings) or 'any'}, revision {settings.revision!r}"
+    sought += f", context {settings.context}" if settings.context is not None else ""
     raise UsageError(f"{cache.path}: holds {', '.join(models) or 'no model'}; nothing to replay of {sought}")
 
 
@@ -243,13 +243,13 @@ def _name_section(purpose: PoolingPurpose | None) -> str:
     return "engine" if purpose is None else SECTIONS[purpose]
 
 
-def _get_model_name(asked: _Asked) -> str | None:
-    return asked.model_name if isinstance(asked, EngineConfig) else asked.model
+def _get_model_name(settings: _ModelSettings) -> str | None:
+    return settings.model_name if isinstance(settings, EngineConfig) else settings.model
 
 
-def _find_fitting(asked: _Asked, cache: Cache, purpose: PoolingPurpose | None) -> list[EngineInfo]:
+def _find_fitting(settings: _ModelSettings, cache: Cache, purpose: PoolingPurpose | None) -> list[EngineInfo]:
     """Return the cached facts about engines that fit the configured model, revision and context."""
-    known, model = [_facts(entry, cache) for entry in cache.find(name_kind(purpose))], _get_model_name(asked)
+    known, model = [_facts(entry, cache) for entry in cache.find(name_kind(purpose))], _get_model_name(settings)
     models = sorted({facts.model for facts in known})
     if model is None and len(models) > 1:
         section = _name_section(purpose)
@@ -258,8 +258,8 @@ def _find_fitting(asked: _Asked, cache: Cache, purpose: PoolingPurpose | None) -
         facts
         for facts in known
         if facts.model == (model or facts.model)
-        and facts.revision == asked.revision
-        and (asked.context is None or facts.context == asked.context)
+        and facts.revision == settings.revision
+        and (settings.context is None or facts.context == settings.context)
     ]
 
 

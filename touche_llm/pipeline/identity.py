@@ -190,10 +190,10 @@ def _prompt_changes(stages: Stages, context: RunContext, changed: Collection[str
     before = {purpose: label for stage in stages for purpose, label in _section(stages, stage, "prompts").items()}
     if "prompts.folder" in changed:
         return
-    asked = [purpose for purpose in before if f"prompts.{purpose}" not in changed]
-    if not asked:
+    compared = [purpose for purpose in before if f"prompts.{purpose}" not in changed]
+    if not compared:
         return
-    for purpose, prompt in context.load_prompts(*asked).items():
+    for purpose, prompt in context.load_prompts(*compared).items():
         if prompt.label != before[purpose]:
             yield SettingChange(f"prompts.{purpose}", f"{before[purpose]!s:.100}", prompt.label)
 

@@ -67,19 +67,19 @@ async def judge_stances(
     """
     question = task.stance_question
     assert question is not None
-    asked = []
+    requests = []
     # All requests of one order come together because prompts begin with the objects, which a prefix cache shares.
     for _, of_topic in groupby(work, key=lambda item: item[0].id):
         documents_of = list(of_topic)
-        asked += [(topic, document_id, False) for topic, document_id in documents_of]
+        requests += [(topic, document_id, False) for topic, document_id in documents_of]
         for topic, document_id in documents_of:
             if both_orders and topic.objects is not None and task.swapped_stances:
                 first, second = topic.objects
-                asked.append((replace(topic, objects=(second, first)), document_id, True))
+                requests.append((replace(topic, objects=(second, first)), document_id, True))
 
-    with stage("judging stances", len(asked)) as done:
+    with stage("judging stances", len(requests)) as done:
 
-        async def ask(item: tuple[Topic, str, bool]) -> _Answered | Failure | None:
+        async def request(item: tuple[Topic, str, bool]) -> _Answered | Failure | None:
             topic, document_id, swapped = item
             result, _ = await request_answer(topic, document_id, documents, question, prompt, builder)
             done()
@@ -89,9 +89,9 @@ async def judge_stances(
             readings = builder.read_labels(result, prompt.origin(topic.id, document_id), task.question)
             return result, readings["stance"], swapped
 
-        results = await map_in_order(ask, asked, builder.concurrency)
+        results = await map_in_order(request, requests, builder.concurrency)
     answers: dict[tuple[str, str], list[_Answered]] = {}
-    for (topic, document_id, _), result in zip(asked, results, strict=True):
+    for (topic, document_id, _), result in zip(requests, results, strict=True):
         if isinstance(result, tuple):
             answers.setdefault((topic.id, document_id), []).append(result)
     stances = []

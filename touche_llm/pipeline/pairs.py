@@ -49,7 +49,7 @@ class JudgedPairs:
         judgments: Judgments of the pairs, both orders of a pair included.
         sentences: Judgments of the sentences.
         failures: Failures of sentences and of pairs.
-        turned: Number of pairs whose reversed order was graded better.
+        reversed_better: Number of pairs whose reversed order was graded better.
         largest_share: Largest share of a topic's pairs that contain the same sentence.
         largest_share_judged: The same among the pairs that were judged.
         too_few: Number of pairs of each topic that has fewer than the task wants.
@@ -59,7 +59,7 @@ class JudgedPairs:
     judgments: list[Judgment] = field(default_factory=list)
     sentences: list[Judgment] = field(default_factory=list)
     failures: list[Failure] = field(default_factory=list)
-    turned: int = 0
+    reversed_better: int = 0
     largest_share: float = 0.0
     largest_share_judged: float = 0.0
     too_few: dict[str, int] = field(default_factory=dict)
@@ -73,7 +73,7 @@ class JudgedPairs:
             "pairs": made,
             "pairs judged by the model": made - inherited,
             "pairs with inherited grades": inherited,
-            "pairs that read better the other way round": self.turned,
+            "pairs that read better the other way round": self.reversed_better,
             "largest share of a topic's pairs with one sentence": round(self.largest_share, 4),
             "largest share of those judged": round(self.largest_share_judged, 4),
             "topics with too few pairs": self.too_few,
@@ -131,7 +131,7 @@ class PairJudge:
                 if other is not None:
                     result.judgments.append(other)
                     if self._grade(other) > self._grade(judgment):
-                        result.turned += 1
+                        result.reversed_better += 1
                         judgment = other
                 ranking.append(msgspec.structs.replace(pair, document_id=judgment.document_id))
             result.candidates.append(ranking)
