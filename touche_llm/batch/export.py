@@ -18,7 +18,7 @@ from touche_llm.llm.chat import CHAT_PATH, build_chat_body
 from touche_llm.llm.counts import Counts
 from touche_llm.llm.engine import EngineInfo
 from touche_llm.llm.model import NOTHING_LOST, LostRequests, ModelClient
-from touche_llm.llm.recorder import RecordingEngine, open_known_answers, run_until_pending
+from touche_llm.llm.recorder import RecordingEngine, run_until_pending
 from touche_llm.llm.request import EMPTY_CHAT, Request, place_system_message
 from touche_llm.llm.tokenizers import ChatTokenizer
 from touche_llm.pipeline.context import RunContext
@@ -151,7 +151,8 @@ async def pending_requests(
     counter = None
     if tokenizer is not None:
         counter = ChatTokenizer(tokenizer, config.sampling.chat_template_kwargs)
-    with open_known_answers(config.cache.file, config.cache.mode) as cache:
+    # Opened for writing, since only this repairs a cache whose creation was killed.
+    with Cache(config.cache.file, CacheMode.REUSE) as cache:
         batch = Batch(stage=stage, facts=_known_facts(config, cache, counter), config=config)
     if not sends_requests(stage, config):
         return Export(batch, [], 0, 0)
