@@ -185,9 +185,8 @@ def test_replay_writes_nothing(tmp_path: Path) -> None:
         cache.put(entry(), Answer)
     with Cache(tmp_path / "c.sqlite", CacheMode.REPLAY) as cache:
         assert cache.get("a" * 64, Answer) == answer()
-        with pytest.raises(sqlite3.OperationalError) as raised:
-            cache.put(entry("b"), Answer)
-        assert raised.value.sqlite_errorcode == sqlite3.SQLITE_READONLY
+        cache.put(entry("b"), Answer)
+        assert cache.get("b" * 64, Answer) is None
 
 
 def test_a_path_that_cannot_be_created_is_named(tmp_path: Path) -> None:

@@ -13,9 +13,8 @@ from tests.answer_models import ComparativeJudgment
 from tests.llm.test_model import ANSWER, request_about
 from tests.scripted_engine import FACTS, ScriptedEngine
 from touche_llm.errors import EngineError
-from touche_llm.llm.answers import FailedRequest, UnusableAnswer
+from touche_llm.llm.answers import FailedRequest
 from touche_llm.llm.cache import Cache
-from touche_llm.llm.counts import Counts
 from touche_llm.llm.engine import Completion, Rejected, Transient
 from touche_llm.llm.model import AnsweredRequest, ModelClient
 from touche_llm.llm.request import Message, Request
@@ -136,22 +135,3 @@ async def test_the_overhead_of_a_chat_template_is_counted_once_per_number_of_mes
     assert isinstance(bounds[0], int) and [each == bounds[0] for each in bounds] == [True, False, True]
     assert await model.bound_tokens(short) == FACTS.overhead + sum(len(each.content) for each in short.messages)
     assert len(engine.counted) == 1
-
-
-def test_the_increase_of_counts_keeps_the_last_problem_and_unreported_tokens_are_none() -> None:
-    before = Counts(requests=2, prompt_tokens=10)
-    now = Counts(requests=5, prompt_tokens=40, retries=1, problem="HTTP 503")
-    assert now.since(before) == Counts(requests=3, prompt_tokens=30, retries=1, problem="HTTP 503")
-    unreported, reported = now.as_dict(), Counts(prefix_reports=1).as_dict()
-    assert (unreported["prefix_cached_tokens"], reported["prefix_cached_tokens"]) == (None, 0)
-    assert (unreported["requests"], unreported["retries"]) == (5, 1) and not {"problem", "prefix_reports"} & set(
-        unreported
-    )
-
-
-def test_the_texts_of_an_unusable_answer_are_shortened() -> None:
-    found = UnusableAnswer.create("not_json", "r" * 3000, "t" * 3000)
-    assert (found.kind, found.reason, found.text) == ("not_json", "r" * 2000, "t" * 2000)
-    assert (found.is_final, UnusableAnswer.create("server_error", "no").is_final) == (False, True)
-    attempt = found.to_attempt(2)
-    assert (attempt.sample, attempt.kind, attempt.reason, attempt.text) == (2, found.kind, found.reason, found.text)
