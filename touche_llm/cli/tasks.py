@@ -222,7 +222,7 @@ def _list_facts(task: Task) -> Iterator[tuple[str, str]]:
         yield "without an answer", stance.unanswered
     yield "documents per topic", f"{task.documents_per_topic.min} to {task.documents_per_topic.max:,}"
     for objective, weights in task.objectives.items():
-        if objective not in (*task.objectives["both"], *task.aspects):
+        if objective not in (*task.weights, *task.aspects):
             continue  # an aspect that the task does not have
         yield f"weights for {objective}", ", ".join(f"{name} {weight:g}" for name, weight in weights.items())
     yield "official measures", ", ".join(f"{name} {measure}" for name, measure in task.measures.items()) or "none"
