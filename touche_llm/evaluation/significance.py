@@ -172,17 +172,7 @@ def compare(
     # Imported in the functions, since commands that print notes alone import this module, and pandas is slow.
     import pandas as pd
 
-    if baseline not in runs:
-        raise UsageError(f"the baseline {baseline!r} is none of the runs: {', '.join(runs)}")
-    if len(runs) < 2:
-        raise UsageError(f"nothing to compare {baseline!r} with; give another run")
-    measures = list(runs[baseline])
-    for name, estimates in runs.items():
-        if list(estimates) != measures:
-            raise UsageError(
-                f"run {name!r} has the measures {', '.join(estimates)}, and {baseline!r} has {', '.join(measures)}; "
-                "evaluate both with the same qrels and one depth"
-            )
+    measures = _list_measures(baseline, runs)
     rows = []
     for measure in measures:
         for name, estimates in runs.items():
@@ -197,6 +187,22 @@ def compare(
     corrected = [_correct_holm(p) for p in table["p"].to_numpy().reshape(len(measures), len(runs) - 1)]
     table.insert(table.columns.get_loc("p") + 1, "p_holm", np.concatenate(corrected))
     return table
+
+
+def _list_measures(baseline: str, runs: Mapping[str, Mapping[str, Estimate]]) -> list[str]:
+    """Return the measures of the runs; raise UsageError if they cannot be compared."""
+    if baseline not in runs:
+        raise UsageError(f"the baseline {baseline!r} is none of the runs: {', '.join(runs)}")
+    if len(runs) < 2:
+        raise UsageError(f"nothing to compare {baseline!r} with; give another run")
+    measures = list(runs[baseline])
+    for name, estimates in runs.items():
+        if list(estimates) != measures:
+            raise UsageError(
+                f"run {name!r} has the measures {', '.join(estimates)}, and {baseline!r} has {', '.join(measures)}; "
+                "evaluate both with the same qrels and one depth"
+            )
+    return measures
 
 
 def compute_bounds(
