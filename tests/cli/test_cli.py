@@ -100,7 +100,7 @@ def test_the_written_configuration_makes_the_same_run_again_and_flags_override_i
         (["run", *DATA, "--out", "o", "--cache", "no.sqlite", "--cache-mode", "replay"], 2, "no such cache"),
         (["run", *DATA, "--out", "o", *REPLAY, "--model", "other"], 2, "nothing to replay of model other"),
         (["run", *DATA, "--out", "o", *REPLAY, "--max-tokens", "9"], 1, "a setting changed"),
-        (["run", "--config", "no.yaml", "--out", "o"], 2, "no.yaml: cannot read the configuration"),
+        (["run", "--config", "no.yaml", "--out", "o"], 2, "no.yaml: cannot read the file"),
         (["index", "--corpus", "no.jsonl"], 1, "no such corpus file"),
         (["index", *DATA[2:], "--k1", "-1"], 2, "--k1"),
         (["rank", "--out", "o"], 1, "o/config.yaml: missing; run `touche-llm retrieve`"),
