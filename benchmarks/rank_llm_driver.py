@@ -12,9 +12,24 @@ import asyncio
 import contextlib
 import json
 import sys
+import tempfile
 import time
 import types
+from pathlib import Path
 from typing import Any
+
+# RankLLM's own pointwise template sends messages of the roles `query` and `document`. Only rerankers such as
+# Qwen3-Reranker have these in their chat template; that of a chat model drops them, and all documents get one prompt.
+# This one puts the same words into a system and a user message.
+_POINTWISE = """method: pointwise
+system_message: Answer with yes or no alone.
+body: |
+  Instruction: Given a web search query, retrieve relevant passages that answer the query
+
+  Query: {query}
+
+  Document: {doc_content}
+"""
 
 
 def import_rerankers() -> tuple[Any, Any]:
@@ -35,7 +50,10 @@ async def rerank(options: argparse.Namespace) -> dict[str, Any]:
     depth = max(len(request.candidates) for request in requests)
     shared = {"base_url": f"{options.url}/v1", "context_size": options.context, "batch_size": options.concurrency}
     if options.window is None:
-        model = pointwise(options.model, **shared)
+        with tempfile.TemporaryDirectory() as folder:
+            template = Path(folder) / "pointwise.yaml"
+            template.write_text(_POINTWISE)
+            model = pointwise(options.model, prompt_template_path=template, **shared)
     else:
         model = listwise(options.model, window_size=options.window, stride=options.stride, **shared)
     started = time.perf_counter()
