@@ -133,6 +133,10 @@ def _whose(prompt: Prompt, digest: str) -> str:
     return "the project's own" if own is not None and own[1].hash == digest else "which is not the project's own"
 
 
+# A scale in the text of a prompt, as `0 to 3`.
+_RANGE = re.compile(r"(?<![\w.-])(\d{1,2})\s*(?:to|through|-|–|…|\.\.\.?)\s*(\d{1,2})(?![\w.-])", re.ASCII)
+
+
 @dataclass(frozen=True, slots=True)
 class _Linter:
     """Checks of one prompt, which add their findings to `result`."""
@@ -184,9 +188,16 @@ class _Linter:
         text = f"{messages[0].content}\n{messages[-1].content}"
         model = self.prompt.answer_for(subject.topic, len(subject.ids))
         for name in model.model_fields:
-            # Answers of the other forms have no names.
-            if self.prompt.header.form is AnswerForm.OBJECT and not _has_word(text, name):
-                self.error(f"the answer's field {name!r} is not named in the text")
+            if _has_word(text, name):
+                continue
+            problem = f"the answer's field {name!r} is not named in the text"
+            # Answers of the other forms have no names; their fields may be described in other words.
+            (self.error if self.prompt.header.form is AnswerForm.OBJECT else self.warn)(problem)
+        scales = {(min(grades), max(grades)) for grades in get_labels(model).values() if isinstance(grades[0], int)}
+        other = [found[0] for found in _RANGE.finditer(text) if (int(found[1]), int(found[2])) not in scales]
+        if scales and other:
+            known = ", ".join(f"{lowest} to {highest}" for lowest, highest in sorted(scales))
+            self.warn(f"the text has the range {other[0]!r}, but grades are {known}")
         # The labels of objects are words of the topic.
         for name, labels in get_labels(model).items() if self.purpose.depends_on != "topic" else ():
             if all(isinstance(label, int) for label in labels) and _has_range(text, min(labels), max(labels)):
@@ -303,4 +314,4 @@ def _has_word(text: str, word: str) -> bool:
 
 
 def _has_range(text: str, lowest: Any, highest: Any) -> bool:
-    return re.search(rf"(?<!\w){lowest}\s*(?:to|through|-|–|…|\.\.\.?)\s*{highest}(?!\w)", text) is not None
+    return any((int(found[1]), int(found[2])) == (lowest, highest) for found in _RANGE.finditer(text))
