@@ -96,6 +96,16 @@ def test_labels_that_only_topic_or_document_hold_are_not_named(tmp_path: Path) -
     assert any("does not name SECOND" in message for message in checked(path, topic).of("error"))
 
 
+def test_a_scale_that_no_aspect_has_and_an_aspect_without_its_name_are_warned_of(tmp_path: Path) -> None:
+    text = f"{RULES}{ANSWER} Some give 0 to 5; first letters alone.".replace("quality", "style")
+    path = template(tmp_path, text, SHOWN + "{{ document }}")
+    path.write_text(path.read_text().replace("answer: judge", "answer: judge\nform: letters"))
+    found = checked(path)
+    assert found.of("error") == []
+    for problem in ("'quality'", "'0 to 5'"):
+        assert any(problem in warning for warning in found.of("warning"))
+
+
 @pytest.mark.parametrize("grades", ["0, 1, 2 or 3", "0-3", "0–3", "0..3", "3 = best, 2, 1, 0 = worst"])
 def test_grades_may_be_named_one_by_one_or_as_a_range(tmp_path: Path, grades: str) -> None:
     path = template(tmp_path, RULES + ANSWER.replace("0 to 3", grades), SHOWN + "{{ document }}")
