@@ -97,9 +97,9 @@ def test_labels_that_only_topic_or_document_hold_are_not_named(tmp_path: Path) -
 
 
 def test_a_scale_that_no_aspect_has_and_an_aspect_without_its_name_are_warned_of(tmp_path: Path) -> None:
-    text = f"{RULES}{ANSWER} Some give 0 to 5; first letters alone.".replace("quality", "style")
+    text = f"{RULES}{ANSWER} Some give 0 to 5.".replace("quality", "style")
     path = template(tmp_path, text, SHOWN + "{{ document }}")
-    path.write_text(path.read_text().replace("answer: judge", "answer: judge\nform: letters"))
+    path.write_text(path.read_text().replace("answer: judge", "answer: judge\nform: array"))
     found = checked(path)
     assert found.of("error") == []
     for problem in ("'quality'", "'0 to 5'"):

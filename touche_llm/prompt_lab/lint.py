@@ -134,7 +134,7 @@ def _whose(prompt: Prompt, digest: str) -> str:
 
 
 # A scale in the text of a prompt, as `0 to 3`.
-_RANGE = re.compile(r"(?<![\w.-])(\d{1,2})\s*(?:to|through|-|–|…|\.\.\.?)\s*(\d{1,2})(?![\w.-])", re.ASCII)
+_RANGE = re.compile(r"(?<![\w.-])(\d{1,2})\s*(?:to|through|-|–|…|\.\.\.?)\s*(\d{1,2})(?![\w-]|\.\d)", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
