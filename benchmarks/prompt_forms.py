@@ -37,6 +37,7 @@ from touche_llm.data.topics import read_topics
 from touche_llm.evaluation.qrels import STANCE, Qrels, read_qrels
 from touche_llm.judging.pointwise import judge
 from touche_llm.llm.counts import LabelInformation
+from touche_llm.llm.settings import EngineConfig
 from touche_llm.pipeline.engines import LanguageModel
 from touche_llm.prompts.purposes import load, purposes_of
 from touche_llm.tasks import get_task
@@ -278,7 +279,9 @@ def main() -> None:
         work = list(islice(judged_work()[0], options.limit))
         texts = Texts(document for _, document in work)
 
-        with LanguageModel(options.url, cache=ROOT / ".touche-llm" / "prompt_forms.sqlite") as model:
+        # As many requests as the server runs at a time, so that others who use it do not wait behind all.
+        engine = EngineConfig(concurrency=16)
+        with LanguageModel(options.url, engine=engine, cache=ROOT / ".touche-llm" / "prompt_forms.sqlite") as model:
             for name in options.cells or CELLS:
                 path = ANSWERS / f"{name}.jsonl"
                 if path.exists():
