@@ -23,8 +23,11 @@ from touche_llm.llm.counts import Counts
 _LOG = logging.getLogger(__name__)
 _PLAIN_SECONDS = 10.0
 _NOTEBOOK_SECONDS = 0.25
-# Window of the rate of a stage that is not complete; longer than a server takes for most batches.
-_RATE_SECONDS = 60.0
+# Window of the rate of a stage that is not complete; longer than a server takes for most batches. With fewer steps in it
+# the rate jumps as they leave, so that the whole stage counts.
+_RATE_SECONDS, _MIN_STEPS = 60.0, 5
+# A stage of fewer steps and without a model is a check: no remaining time.
+_CHECKS = 100
 # Below this width the bar keeps to what matters.
 _WIDE = 110
 
@@ -227,7 +230,12 @@ class StageState:
         )
 
     def estimate_rest(self) -> float | None:
-        """Return the seconds that the remaining steps take if each needs the server; None if that is unknown."""
+        """Return the seconds that the remaining steps take if each needs the server; None if that is unknown.
+
+        The few requests of a check differ too much to say anything of the next ones.
+        """
+        if self.counts is None and self.total < _CHECKS:
+            return None
         speed = self._measure(_count_sent)
         return (self.total - self.done) / speed if speed and self.done < self.total else None
 
@@ -240,7 +248,7 @@ class StageState:
         while len(self._recent) > 1 and self._recent[1].time <= now.time - _RATE_SECONDS:
             self._recent.popleft()
         since = self._recent[0]
-        if self.done >= self.total or not count(since, now):
+        if self.done >= self.total or count(since, now) < _MIN_STEPS:
             since = self._start
         return count(since, now) / max(now.time - since.time, 1e-3)
 
