@@ -212,10 +212,6 @@ class _Judge:
         task, unnamed = candidates.task, {topic.id for topic in candidates.topics if topic.objects is None}
         if task.objects_answer is None or not unnamed:
             return Judgments(candidates, ())
-        self.progress.warn(
-            f"{len(unnamed):,} topics name no objects, so the model finds them first; if they are of another task than "
-            f"{task.name}, name it (`--task`)"
-        )
         prompt = self.prompts["objects"]
         with self.stage("finding objects", len(unnamed)) as done:
             topics, failures = await find_objects(candidates.topics, task, prompt, self.builder, done)

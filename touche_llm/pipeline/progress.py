@@ -23,8 +23,8 @@ from touche_llm.llm.counts import Counts
 _LOG = logging.getLogger(__name__)
 _PLAIN_SECONDS = 10.0
 _NOTEBOOK_SECONDS = 0.25
-# Window of the rate of a stage that is not complete; longer than a server takes for most batches. With fewer steps in it
-# the rate jumps as they leave, so that the whole stage counts.
+# Window of the rate of a stage that is not complete; longer than a server takes for most batches. With fewer steps in
+# it the rate jumps as they leave, so that the whole stage counts.
 _RATE_SECONDS, _MIN_STEPS = 60.0, 5
 # A stage of fewer steps and without a model is a check: no remaining time.
 _CHECKS = 100
