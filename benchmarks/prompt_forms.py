@@ -2,11 +2,11 @@
 
     python -m benchmarks.prompt_forms [--url http://127.0.0.1:8000 | --report] [CELL ...]
 
-Each cell is a form of the prompt: JSON letters or objects, with and without an example of an answer. It judges the
-documents that have judgments among the first 30 of BM25 for the 25 judged topics (`stand_in.tsv` in
-`../shared/data/comparative` lists them). A finished cell is written to `benchmarks/real_answers/CELL.jsonl`, keys and
-probabilities without texts, and is not measured again; an interrupted one resumes from the answer cache. Without CELL
-all are measured; `--report` only prints the table.
+Each cell is a form of the prompt: JSON letters or objects, with and without an example of an answer; one request for
+each aspect; the aspects in another order. It judges the documents that people judged among the first 30 of BM25 for
+the 25 judged topics (`stand_in.tsv` in `../shared/data/comparative` lists them). A finished cell is written to
+`benchmarks/real_answers/CELL.jsonl`, keys and probabilities without texts, and is not measured again; an interrupted
+one resumes from the answer cache. Without CELL all are measured; `--report` only prints the table.
 
 The model must be a real one (`make serve-small`); a small one is a real engine and a weak judge.
 """
@@ -15,38 +15,71 @@ from __future__ import annotations
 
 import argparse
 import csv
+import json
 import re
 import sys
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cache
 from itertools import islice
 from pathlib import Path
 
 import msgspec
 import numpy as np
+import yaml
 
 from benchmarks.figures import machine
+from benchmarks.rank_llm_peer import FLAG, check_python, read_report, run_driver
 from tests.vllm.real_data import REAL
 from tests.vllm.server import ROOT
 from touche_llm.corpus.json_lines import read_collection
 from touche_llm.data import concurrency
-from touche_llm.data.records import Document, Reading, Topic
+from touche_llm.data.records import Document, Judgment, Reading, Topic
+from touche_llm.data.settings import read_yaml
 from touche_llm.data.topics import read_topics
 from touche_llm.evaluation.qrels import STANCE, Qrels, read_qrels
+from touche_llm.judging.labels import combine_position
 from touche_llm.judging.pointwise import judge
 from touche_llm.llm.counts import LabelInformation
 from touche_llm.llm.settings import EngineConfig
 from touche_llm.pipeline.engines import LanguageModel
 from touche_llm.prompts.purposes import load, purposes_of
 from touche_llm.tasks import get_task
+from touche_llm.tasks.definition import TASK_FILE
+from touche_llm.tasks.features import Question
+from touche_llm.tasks.task import Task, load_task
 
 DATA = REAL / "comparative"
 ANSWERS = ROOT / "benchmarks" / "real_answers"
 TASK = get_task("comparative")
 _JUDGE = (TASK.folder / "judge.jinja").read_text()
 _LAST_LINE = re.compile(r"^Answer with .*$", re.MULTILINE)
+_LETTERS = (
+    "Answer with one JSON array of {count} values and nothing else, each label by its first letter: [{values}]",
+    {
+        "relevance": "relevance 0 to 3",
+        "quality": "quality 0 to 3",
+        "position": 'position "Y" or "N"',
+        "stance": 'stance "F", "S" or "N"',
+    },
+)
+_OBJECT = (
+    "Answer with one JSON object and nothing else, with the keys in this order: {{{values}}}",
+    {
+        "relevance": '"relevance": 0 to 3',
+        "quality": '"quality": 0 to 3',
+        "position": '"position": "YES" or "NO"',
+        "stance": '"stance": "FIRST", "SECOND" or "NEUTRAL"',
+    },
+)
+_EXAMPLES = {
+    "letters": ', written like [1,2,"Y","S"]',
+    "object": ', written like {"relevance":1,"quality":2,"position":"YES","stance":"SECOND"}',
+}
+_COUNTS = {1: "one value", 2: "two values", 4: "four values"}
+_SIDE = ("position", "stance")
 _COLUMNS = (
     "prompt",
     "documents",
@@ -62,17 +95,33 @@ _COLUMNS = (
 )
 
 
-# Form of the answers, and the example of an answer at the end of the prompt.
+@dataclass(frozen=True)
+class Form:
+    """A form of the judge prompt.
+
+    Attributes:
+        fields: Fields of each of its requests, in the order of the answer.
+        form: Form of the answers.
+        has_example: Whether the prompt ends with an example of an answer.
+    """
+
+    fields: tuple[tuple[str, ...], ...] = (("relevance", "quality", *_SIDE),)
+    form: str = "letters"
+    has_example: bool = False
+
+
 CELLS = {
-    "letters_example": ("letters", ', written like [1,2,"Y","S"]'),
-    "letters": ("letters", ""),
-    "objects_example": ("object", ', written like {"relevance":1,"quality":2,"position":"YES","stance":"SECOND"}'),
-    "objects": ("object", ""),
+    "letters_example": Form(has_example=True),
+    "letters": Form(),
+    "objects_example": Form(form="object", has_example=True),
+    "objects": Form(form="object"),
+    "swapped": Form((("quality", "relevance", *_SIDE),)),
+    "single": Form((("relevance",), ("quality",), _SIDE)),
 }
-_OBJECT = (
-    'Answer with one JSON object and nothing else, with the keys in this order: {"relevance": 0 to 3, "quality": 0 to '
-    '3, "position": "YES" or "NO", "stance": "FIRST", "SECOND" or "NEUTRAL"}'
-)
+# RankLLM's pointwise prompt, a question for yes or no: the cell of `--rank-llm-python`.
+RANK_LLM = "rank_llm"
+# Cells whose readings are averaged.
+MEANS = {"both_orders": ("letters", "swapped")}
 
 
 class Answer(msgspec.Struct, frozen=True):
@@ -101,25 +150,101 @@ class Texts:
         return [name for name in document_ids if name not in self._documents]
 
 
-def write_template(cell: str, folder: Path) -> Path:
-    """Write the project's judge prompt with answers of the cell's form, and its example at the end."""
-    (form, example), found = CELLS[cell], _LAST_LINE.search(_JUDGE)
-    assert found is not None
-    last = (found[0] if form == "letters" else _OBJECT) + example
-    path = folder / "judge.jinja"
-    text = _JUDGE[: found.start()] + last + _JUDGE[found.end() :]
-    path.write_text(text.replace("\nform: letters", f"\nform: {form}"))
-    return path
+def write_template(fields: Sequence[str], form: Form) -> str:
+    """Return the project's judge prompt with the rubrics of these fields, in this order, and an answer of this form."""
+    sections = {found[2]: found[0] for found in re.finditer(r"^(\d)\. (\w+): .*?(?=\n\n)", _JUDGE, re.MULTILINE | re.S)}
+    first, last = min(map(_JUDGE.index, sections.values())), _LAST_LINE.search(_JUDGE)
+    assert last is not None
+    rules = (re.sub(r"^\d", str(place), sections[name]) for place, name in enumerate(fields, start=1))
+    pattern, names = _LETTERS if form.form == "letters" else _OBJECT
+    values = ", ".join(names[name] for name in fields)
+    answer = pattern.format(count=_COUNTS[len(fields)].split()[0], values=values)
+    if len(fields) == 1:
+        answer = answer.replace("values", "value").replace(", each label by its first letter", "")
+    answer += _EXAMPLES[form.form] if form.has_example else ""
+    text = "\n\n".join([_JUDGE[:first].rstrip(), *rules, answer]) + _JUDGE[last.end() :]
+    return text.replace("\nform: letters", f"\nform: {form.form}")
 
 
-async def measure(cell: str, work: Sequence[tuple[Topic, str]], texts: Texts, model: LanguageModel) -> list[Answer]:
-    """Send the requests of a cell, and return the answers."""
+def make_task(fields: Sequence[str], template: str, folder: Path) -> Task:
+    """Make a task with the aspects among the fields, in their order, and this judge prompt."""
+    definition = read_yaml(TASK.folder / TASK_FILE, words=True)
+    assert isinstance(definition, dict)
+    aspects = {name: definition["aspects"][name] for name in fields if name in definition["aspects"]}
+    # A task needs an aspect; where only the stance is requested, its question is that of the stance prompt.
+    aspects = aspects or {"relevance": definition["aspects"]["relevance"]}
+    parts = {"aspects": aspects, "weights": {"both": dict.fromkeys(aspects, 1.0)}, "measures": {}}
+    definition |= parts | {"name": "variant", "features": ["objects", "stance_prompt"]}
+    definition["corpus"] = {"reader": "json_lines"}
+    if STANCE not in fields:
+        definition |= {"stance": None, "features": ["objects"]}
+    folder.mkdir()
+    (folder / TASK_FILE).write_text(yaml.safe_dump(definition, sort_keys=False))
+    for name in ("judge", "objects", "stance", "best", "order", "queries"):
+        (folder / f"{name}.jinja").write_text((TASK.folder / f"{name}.jinja").read_text())
+    if set(fields) == set(_SIDE):
+        header = "---\nversion: 3\npurpose: Stance\nanswer: stance\nform: letters\n---\n"
+        (folder / "stance.jinja").write_text(header + template.split("---\n", 2)[2])
+    else:
+        text = template if STANCE in fields else template.replace("\nposition: true", "")
+        (folder / "judge.jinja").write_text(text)
+    return load_task(folder)
+
+
+async def measure(form: Form, work: Sequence[tuple[Topic, str]], texts: Texts, model: LanguageModel) -> list[Answer]:
+    """Send the requests of a form, and return the answers to the documents that have all."""
+    found: dict[tuple[str, str], list[Judgment]] = {}
+    for fields in form.fields:
+        with tempfile.TemporaryDirectory() as name:
+            task = make_task(fields, write_template(fields, form), Path(name) / "task")
+            is_stance = set(fields) == set(_SIDE)
+            question: Question | None = task.stance_question if is_stance else task.question
+            assert question is not None
+            prompt = load(
+                task, purposes_of(task)["stance" if is_stance else "judge"], "stance" if is_stance else "judge"
+            )
+        judgments, failures = await judge(list(work), texts, question, prompt, model.builder, _count(len(work)))
+        for failure in failures:
+            print(f"failed: {failure}", file=sys.stderr)
+        for judgment in judgments:
+            found.setdefault((judgment.topic_id, judgment.document_id), []).append(judgment)
+    return [
+        Answer(topic, document, [str(one.key) for one in answers], _merge(answers))
+        for (topic, document), answers in found.items()
+        if len(answers) == len(form.fields)
+    ]
+
+
+def measure_rank_llm(
+    python: Path, url: str, model: Path, work: Sequence[tuple[Topic, str]], texts: Texts
+) -> list[Answer]:
+    """Return RankLLM's probability of yes for each document as the reading of a grade from 0 to 1."""
+    by_topic: dict[str, list[str]] = {}
+    for topic, document in work:
+        by_topic.setdefault(topic.id, []).append(document)
+    titles = {topic.id: topic.title for topic, _ in work}
     with tempfile.TemporaryDirectory() as name:
-        prompt = load(TASK, purposes_of(TASK)["judge"], str(write_template(cell, Path(name))))
-    judgments, failures = await judge(list(work), texts, TASK.question, prompt, model.builder, _count(len(work)))
-    for failure in failures:
-        print(f"failed: {failure}", file=sys.stderr)
-    return [Answer(one.topic_id, one.document_id, [str(one.key)], one.readings) for one in judgments]
+        with (Path(name) / "requests.jsonl").open("w") as stream:
+            for topic_id, documents in by_topic.items():
+                found = [{"docid": one, "score": 0.0, "doc": {"contents": texts.get(one).text}} for one in documents]
+                stream.write(
+                    json.dumps({"query": {"text": titles[topic_id], "qid": topic_id}, "candidates": found}) + "\n"
+                )
+        options = {"requests": Path(name) / "requests.jsonl", "model": model.name, "url": url}
+        ended = run_driver(python, model.parent, options | {"concurrency": 32, "context": 8192})
+    report = read_report(ended.output, len(work), len(work))
+    if lost := report.count_lost() + report.count_unreadable(None):
+        sys.exit(f"RankLLM lost {lost} answers; nothing is written")
+    topics = [topic_id for topic_id, documents in by_topic.items() for _ in documents]
+    return [
+        Answer(
+            topic,
+            document,
+            [],
+            {"relevance": Reading(answered=round(score), probabilities={"0": 1 - score, "1": score})},
+        )
+        for topic, document, score in zip(topics, report.documents, report.scores, strict=True)
+    ]
 
 
 def _count(total: int) -> Callable[[], None]:
@@ -131,6 +256,16 @@ def _count(total: int) -> Callable[[], None]:
         print(f"\r{done} of {total}", end="" if done < total else "\n", file=sys.stderr, flush=True)
 
     return count
+
+
+def _merge(answers: Iterable[Judgment]) -> dict[str, Reading]:
+    readings = {field: reading for judgment in answers for field, reading in judgment.readings.items()}
+    if "position" in readings:
+        assert TASK.stance is not None
+        labels = TASK.stance.labels
+        (without,) = set(labels) - set(readings[STANCE].probabilities or {})
+        readings[STANCE] = combine_position(readings.pop("position"), readings[STANCE], labels, without)
+    return readings
 
 
 @cache
@@ -168,6 +303,22 @@ def read_stand_in() -> list[Answer]:
         for row in rows
         if (row["topic"], row["document"]) in known
     ]
+
+
+def average(cells: Sequence[Sequence[Answer]]) -> list[Answer]:
+    """Return the means of the probabilities of several cells, over the documents that all have."""
+    by_document = [{(one.topic, one.document): one for one in cell} for cell in cells]
+    means = []
+    for place, first in by_document[0].items():
+        if not all(place in cell for cell in by_document):
+            continue
+        readings = {}
+        for field in first.readings:
+            shares = [cell[place].readings[field].probabilities or {} for cell in by_document]
+            mean = {label: float(np.mean([of[label] for of in shares])) for label in shares[0]}
+            readings[field] = Reading(answered=max(mean, key=mean.__getitem__), probabilities=mean)
+        means.append(Answer(*place, [], readings))
+    return means
 
 
 def expected(reading: Reading) -> float:
@@ -251,7 +402,10 @@ def report() -> None:
         path.stem: [msgspec.json.decode(line, type=Answer) for line in path.read_bytes().splitlines()]
         for path in sorted(ANSWERS.glob("*.jsonl"))
     }
-    rows = {name: cells[name] for name in CELLS if name in cells}
+    rows = {name: cells[name] for name in (*CELLS, RANK_LLM) if name in cells}
+    rows |= {
+        name: average([cells[part] for part in parts]) for name, parts in MEANS.items() if set(parts) <= cells.keys()
+    }
     rows["stand-in"] = read_stand_in()
     print(f"| {' | '.join(_COLUMNS)} |")
     print("|---|" + "--:|" * (len(_COLUMNS) - 1))
@@ -274,8 +428,15 @@ def main() -> None:
     parser.add_argument("--url", default="http://127.0.0.1:8000")
     parser.add_argument("--limit", type=int, help="documents of each cell, to see that it works")
     parser.add_argument("--report", action="store_true", help="print the table of the measured cells only")
+    parser.add_argument(FLAG, type=Path, help="measure RankLLM's pointwise prompt, with the Python of its environment")
+    parser.add_argument("--model", type=Path, help="folder of the served model, named as it is, for RankLLM")
     options = parser.parse_args()
-    if not options.report:
+    if options.rank_llm_python:
+        work = judged_work()[0]
+        python = check_python(options.rank_llm_python)
+        answers = measure_rank_llm(python, options.url, options.model, work, Texts(document for _, document in work))
+        write_answers(RANK_LLM, answers)
+    elif not options.report:
         work = list(islice(judged_work()[0], options.limit))
         texts = Texts(document for _, document in work)
 
@@ -287,7 +448,7 @@ def main() -> None:
                 if path.exists():
                     continue
                 print(name, file=sys.stderr)
-                answers = concurrency.run(measure(name, work, texts, model))
+                answers = concurrency.run(measure(CELLS[name], work, texts, model))
                 if options.limit is None:
                     write_answers(name, answers)
     report()
