@@ -23,6 +23,7 @@ LITELLM = CACHE / "litellm-1.106.2" / "bin" / "litellm"
 CONTEXT = 8192
 ENVIRONMENT = {name: value for name, value in TINY_ENVIRONMENT.items() if name != "TORCHDYNAMO_DISABLE"} | {
     "VLLM_CPU_KVCACHE_SPACE": "4",  # GiB
+    "VLLM_CPU_OMP_THREADS_BIND": f"0-{(os.cpu_count() or 1) - 1}",  # by default one core is left out
 }
 OPTIONS = {"dtype": "bfloat16", "max_num_seqs": 16, "enforce_eager": False}
 _READY_SECONDS = 900.0
