@@ -60,7 +60,7 @@ async def test_documents_are_found_by_vectors_and_replayed_without_the_server(tm
     run = (out / "candidates.run.txt").read_bytes()
     again = server_of()
     await retrieve(again, tmp_path)
-    assert len(again.sent) == PROBES
+    assert again.sent == []
     for mode in (CacheMode.REPLAY, CacheMode.REUSE):
         await run_retrieve(dense(tmp_path, cache__mode=mode), out, Silent(), overwrite=True)
         assert (out / "candidates.run.txt").read_bytes() == run

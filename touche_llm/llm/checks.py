@@ -34,7 +34,7 @@ from touche_llm.llm.request import (
     continue_thought,
     place_system_message,
 )
-from touche_llm.llm.settings import EngineConfig, SamplingConfig, ThinkingConfig
+from touche_llm.llm.settings import EngineConfig, PoolingConfig, SamplingConfig, ThinkingConfig
 
 # Options that add a missing part, by check and server.
 REMEDIES = {
@@ -83,6 +83,33 @@ def block(name: str, value: str, remedy: str, cost: str = "") -> ServerCheck:
     return ServerCheck(name, False, value, cost, remedy, is_blocking=True)
 
 
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """What a server says of itself and of a model.
+
+    Attributes:
+        model: The model in its list.
+        context: Context in tokens, None if not reported; that of a slot for llama.cpp.
+        kind: The program that serves, empty if unknown.
+        title: Its name with the version.
+    """
+
+    model: ServedModel
+    context: int | None
+    kind: str
+    title: str
+
+    def describe(self, settings: EngineConfig | PoolingConfig) -> EngineInfo:
+        """Return the description of an engine before it is checked; a context of 0 is unknown."""
+        return EngineInfo(
+            model=self.model.id,
+            revision=settings.revision,
+            context=settings.context or self.context or 0,
+            overhead=0,
+            engine=self.title,
+        )
+
+
 @dataclass(slots=True)
 class Survey:
     """Server under examination, and what was found so far.
@@ -94,11 +121,10 @@ class Survey:
         schemas: Schemas of the answers that the run requests, as far as they are known.
         warn: Receives what is missing if a run is possible, and a queue.
         step: Called after each probe.
-        kind: The program that serves, empty if unknown.
         checks: Results in the order of the probes; after a blocking one, probes that depend on it are left out.
         info: Description of the engine; meaningful if nothing blocks.
         probe: Reply in which the schema was enforced, if there was one.
-        served: The model in the list of the server.
+        identity: What the server says of itself.
     """
 
     server: ChatServer
@@ -107,11 +133,10 @@ class Survey:
     schemas: Sequence[Mapping[str, Any]] = ()
     warn: Warn = lambda _: None
     step: Callable[[], None] = lambda: None
-    kind: str = ""
     checks: list[ServerCheck] = field(default_factory=list)
     info: EngineInfo | None = None
     probe: ChatReply | None = None
-    served: ServedModel | None = None
+    identity: Identity | None = None
 
     @property
     def is_enforced(self) -> bool:
@@ -149,7 +174,7 @@ class Survey:
 
     def get_remedy(self, name: str) -> str:
         """Return the option of this server that adds what a check misses; empty if none is known."""
-        return REMEDIES.get((name, self.kind), "")
+        return REMEDIES.get((name, self.identity.kind if self.identity else ""), "")
 
     def build_probe(self, top_logprobs: int = 0) -> Request:
         """Return a request that allows one answer."""

@@ -52,47 +52,64 @@ class ConnectionPool(aiohttp.TCPConnector):
         return connection
 
 
+# Times that the limit of a request begins again, at most, while requests wait at the server: an hour by default.
+_MAX_WAITS = 12
+
+
 class QueueTimeout:
     """Limit on the seconds that a server takes for a request, excluding its time in the queue.
 
     Servers process requests in the order of arrival. The time of a request therefore restarts with each reply to an
     earlier request, behind which it may have been queued. With 256 requests at a time and one reply every two seconds,
-    a request can wait 512 s without timing out. A server that sends no reply at all has as many seconds as for a single
-    request.
+    a request can wait 512 s without timing out. When its time is over and the server reports waiting requests, perhaps
+    those of others, the time of all restarts: sent again, a request would wait at the end of the queue.
     """
 
-    def __init__(self, seconds: float) -> None:
+    def __init__(self, seconds: float, has_queue: Callable[[], Awaitable[bool]]) -> None:
+        """Set the limit.
+
+        Args:
+            seconds: Time of a request.
+            has_queue: Returns whether requests wait at the server.
+        """
         self.seconds = seconds
+        self._has_queue = has_queue
         # Start of the time of each request in flight, in the order of sending.
         self._started: dict[int, float] = {}
         self._numbers = count()
+        # One look at the queue serves all requests.
+        self._looking = asyncio.Lock()
 
     @asynccontextmanager
     async def limit(self) -> AsyncIterator[None]:
         """Send a request and read its reply in this block; raise TimeoutError when its time is over."""
-        loop, started, number = asyncio.get_running_loop(), self._started, next(self._numbers)
-        timer: asyncio.TimerHandle
-
-        def check() -> None:
-            nonlocal timer
-            end = started[number] + self.seconds
-            if end <= loop.time():
-                limit.reschedule(end)
-            else:
-                timer = loop.call_at(end, check)
-
+        clock, started, number = asyncio.get_running_loop().time, self._started, next(self._numbers)
+        started[number] = clock()
         async with asyncio.timeout(None) as limit:
-            started[number] = loop.time()
-            timer = loop.call_at(started[number] + self.seconds, check)
+            watch = asyncio.create_task(self._watch(number, limit))
             try:
                 yield
-                now = loop.time()
+                now = clock()
                 for later in started:
                     if later > number:
                         started[later] = now
             finally:
-                timer.cancel()
+                watch.cancel()
                 del started[number]
+
+    async def _watch(self, number: int, limit: asyncio.Timeout) -> None:
+        """End a request when its time is over and no queue excuses it."""
+        clock = asyncio.get_running_loop().time
+        end = clock() + _MAX_WAITS * self.seconds
+        while True:
+            await asyncio.sleep(max(0.0, self._started[number] + self.seconds - clock()))
+            async with self._looking:
+                if clock() < self._started[number] + self.seconds:
+                    continue
+                if clock() >= end or not await self._has_queue():
+                    limit.reschedule(clock())
+                    return
+                self._started |= dict.fromkeys(self._started, clock())
 
 
 # Seconds after which a server without a sign of life is dead, and seconds between two looks at it. A proxy that
@@ -116,10 +133,12 @@ class HttpClient:
         base_url: Address without `/v1`.
         is_monitored: Whether a failure makes the client find out whether the server is dead; set it once the server
             has answered, since before it may be the wrong address.
+        is_patient: Whether requests that wait behind those of others have more time, see `QueueTimeout`.
         section: Section of the settings of the server, for messages.
     """
 
     section = "engine"
+    is_patient = True
 
     def __init__(
         self,
@@ -140,7 +159,7 @@ class HttpClient:
         self.base_url = base_url.rstrip("/").removesuffix("/v1")
         self.is_monitored = False
         self._slots = asyncio.Semaphore(allow_connections(concurrency))
-        self._timeout = QueueTimeout(request_timeout)
+        self._timeout = QueueTimeout(request_timeout, self._has_queue)
         self._session: aiohttp.ClientSession | None = None
         self._restart = restart
         # Name of the model in the first reply; it can be an alias of the requested name.
@@ -219,6 +238,10 @@ class HttpClient:
         if len(sums) < 2:
             return 0, ""
         return sums["waiting"], f"{sums['waiting']:,} requests wait and {sums['running']:,} run"
+
+    async def _has_queue(self) -> bool:
+        """Return whether requests wait that have more time for it."""
+        return self.is_patient and (await self.read_queue())[0] > 0
 
     async def _describe_load(self) -> str:
         """Return that the server is busy, if it answers other requests; else nothing."""

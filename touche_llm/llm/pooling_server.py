@@ -18,7 +18,7 @@ from touche_llm.llm.engine import BrokenReply, EngineInfo, Rejected, Transient
 from touche_llm.llm.http import HttpClient
 from touche_llm.llm.request import Message
 from touche_llm.llm.settings import SECTIONS, PoolingConfig, PoolingPurpose
-from touche_llm.llm.startup import check_context, choose_model, describe_failure, identify, read_serving
+from touche_llm.llm.startup import check_context, describe_failure, identify, read_serving, recognise
 from touche_llm.llm.tokenizers import TokenCount, VllmTokenCounter
 
 _PATHS: dict[PoolingPurpose, str] = {"embedding": "/v1/embeddings", "score": "/v1/rerank"}
@@ -128,22 +128,18 @@ class PoolingServer(HttpClient):
         """Return a prefix of `text` with about this many tokens."""
         return await VllmTokenCounter(self, self.model, {}).truncate(text, max_tokens)
 
+    async def recognise(self) -> EngineInfo:
+        """Return the description of the server without its checks; raise as `startup.identify`."""
+        return await recognise(self, self._settings, self.section)
+
     async def _inspect(self) -> EngineInfo:
-        section, settings = self.section, self._settings
-        model = await choose_model(self, settings.model, section)
-        self.model = model.id
-        kind, title, _ = await identify(self, model)
-        check = check_context(model.id, model.max_model_len, settings.context, section)
+        identity = await identify(self, self._settings.model, self.section)
+        self.model = identity.model.id
+        check = check_context(identity, self._settings.context, self.section)
         if check.is_blocking:
             raise EngineError(f"{self.base_url}: {check}")
-        return EngineInfo(
-            model=model.id,
-            revision=settings.revision,
-            context=settings.context or model.max_model_len or 0,
-            overhead=_OVERHEAD,
-            engine=title,
-            serving=await read_serving(self, kind, model, None),
-        )
+        serving = await read_serving(self, identity, None)
+        return identity.describe(self._settings).model_copy(update={"overhead": _OVERHEAD, "serving": serving})
 
     async def _check_vectors(self, dimensions: int | None) -> None:
         vectors = [read_vector(vector) for vector in await self.embed(_DOCUMENTS, dimensions)]

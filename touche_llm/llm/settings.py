@@ -77,8 +77,8 @@ class EngineConfig(Section):
         context: Context in tokens; the model's own if None.
         tokenizer: Folder of the model's tokenizer, for a server that does not count the tokens of messages.
         concurrency: Max number of requests to a server at a time.
-        request_timeout: Seconds that a server may take for a request, excluding the time that it waits behind requests
-            of the same run, but not behind those of others.
+        request_timeout: Seconds that a server may take for a request. They begin again with each reply to an earlier
+            request and, up to twelve times, if vLLM reports waiting requests when they are over.
         retry_for: Seconds after which a request that fails at a server is no longer retried.
     """
 
@@ -131,8 +131,8 @@ class EngineConfig(Section):
         float,
         Option(
             "--request-timeout",
-            "Seconds per request, without the queue of this run; raise it on a shared server, since the wait behind "
-            "requests of others counts",
+            "Seconds per request; they begin again with each reply to an earlier one and, up to twelve times, while "
+            "requests wait at the server (vLLM)",
             "Model",
         ),
         Scope.DELIVERY,

@@ -19,6 +19,7 @@ from touche_llm.llm.checks import (
     PROBE_ANSWER,
     PROBE_LAYOUT,
     PROBE_MESSAGES,
+    Identity,
     Probe,
     ServerCheck,
     Survey,
@@ -33,6 +34,7 @@ from touche_llm.llm.engine import BrokenReply, Completion, EngineInfo, MissingLo
 from touche_llm.llm.http import API_KEY_VARIABLE, HttpClient
 from touche_llm.llm.logprobs import check_logprobs
 from touche_llm.llm.request import EMPTY_CHAT, place_system_message
+from touche_llm.llm.settings import EngineConfig, PoolingConfig
 from touche_llm.llm.tokenizers import ChatTokenizer, LlamaCppTokenCounter, LocalTokenCounter
 
 _HINT = "is the server running there? Set its address with `engine.base_url`"
@@ -106,39 +108,28 @@ def describe_failure(url: str, error: Transient | Rejected, hint: str, refused_h
 async def _check_identity(survey: Survey) -> list[ServerCheck]:
     """Choose the model; the description of the engine is completed at the end, by `_describe`."""
     server, engine = survey.server, survey.engine
-    model = await choose_model(server, engine.model, "engine")
-    server.choose(model.id)
-    survey.kind, title, slot_context = await identify(server, model)
-    waiting, queue = await server.read_queue() if survey.kind == "vllm" else (0, "")
+    identity = survey.identity = await identify(server, engine.model, "engine")
+    server.choose(identity.model.id)
+    waiting, queue = await server.read_queue() if identity.kind == "vllm" else (0, "")
     if waiting:
-        survey.warn(
-            f"{server.base_url}: the server is busy: {queue}; if requests time out, raise `engine.request_timeout`"
-        )
-    served = model.max_model_len or slot_context
+        survey.warn(f"{server.base_url}: the server is busy: {queue}")
     server.system_message = survey.sampling.system_message
-    survey.served = model
-    survey.info = EngineInfo(
-        model=model.id,
-        revision=engine.revision,
-        context=engine.context or served or 0,
-        overhead=0,
-        engine=title,
-    )
+    survey.info = identity.describe(engine)
     return [
-        ServerCheck("server", True, title),
-        ServerCheck("model", True, model.id),
-        check_context(model.id, served, engine.context, "engine"),
+        ServerCheck("server", True, identity.title),
+        ServerCheck("model", True, identity.model.id),
+        check_context(identity, engine.context, "engine"),
     ]
 
 
 async def _describe(survey: Survey) -> list[ServerCheck]:
     """Complete the description of the engine."""
-    assert survey.info is not None and survey.served is not None
+    assert survey.info is not None and survey.identity is not None
     server, overhead = survey.server, 0
     if not survey.is_blocked():
         overhead = await server.count_tokens(place_system_message(EMPTY_CHAT, survey.sampling.system_message))
     fingerprint = None if survey.probe is None else survey.probe.system_fingerprint
-    serving = await read_serving(server, survey.kind, survey.served, fingerprint)
+    serving = await read_serving(server, survey.identity, fingerprint)
     survey.info = survey.info.model_copy(update={"overhead": overhead, "serving": serving})
     return []
 
@@ -158,45 +149,51 @@ class _Version(msgspec.Struct):
     default_generation_settings: _Generation = msgspec.field(default_factory=_Generation)
 
 
-async def choose_model(server: HttpClient, model: str | None, section: str) -> ServedModel:
-    """Return the served model of this name, or the only one; raise EngineError, which names the setting."""
+async def identify(server: HttpClient, model: str | None, section: str) -> Identity:
+    """Return what a server says of itself and of the model of this name, or of its only one.
+
+    Raises:
+        EngineError: It does not serve the model, or several; the message names the setting.
+        Transient, Rejected: It did not reply, or refuses to.
+    """
     served = (await server.get("/v1/models", _ModelList)).data
     by_name = {choice.id: choice for choice in served}
     if model is None and len(served) == 1:
         model = served[0].id
-    if model in by_name:
-        found = by_name[model]
-        if found.max_model_len is None and found.parent in by_name:
-            # vLLM does not report the context of an adapter, which is that of the adapted model.
-            return msgspec.structs.replace(found, max_model_len=by_name[found.parent].max_model_len)
-        return found
-    names = ", ".join(by_name) or "no model"
-    wanted = "" if model is None else f", not {model!r}"
-    raise EngineError(f"{server.base_url}: serves {names}{wanted}; choose one with `{section}.model`")
-
-
-async def identify(server: HttpClient, model: ServedModel) -> tuple[str, str, int | None]:
-    """Return the program that serves, empty if unknown, its name with the version, and the context of a slot."""
-    owner = _OWNERS.get(model.owned_by or "", "")
+    if model is None or model not in by_name:
+        names = ", ".join(by_name) or "no model"
+        wanted = "" if model is None else f", not {model!r}"
+        raise EngineError(f"{server.base_url}: serves {names}{wanted}; choose one with `{section}.model`")
+    found = by_name[model]
+    # vLLM does not report the context of an adapter, which is that of the adapted model.
+    parent = by_name.get(found.parent or "", found)
+    context = found.max_model_len or parent.max_model_len
+    owner = _OWNERS.get(found.owned_by or "", "")
     for kind in [owner] if owner else _VERSION_PATHS:
         try:
             version = await server.get(_VERSION_PATHS[kind], _Version)
         except (Rejected, BrokenReply):
             continue
         if number := version.version or version.build_info:
-            return kind, f"{kind} {number}", version.default_generation_settings.n_ctx
-    return owner, owner or "unknown server", None
+            return Identity(found, context or version.default_generation_settings.n_ctx, kind, f"{kind} {number}")
+    return Identity(found, context, owner, owner or "unknown server")
 
 
-async def read_serving(server: HttpClient, kind: str, model: ServedModel, fingerprint: str | None) -> dict[str, str]:
+async def recognise(server: HttpClient, settings: EngineConfig | PoolingConfig, section: str = "engine") -> EngineInfo:
+    """Return the description of a server without its checks; raise as `identify`."""
+    return (await identify(server, settings.model, section)).describe(settings)
+
+
+async def read_serving(server: HttpClient, identity: Identity, fingerprint: str | None) -> dict[str, str]:
     """Return what the server reports, by name; a part that it does not report is left out.
 
     Of vLLM, adapter and fingerprint (with its parallelism) are always there, speculative decoding and the type of the
     key-value cache are in its metrics, and quantisation only in `/server_info`, with VLLM_SERVER_DEV_MODE=1.
     """
+    model = identity.model
     root = model.root if model.root != model.id else None
     facts = {"root": root, "base model": model.parent, "fingerprint": fingerprint}
-    if kind == "vllm":
+    if identity.kind == "vllm":
         for read in (_read_metrics, _read_configuration):
             try:
                 facts |= await read(server)
@@ -241,8 +238,9 @@ async def _read_configuration(server: HttpClient) -> Mapping[str, str | None]:
     }
 
 
-def check_context(model: str, served: int | None, wanted: int | None, section: str) -> ServerCheck:
+def check_context(identity: Identity, wanted: int | None, section: str) -> ServerCheck:
     """Return a check that blocks if no context is known, or the configured one is longer than the served one."""
+    model, served = identity.model.id, identity.context
     if served is None and wanted is None:
         return block("context", f"does not report the context length of {model}", f"give it (`{section}.context`)")
     if served is not None and wanted is not None and wanted > served:

@@ -143,6 +143,8 @@ def _end_at_sentence(text: str) -> str:
 
 _ResultT = TypeVar("_ResultT")
 
+# Connects to an engine.
+StartUp = Callable[[], Awaitable[EngineInfo]]
 # So many requests in a row without a reply are a fault of the server, not of the requests.
 _MAX_LOST_IN_A_ROW = 32
 
@@ -152,9 +154,10 @@ class TokenCountingClient:
     """Client that counts prompt tokens and truncates documents; base of the clients of models.
 
     Attributes:
-        engine_info: Description of the engine; in a replay, from the cache.
+        engine_info: Description of the engine; from the cache until it is connected.
         engine: Engine; None in a replay.
         retry_for: Seconds after which a failing request is no longer retried.
+        start_up: Connects to the engine before the first request; None if it is connected.
         misses: Requests that a replay did not find in the cache.
     """
 
@@ -162,6 +165,7 @@ class TokenCountingClient:
     engine: CountingEngine | None
     cache: Cache
     retry_for: float = 600.0
+    start_up: StartUp | None = None
     counts: Counts = field(default_factory=Counts)
     misses: list[Request] = field(default_factory=list)
     # Requests in a row without a reply.
@@ -169,6 +173,8 @@ class TokenCountingClient:
     # Tokens of the chat template by number of messages.
     _overheads: dict[int, int] = field(default_factory=dict)
     _overhead_lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+    _start_lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+    _start_failure: EngineError | None = None
 
     async def truncate_document(
         self, build_request: Callable[[str], Request], whole: Request, document: str | RankedPassages, room: int
@@ -286,10 +292,24 @@ class TokenCountingClient:
             self.counts.problem = str(problem)
             log_retry(problem)
 
+        await self._start()
         try:
             return await retry(call, self.retry_for, Transient, record)
         except EngineDeath as error:
             raise EngineError(f"{error}; start the server; {self._describe_resume()}") from error
+
+    async def _start(self) -> None:
+        """Connect to the engine unless it is connected; raise EngineError in all requests if that fails."""
+        async with self._start_lock:
+            if self._start_failure is not None:
+                raise self._start_failure
+            if self.start_up is None:
+                return
+            try:
+                self.engine_info, self.start_up = await self.start_up(), None
+            except EngineError as error:
+                self._start_failure = error
+                raise
 
 
 def describe_entry(kind: str, request: Request, key: str) -> EntryMetadata:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from functools import partial
@@ -13,7 +14,7 @@ from touche_llm.data.settings import read_settings
 from touche_llm.errors import DataError, EngineError, UsageError
 from touche_llm.judging.pointwise import RequestBuilder
 from touche_llm.llm.cache import Cache, CacheMode, Entry
-from touche_llm.llm.engine import Engine, EngineInfo
+from touche_llm.llm.engine import Engine, EngineInfo, Rejected, Transient
 from touche_llm.llm.model import NOTHING_LOST, LostRequests, ModelClient
 from touche_llm.llm.pooling import PoolingClient, TemplateConfig
 from touche_llm.llm.request import Sampling, hash_content
@@ -26,17 +27,19 @@ from touche_llm.llm.settings import (
     SamplingConfig,
     check_model_folder,
 )
+from touche_llm.llm.truncation import StartUp
 from touche_llm.pipeline.progress import Progress, SilentProgress, default_progress
 
 # JSON schemas of answers.
 Schemas = Sequence[Mapping[str, Any]]
-_Opened = tuple[Engine, EngineInfo]
 # `open_pooling`, or a function in its place.
 OpenPooling = Callable[..., AbstractAsyncContextManager[PoolingClient]]
 # Settings of an engine of chats or of a pooling model.
 _ModelSettings = EngineConfig | PoolingConfig
 # Log of a vLLM server that the program starts, beside the answer cache.
 LOG = "vllm.log"
+# Within which a server has to say who it is, where the cache may do without it.
+_LOOK_SECONDS = 5.0
 # Tokens; longer than any document.
 _ENDLESS = 2**30
 
@@ -52,7 +55,8 @@ async def open_model(
 ) -> AsyncIterator[ModelClient]:
     """Open a language model.
 
-    A replay needs no engine, nor do batch files: `batch.rounds` has stored their answers in the cache.
+    A replay needs no engine, nor do batch files: `batch.rounds` has stored their answers in the cache. The start-up
+    check of a server that the cache knows waits for the first request that the cache does not answer.
 
     Args:
         engine: Engine that answers requests.
@@ -80,69 +84,106 @@ async def open_model(
             policy = {**policy, "retry_failures": False}
             yield ModelClient(engine_info=replay_engine_info(engine, cache), engine=None, lost=lost, **policy)
             return
-        log = cache.path.with_name(LOG)
-        is_managed = engine.name == "managed"
-        start_up = partial(_server, sampling=sampling, schemas=schemas, progress=progress or SilentProgress())
-        opening = _managed(engine, start_up, log) if is_managed else start_up(engine)
         async with AsyncExitStack() as stack:
             try:
-                opened, facts = await stack.enter_async_context(opening)
+                opened = await _open_server(stack, engine, sampling, schemas, cache, progress or SilentProgress())
             except EngineError as error:
                 if not cache.find(name_kind(None)):
                     raise
                 raise EngineError(f"{error}; stored answers alone need no server (`cache.mode: replay`)") from error
-            store_engine_info(facts, cache)
-            yield ModelClient(engine_info=facts, engine=opened, **policy)
+            server, facts, start_up = opened
+            yield ModelClient(engine_info=facts, engine=server, start_up=start_up, **policy)
 
 
-@asynccontextmanager
-async def _managed(
-    settings: EngineConfig, start_up: Callable[..., AbstractAsyncContextManager[_Opened]], log: Path
-) -> AsyncIterator[_Opened]:
-    # Imported here because the HTTP libraries are slow to load.
-    from touche_llm.llm.managed import serve
-
-    folder = check_model_folder(settings.model)
-    async with AsyncExitStack() as serving:
-
-        async def start() -> str:
-            """Serve the model, in place of a server that has died."""
-            await serving.aclose()
-            return await serving.enter_async_context(serve(folder, settings.options, log, context=settings.context))
-
-        there = settings.model_copy(update={"base_url": await start(), "model": settings.model_name})
-        async with start_up(there, restart=start) as opened:
-            yield opened
-
-
-@asynccontextmanager
-async def _server(
-    settings: EngineConfig,
+async def _open_server(
+    stack: AsyncExitStack,
+    engine: EngineConfig,
     sampling: SamplingConfig,
     schemas: Schemas,
+    cache: Cache,
     progress: Progress,
-    restart: Callable[[], Awaitable[str]] | None = None,
-) -> AsyncIterator[_Opened]:
+) -> tuple[Engine, EngineInfo, StartUp | None]:
+    """Return the client of a server, its description, and its start-up check if that can wait; `stack` ends all."""
     # Imported here because the HTTP libraries are slow to load, and most commands need no engine.
     from touche_llm.llm.chat import ChatServer
     from touche_llm.llm.checks import Survey
-    from touche_llm.llm.startup import PROBES, connect
+    from touche_llm.llm.managed import serve
+    from touche_llm.llm.startup import PROBES, connect, recognise
 
-    async def announce_restart() -> str:
-        assert restart is not None
-        progress.warn(f"{settings.base_url}: the server died and is being restarted")
-        return await restart()
+    is_managed = engine.name == "managed"
+    folder = check_model_folder(engine.model) if is_managed else Path()
+    serving = await stack.enter_async_context(AsyncExitStack())
 
-    async with ChatServer(
-        settings.base_url,
-        concurrency=settings.concurrency,
-        request_timeout=settings.request_timeout,
-        chat_template_kwargs=sampling.chat_template_kwargs,
-        restart=None if restart is None else announce_restart,
-    ) as server:
+    async def start() -> str:
+        """Serve the model, in place of a server that has died."""
+        await serving.aclose()
+        log = cache.path.with_name(LOG)
+        return await serving.enter_async_context(serve(folder, engine.options, log, context=engine.context))
+
+    async def restart() -> str:
+        progress.warn(f"{server.base_url}: the server died and is being restarted")
+        return await start()
+
+    async def start_up(context: int | None) -> EngineInfo:
+        if is_managed:
+            server.base_url = await start()
+        settings = engine.model_copy(update={"model": engine.model_name, "context": context})
         with progress.stage("checking the server", len(PROBES)) as step:
             facts = await connect(Survey(server, settings, sampling, schemas, progress.warn, step))
-        yield server, facts
+        store_engine_info(facts, cache)
+        return facts
+
+    server = await stack.enter_async_context(
+        ChatServer(
+            engine.base_url,
+            concurrency=engine.concurrency,
+            request_timeout=engine.request_timeout,
+            chat_template_kwargs=sampling.chat_template_kwargs,
+            restart=restart if is_managed else None,
+        )
+    )
+    known = await _recall(engine, cache, None if is_managed else partial(recognise, server, engine))
+    if known is None:
+        return server, await start_up(engine.context), None
+    return server, known, partial(start_up, known.context)
+
+
+async def _recall(
+    settings: _ModelSettings,
+    cache: Cache,
+    look: Callable[[], Awaitable[EngineInfo]] | None,
+    purpose: PoolingPurpose | None = None,
+) -> EngineInfo | None:
+    """Return the stored description of an engine whose start-up check can wait until the cache lacks an answer.
+
+    A server that replies has to be the one described, by name, context and version. One that does not reply at once, or
+    has another model, is needed only for what the cache lacks if the configuration names the model.
+
+    Args:
+        settings: Settings of the model.
+        cache: Cache with the descriptions.
+        look: Asks the server for its description; None if it is not started yet.
+        purpose: As for `name_kind`.
+
+    Returns:
+        The description; None if no single one fits, or the cache is not used.
+    """
+    if cache.mode is not CacheMode.REUSE:
+        return None
+    found = None
+    try:
+        async with asyncio.timeout(_LOOK_SECONDS):
+            found = await look() if look else None
+    except (EngineError, Transient, Rejected, TimeoutError):
+        if settings.model is None:
+            return None
+    model = settings if found is None else settings.model_copy(update={"model": found.model})
+    fitting = [
+        known
+        for known in _find_fitting(model, cache, purpose)
+        if found is None or (known.context, known.engine) == (found.context, found.engine)
+    ]
+    return _choose(fitting, cache, purpose) if len({known.context for known in fitting}) == 1 else None
 
 
 @asynccontextmanager
@@ -179,9 +220,15 @@ async def open_pooling(
         from touche_llm.llm.pooling_server import PoolingServer
 
         async with PoolingServer(settings.url, purpose, settings) as server:
-            facts = await server.connect(dimensions)
-            store_engine_info(facts, cache, purpose)
-            yield PoolingClient(engine_info=facts, engine=server, **policy)
+
+            async def start_up() -> EngineInfo:
+                facts = await server.connect(dimensions)
+                store_engine_info(facts, cache, purpose)
+                return facts
+
+            known = await _recall(settings, cache, server.recognise, purpose)
+            facts, later = (await start_up(), None) if known is None else (known, start_up)
+            yield PoolingClient(engine_info=facts, engine=server, start_up=later, **policy)
 
 
 def describe_engine(info: EngineInfo) -> dict[str, Any]:

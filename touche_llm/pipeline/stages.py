@@ -296,7 +296,7 @@ class RunResult:
 
 
 async def run_all(config: Config, folder: Path, progress: Progress, *, overwrite: bool = False) -> RunResult:
-    """Run all stages; missing files and engine errors are raised before the first stage.
+    """Run all stages; missing files, and errors of an engine that the cache does not know, are raised before the first.
 
     Raises:
         UsageError: The folder holds a run with other settings without `overwrite`, or another process writes there.

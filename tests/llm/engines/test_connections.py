@@ -59,6 +59,36 @@ def test_a_run_with_the_default_settings_ends_without_a_timeout_at_half_a_reques
     run_jumping(main())
 
 
+class BehindOthers(OneAtATime):
+    """Server that is busy for others for a while, and says so."""
+
+    async def serve(self, request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
+        await asyncio.sleep(1000.0 - asyncio.get_running_loop().time())
+        return await super().serve(request, body)
+
+    def add_routes(self, app: web.Application) -> None:
+        super().add_routes(app)
+
+        async def metrics(_: web.Request) -> web.Response:
+            waiting = asyncio.get_running_loop().time() < 1000.0
+            return web.Response(text=f"vllm:num_requests_waiting {waiting:d}\nvllm:num_requests_running 8\n")
+
+        app.router.add_get("/metrics", metrics)
+
+
+def test_requests_behind_those_of_others_are_sent_once(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with BehindOthers(2.0).running() as server:
+            config = config_for(tmp_path, engine__base_url=server.url, engine__request_timeout=300.0)
+            async with open_model(config.engine, config.sampling, config.cache) as model:
+                sent = (model.request(question(f"Question {number}?"), ComparativeJudgment) for number in range(20))
+                found = await asyncio.gather(*sent)
+        assert all(isinstance(each, AnsweredRequest) for each in found)
+        assert (len(server.bodies), model.counts.retries) == (20, 0)
+
+    run_jumping(main())
+
+
 async def test_a_connection_serves_one_request_after_the_other(tmp_path: Path) -> None:
     ports: list[int] = []
 
@@ -79,9 +109,15 @@ async def test_a_connection_serves_one_request_after_the_other(tmp_path: Path) -
 Send = Callable[[float, float], Coroutine[Any, Any, float]]
 
 
-def times_of(seconds: float, main: Callable[[Send], Coroutine[Any, Any, list[float]]]) -> list[float]:
+def times_of(
+    seconds: float, main: Callable[[Send], Coroutine[Any, Any, list[float]]], queue_until: float = 0.0
+) -> list[float]:
     """Return the times at which requests end, rounded; negative for those that time out."""
-    timeout = QueueTimeout(seconds)
+
+    async def has_queue() -> bool:
+        return asyncio.get_running_loop().time() < queue_until
+
+    timeout = QueueTimeout(seconds, has_queue)
 
     async def send(at: float, lasts: float) -> float:
         loop = asyncio.get_running_loop()
@@ -118,6 +154,31 @@ def test_the_time_of_a_request_restarts_with_replies_to_earlier_ones(
         return await asyncio.gather(*(send(at, lasts) for at, lasts in requests))
 
     assert times_of(10.0, main) == ends
+
+
+@pytest.mark.parametrize(
+    ("queue_until", "ends"),
+    [
+        (0, [-10, 18, 9]),
+        # The look after 10 s, when the first request is late, gives all of them 10 s more.
+        (15, [-20, 18, 9]),
+        (25, [25, 18, 9]),
+        # A server that keeps its queue for ever has 12 times as long.
+        (1e9, [25, 18, 9]),
+    ],
+)
+def test_the_time_of_all_requests_restarts_while_the_server_has_a_queue(queue_until: float, ends: list[float]) -> None:
+    async def main(send: Send) -> list[float]:
+        return list(await asyncio.gather(send(0, 25), send(5, 13), send(0, 9)))
+
+    assert times_of(10.0, main, queue_until) == ends
+
+
+def test_a_queue_that_never_ends_is_no_excuse_for_ever() -> None:
+    async def main(send: Send) -> list[float]:
+        return [await send(0, 1e6)]
+
+    assert times_of(10.0, main, 1e9) == [-120]
 
 
 def test_a_request_that_fails_or_is_cancelled_extends_no_other() -> None:

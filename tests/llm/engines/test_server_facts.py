@@ -14,7 +14,7 @@ from tests.fake_server import FakeServer, reply
 from tests.sample_runs import config_for, run_on, with_cache
 from touche_llm.llm.cache import Cache, CacheMode
 from touche_llm.llm.chat import ChatServer
-from touche_llm.llm.checks import Survey
+from touche_llm.llm.checks import Identity, Survey
 from touche_llm.llm.engine import ServedModel
 from touche_llm.llm.settings import EngineConfig, SamplingConfig
 from touche_llm.llm.startup import connect, read_serving
@@ -64,7 +64,7 @@ async def facts(server: Reporting, model: dict[str, Any], fingerprint: str | Non
     async with server.running():
         engine = EngineConfig(base_url=server.url)
         async with ChatServer(engine.base_url, concurrency=1, request_timeout=5.0, chat_template_kwargs={}) as client:
-            return await read_serving(client, "vllm", ServedModel(**model), fingerprint)
+            return await read_serving(client, Identity(ServedModel(**model), 8192, "vllm", "vllm 1"), fingerprint)
 
 
 async def test_the_metrics_tell_copies_and_speculative_decoding() -> None:
