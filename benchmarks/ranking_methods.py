@@ -114,12 +114,12 @@ async def measure(rankings: Mapping[str, Sequence[str]], grades: Grades, seeds: 
                 for name, steps, settings in WAYS:
                     engine.requests.clear()
                     outcome = await rank_with(engine, rankings, steps, settings, judgments)
-                    assert not outcome.ranked.failures
+                    assert not outcome.failures
                     requests = outcome.requests + judging * steps.startswith("judge")
                     ways[name].ndcg.setdefault(cell, []).append(mean_ndcg(outcome.rankings, grades))
                     ways[name].requests.setdefault(cell, []).append(requests / len(rankings))
                     if name == OF_PAIRS:
-                        wrong.setdefault(cell, []).append(share_wrong(outcome.ranked.comparisons, grades))
+                        wrong.setdefault(cell, []).append(share_wrong(outcome.comparisons, grades))
     return _report(ways, wrong)
 
 

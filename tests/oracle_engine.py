@@ -14,7 +14,7 @@ from typing import Any
 
 from tests.prompt_variants import load_prompt
 from tests.scripted_engine import FACTS, Label, ScriptedEngine
-from touche_llm.data.records import Candidate, Document, Judgment, Topic
+from touche_llm.data.records import Candidate, Comparison, Document, Failure, Judgment, Topic
 from touche_llm.errors import DataError
 from touche_llm.judging.pointwise import RequestBuilder, judge
 from touche_llm.llm.answers import list_fields
@@ -24,9 +24,6 @@ from touche_llm.llm.request import Request, Sampling
 from touche_llm.prompts.prompt import Prompt
 from touche_llm.prompts.purposes import list_template_variables
 from touche_llm.ranking.steps import (
-    ComparisonResources,
-    RankedTopics,
-    RankingModels,
     RankingPlan,
     RankingSettings,
     list_comparison_kinds,
@@ -109,11 +106,12 @@ Judgments = Mapping[str, Mapping[str, Judgment]]
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """The documents of each topic, best first, the number of requests, and other results."""
+    """The documents of each topic, best first, the number of requests, comparisons and failures."""
 
     rankings: dict[str, list[str]]
     requests: int
-    ranked: RankedTopics
+    comparisons: list[Comparison]
+    failures: list[Failure]
 
 
 async def judge_with(engine: OracleEngine, rankings: Mapping[str, Sequence[str]]) -> Judgments:
@@ -150,25 +148,27 @@ async def rank_with(
         for topic, ranking in rankings.items()
     }
     with _builder(engine) as builder:
-        ranked = await rank_topics(
+        lines, comparisons, failures = await rank_topics(
             _topics(rankings),
             candidates,
             judgments or {},
             {topic: dict.fromkeys(ranking, "NO") for topic, ranking in rankings.items()},
             RankingPlan(
-                _TASK, _TASK.objectives["relevance"], parsed, RankingSettings.model_validate(settings or {}), "oracle"
-            ),
-            RankingModels(
-                ComparisonResources(
-                    builder, {kind: _prompt(kind) for kind in list_comparison_kinds(parsed)}, _Texts(), "relevance"
-                )
+                _TASK,
+                _TASK.objectives["relevance"],
+                parsed,
+                RankingSettings.model_validate(settings or {}),
+                objective="relevance",
+                documents=_Texts(),
+                prompts={kind: _prompt(kind) for kind in list_comparison_kinds(parsed)},
+                builder=builder,
             ),
             lambda: None,
         )
     found: dict[str, list[str]] = {topic: [] for topic in rankings}
-    for line in ranked.lines:
+    for line in lines:
         found[line.topic_id].append(line.document_id)
-    return Outcome(found, len(engine.requests) - before, ranked)
+    return Outcome(found, len(engine.requests) - before, comparisons, failures)
 
 
 def _topics(ids: Iterable[str]) -> list[Topic]:

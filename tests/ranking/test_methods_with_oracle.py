@@ -73,7 +73,7 @@ def test_without_error_the_best_five_are_the_true_ones_in_order(
     for topic, known in grades.items():
         assert found.rankings[topic][:5] == best_first(known)[:5]
         assert sorted(found.rankings[topic]) == sorted(known)
-    assert not found.ranked.failures
+    assert not found.failures
 
 
 @pytest.mark.parametrize("method", [name for name, method in chain.METHODS.items() if method.kind is not None])

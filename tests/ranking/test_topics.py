@@ -1,19 +1,15 @@
 from __future__ import annotations
 
-import asyncio
-import sys
 from collections.abc import Iterator, Mapping
 from itertools import groupby, pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
-from aiohttp import web
 
-from tests.fake_server import FakeServer, fields_in, good, reply, spell
 from tests.prompt_variants import load_prompt
 from tests.ranking.test_comparer import Held
-from tests.sample_runs import SAMPLE, config_for, run_scripted
+from tests.sample_runs import config_for, run_scripted
 from tests.scripted_engine import FACTS, Script, ScriptedEngine
 from tests.write_demo_cassette import script_of
 from touche_llm.data.io import read_records
@@ -25,15 +21,7 @@ from touche_llm.llm.model import ModelClient
 from touche_llm.llm.request import MAX_SAMPLES, Request, Sampling
 from touche_llm.pipeline.run_files import COMPARISON_FAILURES, COMPARISONS
 from touche_llm.prompts.purposes import LABELS, list_template_variables
-from touche_llm.ranking.steps import (
-    ComparisonResources,
-    RankedTopics,
-    RankingModels,
-    RankingPlan,
-    RankingSettings,
-    parse_steps,
-    rank_topics,
-)
+from touche_llm.ranking.steps import RankingPlan, RankingSettings, parse_steps, rank_topics
 from touche_llm.tasks import get_task
 
 TASK = get_task("comparative")
@@ -60,7 +48,7 @@ async def rank(
     steps: str,
     script: Script = last_best,
     without_objects: tuple[str, ...] = (),
-) -> tuple[RankedTopics, ScriptedEngine]:
+) -> tuple[tuple[list[RunLine], list[Comparison], list[Failure]], ScriptedEngine]:
     """Rank topics with so many candidates each, for the comparative task."""
     engine = ScriptedEngine(script)
     topics = [
@@ -80,14 +68,15 @@ async def rank(
         candidates,
         {},
         {topic: {each.document_id: "NO" for each in ranking} for topic, ranking in candidates.items()},
-        RankingPlan(TASK, WEIGHTS, parse_steps(steps.split(",")), RankingSettings(), "tag"),
-        RankingModels(
-            ComparisonResources(
-                RequestBuilder(ModelClient(engine_info=FACTS, engine=engine, cache=cache), Sampling(), {}, 3),
-                prompts,
-                Held({each: f"Text of {each}." for each in ids}),
-                "both",
-            )
+        RankingPlan(
+            TASK,
+            WEIGHTS,
+            parse_steps(steps.split(",")),
+            RankingSettings(),
+            "tag",
+            documents=Held({each: f"Text of {each}." for each in ids}),
+            prompts=prompts,
+            builder=RequestBuilder(ModelClient(engine_info=FACTS, engine=engine, cache=cache), Sampling(), {}, 3),
         ),
         lambda: None,
     )
@@ -99,9 +88,9 @@ def ranking_of(lines: list[RunLine], topic: str) -> list[str]:
 
 
 async def test_topics_without_documents_or_with_a_single_one_are_ranked_without_a_question(cache: Cache) -> None:
-    ranked, engine = await rank(cache, {"1": 0, "2": 1, "3": 2}, "listwise:10")
+    (lines, _, _), engine = await rank(cache, {"1": 0, "2": 1, "3": 2}, "listwise:10")
     assert {request.origin.topic_id for request in engine.requests} == {"3"}
-    assert [(line.topic_id, line.document_id, line.rank) for line in ranked.lines] == [
+    assert [(line.topic_id, line.document_id, line.rank) for line in lines] == [
         ("2", "2-1", 1),
         ("3", "3-2", 1),
         ("3", "3-1", 2),
@@ -110,25 +99,25 @@ async def test_topics_without_documents_or_with_a_single_one_are_ranked_without_
 
 async def test_what_no_objects_are_known_for_is_not_compared_and_keeps_its_order(cache: Cache) -> None:
     for steps in ("setwise:3", "judge,listwise:3,balance:2"):
-        ranked, engine = await rank(cache, {"1": 3, "2": 3}, steps, without_objects=("1",))
+        (lines, _, _), engine = await rank(cache, {"1": 3, "2": 3}, steps, without_objects=("1",))
         assert {request.origin.topic_id for request in engine.requests} == {"2"}
-        assert ranking_of(ranked.lines, "1") == ["1-1", "1-2", "1-3"]
-        assert ranking_of(ranked.lines, "2") != ["2-1", "2-2", "2-3"]
+        assert ranking_of(lines, "1") == ["1-1", "1-2", "1-3"]
+        assert ranking_of(lines, "2") != ["2-1", "2-2", "2-3"]
 
 
 async def test_lines_are_in_the_order_of_topics_with_ranks_from_one_and_falling_scores(cache: Cache) -> None:
-    ranked, _ = await rank(cache, {"9": 7, "1": 4, "5": 5}, "sliding:6,listwise:3")
-    assert [topic for topic, _ in groupby(line.topic_id for line in ranked.lines)] == ["9", "1", "5"]
-    for _, lines in groupby(ranked.lines, key=lambda line: line.topic_id):
-        of_topic = list(lines)
+    (lines, _, _), _ = await rank(cache, {"9": 7, "1": 4, "5": 5}, "sliding:6,listwise:3")
+    assert [topic for topic, _ in groupby(line.topic_id for line in lines)] == ["9", "1", "5"]
+    for _, group in groupby(lines, key=lambda line: line.topic_id):
+        of_topic = list(group)
         assert [line.rank for line in of_topic] == list(range(1, len(of_topic) + 1))
         assert all(above.score > below.score for above, below in pairwise(of_topic))
         assert {line.tag for line in of_topic} == {"tag"}
 
 
 async def test_records_stand_by_topic_and_step_whichever_answer_comes_first(cache: Cache) -> None:
-    ranked, engine = await rank(cache, {"9": 4, "1": 4}, "sliding:4,listwise:3")
-    steps = [(each.topic_id, each.step) for each in ranked.comparisons]
+    (_, comparisons, _), engine = await rank(cache, {"9": 4, "1": 4}, "sliding:4,listwise:3")
+    steps = [(each.topic_id, each.step) for each in comparisons]
     assert [each for each, _ in groupby(steps)] == [
         ("9", "sliding:4"),
         ("9", "listwise:3"),
@@ -142,18 +131,18 @@ async def test_records_stand_by_topic_and_step_whichever_answer_comes_first(cach
 async def test_a_question_that_failed_in_one_step_is_not_sent_again_in_the_next_and_counts_once(
     steps: str, cache: Cache
 ) -> None:
-    ranked, engine = await rank(
+    (lines, _, failures), engine = await rank(
         cache, {"1": 2}, steps, lambda request: {name: "Z" for name in list_fields(request.schema)}
     )
     questions = {(request.origin.prompt, request.origin.document_id) for request in engine.requests}
     assert len(engine.requests) == MAX_SAMPLES * len(questions)
-    assert len(ranked.failures) == len(questions) >= 1
-    assert ranking_of(ranked.lines, "1") == ["1-1", "1-2"]
+    assert len(failures) == len(questions) >= 1
+    assert ranking_of(lines, "1") == ["1-1", "1-2"]
 
 
 async def test_only_documents_of_the_topic_are_compared(cache: Cache) -> None:
-    ranked, _ = await rank(cache, {"9": 4, "1": 4}, "tournament:4")
-    for each in ranked.comparisons:
+    (_, comparisons, _), _ = await rank(cache, {"9": 4, "1": 4}, "tournament:4")
+    for each in comparisons:
         assert {document.split("-")[0] for document in each.documents} == {each.topic_id}
 
 
@@ -187,26 +176,3 @@ async def test_a_repeated_label_is_recorded_by_its_kind_and_leaves_the_window_as
     # The other topics were compared; of this one no order is recorded.
     compared = {each.topic_id for each in read_records(tmp_path / "out" / COMPARISONS, Comparison, "comparisons")}
     assert compared == {"3", "12", "20"}
-
-
-@pytest.mark.slow
-async def test_a_run_with_an_order_that_cannot_be_used_is_written_and_ends_with_3(tmp_path: Path) -> None:
-    async def bad_orders(request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
-        if "order" in fields_in(body):
-            return reply(spell(body, {"order": "A > B > A > D"}))
-        return await good(request, body)
-
-    arguments = ["--topics", SAMPLE / "topics.xml", "--corpus", SAMPLE / "passages.jsonl", "--topic", "7"]
-    arguments += ["--out", "out", "--cache", "answers.sqlite", "--index", "index", "--rank", "judge,listwise:4"]
-    async with FakeServer(rest=bad_orders).running() as server:
-        process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "touche_llm", "run", "--task", "comparative", "--base-url", server.url),
-            *(*map(str, arguments), "--depth", "6"),
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.PIPE,
-            cwd=tmp_path,
-        )
-        out, errors = await process.communicate()
-    assert process.returncode == 3, errors
-    assert b"1 outside_schema; most often: order: Value error, A repeated; C missing" in out
-    assert len((tmp_path / "out" / "run.txt").read_text().splitlines()) == 6

@@ -218,7 +218,9 @@ def show_cost(
     if result.has_unknown_queries:
         notes.append("Documents that only queries of the model find are not counted.")
     if any(cost.least.requests != cost.most.requests for cost in result.costs):
-        notes.append("The number of comparisons depends on the answers; no answers lead out of these bounds.")
+        notes.append(
+            "Fewer comparisons if they confirm the ranking; the larger number is the maximum over all answers."
+        )
     if get_task(config.task).sentence_question is not None and "judge" in stages:
         notes.append("The number of sentences and pairs depends on the answers too; here every sentence takes a side.")
     print_costs(output, config, result, notes)

@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from touche_llm.config import Config
-from touche_llm.llm.cache import Cache
 from touche_llm.llm.model import ModelClient
 from touche_llm.llm.pooling import PoolingClient
 from touche_llm.llm.recorder import RecordingEngine, Usage, make_dry_engine, open_known_answers
@@ -22,12 +21,17 @@ from touche_llm.pipeline.progress import ForwardedProgress, Progress
 from touche_llm.pipeline.rank import Ranking
 from touche_llm.pipeline.run_directory import RunDirectory
 from touche_llm.pipeline.stages import StageName, compute_stage
-from touche_llm.ranking.steps import bound_requests, list_comparison_kinds
+from touche_llm.ranking.steps import METHODS, list_comparison_kinds
 
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """Estimated minimum and maximum usage of a stage, or of a part of a comparison, with one prompt."""
+    """Estimated usage of a stage, or of a part of a comparison, with one prompt.
+
+    Attributes:
+        least: Usage if comparisons confirm the ranking.
+        most: Maximum usage over all answers.
+    """
 
     stage: str
     prompt: str
@@ -41,8 +45,8 @@ class DryRun:
 
     Attributes:
         costs: Cost of each stage and prompt.
-        known: Minimum number of requests of each stage that are cached or repeated within the run.
-        failed: Minimum number of requests of each stage with only unusable answers in the cache.
+        known: Number of requests of each stage that are cached or repeated within the run.
+        failed: Number of requests of each stage with only unusable answers in the cache.
         context: Context of the engine in tokens; None if unknown, then documents are counted without truncation.
         has_unknown_queries: Whether the model expands queries, so that the first stage may find other documents.
     """
@@ -60,10 +64,10 @@ async def estimate_cost(
     """Estimate the requests of stages from their rendered prompts; no request is sent and no run file written.
 
     The corpus is stored and indexed, and ChatNoir queried, as in the run. Judgments that are not cached count as
-    undecided, so documents are compared in first-stage order, and every sentence takes a side. Comparisons are answered
-    so that they confirm the ranking; where their number depends on the answers, its minimum and maximum are those of
-    the methods over all answers, and a request has the average length. The folder has the outputs of earlier stages
-    than `stages`. If only queries of the model can find documents, nothing is known of the later stages.
+    undecided, so documents are compared in first-stage order, and every sentence takes a side. Comparisons that are not
+    cached confirm the ranking; where their number depends on the answers, the methods know its maximum, and a request
+    has the average length. The folder has the outputs of earlier stages than `stages`. If only queries of the model can
+    find documents, nothing is known of the later stages.
 
     Raises:
         UsageError: The first stage would not start in this folder: it is a file, or holds another run.
@@ -100,10 +104,10 @@ async def estimate_cost(
             result.failed[stage] = context.model.counts.known_failures
             bounds = {}
             if isinstance(output, Ranking):
-                bounds = dict(_bound_comparisons(context, cache, output, engine.usage))
+                bounds = dict(_bound_comparisons(context, output, engine.usage))
             for prompt, usage in engine.usage.items():
-                least, most = bounds.get(prompt, (usage.requests, usage.requests))
-                result.costs.append(Cost(stage, prompt, usage.scale(least), usage.scale(most)))
+                most = usage.scale(max(usage.requests, bounds.get(prompt, 0)))
+                result.costs.append(Cost(stage, prompt, usage, most))
             if output is None:
                 break
     return result
@@ -114,42 +118,27 @@ def _invents_queries(context: RunContext, engine: RecordingEngine) -> bool:
     return context.config.expansion.use and context.load_prompts("queries")["queries"].name in engine.usage
 
 
-def _bound_comparisons(
-    context: RunContext, cache: Cache, ranking: Ranking, usage: Mapping[str, Usage]
-) -> Iterator[tuple[str, tuple[int, int]]]:
-    """Yield the prompts that compare documents, each with the minimum and maximum number of its requests.
+def _bound_comparisons(context: RunContext, ranking: Ranking, usage: Mapping[str, Usage]) -> Iterator[tuple[str, int]]:
+    """Yield the prompts whose number of comparisons depends on the answers, each with its maximum of requests.
 
-    A topic whose comparisons all have an answer in the cache needs no request. In another, the first one that has none
-    is certain; which others are made, and which of them have an answer, depends on the answers before.
-
-    Args:
-        context: The dry run's context.
-        cache: Known answers.
-        ranking: Ranking of the dry run, which has all documents of each topic.
-        usage: Usage of the dry run, of prompts with requests only.
+    A topic whose comparisons all have an answer in the cache needs no request.
     """
     config = context.config
+    compared = Counter((comparison.topic_id, comparison.step) for comparison in ranking.comparisons)
     for kind in list_comparison_kinds(config.steps):
         (prompt,) = context.load_prompts(kind).values()
-        if (found := usage.get(prompt.name)) is None:
-            continue
-        stored: dict[str, Counter[int]] = {topic: Counter() for each in usage.values() for topic in each.topics}
-        for entry in [*cache.find("answer", prompt=prompt.name), *cache.find("unusable", prompt=prompt.name)]:
-            if entry.topic in stored:
-                stored[entry.topic][len((entry.document or "").split())] += 1
-        thinking = config.sampling.thinking.think_for(kind)
-        requests = 2 * thinking.chains if thinking else 1
         bounds = {
-            topic_id: bound_requests(
-                kind, config.steps, config.ranking, topic_id, len(ranking.rankings[topic_id])
-            ).scale(requests)
-            for topic_id in stored
-        }
-        if any(each.count_min({}) < each.max for each in bounds.values()):
-            least = sum(
-                max(topic_id in found.topics, each.count_min(stored[topic_id])) for topic_id, each in bounds.items()
+            (topic_id, str(step)): getattr(config.ranking, step.name).bound_comparisons(
+                min(step.depth, len(ranking.rankings[topic_id]))
             )
-            yield prompt.name, (least, sum(each.max for each in bounds.values()))
+            for topic_id in (usage[prompt.name].topics if prompt.name in usage else ())
+            for step in config.steps
+            if step.name in METHODS and METHODS[step.name].kind == kind
+        }
+        if any(bound is not None for bound in bounds.values()):
+            thinking = config.sampling.thinking.think_for(kind)
+            most = sum(compared[place] if bound is None else bound for place, bound in bounds.items())
+            yield prompt.name, most * (2 * thinking.chains if thinking else 1)
 
 
 def _make_opener(engine: RecordingEngine, model: ModelClient) -> OpenPooling:

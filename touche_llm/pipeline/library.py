@@ -34,8 +34,6 @@ from touche_llm.prompts.purposes import list_judging_purposes, load, purposes_of
 from touche_llm.ranking.cross_encoder import CrossEncoder
 from touche_llm.ranking.expansion import ExpansionSettings
 from touche_llm.ranking.steps import (
-    ComparisonResources,
-    RankingModels,
     RankingPlan,
     RankingSettings,
     Step,
@@ -266,22 +264,20 @@ async def _rank(
         raise UsageError(f"weights: no {', '.join(unknown)}; {task.name} has {', '.join(task.weight_names)}")
     if judgments.pairs is None:
         judgments = judgments.of_candidates(candidates)
-    models = RankingModels()
+    plan = RankingPlan(task, weights, parsed, options.settings, objective=options.objective)
     if kinds := list_comparison_kinds(parsed):
         if model is None:
             raise UsageError(f"model: missing; the steps {', '.join(map(str, parsed))} compare documents")
         loaded = _load_prompts(task, kinds, prompts or {}, ("best", "order"))
         _check_prompts(loaded, candidates.topics, progress)
-        documents = judgments.candidates.documents
-        models = RankingModels(ComparisonResources(model.builder, loaded, documents, options.objective))
-    plan = RankingPlan(task, weights, parsed, options.settings, "touche-llm")
+        plan = replace(plan, prompts=loaded, builder=model.builder, documents=judgments.candidates.documents)
     async with AsyncExitStack() as stack:
         if needs_cross_encoder(parsed):
             settings = options.settings.cross_encoder
             client = await stack.enter_async_context(open_pooling("score", settings, options.cache))
             scorer = CrossEncoder(client, settings, task.question, judgments.candidates.documents)
-            models = replace(models, cross_encoder=scorer)
-        return await ranking.rank(judgments, plan, progress, stance=options.stance, models=models)
+            plan = replace(plan, cross_encoder=scorer)
+        return await ranking.rank(judgments, plan, progress, stance=options.stance)
 
 
 def read_steps(steps: Sequence[str], options: RankOptions, task: Task) -> tuple[Step, ...]:

@@ -19,12 +19,7 @@ from touche_llm.pipeline.candidates import make_frame
 from touche_llm.pipeline.judge import Judgments, warn_of_labels
 from touche_llm.pipeline.progress import Progress
 from touche_llm.pipeline.run_files import ChosenStance, choose_label, list_result_columns
-from touche_llm.ranking.steps import (
-    NO_MODELS,
-    RankingModels,
-    RankingPlan,
-    rank_topics,
-)
+from touche_llm.ranking.steps import RankingPlan, rank_topics
 from touche_llm.tasks.task import Task
 
 if TYPE_CHECKING:
@@ -100,12 +95,7 @@ class Ranking(ParsedRun):
 
 
 async def rank(
-    judgments: Judgments,
-    plan: RankingPlan,
-    progress: Progress,
-    *,
-    stance: StanceSettings | None = None,
-    models: RankingModels = NO_MODELS,
+    judgments: Judgments, plan: RankingPlan, progress: Progress, *, stance: StanceSettings | None = None
 ) -> Ranking:
     """Rank the candidates of all topics; without settings of the stance, each has its most probable label.
 
@@ -122,25 +112,27 @@ async def rank(
         topic_id: {document_id: chosen.label for document_id, chosen in chosen_labels.items()}
         for topic_id, chosen_labels in labels.items()
     }
-    with progress.stage("ranking", len(candidates.topics), models.counts) as done:
-        ranked = await rank_topics(candidates.topics, candidates.rankings, by_document, stances, plan, models, done)
-    models.check_results()
-    if models.comparisons is not None:
-        warn_of_labels(models.comparisons.builder.model, models.comparisons.prompts, progress)
-    if not ranked.lines:
+    with progress.stage("ranking", len(candidates.topics), plan.counts) as done:
+        lines, comparisons, failures = await rank_topics(
+            candidates.topics, candidates.rankings, by_document, stances, plan, done
+        )
+    plan.check_results()
+    if plan.builder is not None:
+        warn_of_labels(plan.builder.model, plan.prompts, progress)
+    if not lines:
         raise DataError(f"{candidates.source}: no candidate to rank for the chosen topics; judge them first")
     rankings: dict[str, list[Candidate]] = {}
-    for line in ranked.lines:
+    for line in lines:
         rankings.setdefault(line.topic_id, []).append(Candidate(line.topic_id, line.document_id, line.rank, line.score))
     ranking = Ranking(
         rankings,
-        {(line.topic_id, line.document_id): line.stance for line in ranked.lines if line.stance != NO_STANCE_COLUMN},
+        {(line.topic_id, line.document_id): line.stance for line in lines if line.stance != NO_STANCE_COLUMN},
         task,
-        ranked.lines,
+        lines,
         labels,
         by_document,
-        ranked.comparisons,
-        ranked.failures,
+        comparisons,
+        failures,
         chosen_topics=[topic.id for topic in candidates.topics],
     )
     _warn_of_unjudged(ranking, judgments, progress)

@@ -35,7 +35,7 @@ from touche_llm.pipeline.rank import Ranking, describe_ranking, rank
 from touche_llm.pipeline.run_directory import CHOSEN_TOPICS, RunDirectory
 from touche_llm.prompts.prompt import Prompt
 from touche_llm.ranking.cross_encoder import CrossEncoder
-from touche_llm.ranking.steps import NO_MODELS, ComparisonResources, RankingPlan, list_comparison_kinds, needs_texts
+from touche_llm.ranking.steps import RankingPlan, list_comparison_kinds, needs_texts
 from touche_llm.tasks import prompts_folder
 
 StageName = Literal["retrieve", "judge", "rank"]
@@ -176,20 +176,17 @@ async def _judge_candidates(context: RunContext, candidates: Candidates) -> Judg
 
 async def _rank_judgments(context: RunContext, judgments: Judgments) -> Ranking:
     config = context.config
-    plan = RankingPlan(context.task, config.weights, config.steps, config.ranking, config.tag)
-    models = NO_MODELS
+    plan = RankingPlan(context.task, config.weights, config.steps, config.ranking, config.tag, config.objective)
     if needs_texts(config.steps):
         await replace(judgments.candidates, corpus=context.corpus).check()
-        documents = context.corpus.documents
+        plan = replace(plan, documents=context.corpus.documents)
         if kinds := list_comparison_kinds(config.steps):
-            prompts = context.load_prompts(*kinds)
-            comparisons = ComparisonResources(context.builder, prompts, documents, config.objective)
-            models = replace(models, comparisons=comparisons)
+            plan = replace(plan, prompts=context.load_prompts(*kinds), builder=context.builder)
         if context.reranker is not None:
-            settings = config.ranking.cross_encoder
+            settings, documents = config.ranking.cross_encoder, context.corpus.documents
             scorer = CrossEncoder(context.reranker, settings, context.task.question, documents)
-            models = replace(models, cross_encoder=scorer)
-    ranking = await rank(judgments, plan, context.progress, stance=config.stance, models=models)
+            plan = replace(plan, cross_encoder=scorer)
+    ranking = await rank(judgments, plan, context.progress, stance=config.stance)
     return replace(ranking, chosen_topics=context.chosen_topics)
 
 

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar, Literal, Protocol
+from typing import Any, ClassVar, Literal
 
 from touche_llm.data.concurrency import ItemT, ResultT, Slots, map_in_order
 from touche_llm.data.records import Comparison, Cut, Failure, LabelledDocument, ScoredDocument, Topic
@@ -25,53 +25,6 @@ from touche_llm.prompts.prompt import Prompt
 from touche_llm.prompts.purposes import LABELS, ORDER_SEPARATOR, build_best_answer, build_order_answer
 from touche_llm.tasks.definition import Objective
 from touche_llm.tasks.features import Question
-
-
-class MakeRandom(Protocol):
-    """Function that returns a generator of random numbers, the same in every run of one step for one topic."""
-
-    def __call__(self, seed: int, *names: object) -> random.Random:
-        """Return the generator with these names."""
-        ...
-
-
-@dataclass(frozen=True, slots=True)
-class RequestBounds:
-    """Bounds of the number of comparisons.
-
-    Attributes:
-        min_by_size: Minimum by the number of documents shown, since only questions about equally many can be equal.
-        repeats: Number of these that can be equal to an earlier one, and so need no request.
-        max: Maximum.
-    """
-
-    min_by_size: Counter[int] = field(default_factory=Counter)
-    repeats: int = 0
-    max: int = 0
-
-    @classmethod
-    def exactly(cls, questions: Mapping[int, int]) -> RequestBounds:
-        """Return the bounds of a method that sends so many questions, by the number of documents, in any case."""
-        return cls(Counter(questions), 0, sum(questions.values()))
-
-    @classmethod
-    def join(cls, steps: Iterable[RequestBounds]) -> RequestBounds:
-        """Return the bounds of several steps; a question that they have in common is sent once."""
-        joined = cls()
-        for step in steps:
-            sizes = joined.min_by_size | step.min_by_size
-            joined = cls(sizes, joined.repeats + step.repeats, joined.max + step.max)
-        return joined
-
-    def scale(self, factor: int) -> RequestBounds:
-        """Return the bounds if each question takes so many requests."""
-        sizes = Counter({shown: count * factor for shown, count in self.min_by_size.items()})
-        return RequestBounds(sizes, self.repeats * factor, self.max * factor)
-
-    def count_min(self, stored: Mapping[int, int]) -> int:
-        """Return the minimum if so many answers are stored, by the number of documents."""
-        return max(0, (self.min_by_size - Counter(stored)).total() - self.repeats)
-
 
 # Engines send at most 20 alternatives per token, so the probabilities of more labels could not all be read.
 MAX_CHOICES = 20
@@ -95,9 +48,9 @@ class RankingMethod(Section):
     kind: ClassVar[ComparisonKind | None]
     max_depth: ClassVar[int] = 1000
 
-    def bound_requests(self, documents: int, random: MakeRandom) -> RequestBounds:
-        """Return the bounds of the comparisons of so many documents."""
-        return RequestBounds()
+    def bound_comparisons(self, documents: int) -> int | None:
+        """Return the maximum number of comparisons of so many documents; None if answers do not change the number."""
+        return None
 
     async def rerank(self, documents: list[str], model: Any) -> list[ScoredDocument]:
         """Rank documents, given best first, with scores from 0 to 1; `model` is a comparer or scores documents."""
@@ -108,11 +61,6 @@ _ANSWERS: Mapping[ComparisonKind, Callable[[int], type[AnswerModel]]] = {
     "best": build_best_answer,
     "order": build_order_answer,
 }
-
-
-def make_random(step: str, topic_id: str, seed: int, *names: object) -> random.Random:
-    """Return a generator of random numbers that is the same in every run of this step for this topic."""
-    return random.Random(" ".join(map(str, (seed, step, topic_id, *names))))
 
 
 @dataclass(slots=True)
@@ -162,7 +110,7 @@ class Comparer:
 
     def make_random(self, seed: int, *names: object) -> random.Random:
         """Return a generator of random numbers that is the same in every run of this step for this topic."""
-        return make_random(self.step, self.topic.id, seed, *names)
+        return random.Random(" ".join(map(str, (seed, self.step, self.topic.id, *names))))
 
     async def estimate_best(self, documents: Sequence[str], *, both_orders: bool = False) -> dict[str, float] | None:
         """Estimate the probability that each of 2 to 20 documents is the best; return None without an answer.

@@ -6,17 +6,15 @@ al., arXiv 2310.07712).
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import combinations
 from typing import ClassVar, Self
 
 from pydantic import Field, model_validator
 
-from touche_llm.data.concurrency import ItemT
 from touche_llm.data.records import ScoredDocument
 from touche_llm.prompts.purposes import MAX_DOCUMENTS
-from touche_llm.ranking.comparer import Comparer, ComparisonKind, MakeRandom, RankingMethod, RequestBounds
+from touche_llm.ranking.comparer import Comparer, ComparisonKind, RankingMethod
 from touche_llm.ranking.order import score_positions
 
 
@@ -44,18 +42,14 @@ class Listwise(RankingMethod):
             raise ValueError("stride must be smaller than window, or nothing could move from one window to the next")
         return self
 
-    def bound_requests(self, documents: int, random: MakeRandom) -> RequestBounds:
-        """Return the number of different orders of all windows, whatever is in them."""
-        questions: Counter[int] = Counter()
-        for start, end in self._list_windows(documents):
-            questions[end - start] += len(set(map(tuple, self._shuffle(range(end - start), (start, end), random))))
-        return RequestBounds.exactly(questions)
-
     async def rerank(self, documents: list[str], comparer: Comparer) -> list[ScoredDocument]:
         """Rank the documents in one pass of the windows; a window without any answer keeps its order."""
         order = list(documents)
         for start, end in self._list_windows(len(order)):
-            orders = self._shuffle(order[start:end], (start, end), comparer.make_random)
+            # The first answer is on the present order.
+            orders = [order[start:end] for _ in range(self.shuffles)]
+            for number, shuffled in enumerate(orders[1:], start=1):
+                comparer.make_random(self.seed, f"{start}-{end}", number).shuffle(shuffled)
             answers = [answer for answer in await comparer.run_all(comparer.order, orders) if answer is not None]
             if answers:
                 order[start:end] = find_central_ranking(answers)
@@ -70,13 +64,6 @@ class Listwise(RankingMethod):
             if start == 0:
                 return
             end -= self.stride
-
-    def _shuffle(self, window: Sequence[ItemT], places: tuple[int, int], random: MakeRandom) -> list[list[ItemT]]:
-        """Return the orders in which a window is shown, the first one unchanged."""
-        orders = [list(window) for _ in range(self.shuffles)]
-        for number, order in enumerate(orders[1:], start=1):
-            random(self.seed, "-".join(map(str, places)), number).shuffle(order)
-        return orders
 
 
 def find_central_ranking(rankings: Sequence[Sequence[str]]) -> list[str]:

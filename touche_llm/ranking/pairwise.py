@@ -6,7 +6,6 @@ PRP-Allpair and PRP-Sliding-K (Qin et al., arXiv 2306.17563), with the probabili
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
 from itertools import combinations, permutations
 from statistics import fmean
 from typing import ClassVar
@@ -14,7 +13,7 @@ from typing import ClassVar
 from pydantic import Field
 
 from touche_llm.data.records import ScoredDocument
-from touche_llm.ranking.comparer import Comparer, ComparisonKind, MakeRandom, RankingMethod, RequestBounds
+from touche_llm.ranking.comparer import Comparer, ComparisonKind, RankingMethod
 from touche_llm.ranking.order import rank_by_value, score_positions
 
 
@@ -30,10 +29,6 @@ class Pairwise(RankingMethod):
     max_depth: ClassVar[int] = 200
 
     both_orders: bool = True
-
-    def bound_requests(self, documents: int, random: MakeRandom) -> RequestBounds:
-        """Return the number of pairs."""
-        return RequestBounds.exactly({2: documents * (documents - 1) // (1 if self.both_orders else 2)})
 
     async def rerank(self, documents: list[str], comparer: Comparer) -> list[ScoredDocument]:
         """Rank the documents by their mean probability to win against the others.
@@ -68,15 +63,10 @@ class Sliding(RankingMethod):
     passes: int = Field(10, ge=1)
     both_orders: bool = True
 
-    def bound_requests(self, documents: int, random: MakeRandom) -> RequestBounds:
-        """Return the bounds of the comparisons of so many documents.
-
-        The first pass compares all neighbours. If no document moves, the others have nothing to compare; if all move,
-        their pairs are new.
-        """
-        last, orders = documents - 1, 1 + self.both_orders
-        passes = range(min(self.passes, last))
-        return RequestBounds(Counter({2: last * orders}), 0, sum(last - number for number in passes) * orders)
+    def bound_comparisons(self, documents: int) -> int:
+        """Return the number of comparisons if each pass has new neighbours."""
+        last = documents - 1
+        return sum(last - number for number in range(min(self.passes, last))) * (1 + self.both_orders)
 
     async def rerank(self, documents: list[str], comparer: Comparer) -> list[ScoredDocument]:
         """Rank the documents in several passes; a pair without an answer keeps its order.

@@ -5,13 +5,12 @@ After Zhuang et al., arXiv 2310.09497, with the choice read from the probabiliti
 
 from __future__ import annotations
 
-from collections import Counter
 from typing import ClassVar
 
 from pydantic import Field
 
 from touche_llm.data.records import ScoredDocument
-from touche_llm.ranking.comparer import MAX_CHOICES, Comparer, ComparisonKind, MakeRandom, RankingMethod, RequestBounds
+from touche_llm.ranking.comparer import MAX_CHOICES, Comparer, ComparisonKind, RankingMethod
 from touche_llm.ranking.order import score_positions
 
 
@@ -30,23 +29,14 @@ class Setwise(RankingMethod):
     top: int = Field(10, ge=1)
     both_orders: bool = False
 
-    def bound_requests(self, documents: int, random: MakeRandom) -> RequestBounds:
-        """Return the bounds of the requests of a heapsort of so many documents; tests try all answers for few ones.
+    def bound_comparisons(self, documents: int) -> int:
+        """Return the number of comparisons if each sift ends at a leaf of the leftmost path, one of the longest.
 
-        A sift asks at least at the node where it begins, and at most at all nodes of the leftmost path down from there,
-        one of the longest. Equal questions: if the heap shrinks to a root with no more children than the first node
-        below it had, the last question can be the one that was sent there. With one child per node, more questions can
-        be equal, and the maximum is a few requests too high.
+        With one child per node, several of these are equal, and the maximum is a few too high.
         """
-        width, orders = self.children, 1 + self.both_orders
-        sifts = [(node, documents) for node in range(documents) if width * node + 1 < documents]
-        last = max(2, documents - min(self.top, documents) + 1)
-        sifts += [(0, size) for size in range(last, documents)]
-        shown = Counter(min(width, size - width * node - 1) + 1 for node, size in sifts)
-        below = min(width, documents - 1 - width)
-        repeats = int(self.top > 1 and below > 0 and last <= below + 1)
-        maximum = sum(_count_levels(node, size, width) for node, size in sifts)
-        return RequestBounds(shown, repeats, maximum).scale(orders)
+        sifts = [(node, documents) for node in range(documents)]
+        sifts += [(0, size) for size in range(max(2, documents - self.top + 1), documents)]
+        return sum(_count_levels(node, size, self.children) for node, size in sifts) * (1 + self.both_orders)
 
     async def rerank(self, documents: list[str], comparer: Comparer) -> list[ScoredDocument]:
         """Rank the best `top` documents by heapsort, followed by the others in their order."""
@@ -101,19 +91,11 @@ class Insertion(Setwise):
     Setwise insertion, Podolak et al., arXiv 2504.10509.
     """
 
-    def bound_requests(self, documents: int, random: MakeRandom) -> RequestBounds:
-        """Return the bounds of the comparisons of so many documents.
-
-        Beside those of the heapsort, each block takes a question, which its last one shows to few documents. At most
-        each document beats the last of the best, and a binary search finds its place among the others.
-        """
-        orders = 1 + self.both_orders
-        heap = super().bound_requests(min(documents, self.top), random)
+    def bound_comparisons(self, documents: int) -> int:
+        """Return the number of comparisons if each document below the best ones is inserted by binary search."""
         rest = max(0, documents - self.top)
-        full, short = divmod(rest, self.children)
-        blocks = Counter({self.children + 1: full * orders}) + Counter({short + 1: (short > 0) * orders})
-        maximum = heap.max + rest * (1 + (self.top - 1).bit_length()) * orders
-        return RequestBounds(heap.min_by_size + blocks, heap.repeats, maximum)
+        insertions = rest * (1 + (self.top - 1).bit_length()) * (1 + self.both_orders)
+        return super().bound_comparisons(min(documents, self.top)) + insertions
 
     async def rerank(self, documents: list[str], comparer: Comparer) -> list[ScoredDocument]:
         """Rank the best `top` documents, followed by the others in their order.

@@ -18,7 +18,7 @@ from touche_llm.data.trec_runs import make_strictly_decreasing
 from touche_llm.judging.pointwise import Documents, Done, RequestBuilder
 from touche_llm.llm.counts import Counts
 from touche_llm.prompts.prompt import Prompt
-from touche_llm.ranking.comparer import Comparer, ComparisonKind, RankingMethod, RequestBounds, make_random
+from touche_llm.ranking.comparer import Comparer, ComparisonKind, RankingMethod
 from touche_llm.ranking.cross_encoder import CrossEncoder, CrossEncoderSettings, ScoreDocuments
 from touche_llm.ranking.fusion import FusionStepSettings, fuse
 from touche_llm.ranking.listwise import Listwise
@@ -119,18 +119,6 @@ def _parse(text: str) -> Step:
     if not depth.isascii() or not depth.isdigit() or len(depth) > 9 or not 2 <= int(depth) <= limit:
         raise ValueError(f"{text!r:.80}: needs the number of documents to rank, from 2 to {limit}, as {name}:10")
     return Step(name, int(depth))
-
-
-def bound_requests(
-    kind: ComparisonKind, steps: Sequence[Step], settings: RankingSettings, topic_id: str, documents: int
-) -> RequestBounds:
-    """Return the bounds of the comparisons of one kind that steps request for a topic with so many documents."""
-    methods = ((step, getattr(settings, step.name, None)) for step in steps if documents > 1)
-    return RequestBounds.join(
-        method.bound_requests(min(step.depth, documents), partial(make_random, str(step), topic_id))
-        for step, method in methods
-        if isinstance(method, RankingMethod) and method.kind == kind
-    )
 
 
 def list_comparison_kinds(steps: Sequence[Step]) -> tuple[ComparisonKind, ...]:
@@ -244,58 +232,42 @@ def _fuse(
 
 @dataclass(frozen=True, slots=True)
 class RankingPlan:
-    """How all topics are ranked."""
+    """How all topics are ranked, and with which models; None for a model that no step needs.
+
+    Attributes:
+        tag: Tag of the run lines.
+        objective: Criterion of the comparisons.
+        documents: Texts of the candidates; None if no step needs them.
+        prompts: Prompts of the comparisons, by kind.
+        builder: Builder of the requests for comparisons.
+        cross_encoder: Cross-encoder that scores documents.
+    """
 
     task: Task
     weights: Mapping[str, float]
     steps: tuple[Step, ...]
     settings: RankingSettings
-    tag: str
-
-
-@dataclass(frozen=True, slots=True)
-class ComparisonResources:
-    """Request builder, prompts, documents and criterion of the steps that compare documents."""
-
-    builder: RequestBuilder
-    prompts: Mapping[str, Prompt]
-    documents: Documents
-    objective: Objective
-
-
-@dataclass(frozen=True, slots=True)
-class RankingModels:
-    """The models that the steps use; None for a model that no step needs."""
-
-    comparisons: ComparisonResources | None = None
+    tag: str = "touche-llm"
+    objective: Objective = "both"
+    documents: Documents | None = None
+    prompts: Mapping[str, Prompt] = field(default_factory=dict)
+    builder: RequestBuilder | None = None
     cross_encoder: CrossEncoder | None = None
 
     @property
     def counts(self) -> Counts | None:
         """Counts of the requests to show with the progress, those of comparisons if there are any."""
-        if self.comparisons is not None:
-            return self.comparisons.builder.model.counts
+        if self.builder is not None:
+            return self.builder.model.counts
         return None if self.cross_encoder is None else self.cross_encoder.client.counts
 
     def check_results(self) -> None:
         """Raise ReplayMiss if the cache of a replay lacked a result, and EngineError if no label could be read."""
-        if self.comparisons is not None:
-            self.comparisons.builder.model.raise_on_misses()
-            self.comparisons.builder.model.raise_on_unread()
+        if self.builder is not None:
+            self.builder.model.raise_on_misses()
+            self.builder.model.raise_on_unread()
         if self.cross_encoder is not None:
             self.cross_encoder.client.raise_on_misses()
-
-
-NO_MODELS = RankingModels()
-
-
-@dataclass(slots=True)
-class RankedTopics:
-    """The lines of a run, with the comparisons behind them and the failed ones, topic by topic."""
-
-    lines: list[RunLine] = field(default_factory=list)
-    comparisons: list[Comparison] = field(default_factory=list)
-    failures: list[Failure] = field(default_factory=list)
 
 
 async def rank_topics(
@@ -304,16 +276,16 @@ async def rank_topics(
     judgments: Mapping[str, Mapping[str, Judgment]],
     stances: Mapping[str, Mapping[str, str]],
     plan: RankingPlan,
-    models: RankingModels,
     done: Done,
-) -> RankedTopics:
+) -> tuple[list[RunLine], list[Comparison], list[Failure]]:
     """Rank the candidates of all topics; documents without a stance label are left out.
+
+    Returns the lines of the run, the comparisons behind them and the failed ones, each topic by topic.
 
     Requests of all topics share the builder's concurrency; those of earlier topics go first, so that a server's prefix
     cache serves the requests of a topic together.
     """
-    resources = models.comparisons
-    slots = Slots(resources.builder.concurrency) if resources is not None else None
+    slots = Slots(plan.builder.concurrency) if plan.builder is not None else None
 
     async def rank_one(item: tuple[int, Topic]) -> tuple[list[RunLine], list[Comparer]]:
         position, topic = item
@@ -326,19 +298,19 @@ async def rank_topics(
 
         def use_model(step: Step) -> Comparer | ScoreDocuments:
             if METHODS[step.name].kind is None:
-                assert models.cross_encoder is not None
-                return partial(models.cross_encoder.score, topic)
-            assert resources is not None and slots is not None
+                assert plan.cross_encoder is not None
+                return partial(plan.cross_encoder.score, topic)
+            assert plan.builder is not None and plan.documents is not None and slots is not None
             comparer = Comparer(
                 step=str(step),
                 topic=topic,
                 position=position,
-                documents=resources.documents,
+                documents=plan.documents,
                 question=plan.task.question,
-                prompts=resources.prompts,
-                builder=resources.builder,
+                prompts=plan.prompts,
+                builder=plan.builder,
                 slots=slots,
-                objective=resources.objective,
+                objective=plan.objective,
                 document_tokens=plan.settings.document_tokens,
                 unanswered=unanswered,
             )
@@ -355,13 +327,13 @@ async def rank_topics(
             for rank, (scored, score) in enumerate(zip(ranking, scores, strict=True), start=1)
         ], comparers
 
-    result = RankedTopics()
-    for lines, comparers in await map_in_order(rank_one, enumerate(topics), max(len(topics), 1)):
-        result.lines += lines
-        for comparer in comparers:
-            result.comparisons += comparer.comparisons
-            result.failures += comparer.failures
-    return result
+    ranked = await map_in_order(rank_one, enumerate(topics), max(len(topics), 1))
+    comparers = [comparer for _, of_topic in ranked for comparer in of_topic]
+    return (
+        [line for lines, _ in ranked for line in lines],
+        [comparison for comparer in comparers for comparison in comparer.comparisons],
+        [failure for comparer in comparers for failure in comparer.failures],
+    )
 
 
 def _select_steps(topic: Topic, plan: RankingPlan) -> tuple[Step, ...]:

@@ -5,14 +5,13 @@ After TourRank (Chen et al., arXiv 2406.11678). The groups of a stage, and the t
 
 from __future__ import annotations
 
-from collections import Counter
 from typing import ClassVar
 
 from pydantic import Field
 
 from touche_llm.data.records import ScoredDocument
 from touche_llm.prompts.purposes import MAX_DOCUMENTS
-from touche_llm.ranking.comparer import Comparer, ComparisonKind, MakeRandom, RankingMethod, RequestBounds
+from touche_llm.ranking.comparer import Comparer, ComparisonKind, RankingMethod
 from touche_llm.ranking.order import rank_by_value
 
 
@@ -30,33 +29,6 @@ class Tournament(RankingMethod):
     group: int = Field(10, ge=2, le=MAX_DOCUMENTS)
     rounds: int = Field(2, ge=1)
     seed: int = 0
-
-    def bound_requests(self, documents: int, random: MakeRandom) -> RequestBounds:
-        """Return the bounds of the comparisons of so many documents.
-
-        Each group takes one. A group of the first stage has the same documents in all tournaments, so that it is not
-        sent again if it is shuffled alike. A group of a later stage can have the same documents as one of another
-        tournament.
-        """
-        first: set[tuple[int, ...]] = set()
-        later: Counter[tuple[int, ...]] = Counter()
-        groups = 0
-        for number in range(self.rounds):
-            found: Counter[tuple[int, ...]] = Counter()
-            for stage, sizes in enumerate(_list_sizes(documents, self.group)):
-                for index, size in enumerate(sizes):
-                    places = list(range(size))
-                    random(self.seed, number, stage, index).shuffle(places)
-                    if size > 1 and not stage:
-                        first.add((index, *places))
-                    elif size > 1:
-                        found[tuple(places)] += 1
-            groups += found.total()
-            later |= found
-        by_size = Counter(len(places) - 1 for places in first)
-        for order, count in later.items():
-            by_size[len(order)] += count
-        return RequestBounds(by_size, 0, len(first) + groups)
 
     async def rerank(self, documents: list[str], comparer: Comparer) -> list[ScoredDocument]:
         """Rank the documents by their points, equal ones in the given order.
@@ -107,13 +79,3 @@ class Tournament(RankingMethod):
 
         answers = await comparer.run_all(order, shuffled)
         return [answer or group for answer, group in zip(answers, groups, strict=True)]
-
-
-def _list_sizes(documents: int, group: int) -> list[list[int]]:
-    """Return the sizes of the groups of each stage."""
-    stages = []
-    while documents > group:
-        count = -(-documents // group)
-        stages.append([len(range(first, documents, count)) for first in range(count)])
-        documents = sum(min(group // 2, size) for size in stages[-1])
-    return [*stages, [documents]]
