@@ -54,8 +54,7 @@ from touche_llm.llm.model import ModelClient
 from touche_llm.llm.request import Message, Request
 from touche_llm.pipeline.config_file import load_config
 from touche_llm.pipeline.context import RunContext
-from touche_llm.pipeline.run_directory import RunDirectory
-from touche_llm.pipeline.run_files import CANDIDATES
+from touche_llm.pipeline.run_directory import CANDIDATES, RunDirectory
 from touche_llm.pipeline.stages import judge_stage
 
 _TOPICS, _DEPTH = 50, 1000

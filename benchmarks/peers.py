@@ -59,7 +59,7 @@ from benchmarks.sizes import at_least
 from tests.vllm.real_data import input_of
 from tests.vllm.server import MODEL_NAME
 from touche_llm.errors import EngineError, ToucheError, UsageError
-from touche_llm.pipeline.run_files import CANDIDATES
+from touche_llm.pipeline.run_directory import CANDIDATES
 from touche_llm.prompts.purposes import MAX_DOCUMENTS
 
 REQUESTS = "requests.jsonl"

@@ -17,7 +17,7 @@ from tests.scripted_engine import FACTS, ScriptedEngine
 from touche_llm.batch.export import read_batch
 from touche_llm.errors import DataError
 from touche_llm.llm.cache import Cache, CacheMode
-from touche_llm.pipeline.run_files import BATCH
+from touche_llm.pipeline.run_directory import BATCH
 
 
 async def test_an_answer_is_stored_like_that_of_a_server(waiting: Waiting) -> None:

@@ -14,7 +14,7 @@ from tests import batch_replies as b
 from tests.batch.conftest import Programs
 from tests.cli.conftest import Done, Touche
 from touche_llm.cli.demo import SAMPLES
-from touche_llm.pipeline.run_files import lock_run
+from touche_llm.pipeline.run_directory import RunDirectory
 
 SAMPLE = SAMPLES / "comparative"
 DATA = ["--topics", str(SAMPLE / "topics.xml"), "--corpus", str(SAMPLE / "passages.jsonl"), "--topic", "3"]
@@ -237,7 +237,7 @@ def test_export_and_import_are_refused_while_another_command_writes_in_the_folde
     assert touche(*EXPORT).returncode == 0
     b.write(tmp_path / "responses.jsonl", replied(tmp_path / "requests.jsonl"))
     before = {path.name: path.read_bytes() for path in (tmp_path / "run").iterdir() if path.name[0] != "."}
-    with lock_run(tmp_path / "run", "judge", print):
+    with RunDirectory(tmp_path / "run").lock("judge", print):
         for command in (EXPORT, ["batch", "import", "responses.jsonl", "--out", "run"]):
             done = touche(*command)
             assert (done.returncode, f"process {os.getpid()} " in done.stderr) == (2, True), done.stderr

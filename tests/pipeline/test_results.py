@@ -12,11 +12,10 @@ import pytest
 from tests.sample_runs import Silent, config_for, rank_stage, run_lines, run_scripted
 from touche_llm.data.io import read_records
 from touche_llm.data.records import Judgment, Reading, RunLine, StanceReading
-from touche_llm.judging.labels import StanceSettings
+from touche_llm.judging.labels import ChosenStance, StanceSettings, choose_label
 from touche_llm.llm.answers import list_fields
 from touche_llm.llm.request import Request
 from touche_llm.pipeline.rank import Ranking
-from touche_llm.pipeline.run_files import ChosenStance, choose_label, write_results
 from touche_llm.tasks import get_task
 from touche_llm.tasks.task import Task
 
@@ -143,7 +142,7 @@ def test_ids_come_back_as_they_were_and_columns_are_those_of_the_task(tmp_path: 
     stance = task.stances[0]
     lines = [RunLine("1", stance, document, rank, 1 / rank, "t") for rank, document in enumerate(ids, start=1)]
     labels = {"1": {document: ChosenStance(stance, "imputed", None) for document in ids}}
-    write_results(tmp_path / "results.tsv", Ranking({}, {}, task, lines, labels, {}).list_rows(), task)
+    Ranking({}, {}, task, lines, labels, {}).write_results(tmp_path / "results.tsv")
     with (tmp_path / "results.tsv").open(newline="") as stream:
         header, *rows = csv.reader(stream, delimiter="\t")
     assert [row[1] for row in rows] == ids

@@ -16,13 +16,13 @@ from tests.fake_server import FakeServer
 from tests.sample_runs import Silent, config_for, run_on
 from touche_llm.errors import DataError, UsageError
 from touche_llm.pipeline import stages as pipeline
-from touche_llm.pipeline.run_files import lock_run
+from touche_llm.pipeline.run_directory import RunDirectory
 
 HOLD = """
 import sys, time
 from pathlib import Path
-from touche_llm.pipeline.run_files import lock_run
-with lock_run(Path(sys.argv[1]), "judge", print):
+from touche_llm.pipeline.run_directory import RunDirectory
+with RunDirectory(Path(sys.argv[1])).lock("judge", print):
     print("held", flush=True)
     time.sleep(60)
 """
@@ -35,21 +35,24 @@ def nothing(message: str) -> None:
 def test_the_lock_of_a_process_that_is_killed_is_released_and_before_that_its_holder_is_named(tmp_path: Path) -> None:
     with subprocess.Popen([sys.executable, "-c", HOLD, tmp_path], stdout=subprocess.PIPE, text=True) as holder:
         assert holder.stdout is not None and holder.stdout.readline() == "held\n"
-        with pytest.raises(UsageError, match=rf"judge, process {holder.pid} on "), lock_run(tmp_path, "rank", nothing):
+        with (
+            pytest.raises(UsageError, match=rf"judge, process {holder.pid} on "),
+            RunDirectory(tmp_path).lock("rank", nothing),
+        ):
             pass
         holder.kill()
         holder.wait()
-        with lock_run(tmp_path, "rank", nothing):
+        with RunDirectory(tmp_path).lock("rank", nothing):
             assert f"rank, process {os.getpid()} on " in (tmp_path / ".touche-llm.lock").read_text()
 
 
 def test_a_child_that_outlives_its_parent_does_not_hold_the_lock(tmp_path: Path) -> None:
     command = [sys.executable, "-c", "import time; print('up', flush=True); time.sleep(60)"]
-    with lock_run(tmp_path, "run", nothing):
+    with RunDirectory(tmp_path).lock("run", nothing):
         child = subprocess.Popen(command, stdout=subprocess.PIPE, close_fds=False, text=True)
         assert child.stdout is not None and child.stdout.readline() == "up\n"
     with child:
-        with lock_run(tmp_path, "judge", nothing):
+        with RunDirectory(tmp_path).lock("judge", nothing):
             assert child.poll() is None
         child.kill()
 
@@ -61,7 +64,7 @@ async def test_all_that_write_are_refused_while_another_command_writes(tmp_path:
     # Whatever gets past the lock would end here in another way: nothing listens on that port.
     engine = config.engine.model_copy(update={"base_url": "http://127.0.0.1:1"})
     changed = config.model_copy(update={"tag": "other", "engine": engine})
-    with lock_run(out, "run", nothing):
+    with RunDirectory(out).lock("run", nothing):
         for work in (pipeline.run_all, pipeline.run_retrieve, pipeline.run_judge, pipeline.run_rank):
             coroutine: Coroutine[Any, Any, object] = work(changed, out, Silent())
             with pytest.raises(UsageError, match=f"run, process {os.getpid()} "):
@@ -69,17 +72,8 @@ async def test_all_that_write_are_refused_while_another_command_writes(tmp_path:
     assert {path.name: path.read_bytes() for path in out.iterdir() if not path.name.startswith(".")} == before
 
 
-def test_a_lock_file_that_is_a_link_is_not_followed(tmp_path: Path) -> None:
-    (tmp_path / "precious").write_text("kept")
-    (tmp_path / "out").mkdir()
-    (tmp_path / "out" / ".touche-llm.lock").symlink_to(tmp_path / "precious")
-    with pytest.raises(DataError), lock_run(tmp_path / "out", "run", nothing):
-        pass
-    assert (tmp_path / "precious").read_text() == "kept"
-
-
 def test_a_folder_that_does_not_exist_is_not_made(tmp_path: Path) -> None:
-    with pytest.raises(DataError), lock_run(tmp_path / "nowhere", "judge", nothing):
+    with pytest.raises(DataError), RunDirectory(tmp_path / "nowhere").lock("judge", nothing):
         pass
     assert not (tmp_path / "nowhere").exists()
 
@@ -90,13 +84,13 @@ def test_a_file_system_without_locks_is_worth_a_warning(tmp_path: Path, monkeypa
 
     monkeypatch.setattr(fcntl, "flock", unsupported)
     notices: list[str] = []
-    with lock_run(tmp_path, "run", notices.append):
+    with RunDirectory(tmp_path).lock("run", notices.append):
         assert len(notices) == 1
 
 
 def test_what_a_lock_file_holds_is_shown_within_bounds_and_without_control_characters(tmp_path: Path) -> None:
-    with lock_run(tmp_path, "run", nothing):
+    with RunDirectory(tmp_path).lock("run", nothing):
         (tmp_path / ".touche-llm.lock").write_bytes(b"\x1b[31m\xff" + b"x" * 100_000)
-        with pytest.raises(UsageError) as caught, lock_run(tmp_path, "judge", nothing):
+        with pytest.raises(UsageError) as caught, RunDirectory(tmp_path).lock("judge", nothing):
             pass
     assert str(caught.value).isprintable() and len(str(caught.value)) < 1000 + len(str(tmp_path))

@@ -12,9 +12,9 @@ from tests.expect import raises_at
 from tests.sample_runs import Silent, config_for, retrieve_stage
 from touche_llm.data.settings import to_yaml
 from touche_llm.errors import DataError
+from touche_llm.pipeline.rank import list_result_columns
 from touche_llm.pipeline.run import read_results, read_texts
 from touche_llm.pipeline.run_directory import RunDirectory
-from touche_llm.pipeline.run_files import list_result_columns
 from touche_llm.pipeline.run_overview import BROKEN, EMPTY, MAX_DEPTH, find_runs, read_overview
 from touche_llm.tasks import get_task
 

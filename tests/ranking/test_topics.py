@@ -19,7 +19,7 @@ from touche_llm.llm.answers import list_fields
 from touche_llm.llm.cache import Cache, CacheMode
 from touche_llm.llm.model import ModelClient
 from touche_llm.llm.request import MAX_SAMPLES, Request, Sampling
-from touche_llm.pipeline.run_files import COMPARISON_FAILURES, COMPARISONS
+from touche_llm.pipeline.run_directory import COMPARISON_FAILURES, COMPARISONS
 from touche_llm.prompts.purposes import LABELS, list_template_variables
 from touche_llm.ranking.steps import RankingPlan, RankingSettings, parse_steps, rank_topics
 from touche_llm.tasks import get_task

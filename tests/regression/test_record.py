@@ -35,7 +35,7 @@ from touche_llm.llm.request import MAX_SAMPLES as MOST_SAMPLES
 from touche_llm.llm.request import Request
 from touche_llm.pipeline.config_file import load_config
 from touche_llm.pipeline.engines import store_engine_info
-from touche_llm.pipeline.run_files import ALL_FAILURES
+from touche_llm.pipeline.run_directory import ALL_FAILURES
 from touche_llm.regression.check import check_snapshot
 from touche_llm.regression.record import Recording, load_finished_run, record, write_arguments
 from touche_llm.regression.snapshot import open_snapshot

@@ -16,7 +16,8 @@ from touche_llm.data.trec_runs import read_run
 from touche_llm.evaluation import evaluate
 from touche_llm.evaluation.qrels import Qrels
 from touche_llm.evaluation.stance_measures import count_confusion
-from touche_llm.pipeline.run_files import CANDIDATES, CONFIG, RUN
+from touche_llm.pipeline.config_file import CONFIG
+from touche_llm.pipeline.run_directory import CANDIDATES, RUN
 from touche_llm.report.measures import MeasureComparison, MeasureResult, measure_run
 from touche_llm.report.run_report import gather_report
 

@@ -24,8 +24,7 @@ from touche_llm.llm.tokenizers import ChatTokenizer
 from touche_llm.pipeline.context import RunContext
 from touche_llm.pipeline.engines import assume_engine_info
 from touche_llm.pipeline.progress import ForwardedProgress, Progress
-from touche_llm.pipeline.run_directory import RunDirectory
-from touche_llm.pipeline.run_files import BATCH
+from touche_llm.pipeline.run_directory import BATCH, RunDirectory
 from touche_llm.pipeline.stages import StageName, compute_stage
 from touche_llm.ranking.steps import list_comparison_kinds
 

@@ -24,7 +24,7 @@ from touche_llm.data.io import check_output
 from touche_llm.errors import UsageError, to_printable
 from touche_llm.llm.managed import build_start_options
 from touche_llm.llm.settings import EngineConfig, Runner
-from touche_llm.pipeline.run_files import lock_run
+from touche_llm.pipeline.run_directory import RunDirectory
 from touche_llm.pipeline.stages import StageName
 
 _STAGES: Mapping[StageName, Callable[..., None]] = {
@@ -67,7 +67,7 @@ def export(
     progress = CommandProgress()
     if stage == "retrieve":
         out.mkdir(parents=True, exist_ok=True)
-    with lock_run(out, f"batch export {stage}", progress.warn):
+    with RunDirectory(out).lock(f"batch export {stage}", progress.warn):
         found = stages.run_requests(config, pending_requests(stage, config, out, tokenizer, progress))
         found = replace(found, batch=found.batch.model_copy(update=_list_given_options(stage, context)))
         is_pending = write_requests(found, out, requests, overwrite=overwrite)
@@ -138,7 +138,7 @@ def import_(
     Exit code 3 if some hold no usable answer; the next export sends their requests again.
     """
     progress = CommandProgress()
-    with lock_run(out, "batch import", progress.warn):
+    with RunDirectory(out).lock("batch import", progress.warn):
         batch = read_batch(out)
         done = stages.run_requests(batch.config, import_replies(batch, out, responses, progress))
     kinds = {**done.unusable, **done.errors, **({"repeated": done.repeated} if done.repeated else {})}

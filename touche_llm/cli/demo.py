@@ -22,11 +22,10 @@ from touche_llm.data.trec_runs import ParsedRun
 from touche_llm.errors import UsageError
 from touche_llm.evaluation.qrels import STANCE, Qrels, read_qrels
 from touche_llm.integrations.tira import detect_input
-from touche_llm.pipeline import run_files
+from touche_llm.pipeline import run_directory
 from touche_llm.pipeline import stages as pipeline
 from touche_llm.pipeline.config_file import load_config
-from touche_llm.pipeline.run_directory import RunDirectory
-from touche_llm.pipeline.run_files import REPORT
+from touche_llm.pipeline.run_directory import REPORT, RunDirectory
 from touche_llm.pipeline.run_overview import record_evaluation
 from touche_llm.pipeline.stages import RunResult
 from touche_llm.tasks import TASKS, get_task
@@ -156,7 +155,7 @@ def demo(
         print_rows(output, rows)
     name = names[0]
     config = sample_config(name, out / name, {})
-    files = (config.topics, config.corpus or config.topics, out / name / run_files.RUN)
+    files = (config.topics, config.corpus or config.topics, out / name / run_directory.RUN)
     topics, corpus, run = (shlex.quote(shorten_path(file)) for file in files)
     command = format_program()
     for line in (

@@ -22,8 +22,7 @@ from touche_llm.errors import DataError, UsageError, to_printable
 from touche_llm.evaluation.qrels import STANCE, Qrels, check_judged, describe_fitted, read_qrels, select_topics
 from touche_llm.pipeline.context import Dataset
 from touche_llm.pipeline.run import find_run_directory, read_run
-from touche_llm.pipeline.run_directory import RunDirectory
-from touche_llm.pipeline.run_files import RUN
+from touche_llm.pipeline.run_directory import RUN, RunDirectory
 from touche_llm.pipeline.run_overview import find_known_qrels
 from touche_llm.tasks import TASK_HELP, get_task
 from touche_llm.tasks.task import Task

@@ -29,8 +29,7 @@ from touche_llm.cli.setting_options import CommandProgress
 from touche_llm.cli.show import list_measures
 from touche_llm.data.io import check_output
 from touche_llm.evaluation.qrels import Note, format_notes, read_qrels
-from touche_llm.pipeline.run_directory import RunDirectory, is_page
-from touche_llm.pipeline.run_files import REPORT
+from touche_llm.pipeline.run_directory import REPORT, RunDirectory, is_page
 from touche_llm.pipeline.run_overview import (
     COMPLETE,
     MAX_DEPTH,

@@ -21,10 +21,9 @@ from touche_llm.data.settings import Option, Scope, YamlError, parse_yaml
 from touche_llm.errors import DataError, UsageError, describe_problem, list_fields
 from touche_llm.judging.labels import read_thresholds
 from touche_llm.llm.cache import CacheMode
-from touche_llm.pipeline.config_file import find_task_folder, is_copy, load_config
+from touche_llm.pipeline.config_file import CONFIG, find_task_folder, is_copy, load_config
 from touche_llm.pipeline.progress import ConsoleProgress
 from touche_llm.pipeline.run_directory import RunDirectory
-from touche_llm.pipeline.run_files import CONFIG
 from touche_llm.tasks import get_task
 from touche_llm.tasks.definition import TASK_FILE
 

@@ -36,8 +36,7 @@ from touche_llm.llm.answers import Answer
 from touche_llm.llm.cache import Cache, CacheMode
 from touche_llm.pipeline.candidates import add_objects
 from touche_llm.pipeline.run import read_results, read_texts
-from touche_llm.pipeline.run_directory import RunDirectory, read_counts
-from touche_llm.pipeline.run_files import CANDIDATES, JUDGMENTS, RESULTS
+from touche_llm.pipeline.run_directory import CANDIDATES, JUDGMENTS, RESULTS, RunDirectory, read_counts
 from touche_llm.pipeline.run_overview import (
     COMPLETE,
     RecordedEvaluation,

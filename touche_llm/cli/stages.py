@@ -25,7 +25,7 @@ from touche_llm.data.records import Failure, Judgment
 from touche_llm.data.trec_runs import read_run
 from touche_llm.llm.cache import describe_resume
 from touche_llm.llm.model import NOTHING_LOST, LostRequests
-from touche_llm.pipeline import run_files
+from touche_llm.pipeline import run_directory
 from touche_llm.pipeline import stages as pipeline
 from touche_llm.pipeline.dry_run import Cost, DryRun, estimate_cost
 from touche_llm.pipeline.run_directory import RunDirectory
@@ -77,7 +77,7 @@ def judge(
         return
     lost = _answer("judge", config, out, overwrite=overwrite)
     outcome = run_requests(config, pipeline.run_judge(config, out, CommandProgress(), overwrite=overwrite, lost=lost))
-    file = out / run_files.JUDGMENTS
+    file = out / run_directory.JUDGMENTS
     print_written(output, f"judgments: {file}", file, {"failures": len(outcome.failures)})
     report_failures(output, out, outcome.failures)
 
@@ -95,7 +95,7 @@ def rank(
         return
     lost = _answer("rank", config, out)
     ranking = run_requests(config, pipeline.run_rank(config, out, CommandProgress(), lost=lost))
-    file = out / run_files.RUN
+    file = out / run_directory.RUN
     counts = {"imputed": ranking.imputed, "failures": len(ranking.failures)}
     print_written(output, f"run: {file} ({len(ranking.lines):,} lines)", file, counts)
     report_failures(output, out, ranking.failures)
@@ -124,7 +124,7 @@ def run(
     started = time.monotonic()
     run_stages = run_by_files if config.engine.name == "batch" else pipeline.run_all
     outcome = run_requests(config, run_stages(config, out, CommandProgress(), overwrite=overwrite))
-    file = out / run_files.RUN
+    file = out / run_directory.RUN
     counts = {"judgments": outcome.judgments.requested, "failures": len(outcome.failures)}
     print_written(output, f"run: {file} ({outcome.judgments.requested:,} judgments)", file, counts)
     show_summary(output, out, time.monotonic() - started)
@@ -143,7 +143,7 @@ def print_written(output: Format, sentence: str, file: Path, counts: Mapping[str
     if output is Format.TABLE:
         print(sentence)
         return
-    if file.name == run_files.JUDGMENTS:
+    if file.name == run_directory.JUDGMENTS:
         lines: Mapping[str, int] = Counter(item.topic_id for item in read_records(file, Judgment, "judgments"))
     else:
         lines = {topic_id: len(ranking) for topic_id, ranking in read_run(file).rankings.items()}
@@ -193,7 +193,9 @@ async def _quietly(work: Coroutine[Any, Any, ResultT]) -> ResultT:
 def report_failures(output: Format, out: Path, failures: Sequence[Failure], hint: str = "") -> None:
     """Print the failures of a run and their files, then a hint; exit with code 3 if there are any failures."""
     if failures:
-        files = [out / name for name in run_files.ALL_FAILURES if (out / name).exists() and (out / name).stat().st_size]
+        files = [
+            out / name for name in run_directory.ALL_FAILURES if (out / name).exists() and (out / name).stat().st_size
+        ]
         print_failures(output, failures, f"the answers of all attempts are in {' and '.join(map(str, files))}")
     if hint:
         say(output, hint)

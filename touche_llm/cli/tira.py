@@ -15,7 +15,7 @@ from touche_llm.cli.setting_options import CommandProgress
 from touche_llm.cli.stages import print_written, report_failures, run_requests
 from touche_llm.errors import UsageError
 from touche_llm.integrations.tira import detect_input, list_corpus_names
-from touche_llm.pipeline import run_files
+from touche_llm.pipeline import run_directory
 from touche_llm.pipeline import stages as pipeline
 from touche_llm.pipeline.config_file import index_folder, load_config
 from touche_llm.retrieval.chatnoir import API_KEY_VARIABLE
@@ -101,7 +101,7 @@ def tira(
     for name, value in _OFFLINE.items():
         os.environ.setdefault(name, value)
     outcome = run_requests(settings, pipeline.run_all(settings, output_folder, CommandProgress(), overwrite=overwrite))
-    run = output_folder / run_files.RUN
+    run = output_folder / run_directory.RUN
     counts = {"judgments": outcome.judgments.requested, "failures": len(outcome.failures)}
     print_written(output, f"run: {run} ({outcome.judgments.requested:,} judgments)", run, counts)
     report_failures(output, output_folder, outcome.failures)

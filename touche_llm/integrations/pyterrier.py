@@ -35,7 +35,7 @@ from touche_llm.pipeline.candidates import Candidates
 from touche_llm.pipeline.corpora import Corpus
 from touche_llm.pipeline.engines import LanguageModel
 from touche_llm.pipeline.judge import Judgments
-from touche_llm.pipeline.run_files import list_result_columns
+from touche_llm.pipeline.rank import list_result_columns
 from touche_llm.ranking.steps import JUDGE, list_comparison_kinds, needs_texts
 from touche_llm.retrieval.settings import QueryField
 from touche_llm.tasks import get_task

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,7 +17,7 @@ from pydantic import (
 )
 
 from touche_llm.data.io import open_atomic
-from touche_llm.data.records import Judgment, Reading
+from touche_llm.data.records import Judgment, Reading, StanceReading
 from touche_llm.data.settings import Option, Scope, Section, load_yaml, to_yaml
 from touche_llm.data.trec_runs import NO_STANCE_COLUMN
 from touche_llm.errors import DataError, UsageError
@@ -253,6 +253,55 @@ def choose_stances(
     for place, where in reversed(chosen):
         decided = np.where(where, place, decided)
     return decided
+
+
+# Source of a label: the judge prompt, the stance prompt, a threshold that overrode the most probable label, the
+# sentences of a pair, or the task's label for an unknown stance; "none" if the task has no stances.
+StanceSource = Literal["judge", "stance", "threshold", "inherited", "imputed", "none"]
+
+
+class ChosenStance(NamedTuple):
+    """The stance of a document, its source, and the probabilities of the labels, None if unknown."""
+
+    label: str
+    source: StanceSource
+    probabilities: Mapping[str, float] | None
+
+
+def choose_label(
+    judgment: Judgment | None, reading: StanceReading | None, task: Task, settings: StanceSettings | None
+) -> ChosenStance | None:
+    """Choose the stance of a document by the stance prompt if it was used, else by the judge prompt.
+
+    Returns:
+        The stance; without an answer the task's label for an unknown stance, or None if it has no such label. `Q0` if
+        the task has no stances.
+    """
+    if not task.stances:
+        return ChosenStance(NO_STANCE_COLUMN, "none", None)
+    if reading is not None:
+        known = reading.probabilities if reading.source == "probabilities" else None
+        if known is None:
+            return ChosenStance(choose_stance(reading.probabilities, {}, task), "stance", None)
+        thresholds = settings.thresholds if settings is not None else {}
+        return _apply_thresholds(known, thresholds, task, "stance")
+    if judgment is None:
+        return None if task.unknown_stance is None else ChosenStance(task.unknown_stance, "imputed", None)
+    if judgment.source == "inherited":
+        return ChosenStance(judgment.stance, "inherited", None)
+    probabilities = judgment.readings["stance"].probabilities if "stance" in judgment.readings else None
+    # Thresholds belong to one prompt: the judge prompt only if the stance prompt is not used.
+    if probabilities and settings is not None and not settings.prompt_depth and settings.thresholds:
+        return _apply_thresholds(probabilities, settings.thresholds, task, "judge")
+    return ChosenStance(judgment.stance, "judge", probabilities)
+
+
+def _apply_thresholds(
+    probabilities: Mapping[str, float], thresholds: Mapping[str, float], task: Task, source: StanceSource
+) -> ChosenStance:
+    label = choose_stance(probabilities, thresholds, task)
+    changed = label != choose_stance(probabilities, {}, task)
+    return ChosenStance(label, "threshold" if changed else source, probabilities)
 
 
 class _Thresholds(Section, extra="ignore"):

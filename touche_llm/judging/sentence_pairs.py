@@ -7,16 +7,20 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import combinations
 from math import ceil
-from typing import Annotated
+from typing import Annotated, Any
 
+import msgspec
 from pydantic import Field
 
 from touche_llm.corpus.store import Parts
-from touche_llm.data.records import Candidate, Document, Judgment
+from touche_llm.data.records import Candidate, Document, Failure, Judgment, Topic
 from touche_llm.data.settings import Option, Section
 from touche_llm.errors import DataError
 from touche_llm.judging.labels import combine_grades
+from touche_llm.judging.pointwise import JudgmentsByTopic, RequestBuilder, Stage, group_judgments, judge
+from touche_llm.prompts.prompt import Prompt
 from touche_llm.tasks.definition import NO_SIDE, Scale
+from touche_llm.tasks.task import Task
 
 SEPARATOR = ","
 NO_ROLE = "NONE"
@@ -263,3 +267,166 @@ def _choose_side(judgment: Judgment, no_side_above: float) -> str:
     highest = max(sides.values(), default=0.0)
     most_probable = [side for side, share in sides.items() if share == highest]
     return most_probable[0] if len(most_probable) == 1 else NO_SIDE
+
+
+@dataclass(frozen=True, slots=True)
+class JudgedPairs:
+    """Pairs with their judgments, judged sentences and failures.
+
+    Attributes:
+        candidates: Pairs of each topic, in the order of the topics.
+        judgments: Judgments of the pairs, both orders of a pair included.
+        sentences: Judgments of the sentences.
+        failures: Failures of sentences and of pairs.
+        facts: Counts for the metadata.
+    """
+
+    candidates: list[list[Candidate]]
+    judgments: list[Judgment]
+    sentences: list[Judgment]
+    failures: list[Failure]
+    facts: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class PairJudge:
+    """Judge of sentences and of the pairs made of them.
+
+    Attributes:
+        task: Task with a `sentence_question`.
+        rankings: Sentences by topic id.
+        depth: Number of sentences of a topic that are judged at a time.
+        settings: Settings of the pairs.
+        parts: Texts of the sentences.
+        prompts: Prompts by purpose: sentence, and judge for pairs.
+        builder: Builds the requests.
+        stage: Shows a stage.
+    """
+
+    task: Task
+    rankings: Mapping[str, list[Candidate]]
+    depth: int
+    settings: PairSettings
+    parts: Parts
+    prompts: Mapping[str, Prompt]
+    builder: RequestBuilder
+    stage: Stage
+
+    async def judge(self, topics: list[Topic]) -> JudgedPairs:
+        """Judge sentences of these topics, make pairs of them, and judge the best pairs.
+
+        The best judged pairs are judged in the reversed order too; the order with the better grades is ranked, and both
+        judgments are kept.
+
+        Raises:
+            ReplayMiss: The cache of a replay lacks an answer.
+        """
+        pairs, sentences, failures = await self._judge_sentences(topics)
+        by_sentence = group_judgments(sentences)
+        made = {topic.id: pairs[topic.id].candidates if topic.id in pairs else [] for topic in topics}
+        work = [(topic, pair.document_id) for topic in topics for pair in made[topic.id][: self.settings.judged]]
+        judged = await self._judge_pairs("judging pairs", work, failures)
+        work = [
+            (topic, reverse_pair(judgment.document_id))
+            for topic in topics
+            for judgment in sorted(judged[topic.id].values(), key=self._grade, reverse=True)[
+                : self.settings.both_orders
+            ]
+        ]
+        reversed_ = await self._judge_pairs("judging pairs in reversed order", work, failures) if work else {}
+        judgments: list[Judgment] = []
+        rankings: list[list[Candidate]] = []
+        reversed_better = 0
+        for topic in topics:
+            ranking = []
+            for pair in made[topic.id]:
+                judgment = judged[topic.id].get(pair.document_id)
+                judgment = judgment or inherit_judgment(pair, by_sentence[topic.id], self.settings)
+                judgments.append(judgment)
+                other = reversed_.get(topic.id, {}).get(reverse_pair(pair.document_id))
+                if other is not None:
+                    judgments.append(other)
+                    if self._grade(other) > self._grade(judgment):
+                        reversed_better += 1
+                        judgment = other
+                ranking.append(msgspec.structs.replace(pair, document_id=judgment.document_id))
+            rankings.append(ranking)
+        inherited = sum(judgment.source == "inherited" for judgment in judgments)
+        count = sum(map(len, rankings))
+        facts = {
+            "sentences judged": len(sentences),
+            "pairs": count,
+            "pairs judged by the model": count - inherited,
+            "pairs with inherited grades": inherited,
+            "pairs that read better the other way round": reversed_better,
+            "largest share of a topic's pairs with one sentence": round(
+                max((of_topic.share for of_topic in pairs.values()), default=0.0), 4
+            ),
+            "largest share of those judged": round(
+                max((of_topic.share_judged for of_topic in pairs.values()), default=0.0), 4
+            ),
+            "topics with too few pairs": {
+                topic.id: len(ranking)
+                for topic, ranking in zip(topics, rankings, strict=True)
+                if len(ranking) < self._min_pairs
+            },
+        }
+        return JudgedPairs(rankings, judgments, sentences, failures, facts)
+
+    @property
+    def _min_pairs(self) -> int:
+        return min(self.task.documents_per_topic.min, self.settings.most)
+
+    async def _judge_sentences(self, topics: list[Topic]) -> tuple[dict[str, Pairs], list[Judgment], list[Failure]]:
+        """Judge sentences, and make pairs of them by topic.
+
+        The first `depth` sentences of each topic are judged, then as many more of the topics with too few pairs, until
+        they have enough or no sentence is left.
+        """
+        question = self.task.sentence_question
+        assert question is not None
+        pairs: dict[str, Pairs] = {}
+        sentences: list[Judgment] = []
+        failures: list[Failure] = []
+        lacking, start = topics, 0
+        while lacking:
+            work = [
+                (topic, sentence.document_id)
+                for topic in lacking
+                for sentence in self.rankings.get(topic.id, [])[start : start + self.depth]
+            ]
+            if not work:
+                break
+            with self.stage("judging sentences", len(work)) as done:
+                prompt = self.prompts["sentence"]
+                judgments, failed = await judge(work, self.parts, question, prompt, self.builder, done)
+            failures += failed
+            sentences += judgments
+            judged = group_judgments(sentences)
+            start += self.depth
+            for topic in lacking:
+                selected = select_sentences(
+                    self.rankings.get(topic.id, [])[:start],
+                    judged[topic.id],
+                    self.parts.locate,
+                    self.settings,
+                    self.task.objectives["both"],
+                    self.task.aspects,
+                )
+                pairs[topic.id] = make_pairs(topic.id, selected, self.settings, self._min_pairs)
+            lacking = [topic for topic in lacking if len(pairs[topic.id].candidates) < self._min_pairs]
+        return pairs, sentences, failures
+
+    async def _judge_pairs(
+        self, title: str, work: list[tuple[Topic, str]], failures: list[Failure]
+    ) -> JudgmentsByTopic:
+        """Judge pairs; return their judgments, and add failed requests to `failures`."""
+        with self.stage(title, len(work)) as done:
+            documents, question = PairDocuments(self.parts), self.task.question
+            judgments, failed = await judge(work, documents, question, self.prompts["judge"], self.builder, done)
+        failures += failed
+        return group_judgments(judgments)
+
+    def _grade(self, judgment: Judgment) -> float:
+        """Combine the grades by the task's weights; the run's weights must not change which pairs are judged."""
+        return combine_grades(judgment, self.task.objectives["both"], self.task.aspects)

@@ -19,7 +19,6 @@ from touche_llm.data.io import open_atomic
 from touche_llm.data.settings import find_booleans, read_yaml, set_values, to_yaml
 from touche_llm.errors import DataError, UsageError, describe_problem, list_fields
 from touche_llm.judging.sentence_pairs import PairSettings
-from touche_llm.pipeline.run_files import CONFIG, METADATA
 from touche_llm.prompts.few_shot import EXAMPLES_SUFFIX
 from touche_llm.prompts.prompt import PromptsConfig
 from touche_llm.prompts.purposes import list_files
@@ -28,6 +27,9 @@ from touche_llm.tasks.definition import TASK_FILE
 from touche_llm.tasks.published import LEADERBOARD_FILE
 from touche_llm.tasks.task import Task
 
+# Names in the folder of a run.
+CONFIG = "config.yaml"
+METADATA = "ir-metadata.yml"
 _INDEX_ROOT = Path(".touche-llm/index")
 # Settings that are files or folders. The folder of a task has a copy in the folder of a run.
 _PATHS = (

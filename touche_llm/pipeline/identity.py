@@ -14,8 +14,7 @@ from touche_llm.errors import UsageError
 from touche_llm.llm.settings import SECTIONS
 from touche_llm.pipeline.config_file import is_same_task
 from touche_llm.pipeline.context import RunContext
-from touche_llm.pipeline.run_directory import RunDirectory
-from touche_llm.pipeline.run_files import OUTPUTS
+from touche_llm.pipeline.run_directory import OUTPUTS, RunDirectory
 
 # Key of the file hashes in a stage's facts, by setting; the hash of the corpus is in its description.
 INPUT_FILES = "input files"

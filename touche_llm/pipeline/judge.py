@@ -3,122 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from itertools import groupby
-from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from touche_llm.corpus.store import Parts
-from touche_llm.data.concurrency import map_in_order
-from touche_llm.data.records import Failure, Judgment, Objects, Reading, StanceReading, Topic
+from touche_llm.data.records import Failure, Judgment, Objects, StanceReading, Topic
 from touche_llm.errors import UsageError
 from touche_llm.judging.labels import StanceSettings, mean_off_label_mass
-from touche_llm.judging.pointwise import (
-    Documents,
-    RequestBuilder,
-    find_objects,
-    list_thoughts,
-    make_failure,
-    request_answer,
-)
+from touche_llm.judging.pointwise import RequestBuilder, find_objects, group_judgments, judge_stances
 from touche_llm.judging.pointwise import judge as judge_documents
-from touche_llm.judging.sentence_pairs import PairSettings
-from touche_llm.llm.answers import AnswerModel
-from touche_llm.llm.model import AnsweredRequest, ModelClient
+from touche_llm.judging.sentence_pairs import JudgedPairs, PairJudge, PairSettings
+from touche_llm.llm.model import ModelClient
 from touche_llm.pipeline.candidates import Candidates, add_objects, make_frame, normalise_rankings
 from touche_llm.pipeline.corpora import LocalCorpus
-from touche_llm.pipeline.pairs import JudgedPairs, PairJudge, group_judgments
 from touche_llm.pipeline.progress import Progress
 from touche_llm.prompts.prompt import Prompt
 from touche_llm.ranking.order import rank_by_first_stage, rank_by_judgment
-from touche_llm.tasks.task import Task
 
 if TYPE_CHECKING:
     from pandas import DataFrame
-
-
-# An answer, the reading of its stance, and whether the objects were swapped.
-_Answered = tuple[AnsweredRequest[AnswerModel], Reading, bool]
-
-
-async def judge_stances(
-    work: list[tuple[Topic, str]],
-    documents: Documents,
-    task: Task,
-    prompt: Prompt,
-    both_orders: bool,
-    builder: RequestBuilder,
-    stage: Callable[[str, int], AbstractContextManager[Callable[[], None]]],
-) -> tuple[list[StanceReading], list[Failure]]:
-    """Judge the stances of documents, with the probabilities of all labels of the task.
-
-    Args:
-        work: Topics and document ids.
-        documents: Documents by id.
-        task: Task with a `stance_question`.
-        prompt: Template with the variables `topic`, `document` and those of the question.
-        both_orders: Whether to average both orders of a topic's two objects.
-        builder: Builds the requests.
-        stage: Shows a stage by its title and number of steps.
-
-    Returns:
-        Readings, of one order if the other has no usable answer, and failures, each in the order of `work`.
-    """
-    question = task.stance_question
-    assert question is not None
-    requests = []
-    # All requests of one order come together because prompts begin with the objects, which a prefix cache shares.
-    for _, of_topic in groupby(work, key=lambda item: item[0].id):
-        documents_of = list(of_topic)
-        requests += [(topic, document_id, False) for topic, document_id in documents_of]
-        for topic, document_id in documents_of:
-            if both_orders and topic.objects is not None and task.swapped_stances:
-                first, second = topic.objects
-                requests.append((replace(topic, objects=(second, first)), document_id, True))
-
-    with stage("judging stances", len(requests)) as done:
-
-        async def request(item: tuple[Topic, str, bool]) -> _Answered | Failure | None:
-            topic, document_id, swapped = item
-            result, _ = await request_answer(topic, document_id, documents, question, prompt, builder)
-            done()
-            if not isinstance(result, AnsweredRequest):
-                return make_failure(topic, document_id, prompt, result)
-            # The task's own question has the labels of whole stances.
-            readings = builder.read_labels(result, prompt.origin(topic.id, document_id), task.question)
-            return result, readings["stance"], swapped
-
-        results = await map_in_order(request, requests, builder.concurrency)
-    answers: dict[tuple[str, str], list[_Answered]] = {}
-    for (topic, document_id, _), result in zip(requests, results, strict=True):
-        if isinstance(result, tuple):
-            answers.setdefault((topic.id, document_id), []).append(result)
-    stances = []
-    for (topic_id, document_id), both in answers.items():
-        known = all(reading.probabilities is not None for _, reading, _ in both)
-        # Labels count as certain unless all orders have probabilities.
-        shares = [_get_shares(reading, task, swapped, known) for _, reading, swapped in both]
-        stances.append(
-            StanceReading(
-                topic_id=topic_id,
-                document_id=document_id,
-                probabilities={label: round(fmean(share[label] for share in shares), 9) for label in task.stances},
-                source="probabilities" if known else "value",
-                orders=len(both),
-                prompt=prompt.label,
-                keys=[result.key for result, _, _ in both],
-                thoughts=list_thoughts(result for result, _, _ in both),
-            )
-        )
-    return stances, [result for result in results if isinstance(result, Failure)]
-
-
-def _get_shares(reading: Reading, task: Task, swapped: bool, known: bool) -> dict[str, float]:
-    """Return the probability of each label of the task; without `known` probabilities, labels count as certain."""
-    shares = reading.shares if known else {str(reading.answered): 1.0}
-    names = task.swapped_stances if swapped else {}
-    return {label: shares.get(names.get(label, label), 0.0) for label in task.stances}
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -256,10 +160,11 @@ class _Judge:
     ) -> Judgments:
         """Judge sentences and the pairs made of them."""
         candidates = found.candidates
-        pair_judge = PairJudge(candidates, settings, parts, self.prompts, self.builder, self.stage)
+        task, rankings, depth = candidates.task, candidates.rankings, candidates.depth
+        pair_judge = PairJudge(task, rankings, depth, settings, parts, self.prompts, self.builder, self.stage)
         judged = await pair_judge.judge(topics)
-        for topic_id, count in judged.too_few.items():
-            wanted = candidates.task.documents_per_topic.min
+        for topic_id, count in judged.facts["topics with too few pairs"].items():
+            wanted = task.documents_per_topic.min
             self.progress.warn(f"topic {topic_id}: {count} pairs, fewer than the {wanted} wanted")
         rankings = normalise_rankings(judged.candidates)
         candidates = replace(candidates, rankings=rankings, source="pairs", are_pairs=True)
@@ -314,7 +219,7 @@ def describe_judgments(judgments: Judgments) -> dict[str, Any]:
     requested = [*pairs.sentences] if pairs is not None else []
     requested += [judgment for judgment in judgments.judgments if judgment.source != "inherited"]
     return {
-        **(pairs.facts() if pairs is not None else {}),
+        **(pairs.facts if pairs is not None else {}),
         "judgments": len(requested),
         "judgments without probabilities": sum(judgment.source == "value" for judgment in requested),
         "mean probability outside the labels": mean_off_label_mass(requested),

@@ -16,7 +16,7 @@ from touche_llm import __version__
 from touche_llm.config import Config
 from touche_llm.data.settings import Scope
 from touche_llm.llm.settings import PoolingConfig
-from touche_llm.pipeline.run_files import CONFIG
+from touche_llm.pipeline.config_file import CONFIG
 from touche_llm.ranking.steps import JUDGE
 from touche_llm.retrieval import elasticsearch as elastic
 from touche_llm.tasks import get_task

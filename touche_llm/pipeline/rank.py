@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
+import csv
+import io
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from touche_llm.data.io import check_output
+from touche_llm.data.io import check_output, open_atomic
 from touche_llm.data.records import Candidate, Comparison, Failure, Judgment, RunLine, StanceReading
-from touche_llm.data.trec_runs import NO_STANCE_COLUMN, ParsedRun, check_tag, write_run
+from touche_llm.data.trec_runs import DECIMALS, NO_STANCE_COLUMN, ParsedRun, check_tag, write_run
 from touche_llm.errors import DataError, shorten
-from touche_llm.judging.labels import StanceSettings
+from touche_llm.judging.labels import ChosenStance, StanceSettings, choose_label
 from touche_llm.pipeline.candidates import make_frame
 from touche_llm.pipeline.judge import Judgments, warn_of_labels
 from touche_llm.pipeline.progress import Progress
-from touche_llm.pipeline.run_files import ChosenStance, choose_label, list_result_columns
 from touche_llm.ranking.steps import RankingPlan, rank_topics
 from touche_llm.tasks.task import Task
 
@@ -71,27 +72,42 @@ class Ranking(ParsedRun):
             lines = (msgspec.structs.replace(line, tag=check_tag(tag)) for line in lines)
         write_run(Path(path), lines)
 
+    def write_results(self, path: Path) -> None:
+        """Write a header and a tab-separated line for each line of the run, whole or not at all.
+
+        Unknown values are empty; a document id with a quotation mark is quoted as CSV is, which pandas and R undo.
+        """
+        text = io.StringIO()
+        writer = csv.writer(text, delimiter="\t", lineterminator="\n")
+        writer.writerow(list_result_columns(self.task))
+        for topic, document, rank, score, *others in self._list_rows():
+            writer.writerow((topic, document, rank, f"{score:.{DECIMALS}f}", *others))
+        with open_atomic(path) as stream:
+            stream.write(text.getvalue().encode())
+
     def to_frame(self) -> DataFrame:
         """Return a row per line, with the columns of `results.tsv`."""
-        return make_frame(self.list_rows(), list_result_columns(self.task))
+        return make_frame(self._list_rows(), list_result_columns(self.task))
 
-    def list_rows(self) -> list[tuple[Any, ...]]:
-        """Return a row for each line, with the columns of `results.tsv`; None for unknown values."""
-        rows = []
+    def _list_rows(self) -> Iterator[tuple[Any, ...]]:
         for line in self.lines:
             judgment = self.judgments.get(line.topic_id, {}).get(line.document_id)
             grades = judgment.grades if judgment is not None else {}
             label = self.labels[line.topic_id][line.document_id]
             shares = label.probabilities or {}
-            rows.append(
-                (
-                    *(line.topic_id, line.document_id, line.rank, line.score),
-                    *((line.stance, label.source) if self.task.stances else ()),
-                    *(grades.get(name) for name in self.task.question.grades),
-                    *(shares.get(stance) for stance in self.task.stances),
-                )
+            yield (
+                *(line.topic_id, line.document_id, line.rank, line.score),
+                *((line.stance, label.source) if self.task.stances else ()),
+                *(grades.get(name) for name in self.task.question.grades),
+                *(shares.get(stance) for stance in self.task.stances),
             )
-        return rows
+
+
+def list_result_columns(task: Task) -> tuple[str, ...]:
+    """Return the columns of `results.tsv`; those of the stance only if the task has stances."""
+    stance = ("stance", "stance_source") if task.stances else ()
+    probabilities = (f"p_{stance}" for stance in task.stances)
+    return ("topic", "document", "rank", "score", *stance, *task.question.grades, *probabilities)
 
 
 async def rank(

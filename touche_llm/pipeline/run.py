@@ -17,12 +17,12 @@ from touche_llm.data.topics import require_kind
 from touche_llm.data.trec_runs import ParsedRun
 from touche_llm.errors import DataError, ToucheError, UsageError
 from touche_llm.judging.sentence_pairs import PairDocuments
-from touche_llm.pipeline import run_files
+from touche_llm.pipeline import run_directory
 from touche_llm.pipeline.candidates import make_frame
 from touche_llm.pipeline.judge import Judgments
 from touche_llm.pipeline.progress import SilentProgress
+from touche_llm.pipeline.rank import list_result_columns
 from touche_llm.pipeline.run_directory import RunDirectory
-from touche_llm.pipeline.run_files import list_result_columns
 from touche_llm.tasks import find_dataset_task, get_task
 from touche_llm.tasks.task import Task
 
@@ -131,12 +131,12 @@ def find_run_directory(path: Path) -> RunDirectory | None:
         DataError: The folder has no run, or its last stage did not finish.
     """
     directory = RunDirectory(path if path.is_dir() else path.parent)
-    if path != directory.path and (path.name != run_files.RUN or not directory.config_file.exists()):
+    if path != directory.path and (path.name != run_directory.RUN or not directory.config_file.exists()):
         return None
     directory.check_finished("rank")
     if not directory.run_file.exists():
         raise DataError(
-            f"{directory}: no {run_files.RUN} in this folder; run `touche-llm rank` for it, or name a run file"
+            f"{directory}: no {run_directory.RUN} in this folder; run `touche-llm rank` for it, or name a run file"
         )
     return directory
 

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
-from contextlib import AbstractContextManager
+import fcntl
+import os
+import socket
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, Literal
 
 import msgspec
 
+from touche_llm.config import PURPOSES, Config
 from touche_llm.data.io import RecordT, open_atomic, read_records, write_records
 from touche_llm.data.records import Comparison, Failure, Judgment, Objects, StanceReading
 from touche_llm.data.settings import read_yaml, to_yaml
@@ -17,33 +22,66 @@ from touche_llm.data.trec_runs import ParsedRun, read_run
 from touche_llm.errors import DataError, UsageError
 from touche_llm.judging.labels import check_judgments
 from touche_llm.llm.counts import LabelCounts
-from touche_llm.pipeline import run_files
-from touche_llm.pipeline.run_files import OUTPUTS, STAGES, lock_run
+from touche_llm.pipeline.candidates import Candidates, add_objects
+from touche_llm.pipeline.config_file import CONFIG, METADATA, copy_task, find_task_folder, load_config, write_config
+from touche_llm.pipeline.context import RunContext
+from touche_llm.pipeline.judge import Judgments
+from touche_llm.pipeline.metadata import build_metadata, measure_peak_memory
+from touche_llm.pipeline.rank import Ranking
 from touche_llm.tasks import get_task
 from touche_llm.tasks.features import Question
 from touche_llm.tasks.task import Task
 
-if TYPE_CHECKING:
-    from touche_llm.config import Config
-    from touche_llm.pipeline.candidates import Candidates
-    from touche_llm.pipeline.context import RunContext
-    from touche_llm.pipeline.judge import Judgments
-    from touche_llm.pipeline.rank import Ranking
+# Locked by the process that writes; the file remains.
+LOCK = ".touche-llm.lock"
+CANDIDATES = "candidates.run.txt"
+# Candidates of the first stage if pairs are made.
+SENTENCES = "sentences.run.txt"
+SENTENCE_JUDGMENTS = "sentence_judgments.jsonl"
+# Only if topics name no objects.
+OBJECTS = "objects.jsonl"
+JUDGMENTS = "judgments.jsonl"
+# Answers to the stance prompt.
+STANCES = "stances.jsonl"
+FAILURES = "failures.jsonl"
+# Only with query expansion.
+QUERIES = "queries.jsonl"
+QUERY_FAILURES = "query_failures.jsonl"
+# Only if the ranking compares documents.
+COMPARISONS = "comparisons.jsonl"
+COMPARISON_FAILURES = "comparison_failures.jsonl"
+RUN = "run.txt"
+# Run lines with grades and stances, for analysis.
+RESULTS = "results.tsv"
+# Only with `touche-llm report`; outdated as soon as a stage runs again.
+REPORT = "report.html"
+# Only with `touche-llm evaluate`; it names the run file that it measured by its hash, and so survives later stages.
+EVALUATION = "evaluation.yaml"
+# Only with `touche-llm batch`: the last export.
+BATCH = "batch.json"
+# Only in a recorded run, which has some files of a run's folder, but is none.
+RECORDED = "recorded.json"
+OF_RETRIEVE = (CANDIDATES, SENTENCES, QUERIES, QUERY_FAILURES)
+# Judging pairs replaces the candidates too, but does not remove them.
+OF_JUDGE = (JUDGMENTS, OBJECTS, STANCES, SENTENCE_JUDGMENTS, FAILURES)
+# The run comes first so that an interrupted removal never leaves a run without its inputs.
+OF_RANK = (RUN, RESULTS, COMPARISONS, COMPARISON_FAILURES)
+ALL_FAILURES = (QUERY_FAILURES, FAILURES, COMPARISON_FAILURES)
+# Outputs of each stage, in the order of the stages.
+OUTPUTS: Mapping[str, tuple[str, ...]] = {"retrieve": OF_RETRIEVE, "judge": OF_JUDGE, "rank": OF_RANK}
+STAGES = tuple(OUTPUTS)
 
-# The modules of configuration and stages are imported in the methods that need them: `evaluate` and others only look
-# for the files of a run, and these modules take longer to import than all runs to read.
-
-# Metadata key of the stage that is replacing its outputs; removed once they are recorded.
-UNFINISHED = "unfinished"
 # Key of the topics in a stage's facts: their ids if some were chosen, else null.
 CHOSEN_TOPICS = "chosen topics"
 
 # Marks every page that this program writes, within its first bytes.
 GENERATOR = '<meta name="generator" content="touche-llm">'
 _HEAD_BYTES = 512
+# Bytes of a lock file that an error shows; a file of this program is shorter.
+_MAX_HOLDER = 500
 
 
-class Metadata(NamedTuple):
+class Metadata(msgspec.Struct, frozen=True):
     """Stages in the metadata of a run's folder.
 
     Attributes:
@@ -51,8 +89,8 @@ class Metadata(NamedTuple):
         unfinished: The stage that has begun to replace its outputs, if one has.
     """
 
-    stages: Mapping[str, Mapping[str, Any]]
-    unfinished: str | None
+    stages: dict[str, dict[str, Any]] = {}
+    unfinished: Literal["retrieve", "judge", "rank"] | None = None
 
 
 class StageCounts(msgspec.Struct, frozen=True):
@@ -103,30 +141,62 @@ class RunDirectory:
         return str(self.path)
 
     # Configuration that the outputs were made with.
-    config_file = _RunFile(run_files.CONFIG)
+    config_file = _RunFile(CONFIG)
     # Facts about the finished stages, in the ir_metadata format.
-    metadata_file = _RunFile(run_files.METADATA)
+    metadata_file = _RunFile(METADATA)
     # The run, in TREC format.
-    run_file = _RunFile(run_files.RUN)
+    run_file = _RunFile(RUN)
     # Run lines with grades and stances.
-    results_file = _RunFile(run_files.RESULTS)
+    results_file = _RunFile(RESULTS)
     # Last evaluation of the run.
-    evaluation_file = _RunFile(run_files.EVALUATION)
+    evaluation_file = _RunFile(EVALUATION)
     # Candidates to rank: documents or pairs.
-    candidates_file = _RunFile(run_files.CANDIDATES)
-    judgments_file = _RunFile(run_files.JUDGMENTS)
+    candidates_file = _RunFile(CANDIDATES)
+    judgments_file = _RunFile(JUDGMENTS)
     # Answers to the stance prompt.
-    stances_file = _RunFile(run_files.STANCES)
+    stances_file = _RunFile(STANCES)
     # Judgments of sentences, if pairs are made.
-    sentences_file = _RunFile(run_files.SENTENCE_JUDGMENTS)
+    sentences_file = _RunFile(SENTENCE_JUDGMENTS)
 
     def first_stage_file(self, task: Task) -> Path:
         """Candidates of the first stage: documents, or sentences if pairs are made."""
-        return self.path / (run_files.CANDIDATES if task.sentence_question is None else run_files.SENTENCES)
+        return self.path / (CANDIDATES if task.sentence_question is None else SENTENCES)
 
-    def lock(self, command: str, warn: Callable[[str], None]) -> AbstractContextManager[None]:
-        """Lock the folder for a command while the block runs, see `lock_run`."""
-        return lock_run(self.path, command, warn)
+    @contextmanager
+    def lock(self, command: str, warn: Callable[[str], None]) -> Iterator[None]:
+        """Hold the lock on the folder while the block runs.
+
+        The system releases it when the process dies, however it dies; the file stays and names the last holder and its
+        command, for example `judge`. A file system without locks gives a warning.
+
+        Raises:
+            UsageError: Another process holds the lock; the message names it.
+            DataError: The folder does not exist, or the lock file cannot be opened.
+        """
+        path = self.path / LOCK
+        if not self.path.is_dir():
+            raise DataError(f"{self}: no such folder; run `touche-llm retrieve --out {self}` first")
+        try:
+            file = path.open("a+b", buffering=0)
+        except OSError as error:
+            raise DataError(
+                f"{path}: cannot open the lock file: {error.strerror}; make it a file that you may write, or remove it"
+            ) from error
+        with file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError as error:
+                file.seek(0)
+                holder = file.readline(_MAX_HOLDER).decode(errors="replace").strip() or "another process"
+                raise UsageError(
+                    f"{self}: {holder} is writing there; wait until it ends, or use another folder"
+                ) from error
+            except OSError as error:
+                warn(f"{self}: its file system has no locks ({error.strerror}); let one command write there at a time")
+            now = datetime.now(UTC).isoformat(sep=" ", timespec="seconds")
+            file.truncate(0)
+            file.write(f"touche-llm {command}, process {os.getpid()} on {socket.gethostname()} since {now}\n".encode())
+            yield
 
     def create(self) -> None:
         """Create the folder unless it exists; raise UsageError if a file has its name."""
@@ -147,14 +217,10 @@ class RunDirectory:
         """Return the configuration of the run; raise DataError if the folder has none."""
         if not self.config_file.is_file():
             raise DataError(f"{self.config_file}: no such file; give the folder of a run")
-        from touche_llm.pipeline.config_file import find_task_folder, load_config
-
         return load_config(self.config_file, {"task": find_task_folder(self.config_file)})
 
     def read_task(self) -> Task:
         """Return the task of the run, without reading the other settings; raise DataError if it is not known."""
-        from touche_llm.pipeline.config_file import find_task_folder
-
         try:
             return get_task(find_task_folder(self.config_file) or str(read_yaml(self.config_file)["task"]))
         except (DataError, KeyError) as error:
@@ -170,21 +236,18 @@ class RunDirectory:
         """
         path, place = self.metadata_file, ""
         if not path.exists():
-            return Metadata({}, None)
+            return Metadata()
+        content = read_yaml(path, advice="make the file readable, or delete it and run all stages")
         try:
-            content = read_yaml(path, advice="make the file readable, or delete it and run all stages")
-            stages = {str(name): dict(facts) for name, facts in content["stages"].items()}
-            unfinished = content.get(UNFINISHED)
-            if unfinished is not None and unfinished not in OUTPUTS:
-                raise ValueError(f"{UNFINISHED}: {unfinished!r:.80} is no stage")
-            for stage, facts in stages.items():
+            metadata = msgspec.convert({"stages": None, **content}, Metadata)
+            for stage, facts in metadata.stages.items():
                 place = f"stages.{stage}: "
                 read_counts(facts)
-        except (KeyError, TypeError, ValueError, AttributeError, msgspec.ValidationError) as error:
+        except msgspec.ValidationError as error:
             raise DataError(
                 f"{path}: not metadata that this program wrote ({place}{error!s:.200}); delete it and run all stages"
             ) from error
-        return Metadata(stages, unfinished)
+        return metadata
 
     def check_finished(self, stage: str) -> None:
         """Raise an error if a stage up to this one was interrupted while it replaced its outputs.
@@ -212,12 +275,9 @@ class RunDirectory:
         Raises:
             DataError: The metadata is not as this program wrote it; nothing is removed.
         """
-        from touche_llm.config import PURPOSES
-        from touche_llm.pipeline.config_file import copy_task, write_config
-
         self._write_metadata(config, self._stages_before(stage), unfinished=stage)
-        if is_page(self.path / run_files.REPORT):
-            (self.path / run_files.REPORT).unlink()
+        if is_page(self.path / REPORT):
+            (self.path / REPORT).unlink()
         for later in reversed(STAGES[STAGES.index(stage) :]):
             for name in OUTPUTS[later]:
                 (self.path / name).unlink(missing_ok=True)
@@ -227,8 +287,6 @@ class RunDirectory:
 
     def record_stage(self, config: Config, stage: str, facts: Mapping[str, Any]) -> None:
         """Record the facts of a stage, and the peak memory so far, after all of its outputs are written."""
-        from touche_llm.pipeline.metadata import measure_peak_memory
-
         recorded = {**facts, "peak memory MiB": measure_peak_memory()}
         self._write_metadata(config, {**self._stages_before(stage), stage: recorded})
 
@@ -237,11 +295,9 @@ class RunDirectory:
         return {name: stages[name] for name in STAGES[: STAGES.index(stage)] if name in stages}
 
     def _write_metadata(self, config: Config, stages: Mapping[str, Any], unfinished: str | None = None) -> None:
-        from touche_llm.pipeline.metadata import build_metadata
-
         content = build_metadata(config, self.path, stages)
         if unfinished is not None:
-            content[UNFINISHED] = unfinished
+            content["unfinished"] = unfinished
         with open_atomic(self.metadata_file) as stream:
             stream.write(to_yaml(content))
 
@@ -251,8 +307,8 @@ class RunDirectory:
         """Write the outputs of the first stage."""
         candidates.write(self.first_stage_file(candidates.task), tag=config.tag, overwrite=True)
         if config.expansion.use:
-            write_records(self.path / run_files.QUERIES, candidates.queries)
-            write_records(self.path / run_files.QUERY_FAILURES, candidates.failures)
+            write_records(self.path / QUERIES, candidates.queries)
+            write_records(self.path / QUERY_FAILURES, candidates.failures)
 
     def read_first_stage(self, context: RunContext) -> Candidates:
         """Read the candidates of the first stage; raise DataError if they are missing or of other topics."""
@@ -265,11 +321,11 @@ class RunDirectory:
             judgments.candidates.write(self.candidates_file, tag=tag, overwrite=True)
             write_records(self.sentences_file, judgments.pairs.sentences)
         if "objects" in purposes:
-            write_records(self.path / run_files.OBJECTS, judgments.objects)
+            write_records(self.path / OBJECTS, judgments.objects)
         if "stance" in purposes:
             write_records(self.stances_file, judgments.stances)
         write_records(self.judgments_file, judgments.judgments)
-        write_records(self.path / run_files.FAILURES, judgments.failures)
+        write_records(self.path / FAILURES, judgments.failures)
 
     def read_judgments(self, context: RunContext) -> Judgments:
         """Read the candidates to rank and their judgments; the corpus is not opened.
@@ -278,9 +334,6 @@ class RunDirectory:
             DataError: A file is missing or malformed, a judgment does not fit the task, or a stage was interrupted
                 while it replaced its outputs.
         """
-        from touche_llm.pipeline.candidates import add_objects
-        from touche_llm.pipeline.judge import Judgments
-
         task = context.task
         self.check_finished("judge")
         made_by = "retrieve" if task.sentence_question is None else "judge"
@@ -294,11 +347,11 @@ class RunDirectory:
 
     def read_objects(self) -> list[Objects]:
         """Read the objects that the model found; empty if there is no file."""
-        return self._read_optional(run_files.OBJECTS, Objects, "objects")
+        return self._read_optional(OBJECTS, Objects, "objects")
 
     def read_stances(self, task: Task) -> list[StanceReading]:
         """Read the answers to the stance prompt; empty if there is no file, DataError if their labels are others."""
-        readings = self._read_optional(run_files.STANCES, StanceReading, "stances")
+        readings = self._read_optional(STANCES, StanceReading, "stances")
         for reading in readings:
             if set(reading.probabilities) != set(task.stances):
                 raise DataError(
@@ -315,24 +368,22 @@ class RunDirectory:
 
     def read_comparisons(self) -> list[Comparison]:
         """Read the comparisons; empty if the ranking made none."""
-        return self._read_optional(run_files.COMPARISONS, Comparison, "comparisons")
+        return self._read_optional(COMPARISONS, Comparison, "comparisons")
 
     def read_failures(self) -> dict[str, list[Failure]]:
         """Read the failures of all stages, by file; raise DataError if a file is damaged."""
         return {
             name: read_records(self.path / name, Failure, "failures")
-            for name in run_files.ALL_FAILURES
+            for name in ALL_FAILURES
             if (self.path / name).exists()
         }
 
     def write_ranking(self, ranking: Ranking, *, compared: bool) -> None:
         """Write the outputs of the last stage; the comparisons only if documents were compared."""
         if compared:
-            write_records(self.path / run_files.COMPARISONS, ranking.comparisons)
-            write_records(self.path / run_files.COMPARISON_FAILURES, ranking.failures)
-        from touche_llm.pipeline.run_files import write_results
-
-        write_results(self.results_file, ranking.list_rows(), ranking.task)
+            write_records(self.path / COMPARISONS, ranking.comparisons)
+            write_records(self.path / COMPARISON_FAILURES, ranking.failures)
+        ranking.write_results(self.results_file)
         ranking.write(self.run_file, overwrite=True)
 
     def read_run(self, labels: Collection[str] | None) -> ParsedRun:

@@ -29,7 +29,8 @@ from typing import Any
 
 from touche_llm.config import Config
 from touche_llm.errors import ToucheError
-from touche_llm.pipeline.run_files import BATCH, LOCK, METADATA, OUTPUTS, RECORDED, RUN
+from touche_llm.pipeline.config_file import METADATA
+from touche_llm.pipeline.run_directory import BATCH, LOCK, OUTPUTS, RECORDED, RUN
 
 # Any of these files marks a folder as a run.
 _MARKS = frozenset((METADATA, LOCK, BATCH, *(name for names in OUTPUTS.values() for name in names)))

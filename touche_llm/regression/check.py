@@ -12,7 +12,7 @@ from touche_llm.data.trec_runs import read_run
 from touche_llm.errors import PromptError, ToucheError, UsageError, describe_os_error, list_fields
 from touche_llm.pipeline.context import RunContext
 from touche_llm.pipeline.progress import SilentProgress
-from touche_llm.pipeline.run_files import RUN
+from touche_llm.pipeline.run_directory import RUN
 from touche_llm.prompts.prompt import Prompt
 from touche_llm.regression.differences import (
     RunDifference,

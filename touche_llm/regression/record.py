@@ -34,13 +34,12 @@ from touche_llm.llm.pooling import Score
 from touche_llm.llm.settings import CacheConfig, EngineConfig
 from touche_llm.llm.truncation import Truncation
 from touche_llm.pipeline.candidates import Candidates
-from touche_llm.pipeline.config_file import copy_task, load_config
+from touche_llm.pipeline.config_file import CONFIG, copy_task, load_config
 from touche_llm.pipeline.context import RunContext
 from touche_llm.pipeline.corpora import LocalCorpus
 from touche_llm.pipeline.engines import name_kind, store_engine_info
 from touche_llm.pipeline.progress import SilentProgress
 from touche_llm.pipeline.run_directory import RunDirectory
-from touche_llm.pipeline.run_files import CONFIG
 from touche_llm.prompts.prompt import Prompt, examples_path
 from touche_llm.prompts.purposes import purposes_of
 from touche_llm.regression.differences import compare_rankings, compare_requests, format_differences

@@ -23,10 +23,9 @@ from touche_llm.evaluation.qrels import Qrels, qrels_file, read_qrels
 from touche_llm.llm.cache import CacheMode
 from touche_llm.llm.request import Request
 from touche_llm.llm.settings import CacheConfig
-from touche_llm.pipeline.config_file import COPY, find_task_folder, is_copy, load_config
+from touche_llm.pipeline.config_file import CONFIG, COPY, find_task_folder, is_copy, load_config
 from touche_llm.pipeline.identity import INCIDENTAL
-from touche_llm.pipeline.run_directory import RunDirectory
-from touche_llm.pipeline.run_files import CANDIDATES, CONFIG, RECORDED, RUN, SENTENCES
+from touche_llm.pipeline.run_directory import CANDIDATES, RECORDED, RUN, SENTENCES, RunDirectory
 from touche_llm.prompts.prompt import PromptsConfig
 from touche_llm.prompts.purposes import purposes_of
 from touche_llm.retrieval.settings import RetrieverConfig

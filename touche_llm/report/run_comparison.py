@@ -14,8 +14,8 @@ from touche_llm.data.records import Candidate, Topic
 from touche_llm.data.trec_runs import ParsedRun
 from touche_llm.errors import DataError, UsageError
 from touche_llm.evaluation.qrels import Qrels
+from touche_llm.pipeline.config_file import CONFIG
 from touche_llm.pipeline.run_directory import RunDirectory
-from touche_llm.pipeline.run_files import CONFIG
 from touche_llm.regression.snapshot import run_settings
 from touche_llm.report.folder import (
     RunFolder,
