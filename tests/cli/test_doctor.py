@@ -8,9 +8,9 @@ import pytest
 from tests.cli.conftest import Touche
 from tests.cli.test_thinking import RUN
 from tests.docs.pages import DOCS
-from tests.fake_server import FakeServer
+from tests.fake_server import FakeServer, hangs
 from tests.llm.engines.test_conformance import Model
-from tests.llm.engines.test_startup import Deaf, DeafVllm, Refusing, RefusingVllm
+from tests.llm.engines.test_startup import Deaf, DeafVllm, Refusing, RefusingVllm, Shared
 from tests.other_servers import FakeLlamaCpp, FakeLmStudio
 
 
@@ -49,6 +49,24 @@ def test_a_run_that_could_not_be_made_is_exit_code_1_and_options_are_named(touch
         assert all(flag in text for flag, text in zip(flags, remedies, strict=True))
         done = touche("doctor", server.url, "--context", "512", "--no-logprobs", "--format", "json")
     assert [row["name"] for row in orjson.loads(done.stdout) if row["is_blocking"]] == ["tokens"]
+
+
+def test_the_card_of_a_busy_server_has_what_is_known(touche: Touche) -> None:
+    with Shared(probe=hangs).in_thread() as server:
+        done = touche("doctor", server.url, "--request-timeout", "0.3", "--format", "json")
+    found = {row["name"]: row["is_ok"] for row in orjson.loads(done.stdout)}
+    assert found == dict.fromkeys(("server", "model", "context", "tokens"), True) | dict.fromkeys(
+        ("schema", "logprobs", "system message", "label tokens", "open thought"), None
+    ) | dict.fromkeys(("white space", "prefix cache", "thinking"), None)
+    assert (done.returncode, done.stderr.splitlines()[-1].startswith(f"error: {server.url}: ")) == (1, True)
+    assert "240 requests wait" in done.stderr and "--request-timeout" in done.stderr
+
+
+@pytest.mark.parametrize("url", ["http://127.0.0.1:1", "http://["])
+def test_an_address_without_a_server_is_one_line_that_names_the_argument(touche: Touche, url: str) -> None:
+    done = touche("doctor", url)
+    assert done.returncode != 0 and (done.stdout, done.stderr.count("error: ")) == ("", 1)
+    assert "URL" in done.stderr.splitlines()[-1] and "--base-url" not in done.stderr
 
 
 ASKED = ["--system-message", "user"]

@@ -15,6 +15,8 @@ from touche_llm.llm.counts import Counts
 from touche_llm.pipeline import progress as progress_module
 from touche_llm.pipeline.progress import ConsoleProgress, StageState, default_progress
 
+PROBLEM = "ClientOSError [Errno 32] Cannot write to closing transport, since the server left without an answer"
+
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[float], None]]:
@@ -79,10 +81,18 @@ def test_facts_that_do_not_fit_into_the_terminal_are_cut_and_not_continued_on_an
     progress = ConsoleProgress()
     progress.console = Console(file=screen, width=120, height=10, force_terminal=True)
     with progress.stage("judging", 1, counts := Counts()) as done:
-        counts.retries, counts.problem = 7, "the server is busy, and will be so for a while, since others use it"
+        counts.retries, counts.problem = 7, f"{PROBLEM}: {PROBLEM}"
         done()
-    (*_, last) = [line for line in Text.from_ansi(screen.getvalue()).plain.splitlines() if "judging" in line]
+    (*_, last, note) = [line for line in Text.from_ansi(screen.getvalue()).plain.splitlines() if "judging" in line]
     assert "failed" in last and last.rstrip().endswith("…")
+    assert "note: judging: 7 retries" in note and screen.getvalue().split().count("Cannot") == 3
+
+
+def test_a_line_has_the_last_error_whole_and_the_bar_its_kind() -> None:
+    stage = StageState("judging", 1, counts := Counts())
+    counts.retries, counts.problem = 2, f"the connection broke: {PROBLEM}"
+    assert f"2 retries (last: the connection broke: {PROBLEM})" in stage.line()
+    assert "2 retries (last: the connection broke)" in stage.facts(wide=True)
 
 
 def test_a_script_shows_a_stage_that_takes_long_and_no_other(

@@ -15,7 +15,7 @@ from touche_llm.cli.emit import Column, Format, FormatOption, emit, print_result
 from touche_llm.cli.setting_options import CommandProgress
 from touche_llm.cli.stages import until_interrupted
 from touche_llm.data.io import check_output
-from touche_llm.errors import UsageError
+from touche_llm.errors import EngineError, UsageError
 from touche_llm.llm.cache import Cache, CacheMode
 from touche_llm.llm.checks import ServerCheck
 from touche_llm.llm.settings import CacheConfig, EngineConfig, SamplingConfig
@@ -47,9 +47,11 @@ def doctor(
 
     Sends about fifteen short requests. Exit code 1 if a run is impossible.
     """
-    engine = s.validate(EngineConfig, {**given, "engine.base_url": url}, "engine")
+    engine = s.validate(EngineConfig, {**given, "engine.base_url": url}, "engine", {"engine.base_url": "URL"})
     sampling = s.validate(SamplingConfig, given, "sampling")
-    checks = until_interrupted(_examine(engine, sampling, thorough), lambda: "nothing was stored")
+    checks, failure = until_interrupted(_examine(engine, sampling, thorough), lambda: "nothing was stored")
+    if failure is not None and not any(check.is_ok for check in checks):
+        raise failure
     rows = [asdict(check) | {"remedy": s.name_options(check.remedy)} for check in checks]
     columns = [Column("check", is_text=True, value="name"), Column("ok", is_text=True, value=_mark)]
     emit(output, rows, [*columns, Column("found", cut=16, value="value")], width=80)
@@ -57,13 +59,18 @@ def doctor(
         if not row["is_ok"]:
             parts = filter(None, (row["value"], row["cost"], row["remedy"]))
             show_lines([f"{row['name']}: {'; '.join(parts)}"], indent=2)
+    if failure is not None:
+        raise failure
     if any(check.is_blocking for check in checks):
         say(output, f"{url}: a run could not be made")
         raise typer.Exit(1)
     say(output, f"{url}: a run can be made")
 
 
-async def _examine(engine: EngineConfig, sampling: SamplingConfig, is_thorough: bool) -> list[ServerCheck]:
+async def _examine(
+    engine: EngineConfig, sampling: SamplingConfig, is_thorough: bool
+) -> tuple[list[ServerCheck], EngineError | None]:
+    """Return the checks of a server, and the error that ended them early."""
     # Imported here because the HTTP libraries are slow to load.
     from touche_llm.llm.chat import ChatServer
     from touche_llm.llm.checks import Survey
@@ -75,11 +82,15 @@ async def _examine(engine: EngineConfig, sampling: SamplingConfig, is_thorough: 
         request_timeout=engine.request_timeout,
         chat_template_kwargs=sampling.chat_template_kwargs,
     ) as server:
+        server.address, server.is_patient = "URL", False
         _, prompt = load_named(get_task(DEFAULT_TASK), "judge")
         schemas, progress = list_schemas([prompt]), CommandProgress()
         with progress.stage("checking the server", count_steps(is_thorough=is_thorough)) as step:
             survey = Survey(server, engine, sampling, schemas, progress.warn, step)
-            return await examine(survey, is_thorough=is_thorough)
+            try:
+                return await examine(survey, is_thorough=is_thorough), None
+            except EngineError as error:
+                return survey.checks, error
 
 
 def _mark(row: Mapping[str, Any]) -> str:

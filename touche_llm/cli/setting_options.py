@@ -368,13 +368,16 @@ def _name_option(match: re.Match[str]) -> str:
     return f"--set {name}={value or '…'}" if name in _SETTINGS else match[0]
 
 
-def validate(model: type[ModelT], values: Mapping[str, Any], section: str) -> ModelT:
+def validate(
+    model: type[ModelT], values: Mapping[str, Any], section: str, arguments: Mapping[str, str] | None = None
+) -> ModelT:
     """Return a record of settings; raises UsageError, with the option's name, if a value is invalid.
 
     Args:
         model: Record.
         values: Values by dotted name; those outside the record's section are ignored.
         section: Dotted name of the section; empty for a record of a command's own options.
+        arguments: Names of the arguments that the command has in place of options, by dotted name.
     """
     prefix = section and f"{section}."
     own = {name.removeprefix(prefix): value for name, value in values.items() if name.startswith(prefix)}
@@ -385,6 +388,7 @@ def validate(model: type[ModelT], values: Mapping[str, Any], section: str) -> Mo
         name = ".".join(map(str, first["loc"]))
         known = OPTIONS.get(f"{prefix}{name}")
         flag = known.flag if known else f"--set {prefix}{name}" if section else f"--{name.replace('_', '-')}"
+        flag = (arguments or {}).get(f"{prefix}{name}", flag)
         raise UsageError(f"{flag}: {describe_problem(first)}") from error
 
 

@@ -183,8 +183,9 @@ class Survey:
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """Probe of a server: `run` sends its requests and returns its checks, if `is_possible` after those so far."""
+    """Probe of a server: `run` sends requests and returns the named checks, if `is_possible` after those so far."""
 
+    names: tuple[str, ...]
     run: Callable[[Survey], Awaitable[list[ServerCheck]]]
     is_possible: Callable[[Survey], bool] = lambda _: True
 
@@ -296,6 +297,8 @@ def _judge_readings(
         return ServerCheck(LABEL_TOKENS, True, f"{value}, each from a token of its own")
     cost = "the probability of a shared token is split evenly"
     remedy = "use prompts of `form: letters`, whose labels begin with different characters"
+    if layout.form is AnswerForm.LETTERS:
+        remedy = ""  # no form shares less
     return ServerCheck(
         LABEL_TOKENS,
         False,

@@ -13,6 +13,7 @@ from uuid import uuid4
 import orjson
 
 from touche_llm.data.records import Reading
+from touche_llm.errors import EngineError
 from touche_llm.llm.answers import Layout, count_alternatives, list_fields
 from touche_llm.llm.chat import ChatReply, read_completion
 from touche_llm.llm.checks import SYSTEM_MESSAGE, Probe, ServerCheck, Survey, check_thinking, run_probes
@@ -44,8 +45,19 @@ async def examine(survey: Survey, *, is_thorough: bool = False) -> list[ServerCh
         The checks; only those of the start-up check if the server does not enforce schemas or takes no instructions.
 
     Raises:
-        EngineError: The server is unreachable, serves another model, or answers with several models.
+        EngineError: The server is unreachable or busy, serves another model, or answers with several models. The survey
+            has the checks so far, and says of the others that nothing is known.
     """
+    try:
+        return await _examine(survey, is_thorough=is_thorough)
+    except EngineError:
+        known = {check.name for check in survey.checks}
+        names = [name for probe in (*PROBES, *_PROBES) for name in probe.names if name not in known]
+        survey.checks += [ServerCheck(name, None, "not known, since the examination ended") for name in names]
+        raise
+
+
+async def _examine(survey: Survey, *, is_thorough: bool) -> list[ServerCheck]:
     await check_start_up(survey)
     if any(check.is_blocking for check in survey.checks if check.name in ("schema", SYSTEM_MESSAGE)):
         return survey.checks
@@ -182,7 +194,10 @@ def _parse(completion: Completion) -> Any:
 
 
 _PROBES = [
-    Probe(_wrap("white space", _check_white_space)),
-    Probe(_wrap("prefix cache", _check_prefix_cache)),
-    Probe(_wrap("thinking", _check_delimiters)),
+    Probe((name,), _wrap(name, check))
+    for name, check in (
+        ("white space", _check_white_space),
+        ("prefix cache", _check_prefix_cache),
+        ("thinking", _check_delimiters),
+    )
 ]

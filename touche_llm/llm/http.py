@@ -135,9 +135,10 @@ class HttpClient:
             has answered, since before it may be the wrong address.
         is_patient: Whether requests that wait behind those of others have more time, see `QueueTimeout`.
         section: Section of the settings of the server, for messages.
+        address: Where its address is given, for messages.
     """
 
-    section = "engine"
+    section, address = "engine", "`engine.base_url`"
     is_patient = True
 
     def __init__(
@@ -305,9 +306,7 @@ class HttpClient:
                 status, retry_after = response.status, parse_retry_after(response.headers.get("Retry-After"))
                 location = response.headers.get("Location", "")
         except aiohttp.InvalidURL as error:
-            raise EngineError(
-                f"{self.base_url}: not a URL; give `engine.base_url` like http://127.0.0.1:8000"
-            ) from error
+            raise EngineError(f"{self.base_url}: not a URL; give {self.address} like http://127.0.0.1:8000") from error
         except (TimeoutError, aiohttp.ClientError, OSError) as error:
             is_late = isinstance(error, TimeoutError)
             is_overload = is_late or (isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE))
@@ -322,7 +321,7 @@ class HttpClient:
             raise Rejected(
                 status,
                 f"HTTP {status} from {path}: a redirect to {location!r:.200}, and redirects are not followed; "
-                "give the server's own address with `engine.base_url`",
+                f"give the server's own address with {self.address}",
             )
         return content
 

@@ -66,6 +66,7 @@ class PoolingServer(HttpClient):
         super().__init__(base_url, concurrency=settings.concurrency, request_timeout=settings.request_timeout)
         self.purpose: PoolingPurpose = purpose
         self.section = SECTIONS[purpose]
+        self.address = f"`{self.section}.url`"
         self.model = settings.model or ""
         self._settings = settings
         self._length: int | None = None
@@ -80,11 +81,10 @@ class PoolingServer(HttpClient):
             info = await self._inspect()
             await (self._check_vectors(dimensions) if self.purpose == "embedding" else self._check_scores())
         except (Transient, Rejected) as error:
-            hint = f"is the server running there? Set its address with `{self.section}.url`"
             refused = "see the server's log"
             if isinstance(error, Rejected) and error.status == 404:
                 refused = f"serves no {_NOUNS[self.purpose]}; with vLLM, serve a model for them with --runner pooling"
-            raise describe_failure(self.base_url, error, hint, refused) from error
+            raise describe_failure(self, error, refused) from error
         self.is_monitored = True
         return info
 

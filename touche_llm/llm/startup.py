@@ -16,9 +16,11 @@ from touche_llm.llm.answers import Unusable
 from touche_llm.llm.chat import ChatReply, Delivery, read_completion
 from touche_llm.llm.checks import (
     LABEL_TOKENS,
+    OPEN_THOUGHT,
     PROBE_ANSWER,
     PROBE_LAYOUT,
     PROBE_MESSAGES,
+    SYSTEM_MESSAGE,
     Identity,
     Probe,
     ServerCheck,
@@ -37,7 +39,6 @@ from touche_llm.llm.request import EMPTY_CHAT, place_system_message
 from touche_llm.llm.settings import EngineConfig, PoolingConfig
 from touche_llm.llm.tokenizers import ChatTokenizer, LlamaCppTokenCounter, LocalTokenCounter
 
-_HINT = "is the server running there? Set its address with `engine.base_url`"
 _PLAIN_GRADES = (
     "without them, grades are whole numbers, ties keep the order of the first stage, and stances are certain"
 )
@@ -86,23 +87,17 @@ async def check_start_up(survey: Survey) -> None:
     try:
         await run_probes(survey, PROBES)
     except (Transient, Rejected) as error:
-        raise describe_failure(survey.server.base_url, error, _HINT) from error
+        raise describe_failure(survey.server, error) from error
 
 
-def describe_failure(url: str, error: Transient | Rejected, hint: str, refused_hint: str = "") -> EngineError:
-    """Return the error of a start-up check that failed.
-
-    Args:
-        url: Address of the server.
-        error: The failure.
-        hint: How to repair an address without a server.
-        refused_hint: How to go on if the server refuses; that of the address if empty.
-    """
+def describe_failure(server: HttpClient, error: Transient | Rejected, refused: str = "") -> EngineError:
+    """Return the error of a start-up check that failed; `refused` says how to go on if the server refuses."""
+    hint = f"is the server running there? Set its address with {server.address}"
     if isinstance(error, Transient):
         # A server that is busy runs there.
-        return EngineError(f"{url}: {error.reason}" + ("" if error.is_busy else f"; {hint}"))
-    remedy = f"give its key in {API_KEY_VARIABLE}" if error.status in (401, 403) else refused_hint or hint
-    return EngineError(f"{url}: the server refused the start-up check: {error}; {remedy}")
+        return EngineError(f"{server.base_url}: {error.reason}" + ("" if error.is_busy else f"; {hint}"))
+    remedy = f"give its key in {API_KEY_VARIABLE}" if error.status in (401, 403) else refused or hint
+    return EngineError(f"{server.base_url}: the server refused the start-up check: {error}; {remedy}")
 
 
 async def _check_identity(survey: Survey) -> list[ServerCheck]:
@@ -397,11 +392,11 @@ async def _check_reasoning(survey: Survey) -> list[ServerCheck]:
 
 # In the order of the card. A blocking check of the schema or of the instructions ends those that need them.
 PROBES = (
-    Probe(_check_identity),
-    Probe(_find_counter),
-    Probe(_find_delivery),
-    Probe(check_system_message, lambda survey: survey.is_enforced),
-    Probe(check_labels, lambda survey: survey.takes_instructions),
-    Probe(_check_reasoning, lambda survey: survey.takes_instructions),
-    Probe(_describe),
+    Probe(("server", "model", "context"), _check_identity),
+    Probe(("tokens",), _find_counter),
+    Probe(("schema", "logprobs"), _find_delivery),
+    Probe((SYSTEM_MESSAGE,), check_system_message, lambda survey: survey.is_enforced),
+    Probe((LABEL_TOKENS,), check_labels, lambda survey: survey.takes_instructions),
+    Probe((OPEN_THOUGHT,), _check_reasoning, lambda survey: survey.takes_instructions),
+    Probe((), _describe),
 )

@@ -121,6 +121,8 @@ class ConsoleProgress:
                     bar.advance(task)
 
                 yield step
+            if state.spent.retries:
+                self.warn(f"{title}: {state.spent.retries:,} retries; the last: {state.spent.problem}")
             state.log()
             return
 
@@ -252,8 +254,8 @@ class StageState:
             since = self._start
         return count(since, now) / max(now.time - since.time, 1e-3)
 
-    def facts(self, wide: bool) -> str:
-        """Return what is known beside the number of steps, the most important first."""
+    def facts(self, wide: bool, is_whole: bool = False) -> str:
+        """Return what is known beside the number of steps, the most important first, with the error or its kind."""
         parts = [f"{self.elapsed:.1f} s"]
         rest = self.estimate_rest()
         if rest is not None:
@@ -262,7 +264,9 @@ class StageState:
         if self.counts is not None:
             parts += [f"{spent.failures:,} failed", f"{spent.cache_hits:,} cached"]
         if spent.retries:
-            parts.append(f"{spent.retries:,} retries" + (f" (last: {spent.problem:.60})" if wide else ""))
+            # The bar has no room for more than the kind.
+            problem = spent.problem if is_whole else spent.problem.partition(":")[0]
+            parts.append(f"{spent.retries:,} retries" + (f" (last: {problem})" if wide else ""))
         rate = self.rate()
         parts.append(f"{rate:,.1f}" if rate >= 1 else f"{rate:.2g}")
         parts[-1] += "/s" if self.counts is None else " requests/s"
@@ -277,7 +281,7 @@ class StageState:
 
     def line(self) -> str:
         """Return all of it as one line."""
-        return to_printable(f"{self.title}: {self.done:,}/{self.total:,} in {self.facts(wide=True)}")
+        return to_printable(f"{self.title}: {self.done:,}/{self.total:,} in {self.facts(wide=True, is_whole=True)}")
 
 
 def _count_sent(since: _Sample, now: _Sample) -> float:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 from typing import Any, Literal
@@ -70,6 +71,10 @@ class Model:
             elif text[place:].startswith("FIRST"):
                 shared = {"N": 0.3} if "shared" in self.faults else {"NE": 0.2, "NO": 0.1}
                 alternatives = {"F": 0.4, "S": 0.3, **shared} if "rare" not in self.faults else {"F": 0.6, "NO": 0.4}
+            elif text[place:].startswith('F"'):
+                alternatives = {"F": 0.6, "S": 0.4}
+            elif text[place] == '"' and "blank" in self.faults:
+                alternatives = {'"': 0.8, " ": 0.2}
             elif place == 0 and "optional" in self.faults:
                 alternatives = {text[0]: 0.9, f"{text[0]}\n": 0.1}
             if "raw" in self.faults:
@@ -79,13 +84,18 @@ class Model:
             token["top_logprobs"].append({"token": "!", "logprob": -9999.0})
 
 
-async def checks_of(*faults: str, logprobs: bool = True, is_thorough: bool = True) -> dict[str, ServerCheck]:
+async def checks_of(
+    *faults: str,
+    logprobs: bool = True,
+    is_thorough: bool = True,
+    schemas: Sequence[Mapping[str, Any]] = SCHEMAS,
+) -> dict[str, ServerCheck]:
     model = Model(faults)
     server = FakeServer(rest=model.answer, probe=model.answer, labels=model.answer)
     async with server.running():
         async with ChatServer(server.url, concurrency=64, request_timeout=5, chat_template_kwargs={}) as client:
             sampling = SamplingConfig(logprobs=logprobs)
-            found = await examine(Survey(client, EngineConfig(), sampling, SCHEMAS), is_thorough=is_thorough)
+            found = await examine(Survey(client, EngineConfig(), sampling, schemas), is_thorough=is_thorough)
     assert len(found) == len({check.name for check in found})
     return {check.name: check for check in found}
 
@@ -128,6 +138,19 @@ async def test_a_fault_that_a_run_survives_is_named_with_its_cost_and_remedy(
     # Nothing else is blamed, apart from what cannot be seen in an answer that ends early.
     assert {check.name for check in found.values() if check.is_ok is False} <= {name}
     assert not any(check.is_blocking for check in found.values())
+
+
+class Sides(AnswerModel):
+    """An answer whose labels begin with different letters."""
+
+    stance: Literal["FIRST", "SECOND"]
+
+
+@pytest.mark.parametrize("form", [AnswerForm.ARRAY, AnswerForm.LETTERS])
+async def test_letters_are_advised_only_to_prompts_of_another_form(form: AnswerForm) -> None:
+    check = (await checks_of("blank", is_thorough=False, schemas=[build_schema(Sides, form)]))["label tokens"]
+    assert (check.is_ok, "0.200" in check.value) == (False, True)
+    assert ("`form: letters`" in check.remedy) == (form is not AnswerForm.LETTERS)
 
 
 @pytest.mark.parametrize(("is_thorough", "max_requests"), [(False, 20), (True, 80)])
