@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 import json
 import os
 import sys
@@ -60,15 +59,6 @@ def documents_of(dataset: str) -> list[Document]:
     source = task.make_source(dataset)
     assert isinstance(source, DatasetDocuments)
     return [document for _, document in source.read()]
-
-
-def test_each_dataset_that_a_task_names_is_one_of_the_library() -> None:
-    named = {dataset: task for task in TASKS.values() for dataset in task.corpus.datasets}
-    assert set(named) <= set(ir_datasets.registry)
-    for dataset, task in named.items():
-        assert tl.Dataset(dataset).task is task
-        record = ir_datasets.load(dataset).qrels_cls()
-        assert set(task.aspects) <= set(record._fields), dataset
 
 
 class Kind(NamedTuple):
@@ -138,17 +128,6 @@ def test_passages_of_a_dataset_give_the_run_of_their_file(touche: Touche, tmp_pa
     assert "heat pump" in (tmp_path / "dataset/report.html").read_text()
 
 
-def test_pairs_of_sentences_of_a_dataset_give_the_run_of_their_file(touche: Touche, tmp_path: Path) -> None:
-    sample = SAMPLES / "sentence_pairs"
-    demo = ("--config", str(sample / "demo.yaml"), "--cache", str(sample / "cassette.jsonl"), "--cache-mode", "replay")
-    files = ("--topics", str(sample / "topics.xml"), "--corpus", str(sample / "args_processed_04_01.csv"))
-    assert touche("run", *demo, "--task", "sentence_pairs", *files, "--out", "file").returncode == 0
-    assert touche("run", *demo, "--dataset", home.PAIRS, "--out", "dataset").returncode == 0
-    assert (tmp_path / "dataset/run.txt").read_bytes() == (tmp_path / "file/run.txt").read_bytes()
-    measured = json.loads(touche("evaluate", "dataset", "--format", "json").stdout)
-    assert {row["measure"].split()[0] for row in measured} == {"relevance", "quality", "coherence"}
-
-
 def test_documents_are_those_of_the_readers_of_published_files(files: Path) -> None:
     arguments = [
         document
@@ -161,12 +140,6 @@ def test_documents_are_those_of_the_readers_of_published_files(files: Path) -> N
     assert documents_of(home.PAIRS) == pairs and pairs[0].parts
     assert documents_of(home.PASSAGES) == [document for _, document in read_passages(SAMPLE / "passages.jsonl")]
     assert {document.side for document in documents_of(home.BEIR)} == {"PRO", "CON"}
-
-
-def test_a_web_page_has_the_text_of_its_main_content() -> None:
-    page, *_ = documents_of(home.PAGES_2020)
-    assert "Tea is milder than coffee, and contains less caffeine." in page.text
-    assert "Home" not in page.text and "<" not in page.text
 
 
 @pytest.mark.parametrize(
@@ -189,19 +162,6 @@ def test_topics_and_judgments_are_those_of_the_dataset(
     assert capsys.readouterr().out == ""
 
 
-def test_another_task_of_the_same_dataset_has_its_own_aspects() -> None:
-    assert set(tl.Dataset(home.ARGUMENTS_2021, "arguments_2020").qrels_files) == {"relevance"}
-    assert set(tl.Dataset(home.ARGUMENTS_2021).qrels_files) == {"relevance", "quality"}
-    assert set(tl.Dataset(home.ARGUMENTS_2020, "arguments_2021").qrels_files) == {"relevance"}
-
-
-def test_objects_and_stances_of_2022_are_read() -> None:
-    found = tl.Dataset(home.PASSAGES)
-    assert found.topics[0].objects == ("heat pump", "gas boiler")
-    assert {label for of in found.qrels.stances.values() for label in of.values()} <= set(found.task.stances)
-    assert found.qrels.stances == tl.read_qrels({"stance": SAMPLE / "qrels-stance.txt"}, "comparative").stances
-
-
 def test_a_dataset_works_in_the_library() -> None:
     dataset = tl.Dataset(home.PASSAGES)
     with (
@@ -215,18 +175,6 @@ def test_a_dataset_works_in_the_library() -> None:
         table = tl.evaluate(ranking, dataset.qrels)
     assert any("unjudged" in str(warning.message) for warning in warned)
     assert table.set_index("measure").loc["relevance nDCG@5", "value"] > 0.5
-
-
-def test_a_stored_dataset_needs_neither_the_library_nor_its_files(
-    touche: Touche, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    assert touche("run", *DEMO, "--dataset", home.PASSAGES, "--out", "first").returncode == 0
-    monkeypatch.setitem(sys.modules, "ir_datasets", None)
-    assert touche("run", *DEMO, "--dataset", home.PASSAGES, "--out", "second").returncode == 0
-    # Judgments that were not read yet, and another dataset.
-    for needed in (("evaluate", "first"), ("retrieve", "--dataset", home.ARGUMENTS_2020, "--out", "third")):
-        done = touche(*needed)
-        assert done.returncode == 2 and "touche-llm[ir-datasets]" in done.stderr.splitlines()[-1]
 
 
 class Row(NamedTuple):
@@ -367,19 +315,6 @@ def test_a_missing_download_is_one_line_that_says_where_the_file_belongs(
         list(DatasetDocuments("clueweb09/en/trec-web-2009", "text").read())
 
 
-def test_a_damaged_file_is_one_line(files: Path, touche: Touche) -> None:
-    place = files / "touche/2022/task-1/queries.xml"
-    before = place.read_text()
-    place.write_text("<topics><topic>")
-    try:
-        done = touche("retrieve", "--dataset", home.PAIRS, "--out", "out")
-    finally:
-        place.write_text(before)
-    assert done.returncode == 1 and len(done.stderr.splitlines()) == 1
-    assert "ParseError" in done.stderr and str(files) in done.stderr
-    assert "delete" in done.stderr
-
-
 @pytest.mark.parametrize(
     ("library", "extra", "read"),
     [
@@ -394,35 +329,3 @@ def test_a_missing_library_names_its_extra(
     monkeypatch.setitem(sys.modules, library, None)
     with pytest.raises(UsageError, match=rf"pip install 'touche-llm\[{extra}\]'"):
         read()
-
-
-@pytest.mark.parametrize(
-    ("message", "names_extra"), [("No module named 'warc'", True), ("zlib-state missing", True), ("No jpype", False)]
-)
-def test_only_a_library_of_web_archives_that_a_dataset_misses_names_its_extra(
-    register: Callable[..., str], monkeypatch: pytest.MonkeyPatch, message: str, names_extra: bool
-) -> None:
-    def miss(_: Rows) -> Iterator[Any]:
-        raise ImportError(message)
-
-    monkeypatch.setattr(Rows, "docs_iter", miss)
-    with raises_at(UsageError, "irds:mine", message) as caught:
-        list(DatasetDocuments(register(Rows([Row("d1", "Tea.")])), "text").read())
-    assert ("touche-llm[warc]" in str(caught.value)) is names_extra
-
-
-REAL = Path(__file__).resolve().parents[3] / "shared/data/sentence_pairs/args_processed_04_01.csv.gz"
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(not REAL.is_file(), reason="the real arguments are not here")
-def test_the_real_arguments_are_the_same_through_the_library(files: Path, tmp_path: Path) -> None:
-    own = [document for _, document in read_arguments(REAL)]
-    with gzip.open(REAL, "rt", newline="") as packed, (tmp_path / "args.csv").open("w", newline="") as table:
-        home.complete_contexts(packed, table)
-    docs = ir_datasets.load(home.PAIRS).docs_handler()
-    place, docs._source._path = docs._source._path, tmp_path / "args.csv"
-    try:
-        assert documents_of(home.PAIRS) == own
-    finally:
-        docs._source._path = place

@@ -19,7 +19,6 @@ import touche_llm as tl
 from tests.expect import raises_at
 from tests.sample_runs import Silent
 from touche_llm.cli.demo import SAMPLE_TASKS, SAMPLES, sample_config
-from touche_llm.config import Config
 from touche_llm.data.records import Failure
 from touche_llm.integrations.tira import detect_input
 from touche_llm.pipeline import library
@@ -119,25 +118,6 @@ def test_a_frame_is_judged_in_one_call(sample: Any, monkeypatch: pytest.MonkeyPa
     assert len(calls) == 1
 
 
-def test_a_frame_without_scores_is_judged_in_the_order_of_its_rows(sample: Any) -> None:
-    frame = BM25(sample.corpus, depth=3)(sample.topics)
-    judge = LLMJudge(sample.model, task="comparative")
-    ranked = judge(frame)[["qid", "docno", "relevance", "quality", "stance"]]
-    for other in (frame.drop(columns=["score", "rank"]), frame.drop(columns="score").sample(frac=1, random_state=1)):
-        found = judge(other)[ranked.columns]
-        pd.testing.assert_frame_equal(
-            found.sort_values(["qid", "docno"], ignore_index=True),
-            ranked.sort_values(["qid", "docno"], ignore_index=True),
-        )
-
-
-def test_numbers_as_ids_and_objects_as_text_are_read(sample: Any) -> None:
-    frame = BM25(sample.corpus, depth=2)(sample.topics)
-    other = frame.assign(qid=frame["qid"].astype(int), objects=frame["objects"].str.join(", "))
-    judge = LLMJudge(sample.model, task="comparative")
-    pd.testing.assert_frame_equal(judge(other), judge(frame), check_dtype=False)
-
-
 def test_the_corpus_holds_the_texts_that_a_frame_lacks(sample: Any) -> None:
     frame = BM25(sample.corpus, depth=2, with_text=False)(sample.topics)
     assert "text" not in frame
@@ -220,16 +200,6 @@ def test_only_documents_without_grades_get_a_stance(
     assert by_grades["docno"].tolist() == frame["docno"].tolist()
 
 
-@pytest.mark.parametrize(("task", "has_objects"), [("comparative", True), ("controversial", False)])
-def test_only_a_comparison_of_objects_adds_them(task: str, has_objects: bool, sample: Any) -> None:
-    empty = BM25(sample.corpus, depth=2)(sample.topics)[:0].drop(columns="objects")
-    assert ("objects" in LLMJudge(sample.model, task=task)(empty)) == has_objects
-
-
-def test_a_first_stage_has_a_hundred_documents_by_default(sample: Any) -> None:
-    assert BM25(sample.corpus).depth == Config.model_fields["depth"].default
-
-
 def test_a_warning_names_the_line_that_calls_a_transformer(sample: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     frame = BM25(sample.corpus, depth=2)(sample.topics.assign(objects=None))
     failure = Failure(topic_id="3", document_id=None, kind="best", prompt="p", attempts=[])
@@ -240,14 +210,6 @@ def test_a_warning_names_the_line_that_calls_a_transformer(sample: Any, monkeypa
     found = [str(warning.message) for warning in caught if warning.filename == __file__]
     assert any("no objects" in message for message in found)
     assert any("1 requests without a usable answer" in message for message in found)
-
-
-def test_objects_are_not_missed_where_nothing_is_compared(sample: Any) -> None:
-    frame = BM25(sample.corpus, depth=2)(sample.topics.assign(objects=None))
-    with pytest.warns(tl.ToucheWarning, match="no judgment") as caught:
-        assert len(LLMRerank(None, ["fusion:2"], task="comparative")(frame)) == len(frame)
-        assert len(LLMRerank(sample.model, ["fusion:2"], task="controversial")(frame)) == len(frame)
-    assert [str(warning.message) for warning in caught if "no objects" in str(warning.message)] == []
 
 
 def test_grades_that_are_none_are_refused(sample: Any) -> None:

@@ -30,11 +30,6 @@ def test_each_recorded_run_is_a_test_of_its_name(project: pytest.Pytester) -> No
     result.stdout.fnmatch_lines([f"*::{task} PASSED*" for task in ("comparative", "controversial", "sentence_pairs")])
 
 
-def test_they_are_selected_like_other_tests_and_stand_beside_them(project: pytest.Pytester) -> None:
-    project.makepyfile("def test_pairs(): pass\ndef test_other(): pass")
-    project.runpytest(f"--touche-regress={FOLDER}", "-k", "pairs").assert_outcomes(passed=2, deselected=3)
-
-
 def test_a_run_that_differs_fails_with_the_differences_alone(project: pytest.Pytester, copy_of: Copy) -> None:
     folder = copy_of("controversial")
     edit(folder / "config.yaml", "setwise:3", "setwise:2")
@@ -52,20 +47,6 @@ def test_a_damaged_run_fails_with_the_error_alone(project: pytest.Pytester, copy
     result.assert_outcomes(failed=1)
     result.stdout.fnmatch_lines(["error: *topics.jsonl: no such file; record the run again"])
     result.stdout.no_fnmatch_line("*Traceback*")
-
-
-def test_a_run_that_lost_its_manifest_fails_and_the_others_pass(project: pytest.Pytester, copy_of: Copy) -> None:
-    (copy_of("comparative") / "recorded.json").unlink()
-    folder = copy_of("controversial")
-    result = project.runpytest(f"--touche-regress={folder.parent}")
-    result.assert_outcomes(failed=1, passed=1)
-    result.stdout.fnmatch_lines(["error: *comparative/recorded.json: cannot read the recorded run: *"])
-
-
-def test_a_folder_that_is_none_is_wrong_usage(project: pytest.Pytester) -> None:
-    result = project.runpytest("--touche-regress=nowhere")
-    assert result.ret == pytest.ExitCode.USAGE_ERROR
-    result.stderr.fnmatch_lines(["ERROR: --touche-regress: nowhere: no such folder*"])
 
 
 def test_the_fixture_takes_a_name_and_a_path_also_where_an_event_loop_runs(

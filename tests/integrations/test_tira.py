@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
@@ -8,7 +7,6 @@ import pytest
 from tests.expect import raises_at
 from touche_llm.errors import UsageError
 from touche_llm.integrations.tira import detect_input
-from touche_llm.tasks import TASKS, get_task
 
 PLAIN = "<topics><topic><number>1</number><title>Are zoos good?</title></topic></topics>"
 COMPARED = (
@@ -43,14 +41,6 @@ def test_the_task_is_told_by_the_corpus_and_by_the_topics(tmp_path: Path, topics
     assert found.topics == tmp_path / "topics.xml"
 
 
-def test_a_folder_without_topics_is_described_by_its_first_twenty_files(tmp_path: Path) -> None:
-    for number in range(21):
-        (tmp_path / f"file-{number:02}").touch()
-    with raises_at(UsageError, tmp_path, "topics.xml", "file-00", "file-19") as caught:
-        detect_input(tmp_path)
-    assert "file-20" not in str(caught.value)
-
-
 @pytest.mark.parametrize(("topics", "task"), [(PLAIN, "controversial"), (COMPARED, "comparative")])
 def test_a_rerank_file_is_corpus_and_candidates(tmp_path: Path, topics: str, task: str) -> None:
     found = detect_input(folder_with(tmp_path, topics, "rerank.jsonl.gz"))
@@ -62,35 +52,6 @@ def test_a_rerank_file_beside_a_corpus_is_of_the_task_of_the_corpus(tmp_path: Pa
     found = detect_input(folder_with(tmp_path, PLAIN, "passages.jsonl", "rerank.jsonl.gz"))
     assert found.task.name == "comparative"
     assert found.corpus == found.candidates == tmp_path / "rerank.jsonl.gz"
-
-
-def test_a_rerank_file_is_not_for_sentences(tmp_path: Path) -> None:
-    with raises_at(UsageError, tmp_path, "rerank.jsonl", "args_processed_04_01.csv"):
-        detect_input(folder_with(tmp_path, PLAIN, "args_processed_04_01.csv", "rerank.jsonl"))
-
-
-@pytest.mark.parametrize(("topics", "task"), [(PLAIN, "controversial"), (COMPARED, "comparative")])
-def test_a_further_task_of_the_project_changes_no_detection(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, topics: str, task: str
-) -> None:
-    like = get_task(task)
-    corpus = like.corpus.model_copy(update={"tira": None, "files": []})
-    added = like.model_copy(update={"name": "added", "corpus": corpus})
-    monkeypatch.setattr("touche_llm.integrations.tira.TASKS", {"added": added, **TASKS})
-    assert detect_input(folder_with(tmp_path, topics, "documents.jsonl")).task.name == task
-
-
-def test_topics_alone_are_for_a_search_engine(tmp_path: Path) -> None:
-    found = detect_input(folder_with(tmp_path, PLAIN, "notes.txt"))
-    assert (found.task.name, found.corpus) == ("controversial", None)
-
-
-def test_queries_of_tira_are_topics(tmp_path: Path) -> None:
-    query = {"qid": "1", "query": "cats dogs", "original_query": {"title": "Cats or dogs?", "objects": "cat, dog"}}
-    (tmp_path / "queries.jsonl").write_text(json.dumps(query) + "\n")
-    (tmp_path / "rerank.jsonl").touch()
-    found = detect_input(tmp_path)
-    assert (found.task.name, found.topics) == ("comparative", tmp_path / "queries.jsonl")
 
 
 def test_a_folder_without_topics_says_what_is_there(tmp_path: Path) -> None:

@@ -15,12 +15,10 @@ from tests.sample_runs import run_directly, run_lines
 from tests.scripted_engine import ScriptedEngine
 from touche_llm.config import Config
 from touche_llm.corpus.args_me import HEADER
-from touche_llm.errors import UsageError
 from touche_llm.evaluation.measures import evaluate_run
 from touche_llm.evaluation.run_validation import validate_run
 from touche_llm.llm.request import Request
 from touche_llm.pipeline.config_file import load_config
-from touche_llm.pipeline.corpora import open_local_corpus
 from touche_llm.regression.check import check_snapshot
 from touche_llm.regression.record import record
 from touche_llm.regression.snapshot import open_snapshot
@@ -90,26 +88,6 @@ async def test_an_argument_is_shown_with_its_conclusion_and_its_side(tmp_path: P
     await record(config, tmp_path / "out", tmp_path / "recorded", judged)
     assert "S1-A2,Schools should start later" in (tmp_path / "recorded" / "arguments.csv").read_text()
     assert await check_snapshot(open_snapshot(tmp_path / "recorded")) == []
-
-
-def test_the_index_of_another_task_on_the_same_arguments_is_built_again(
-    tmp_path: Path, inputs: tuple[Path, Path]
-) -> None:
-    _, corpus = inputs
-    notices: list[str] = []
-    for task in ("arguments_2020", "arguments_2021"):
-        with open_local_corpus(
-            corpus, tmp_path / "index", get_task(task), skip_bad_lines=False, warn=notices.append
-        ) as opened:
-            found = opened.documents.get("S1-A1")
-            assert (found.title, found.side, found.parts) == (*TEXTS["S1-A1"][:2], ())
-    assert len(notices) == 1, "both editions read the arguments in the same way"
-
-
-@pytest.mark.parametrize("engine", ["chatnoir", "elasticsearch"])
-def test_a_search_engine_has_no_arguments(engine: str, tmp_path: Path, inputs: tuple[Path, Path]) -> None:
-    with pytest.raises(UsageError, match=r"retriever\.name"):
-        load_config(None, {"task": "arguments_2020", "topics": inputs[0], "retriever.name": engine})
 
 
 async def test_files_of_beir_are_ranked_and_measured_as_published(tmp_path: Path) -> None:

@@ -17,7 +17,6 @@ from touche_llm.cli.demo import SAMPLES
 from touche_llm.config import Config
 from touche_llm.data.io import read_records
 from touche_llm.data.records import Judgment
-from touche_llm.errors import UsageError
 from touche_llm.evaluation.run_validation import validate_run
 from touche_llm.llm.cache import Cache
 from touche_llm.llm.model import ModelClient
@@ -120,32 +119,3 @@ async def test_a_key_in_the_configuration_is_not_written_out(tmp_path: Path, mon
     # What was written is the configuration of the later stages.
     again = load_config(tmp_path / "out" / "config.yaml", {})
     assert again.chatnoir is not None and again.chatnoir.api_key is None
-
-
-async def test_without_a_key_the_message_says_how_to_give_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("CHATNOIR_API_KEY", raising=False)
-    server = fake()
-    async with server.running():
-        with pytest.raises(UsageError, match="CHATNOIR_API_KEY"):
-            await retrieve_stage(chatnoir_config(tmp_path, server), tmp_path / "out", Silent())
-
-
-@pytest.mark.parametrize(
-    ("flags", "message"),
-    [
-        ({"retriever.name": "chatnoir", "corpus": Path("c.jsonl")}, "chatnoir searches web documents"),
-        ({"retriever.name": "chatnoir", "task": "sentence_pairs"}, "chatnoir searches web documents"),
-        ({"corpus": Path("c.jsonl"), "chatnoir.page_size": 10}, "settings of a retriever that is not the chosen one"),
-        (
-            {"retriever.name": "chatnoir", "index": Path("i"), "task": "controversial"},
-            "chatnoir searches web documents",
-        ),
-        ({"corpus": Path("c.csv"), "task": "sentence_pairs", "pairs.most": 1001}, "pairs.most: .* at most 1000 pairs"),
-        ({"corpus": Path("c.jsonl"), "pairs.judged": 10}, "does not rank pairs"),
-        ({"corpus": Path("c.jsonl"), "weights.coherence": 1.0}, "weights.coherence: no such name; comparative has"),
-        ({"corpus": Path("c.csv"), "task": "sentence_pairs", "depth": 50, "sentences.pool": 20}, "sentences.pool"),
-    ],
-)
-def test_settings_of_another_task_are_refused(flags: dict[str, Any], message: str) -> None:
-    with pytest.raises(UsageError, match=message):
-        load_config(None, {"task": "comparative", "topics": Path("t.xml")} | flags)

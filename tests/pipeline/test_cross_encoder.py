@@ -17,12 +17,12 @@ from tests.scripted_engine import ScriptedEngine
 from tests.write_demo_cassette import script_of
 from touche_llm.config import Config
 from touche_llm.errors import ReplayMiss, UsageError
-from touche_llm.llm.cache import Cache, CacheMode
+from touche_llm.llm.cache import CacheMode
 from touche_llm.pipeline.dry_run import estimate_cost
 from touche_llm.pipeline.rank import Ranking
 from touche_llm.pipeline.stages import run_rank
-from touche_llm.regression.check import check_snapshot
-from touche_llm.regression.record import load_finished_run, record
+from touche_llm.regression.check import check_snapshot, load_finished_run
+from touche_llm.regression.record import record
 from touche_llm.regression.snapshot import open_snapshot
 
 STEPS = ("judge", "cross_encoder:6")
@@ -82,15 +82,6 @@ async def test_the_dry_run_counts_the_requests_that_are_sent(tmp_path: Path) -> 
     assert (after.costs, after.known) == ([], {"rank": 12})
 
 
-async def test_another_model_revision_or_template_has_scores_of_its_own(tmp_path: Path) -> None:
-    await judged(tmp_path)
-    await rank_on(FakePooling(), tmp_path)
-    for flags in ({"revision": "2"}, {"preset": "qwen3"}, {"query": ("description",)}):
-        server = FakePooling()
-        await rank_on(server, tmp_path, **{f"ranking__cross_encoder__{name}": value for name, value in flags.items()})
-        assert len(server.sent) == PROBES + 2, flags
-
-
 async def test_a_cross_encoder_and_a_fusion_of_its_ranking_with_the_judgments(tmp_path: Path) -> None:
     await judged(tmp_path)
     await rank_on(FakePooling(), tmp_path, rank=("judge", "cross_encoder:8", "fusion:8"))
@@ -123,23 +114,6 @@ async def test_a_score_that_is_missing_in_a_replay_is_an_error_and_nothing_is_wr
         with pytest.raises(ReplayMiss, match="lacks 6 results of pooling.*topic 20"):
             await run_rank(crossing(tmp_path, cache__mode=mode), tmp_path / "out", Silent())
     assert (tmp_path / "out" / "run.txt").read_bytes() == before
-
-
-async def test_documents_that_changed_since_the_first_stage_are_not_scored(tmp_path: Path) -> None:
-    await judged(tmp_path)
-    (tmp_path / "topics.xml").write_text(short(tmp_path).topics.read_text().replace("better", "worse"))
-    with pytest.raises(UsageError, match="topics: sha256"):
-        await rank_on(FakePooling(), tmp_path, topics=tmp_path / "topics.xml")
-
-
-async def test_the_cache_stores_a_score_for_each_pair(tmp_path: Path) -> None:
-    await judged(tmp_path)
-    await rank_on(FakePooling(), tmp_path)
-    with Cache(short(tmp_path).cache.file) as cache:
-        stored = cache.find("score")
-        assert [entry.model for entry in cache.find("score engine")] == ["pooling"]
-    assert len(stored) == 12 and {entry.topic for entry in stored} == {"3", "20"}
-    assert all(isinstance(entry.value["score"], float) for entry in stored)
 
 
 async def test_a_recorded_run_has_its_scores_and_no_address(tmp_path: Path) -> None:

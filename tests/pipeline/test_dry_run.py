@@ -118,14 +118,6 @@ async def test_a_stage_of_a_folder_is_counted_and_the_folder_and_the_cache_stay_
     assert {name for name in after if name not in before} <= {"answers.sqlite-shm", "answers.sqlite-wal"}
 
 
-async def test_what_a_part_of_the_run_asked_is_known(tmp_path: Path) -> None:
-    config = short(tmp_path, rank=("judge", "pairwise:4"))
-    await real(config.model_copy(update={"topic": ("3",)}), tmp_path / "one", script_of("comparative"))
-    said = requests(await dry(config))
-    assert said == {"comparative/objects": 1, "comparative/judge": 7, "comparative/stance": 6, "comparative/best": 12}
-    assert await real(config, tmp_path / "both", script_of("comparative")) == said
-
-
 @pytest.mark.parametrize("mode", [CacheMode.OFF, CacheMode.REFRESH])
 async def test_a_cache_that_is_not_read_spares_nothing(tmp_path: Path, mode: CacheMode) -> None:
     config = short(tmp_path, rank=("judge", "pairwise:4"))
@@ -143,13 +135,6 @@ async def test_documents_are_cut_to_a_context_that_is_known(tmp_path: Path) -> N
     assert (whole.context, cut.context) == (None, 1200)
     assert requests(cut) == requests(whole)
     assert cut.costs[0].least.prompt_tokens < whole.costs[0].least.prompt_tokens
-
-
-async def test_the_shared_beginning_of_prompts_is_most_of_them(tmp_path: Path) -> None:
-    costs = (await dry(short(tmp_path, "comparative", topic=("3",)))).costs
-    assert len(costs) >= 2
-    for cost in costs:
-        assert 0.5 * cost.least.prompt_tokens < cost.least.shared_tokens < cost.least.prompt_tokens
 
 
 @pytest.mark.parametrize(

@@ -176,28 +176,6 @@ def test_an_existing_file_is_replaced_only_on_demand(topics: list[tl.Topic], cor
     assert len(file.read_text().splitlines()) == sum(map(len, candidates.rankings.values()))
 
 
-@pytest.mark.parametrize(
-    ("arguments", "location"),
-    [
-        ({"depth": 0}, "depth"),
-        ({"depth": True}, "depth"),
-        ({"depth": "5"}, "depth"),
-        ({"fields": ["author"]}, "fields"),
-        ({"fields": []}, "fields"),
-        ({"topics": []}, "topics"),
-        ({"topics": "topics.xml"}, "topics"),
-        ({"corpus": "passages.jsonl"}, "corpus"),
-        ({"prompt": "queries"}, "prompt"),
-    ],
-)
-def test_an_argument_of_another_kind_is_named(
-    topics: list[tl.Topic], corpus: Any, arguments: dict[str, Any], location: str
-) -> None:
-    with pytest.raises(tl.UsageError) as caught:
-        tl.retrieve(**{"topics": topics, "corpus": corpus, **arguments})
-    assert caught.value.location == location
-
-
 def test_settings_are_checked_with_the_name_of_the_argument(topics: list[tl.Topic], corpus: Any) -> None:
     for make, location in (
         (lambda: tl.LanguageModel("nohost"), "engine.base_url"),
@@ -222,19 +200,6 @@ def test_judgments_of_another_task_are_refused(topics: list[tl.Topic], corpus: A
         judgments = tl.judge(candidates, model, stance=tl.StanceSettings(depth=0))
     with raises_at(tl.UsageError, "judgments", "comparative", "controversial"):
         tl.rank(other, judgments)
-
-
-def test_an_unknown_setting_is_named_with_the_known_ones() -> None:
-    with raises_at(tl.UsageError, "engine.modl", "concurrency", "retry_for"):
-        tl.LanguageModel(engine={"modl": "tiny"})  # type: ignore[arg-type]
-    with raises_at(tl.UsageError, "RankOptions.settings.fusion.j", "method", "k"):
-        tl.RankOptions(settings={"fusion": {"j": 1}})
-
-
-@pytest.mark.parametrize("mode", ["reuse", "replay"])
-def test_a_folder_is_no_cache(mode: str, tmp_path: Path) -> None:
-    with raises_at(tl.UsageError, tmp_path, "`cache.file`"), tl.LanguageModel(cache=tmp_path, cache_mode=mode):
-        pass
 
 
 @pytest.mark.parametrize(
@@ -280,24 +245,6 @@ def test_progress_is_shown_in_the_notebook_of_a_kernel_and_elsewhere_without_ipy
         monkeypatch.setitem(sys.modules, "IPython.display", SimpleNamespace(display=display))
     assert len(tl.retrieve(topics, corpus, depth=1).rankings) > 0
     assert bool(shown) is (kernel is not None)
-
-
-def test_results_are_shown_by_their_size(topics: list[tl.Topic], corpus: Any) -> None:
-    candidates = tl.retrieve(topics, corpus, depth=2)
-    with replayed("comparative") as model:
-        judgments = tl.judge(candidates, model, stance=tl.StanceSettings(depth=0))
-    ranking = tl.rank(candidates, judgments, steps="judge")
-    assert all(len(repr(shown)) < 200 for shown in (corpus, candidates, judgments, ranking))
-
-
-def test_another_prompt_misses_in_a_replay(topics: list[tl.Topic], corpus: Any, tmp_path: Path) -> None:
-    own = tmp_path / "mine.jinja"
-    source = (Path(tl.__file__).parent.parent / "prompts/comparative/judge.jinja").read_text()
-    assert "passage" in source
-    own.write_text(source.replace("passage", "text"))
-    candidates = tl.retrieve(topics, corpus, depth=2)
-    with replayed("comparative") as model, pytest.raises(tl.ReplayMiss):
-        tl.judge(candidates, model, prompt=str(own))
 
 
 def test_unjudged_documents_give_a_typed_warning(topics: list[tl.Topic], corpus: Any) -> None:
@@ -347,15 +294,6 @@ def test_a_block_ends_once_its_model_is_closed(monkeypatch: pytest.MonkeyPatch) 
         model.info  # noqa: B018
 
 
-def test_failures_of_a_run_are_a_frame(tmp_path: Path) -> None:
-    config = config_for(tmp_path, depth=2, topic=("3",))
-    asyncio.run(run_directly(config, tmp_path / "out", ScriptedEngine(lambda _: {"relevance": "no grade"})))
-    failures = tl.Run.open(tmp_path / "out").failures
-    assert list(failures.columns) == ["file", "topic", "document", "kind", "prompt", "reason"]
-    assert set(zip(failures["file"], failures["topic"], strict=True)) == {("failures.jsonl", "3")}
-    assert list(failures["document"]) == list(tl.Run.open(tmp_path / "out").candidates["document"])
-
-
 async def test_queries_are_expanded_by_the_model_that_is_given(tmp_path: Path) -> None:
     config = config_for(tmp_path, topic=("3",), expansion__use=True)
     await run_directly(config, tmp_path / "out", ScriptedEngine(script_with_queries("comparative")))
@@ -387,10 +325,3 @@ def test_every_public_name_can_be_imported_and_is_documented() -> None:
         found = getattr(tl, name)
         assert found.__doc__, name
         assert importlib.import_module(found.__module__)
-
-
-def test_a_model_is_shown_with_its_name_its_server_and_its_cache(tmp_path: Path) -> None:
-    closed = tl.LanguageModel("http://127.0.0.1:1", name="tiny", cache=tmp_path / "a.sqlite")
-    assert all(part in repr(closed) for part in ("tiny", "http://127.0.0.1:1", "a.sqlite"))
-    with replayed("comparative") as opened:
-        assert opened.info.model in repr(opened) and "cassette.jsonl" in repr(opened)

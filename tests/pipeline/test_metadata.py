@@ -2,21 +2,13 @@
 
 from __future__ import annotations
 
-import resource
-import sys
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import yaml
 
-from tests.sample_runs import config_for, run_directly
-from tests.scripted_engine import ScriptedEngine
-from tests.write_demo_cassette import script_of
-from touche_llm.pipeline import stages
 from touche_llm.pipeline.config_file import load_config
-from touche_llm.pipeline.metadata import build_metadata, measure_peak_memory
+from touche_llm.pipeline.metadata import build_metadata
 
 JUDGED: dict[str, Any] = {"retrieve": {}, "judge": {"model": "tiny"}}
 
@@ -83,26 +75,3 @@ def test_own_code_and_topics_that_thresholds_were_fitted_on_are_named(tmp_path: 
     assert "touche" in plain["implementation"]["source"]["repository"].lower()
     training = [run["data"]["training data"] for run in (plain, own)]
     assert training[0].startswith("none") and training[1].endswith(" 8, 17")
-
-
-@pytest.mark.parametrize(("platform", "reported"), [("linux", 3 * 2**20), ("darwin", 3 * 2**30)])
-def test_peak_memory_is_in_mebibytes_of_the_unit_of_the_system(
-    platform: str, reported: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(sys, "platform", platform)
-    monkeypatch.setattr(resource, "getrusage", lambda _: SimpleNamespace(ru_maxrss=reported))
-    assert measure_peak_memory() == 3072
-
-
-async def test_the_seconds_of_a_stage_are_those_between_its_beginning_and_its_end(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    # First stage: begin, corpus open, end; the others: begin, end.
-    readings = iter((100.0, 102.5, 105.0, 200.0, 216.0, 300.0, 304.5))
-    monkeypatch.setattr(stages, "time", SimpleNamespace(monotonic=readings.__next__))
-    config = config_for(tmp_path, topic=("3",), depth=3)
-    await run_directly(config, tmp_path / "out", ScriptedEngine(script_of("comparative")))
-    made = yaml.safe_load((tmp_path / "out" / "ir-metadata.yml").read_bytes())["stages"]
-    assert [made[stage]["seconds"] for stage in ("retrieve", "judge", "rank")] == [5.0, 16.0, 4.5]
-    assert made["retrieve"]["seconds to store the corpus or open it"] == 2.5
-    assert made["judge"]["judgments per second"] == 0.19

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections import Counter
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
 import yaml
 
-from tests.expect import raises_at
-from tests.sample_runs import Silent, config_for, judge_stage, rank_stage, retrieve_stage, run_lines, run_scripted
-from tests.scripted_engine import FACTS, Label, ScriptedEngine
+from tests.sample_runs import Silent, config_for, rank_stage, run_lines, run_scripted
+from tests.scripted_engine import Label
 from tests.write_demo_cassette import script_of
 from touche_llm.data.io import read_records
 from touche_llm.data.records import Failure, Judgment, RunLine
@@ -22,11 +19,7 @@ from touche_llm.data.trec_runs import read_candidates
 from touche_llm.errors import DataError, EngineError
 from touche_llm.evaluation.run_validation import validate_run
 from touche_llm.llm.answers import list_fields
-from touche_llm.llm.cache import Cache
-from touche_llm.llm.model import ModelClient
 from touche_llm.llm.request import Request
-from touche_llm.pipeline.context import RunContext
-from touche_llm.pipeline.stages import retrieve_candidates
 from touche_llm.tasks import get_task
 
 SCRIPT = script_of("sentence_pairs")
@@ -150,59 +143,6 @@ async def test_where_the_corpus_has_too_few_it_is_said_and_nothing_is_invented(t
     assert all(part.endswith("__PREMISE__1") for line in lines for part in line.document_id.split(","))
 
 
-async def test_no_sentence_is_in_more_than_its_share_of_the_pairs(tmp_path: Path) -> None:
-    lines, _ = await run(tmp_path, pairs__most_share=0.08, pairs__judged=0)
-    for topic, size in Counter(line.topic_id for line in lines).items():
-        parts = Counter(part for line in lines if line.topic_id == topic for part in line.document_id.split(","))
-        assert max(parts.values()) <= 0.08 * size
-
-
-async def test_pairs_that_are_judged_again_take_the_place_of_the_first(tmp_path: Path) -> None:
-    await run(tmp_path, topic=("3",), depth=20, pairs__judged=0)
-    file = tmp_path / "out" / "candidates.run.txt"
-    before = read_candidates(file)["3"]
-    fewer = config_for(tmp_path, task="sentence_pairs", topic=("3",), depth=20, pairs__judged=0, pairs__most=7)
-    with Cache(fewer.cache.file) as cache:
-        model = ModelClient(engine_info=FACTS, engine=ScriptedEngine(SCRIPT), cache=cache)
-        await judge_stage(fewer, tmp_path / "out", Silent(), model)
-    assert len(read_candidates(file)["3"]) == 7 < len(before)
-
-
-async def test_candidates_of_another_tool_are_sentences(tmp_path: Path) -> None:
-    await run(tmp_path, topic=("3",), depth=20, pairs__judged=0)
-    sentences = (tmp_path / "out" / "sentences.run.txt").read_text().splitlines(keepends=True)[:20]
-    (tmp_path / "other.txt").write_text("".join(sentences))
-    lines, _ = await run(tmp_path, topic=("3",), depth=20, candidates=tmp_path / "other.txt", pairs__judged=0)
-    given = {line.split()[2] for line in sentences}
-    assert lines and all(part in given for line in lines for part in line.document_id.split(","))
-    (tmp_path / "other.txt").write_text(sentences[0].replace("__", "__x__"))
-    config = config_for(tmp_path, task="sentence_pairs", candidates=tmp_path / "other.txt")
-    with pytest.raises(DataError, match="1 of its documents are not in the corpus"):
-        await retrieve_stage(config, tmp_path / "out", Silent())
-
-
-async def test_a_corpus_knows_pairs_as_documents_and_sentences_as_candidates(tmp_path: Path) -> None:
-    config = config_for(tmp_path, task="sentence_pairs", depth=60, limit_topics=1)
-    with RunContext(config, Silent()) as context:
-        (ranking,) = (await retrieve_candidates(context)).rankings.values()
-        first, second = ranking[:2]
-        pair = msgspec.structs.replace(first, document_id=f"{first.document_id},{second.document_id}")
-        context.corpus.check([[first]], "run")
-        context.corpus.check([[pair]], "run", ranked=True)
-        with raises_at(DataError, "run", pair.document_id):
-            context.corpus.check([[pair]], "run")
-
-
-async def test_ranking_before_judging_names_the_stage(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="candidates.run.txt: no such file; run `touche-llm judge`"):
-        await rank_stage(config_for(tmp_path, task="sentence_pairs"), tmp_path / "out", Silent())
-
-
-async def test_the_reference_first_stage_finds_sentences_too(tmp_path: Path) -> None:
-    lines, _ = await run(tmp_path, retriever__name="okapi", pairs__judged=0)
-    assert min(Counter(line.topic_id for line in lines).values()) >= 100
-
-
 async def test_a_run_stopped_in_the_middle_of_the_pairs_asks_only_for_the_rest(tmp_path: Path) -> None:
     asked: list[str] = []
 
@@ -253,39 +193,3 @@ async def test_where_no_sentence_takes_a_side_the_run_ends_with_what_to_do(tmp_p
     # What was judged is not lost.
     found = read_records(tmp_path / "out" / "sentence_judgments.jsonl", Judgment, "judgments")
     assert len(found) == len((tmp_path / "out" / "sentences.run.txt").read_text().splitlines()) > 100
-
-
-async def test_fewer_pairs_than_the_organisers_want_can_be_asked_for(tmp_path: Path) -> None:
-    lines, progress = await run(tmp_path, depth=20, pairs__most=50, pairs__judged=5)
-    assert set(Counter(line.topic_id for line in lines).values()) == {50}
-    assert not any("fewer than" in notice for notice in progress.notices)
-    judge = yaml.safe_load((tmp_path / "out" / "ir-metadata.yml").read_text())["stages"]["judge"]
-    assert judge["sentences judged"] < 100
-
-
-async def test_sentences_given_as_candidates_are_judged_beyond_the_depth_where_pairs_are_lacking(
-    tmp_path: Path,
-) -> None:
-    await run(tmp_path, depth=60, pairs__judged=0)
-    (tmp_path / "given.txt").write_bytes((tmp_path / "out" / "sentences.run.txt").read_bytes())
-    lines, _ = await run(tmp_path, depth=10, candidates=tmp_path / "given.txt", pairs__judged=0)
-    assert min(Counter(line.topic_id for line in lines).values()) >= 100
-
-
-async def test_judgments_that_are_missing_when_ranking_are_told(tmp_path: Path) -> None:
-    await run(tmp_path, pairs__judged=5)
-    kept = (tmp_path / "out" / "judgments.jsonl").read_text().splitlines(keepends=True)
-    (tmp_path / "out" / "judgments.jsonl").write_text("".join(kept[:-7]))
-    progress = Silent()
-    await rank_stage(config_for(tmp_path, task="sentence_pairs", depth=60), tmp_path / "out", progress)
-    assert any("documents have no judgment and are left out" in notice for notice in progress.notices)
-
-
-def test_an_index_of_another_task_is_told(tmp_path: Path) -> None:
-    other = config_for(tmp_path / "other")
-    asyncio.run(retrieve_stage(other, tmp_path / "out", Silent()))
-    pairs = config_for(tmp_path, task="sentence_pairs", corpus=None, index=other.index)
-    with pytest.raises(
-        DataError, match="holds documents without sentences of .*passages.jsonl, not a corpus of the task"
-    ):
-        asyncio.run(retrieve_stage(pairs, tmp_path / "out", Silent()))

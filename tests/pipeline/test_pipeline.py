@@ -13,12 +13,11 @@ import yaml
 from aiohttp import web
 
 from tests.fake_server import FakeServer, fields_in, good, says
-from tests.other_servers import FakeFewAlternatives
 from tests.sample_runs import SAMPLE, Silent, config_for, rank_stage, retrieve_stage, run_lines, run_on, run_scripted
 from tests.scripted_engine import Label
 from touche_llm.data.io import read_records
 from touche_llm.data.records import Failure, Judgment
-from touche_llm.errors import DataError, EngineError, UsageError
+from touche_llm.errors import DataError
 from touche_llm.evaluation.run_validation import validate_run
 from touche_llm.llm.request import Request
 from touche_llm.pipeline import stages as pipeline
@@ -133,40 +132,6 @@ async def test_candidates_of_another_tool_are_judged_as_they_are(tmp_path: Path)
     assert [line.document_id for line in run_lines(out / "run.txt")] == ids
 
 
-@pytest.mark.parametrize(
-    ("line", "message"),
-    [
-        ("3 Q0 nowhere___1 1 2.0 t", "1 of its documents are not in the corpus .*: nowhere___1"),
-        ("99 Q0 sample-heating-01___3 1 2.0 t", "1 of its topics are not in .*: 99"),
-    ],
-)
-async def test_candidates_that_are_not_known_are_listed(tmp_path: Path, line: str, message: str) -> None:
-    (tmp_path / "other.txt").write_text(line + "\n")
-    with pytest.raises(DataError, match=message):
-        await retrieve_stage(config_for(tmp_path, candidates=tmp_path / "other.txt"), tmp_path, Silent())
-
-
-async def test_only_the_first_ten_unknown_documents_are_listed(tmp_path: Path) -> None:
-    (tmp_path / "other.txt").write_text("".join(f"3 Q0 nowhere-{n:02} {n} {-n} t\n" for n in range(25)))
-    with pytest.raises(DataError, match=r"25 of its documents .*nowhere-09, … \(25 in all\)$"):
-        await retrieve_stage(config_for(tmp_path, candidates=tmp_path / "other.txt"), tmp_path, Silent())
-
-
-async def test_an_unknown_topic_is_told(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="no topic 99"):
-        await retrieve_stage(config_for(tmp_path, topic=("3", "99")), tmp_path, Silent())
-
-
-async def test_a_stage_without_the_one_before_says_which(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"candidates.run.txt: no such file; run `touche-llm retrieve`"):
-        await rank_stage(config_for(tmp_path), tmp_path / "out", Silent())
-
-
-async def test_a_context_that_the_server_does_not_have_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(EngineError, match="served with a context of 8192 tokens, 9000 are configured"):
-        await run_on(FakeServer(), config_for(tmp_path, engine__context=9000), tmp_path / "out")
-
-
 async def test_one_field_without_probabilities_makes_the_whole_judgment_plain(tmp_path: Path) -> None:
     async def partly(request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
         answer = orjson.loads((await good(request, body)).body)  # type: ignore[attr-defined]
@@ -181,17 +146,6 @@ async def test_one_field_without_probabilities_makes_the_whole_judgment_plain(tm
     assert all(reading.probabilities is None for reading in judgment.readings.values())
 
 
-async def test_a_run_says_which_tokens_labels_share(tmp_path: Path) -> None:
-    notices = []
-    for name, shown in (("sure", {"0": 0.6, "1": 0.4}), ("shared", {"0": 0.6, " ": 0.4})):
-        progress = Silent()
-        config = config_for(tmp_path / name, topic=("3",), depth=2)
-        await run_on(FakeFewAlternatives(shown=shown), config, tmp_path / name, progress=progress)
-        notices.append([notice for notice in progress.notices if "label tokens" in notice])
-    sure, (notice,) = notices
-    assert "0.400" in notice and not any("0.400" in other for other in sure)
-
-
 async def test_a_first_stage_that_finds_nothing_says_why(tmp_path: Path) -> None:
     (tmp_path / "same.jsonl").write_text('{"id": "a", "contents": "heat pump"}\n{"id": "b", "contents": "heat pump"}\n')
     config = config_for(tmp_path, corpus=tmp_path / "same.jsonl", topic=("3",))
@@ -203,30 +157,6 @@ async def test_candidates_of_topics_that_the_file_does_not_have_are_told_also_wh
     (tmp_path / "candidates.run.txt").write_text("99 Q0 d 1 1.0 t\n")
     with pytest.raises(DataError, match="1 of its topics are not in .*: 99"):
         await rank_stage(config_for(tmp_path), tmp_path, Silent())
-
-
-async def test_without_wanted_probabilities_none_are_used(tmp_path: Path) -> None:
-    config = config_for(tmp_path, topic=("3",), depth=2, sampling__logprobs=False)
-    server = FakeServer()
-    await run_on(server, config, tmp_path / "out")
-    assert len(server.bodies) >= 2 and all("logprobs" not in body for body in server.bodies)
-    judgments = read_records(tmp_path / "out" / "judgments.jsonl", Judgment, "judgments")
-    assert {each.source for each in judgments} == {"value"}
-
-
-async def test_no_temporary_file_stays(tmp_path: Path) -> None:
-    await run_on(FakeServer(), config_for(tmp_path, topic=("3",)), tmp_path / "out")
-    names = {path.name for path in (tmp_path / "out").iterdir()}
-    assert names == {
-        ".touche-llm.lock",
-        "candidates.run.txt",
-        "config.yaml",
-        "failures.jsonl",
-        "ir-metadata.yml",
-        "judgments.jsonl",
-        "results.tsv",
-        "run.txt",
-    }
 
 
 @pytest.mark.parametrize("task", ["comparative", "controversial", "sentence_pairs"])

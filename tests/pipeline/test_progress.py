@@ -67,15 +67,6 @@ def test_the_rate_is_that_of_the_last_minute(clock: Callable[[float], None]) -> 
     assert stage.estimate_rest() == pytest.approx(910.0)
 
 
-def test_numbers_in_a_note_are_not_coloured(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    for name, value in {"FORCE_COLOR": "1", "TERM": "xterm", "COLUMNS": "80"}.items():
-        monkeypatch.setenv(name, value)
-    ConsoleProgress().warn("42 of 'these'")
-    assert capsys.readouterr().err == "note: 42 of 'these'\n"
-
-
 def test_facts_that_do_not_fit_into_the_terminal_are_cut_and_not_continued_on_another_line() -> None:
     screen = io.StringIO()
     progress = ConsoleProgress()

@@ -15,14 +15,13 @@ from tests.write_demo_cassette import script_of
 from touche_llm.config import Config
 from touche_llm.data.io import read_records
 from touche_llm.data.records import Comparison, Failure, Objects, RunLine
-from touche_llm.errors import DataError, ReplayMiss
+from touche_llm.errors import ReplayMiss
 from touche_llm.evaluation.run_validation import validate_run
 from touche_llm.llm.answers import list_fields
 from touche_llm.llm.cache import Cache, CacheMode
 from touche_llm.llm.model import ModelClient
 from touche_llm.llm.request import Request
 from touche_llm.pipeline.rank import Ranking
-from touche_llm.pipeline.stages import run_rank
 from touche_llm.tasks import get_task
 
 SCRIPT = script_of("comparative")
@@ -107,45 +106,6 @@ async def test_what_was_compared_is_written_and_counted(tmp_path: Path) -> None:
     assert of_tea and all(f"First object: {found.objects[0]}\n" in each.messages[1].content for each in of_tea)
 
 
-async def test_what_was_compared_goes_with_the_ranking_it_was_for(tmp_path: Path) -> None:
-    await judged(tmp_path)
-    out = tmp_path / "out"
-    compared = short(tmp_path, rank=("judge", "pairwise:3"))
-    await ranked(compared, out)
-    assert all((out / name).exists() for name in COMPARED)
-    await rank_stage(short(tmp_path), out, Silent())
-    assert not any((out / name).exists() for name in COMPARED)
-    stage = yaml.safe_load((out / "ir-metadata.yml").read_text())["stages"]["rank"]
-    assert "comparisons" not in stage and "requests" not in stage
-    for earlier in (judged, lambda folder: retrieve_stage(short(folder), folder / "out", Silent())):
-        await judged(tmp_path)
-        await ranked(compared, out)
-        await earlier(tmp_path)
-        assert not any((out / name).exists() for name in (*COMPARED, "run.txt"))
-
-
-@pytest.mark.parametrize("steps", [("judge",), ("judge", "fusion:5", "balance:8"), ("balance:4",), ("fusion:3",)])
-async def test_without_a_step_that_compares_no_engine_is_needed(tmp_path: Path, steps: tuple[str, ...]) -> None:
-    await judged(tmp_path)
-    # Nothing listens there.
-    config = short(tmp_path, rank=steps, engine__base_url="http://127.0.0.1:1")
-    ranking = await run_rank(config, tmp_path / "out", Silent())
-    assert (len(ranking.lines), ranking.failures) == (16, [])
-    assert validate_run(tmp_path / "out" / "run.txt", get_task("comparative")) == []
-
-
-async def test_without_judge_the_ranking_begins_with_the_order_of_the_first_stage(tmp_path: Path) -> None:
-    await judged(tmp_path)
-    out = tmp_path / "out"
-    candidates = [line for line in run_lines(out / "candidates.run.txt") if line.topic_id == "3"]
-    await rank_stage(short(tmp_path, rank=("fusion:3",)), out, Silent())
-    assert ids(lines_of(out)) == ids(candidates)
-    await ranked(short(tmp_path, rank=("pairwise:3",)), out, last_is_best)
-    assert ids(lines_of(out)) == sorted(ids(candidates)[:3], reverse=True) + ids(candidates)[3:]
-    # The labels are those of the judgments all the same.
-    assert {line.stance for line in lines_of(out)} != {"NO"}
-
-
 async def test_a_comparison_without_a_usable_answer_is_recorded_and_the_run_is_whole(tmp_path: Path) -> None:
     await judged(tmp_path)
     out = tmp_path / "out"
@@ -168,22 +128,6 @@ async def test_a_comparison_without_a_usable_answer_is_recorded_and_the_run_is_w
     assert (stage["failures"], stage["comparisons"]) == ({"outside_schema": 2}, {"pairwise:3": 10})
 
 
-async def test_a_topic_without_objects_is_ranked_by_what_is_known_and_not_asked_about_again(tmp_path: Path) -> None:
-    def no_objects(request: Request) -> Answer:
-        return {"first": "tea", "second": "tea"} if request.origin.document_id is None else last_is_best(request)
-
-    await judged(tmp_path, no_objects)
-    out = tmp_path / "out"
-    failed = read_records(out / "failures.jsonl", Failure, "failures")
-    assert [(each.topic_id, each.document_id) for each in failed] == [("20", None)]
-    ranking, asked = await ranked(short(tmp_path, rank=("judge", "pairwise:3", "fusion:4")), out, no_objects)
-    assert ranking.failures == [] and {request.origin.topic_id for request in asked} == {"3"}
-    candidates = [line for line in run_lines(out / "candidates.run.txt") if line.topic_id == "20"]
-    assert ids(lines_of(out, "20")) == ids(candidates)
-    assert ranking.imputed == len(candidates)
-    assert {each.topic_id for each in read_records(out / "comparisons.jsonl", Comparison, "comparisons")} == {"3"}
-
-
 async def test_a_replay_is_the_same_to_the_byte_and_says_what_it_lacks(tmp_path: Path) -> None:
     await judged(tmp_path)
     out = tmp_path / "out"
@@ -197,27 +141,3 @@ async def test_a_replay_is_the_same_to_the_byte_and_says_what_it_lacks(tmp_path:
         await ranked(short(tmp_path, rank=("judge", "listwise:4"), cache__mode=CacheMode.REPLAY), out)
     # What was there stays.
     assert [(out / name).read_bytes() for name in names] == first
-
-
-async def test_the_aim_is_asked_for_in_comparisons_and_weighs_the_judgments(tmp_path: Path) -> None:
-    await judged(tmp_path)
-    out = tmp_path / "out"
-    systems: dict[str, set[str]] = {}
-    for objective in ("relevance", "quality", "both"):
-        _, asked = await ranked(short(tmp_path, rank=("judge", "pairwise:2"), objective=objective), out)
-        systems[objective] = {request.messages[0].content for request in asked}
-        stage = yaml.safe_load((out / "ir-metadata.yml").read_text())["stages"]["rank"]
-        assert stage["weights"] == dict(get_task("comparative").objectives[objective])
-    assert all(len(each) == 1 for each in systems.values())
-    assert len(set.union(*systems.values())) == 3
-
-
-async def test_documents_that_are_not_in_the_corpus_are_told_before_anything_is_compared(tmp_path: Path) -> None:
-    await judged(tmp_path)
-    out = tmp_path / "out"
-    with (out / "candidates.run.txt").open("a") as stream:
-        stream.write("3 Q0 nowhere___1 9 0.001 t\n")
-    with pytest.raises(
-        DataError, match=r"candidates.run.txt: 1 of its documents are not in the corpus .*: nowhere___1"
-    ):
-        await ranked(short(tmp_path, rank=("judge", "pairwise:3")), out)

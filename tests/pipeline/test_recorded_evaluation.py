@@ -21,10 +21,3 @@ def test_what_is_no_evaluation_is_refused_with_its_file(content: str, tmp_path: 
     directory.evaluation_file.write_text(content)
     with raises_at(DataError, directory.evaluation_file):
         read_evaluation(directory)
-
-
-def test_an_evaluation_that_cannot_be_read_is_refused_with_its_file(tmp_path: Path) -> None:
-    directory = RunDirectory(tmp_path)
-    directory.evaluation_file.mkdir()
-    with raises_at(DataError, directory.evaluation_file):
-        read_evaluation(directory)

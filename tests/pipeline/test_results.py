@@ -9,7 +9,7 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from tests.sample_runs import Silent, config_for, rank_stage, run_lines, run_scripted
+from tests.sample_runs import config_for, run_scripted
 from touche_llm.data.io import read_records
 from touche_llm.data.records import Judgment, Reading, RunLine, StanceReading
 from touche_llm.judging.labels import ChosenStance, StanceSettings, choose_label
@@ -124,16 +124,6 @@ async def test_every_line_of_the_run_is_there_with_what_the_model_said_of_it(tmp
         )
         shares = stances[key].probabilities if key in stances else given.readings["stance"].probabilities
         assert {name: float(each[f"p_{name}"]) for name in COMPARATIVE.stances} == shares
-
-
-async def test_results_are_those_of_the_last_ranking(tmp_path: Path) -> None:
-    out = tmp_path / "out"
-    config = config_for(tmp_path, topic=("3",), depth=4)
-    await run_scripted(config, out, script)
-    await rank_stage(config.model_copy(update={"weights": {**config.weights, "first_stage": 9.0}}), out, Silent())
-    assert [(each["document"], each["score"]) for each in rows_of(out / "results.tsv")] == [
-        (line.document_id, f"{line.score:.6f}") for line in run_lines(out / "run.txt")
-    ]
 
 
 @pytest.mark.parametrize("task", [get_task("sentence_pairs"), get_task("controversial"), COMPARATIVE])

@@ -79,15 +79,6 @@ async def test_a_stage_that_fails_leaves_nothing_of_an_earlier_state_behind_it(t
         await rank_stage(changed, out, Silent())
 
 
-async def test_a_second_run_in_the_same_folder_is_as_one_in_a_new_folder(tmp_path: Path) -> None:
-    small, large = (config_for(tmp_path, topic=("3",), depth=depth) for depth in (5, 9))
-    await run_on(FakeServer(), small, tmp_path / "used")
-    await run_on(FakeServer(), large, tmp_path / "used", overwrite=True)
-    await run_on(FakeServer(), large, tmp_path / "new")
-    for name in ("candidates.run.txt", "judgments.jsonl", "run.txt"):
-        assert (tmp_path / "used" / name).read_bytes() == (tmp_path / "new" / name).read_bytes()
-
-
 async def test_replay_wants_to_know_which_context_documents_were_cut_to(tmp_path: Path) -> None:
     models: list[dict[str, Any]] = [{"id": "fake", "max_model_len": 8192}]
     for length in (8192, 5000):
@@ -161,13 +152,6 @@ async def test_a_refreshed_run_is_what_a_replay_gives_also_where_passages_are_eq
     assert (tmp_path / "replay" / "run.txt").read_bytes() == (tmp_path / "refresh" / "run.txt").read_bytes()
 
 
-async def test_a_server_that_no_longer_lets_us_in_ends_the_run_at_once(tmp_path: Path) -> None:
-    server = FakeServer(behaviours=[good] * 3, rest=status(401))
-    with pytest.raises(EngineError, match=r"HTTP 401"):
-        await run_on(server, config_for(tmp_path, engine__concurrency=1), tmp_path / "out")
-    assert len(server.bodies) == 4
-
-
 FAILING_FILES = ("run.txt", "judgments.jsonl", "failures.jsonl", "comparisons.jsonl", "comparison_failures.jsonl")
 
 
@@ -218,13 +202,6 @@ async def test_a_run_with_failures_is_replayed_whole_and_sends_them_again_only_o
             assert (tmp_path / out / name).read_bytes() == (tmp_path / "first" / name).read_bytes(), (out, name)
     # The flag is for one command, not for later stages.
     assert "retry_failures" not in (tmp_path / "retried" / "config.yaml").read_text()
-
-
-async def test_failures_cannot_be_retried_in_replay(tmp_path: Path) -> None:
-    await run_on(FakeServer(), config_for(tmp_path, topic=("3",), depth=2), tmp_path / "out")
-    config = config_for(tmp_path, topic=("3",), depth=2, cache__mode="replay", cache__retry_failures=True)
-    with pytest.raises(UsageError, match=r"cache\.retry_failures"):
-        await pipeline.run_all(config, tmp_path / "out", Silent())
 
 
 async def test_a_dry_run_counts_failures_that_are_not_sent_again(tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 import subprocess
 import sys
@@ -46,17 +45,6 @@ def test_the_lock_of_a_process_that_is_killed_is_released_and_before_that_its_ho
             assert f"rank, process {os.getpid()} on " in (tmp_path / ".touche-llm.lock").read_text()
 
 
-def test_a_child_that_outlives_its_parent_does_not_hold_the_lock(tmp_path: Path) -> None:
-    command = [sys.executable, "-c", "import time; print('up', flush=True); time.sleep(60)"]
-    with RunDirectory(tmp_path).lock("run", nothing):
-        child = subprocess.Popen(command, stdout=subprocess.PIPE, close_fds=False, text=True)
-        assert child.stdout is not None and child.stdout.readline() == "up\n"
-    with child:
-        with RunDirectory(tmp_path).lock("judge", nothing):
-            assert child.poll() is None
-        child.kill()
-
-
 async def test_all_that_write_are_refused_while_another_command_writes(tmp_path: Path) -> None:
     config, out = config_for(tmp_path, topic=("3",), depth=3), tmp_path / "out"
     await run_on(FakeServer(), config, out)
@@ -76,21 +64,3 @@ def test_a_folder_that_does_not_exist_is_not_made(tmp_path: Path) -> None:
     with pytest.raises(DataError), RunDirectory(tmp_path / "nowhere").lock("judge", nothing):
         pass
     assert not (tmp_path / "nowhere").exists()
-
-
-def test_a_file_system_without_locks_is_worth_a_warning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def unsupported(*_: object) -> None:
-        raise OSError(95, "Operation not supported")
-
-    monkeypatch.setattr(fcntl, "flock", unsupported)
-    notices: list[str] = []
-    with RunDirectory(tmp_path).lock("run", notices.append):
-        assert len(notices) == 1
-
-
-def test_what_a_lock_file_holds_is_shown_within_bounds_and_without_control_characters(tmp_path: Path) -> None:
-    with RunDirectory(tmp_path).lock("run", nothing):
-        (tmp_path / ".touche-llm.lock").write_bytes(b"\x1b[31m\xff" + b"x" * 100_000)
-        with pytest.raises(UsageError) as caught, RunDirectory(tmp_path).lock("judge", nothing):
-            pass
-    assert str(caught.value).isprintable() and len(str(caught.value)) < 1000 + len(str(tmp_path))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Any
 
@@ -29,23 +28,6 @@ def test_runs_are_found_down_to_the_greatest_depth_and_no_deeper(tmp_path: Path)
     # The folders, and the root.
     assert find_runs(root, max_folders=MAX_DEPTH + 1) == ([deepest], True)
     assert find_runs(root, max_folders=MAX_DEPTH) == ([], False)
-
-
-def test_a_search_that_cannot_look_into_a_folder_is_not_complete(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for name in ("closed", "open"):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "run.txt").touch()
-    scan = os.scandir
-
-    def refuse(folder: Path) -> Any:
-        if folder.name == "closed":
-            raise PermissionError(13, "no entry", folder)
-        return scan(folder)
-
-    monkeypatch.setattr(os, "scandir", refuse)
-    assert find_runs(tmp_path) == ([tmp_path / "open"], False)
 
 
 @pytest.mark.parametrize("text", ["topic\trank\n3\t1\n", "{names}\n3\n", "{names}\n{texts}\n", '"'])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -87,20 +86,6 @@ async def test_a_run_with_other_settings_is_left_as_it_is_and_what_differs_is_li
     assert contents(out) == before
 
 
-async def test_old_and_new_values_are_shown(tmp_path: Path) -> None:
-    out = tmp_path / "out"
-    await run_on(FakeServer(), short(tmp_path), out)
-    with pytest.raises(UsageError) as caught:
-        check_settings(out, short(tmp_path, depth=2, limit_topics=1), "run", overwrite=False)
-    assert str(caught.value).splitlines()[1:] == ["  depth: 3 → 2", "  limit_topics: not set → 1"]
-
-
-def test_the_order_of_the_chosen_topics_is_no_other_setting(tmp_path: Path) -> None:
-    first, same, other = (config_for(tmp_path, topic=topics) for topics in (("3", "7"), ("7", "3", "3"), ("3", "12")))
-    assert list(identity.compare_settings(first, same, None)) == []
-    assert [change.setting for change in identity.compare_settings(first, other, None)] == ["topic"]
-
-
 async def test_the_same_settings_go_through_wherever_and_however_fast_the_server_is(tmp_path: Path) -> None:
     out = tmp_path / "out"
     await run_on(FakeServer(), short(tmp_path), out)
@@ -133,17 +118,6 @@ async def test_with_overwrite_the_run_is_as_in_a_new_folder(tmp_path: Path) -> N
     assert (tmp_path / "used" / "run.txt").read_bytes() == (tmp_path / "fresh" / "run.txt").read_bytes()
 
 
-async def test_ranking_again_with_other_steps_and_weights_needs_no_flag(tmp_path: Path) -> None:
-    out = tmp_path / "out"
-    await run_on(FakeServer(), short(tmp_path), out)
-    ranked = short(tmp_path, rank=("judge", "balance:3"), weights__quality=3.0, tag="again")
-    assert len((await pipeline.run_rank(ranked, out, Silent())).lines) == 3
-    assert yaml.safe_load((out / "config.yaml").read_bytes())["rank"] == ["judge", "balance:3"]
-    # The run of before would be the loss of this one.
-    with pytest.raises(UsageError):
-        check_settings(out, short(tmp_path), "run", overwrite=False)
-
-
 async def test_a_stage_may_choose_its_settings_as_long_as_nothing_was_made_with_others(tmp_path: Path) -> None:
     out = tmp_path / "out"
     await pipeline.run_retrieve(short(tmp_path), out, Silent())
@@ -169,20 +143,6 @@ async def test_queries_of_the_model_are_kept_like_judgments(tmp_path: Path) -> N
     assert changes(caught.value) == ["sampling.seed"]
 
 
-async def test_paths_are_the_same_however_they_are_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    out = tmp_path / "out"
-    config = short(tmp_path)
-    await pipeline.run_retrieve(config, out, Silent())
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "link.xml").symlink_to(config.topics)
-    for topics in (Path(os.path.relpath(config.topics)), Path("link.xml")):
-        check_settings(out, short(tmp_path, topics=topics), "run", overwrite=False)
-    (tmp_path / "copy.xml").write_bytes(config.topics.read_bytes())
-    with pytest.raises(UsageError) as caught:
-        check_settings(out, short(tmp_path, topics=Path("copy.xml")), "run", overwrite=False)
-    assert changes(caught.value) == ["topics"]
-
-
 def test_without_a_corpus_the_index_says_which_documents_are_meant(tmp_path: Path) -> None:
     def config(index: str, corpus: Path | None) -> Config:
         return config_for(tmp_path).model_copy(update={"corpus": corpus, "index": tmp_path / index})
@@ -199,16 +159,6 @@ def test_without_a_corpus_the_index_says_which_documents_are_meant(tmp_path: Pat
     assert changes(caught.value) == ["index"]
 
 
-@pytest.mark.parametrize("text", ["- another program's\n", "port: 8080\n", "{"])
-async def test_a_configuration_of_another_program_is_not_replaced(tmp_path: Path, text: str) -> None:
-    (tmp_path / "config.yaml").write_text(text)
-    with pytest.raises(UsageError, match="overwrite: true"):
-        await pipeline.run_retrieve(short(tmp_path), tmp_path, Silent())
-    assert (tmp_path / "config.yaml").read_text() == text
-    await pipeline.run_retrieve(short(tmp_path), tmp_path, Silent(), overwrite=True)
-    assert yaml.safe_load((tmp_path / "config.yaml").read_bytes())["depth"] == 3
-
-
 @pytest.mark.parametrize("name", ["run.txt", "judgments.jsonl", "candidates.run.txt"])
 async def test_an_output_without_a_configuration_is_not_replaced(tmp_path: Path, name: str) -> None:
     (tmp_path / name).write_text("of another tool")
@@ -218,15 +168,6 @@ async def test_an_output_without_a_configuration_is_not_replaced(tmp_path: Path,
     # To judge the candidates of another tool is no loss of them.
     if name == "candidates.run.txt":
         check_settings(tmp_path, short(tmp_path), "judge", overwrite=False)
-
-
-@pytest.mark.parametrize("command", ["run", "retrieve", "judge"])
-async def test_nothing_is_compared_where_nothing_was_made(tmp_path: Path, command: str) -> None:
-    check: Callable[..., None] = check_settings
-    check(tmp_path / "nowhere", short(tmp_path), command, overwrite=False)
-    await pipeline.run_retrieve(short(tmp_path), tmp_path / "out", Silent())
-    (tmp_path / "out" / "candidates.run.txt").unlink()
-    check(tmp_path / "out", short(tmp_path, depth=2), command, overwrite=False)
 
 
 def with_own_prompts(folder: Path) -> dict[str, Any]:
@@ -360,19 +301,6 @@ async def test_damaged_records_of_a_stage_are_an_error_of_this_program(tmp_path:
     (out / "ir-metadata.yml").write_text(f"stages: {{judge: {facts}, retrieve: {{corpus: 7}}}}\n")
     with pytest.raises(ToucheError):
         check_settings(out, short(tmp_path, engine__model="fake", tag="other"), "judge", overwrite=False)
-
-
-async def test_judging_may_use_another_model_than_the_queries_are_of(tmp_path: Path) -> None:
-    out = tmp_path / "out"
-    await pipeline.run_retrieve(short(tmp_path, engine__model="fake"), out, Silent())
-    metadata = yaml.safe_load((out / "ir-metadata.yml").read_bytes())
-    metadata["stages"]["retrieve"]["model"] = "fake"
-    (out / "ir-metadata.yml").write_text(yaml.safe_dump(metadata))
-    other = short(tmp_path, engine__model="another")
-    check_settings(out, other, "judge", overwrite=False)
-    with pytest.raises(UsageError) as caught:
-        check_settings(out, other, "retrieve", overwrite=False)
-    assert changes(caught.value) == ["engine.model"]
 
 
 async def test_judging_deeper_than_the_first_stage_is_refused_and_less_deep_is_recorded(tmp_path: Path) -> None:

@@ -19,15 +19,12 @@ from touche_llm.data.records import Failure, Judgment, RunLine, StanceReading
 from touche_llm.errors import DataError, UsageError
 from touche_llm.judging.labels import StanceSettings
 from touche_llm.llm.answers import list_fields
-from touche_llm.llm.cache import Cache, CacheMode
+from touche_llm.llm.cache import Cache
 from touche_llm.llm.engine import Completion
 from touche_llm.llm.model import ModelClient
 from touche_llm.llm.request import Request
 from touche_llm.pipeline import stages
-from touche_llm.pipeline.config_file import load_config
-from touche_llm.pipeline.context import RunContext
-from touche_llm.pipeline.judge import Judgments, judge
-from touche_llm.pipeline.stages import retrieve_candidates
+from touche_llm.pipeline.judge import Judgments
 
 Answer = Mapping[str, Label | Mapping[Label, float]]
 # What the judge prompt says of every document, here always SECOND.
@@ -137,14 +134,6 @@ async def test_a_liking_for_the_first_place_cancels_out_over_both_orders(tmp_pat
         assert reading.orders == len(set(reading.keys)) == 2
 
 
-async def test_probabilities_are_written_with_nine_decimals(tmp_path: Path) -> None:
-    third: Answer = {"position": {"YES": 1 / 3, "NO": 2 / 3}, "stance": {"FIRST": 0.5, "SECOND": 0.25, "NEUTRAL": 0.25}}
-    await judged(heating(tmp_path, stance__prompt="own", depth=1), tmp_path / "out", Judge(third, UNUSABLE))
-    (reading,) = readings(tmp_path / "out")
-    sixth, twelfth = 0.166666667, 0.083333333
-    assert reading.probabilities == {"FIRST": sixth, "SECOND": twelfth, "NEUTRAL": twelfth, "NO": 0.666666667}
-
-
 async def test_a_true_opinion_stays_whichever_object_is_named_first(tmp_path: Path) -> None:
     other: Answer = {**FIRST_PLEASE, "stance": {"SECOND": 0.7, "FIRST": 0.1, "NEUTRAL": 0.2}}
     _, asked = await judged(heating(tmp_path), tmp_path / "out", Judge(FIRST_PLEASE, other))
@@ -154,16 +143,6 @@ async def test_a_true_opinion_stays_whichever_object_is_named_first(tmp_path: Pa
     assert sum("First object (FIRST): gas boiler\nSecond object (SECOND): heat pump\n" in user for user in users) == 3
     # Order by order, as the prefix cache of a server likes it.
     assert [is_swapped(request, HEAT_PUMP) for request in asked] == [False] * 3 + [True] * 3
-
-
-async def test_objects_that_the_model_found_are_swapped_too(tmp_path: Path) -> None:
-    def script(request: Request) -> Answer:
-        if request.origin.document_id is None:
-            return {"first": "coffee", "second": "tea"}
-        return FIRST_PLEASE if list(list_fields(request.schema)) == ["position", "stance"] else JUDGED
-
-    _, asked = await judged(heating(tmp_path, topic=("20",), depth=1), tmp_path / "out", script)
-    assert ["First object (FIRST): tea" in request.messages[1].content for request in asked] == [False, True]
 
 
 async def test_where_one_order_is_unusable_the_other_counts_and_the_failure_is_kept(tmp_path: Path) -> None:
@@ -188,15 +167,6 @@ async def test_where_one_order_is_unusable_the_other_counts_and_the_failure_is_k
     assert {line.stance for line in lines} == {"SECOND"}
 
 
-async def test_where_both_orders_are_unusable_the_label_of_the_judge_prompt_stands(tmp_path: Path) -> None:
-    out = tmp_path / "out"
-    outcome, _ = await judged(heating(tmp_path), out, Judge(UNUSABLE, UNUSABLE))
-    assert len(outcome.failures) == 6 and readings(out) == []
-    lines, progress = await ranked(heating(tmp_path), out)
-    assert [line.stance for line in lines] == ["SECOND"] * 3
-    assert progress.notices == []
-
-
 async def test_the_stance_prompt_counts_for_the_documents_it_was_asked_about_and_the_judge_prompt_for_the_others(
     tmp_path: Path,
 ) -> None:
@@ -207,27 +177,6 @@ async def test_the_stance_prompt_counts_for_the_documents_it_was_asked_about_and
     metadata = yaml.safe_load((tmp_path / "out" / "ir-metadata.yml").read_text())["stages"]["judge"]
     assert metadata["documents asked for their stance"] == 2
     assert set(metadata["prompts"]) == {"judge", "stance"}
-
-
-async def test_with_depth_0_nothing_is_asked_and_what_an_earlier_stage_wrote_is_removed(tmp_path: Path) -> None:
-    out = tmp_path / "out"
-    await judged(heating(tmp_path), out, Judge(FIRST_PLEASE, FIRST_PLEASE))
-    assert len(readings(out)) == 3
-    _, asked = await judged(heating(tmp_path, stance__depth=0), out, Judge(UNUSABLE, UNUSABLE))
-    assert asked == [] and not (out / "stances.jsonl").exists()
-    assert "stance" not in yaml.safe_load((out / "ir-metadata.yml").read_text())["stages"]["judge"]["prompts"]
-
-
-async def test_settings_of_the_stance_without_a_prompt_for_it_ask_nothing(tmp_path: Path) -> None:
-    config, progress = heating(tmp_path), Silent()
-    engine = ScriptedEngine(Judge(FIRST_PLEASE, FIRST_PLEASE))
-    with Cache(config.cache.file) as cache:
-        model = ModelClient(engine_info=FACTS, engine=engine, cache=cache)
-        with RunContext(config, progress, model) as context:
-            found = replace(await retrieve_candidates(context), corpus=context.corpus)
-            prompts = context.load_prompts("judge")
-            outcome = await judge(found, prompts, context.builder, progress, stance=StanceSettings(depth=3))
-    assert (len(outcome.judgments), len(outcome.stances), len(engine.requests)) == (3, 0, 3)
 
 
 async def test_the_best_by_the_weights_of_the_task_are_asked_so_that_other_weights_need_no_answer(
@@ -253,19 +202,6 @@ async def test_the_best_by_the_weights_of_the_task_are_asked_so_that_other_weigh
     }
 
 
-async def test_a_document_without_a_judgment_is_not_asked_about_its_stance(tmp_path: Path) -> None:
-    def fails_first(request: Request) -> Answer:
-        return {"relevance": 9} if request.origin.document_id == first else JUDGED
-
-    out = tmp_path / "out"
-    await retrieve_stage(heating(tmp_path), out, Silent())
-    first = run_lines(out / "candidates.run.txt")[0].document_id
-    _, asked = await judged(heating(tmp_path), out, Judge(FIRST_PLEASE, FIRST_PLEASE, fails_first))
-    assert len(asked) == 4 and first not in {reading.document_id for reading in readings(out)}
-    lines, _ = await ranked(heating(tmp_path), out)
-    assert (lines[-1].document_id, lines[-1].stance) == (first, "NO")
-
-
 async def test_thresholds_change_labels_when_ranking_without_a_server(tmp_path: Path) -> None:
     out = tmp_path / "out"
     # NO has a fifth by the stance prompt; one document has the judge prompt alone, for which they were not fitted.
@@ -283,16 +219,6 @@ async def test_thresholds_change_labels_when_ranking_without_a_server(tmp_path: 
         lines, progress = await ranked(changed, out)
         assert [line.stance for line in lines] == stances
         assert progress.notices == []
-
-
-async def test_thresholds_are_for_the_judge_prompt_where_the_stance_prompt_is_not_asked(tmp_path: Path) -> None:
-    config = heating(tmp_path, stance__depth=0)
-    await judged(config, tmp_path / "out", Judge(UNUSABLE, UNUSABLE))
-    for threshold, stance in ((0.05, "SECOND"), (0.04, "NO")):
-        lines, _ = await ranked(
-            heating(tmp_path, stance__depth=0, stance__thresholds={"NO": threshold}), tmp_path / "out"
-        )
-        assert {line.stance for line in lines} == {stance}
 
 
 async def test_thresholds_that_were_fitted_on_a_topic_of_the_run_are_told(tmp_path: Path) -> None:
@@ -351,15 +277,6 @@ async def test_a_task_without_objects_is_asked_once(tmp_path: Path) -> None:
     assert [line.stance for line in lines] == ["NO"] * 3 + ["PRO"]
 
 
-async def test_a_replay_gives_the_same_files(tmp_path: Path) -> None:
-    await judged(heating(tmp_path), tmp_path / "one", Judge(FIRST_PLEASE, FIRST_PLEASE))
-    replay = heating(tmp_path, cache__mode=CacheMode.REPLAY)
-    _, asked = await judged(replay, tmp_path / "two", None)
-    assert asked == []
-    for name in ("judgments.jsonl", "stances.jsonl"):
-        assert (tmp_path / "one" / name).read_bytes() == (tmp_path / "two" / name).read_bytes()
-
-
 async def test_readings_of_another_task_are_refused_when_ranking(tmp_path: Path) -> None:
     out = tmp_path / "out"
     await judged(heating(tmp_path), out, Judge(FIRST_PLEASE, FIRST_PLEASE))
@@ -370,20 +287,6 @@ async def test_readings_of_another_task_are_refused_when_ranking(tmp_path: Path)
     (out / "stances.jsonl").write_text(text.replace('"FIRST":0.', '"FIRST":7.', 1))
     with pytest.raises(DataError, match=r"stances.jsonl:1: not one of the stances: .*probabilities"):
         await ranked(heating(tmp_path), out)
-
-
-def test_a_task_in_which_every_document_takes_a_side_has_no_section_for_the_stance(tmp_path: Path) -> None:
-    file = tmp_path / "config.yaml"
-    file.write_text("task: sentence_pairs\ntopics: t.xml\ncorpus: c.csv\nstance: {depth: 3}\n")
-    with pytest.raises(UsageError, match=r"config.yaml: stance: every document of sentence_pairs takes a side"):
-        load_config(file, {})
-
-
-async def test_the_judgments_do_not_depend_on_whether_the_stance_is_asked(tmp_path: Path) -> None:
-    await judged(heating(tmp_path), tmp_path / "one", Judge(FIRST_PLEASE, FIRST_PLEASE))
-    await judged(heating(tmp_path, stance__depth=0), tmp_path / "two", Judge(UNUSABLE, UNUSABLE))
-    one, two = (read_records(tmp_path / name / "judgments.jsonl", Judgment, "judgments") for name in ("one", "two"))
-    assert one == two
 
 
 async def test_more_documents_than_a_run_may_hold_judgments_are_refused_before_any_is_judged(

@@ -83,27 +83,3 @@ def test_a_document_within_the_margin_goes_up_and_one_beyond_it_stays() -> None:
 def test_a_document_rises_by_so_many_places_at_most() -> None:
     assert balanced("PPPC", [0.5] * 4, 0.0, places=2) == "PCPP"
     assert balanced("PPPPC", [0.5] * 5, 0.0, places=2) == "PPCPP"
-
-
-def test_one_that_may_not_rise_does_not_keep_a_better_one_of_its_side_from_rising() -> None:
-    assert balanced("PPCC", [0.5, 0.5, 0.1, 0.5], 0.125) == "PCPC"
-
-
-def test_the_best_document_stays_first() -> None:
-    assert balanced("NCP", [0.5, 0.5, 0.5], 1.0)[0] == "N"
-    assert balanced("CPP", [0.5, 0.5, 0.5], 1.0)[0] == "C"
-
-
-def test_documents_without_a_side_do_not_count_as_a_turn() -> None:
-    # After the neutral one it is still the other side's turn.
-    assert balanced("PNPC", [1.0, 0.75, 0.5, 0.5], 0.0) == "PNCP"
-
-
-def test_with_one_side_alone_or_none_nothing_changes() -> None:
-    assert balanced("PPNP", [0.5] * 4, 1.0) == "PPNP"
-    assert balanced("NNN", [0.5] * 3, 1.0) == "NNN"
-    assert balanced("", [], 1.0) == ""
-
-
-def test_documents_without_a_judgment_of_their_own_are_balanced_like_others() -> None:
-    assert balanced("PPC", [-1.0, -1.0, -1.0], 0.05) == "PCP"

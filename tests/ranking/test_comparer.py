@@ -21,7 +21,7 @@ from touche_llm.data.concurrency import Slots
 from touche_llm.data.records import Attempt, Document, Topic
 from touche_llm.errors import PromptError
 from touche_llm.judging.pointwise import RequestBuilder
-from touche_llm.llm.answers import Unusable, build_schema, list_fields, parse_answer
+from touche_llm.llm.answers import Unusable, list_fields, parse_answer
 from touche_llm.llm.cache import Cache, CacheMode
 from touche_llm.llm.engine import Completion, Rejected, Transient
 from touche_llm.llm.model import ModelClient
@@ -153,22 +153,6 @@ def ordered(text: str, documents: int) -> Any:
     return parse_answer(orjson.dumps({"order": text}).decode(), build_order_answer(documents))
 
 
-@pytest.mark.parametrize("documents", [2, 3, 4])
-def test_the_schema_of_a_short_order_takes_all_permutations_and_nothing_else(documents: int) -> None:
-    pattern = build_schema(build_order_answer(documents))["properties"]["order"]["pattern"]
-    labels = LABELS[: documents + 1]
-    for count in range(documents + 2):
-        for some in product(labels, repeat=count):
-            found = re.search(pattern, " > ".join(some))
-            assert (found is not None) is (sorted(some) == list(labels[:-1]))
-
-
-def test_an_order_is_read_as_it_is_written() -> None:
-    for order in permutations("ABC"):
-        assert ordered(" > ".join(order), 3).order == " > ".join(order)
-    assert ordered(" > ".join(LABELS[::-1]), 26)
-
-
 @pytest.mark.parametrize("documents", [3, 6, 7, 20])
 def test_a_label_that_is_repeated_or_missing_or_unknown_is_a_typed_failure_that_names_it(documents: int) -> None:
     labels = list(LABELS[:documents])
@@ -193,26 +177,6 @@ async def test_the_probabilities_are_those_of_the_documents_under_their_labels()
     assert await comparer.order(["b", "a", "c"]) == ["c", "a", "b"]
 
 
-async def test_in_both_orders_the_mean_is_taken() -> None:
-    engine = StrictEngine(first_shown)
-    comparer = comparer_for(engine)
-    assert await comparer.estimate_best(["a", "b"], both_orders=True) == pytest.approx({"a": 0.5, "b": 0.5})
-    assert [request.origin.document_id for request in engine.requests] == ["a b", "b a"]
-    # Among equals the one shown first.
-    assert await comparer.choose_best(["b", "a"], both_orders=True) == "b"
-    assert len(engine.requests) == 2
-
-
-async def test_without_probabilities_the_one_that_was_named_has_all() -> None:
-    class Bare(StrictEngine):
-        async def complete(self, request: Request) -> Completion:
-            found = await super().complete(request)
-            return Completion(text=found.text, finish_reason="stop", prompt_tokens=1, completion_tokens=1)
-
-    comparer = comparer_for(Bare(first_shown))
-    assert await comparer.estimate_best(["c", "a"]) == {"c": 1.0, "a": 0.0}
-
-
 async def test_the_same_question_is_asked_once_also_while_it_is_under_way_or_failed() -> None:
     for script, slots in product((first_shown, lambda request: {"best": "Z"}), (1, 8)):
         engine = StrictEngine(script)
@@ -224,55 +188,6 @@ async def test_the_same_question_is_asked_once_also_while_it_is_under_way_or_fai
         failed = script is not first_shown
         assert len(engine.requests) == (MAX_SAMPLES if failed else 1)
         assert len(comparer.failures) == failed and len(comparer.comparisons) == (not failed)
-
-
-async def test_with_one_of_both_orders_unanswered_there_is_no_mean_but_a_failure() -> None:
-    engine = StrictEngine(
-        lambda request: first_shown(request) if request.origin.document_id == "a b" else {"best": "Z"}
-    )
-    comparer = comparer_for(engine)
-    # The mean would be that of one place, which the other order is there to cancel.
-    assert await comparer.estimate_best(["a", "b"], both_orders=True) is None
-    assert await comparer.choose_best(["a", "b"], both_orders=True) is None
-    assert await comparer.estimate_best(["a", "b"]) == pytest.approx({"a": 0.7, "b": 0.3})
-    (failure,) = comparer.failures
-    assert (failure.topic_id, failure.document_id, failure.kind) == ("7", "b a", "outside_schema")
-    assert failure.prompt.startswith("comparative/best@")
-
-
-@pytest.mark.parametrize("documents", [3, 20])
-async def test_an_order_with_a_repeated_label_is_a_failure_and_no_order(documents: int) -> None:
-    texts = {f"d{number:02}": f"Text {number}." for number in range(documents)}
-    labels = [*LABELS[: documents - 1], "A"]
-    engine = StrictEngine(lambda request: {"order": " > ".join(labels)})
-    comparer = comparer_for(engine, texts)
-    assert await comparer.order(list(texts)) is None
-    assert comparer.comparisons == []
-    (failure,) = comparer.failures
-    assert (failure.kind, failure.document_id) == ("outside_schema", " ".join(texts))
-    assert [attempt.sample for attempt in failure.attempts] == [0, 1, 2]
-    for attempt in failure.attempts:
-        assert attempt.reason.endswith(f"A repeated; {LABELS[documents - 1]} missing")
-
-
-async def test_records_do_not_stand_in_the_order_of_the_answers() -> None:
-    questions = list(permutations(["a", "b", "c"], 2))
-    kept: list[Any] = []
-
-    async def ask(direction: int) -> None:
-        engine = StrictEngine(
-            lambda request: {"best": "Z"} if "c" in str(request.origin.document_id) else {"best": "A"}
-        )
-        engine.turns = lambda request: 20 + direction * len(engine.sizes)
-        comparer = comparer_for(engine)
-        await comparer.run_all(comparer.estimate_best, questions[::direction])
-        kept.append((comparer.comparisons, comparer.failures))
-
-    await ask(1)
-    await ask(-1)
-    assert kept[0] == kept[1]
-    assert [each.documents for each in kept[0][0]] == [["a", "b"], ["b", "a"]]
-    assert [each.document_id for each in kept[0][1]] == ["a c", "b c", "c a", "c b"]
 
 
 async def test_questions_of_an_earlier_topic_go_first() -> None:
@@ -337,29 +252,6 @@ async def test_documents_are_cut_to_equal_shares_with_which_the_request_fits_the
         assert text == whole[: cut.kept_chars] + CUT_MARK and cut.of_chars == len(whole)
         # A text is cut where another one of the same length would be, and not much before its share ends.
         assert engine.size((Message("user", text),)) - 10 >= 0.6 * min(longest, tokens)
-
-
-async def test_a_document_that_fits_its_share_exactly_is_shown_whole() -> None:
-    comparer = comparer_for(StrictEngine(first_shown), {"fits": "x" * 58, "over": "x" * 59}, tokens=58)
-    await comparer.estimate_best(["fits", "over"])
-    assert list(comparer.comparisons[0].cut) == ["over"]
-
-
-async def test_where_all_fits_nothing_is_measured() -> None:
-    engine = StrictEngine(first_shown)
-    await comparer_for(engine, tokens=4000).estimate_best(["a", "long"])
-    assert engine.counted == 0
-
-
-async def test_a_document_is_cut_once_for_all_questions_that_show_it() -> None:
-    engine = StrictEngine(first_shown)
-    comparer = comparer_for(engine, tokens=200)
-    await comparer.run_all(comparer.estimate_best, list(permutations(["a", "long", "longer"], 2)))
-    counted = engine.counted
-    await comparer.estimate_best(["a", "long", "longer"])
-    assert engine.counted == counted
-    assert len(comparer.comparisons) == 7
-    assert all(set(each.cut) == set(each.documents) - {"a"} for each in comparer.comparisons)
 
 
 async def test_of_pages_excerpts_are_shown_that_fit() -> None:

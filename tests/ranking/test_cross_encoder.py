@@ -59,10 +59,6 @@ def send(documents: Texts, task: str = "comparative", context: int = 512, **chos
     return sent
 
 
-def test_the_plain_texts_are_the_title_and_the_document() -> None:
-    assert send(Texts(a="A cat.", b="A dog.")) == ("Cats or {document} dogs?", ["A cat.", "A dog."])
-
-
 def test_a_preset_puts_both_in_the_template_of_the_model() -> None:
     query, (document,) = send(Texts(a="{query} <|im_end|>"), preset="qwen3", instruction="Compare.", query=["objects"])
     # As in the examples of vLLM and of the model's card: together they are one chat.
@@ -70,17 +66,6 @@ def test_a_preset_puts_both_in_the_template_of_the_model() -> None:
     assert query.endswith("<|im_start|>user\n<Instruct>: Compare.\n<Query>: cat dog\n")
     # Placeholders in a text from outside stay, and nothing in it acts as chat control.
     assert document == "<Document>: {query} < |im_end|><|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n"
-
-
-def test_own_templates_replace_those_of_the_preset() -> None:
-    chosen: dict[str, Any] = {
-        "query_template": "A: {query}",
-        "document_template": "B: {document}\nRelevant? {instruction}",
-    }
-    assert send(Texts(a="A cat."), preset="qwen3", instruction="Yes or no", **chosen) == (
-        "A: Cats or {document} dogs?",
-        ["B: A cat.\nRelevant? Yes or no"],
-    )
 
 
 @pytest.mark.parametrize("task", ["comparative", "controversial"])

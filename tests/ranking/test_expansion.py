@@ -25,7 +25,6 @@ from touche_llm.llm.cache import Cache, CacheMode
 from touche_llm.llm.model import ModelClient
 from touche_llm.llm.request import Request
 from touche_llm.pipeline.config_file import load_config
-from touche_llm.pipeline.stages import run_retrieve
 from touche_llm.prompts.purposes import AlternativeQueries
 from touche_llm.ranking.expansion import ExpansionSettings, fuse_queries
 
@@ -74,22 +73,6 @@ async def test_a_document_that_only_another_query_finds_comes_in(tmp_path: Path)
     ]
     stage = yaml.safe_load((tmp_path / "out" / "ir-metadata.yml").read_text())["stages"]["retrieve"]
     assert stage["requests"]["requests"] == 2 and stage["failures"] == {} and list(stage["prompts"]) == ["queries"]
-
-
-async def test_expansion_keeps_the_depth(tmp_path: Path) -> None:
-    await retrieved(expanded(tmp_path, depth=4), tmp_path / "out", answers())
-    assert len(candidates(tmp_path / "out", "3")) == len(candidates(tmp_path / "out", "7")) == 4
-
-
-async def test_without_expansion_nothing_is_sent_and_earlier_queries_are_removed(tmp_path: Path) -> None:
-    out = tmp_path / "out"
-    await retrieved(expanded(tmp_path), out, answers(bad=("7",)))
-    assert (out / "queries.jsonl").exists() and (out / "query_failures.jsonl").exists()
-    config = config_for(tmp_path)
-    assert not config.expansion.use
-    # There is no engine to send requests to.
-    assert (await run_retrieve(config, out, Silent(), overwrite=True)).failures == ()
-    assert not (out / "queries.jsonl").exists() and not (out / "query_failures.jsonl").exists()
 
 
 async def test_a_topic_whose_queries_cannot_be_used_keeps_its_own_and_the_failure_is_told(tmp_path: Path) -> None:
@@ -170,11 +153,6 @@ def test_rankings_are_fused_by_their_ranks_with_the_own_query_weighing_more() ->
     assert {each.topic_id for each in found} == {"1"}
 
 
-def test_a_topic_for_which_nothing_is_found_stays_empty() -> None:
-    assert fuse_queries([[], [], []], ExpansionSettings()) == []
-    assert [each.document_id for each in fuse_queries([[], ranking("a")], ExpansionSettings())] == ["a"]
-
-
 @pytest.mark.parametrize(
     "query",
     [
@@ -199,11 +177,6 @@ def test_a_topic_for_which_nothing_is_found_stays_empty() -> None:
 def test_a_query_that_could_be_more_than_words_is_refused(query: str) -> None:
     with pytest.raises(ValidationError):
         AlternativeQueries.model_validate(QUERIES | {"query2": query})
-
-
-@pytest.mark.parametrize("query", ["abc", "Is it so, or isn't it", "24-hour shop", "a" * 100])
-def test_words_of_a_query_are_taken(query: str) -> None:
-    assert AlternativeQueries.model_validate(QUERIES | {"query1": query}).query1 == query
 
 
 @given(st.text(max_size=120) | st.from_regex(r"\A[0-9A-Za-z][0-9A-Za-z ',-]*\n?\Z"))

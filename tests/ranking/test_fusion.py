@@ -11,7 +11,7 @@ from tests.expect import raises_at
 from touche_llm.data.records import Candidate, ScoredDocument
 from touche_llm.data.trec_runs import ParsedRun
 from touche_llm.errors import DataError, UsageError
-from touche_llm.ranking.fusion import FusionSettings, fuse, fuse_reciprocal_ranks, fuse_runs, interpolate
+from touche_llm.ranking.fusion import FusionSettings, fuse_reciprocal_ranks, fuse_runs, interpolate
 from touche_llm.tasks import get_task
 
 Method = Callable[[Sequence[Sequence[ScoredDocument]], Sequence[float]], list[ScoredDocument]]
@@ -65,11 +65,6 @@ def test_interpolation_is_the_weighted_mean_of_scaled_scores() -> None:
     assert [each.score for each in fused] == pytest.approx([0.75, 0.375, 0.25, 0.125, 0.0])
 
 
-def test_equal_scores_of_a_ranking_are_all_scaled_to_one() -> None:
-    fused = interpolate([ranking("a", "b", scores=[7, 7]), ranking("b", "c", scores=[2, 1])], [1, 1])
-    assert [(each.document_id, each.score) for each in fused] == [("b", 1.0), ("a", 0.5), ("c", 0.0)]
-
-
 @pytest.mark.parametrize("method", METHODS)
 def test_ties_go_to_the_better_rank_in_the_first_ranking_that_has_the_document(method: Method) -> None:
     assert ids(method([ranking("a", "b"), ranking("b", "a")], [1, 1])) == ["a", "b"]
@@ -100,17 +95,6 @@ def test_scores_do_not_depend_on_the_order_of_the_rankings(
     assert scores(pairs) == scores(data.draw(st.permutations(pairs)))
 
 
-@given(methods, weighted, rankings())
-def test_a_ranking_of_weight_nothing_changes_no_score(
-    method: Method, pairs: list[tuple[list[ScoredDocument], float]], other: list[ScoredDocument]
-) -> None:
-    before = method([one for one, _ in pairs], [weight for _, weight in pairs])
-    after = method([*(one for one, _ in pairs), other], [*(weight for _, weight in pairs), 0.0])
-    scores = {each.document_id: each.score for each in after}
-    assert {each.document_id: each.score for each in before}.items() <= scores.items()
-    assert not any(scores[document] for document in set(ids(other)) - set(ids(before)))
-
-
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize(
     ("weights", "values"),
@@ -132,20 +116,6 @@ def test_weights_that_mean_nothing_are_refused(method: Method, weights: list[flo
 def test_a_document_twice_in_a_ranking_is_named(method: Method) -> None:
     with raises_at(DataError, "document a", "ranking 2"):
         method([ranking("b"), ranking("a", "b", "a")], [1, 1])
-
-
-@pytest.mark.parametrize("k", [-1.0, float("nan"), float("inf")])
-def test_a_constant_that_is_no_number_from_0_on_is_refused(k: float) -> None:
-    with raises_at(UsageError, "k", f"{k}"):
-        fuse_reciprocal_ranks([ranking("a")], [1], k)
-    with pytest.raises(UsageError):
-        FusionSettings(k=k)
-
-
-def test_the_settings_choose_the_method() -> None:
-    given, weights = [ranking("a", "b", "c", scores=[9, 1, 0]), ranking("c", "b", scores=[5, 4])], [1.0, 2.0]
-    assert fuse(given, weights, FusionSettings(method="interpolation")) == interpolate(given, weights)
-    assert fuse(given, weights, FusionSettings(k=3)) == fuse_reciprocal_ranks(given, weights, 3)
 
 
 def run(topics: dict[str, list[str]], **stances: str) -> ParsedRun:

@@ -57,17 +57,6 @@ async def test_without_error_as_many_of_the_best_as_windows_share_are_in_place(
     check_scores(ranking, names(size))
 
 
-@given(st.integers(0, 10**6), st.integers(1, 3))
-@settings(max_examples=30, deadline=None)
-async def test_whatever_is_answered_the_ranking_is_the_same_every_time(seed: int, shuffles: int) -> None:
-    chosen = Listwise(window=5, stride=2, shuffles=shuffles, seed=seed)
-    one = FakeComparer(order=at_random(seed)[1], seed=seed)
-    other = FakeComparer(order=at_random(seed)[1], concurrency=1)
-    ranking = await chosen.rerank(names(12), one)
-    check_scores(ranking, names(12))
-    assert ranking == await chosen.rerank(names(12), other)
-
-
 async def test_a_window_without_an_answer_keeps_its_order_and_the_next_goes_on() -> None:
     worth = {each: float(place) for place, each in enumerate(names(6))}
     order = by_worth(worth)[1]
@@ -94,31 +83,6 @@ async def test_shuffles_show_the_same_documents_in_several_orders_the_first_time
     assert other.compared != comparer.compared
 
 
-async def test_a_shuffle_that_is_an_order_asked_already_is_not_asked_again() -> None:
-    comparer = FakeComparer(order=lambda shown: sorted(shown), seed=3)
-    await Listwise(window=2, stride=1, shuffles=9).rerank(["a", "b"], comparer)
-    assert len(comparer.compared) == len(set(comparer.compared)) <= 2
-
-
-async def test_shuffles_without_an_answer_leave_the_ranking_to_the_others() -> None:
-    def some(shown: Shown) -> Sequence[str] | None:
-        return None if shown == tuple(names(5)) else sorted(shown, reverse=True)
-
-    ranking = await Listwise(shuffles=3).rerank(names(5), FakeComparer(order=some))
-    assert ids(ranking) == names(5)[::-1]
-
-
-async def test_several_shuffles_undo_a_liking_for_the_first_places() -> None:
-    # The first two documents shown always come first, the others in their true order; nine orders are requested.
-    def order(shown: Shown) -> Sequence[str]:
-        return [*shown[:2], *sorted(shown[2:], reverse=True)]
-
-    once = ids(await Listwise().rerank(names(8), FakeComparer(order=order)))
-    several = ids(await Listwise(shuffles=9).rerank(names(8), FakeComparer(order=order)))
-    truth = [names(8)[::-1]]
-    assert disagreements(several, truth) < disagreements(once, truth)
-
-
 # The mean ranks lead to a ranking that is farther away than the second of these.
 @example([list("becad"), list("baedc"), list("dcbae")])
 @given(SEVERAL)
@@ -134,11 +98,6 @@ def test_the_central_ranking_is_as_near_to_all_as_any_ranking_that_was_given(ran
 
 
 # Neither the mean ranks nor one of these is such a ranking.
-
-
-@given(st.lists(st.permutations("abcd"), min_size=1, max_size=3), st.permutations("abcd"))
-def test_what_a_majority_says_is_the_central_ranking(some: list[list[str]], majority: list[str]) -> None:
-    assert find_central_ranking([*some, *[majority] * (len(some) + 1)]) == majority
 
 
 def test_windows_that_do_not_overlap_are_refused() -> None:

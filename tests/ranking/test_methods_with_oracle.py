@@ -121,15 +121,6 @@ def test_with_errors_and_a_strong_position_bias_both_orders_beat_one(topics: Top
     assert biased_twice - biased_once > (fair_once - biased_once) / 2 > 0
 
 
-def test_fewer_errors_give_a_better_ranking() -> None:
-    rankings, grades = synthetic()
-    means = [
-        mean_ndcg(rank(OracleEngine(grades, rate), rankings, "setwise:10").rankings, grades) for rate in (0, 0.2, 0.5)
-    ]
-    assert sorted(means, reverse=True) == means
-    assert len(set(means)) == 3
-
-
 @pytest.mark.parametrize(
     ("steps", "chosen", "requests"),
     [

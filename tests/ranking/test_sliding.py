@@ -47,24 +47,6 @@ async def test_a_pass_takes_one_question_for_each_pair_of_neighbours_that_it_can
     assert len(comparer.compared) == len(set(comparer.compared)) == 5 + 4 + 3
 
 
-async def test_in_a_ranking_that_is_right_already_later_passes_ask_nothing_new() -> None:
-    worth = {each: float(-place) for place, each in enumerate(names(6))}
-    comparer = FakeComparer(by_worth(worth)[0])
-    assert ids(await Sliding(passes=3, both_orders=False).rerank(names(6), comparer)) == names(6)
-    assert sorted(comparer.compared) == list(zip(names(6), names(6)[1:], strict=False))
-
-
-async def test_both_orders_need_more_than_a_liking_for_a_place_to_move_a_document() -> None:
-    for place in (0, 1):
-        comparer = FakeComparer(lambda shown, place=place: {shown[place]: 0.9, shown[1 - place]: 0.1})  # type: ignore[misc]
-        assert ids(await Sliding().rerank(names(5), comparer)) == names(5)
-
-
-async def test_pairs_without_an_answer_keep_their_order() -> None:
-    comparer = FakeComparer()
-    assert ids(await Sliding().rerank(names(5), comparer)) == names(5)
-
-
 async def test_the_next_pass_begins_while_the_one_before_waits() -> None:
     worth = {each: float(place) for place, each in enumerate(names(6))}
     # The first pass waits at its third pair; the second one can compare the last two documents all the same.

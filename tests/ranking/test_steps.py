@@ -15,7 +15,6 @@ from touche_llm.ranking.steps import (
     Step,
     check_balance,
     check_fusion,
-    list_comparison_kinds,
     parse_steps,
     rank_topic,
 )
@@ -78,15 +77,6 @@ def test_steps_that_cannot_be_carried_out_are_refused(texts: list[str], pattern:
         parse_steps(texts)
 
 
-def test_what_the_steps_ask_is_known_before() -> None:
-    assert list_comparison_kinds(parse_steps(["judge", "fusion:5", "balance:5"])) == ()
-    assert list_comparison_kinds(parse_steps(["judge", "tournament:9", "pairwise:5", "listwise:5"])) == (
-        "best",
-        "order",
-    )
-    assert list_comparison_kinds(parse_steps(["insertion:9", "setwise:5", "sliding:3"])) == ("best",)
-
-
 @given(st.permutations(names(12)), st.permutations(names(12)), STEPS, st.booleans(), st.integers(0, 10**6))
 @settings(max_examples=50, deadline=None)
 async def test_whatever_is_answered_documents_below_a_step_stay_below_and_scores_fall(
@@ -127,50 +117,11 @@ async def test_a_method_sees_the_best_so_far_in_their_order_and_no_others(method
     assert ids(ranking)[4:] == ["d04", "d03", "d02", "d01", "d00"]
 
 
-@pytest.mark.parametrize("method", METHODS)
-async def test_a_step_deeper_than_the_ranking_orders_all_of_it(method: str) -> None:
-    worth = {each: float(place) for place, each in enumerate(names(5))}
-    ranking = await rank(f"{method}:100", scored(names(5)), scored(names(5)), asking_by(worth))
-    assert ids(ranking) == names(5)[::-1]
-
-
-@pytest.mark.parametrize("step", [*METHODS, "fusion", "balance"])
-@pytest.mark.parametrize("documents", [[], ["d00"]])
-async def test_with_one_document_or_none_there_is_nothing_to_do(step: str, documents: list[str]) -> None:
-    def comparer(_: Step) -> FakeComparer:
-        raise AssertionError
-
-    for steps in (f"{step}:10", f"judge,{step}:2"):
-        ranking = await rank(steps, scored(documents), scored(documents), comparer)
-        assert ranking == scored(documents)
-
-
 async def test_without_judge_the_first_stage_is_what_is_put_in_order_and_with_judge_the_judgments() -> None:
     first, judged = scored(names(6)), scored(names(6)[::-1])
     assert await rank("judge", first, judged) == judged
     assert ids(await rank("pairwise:2", first, judged)) == names(6)
     assert ids(await rank("judge,pairwise:2", first, judged)) == names(6)[::-1]
-
-
-async def test_each_step_has_the_settings_of_its_name() -> None:
-    comparers: dict[str, FakeComparer] = {}
-
-    def comparer(step: Step) -> FakeComparer:
-        comparers[step.name] = FakeComparer(*by_worth({each: 0.0 for each in names(9)}))
-        return comparers[step.name]
-
-    await rank(
-        "setwise:9,insertion:9,tournament:9",
-        scored(names(9)),
-        scored(names(9)),
-        comparer,
-        setwise={"children": 8, "top": 1},
-        insertion={"children": 2, "top": 3},
-        tournament={"rounds": 5, "group": 9},
-    )
-    assert max(len(shown) for shown in comparers["setwise"].compared) == 9
-    assert max(len(shown) for shown in comparers["insertion"].compared) == 3
-    assert len(comparers["tournament"].compared) == 5
 
 
 async def test_fusion_puts_the_first_stage_and_every_step_together() -> None:
@@ -207,12 +158,6 @@ async def test_where_a_topic_has_nothing_that_has_weight_its_order_stays() -> No
     asking = asking_by({"c": 2.0, "d": 1.0})
     later = await rank("judge,fusion:4,pairwise:2", scored(list("abcd")), scored(list("dcba")), asking, fusion=chosen)
     assert ids(later) == list("cdba")
-
-
-async def test_fusion_of_the_best_leaves_the_others_where_they_were() -> None:
-    ranking = await rank("judge,fusion:2", scored(list("abcd")), scored(list("dcba")))
-    # In the first stage c stands above d, in the judgments below: the last ranking breaks ties of the sum.
-    assert ids(ranking) == ["d", "c", "b", "a"]
 
 
 @given(

@@ -140,12 +140,6 @@ async def test_a_question_that_failed_in_one_step_is_not_sent_again_in_the_next_
     assert ranking_of(lines, "1") == ["1-1", "1-2"]
 
 
-async def test_only_documents_of_the_topic_are_compared(cache: Cache) -> None:
-    (_, comparisons, _), _ = await rank(cache, {"9": 4, "1": 4}, "tournament:4")
-    for each in comparisons:
-        assert {document.split("-")[0] for document in each.documents} == {each.topic_id}
-
-
 def with_bad_orders(labels: list[str]) -> Script:
     """The sample's answers, but every order of topic 7 is this one."""
     known = script_of("comparative")

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 
 import pytest
@@ -37,20 +36,6 @@ async def test_a_stage_won_is_a_point_and_the_place_in_the_last_group_a_part_of_
     points = {"d07": 2.0, "d06": 1.75, "d05": 1.5, "d04": 1.25, "d00": 0.0, "d01": 0.0, "d02": 0.0, "d03": 0.0}
     assert [each.document_id for each in ranking] == list(points)
     assert [each.score for each in ranking] == pytest.approx([each / 2 for each in points.values()])
-
-
-async def test_points_of_all_rounds_are_added() -> None:
-    # Only what is shown first wins, so each round has a winner of its own.
-    comparer = FakeComparer(order=lambda shown: shown)
-    ranking = await Tournament(group=4, rounds=3).rerank(names(4), comparer)
-    assert len(comparer.compared) == 3
-    points = Counter[str]()
-    for shown in comparer.compared:
-        points.update({each: 4 - place for place, each in enumerate(shown)})
-    most = max(points.values())
-    assert {each.document_id: each.score for each in ranking} == pytest.approx(
-        {each: points[each] / most for each in names(4)}
-    )
 
 
 @given(st.integers(2, 40), st.integers(2, 9), st.integers(1, 3), st.integers(0, 10**6))
@@ -95,25 +80,3 @@ async def test_a_group_without_an_answer_keeps_the_order_so_far() -> None:
     # Of 0, 3, 6 and of 1, 4, 7 and of 2, 5, 8 the first two go on, and so forth.
     assert ids(ranking)[:2] == names(2)
     check_scores(ranking, names(9))
-
-
-async def test_groups_and_rounds_do_not_wait_for_each_other_but_a_stage_for_the_one_before() -> None:
-    # Of the two rounds the one that meets d00 in a group of four first is held there.
-    held: list[Shown] = []
-
-    def hold(shown: Shown) -> bool:
-        if "d00" in shown and not held:
-            held.append(shown)
-        return held == [shown]
-
-    comparer = FakeComparer(order=by_worth(worth(8))[1], held=hold)
-    async with comparer.holding(Tournament(group=4, rounds=2).rerank(names(8), comparer)):
-        # All but that group and the last one of its round.
-        assert len(comparer.answered) == 2 * 3 - 2
-
-
-async def test_one_document_and_none_are_ranked_without_a_question() -> None:
-    for documents in (["a"], []):
-        comparer = FakeComparer()
-        assert ids(await Tournament().rerank(documents, comparer)) == documents
-        assert not comparer.compared

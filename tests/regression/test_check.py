@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -14,7 +13,7 @@ from tests.regression.conftest import Copy, all_checked, checked, edit, overlay
 from tests.write_regressions import FOLDER
 from touche_llm.cli.demo import SAMPLE_TASKS
 from touche_llm.errors import UsageError
-from touche_llm.llm.answers import AnswerForm, AnswerModel, build_schema
+from touche_llm.llm.answers import AnswerForm
 from touche_llm.prompts.prompt import read_header
 from touche_llm.prompts.templates import HEADER
 from touche_llm.regression.differences import RunDifference, format_differences, group_by_kind
@@ -79,17 +78,6 @@ def test_a_changed_sentence_of_a_template_fails_with_the_diff_of_that_prompt_alo
     assert f"answers missing: {prompt.count} of {purpose}: topic" in text
 
 
-def test_a_prompt_of_another_name_takes_the_answers_that_fit_it(copy_of: Copy, tmp_path: Path) -> None:
-    """Answers to the judge and to the stance prompt are about the same documents."""
-    folder = copy_of("comparative")
-    mine = overlay(tmp_path / "mine", "comparative", judge=("You are an assessor", "You assess")) / "comparative"
-    (mine / "judge.jinja").rename(mine / "mine.jinja")
-    with (folder / "config.yaml").open("a") as stream:
-        stream.write(f"prompts: {{judge: {mine / 'mine.jinja'}}}\n")
-    found = group_by_kind(checked(folder))
-    assert set(found) == {"prompt", "missing"} and {each.name for each in found["missing"]} == {"judge"}
-
-
 def test_only_the_requests_that_change_are_counted_and_shown(tmp_path: Path) -> None:
     changed = ("Passage:\n", "{% if topic.id == '20' %}Now, the passage:{% else %}Passage:{% endif %}\n\n")
     differences = checked(FOLDER / "comparative", overlay(tmp_path / "mine", "comparative", judge=changed))
@@ -134,20 +122,6 @@ def test_a_given_folder_goes_before_a_path_that_was_recorded(copy_of: Copy, tmp_
     assert {each.name for each in group_by_kind(checked(folder))["prompt"]} == {"best"}
 
 
-def test_a_given_folder_goes_before_a_name_that_it_does_not_have(copy_of: Copy, tmp_path: Path) -> None:
-    folder = copy_of("controversial")
-    theirs = overlay(tmp_path / "theirs", "controversial", judge=("You are", "You are"))
-    (theirs / "controversial" / "judge.jinja").rename(theirs / "controversial" / "strict.jinja")
-    with (folder / "config.yaml").open("a") as stream:
-        stream.write("prompts: {judge: strict, folder: ../../theirs}\n")
-    assert not checked(folder)
-    mine = overlay(tmp_path / "mine", "controversial", judge=("You are an assessor", "You assess"))
-    (prompt,) = group_by_kind(checked(folder, mine))["prompt"]
-    assert prompt.name == "judge" and "+You assess" in prompt.text
-    (mine / "controversial" / "judge.jinja").rename(mine / "controversial" / "strict.jinja")
-    assert group_by_kind(checked(folder, mine))["prompt"][0].text.replace("strict", "judge") == prompt.text
-
-
 def test_templates_of_one_task_say_nothing_of_the_runs_of_others(tmp_path: Path) -> None:
     folders = [FOLDER / task for task in ("comparative", "controversial")]
     mine = overlay(tmp_path / "mine", "controversial", judge=("You are an assessor", "You assess"))
@@ -176,11 +150,6 @@ def test_a_check_says_that_it_does_not_see_a_change_of_the_prompt_for_queries(co
         stream.write("expansion: {use: true}\n")
     (outcome,) = all_checked([folder])
     assert not outcome.differences and outcome.note == QUERIES_NOT_CHECKED
-
-
-def test_a_change_that_renders_the_same_is_none(tmp_path: Path) -> None:
-    changed = ("{% block user %}", "{# a remark #}{% block user %}")
-    assert not checked(FOLDER / "comparative", overlay(tmp_path / "mine", "comparative", judge=changed))
 
 
 def test_examples_that_are_added_are_shown_as_turns(tmp_path: Path) -> None:
@@ -226,23 +195,6 @@ def test_a_changed_weight_moves_ranks_and_figures(copy_of: Copy) -> None:
     assert "relevance nDCG@5, over the recorded topics: " in text
 
 
-def test_a_changed_threshold_turns_stances_without_moving_ranks(copy_of: Copy) -> None:
-    folder = copy_of("comparative")
-    edit(folder / "config.yaml", "stance:\n", "stance:\n  thresholds: {'NO': 0.0}\n")
-    found = group_by_kind(checked(folder))
-    lines = [line.split() for line in _lines(folder / "run.txt")]
-    assert {(each.topic, each.document, each.old, each.new) for each in found["stance"]} == {
-        (topic, document, stance, "NO") for topic, stance, document, *_ in lines if stance != "NO"
-    }
-    assert "rank" not in found and "missing" not in found
-
-
-def test_another_tag_is_told(copy_of: Copy) -> None:
-    folder = copy_of("comparative")
-    edit(folder / "config.yaml", "tag: regress", "tag: other")
-    assert {each.kind for each in checked(folder)} == {"setting", "run"}
-
-
 def test_an_answer_that_is_not_there_is_told_with_topic_and_document(copy_of: Copy) -> None:
     folder = copy_of("comparative")
     lines = (folder / "cassette.jsonl").read_text().splitlines(keepends=True)
@@ -282,16 +234,6 @@ def test_changed_sampling_is_reported_as_a_setting_and_as_request_parameters(cop
     assert "prompt" not in found and len(found["missing"]) > len(changes)
 
 
-def test_a_changed_schema_is_told_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    def with_a_title(model: type[AnswerModel], form: AnswerForm) -> dict[str, Any]:
-        return {**build_schema(model, form), "title": "Answer"}
-
-    monkeypatch.setattr("touche_llm.judging.pointwise.build_schema", with_a_title)
-    found = group_by_kind(checked(FOLDER / "controversial"))
-    assert [(each.name, each.old, each.new) for each in found["request"]] == [("judge.schema.title", None, "Answer")]
-    assert "prompt" not in found and {each.name for each in found["missing"]} == {"judge"}
-
-
 def test_a_change_of_rendering_by_the_program_is_reported_without_a_changed_template(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -302,12 +244,6 @@ def test_a_change_of_rendering_by_the_program_is_reported_without_a_changed_temp
     (old,), (new,) = ([line for line in judge.text.split("\n")[2:] if line.startswith(sign)] for sign in "-+")
     assert new[1:] == old[1:].upper() != old[1:]
     assert "rendered differently by the program, not by its template" in format_differences("x", differences)
-
-
-def test_a_template_that_cannot_be_used_is_told_with_file_and_line(tmp_path: Path) -> None:
-    mine = overlay(tmp_path / "mine", "comparative", judge=("{{ document }}", "{{ documnt }}"))
-    (finding,) = checked(FOLDER / "comparative", mine)
-    assert finding.kind == "error" and "judge.jinja: undefined variable 'documnt'" in finding.text
 
 
 def test_recorded_templates_that_the_program_no_longer_takes_leave_the_recorded_requests_to_compare_with(

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-import shutil
 from pathlib import Path
 
 import pytest
 
 from tests.expect import raises_at
-from tests.regression.conftest import Copy, all_checked, checked, edit
+from tests.regression.conftest import Copy, all_checked, checked
 from tests.write_regressions import FOLDER
 from touche_llm.errors import DataError, ToucheError, UsageError
 from touche_llm.regression.snapshot import find_snapshots, open_snapshot
@@ -65,25 +64,6 @@ def test_a_damaged_run_is_an_error_of_that_run_and_the_others_are_checked(copy_o
     assert find_snapshots(damaged.parent, ["my run"]) == [odd]
 
 
-def test_an_expected_run_that_is_damaged_is_an_error_of_that_run(copy_of: Copy) -> None:
-    folder = copy_of("comparative")
-    (folder / "run.txt").write_text("3 NO x\n")
-    first, second = all_checked([folder, FOLDER / "comparative"])
-    (finding,) = first.differences
-    assert finding.kind == "error" and "run.txt" in finding.text and not second.differences
-
-
-@pytest.mark.parametrize("name", ["topics.jsonl", "candidates.run.txt", "prompts", "cassette.jsonl", "run.txt"])
-def test_whatever_is_left_of_a_recorded_run_is_found(copy_of: Copy, name: str) -> None:
-    folder = copy_of("comparative")
-    (folder / name).rename(folder.parent / "kept")
-    shutil.rmtree(folder)
-    folder.mkdir()
-    (folder.parent / "kept").rename(folder / name)
-    (folder.parent / "notes").mkdir()
-    assert find_snapshots(folder.parent, []) == [folder]
-
-
 @pytest.mark.parametrize(
     ("values", "quoted"),
     [
@@ -102,36 +82,6 @@ def test_a_manifest_of_another_form_is_refused(copy_of: Copy, values: dict[str, 
     (folder / "recorded.json").write_text(json.dumps(manifest | values))
     with raises_at(DataError, folder / "recorded.json", *quoted):
         open_snapshot(folder)
-
-
-@pytest.mark.parametrize("content", ["", "[]", "{", '{"examples": ' + "[" * 100_000, "\x00"])
-def test_a_manifest_that_is_no_json_is_refused(copy_of: Copy, content: str) -> None:
-    folder = copy_of("comparative")
-    (folder / "recorded.json").write_text(content)
-    with raises_at(DataError, folder / "recorded.json"):
-        open_snapshot(folder)
-
-
-def test_places_that_the_configuration_names_are_not_looked_at(copy_of: Copy, tmp_path: Path) -> None:
-    folder = copy_of("comparative")
-    outside = tmp_path / "outside"
-    edit(folder / "config.yaml", "topics: topics.jsonl", f"topics: {outside}/topics.xml")
-    edit(folder / "config.yaml", "corpus: documents.jsonl", f"corpus: {outside}/corpus.jsonl\nindex: {outside}/index")
-    edit(folder / "config.yaml", "file: cassette.jsonl", f"file: {outside}/cassette.sqlite")
-    edit(folder / "config.yaml", "mode: replay", "mode: refresh")
-    with (folder / "config.yaml").open("a") as stream:
-        stream.write(f"candidates: {outside}/run.txt\nlimit_topics: 1\n")
-    assert not checked(folder)
-    assert not outside.exists()
-
-
-def test_a_search_engine_in_the_configuration_is_not_asked(copy_of: Copy, tmp_path: Path) -> None:
-    folder = copy_of("controversial")
-    edit(folder / "config.yaml", "corpus: documents.jsonl\n", "")
-    with (folder / "config.yaml").open("a") as stream:
-        stream.write(f"retriever: {{name: chatnoir}}\nchatnoir: {{cache: {tmp_path}/outside.sqlite}}\n")
-    assert not checked(folder)
-    assert not (tmp_path / "outside.sqlite").exists()
 
 
 @pytest.mark.parametrize(

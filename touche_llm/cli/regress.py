@@ -43,7 +43,8 @@ def record_(
 
     Its first stage is copied and never repeated. With qrels, a check also reports how the measures change.
     """
-    from touche_llm.regression.record import load_finished_run, record
+    from touche_llm.regression.check import load_finished_run
+    from touche_llm.regression.record import record
     from touche_llm.regression.snapshot import QUERIES_NOT_CHECKED, check_name
 
     target = root / check_name(run_dir.resolve().name if name is None else name)
@@ -121,9 +122,10 @@ def update_(
         raise UsageError("--run: the new run of one recorded run; give a single NAME")
     found: list[RunDifference] = []
     runs = [open_snapshot(folder) for folder in find_snapshots(root, names)]
-    for snapshot, templates in zip(runs, choose_templates(runs, given.get("prompts.folder")), strict=True):
+    templates = choose_templates(runs, given.get("prompts.folder"))
+    for snapshot in runs:
         with tempfile.TemporaryDirectory() as work:
-            seen = asyncio.run(preview_update(snapshot, templates, run, Path(work)))
+            seen = asyncio.run(preview_update(snapshot, templates[snapshot.task.name], run, Path(work)))
             found += seen.differences
             say(output, format_differences(snapshot.name, seen.differences))
             if not seen.differences:

@@ -2,18 +2,29 @@
 
 from __future__ import annotations
 
+import shutil
 import tempfile
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from contextlib import asynccontextmanager, closing
 from dataclasses import dataclass
 from pathlib import Path
 
 from touche_llm.config import Config, flatten
 from touche_llm.data.trec_runs import read_run
-from touche_llm.errors import PromptError, ToucheError, UsageError, describe_os_error, list_fields
+from touche_llm.errors import DataError, PromptError, ToucheError, UsageError, describe_os_error, list_fields
+from touche_llm.llm.cache import Cache, CacheMode, ValueT, ValueType
+from touche_llm.llm.engine import EngineInfo
+from touche_llm.llm.pooling import PoolingClient
+from touche_llm.llm.recorder import EstimatingTokenizer, RecordingClient, RecordingEngine, run_until_pending
+from touche_llm.llm.request import Request
+from touche_llm.llm.settings import CacheConfig, PoolingConfig, PoolingPurpose
 from touche_llm.pipeline.context import RunContext
+from touche_llm.pipeline.engines import OpenPooling, name_kind, replay_engine_info
 from touche_llm.pipeline.progress import SilentProgress
-from touche_llm.pipeline.run_directory import RUN
+from touche_llm.pipeline.run_directory import RUN, RunDirectory
+from touche_llm.pipeline.stages import judge_stage, rank_stage
 from touche_llm.prompts.prompt import Prompt
+from touche_llm.ranking.expansion import ExpansionSettings
 from touche_llm.regression.differences import (
     RunDifference,
     compare_measures,
@@ -21,10 +32,130 @@ from touche_llm.regression.differences import (
     compare_requests,
     compare_values,
 )
-from touche_llm.regression.record import load_finished_run
-from touche_llm.regression.replay import replay
 from touche_llm.regression.snapshot import Snapshot, choose_templates, open_snapshot, run_settings
 from touche_llm.tasks import get_task
+
+# Requests by purpose of their prompt.
+Requests = Mapping[str, list[Request]]
+
+
+@dataclass(frozen=True, slots=True)
+class ReplayResult:
+    """Result of a replay.
+
+    Attributes:
+        directory: Folder of the replayed run; without a run file if answers are missing.
+        prompts: Prompts by purpose.
+        requests: All requests, in the order in which they were made.
+        missing: Requests whose answer is not in the cassette, of those that need no other missing answer.
+        used_keys: Keys of the cache entries that were read.
+        facts: Facts about the engine.
+    """
+
+    directory: RunDirectory
+    prompts: dict[str, Prompt]
+    requests: Requests
+    missing: Requests
+    used_keys: set[str]
+    facts: EngineInfo
+
+
+async def replay(config: Config, first_stage: Path, work: Path, place: Path) -> ReplayResult:
+    """Judge and rank a first stage with cached answers only, as far as these allow.
+
+    Where the length of a prompt is not cached, it is estimated: such a prompt has no cached answer either.
+
+    Args:
+        config: Configuration of the replay.
+        first_stage: File of candidates.
+        work: Empty folder for the run and the index of its documents.
+        place: Folder that error messages name instead of `work`.
+
+    Raises:
+        ToucheError: As the stages.
+    """
+    directory = RunDirectory(work / "run")
+    directory.create()
+    shutil.copyfile(first_stage, directory.path / first_stage.name)
+    # The first stage is given, so no query is expanded.
+    config = config.model_copy(update={"index": work / "index", "expansion": ExpansionSettings()})
+    engine = RecordingEngine(lambda _: None, EstimatingTokenizer())
+    try:
+        with RunContext(config, SilentProgress()) as context:
+            prompts = context.load_prompts()
+            with closing(_RecordingCache(config.cache.file, CacheMode.REPLAY)) as cache:
+                facts = replay_engine_info(config.engine, cache)
+                resample_temperature = config.sampling.resample_temperature
+                model = context.model = RecordingClient(
+                    engine_info=facts, engine=engine, cache=cache, resample_temperature=resample_temperature
+                )
+                context.open_pooling = _make_opener(cache)
+                if await run_until_pending(judge_stage(context, directory)):
+                    await run_until_pending(rank_stage(context, directory))
+    except ToucheError as error:
+        # The temporary folder says nothing to a reader.
+        error.args = (str(error).replace(str(directory), str(place)).replace(str(work), str(place)),)
+        raise
+    # Two templates from different folders can have one name.
+    purposes = {(prompt.name, prompt.hash): purpose for purpose, prompt in prompts.items()}
+
+    def group(requests: Iterable[Request]) -> dict[str, list[Request]]:
+        groups: dict[str, list[Request]] = {}
+        for request in requests:
+            groups.setdefault(purposes[request.origin.prompt, request.origin.prompt_hash], []).append(request)
+        return groups
+
+    missing = group(engine.pending.values())
+    return ReplayResult(directory, prompts, group(model.requests), missing, cache.used, facts)
+
+
+class _RecordingCache(Cache):
+    """A cache that records the keys of the entries that were read."""
+
+    def __init__(self, path: Path, mode: CacheMode) -> None:
+        super().__init__(path, mode)
+        self.used: set[str] = set()
+
+    def get(self, key: str, model: ValueType[ValueT], *, refreshed: bool = False) -> ValueT | None:
+        """Return the value of a key and record the key."""
+        value = super().get(key, model, refreshed=refreshed)
+        if value is not None:
+            self.used.add(key)
+        return value
+
+
+def _make_opener(cache: _RecordingCache) -> OpenPooling:
+    """Return a function that opens cross-encoders whose scores are those of the cache."""
+
+    @asynccontextmanager
+    async def open_recorded(
+        purpose: PoolingPurpose, asked: PoolingConfig, answers: CacheConfig
+    ) -> AsyncIterator[PoolingClient]:
+        facts = replay_engine_info(asked, cache, purpose)
+        cache.used |= {entry.key for entry in cache.find(name_kind(purpose)) if entry.read(EngineInfo) == facts}
+        yield PoolingClient(engine_info=facts, engine=None, cache=cache, purpose=purpose)
+
+    return open_recorded
+
+
+def load_finished_run(run: Path) -> Config:
+    """Load the configuration of a finished run.
+
+    Raises:
+        DataError: The folder holds no finished run, or its answers were not kept.
+    """
+    directory = RunDirectory(run)
+    for file in (directory.config_file, directory.run_file):
+        if not file.is_file():
+            raise DataError(f"{file}: no such file; give the folder of a finished run")
+    directory.check_finished("rank")
+    config = directory.read_config()
+    if config.cache.mode is CacheMode.OFF or not config.cache.file.is_file():
+        raise DataError(
+            f"{config.cache.file}: no answers of {run}; if the file moved, name it in {directory.config_file} "
+            "(`cache.file`), relative to that folder"
+        )
+    return config
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,30 +193,27 @@ async def check_all(folders: Sequence[Path], prompts: Path | None = None) -> Asy
     Raises:
         UsageError: The folder of templates has none for any of the runs.
     """
-    opened = [_open(folder) for folder in folders]
-    snapshots = [result for result in opened if isinstance(result, Snapshot)]
-    templates = iter(choose_templates(snapshots, prompts))
-    for folder, result in zip(folders, opened, strict=True):
-        if isinstance(result, RunDifference):
-            yield CheckResult(folder.name, [result])
-            continue
-        given = next(templates)
+    opened: dict[Path, Snapshot | str] = {}
+    for folder in folders:
         try:
-            checked = CheckResult(result.name, await check_snapshot(result, given), result.describe_unchecked(given))
+            opened[folder] = open_snapshot(folder)
         except (ToucheError, OSError) as error:
-            checked = CheckResult(result.name, [_describe_error(result.name, error)])
-        yield checked
+            opened[folder] = _describe(error)
+    templates = choose_templates([found for found in opened.values() if isinstance(found, Snapshot)], prompts)
+    for folder, found in opened.items():
+        problem = found
+        if isinstance(found, Snapshot):
+            given = templates[found.task.name]
+            try:
+                yield CheckResult(folder.name, await check_snapshot(found, given), found.describe_unchecked(given))
+                continue
+            except (ToucheError, OSError) as error:
+                problem = _describe(error)
+        yield CheckResult(folder.name, [RunDifference(folder.name, "error", text=str(problem))])
 
 
-def _open(folder: Path) -> Snapshot | RunDifference:
-    try:
-        return open_snapshot(folder)
-    except (ToucheError, OSError) as error:
-        return _describe_error(folder.name, error)
-
-
-def _describe_error(name: str, error: ToucheError | OSError) -> RunDifference:
-    return RunDifference(name, "error", text=describe_os_error(error) if isinstance(error, OSError) else str(error))
+def _describe(error: ToucheError | OSError) -> str:
+    return describe_os_error(error) if isinstance(error, OSError) else str(error)
 
 
 async def check_snapshot(snapshot: Snapshot, prompts: Path | None = None) -> list[RunDifference]:
@@ -115,7 +243,8 @@ async def compare_replay(snapshot: Snapshot, prompts: Path | None, work: Path) -
     except ToucheError as error:
         return ReplayComparison([RunDifference(name, "error", text=str(error)), *settings], config, None)
     if now.missing:
-        requests = compare_requests(name, _load_recorded_prompts(snapshot, config), now, snapshot.manifest.examples)
+        old = _load_recorded_prompts(snapshot, config)
+        requests = compare_requests(name, old, now.prompts, now.missing, snapshot.manifest.examples)
         return ReplayComparison([*settings, *requests], config, None)
     differences = compare_runs(snapshot, now.directory.run_file)
     return ReplayComparison([*settings, *differences] if differences else [], config, now.directory.path)

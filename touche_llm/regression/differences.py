@@ -13,7 +13,6 @@ from touche_llm.errors import to_printable
 from touche_llm.evaluation.qrels import Qrels
 from touche_llm.llm.request import Request
 from touche_llm.prompts.prompt import Prompt
-from touche_llm.regression.replay import ReplayResult
 from touche_llm.regression.snapshot import RequestSnapshot, request_parameters
 
 Kind = Literal["error", "setting", "prompt", "version", "request", "missing", "rank", "stance", "run", "measure"]
@@ -78,7 +77,11 @@ def compare_values(
 
 
 def compare_requests(
-    run: str, old_prompts: Mapping[str, Prompt], now: ReplayResult, recorded: Mapping[str, RequestSnapshot]
+    run: str,
+    old_prompts: Mapping[str, Prompt],
+    prompts: Mapping[str, Prompt],
+    missing: Mapping[str, Sequence[Request]],
+    recorded: Mapping[str, RequestSnapshot],
 ) -> list[RunDifference]:
     """Return why requests have no recorded answer, and a difference for each of them.
 
@@ -88,20 +91,21 @@ def compare_requests(
     Args:
         run: Name of the recorded run.
         old_prompts: Recorded prompts by purpose; empty if the program no longer accepts them.
-        now: Replay with the current templates.
+        prompts: Current prompts by purpose.
+        missing: Requests with the current prompts that have no recorded answer, by purpose.
         recorded: Recorded requests by purpose.
     """
     differences = []
-    for purpose, missing in now.missing.items():
-        differences += _compare_prompt(run, purpose, old_prompts.get(purpose), now.prompts[purpose], missing, recorded)
-    for purpose, missing in now.missing.items():
-        if (request := _find_example(missing, recorded.get(purpose))) is not None:
+    for purpose, requests in missing.items():
+        differences += _compare_prompt(run, purpose, old_prompts.get(purpose), prompts[purpose], requests, recorded)
+    for purpose, requests in missing.items():
+        if (request := _find_example(requests, recorded.get(purpose))) is not None:
             old, new = recorded[purpose].parameters, request_parameters(request)
             differences += compare_values(run, "request", old, new, f"{purpose}.")
     differences += [
         RunDifference(run, "missing", purpose, request.origin.topic_id, request.origin.document_id)
-        for purpose, missing in now.missing.items()
-        for request in missing
+        for purpose, requests in missing.items()
+        for request in requests
     ]
     return differences
 

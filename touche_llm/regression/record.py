@@ -42,8 +42,8 @@ from touche_llm.pipeline.progress import SilentProgress
 from touche_llm.pipeline.run_directory import RunDirectory
 from touche_llm.prompts.prompt import Prompt, examples_path
 from touche_llm.prompts.purposes import purposes_of
+from touche_llm.regression.check import ReplayResult, replay
 from touche_llm.regression.differences import compare_rankings, compare_requests, format_differences
-from touche_llm.regression.replay import ReplayResult, replay
 from touche_llm.regression.snapshot import (
     CASSETTE,
     DECISIVE,
@@ -211,26 +211,6 @@ class Recording:
     note: str
 
 
-def load_finished_run(run: Path) -> Config:
-    """Load the configuration of a finished run.
-
-    Raises:
-        DataError: The folder holds no finished run, or its answers were not kept.
-    """
-    directory = RunDirectory(run)
-    for file in (directory.config_file, directory.run_file):
-        if not file.is_file():
-            raise DataError(f"{file}: no such file; give the folder of a finished run")
-    directory.check_finished("rank")
-    config = directory.read_config()
-    if config.cache.mode is CacheMode.OFF or not config.cache.file.is_file():
-        raise DataError(
-            f"{config.cache.file}: no answers of {run}; if the file moved, name it in {directory.config_file} "
-            "(`cache.file`), relative to that folder"
-        )
-    return config
-
-
 async def record(config: Config, run: Path, target: Path, qrels: Qrels | None) -> Recording:
     """Record a run in a folder that appears, or replaces an older one, once its replay gives the same run.
 
@@ -312,30 +292,14 @@ async def _replay_equal(
 ) -> ReplayResult:
     """Replay a run that is being recorded; raise DataError if the replay gives another run."""
     replayed = await replay(config, snapshot.first_stage, work, target)
-    differences = compare_requests(target.name, {}, replayed, {})
-    if unreplied := _list_unreplied(directory) & {(missing.topic, missing.document) for missing in differences}:
-        raise DataError(
-            f"{target}: not recorded: the server gave no reply to {len(unreplied):,} requests of {directory}; run "
-            f"`touche-llm run --config {directory.config_file} --out {directory}` again, which sends only these "
-            f"requests, then record the run\n{format_differences(target.name, differences)}"
-        )
+    differences = compare_requests(target.name, {}, replayed.prompts, replayed.missing, {})
     run = replayed.directory.run_file
     if not differences and run.read_bytes() != snapshot.run.read_bytes():
         differences = compare_rankings(target.name, read_run(snapshot.run), read_run(run))
     if differences:
         raise DataError(
             f"{target}: not recorded: with {config.cache.file} and the current program and templates, the replay gives "
-            f"another run; repeat the run, then record it\n{format_differences(target.name, differences)}"
+            "another run; repeat the run, which sends only requests without an answer, then record it\n"
+            + format_differences(target.name, differences)
         )
     return replayed
-
-
-def _list_unreplied(directory: RunDirectory) -> set[tuple[str | None, str | None]]:
-    """Return topic and document of the requests of a run that ended without a reply."""
-    failures = [failure for of_file in directory.read_failures().values() for failure in of_file]
-    # An error reply of the server is stored, so its answer is not missing.
-    return {
-        (failure.topic_id, failure.document_id)
-        for failure in failures
-        if failure.attempts and failure.attempts[-1].kind in ("server_error", "timeout")
-    }

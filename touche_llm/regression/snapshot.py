@@ -28,7 +28,6 @@ from touche_llm.pipeline.identity import INCIDENTAL
 from touche_llm.pipeline.run_directory import CANDIDATES, RECORDED, RUN, SENTENCES, RunDirectory
 from touche_llm.prompts.prompt import PromptsConfig
 from touche_llm.prompts.purposes import purposes_of
-from touche_llm.retrieval.settings import RetrieverConfig
 from touche_llm.tasks import get_task
 from touche_llm.tasks.definition import TASK_FILE
 from touche_llm.tasks.task import Task
@@ -157,13 +156,6 @@ class Snapshot:
             update={
                 "topics": self.folder / TOPICS,
                 "corpus": self.folder / corpus_file(self.task),
-                "candidates": None,
-                "chatnoir": None,
-                "elasticsearch": None,
-                "skip_bad_lines": False,
-                "topic": (),
-                "limit_topics": None,
-                "retriever": RetrieverConfig(),
                 "prompts": config.prompts.model_copy(update=templates),
                 "cache": CacheConfig(file=self.folder / CASSETTE, mode=CacheMode.REPLAY),
             }
@@ -252,19 +244,20 @@ def find_snapshots(root: Path, names: list[str]) -> list[Path]:
     return [root / name for name in names or available]
 
 
-def choose_templates(runs: Sequence[Snapshot], prompts: Path | None) -> list[Path | None]:
-    """Return for each run the folder of templates, or None if it has none for the run's task.
+def choose_templates(runs: Sequence[Snapshot], prompts: Path | None) -> dict[str, Path | None]:
+    """Return the folder of templates for each task of the runs, None if it has no templates for the task.
 
     Raises:
         UsageError: The folder does not exist or has no templates for any of the runs.
     """
+    tasks = dict.fromkeys(run.task.name for run in runs)
     if prompts is None:
-        return [None for _ in runs]
+        return dict.fromkeys(tasks)
     if not prompts.is_dir():
         raise UsageError(f"{prompts}: no such folder of templates")
-    found = [prompts if os.path.lexists(prompts / run.task.name) else None for run in runs]
-    if runs and not any(found):
-        wanted = ", ".join(dict.fromkeys(f"{run.task.name}/NAME.jinja" for run in runs))
+    found = {task: prompts if os.path.lexists(prompts / task) else None for task in tasks}
+    if tasks and not any(found.values()):
+        wanted = ", ".join(f"{task}/NAME.jinja" for task in tasks)
         raise UsageError(f"{prompts}: no templates for these runs; expected {wanted}")
     return found
 
