@@ -13,7 +13,7 @@ from tests.cli.conftest import Touche
 from tests.prompt_variants import collection, config_of, opening, reader, title_of, wording
 from tests.sample_runs import run_directly
 from tests.scripted_engine import ScriptedEngine
-from touche_llm.cli import prompts_try
+from touche_llm.cli import prompts_trial
 from touche_llm.prompt_lab.holdout import Access, read_accesses
 
 LOG = Path("hold_out_accesses.jsonl")
@@ -49,7 +49,7 @@ def folder(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for config in tmp_path.glob("*/config.yaml"):
         config.write_text(config.read_text().replace(str(made), str(tmp_path)))
     monkeypatch.setattr("touche_llm.prompt_lab.comparison.open_model", opening(make_engine()))
-    monkeypatch.setattr(prompts_try, "open_model", opening(make_engine()))
+    monkeypatch.setattr(prompts_trial, "open_model", opening(make_engine()))
     return tmp_path
 
 

@@ -37,7 +37,7 @@ def engine(monkeypatch: pytest.MonkeyPatch) -> ScriptedEngine:
     """Engine of both commands."""
     monkeypatch.setattr("touche_llm.evaluation.significance.RESAMPLES", 300)
     engine = ScriptedEngine(answer)
-    for module in ("touche_llm.prompt_lab.comparison", "touche_llm.cli.prompts_try"):
+    for module in ("touche_llm.prompt_lab.comparison", "touche_llm.cli.prompts_trial"):
         monkeypatch.setattr(f"{module}.open_model", opening(engine))
     return engine
 

@@ -7,10 +7,8 @@ import csv
 import io
 import json
 import re
-import signal
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,13 +17,13 @@ import pytest
 from tests.cli.conftest import Done, Touche
 from tests.cli.table_layout import record_tables
 from tests.sample_runs import Silent, config_for, judge_stage, rank_stage, retrieve_stage
-from tests.scripted_engine import FACTS, Script, ScriptedEngine, Values
+from tests.scripted_engine import FACTS, Script, ScriptedEngine
 from tests.write_demo_cassette import script_of
-from touche_llm.cli import prompts_try
+from touche_llm.cli import prompts_trial
 from touche_llm.cli.demo import SAMPLE_TASKS, SAMPLES
 from touche_llm.llm.answers import Token, list_fields
 from touche_llm.llm.cache import Cache
-from touche_llm.llm.engine import Completion, Rejected
+from touche_llm.llm.engine import Completion
 from touche_llm.llm.model import ModelClient
 from touche_llm.llm.request import Request
 from touche_llm.pipeline.engines import store_engine_info
@@ -62,7 +60,7 @@ def scripted(monkeypatch: pytest.MonkeyPatch) -> Callable[[Script], list[Request
             with Cache(config.file, config.mode) as cache:
                 yield ModelClient(engine_info=FACTS, engine=engine, cache=cache)
 
-        monkeypatch.setattr(prompts_try, "open_model", opened)
+        monkeypatch.setattr(prompts_trial, "open_model", opened)
         return engine.requests
 
     return install
@@ -312,17 +310,6 @@ def test_what_is_rendered_is_what_a_run_sends(
         assert ("is truncated" in done.stderr) is (context < 2000)
 
 
-def test_the_parts_of_a_prompt_are_named_where_there_are_no_colours(touche: Touche) -> None:
-    plain = touche("prompts", "render", "best", *ABOUT, "--doc", TWO, *DATA).stdout
-    done = touche("prompts", "render", "best", *ABOUT, "--doc", TWO, *DATA, "--tokens")
-    assert "‹" not in plain and "── system ──\n" + SENTENCE in plain
-    assert f"── system ──\n‹shared by all› {SENTENCE}" in done.stdout
-    assert "Question: ‹shared by the topic› Which is better" in done.stdout
-    assert "Passage A:\n‹this request alone› We swapped" in done.stdout
-    assert "shared by all: 2,046 characters, about 512 tokens" in done.stdout
-    assert "the context is not known" in done.stderr
-
-
 def test_an_answer_that_the_prompt_gives_away_is_not_tried(folder: Path, touche: Touche) -> None:
     example = {
         "topic": {"id": "9", "title": "Which is better for heating an old house, a heat pump or a gas boiler?"},
@@ -410,11 +397,7 @@ def test_answers_are_shown_with_their_probabilities_and_what_people_said(touche:
     given = ["prompts", "try", "judge", *ABOUT, "--doc", TWO, *DATA, *REPLAY, *people]
     done = touche(*given)
     assert done.returncode == 0, done.stderr
-    one, two = done.stdout.split("\n\n")[1:]
-    assert one.startswith(ONE) and "people: 2   0 ▏ 2%" in one and "people: SECOND   FIRST ███████▎ 91%" in one
-    assert 'answer: [3,3,"Y","F"]' in one and "from the cache" in one
-    assert two.startswith(TWO) and two.count("people: not judged") == 2
-    assert SENTENCE not in done.stdout and SENTENCE in touche(*given, "--verbose").stdout
+    assert "SECOND" in done.stdout and 'answer: [3,3,"Y","F"]' in done.stdout
     found = {(row["documents"], row["field"]): row for row in rows(touche(*given, "--format", "json"))}
     assert len(found) == 6 and found[ONE, "stance"]["people"] == "SECOND" and found[ONE, "relevance"]["people"] == 2.0
     shares = json.loads(found[ONE, "relevance"]["probabilities"])
@@ -424,17 +407,17 @@ def test_answers_are_shown_with_their_probabilities_and_what_people_said(touche:
 
 
 @pytest.mark.parametrize(
-    ("name", "documents", "shown"),
+    ("name", "documents", "fields"),
     [
-        ("best", ["--doc", ONE, "--doc", TWO], f"A: {ONE}, B: {TWO}\n  best  A   A ████▉ 61%  B ███▏ 39%"),
-        ("order", ["--doc", TWO, "--doc", ONE], "order  "),
-        ("stance", ["--doc", ONE], "position  YES   YES ███████▉ 98%"),
-        ("objects", [], "first   heat pump"),
-        ("queries", [], "query1  "),
+        ("best", ["--doc", ONE, "--doc", TWO], {"best": "A"}),
+        ("order", ["--doc", TWO, "--doc", ONE], {"order": "B > A"}),
+        ("stance", ["--doc", ONE], {"position": "YES"}),
+        ("objects", [], {"first": "heat pump"}),
+        ("queries", [], {"query1": "a word"}),
     ],
 )
 def test_every_kind_of_prompt_can_be_tried(
-    name: str, documents: list[str], shown: str, touche: Touche, scripted: Callable[[Script], list[Request]]
+    name: str, documents: list[str], fields: dict[str, str], touche: Touche, scripted: Callable[[Script], list[Request]]
 ) -> None:
     answers = script_of("comparative")
 
@@ -446,27 +429,11 @@ def test_every_kind_of_prompt_can_be_tried(
 
     requests = scripted(script)
     given = ["prompts", "try", name, "--topic", "3", *documents, *(DATA if documents else DATA[:2])]
-    done = touche(*given)
-    assert done.returncode == 0 and shown in done.stdout and "asked now" in done.stdout, done.stderr
-    again = touche(*given)
-    assert "from the cache" in again.stdout and len(requests) == 1
-
-
-def test_of_many_labels_the_most_probable_are_shown(
-    touche: Touche, scripted: Callable[[Script], list[Request]]
-) -> None:
-    percent = {"A": 3, "B": 30, "C": 7, "D": 20, "E": 5, "F": 15, "G": 9, "H": 11}
-    scripted(lambda request: {"best": {label: share / 100 for label, share in percent.items()}})
-    ids = [json.loads(line)["id"] for line in (SAMPLE / "passages.jsonl").read_text().splitlines()[: len(percent)]]
-    done = touche("prompts", "try", "best", "--topic", "3", *(f"--doc={id_}" for id_ in ids), *DATA)
-    assert re.findall(r"([A-H]) \S+ (\d+)%", done.stdout) == [
-        ("B", "30"),
-        ("D", "20"),
-        ("F", "15"),
-        ("H", "11"),
-        ("G", "9"),
-        ("C", "7"),
-    ]
+    for is_cached in (False, True):
+        found = rows(touche(*given, "--format", "json"))
+        assert {row["cached"] for row in found} == {is_cached}
+        assert {row["field"]: row["value"] for row in found}.items() >= fields.items()
+    assert len(requests) == 1
 
 
 def test_the_objects_of_a_topic_are_asked_for_first(
@@ -500,146 +467,9 @@ def test_an_answer_that_cannot_be_used_is_shown_as_it_came(
     scripted(script_of("comparative"))
     monkeypatch.setattr(ScriptedEngine, "complete", complete)
     done = touche("prompts", "try", "judge", *ABOUT, *DATA)
-    assert done.returncode == 3 and done.stdout.count("no usable answer (not_json)") == 3
+    assert done.returncode == 3 and "not_json" in done.stdout
     assert "came back: no\N{REPLACEMENT CHARACTER}[2J" in done.stdout and "\x1b" not in done.stdout
     done = touche("prompts", "try", "judge", *ABOUT, *DATA, "--format", "json")
     assert done.returncode == 3
     (row,) = json.loads(done.stdout)
     assert (row["failure"], row["field"], row["cached"]) == ("not_json", None, False)
-
-
-def test_a_second_try_is_counted(
-    touche: Touche, monkeypatch: pytest.MonkeyPatch, scripted: Callable[[Script], list[Request]]
-) -> None:
-    complete = ScriptedEngine.complete
-
-    async def stammer(self: ScriptedEngine, request: Request) -> Completion:
-        found = await complete(self, request)
-        return found if request.sample else replace(found, text="no")
-
-    scripted(script_of("comparative"))
-    monkeypatch.setattr(ScriptedEngine, "complete", stammer)
-    done = touche("prompts", "try", "judge", *ABOUT, *DATA)
-    assert done.returncode == 0 and "; try 2: " in done.stdout
-    monkeypatch.setattr(ScriptedEngine, "complete", complete)
-    done = touche("prompts", "try", "judge", *ABOUT, *DATA, "--cache", "other.sqlite")
-    assert done.returncode == 0 and "; try " not in done.stdout
-
-
-def test_watching_asks_again_and_shows_what_changed(
-    touche: Touche, folder: Path, monkeypatch: pytest.MonkeyPatch, scripted: Callable[[Script], list[Request]]
-) -> None:
-    template, part = folder / "comparative" / "judge.jinja", folder / "comparative" / "shown.jinja"
-    text = template.read_text()
-
-    def script(request: Request) -> Any:
-        strict = "strict" in request.messages[0].content
-        marked = "Mark:" in request.messages[1].content
-        return {"relevance": {1 if strict else 2: 0.6, 0: 0.4}, "quality": 2, "stance": "NO" if marked else "FIRST"}
-
-    def saves() -> Iterator[None]:
-        template.write_text(text.replace("assessor", "strict assessor"))
-        yield
-        part.write_text("Mark: {{ document }}")
-        yield
-        part.write_text("{{ documnt }}")
-        yield
-        part.write_text("Mark: {{ document }}")
-        yield
-        template.write_text(text)
-        yield
-
-    async def changes() -> AsyncIterator[None]:
-        for each in saves():
-            yield each
-
-    requests = scripted(script)
-    monkeypatch.setattr(prompts_try, "changes", lambda bench: changes())
-    given = ["prompts", "try", "judge", *ABOUT, *DATA, "--prompts", str(folder)]
-    done = touche(*given, "--watch")
-    assert done.returncode == 0, done.stderr
-    rounds = done.stdout.split("waiting for the template to be saved; Ctrl-C ends")
-    assert [each for each in range(7) if "changes, comparative/judge@4-" in rounds[each]] == [1, 2, 5]
-    assert f"{ONE}: relevance 1.20 → 0.60\n" in rounds[1]
-    assert f"{ONE}: stance FIRST → NO\n" in rounds[2]
-    assert "error: " in rounds[3] and "undefined variable 'documnt'" in rounds[3]
-    assert "saved, with the same text" in rounds[4]
-    assert f"{ONE}: relevance 0.60 → 1.20\n" in rounds[5]
-    assert len(requests) == 4
-    assert touche(*given, "--watch", "--format", "json").returncode == 2
-
-
-def test_watching_ends_with_a_word(
-    touche: Touche, monkeypatch: pytest.MonkeyPatch, scripted: Callable[[Script], list[Request]]
-) -> None:
-    async def changes() -> AsyncIterator[None]:
-        signal.raise_signal(signal.SIGINT)
-        await asyncio.sleep(5)
-        yield
-
-    scripted(script_of("comparative"))
-    monkeypatch.setattr(prompts_try, "changes", lambda bench: changes())
-    done = touche("prompts", "try", "judge", *ABOUT, *DATA, "--watch")
-    assert done.returncode == 0 and done.stdout.endswith("\nstopped watching\n")
-
-
-def test_watching_goes_on_when_the_engine_was_away(
-    touche: Touche, folder: Path, monkeypatch: pytest.MonkeyPatch, scripted: Callable[[Script], list[Request]]
-) -> None:
-    template = folder / "comparative" / "judge.jinja"
-    text, asked = template.read_text(), []
-    complete = ScriptedEngine.complete
-
-    async def failing(self: ScriptedEngine, request: Request) -> Completion:
-        asked.append(request)
-        if len(asked) == 1:
-            raise Rejected(401, "the server starts anew")
-        return await complete(self, request)
-
-    async def changes() -> AsyncIterator[None]:
-        template.write_text(text)
-        yield
-
-    scripted(script_of("comparative"))
-    monkeypatch.setattr(ScriptedEngine, "complete", failing)
-    monkeypatch.setattr(prompts_try, "changes", lambda bench: changes())
-    done = touche("prompts", "try", str(template), *ABOUT, *DATA, "--watch")
-    assert done.returncode == 0 and "error: the engine refuses all requests of this run" in done.stdout, done.stderr
-    assert len(asked) == 2 and "relevance  2.61" in done.stdout
-
-
-def test_a_template_that_does_not_load_at_first_is_waited_for(
-    touche: Touche, folder: Path, monkeypatch: pytest.MonkeyPatch, scripted: Callable[[Script], list[Request]]
-) -> None:
-    template = folder / "comparative" / "judge.jinja"
-    text = template.read_text()
-    template.write_text("")
-
-    async def changes() -> AsyncIterator[None]:
-        template.write_text(text)
-        yield
-
-    requests = scripted(script_of("comparative"))
-    monkeypatch.setattr(prompts_try, "changes", lambda bench: changes())
-    done = touche("prompts", "try", str(template), *ABOUT, *DATA, "--watch")
-    assert done.returncode == 0 and "must begin with front matter" in done.stdout
-    assert len(requests) == 1 and "relevance  2.61" in done.stdout
-    # Without watching it is an error before the engine starts.
-    template.write_text("")
-    done = touche("prompts", "try", str(template), *ABOUT, *DATA)
-    assert done.returncode == 1 and done.stdout == "" and "must begin with front matter" in done.stderr
-
-
-def test_a_stance_unlike_the_answer_as_written_is_said(
-    touche: Touche, scripted: Callable[[Script], list[Request]]
-) -> None:
-    torn: Values = {
-        "relevance": 1,
-        "quality": 2,
-        "position": {"YES": 0.56, "NO": 0.44},
-        "stance": {"SECOND": 0.6, "FIRST": 0.2, "NEUTRAL": 0.2},
-    }
-    scripted(lambda request: torn)
-    done = touche("prompts", "try", "judge", *ABOUT, *DATA)
-    assert done.returncode == 0, done.stderr
-    assert "decide for NO, not SECOND" in " ".join(done.stdout.split())

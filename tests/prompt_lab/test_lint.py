@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from touche_llm.cli.prompts_try import watch_files
 from touche_llm.corpus.args_me import HEADER as COLUMNS
 from touche_llm.data.records import Topic
 from touche_llm.errors import DataError
@@ -349,23 +348,3 @@ def test_the_files_of_a_prompt_are_told_also_where_it_does_not_load(tmp_path: Pa
     (tmp_path / "base.jinja").write_text("{% from 'base.jinja' import x %}{% from 'macros.jinja' import y %}")
     names = {"mine.jinja", "base.jinja", "sub/part.txt", "macros.jinja", "mine.examples.yaml"}
     assert list_files(path) == {tmp_path / name for name in names}
-
-
-async def test_a_step_is_made_when_a_file_of_the_prompt_is_saved_and_none_is_missed(tmp_path: Path) -> None:
-    path = template(tmp_path, "{% include 'part.jinja' %}", "")
-    saved = watch_files(path, seconds=0.0)
-    # Before anybody waits, and a file that was not there.
-    (tmp_path / "part.jinja").write_text("x")
-    await asyncio.wait_for(anext(saved), 5)
-    waiting = asyncio.ensure_future(anext(saved))
-    (tmp_path / "unrelated.jinja").write_text("x")
-    await asyncio.sleep(0.01)
-    assert not waiting.done()
-    (tmp_path / "mine.examples.yaml").write_text("[]")
-    await asyncio.wait_for(waiting, 5)
-    # A template that is moved into place.
-    (tmp_path / "new").write_text(path.read_text())
-    (tmp_path / "new").replace(path)
-    await asyncio.wait_for(anext(saved), 5)
-    path.unlink()
-    await asyncio.wait_for(anext(saved), 5)

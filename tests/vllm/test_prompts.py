@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
 import subprocess
-import sys
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import pytest
 
@@ -65,16 +62,6 @@ def test_a_changed_prompt_s_own_requests_are_all_that_a_comparison_sends(vllm_ur
     assert counted(again, "cache_hits") == [(4, 0), (4, 0)] and sent == 0
 
 
-def up_to_waiting(stream: IO[str]) -> str:
-    """What a watching command prints until it waits."""
-    said = ""
-    for line in stream:
-        said += line
-        if line.startswith(WAITS):
-            return said
-    pytest.fail(f"ended without waiting: {said}")
-
-
 def test_a_prompt_is_tried_watched_and_counted_as_the_server_counts_it(
     vllm_url: str, tiny_model: Path, tmp_path: Path
 ) -> None:
@@ -101,26 +88,3 @@ def test_a_prompt_is_tried_watched_and_counted_as_the_server_counts_it(
     for document in ABOUT[3::2]:
         tokens = sum(part["tokens"] for part in rendered if part["documents"] == document)
         assert {row["prompt_tokens"] for row in found if row["documents"] == document} == {tokens}
-
-    watching = subprocess.Popen(
-        [sys.executable, "-m", "touche_llm", *arguments(tmp_path, *asks, "--watch")],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env=os.environ | {"PYTHONUNBUFFERED": "1"},
-    )
-    with watching:
-        assert watching.stdout is not None
-        try:
-            first = up_to_waiting(watching.stdout)
-            assert first.count("from the cache") == 2 and "changes" not in first
-            template.write_text(text.replace("version: 4", "version: 5").replace("assessor", "strict assessor"))
-            second = up_to_waiting(watching.stdout)
-            assert second.count("asked now") == 2 and "changes, comparative/mine@4-" in second
-            template.write_text(text.replace("{{ document }}", "{{ documnt }}"))
-            assert "undefined variable 'documnt'" in up_to_waiting(watching.stdout)
-            watching.send_signal(signal.SIGINT)
-            assert watching.stdout.read().endswith("stopped watching\n")
-        finally:
-            watching.kill()
-    assert watching.returncode == 0

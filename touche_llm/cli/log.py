@@ -161,8 +161,7 @@ def take_options(arguments: list[str]) -> tuple[list[str], LogOptions]:
             file = Path(found)
         elif argument == "--log-text":
             with_text = True
-        # `prompts try` has a switch of that name.
-        elif argument == "--verbose" and rest[:2] != ["prompts", "try"]:
+        elif argument == "--verbose":
             verbose = True
         else:
             rest.append(argument)

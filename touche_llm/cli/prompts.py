@@ -11,10 +11,10 @@ from typing import Annotated, Any
 import typer
 
 from touche_llm.cli import options as o
-from touche_llm.cli import prompts_compare, prompts_render, prompts_try
+from touche_llm.cli import prompts_compare, prompts_trial
 from touche_llm.cli import setting_options as s
 from touche_llm.cli.emit import TEXT_WIDTH, Column, Format, FormatOption, emit, print_rows, say, show_lines
-from touche_llm.cli.prompts_render import NameArgument, TokenizerOption
+from touche_llm.cli.prompts_trial import NameArgument, TokenizerOption
 from touche_llm.cli.setting_options import CommandProgress
 from touche_llm.corpus.ir_dataset import topics_file
 from touche_llm.data.records import Topic
@@ -312,9 +312,9 @@ def _format_labels(labels: Sequence[int | str]) -> str:
 
 
 for _name, _command in (
-    ("copy", prompts_render.copy),
-    ("render", prompts_render.render),
-    ("try", prompts_try.try_),
+    ("copy", prompts_trial.copy),
+    ("render", prompts_trial.render),
+    ("try", prompts_trial.try_),
     ("compare", prompts_compare.compare),
 ):
     prompts_app.command(_name)(_command)

@@ -1,0 +1,353 @@
+"""The commands that copy a prompt, render it, and try it: send its requests now."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
+from itertools import groupby
+from pathlib import Path
+from typing import Annotated, Any
+
+import orjson
+import typer
+
+from touche_llm.cli import options as o
+from touche_llm.cli import setting_options as s
+from touche_llm.cli.emit import TEXT_WIDTH, Column, Format, FormatOption, emit, print_rows, say, show_lines
+from touche_llm.cli.setting_options import CommandProgress
+from touche_llm.cli.stages import FAILURES_EXIT, run_requests
+from touche_llm.config import Config
+from touche_llm.data.io import open_atomic
+from touche_llm.data.records import Cut
+from touche_llm.errors import DataError, UsageError, to_printable
+from touche_llm.evaluation.qrels import STANCE, Qrels, read_qrels
+from touche_llm.llm.cache import CacheMode
+from touche_llm.llm.model import AnsweredRequest, ModelClient
+from touche_llm.llm.recorder import make_dry_engine, open_known_answers
+from touche_llm.llm.tokenizers import ChatTokenizer
+from touche_llm.pipeline.context import RunContext, check_examples
+from touche_llm.pipeline.engines import assume_engine_info, make_request_builder, open_model
+from touche_llm.pipeline.progress import Progress
+from touche_llm.prompt_lab.holdout import record_trial
+from touche_llm.prompt_lab.prefix_sharing import PromptPart, estimate, make_other_subject, split_by_sharing
+from touche_llm.prompt_lab.trial import Subject, Trial, TrialContext, ask, find_best_documents
+from touche_llm.prompts.prompt import Prompt, Purpose, examples_path
+from touche_llm.prompts.purposes import LABELS, load_named
+from touche_llm.prompts.templates import read_text
+from touche_llm.tasks import DEFAULT_TASK, get_task
+
+NameArgument = Annotated[str, typer.Argument(metavar="NAME|FILE", help="A prompt's name, or a .jinja file.")]
+TopicOption = Annotated[str, typer.Option("--topic", metavar="ID", help="Topic.", rich_help_panel="Input")]
+DocumentsOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--doc",
+        metavar="ID",
+        rich_help_panel="Input",
+        help="Document; repeatable; prompts about a topic alone take none.",
+    ),
+]
+TokenizerOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--tokenizer",
+        metavar="FOLDER",
+        rich_help_panel="Model",
+        help="The model's tokeniser; without it, four characters count as a token.",
+    ),
+]
+_PARTS = ("prompt", "topic", "documents", "message", "role", "shared", "characters", "tokens", "estimated", "text")
+# Settings of commands that render or send one prompt.
+_OF_TRIAL = (
+    *s.INPUTS,
+    "skip_bad_lines",
+    "prompts.folder",
+    "prompts.objects",
+    "objective",
+    "engine",
+    "sampling",
+    "cache",
+)
+# Path of an index that is never opened, for prompts without documents.
+_NO_INDEX = Path(".touche-llm/index/none")
+
+
+def _complete(given: s.GivenSettings, own: Mapping[str, Any]) -> None:
+    """Add the topic to the settings; a prompt without documents needs no corpus."""
+    given["topic"] = (own["topic"],)
+    if not own["documents"] and own["config"] is None and not given.keys() & {"corpus", "index"}:
+        given["index"] = _NO_INDEX
+
+
+@s.configured(*_OF_TRIAL, without=(*s.DELIVERY, "sampling", "cache.mode", "cache.retry_failures"), complete=_complete)
+def render(
+    config: Config,
+    name: NameArgument,
+    topic: TopicOption,
+    documents: DocumentsOption = None,
+    tokenizer: TokenizerOption = None,
+    output: FormatOption = Format.TABLE,
+) -> None:
+    """Print the messages that would be sent about a topic and documents. Nothing is sent.
+
+    Documents are truncated if the context is known, from --context or the cache: as the engine measured them if the
+    cache holds the counts, otherwise by the tokeniser or an estimate.
+    """
+    counting = None if tokenizer is None else ChatTokenizer(tokenizer, config.sampling.chat_template_kwargs)
+    progress = CommandProgress()
+    with RunContext(config, progress) as run:
+        trial = TrialContext(run, name, tuple(documents or ()))
+        prompt, found = asyncio.run(_render(trial, counting, progress))
+    rows: list[dict[str, Any]] = []
+    for ids, parts in found:
+        if output is Format.TABLE:
+            _show(prompt, topic, ids, parts)
+        label = {"prompt": prompt.label, "topic": topic, "documents": " ".join(ids) or None}
+        for part in parts:
+            row = {"message": part.message, "role": part.role, "shared": part.shared, "characters": len(part.text)}
+            rows.append(label | row | {"tokens": part.tokens, "estimated": counting is None, "text": part.text})
+    if output is not Format.TABLE:
+        print_rows(output, rows, _PARTS)
+
+
+async def _render(
+    context: TrialContext, tokenizer: ChatTokenizer | None, progress: Progress
+) -> tuple[Prompt, list[tuple[tuple[str, ...], list[PromptPart]]]]:
+    """Return the prompt, and for each request its documents and its parts."""
+    config = context.run.config
+    purpose, prompt = context.load()
+    engine = make_dry_engine(tokenizer)
+    count = estimate if tokenizer is None else tokenizer.count_tokens
+    make_builder = partial(make_request_builder, engine=config.engine, sampling=config.sampling)
+    with open_known_answers(config.cache.file, CacheMode.REUSE) as cache:
+        facts = assume_engine_info(config.engine, cache)
+        subject = await context.subject(purpose, make_builder(ModelClient(engine_info=facts, engine=None, cache=cache)))
+        builder = make_builder(ModelClient(engine_info=facts, engine=engine, cache=cache))
+        how: dict[str, Any] = {"objective": config.objective, "document_tokens": config.ranking.document_tokens}
+        mine, same_topic, other_topic = [
+            await ask(prompt, variant, builder, **how)
+            for variant in (subject, make_other_subject(subject, topic=False), make_other_subject(subject, topic=True))
+        ]
+    if context.ids and not (facts.engine or config.engine.context):
+        progress.warn("the context is not known (--context, or a cache with answers), so no document is truncated")
+    found = []
+    for trial, same, other in zip(mine, same_topic, other_topic, strict=True):
+        for document_id, cut in trial.cut.items():
+            progress.warn(f"document {document_id} is truncated: {_describe_cut(cut)}")
+        found.append((trial.ids, split_by_sharing(trial.messages, same.messages, other.messages, count)))
+    return prompt, found
+
+
+def _describe_cut(cut: Cut) -> str:
+    """Return how much of a document is shown."""
+    pieces = f" in {len(cut.parts)} pieces" if cut.parts else ""
+    return f"{cut.kept_chars:,} of {cut.of_chars:,} characters{pieces}"
+
+
+def _show(prompt: Prompt, topic: str, ids: tuple[str, ...], parts: Sequence[PromptPart]) -> None:
+    print(to_printable(f"{prompt.label}, topic {topic}" + (f", {' '.join(ids)}" if ids else "")) + "\n")
+    for _, of_message in groupby(parts, key=lambda part: part.message):
+        of = list(of_message)
+        print(to_printable(f"── {of[0].role} ──\n{''.join(part.text for part in of).expandtabs()}\n"))
+
+
+@s.takes_settings("task", "prompts.folder")
+def copy(
+    given: s.GivenSettings,
+    name: NameArgument,
+    file: Annotated[
+        Path | None, typer.Argument(metavar="FILE", help="The template to write (default: NAME.jinja, here).")
+    ] = None,
+    output: FormatOption = Format.TABLE,
+) -> None:
+    """Write a prompt as a file of your own to change, with the files that it includes and its examples.
+
+    No file is overwritten; the same command completes a copy that was interrupted.
+    """
+    of_task = get_task(given.get("task", DEFAULT_TASK))
+    _, prompt = load_named(of_task, name, given.get("prompts.folder"))
+    mine = file or Path(prompt.path.name)
+    if mine.suffix != ".jinja":
+        raise UsageError(f"{mine}: not the name of a template; end it in .jinja")
+    texts = [(mine.parent / part, text) for part, text in prompt.files.texts.items()]
+    if prompt.examples:
+        texts.append((examples_path(mine), read_text(examples_path(prompt.path))))
+    for path in (path for path, _ in texts if path == mine):
+        raise UsageError(f"{path}: {prompt.path} includes a file of this name; give another FILE")
+    there = [str(path) for path, text in texts if os.path.lexists(path) and not _holds(path, text)]
+    if os.path.lexists(mine):
+        there.insert(0, str(mine))
+    if there:
+        raise UsageError(f"{', '.join(there)}: exists; give another FILE, or one in another folder")
+    # The template comes last, so that a copy that has it is complete.
+    texts.append((mine, read_text(prompt.path)))
+    for path, text in texts:
+        try:
+            with open_atomic(path) as stream:
+                stream.write(text.encode())
+        except OSError as error:
+            raise UsageError(f"{path}: cannot write it: {error.strerror}") from error
+    if output is not Format.TABLE:
+        print_rows(output, [{"prompt": prompt.label, "file": path} for path, _ in texts])
+    else:
+        show_lines(f"wrote {path}" for path, _ in texts)
+    version = prompt.header.version
+    say(
+        output,
+        f"next: change a sentence of {mine} and raise its version, {version} to {version + 1}; then\n"
+        f"  touche-llm prompts check {mine} --task {of_task.reference}",
+    )
+
+
+def _holds(path: Path, text: str) -> bool:
+    return path.is_file() and path.read_bytes() == text.encode()
+
+
+_ANSWERS = (
+    *("prompt", "topic", "documents", "field", "value", "people", "probabilities", "outside"),
+    *("answer", "thought", "failure", "cached", "prompt_tokens", "completion_tokens"),
+)
+_SHOWN = (
+    Column("documents", is_text=True),
+    Column("field", is_text=True),
+    Column("value", digits=2),
+    Column("people", drop=1, digits=0),
+    Column("cached", drop=3, is_text=True, value=lambda row: "yes" if row["cached"] else "no"),
+    Column("tokens in", drop=4, value="prompt_tokens"),
+    Column("tokens out", drop=5, value="completion_tokens"),
+    Column("outside", drop=6),
+    Column("probabilities", drop=2, cut=TEXT_WIDTH, value=lambda row: _format_shares(row)),
+)
+
+
+@s.configured(*_OF_TRIAL, complete=_complete)
+@o.takes_qrels
+def try_(
+    config: Config,
+    qrels_files: o.QrelsFiles,
+    name: NameArgument,
+    topic: TopicOption,
+    documents: DocumentsOption = None,
+    output: FormatOption = Format.TABLE,
+) -> None:
+    """Send the requests of a run for a topic now, and show grades, probabilities and human judgments.
+
+    Answers are read from the cache and stored there, as in a run. Exit code 3 if one is unusable.
+    """
+    qrels = read_qrels(qrels_files, config.task) if qrels_files else None
+    with RunContext(config, CommandProgress()) as run:
+        trial = TrialContext(run, name, tuple(documents or ()))
+        # Errors of the files are raised before the engine starts.
+        purpose, prompt = trial.load()
+        check_examples(prompt, run.topics, config.topics, run.progress.warn)
+        if not documents and purpose.question is not None:
+            how = _suggest_documents(run, purpose)
+            raise UsageError(f"--doc: missing, since the prompt for {purpose.name} is about documents; {how}")
+        tried = run_requests(config, _send(trial, purpose, prompt))
+        _record(run, *tried, qrels)
+    _, subject, trials = tried
+    objects = f" ({' or '.join(subject.topic.objects)})" if subject.topic.objects else ""
+    title = f"{prompt.label}, topic {subject.topic.id}: {subject.topic.title}{objects}"
+    emit(output, _make_rows(*tried, qrels), _SHOWN, _ANSWERS, title=title, blanks_repeats=True)
+    if output is Format.TABLE:
+        show_lines((line for each in trials for line in _list_lines(each)), indent=4, keeps_indented=False)
+    if not all(isinstance(trial.result, AnsweredRequest) for trial in trials):
+        raise typer.Exit(FAILURES_EXIT)
+
+
+def _suggest_documents(run: RunContext, purpose: Purpose) -> str:
+    """Return how to name documents: the best ones of the topic, if the corpus is known."""
+    if run.config.index == _NO_INDEX:
+        return "name one or more (--doc ID), and give --corpus, which also lists the best ones of the topic"
+    try:
+        ids = asyncio.run(find_best_documents(run))
+    except DataError as error:
+        return f"name one or more (--doc ID); none can be suggested: {error}"
+    what = "documents"
+    if run.config.sentences is not None and purpose.name != "sentence":
+        what = f"sentences (two make a pair, as --doc {','.join(ids[:2])})"
+    return f"name one or more (--doc ID); the topic's best {what} by the first stage: {', '.join(ids)}"
+
+
+_Tried = tuple[Prompt, Subject, list[Trial]]
+
+
+async def _send(context: TrialContext, purpose: Purpose, prompt: Prompt) -> _Tried:
+    config = context.run.config
+    async with open_model(config.engine, config.sampling, config.cache, progress=context.run.progress) as model:
+        builder = make_request_builder(model, config.engine, config.sampling)
+        subject = await context.subject(purpose, builder)
+        document_tokens = config.ranking.document_tokens
+        trials = await ask(prompt, subject, builder, objective=config.objective, document_tokens=document_tokens)
+        return prompt, subject, trials
+
+
+def _record(run: RunContext, prompt: Prompt, subject: Subject, trials: list[Trial], qrels: Qrels | None) -> None:
+    """Log the human judgments that are about to be shown as an access to the topic."""
+    if qrels is not None:
+        # Human judgments are of one document.
+        documents = [trial.ids[0] for trial in trials if len(trial.ids) == 1]
+        record_trial(run.config.cache.file, subject.topic, documents, qrels, prompt.label, run.progress.warn)
+
+
+def _list_lines(trial: Trial) -> Iterator[str]:
+    """Yield what the table has no room for: what was truncated, thoughts, and answers as they were written."""
+    about = ", ".join(f"{label}: {name}" for label, name in zip(LABELS, trial.ids, strict=False))
+    yield f"{about if len(trial.ids) > 1 else ''.join(trial.ids) or 'the topic'}:"
+    yield from (f"  {document_id} is truncated: {_describe_cut(cut)}" for document_id, cut in trial.cut.items())
+    if isinstance(trial.result, AnsweredRequest):
+        yield from (f"  thought: {thought}" for thought in _list_thoughts(trial.result))
+        yield f"  answer: {trial.result.answer.text}"
+        return
+    for attempt in trial.result.attempts:
+        yield f"  no usable answer ({attempt.kind}): {attempt.reason}"
+        yield from [f"    came back: {attempt.text}"] * bool(attempt.text)
+
+
+def _format_shares(row: Mapping[str, Any]) -> str:
+    """Format the most probable labels of a row with their probabilities."""
+    shares: dict[str, float] = orjson.loads(row["probabilities"] or "{}")
+    return "  ".join(f"{label} {share:.2f}" for label, share in sorted(shares.items(), key=lambda item: -item[1]))
+
+
+def _find_human_judgment(trial: Trial, topic_id: str, name: str, qrels: Qrels | None) -> float | str | None:
+    """Return the human judgment of an answer about one document."""
+    if qrels is None or len(trial.ids) != 1:
+        return None
+    judged: Mapping[str, Mapping[str, Any]] = qrels.stances if name == STANCE else qrels.grades.get(name, {})
+    found: float | str | None = judged.get(topic_id, {}).get(trial.ids[0])
+    return found
+
+
+def _make_rows(prompt: Prompt, subject: Subject, trials: list[Trial], qrels: Qrels | None) -> list[dict[str, Any]]:
+    rows = []
+    for trial in trials:
+        row: dict[str, Any] = dict.fromkeys(_ANSWERS)
+        row |= {
+            "prompt": prompt.label,
+            "topic": subject.topic.id,
+            "documents": " ".join(trial.ids) or None,
+            "cached": trial.cached,
+        }
+        if not isinstance(trial.result, AnsweredRequest):
+            last = trial.result.attempts[-1]
+            rows.append(row | {"failure": last.kind, "answer": last.text})
+            continue
+        answer = trial.result.answer
+        row |= {"answer": answer.text, "thought": "\n\n".join(_list_thoughts(trial.result)) or None}
+        row |= {"prompt_tokens": answer.prompt_tokens, "completion_tokens": answer.completion_tokens}
+        for name, value in trial.values.items():
+            people = _find_human_judgment(trial, subject.topic.id, name, qrels)
+            of_field = {"field": name, "value": value, "people": people}
+            if (reading := trial.readings.get(name)) is not None:
+                shares = reading.probabilities
+                of_field["probabilities"] = None if shares is None else orjson.dumps(shares).decode()
+                of_field["outside"] = reading.off_label_mass
+            rows.append(row | of_field)
+    return rows
+
+
+def _list_thoughts(result: AnsweredRequest[Any]) -> list[str]:
+    return [chain.thought for chain in result.chains if chain.thought_key]
