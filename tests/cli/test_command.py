@@ -10,6 +10,7 @@ import pytest
 from tests.cli.conftest import Touche
 from touche_llm import cli
 
+_RUN = ("run", "--topics", "t", "--corpus", "c", "--out", "o", "--set")
 # The narrowest help.
 NARROW = 50
 
@@ -49,6 +50,35 @@ def test_an_option_without_its_value_is_one_line(touche: Touche) -> None:
     done = touche("run", "--depth")
     assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
     assert done.stderr.startswith("error: ") and "--depth" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        (["run", "--dept", "5"], {"--dept", "--depth"}),
+        (["run", "--toppic", "5"], {"--toppic", "--topic"}),
+        (["run", "--zzz"], {"--zzz"}),
+        ([*_RUN, "retrieval.dept=5"], {"retrieval.dept", "depth"}),
+        ([*_RUN, "rankin.listwise.window=5"], {"rankin.listwise.window", "ranking.listwise.window"}),
+    ],
+)
+def test_a_misspelt_name_gets_the_one_suggestion_that_is_like_it(
+    touche: Touche, arguments: list[str], named: set[str]
+) -> None:
+    done = touche(*arguments)
+    message, _, _ = done.stderr.partition("; see ")
+    words = set(re.findall(r"[\w.-]+", message)) - {
+        "error",
+        "no",
+        "such",
+        "option",
+        "name",
+        "did",
+        "you",
+        "mean",
+        "--set",
+    }
+    assert (done.returncode, words) == (2, named)
 
 
 def test_a_bug_ends_with_the_traceback_of_python(

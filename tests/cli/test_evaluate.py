@@ -454,7 +454,7 @@ def test_a_task_without_a_table_of_the_measure_is_told(touche: Touche, judged: P
         (["mine", *GRADED, "--per-topic", "--leaderboard"], 2, "give one of them"),
         (["mine", *GRADED, "--format", "xml"], 2, "--format"),
         (["mine", *GRADED, "--depth", "0"], 2, "--depth"),
-        (["empty", *GRADED], 1, "empty: no run.txt in this folder; run `touche-llm rank`"),
+        (["empty", *GRADED], 1, "empty: no run.txt in this folder"),
         (["nowhere", *GRADED], 1, "nowhere: cannot read the file"),
         (["nowhere", "--relevance", "relevance"], 1, "nowhere: no such file"),
         (["mine", "--relevance", "relevance"], 1, "(--task NAME)"),

@@ -116,6 +116,13 @@ def test_a_run_that_was_only_retrieved_has_no_model_yet(touche: Touche) -> None:
     assert "prompts" not in facts
 
 
+def test_a_run_that_is_not_finished_is_not_measured_and_its_finished_stages_are_named(touche: Touche) -> None:
+    assert touche("retrieve", *DATA, "--topic", "3", "--depth", "5", "--out", "begun").returncode == 0
+    done = touche("evaluate", "begun", "--relevance", str(SAMPLE / "qrels-relevance.txt"))
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (1, "", 1)
+    assert done.stderr.startswith("error: begun: ") and "retrieve" in done.stderr and "rank`" not in done.stderr
+
+
 def test_a_topic_is_shown_with_its_whole_ranking(touche: Touche, run: Path) -> None:
     rows = rows_of(touche, "show", "first", "--topic", "3")
     expected = [line.document_id for line in run_lines(run / "run.txt") if line.topic_id == "3"]

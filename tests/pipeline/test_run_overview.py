@@ -40,7 +40,7 @@ def test_results_of_another_program_are_no_results(tmp_path: Path, text: str) ->
         list(read_results(RunDirectory(tmp_path), task))
 
 
-async def test_the_beginning_of_a_document_is_read_from_the_index_and_none_from_a_damaged_one(tmp_path: Path) -> None:
+async def test_the_beginning_of_a_document_is_read_from_the_index_and_a_damaged_one_is_an_error(tmp_path: Path) -> None:
     config, task = config_for(tmp_path, topic=("3",), depth=1), get_task("comparative")
     found = await retrieve_stage(config, tmp_path / "out", Silent())
     topic, document_id = found.topics[0], found.rankings["3"][0].document_id
@@ -50,7 +50,8 @@ async def test_the_beginning_of_a_document_is_read_from_the_index_and_none_from_
     assert 0 < len(texts["3", document_id]) <= 300
     assert config.index is not None
     (config.index / "manifest.json").write_text("{}")
-    assert read_texts(config, task, wanted) == {}
+    with raises_at(DataError, f"{config.index / 'manifest.json'}:1"):
+        read_texts(config, task, wanted)
 
 
 def test_a_run_that_the_system_does_not_let_us_read_is_broken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,6 +7,7 @@ import sys
 import textwrap
 from collections.abc import Iterable, Mapping
 from copy import copy
+from difflib import get_close_matches
 from typing import Annotated, Any, get_args
 
 import typer
@@ -32,6 +33,8 @@ _TYPE_NAMES = {
     **{"str": "TEXT", "int": "N", "float": "NUMBER", "int range": "N", "path": "FILE"},
     **{"list[str]": "TEXT", "list[float]": "NUMBER"},
 }
+# Likeness, from 0 to 1, from which a known option is suggested for a misspelt one.
+_LIKE = 0.75
 _PANELS = ("Arguments", *get_args(Panel), _OTHER_PANEL)
 # Key of the context: whether the help lists all options.
 _ALL = f"{__name__}.all"
@@ -191,12 +194,12 @@ def describe_parser_error(error: Any) -> str:
     command = error.ctx.command_path if error.ctx else "touche-llm"
     parameter, option = getattr(error, "param", None), getattr(error, "option_name", None)
     if option is not None and "such option" in error.format_message():
-        near = ", ".join(error.possibilities or ())
-        problem = f"{option}: no such option" + (f"; did you mean {near}" if near else "")
+        near = get_close_matches(option, error.possibilities or (), n=1, cutoff=_LIKE)
+        problem = f"{option}: no such option" + (f"; did you mean {near[0]}" if near else "")
     elif parameter is not None:
         invalid = error.__cause__
         message = describe_problem(invalid.errors()[0]) if isinstance(invalid, ValidationError) else error.message
         problem = f"{max(parameter.opts, key=len)}: {message}"
     else:
         problem = error.format_message()
-    return f"{problem.rstrip('.')}; see {command} --help"
+    return f"{problem.rstrip('.?')}; see {command} --help"

@@ -35,6 +35,13 @@ from touche_llm.tasks.task import Task
 _REPORTED = 20
 
 
+class _DemoProgress(CommandProgress):
+    """Progress without notes: they advise on models and corpora, and those of the demo are invented."""
+
+    def warn(self, message: str) -> None:
+        """Print nothing."""
+
+
 def find_judgments(sample: Path, task: Task) -> dict[str, Path]:
     """Return the qrels files of a sample by aspect; empty if nobody invented any."""
     files = {aspect: sample / f"qrels-{aspect}.txt" for aspect in task.judged_aspects}
@@ -139,7 +146,7 @@ def demo(
         if output is Format.TABLE:
             print(f"{TASKS[name].title}\n")
         config = sample_config(name, out / name, {})
-        done = asyncio.run(pipeline.run_all(config, out / name, CommandProgress(), overwrite=overwrite))
+        done = asyncio.run(pipeline.run_all(config, out / name, _DemoProgress(), overwrite=overwrite))
         known, by_id = get_task(name), read_run_topics(out / name, config)
         ranked = list_rows(out / name, config, known, by_id, _SHOWN_RANKS)
         judgments = find_judgments(SAMPLES / name, known)

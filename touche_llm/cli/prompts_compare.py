@@ -220,7 +220,8 @@ def _show(found: PromptComparison, part: PartMeasures, rows: Sequence[Mapping[st
     columns += [Column("requests", drop=2), Column("cached", drop=2, value="cache_hits")]
     chance = ("random order", format_value(part.chance), *[""] * (len(columns) - 2))
     purpose = {"all": "", "choice": ", to choose on", "hold-out": ", held out"}[part.name]
-    title = f"{len(part.sample):,} documents of {len(part.topics)} topics{purpose}"
+    topics = f"{len(part.topics)} topic{'' if len(part.topics) == 1 else 's'}"
+    title = f"{len(part.sample):,} documents of {topics}{purpose}"
     show_table(columns, [*rows, chance], title=title)
     print()
     changes = [

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import IO, Any, NamedTuple, Protocol, TypeVar
 
@@ -213,11 +214,22 @@ def parse_document(record: dict[str, Any], path: Path, line: int, keys: Document
     return Document(identifier, text)
 
 
+# Only a task of one's own has these settings; the published collections have the keys of Touché.
+_ADVICE = "name the keys of your documents in task.yaml (`corpus.id`, `corpus.text`)"
+_MAX_KEYS = 10
+
+
+def _quote(keys: Iterable[str]) -> str:
+    """Return the first of several keys in backticks."""
+    first = list(islice(keys, _MAX_KEYS + 1))
+    return ", ".join([*(f"`{key:.40}`" for key in first[:_MAX_KEYS]), *["…"] * (len(first) > _MAX_KEYS)])
+
+
 def _get_unique(record: dict[str, Any], keys: tuple[str, ...], whose: str, path: Path, line: int) -> tuple[str, Any]:
     """Return the present key with its value; several present keys must have equal values."""
     present = [key for key in keys if key in record]
     if not present:
-        raise BadLine(path, line, f"{whose}none of the keys {', '.join(f'`{key}`' for key in keys)}")
+        raise BadLine(path, line, f"{whose}none of the keys {_quote(keys)}, but {_quote(record)}; {_ADVICE}")
     for other in present[1:]:
         if record[other] != record[present[0]]:
             raise BadLine(path, line, f"{whose}`{present[0]}` and `{other}` differ; leave one of them out")
@@ -227,7 +239,11 @@ def _get_unique(record: dict[str, Any], keys: tuple[str, ...], whose: str, path:
 def _join_parts(record: dict[str, Any], keys: tuple[str, ...], whose: str, path: Path, line: int) -> str:
     """Return the texts under these keys, a line feed between them; an empty part, or null, is left out."""
     if missing := [key for key in keys if key not in record]:
-        raise BadLine(path, line, f"{whose}no key `{missing[0]}`; a part without text must be empty or null")
+        raise BadLine(
+            path,
+            line,
+            f"{whose}no key `{missing[0]}`, but {_quote(record)}; {_ADVICE}; a part without text must be empty or null",
+        )
     parts = [record[key] or "" for key in keys]
     for key, part in zip(keys, parts, strict=True):
         if not isinstance(part, str):

@@ -199,7 +199,11 @@ def _complete_sections(values: dict[str, Any], task: Task) -> None:
 
 def _locate_problem(error: ErrorDetails, source: str, given: Mapping[str, Any], options: Mapping[str, str]) -> str:
     """Describe a problem with its place: the options, if flags set the value, or else the file."""
-    place, problem = ".".join(map(str, error["loc"])), _describe_error(error)
+    place = ".".join(map(str, error["loc"]))
+    if error["type"] == "extra_forbidden":
+        # A setting of an unknown section is misspelt as a whole.
+        place = next((name for name in given if is_one_of(name, (place,))), place)
+    problem = _describe_error(error, place)
     if place in options and place in given:
         return f"{options[place]}: {problem.removeprefix(f'{place}: ')}"
     # The message about a whole section names the settings that it is about.
@@ -216,10 +220,9 @@ def _find_weights(task: Task, objective: Any) -> Mapping[str, float]:
     return next((weights for name, weights in task.objectives.items() if name == objective), task.objectives["both"])
 
 
-def _describe_error(error: ErrorDetails) -> str:
-    """Describe a problem of a configuration in its user's terms."""
-    kind, place = error["type"], error["loc"]
-    where = ".".join(str(part) for part in place)
+def _describe_error(error: ErrorDetails, where: str) -> str:
+    """Describe a problem of the configuration's setting `where` in its user's terms."""
+    kind = error["type"]
     if kind == "missing":
         return f"{where}: missing; give --{where} or name it in the configuration"
     if kind == "extra_forbidden":

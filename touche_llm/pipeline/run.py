@@ -15,7 +15,7 @@ from touche_llm.data import trec_runs
 from touche_llm.data.records import Topic
 from touche_llm.data.topics import require_kind
 from touche_llm.data.trec_runs import ParsedRun
-from touche_llm.errors import DataError, ToucheError, UsageError
+from touche_llm.errors import DataError, UsageError
 from touche_llm.judging.sentence_pairs import PairDocuments
 from touche_llm.pipeline import run_directory
 from touche_llm.pipeline.candidates import make_frame
@@ -135,8 +135,14 @@ def find_run_directory(path: Path) -> RunDirectory | None:
         return None
     directory.check_finished("rank")
     if not directory.run_file.exists():
+        finished = ", ".join(directory.read_metadata().stages)
+        if not finished and not directory.config_file.exists():
+            raise DataError(
+                f"{directory}: no {run_directory.RUN} in this folder; name a run file or the folder of a run"
+            )
         raise DataError(
-            f"{directory}: no {run_directory.RUN} in this folder; run `touche-llm rank` for it, or name a run file"
+            f"{directory}: no {run_directory.RUN} yet: the run is in progress or was stopped (finished stages: "
+            f"{finished or 'none'}); wait until it ends, or give its command again"
         )
     return directory
 
@@ -216,23 +222,22 @@ def read_texts(config: Config, task: Task, documents: Iterable[tuple[Topic, str]
     """Return the beginning of documents as the model saw them, by topic and document, from the local index of a run.
 
     White space is collapsed. Documents that the index lacks are left out; without an index, all.
+
+    Raises:
+        DataError: The index is damaged.
     """
     if config.index is None or not (config.index / "manifest.json").is_file():
         return {}
     requested, texts = list(documents), dict[tuple[str, str], str]()
-    try:
-        with DocumentStore(config.index) as store:
-            source = store if task.sentence_question is None else PairDocuments(store.parts)
-            unknown = set(source.find_unknown(dict.fromkeys(name for _, name in requested)))
-            for topic, name in requested:
-                if name in unknown:
-                    continue
-                # The names of the objects are no part of the text.
-                known = replace(topic, objects=topic.objects or ("", ""))
-                seen = task.question.render(known, source.get(name)).document
-                text = seen if isinstance(seen, str) else seen.passage
-                texts[topic.id, name] = " ".join(text.split())[:_TEXT_CHARS]
-    except ToucheError:
-        # The texts are an extra; the commands that need the index report what is wrong with it.
-        return {}
+    with DocumentStore(config.index) as store:
+        source = store if task.sentence_question is None else PairDocuments(store.parts)
+        unknown = set(source.find_unknown(dict.fromkeys(name for _, name in requested)))
+        for topic, name in requested:
+            if name in unknown:
+                continue
+            # The names of the objects are no part of the text.
+            known = replace(topic, objects=topic.objects or ("", ""))
+            seen = task.question.render(known, source.get(name)).document
+            text = seen if isinstance(seen, str) else seen.passage
+            texts[topic.id, name] = " ".join(text.split())[:_TEXT_CHARS]
     return texts

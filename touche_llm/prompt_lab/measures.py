@@ -149,7 +149,8 @@ def decide_verdict(parts: Sequence[PartMeasures]) -> Verdict:
     chosen = choice.name != ALL
     # Topics without a grade above 0 do not count in nDCG; of a pooled measure all count.
     counted = len(choice.estimates[first][measure].topics)
-    on = f"the {counted} topics that it was chosen on" if chosen else f"{counted} topics"
+    topics = f"{counted} topic{'' if counted == 1 else 's'}"
+    on = f"the {topics} that it was chosen on" if chosen else topics
     if winner == first:
         sentence = f"No variant has a better {measure} than {first}, the first ({values[first]:.4f}), on {on}"
         return Verdict(winner, None, f"{sentence}: there is no choice to confirm.")

@@ -282,8 +282,8 @@ def provide_sample(
     drawn = {item.topic_id for item in sample}
     if dropped := [topic for topic in pool if topic not in drawn]:
         notes.append(
-            f"topics not in the sample of {len(sample):,} documents, of which each topic takes {MIN_TOPIC_DOCUMENTS} "
-            f"or all that are judged: {shorten(dropped)}; draw more documents for more topics"
+            f"topics not in the sample of {len(sample):,} documents: {shorten(dropped)}; draw a larger one: another "
+            f"topic needs {MIN_TOPIC_DOCUMENTS} documents, or all of its judged ones if these are fewer"
         )
     text = "\n".join(f"{item.topic_id} {item.document_id}" for item in sample)
     name = f"{task.name}-{hashlib.sha256(text.encode()).hexdigest()[:8]}.tsv"
