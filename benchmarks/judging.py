@@ -48,8 +48,7 @@ from touche_llm.data.trec_runs import write_candidates
 from touche_llm.llm.answers import AnswerForm, Layout
 from touche_llm.llm.cache import Cache
 from touche_llm.llm.chat import ChatReply, read_completion
-from touche_llm.llm.counts import Counts
-from touche_llm.llm.engine import Completion, EngineInfo
+from touche_llm.llm.engine import Completion, Counts, EngineInfo
 from touche_llm.llm.model import ModelClient
 from touche_llm.llm.request import Message, Request
 from touche_llm.pipeline.config_file import load_config

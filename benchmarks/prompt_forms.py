@@ -42,7 +42,7 @@ from touche_llm.data.topics import read_topics
 from touche_llm.evaluation.qrels import STANCE, Qrels, read_qrels
 from touche_llm.judging.labels import combine_position
 from touche_llm.judging.pointwise import judge
-from touche_llm.llm.counts import LabelInformation
+from touche_llm.llm.logprobs import LabelInformation
 from touche_llm.llm.settings import EngineConfig
 from touche_llm.pipeline.engines import LanguageModel
 from touche_llm.prompts.purposes import load, purposes_of

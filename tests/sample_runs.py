@@ -16,8 +16,7 @@ from touche_llm.config import Config
 from touche_llm.data.records import RunLine
 from touche_llm.integrations.tira import detect_input
 from touche_llm.llm.cache import Cache
-from touche_llm.llm.counts import Counts
-from touche_llm.llm.engine import EngineInfo
+from touche_llm.llm.engine import Counts, EngineInfo
 from touche_llm.llm.model import ModelClient
 from touche_llm.pipeline import stages
 from touche_llm.pipeline import stages as pipeline

@@ -26,7 +26,6 @@ LAYERS = (
     "evaluation",
     "config",
     "pipeline",
-    "batch",
     "prompt_lab",
     "regression",
     "report",

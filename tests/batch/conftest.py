@@ -13,7 +13,7 @@ import pytest
 
 from tests.batch.stages import Waiting, export_stage, simple_config
 from tests.sample_runs import Silent, retrieve_stage
-from touche_llm.llm import managed
+from touche_llm.llm import batch_files, managed
 
 ROOT = Path(__file__).parents[2]
 
@@ -48,7 +48,7 @@ def answer(body):
     if "prefixItems" in schema:
         return json.dumps([value(each, each["title"]) for each in schema["prefixItems"]])
     return json.dumps({{name: value(each, name) for name, each in schema["properties"].items()}})
-model = how.get("model", flags["--served-model-name"])
+model = flags["--served-model-name"]
 def reply(text, has_logprobs):
     tokens = [{{"token": c, "logprob": 0.0, "top_logprobs": [{{"token": c, "logprob": 0.0}}]}} for c in text]
     choice = {{"message": {{"content": text}}, "finish_reason": "stop"}}
@@ -61,17 +61,8 @@ lines = [{{"custom_id": key, "response": each, "error": None}} for key, each in 
 for line in lines[: how.get("broken", 0) if calls > how.get("good_calls", 0) else 0]:
     body = {{"error": {{"message": "out of memory"}}}}
     line["response"] = {{"status_code": how.get("status", 500), "body": body}}
-if how.get("fewer"):
-    lines.pop()
-if how.get("twice"):
-    lines.append(lines[0])
-if how.get("foreign"):
-    lines[0]["custom_id"] = "0" * 64
 written = pathlib.Path(flags["-o"])
 written.write_text("".join(json.dumps(line) + "\\n" for line in lines))
-if how.get("garbage"):
-    with written.open("a") as stream:
-        stream.write("Traceback (most recent call last):\\n")
 if how.get("nothing"):
     written.unlink()
 if how.get("hangs"):
@@ -194,6 +185,7 @@ class Programs:
         monkeypatch.delenv("RAY_ADDRESS", raising=False)
         monkeypatch.delenv("TORCHDYNAMO_DISABLE", raising=False)
         monkeypatch.setattr(managed, "_STOP_SECONDS", 0.3)
+        monkeypatch.setattr(batch_files, "_QUIET_SECONDS", 0.1)
         monkeypatch.syspath_prepend(str(self.folder))
         spec = importlib.util.spec_from_file_location("transformers", self.folder / "transformers.py")
         assert spec is not None and spec.loader is not None

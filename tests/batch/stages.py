@@ -10,11 +10,10 @@ from tests import batch_replies as b
 from tests.sample_runs import Silent, config_for, with_cache
 from tests.scripted_engine import FACTS, Script, ScriptedEngine
 from tests.write_demo_cassette import script_of
-from touche_llm.batch.export import Export, pending_requests, read_batch, write_requests
-from touche_llm.batch.rounds import Import, import_replies
 from touche_llm.config import Config
 from touche_llm.llm.cache import Cache, CacheMode
-from touche_llm.llm.request import Message, Request
+from touche_llm.llm.request import Request
+from touche_llm.pipeline.batch import Export, Import, import_replies, pending_requests, read_batch, write_requests
 from touche_llm.pipeline.stages import StageName, run_judge, run_rank, run_retrieve
 
 # Settings for few requests.
@@ -96,9 +95,3 @@ class TokenCounter(ScriptedEngine):
 
     def __init__(self, folder: Path, chat_template_kwargs: Mapping[str, Any]) -> None:
         """Load nothing."""
-
-    def count_tokens(self, messages: tuple[Message, ...]) -> int:  # type: ignore[override]
-        return sum(len(message.content) for message in messages) // 4
-
-    def truncate(self, text: str, max_tokens: int) -> str:  # type: ignore[override]
-        return text[: max_tokens * 4]

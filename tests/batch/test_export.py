@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -26,12 +24,12 @@ from tests.batch.stages import (
 from tests.fake_server import FakeServer
 from tests.sample_runs import Silent, retrieve_stage, run_on
 from tests.scripted_engine import FACTS
-from touche_llm.batch import export
-from touche_llm.batch.export import Export, pending_requests, write_requests
 from touche_llm.config import Config
 from touche_llm.errors import UsageError
 from touche_llm.llm.cache import Cache
 from touche_llm.llm.request import Message
+from touche_llm.pipeline import batch
+from touche_llm.pipeline.batch import Export, pending_requests, write_requests
 from touche_llm.pipeline.engines import store_engine_info
 
 
@@ -82,39 +80,11 @@ async def test_requests_of_another_export_are_replaced_only_with_overwrite(waiti
         with pytest.raises(UsageError, match="`overwrite: true`"):
             write_requests(found, out, other)
         with pytest.raises(UsageError, match="`overwrite: true`"):
-            write_requests(Export(found.batch, [], 0, 0), out, other)
+            write_requests(Export(found.batch, [], 0), out, other)
         assert (out / name).read_bytes() == theirs
         assert write_requests(found, out, other, overwrite=True)
         assert sorted(out.glob("other*")) == [other]
         other.unlink()
-
-
-async def test_a_killed_export_leaves_no_file_that_the_next_one_refuses(
-    waiting: Waiting, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    config, out, _ = waiting
-    found = await pending_requests("judge", config, out, None, Silent())
-    path = out / "requests.jsonl"
-    fewer = Export(found.batch, found.requests[:2], 0, 0)
-    assert write_requests(fewer, out, path)
-    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
-        patched.setattr(os, "replace", killed_after(1, os.replace))
-        write_requests(found, out, path)
-    assert len(b.read(path)) == 2
-    assert write_requests(found, out, path)
-    assert len(b.read(path)) == len(found.requests)
-
-
-def killed_after(count: int, work: Callable[..., None]) -> Callable[..., None]:
-    """Return `work` for `count` calls; the next one raises KeyboardInterrupt."""
-    left = iter(range(count))
-
-    def call(*arguments: Any) -> None:
-        if next(left, None) is None:
-            raise KeyboardInterrupt
-        work(*arguments)
-
-    return call
 
 
 async def test_requests_of_a_topic_stay_together(tmp_path: Path) -> None:
@@ -169,27 +139,18 @@ async def test_the_tokeniser_of_another_model_is_refused(
     assert caught.value.location == "engine.tokenizer"
 
 
-# An export without a tokeniser assumes 512.
-@pytest.mark.parametrize(("known", "counted"), [(FACTS.overhead, FACTS.overhead), (512, 0), (512, 512)])
-async def test_the_tokeniser_of_the_model_corrects_an_assumption(
-    known: int, counted: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    config = await config_with_overhead(known, counted, tmp_path, monkeypatch)
-    assert (await export_stage(config, tmp_path / "out", tokenizer=tmp_path)).batch.facts.overhead == counted
-
-
 async def config_with_overhead(known: int, counted: int, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Config:
     """Candidates, a cache that knows a template of so many tokens, and a tokeniser that counts others."""
 
     class Counter(TokenCounter):
-        def count_tokens(self, messages: tuple[Message, ...]) -> int:  # type: ignore[override]
-            return counted + super().count_tokens(messages)
+        async def count_tokens(self, messages: tuple[Message, ...]) -> int:
+            return counted + await super().count_tokens(messages)
 
     config = simple_config(folder)
     await retrieve_stage(config, folder / "out", Silent())
     with Cache(config.cache.file) as cache:
         store_engine_info(FACTS.model_copy(update={"overhead": known}), cache)
-    monkeypatch.setattr(export, "ChatTokenizer", Counter)
+    monkeypatch.setattr(batch, "ChatTokenizer", Counter)
     return config
 
 

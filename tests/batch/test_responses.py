@@ -14,9 +14,9 @@ from tests import batch_replies as b
 from tests.batch.stages import COMPARATIVE, Waiting, export_stage, import_files, simple_config, stored_keys
 from tests.sample_runs import Silent, retrieve_stage, run_directly, with_cache
 from tests.scripted_engine import FACTS, ScriptedEngine
-from touche_llm.batch.export import read_batch
 from touche_llm.errors import DataError
 from touche_llm.llm.cache import Cache, CacheMode
+from touche_llm.pipeline.batch import read_batch
 from touche_llm.pipeline.run_directory import BATCH
 
 

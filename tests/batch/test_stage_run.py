@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
@@ -30,7 +29,6 @@ from tests.fake_server import FakeServer, good, says
 from tests.sample_runs import Silent, retrieve_stage, run_directly, run_on, with_cache
 from tests.scripted_engine import FACTS, ScriptedEngine
 from tests.write_demo_cassette import script_of, script_with_queries
-from touche_llm.batch import export
 from touche_llm.data.io import read_records
 from touche_llm.data.records import Failure
 from touche_llm.data.trec_runs import read_candidates
@@ -39,6 +37,7 @@ from touche_llm.llm.answers import Layout, list_fields
 from touche_llm.llm.cache import CacheMode
 from touche_llm.llm.chat import build_chat_body
 from touche_llm.llm.request import MAX_SAMPLES, Request
+from touche_llm.pipeline import batch
 from touche_llm.pipeline.corpora import open_run_corpus
 from touche_llm.pipeline.engines import open_model
 from touche_llm.pipeline.stages import run_all
@@ -69,16 +68,6 @@ async def test_a_run_by_files_sends_the_requests_and_gives_the_files_of_a_direct
     assert rounds["judge"] == of_judge[task]
     assert len(rounds["retrieve"]) == (task == "comparative")
     assert len(rounds["rank"]) > 1 if task != "sentence_pairs" else len(rounds["rank"]) == 1
-
-
-async def test_a_comparison_that_depends_on_another_is_not_pending_yet(tmp_path: Path) -> None:
-    config = simple_config(tmp_path).model_copy(update={"rank": ("judge", "sliding:4")})
-    out = tmp_path / "out"
-    await retrieve_stage(config, out, Silent())
-    await answer_by_files("judge", config, out, COMPARATIVE)
-    await replay("judge", config, out)
-    # The last pair, in both orders: which document meets the next one is not known yet.
-    assert len((await export_stage(config, out, "rank")).requests) == 2
 
 
 async def test_failures_by_files_equal_those_of_a_server(tmp_path: Path) -> None:
@@ -192,14 +181,6 @@ async def test_a_replay_finds_the_facts_of_a_batch(waiting: Waiting) -> None:
         assert (model.engine_info.model, model.engine_info.context) == ("scripted", FACTS.context)
 
 
-async def test_the_folder_can_be_moved_between_export_and_import(waiting: Waiting) -> None:
-    config, out, requests = waiting
-    moved = out.with_name("moved")
-    shutil.move(out, moved)
-    done = await import_files(moved, b.write(moved / "r.jsonl", b.answers(requests, COMPARATIVE)))
-    assert done.stored == 4
-
-
 async def test_answers_of_a_stage_that_fails_are_stored(tmp_path: Path) -> None:
     config, out, written = short_config(tmp_path, "sentence_pairs"), tmp_path / "out", script_of("sentence_pairs")
     await retrieve_stage(config, out, Silent())
@@ -223,7 +204,7 @@ async def test_documents_are_truncated_as_by_an_engine_with_this_tokeniser(
     await retrieve_stage(config, out, Silent())
     with pytest.raises(UsageError, match=r"^engine\.tokenizer"):
         await answer_by_files("judge", config, out, script)
-    monkeypatch.setattr(export, "ChatTokenizer", TokenCounter)
+    monkeypatch.setattr(batch, "ChatTokenizer", TokenCounter)
     for stage in ("judge", "rank"):
         await answer_by_files(stage, config, out, script, tmp_path)
         await replay(stage, config, out)

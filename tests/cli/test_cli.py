@@ -26,7 +26,7 @@ from touche_llm import __version__
 from touche_llm.cli.demo import SAMPLES
 from touche_llm.cli.stages import run_requests, until_interrupted
 from touche_llm.errors import DataError
-from touche_llm.llm.counts import Counts
+from touche_llm.llm.engine import Counts
 from touche_llm.pipeline.config_file import load_config
 from touche_llm.pipeline.progress import ConsoleProgress
 

@@ -77,18 +77,6 @@ def test_the_schema_closes_the_object_and_lists_the_labels() -> None:
     }
 
 
-def test_a_field_that_not_every_backend_enforces_is_a_programming_error() -> None:
-    class Free(AnswerModel):
-        text: str
-
-    class Mixed(AnswerModel):
-        flag: Literal[True, 1]
-
-    for model in (Free, Mixed):
-        with pytest.raises(TypeError):
-            build_schema(model)
-
-
 class Coded(AnswerModel):
     kind: Literal["A", "B"]
     code: Annotated[str, Field(pattern="^[a-c]{2}( [a-c]{2})*$")]
@@ -139,18 +127,6 @@ def test_a_repeated_text_is_not_an_answer() -> None:
     with pytest.raises(Unusable) as caught:
         parse_answer('{"kind": "A", "code": "ab", "code": "ab"}', Coded)
     assert caught.value.kind == "outside_schema"
-
-
-def test_a_text_without_a_pattern_or_another_type_with_one_is_a_programming_error() -> None:
-    class Bounded(AnswerModel):
-        text: Annotated[str, Field(max_length=3)]
-
-    class Number(AnswerModel):
-        number: Annotated[int, Field(ge=0)]
-
-    for model in (Bounded, Number):
-        with pytest.raises(TypeError):
-            build_schema(model)
 
 
 @pytest.mark.skipif(not REAL.exists(), reason=f"{REAL} is not there")

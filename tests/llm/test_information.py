@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from touche_llm.data.records import Reading
-from touche_llm.llm.counts import MIN_READINGS, LabelInformation
+from touche_llm.llm.logprobs import MIN_READINGS, LabelInformation
 
 LABELS = ("0", "1", "2", "3")
 

@@ -68,12 +68,6 @@ def test_a_grade_in_one_token_with_the_text_before_it() -> None:
     assert reading.probabilities == pytest.approx({"0": 0.0, "1": 0.1, "2": 0.6, "3": 0.3})
 
 
-def test_a_grade_in_one_token_with_the_text_after_it() -> None:
-    shares = {"2,": 0.7, "2": 0.1, "0,": 0.2}
-    reading = read(['{"relevance": ', ("2,", shares), '"quality":1,"stance":"NO"}'], "relevance", 2)
-    assert reading.probabilities == pytest.approx({"0": 0.2, "1": 0.0, "2": 0.8, "3": 0.0})
-
-
 def test_a_number_that_only_begins_like_a_grade_is_off_label_mass() -> None:
     shares = {"2": 0.5, "25": 0.3, "2.": 0.1, "2-": 0.1}
     reading = read(['{"relevance":', ("2", shares), ',"quality":1,"stance":"NO"}'], "relevance", 2)
@@ -89,12 +83,6 @@ def test_probabilities_of_tokens_with_the_same_text_add_up() -> None:
     reading = read_label(text, [token], LAYOUT, "relevance", LABELS["relevance"], 2)
     assert reading.probabilities == pytest.approx({"0": 0.0, "1": 0.6, "2": 0.4, "3": 0.0})
     assert get_most_probable(reading) == "1"
-
-
-def test_white_space_before_the_value() -> None:
-    shares = {" 2": 0.5, "2": 0.25, "  3": 0.25}
-    reading = read(['{"relevance":', (" 2", shares), ', "quality": 1, "stance": "NO"}'], "relevance", 2)
-    assert reading.probabilities == pytest.approx({"0": 0.0, "1": 0.0, "2": 0.75, "3": 0.25})
 
 
 def test_a_label_in_several_tokens_is_followed() -> None:
@@ -276,30 +264,8 @@ def test_offsets_are_in_bytes() -> None:
     assert [token.token for token in select_label_tokens(text, tokens, LAYOUT, ["relevance", "quality"])] == ["2", "1"]
 
 
-@pytest.mark.parametrize("length", [10, 5000])
-def test_texts_of_any_length_have_the_same_reading(length: int) -> None:
-    reading = read([f'{{"reason":"{"w" * length}","relevance":', ("2", {"2": 0.5, "3": 0.5}), "}"], "relevance", 2)
-    assert reading.probabilities == pytest.approx({"0": 0.0, "1": 0.0, "2": 0.5, "3": 0.5})
-
-
 def test_a_repeated_field_has_no_probabilities() -> None:
     pieces: list[Piece] = ['{"relevance":', ("2", {"2": 0.5, "3": 0.5}), ',"quality":', "1", ',"relevance":', "3", "}"]
     assert read(pieces, "relevance", 3) == Reading(answered=3)
     text, tokens = tokens_of(pieces)
     assert [token.token for token in select_label_tokens(text, tokens, LAYOUT, ["relevance", "quality"])] == ["1"]
-
-
-def test_tokens_that_share_a_byte_with_a_value_are_selected_and_its_neighbours_are_not() -> None:
-    for pieces, kept in (
-        (['{"relevance":', "2", ',"quality":1}'], ["2"]),
-        (['{"relevance"', ":2", ',"quality":1}'], [":2"]),
-        (['{"relevance":', "2,", '"quality":1}'], ["2,"]),
-    ):
-        text, tokens = tokens_of(pieces)
-        assert [token.token for token in select_label_tokens(text, tokens, LAYOUT, ["relevance"])] == kept
-
-
-def test_the_first_of_several_other_most_probable_labels_is_returned() -> None:
-    assert get_most_probable(
-        Reading(answered="NO", probabilities={"FIRST": 0.1, "SECOND": 0.4, "NEUTRAL": 0.4, "NO": 0.1})
-    ) == ("SECOND")

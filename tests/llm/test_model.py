@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import unicodedata
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,7 +13,6 @@ import pytest
 
 from tests.answer_models import ComparativeJudgment
 from tests.scripted_engine import FACTS, Label, ScriptedEngine
-from touche_llm.data.concurrency import map_in_order
 from touche_llm.data.records import Cut, Topic
 from touche_llm.errors import DataError, PromptError, ReplayMiss
 from touche_llm.judging.pointwise import make_failure
@@ -22,11 +21,10 @@ from touche_llm.llm.cache import Cache, CacheMode
 from touche_llm.llm.engine import Completion, Rejected
 from touche_llm.llm.model import AnsweredRequest, ModelClient
 from touche_llm.llm.request import Message, Origin, Request, Sampling
-from touche_llm.llm.truncation import fit_document
 from touche_llm.prompts.purposes import load_named
 from touche_llm.tasks import get_task
 from touche_llm.text.analysis import Analyzer
-from touche_llm.text.passages import RankedPassages, rank_passages
+from touche_llm.text.passages import rank_passages
 
 ANSWER: Mapping[str, Label] = {"relevance": 2, "quality": 1, "stance": "NO"}
 SENTENCES = " ".join(f"This is sentence number {n} of the passage." for n in range(200))
@@ -193,27 +191,6 @@ async def test_an_argument_in_the_middle_of_a_long_page_is_kept_if_the_context_i
     assert model.counts.cut == 1
 
 
-async def test_boilerplate_left_out_of_a_page_is_recorded_but_not_counted_as_truncation(tmp_path: Path) -> None:
-    with Cache(tmp_path / "c.sqlite") as cache:
-        model, engine = model_with(cache)
-        page = f"{PAGE[:600]}\nCopyright 2020"
-        _, cut = await model.request_truncated(
-            request_about, rank_passages(page, TOPIC, Analyzer()), ComparativeJudgment
-        )
-        assert cut is not None and cut.parts is not None and cut.prompt_tokens == 0
-        assert [page[start:end] for start, end in cut.parts] == [sent_about(engine)]
-        assert sent_about(engine).startswith("The fair of 0") and "Copyright" not in sent_about(engine)
-        _, nothing_left_out = await model.request_truncated(
-            request_about, rank_passages(ARGUMENT, TOPIC, Analyzer()), ComparativeJudgment
-        )
-        _, only_boilerplate = await model.request_truncated(
-            request_about, rank_passages("Home\nLog in\nContact\nSitemap", TOPIC, Analyzer()), ComparativeJudgment
-        )
-    assert nothing_left_out is None
-    assert only_boilerplate is not None and only_boilerplate.only_boilerplate
-    assert model.counts.cut == 0
-
-
 async def test_the_best_passage_is_truncated_if_it_does_not_fit(tmp_path: Path) -> None:
     page = (
         "The fair was held. " * 50 + "Vaping [harms] the  health\u200b, nicotine too. " * 60 + "The choir sang. " * 50
@@ -257,36 +234,6 @@ async def test_passages_without_room_are_an_error(tmp_path: Path) -> None:
                 )
 
 
-class CountingEngine(ScriptedEngine):
-    """Its token counts depend on the number of passages only, not necessarily monotonically."""
-
-    def __init__(self, document: RankedPassages, tokens: Callable[[int], int]) -> None:
-        super().__init__(lambda _: ANSWER)
-        self.tokens = {document.best(k).text: tokens(k) for k in range(1, len(document.passages) + 1)}
-        self.counted: list[int] = []
-
-    async def count_tokens(self, messages: tuple[Message, ...]) -> int:
-        self.counted.append(self.tokens.get(messages[1].content.removeprefix("Passage: "), 0))
-        return self.counted[-1]
-
-
-@pytest.mark.parametrize("room", [1, 2, 3, 17, -3, -2, -1])
-@pytest.mark.parametrize("uneven", [False, True])
-async def test_as_many_passages_as_fit_are_found_with_few_counts(room: int, uneven: bool) -> None:
-    document = rank_passages(PAGE, TOPIC, Analyzer())
-    room %= len(document.passages)
-    engine = CountingEngine(document, lambda k: k + (k % 3 if uneven else 0))
-
-    async def head(text: str, tokens: int) -> str:
-        return text[:tokens]
-
-    fit = await fit_document(engine.count_tokens, head, request_about, document, room)
-    assert len(engine.counted) <= 3 + len(document.passages).bit_length()
-    if not uneven:
-        assert fit.passages == room
-    assert fit.prompt_tokens <= room
-
-
 async def test_a_replay_miss_names_the_request_and_the_likely_reason(tmp_path: Path) -> None:
     request = request_about("x")
     with Cache(tmp_path / "c.sqlite") as cache:
@@ -327,36 +274,6 @@ async def test_an_unusable_cached_answer_is_an_error_with_its_key(tmp_path: Path
         cache.put(msgspec.structs.replace(entry, value={**entry.value, **value}), Answer)
         with pytest.raises(DataError, match=request.key):
             await model.request(request, ComparativeJudgment)
-
-
-async def test_results_come_in_order_and_no_call_waits_for_a_slow_one() -> None:
-    release = asyncio.Event()
-    finished: list[int] = []
-
-    async def call(item: int) -> int:
-        if item == 0:
-            await release.wait()
-        finished.append(item)
-        if len(finished) == 9:
-            release.set()
-        return item * item
-
-    assert await map_in_order(call, range(10), concurrency=2) == [n * n for n in range(10)]
-    assert finished[-1] == 0
-
-
-async def test_the_first_error_stops_the_other_calls() -> None:
-    started: list[int] = []
-
-    async def call(item: int) -> None:
-        started.append(item)
-        if item == 3:
-            raise DataError("the third")
-        await asyncio.sleep(0.001)
-
-    with pytest.raises(DataError, match="the third"):
-        await map_in_order(call, range(1000), concurrency=2)
-    assert len(started) < 10
 
 
 class Held(ScriptedEngine):
@@ -409,69 +326,6 @@ async def test_when_a_request_is_cancelled_no_task_waits_forever_and_it_can_be_s
         engine.let.set()
         assert isinstance(await model.request(request_about("tea"), ComparativeJudgment), AnsweredRequest)
     assert len(engine.requests) == 2
-
-
-async def test_a_document_that_fits_exactly_is_complete_and_truncated_with_one_token_less(tmp_path: Path) -> None:
-    with Cache(tmp_path / "c.sqlite") as cache:
-        measured = await ScriptedEngine(lambda _: ANSWER).count_tokens(request_about(SENTENCES).messages)
-        # 50 tokens are for the answer.
-        exact, engine = model_with(cache, measured + 50)
-        _, cut = await exact.request_truncated(request_about, SENTENCES, ComparativeJudgment)
-        assert cut is None and engine.requests[0].messages[1].content == f"Passage: {SENTENCES}"
-        _, cut = await model_with(cache, measured + 49)[0].request_truncated(
-            request_about, SENTENCES, ComparativeJudgment
-        )
-        assert cut is not None and cut.prompt_tokens <= measured - 1
-
-
-async def test_tokens_of_a_document_with_as_many_bytes_as_available_tokens_are_not_counted(tmp_path: Path) -> None:
-    size = sum(len(message.content.encode()) for message in request_about("short").messages)
-    with Cache(tmp_path / "c.sqlite") as cache:
-        model, engine = model_with(cache, size + 50)
-        engine.count_tokens = None  # type: ignore[method-assign, assignment]
-        _, cut = await model.request_truncated(request_about, "short", ComparativeJudgment)
-    assert cut is None and engine.requests[0].messages[1].content == "Passage: short"
-
-
-@pytest.mark.parametrize("count", [1, 3])
-async def test_passages_that_fill_the_room_exactly_are_kept(tmp_path: Path, count: int) -> None:
-    document = rank_passages(PAGE, TOPIC, Analyzer())
-    engine = CountingEngine(document, lambda k: k)
-    engine.tokens[document.whole.text] = len(document.passages)
-    fit = await fit_document(engine.count_tokens, engine.truncate, request_about, document, room=count)
-    assert (fit.passages, fit.prompt_tokens, fit.kept_chars) == (count, count, None)
-
-
-async def test_a_beginning_that_fills_the_room_exactly_is_kept() -> None:
-    """With one token per word, the room can be filled to the last token."""
-    words = " ".join(f"word{n}" for n in range(100))
-
-    async def count(messages: tuple[Message, ...]) -> int:
-        return len(messages[1].content.split())
-
-    async def head(text: str, tokens: int) -> str:
-        return " ".join(text.split()[:tokens]) + " "
-
-    fit = await fit_document(count, head, request_about, words, room=22)
-    # "Passage:" and the mark take two.
-    assert (fit.prompt_tokens, fit.kept_chars) == (22, len(" ".join(words.split()[:20])))
-
-
-async def test_a_tokenizer_that_returns_no_beginning_is_an_error() -> None:
-    requested: list[int] = []
-
-    async def count(messages: tuple[Message, ...]) -> int:
-        return len(messages[1].content.split())
-
-    async def head(text: str, tokens: int) -> str:
-        requested.append(tokens)
-        assert len(requested) < 1000, "it would never end"
-        return ""
-
-    with pytest.raises(PromptError):
-        await fit_document(count, head, request_about, "word " * 100, room=22)
-    # The mark and "Passage:" take two tokens; each time at least a tenth less is requested.
-    assert requested == [20, 18, 16, 14, 12, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1]
 
 
 async def test_the_kind_of_a_failure_is_that_of_its_last_attempt(tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any, TypeVar
@@ -18,13 +18,13 @@ from touche_llm.errors import EngineError, PromptError, ReplayMiss
 from touche_llm.llm import http
 from touche_llm.llm.cache import Cache, CacheMode
 from touche_llm.llm.engine import EngineDeath, EngineInfo
-from touche_llm.llm.pooling import PooledText, PoolingClient
+from touche_llm.llm.pooling import PoolingClient
 from touche_llm.llm.pooling_server import PoolingServer, read_vector
 from touche_llm.llm.settings import PoolingConfig, PoolingPurpose
 
 ResultT = TypeVar("ResultT")
 LONG = "word " * 200
-TEXTS = [PooledText("cats chase mice", "1"), PooledText("dogs bark", "1"), PooledText("cats chase mice", "2")]
+TEXTS = [("cats chase mice", "1"), ("dogs bark", "1"), ("cats chase mice", "2")]
 
 
 def run(
@@ -50,6 +50,14 @@ def run(
     return asyncio.run(connected())
 
 
+async def embed(client: PoolingClient, texts: Sequence[tuple[str, ...]]) -> list[bytes]:
+    return await client.embed([client.wrap(*text) for text in texts])
+
+
+async def score(client: PoolingClient, query: str, documents: Sequence[tuple[str, ...]]) -> list[float]:
+    return await client.score(query, [client.wrap(*document) for document in documents])
+
+
 def replay(work: Callable[[PoolingClient], Awaitable[ResultT]], path: Path) -> ResultT:
     """Work without a server."""
     with Cache(path, CacheMode.REPLAY) as cache:
@@ -66,29 +74,29 @@ def replay(work: Callable[[PoolingClient], Awaitable[ResultT]], path: Path) -> R
 
 def test_equal_texts_are_embedded_once_and_replayed(tmp_path: Path) -> None:
     server = FakePooling()
-    vectors = run(server, lambda client: client.embed(TEXTS), tmp_path / "cache.sqlite")
+    vectors = run(server, lambda client: embed(client, TEXTS), tmp_path / "cache.sqlite")
     assert [read_vector(vector).tolist() for vector in vectors] == [
-        np.array(embed_words(each.text), "<f4").tolist() for each in TEXTS
+        np.array(embed_words(text), "<f4").tolist() for text, _ in TEXTS
     ]
     assert server.sent[-1]["input"] == ["cats chase mice", "dogs bark"]
-    assert replay(lambda client: client.embed(TEXTS), tmp_path / "cache.sqlite") == vectors
+    assert replay(lambda client: embed(client, TEXTS), tmp_path / "cache.sqlite") == vectors
     with pytest.raises(ReplayMiss, match="lacks 1 results"):
-        replay(lambda client: client.embed([*TEXTS, PooledText("birds", "3")]), tmp_path / "cache.sqlite")
+        replay(lambda client: embed(client, [*TEXTS, ("birds", "3")]), tmp_path / "cache.sqlite")
 
 
 def test_scores_are_stored_for_each_pair(tmp_path: Path) -> None:
     server, path = FakePooling(), tmp_path / "cache.sqlite"
-    documents = [PooledText(text, "1", text[0]) for text in ("dogs bark", "cats sleep", "cats chase mice")]
-    scores = run(server, lambda client: client.score("cats chase", documents), path, purpose="score")
+    documents = [(text, "1", text[0]) for text in ("dogs bark", "cats sleep", "cats chase mice")]
+    scores = run(server, lambda client: score(client, "cats chase", documents), path, purpose="score")
     assert [len(body["documents"]) for body in server.sent[-2:]] == [2, 1]
     assert sorted(range(3), key=lambda index: -scores[index]) == [2, 1, 0]
-    assert replay(lambda client: client.score("cats chase", documents[::-1]), path) == scores[::-1]
+    assert replay(lambda client: score(client, "cats chase", documents[::-1]), path) == scores[::-1]
 
 
 @pytest.mark.parametrize("dimensions", [None, DIMENSIONS])
 def test_the_keys_are_those_of_the_contract(tmp_path: Path, dimensions: int | None) -> None:
     path = tmp_path / "cache.sqlite"
-    run(FakePooling(), lambda client: client.embed(TEXTS[:1]), path, revision="r", dimensions=dimensions)
+    run(FakePooling(), lambda client: embed(client, TEXTS[:1]), path, revision="r", dimensions=dimensions)
     parts = {"kind": "embedding", "model": "pooling", "revision": "r", "text": "cats chase mice", "version": 1}
     parts |= {} if dimensions is None else {"dimensions": dimensions}
     with Cache(path) as cache:
@@ -97,7 +105,7 @@ def test_the_keys_are_those_of_the_contract(tmp_path: Path, dimensions: int | No
 
 def test_the_key_of_a_score_is_that_of_the_contract(tmp_path: Path) -> None:
     path = tmp_path / "cache.sqlite"
-    run(FakePooling(), lambda client: client.score("q", [PooledText("d", "1", "x")]), path, purpose="score")
+    run(FakePooling(), lambda client: score(client, "q", [("d", "1", "x")]), path, purpose="score")
     parts = {"document": "d", "kind": "score", "model": "pooling", "query": "q", "revision": "", "version": 1}
     with Cache(path) as cache:
         entries = list(cache.iterate_entries())
@@ -111,8 +119,8 @@ def _hash(parts: dict[str, Any]) -> str:
 
 def test_vectors_of_numbers_are_read_too(tmp_path: Path) -> None:
     server = FakePooling(fault="floats")
-    (vector,) = run(server, lambda client: client.embed(TEXTS[:1]), tmp_path / "cache.sqlite")
-    assert read_vector(vector).tolist() == np.array(embed_words(TEXTS[0].text), "<f4").tolist()
+    (vector,) = run(server, lambda client: embed(client, TEXTS[:1]), tmp_path / "cache.sqlite")
+    assert read_vector(vector).tolist() == np.array(embed_words(TEXTS[0][0]), "<f4").tolist()
 
 
 @pytest.mark.parametrize(
@@ -153,7 +161,7 @@ def test_later_faults_end_the_work(tmp_path: Path, purpose: PoolingPurpose, faul
     path, server = tmp_path / "cache.sqlite", FakePooling(fault=fault, healthy=1)
 
     async def work(client: PoolingClient) -> None:
-        await (client.embed(TEXTS[:2]) if purpose == "embedding" else client.score("q", TEXTS[:2]))
+        await (embed(client, TEXTS[:2]) if purpose == "embedding" else score(client, "q", TEXTS[:2]))
 
     with pytest.raises(EngineError, match=named) as raised:
         run(server, work, path, purpose=purpose)
@@ -180,7 +188,7 @@ def test_a_server_that_dies_later_ends_the_work_before_its_retries_do(
                 with Cache(tmp_path / "cache.sqlite") as cache:
                     client = PoolingClient(info, engine, cache, retry_for=600.0, purpose=purpose)
                     async with asyncio.timeout(10):
-                        await (client.embed(TEXTS[:2]) if purpose == "embedding" else client.score("q", TEXTS[:2]))
+                        await (embed(client, TEXTS[:2]) if purpose == "embedding" else score(client, "q", TEXTS[:2]))
 
     with pytest.raises(EngineError) as raised:
         asyncio.run(main())

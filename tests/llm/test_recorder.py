@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-import orjson
 import pytest
 from pydantic import Field
 
 from tests.answer_models import ComparativeJudgment, ControversialJudgment, PairJudgment, SentenceJudgment
 from tests.scripted_engine import FACTS, ScriptedEngine
-from touche_llm.data.concurrency import map_in_order
 from touche_llm.data.records import Topic
-from touche_llm.errors import DataError, EngineError
-from touche_llm.llm.answers import AnswerModel, FailedRequest, build_schema, get_labels
+from touche_llm.llm.answers import AnswerModel, build_schema, get_labels
 from touche_llm.llm.cache import Cache, CacheMode
 from touche_llm.llm.logprobs import read_label
 from touche_llm.llm.model import AnsweredRequest, ModelClient
@@ -124,33 +119,9 @@ async def test_an_order_lists_the_documents_as_shown() -> None:
     assert (await answered(Order, "d1 d2 d3")).value.order == "A > B > C"
 
 
-async def test_a_request_without_an_answer_is_pending_and_does_not_stop_the_others() -> None:
-    one, other = request_for(Best, "d1 d2"), request_for(Best, "d1 d2", user="Other.")
-    dry = make_dry_engine()
-    completion = await dry.complete(other)
-    engine = RecordingEngine(lambda request: completion if request.key == other.key else None)
-    with open_known_answers(Path("nowhere.sqlite"), CacheMode.REUSE) as cache:
-        client = ModelClient(engine_info=FACTS, engine=engine, cache=cache)
-        with pytest.raises(asyncio.CancelledError):
-            await map_in_order(lambda request: client.request(request, Best), [one, other], 1)
-    assert (engine.pending, engine.answered) == ({one.key: one}, {other.key})
-
-
-async def test_objects_that_all_share_a_word_are_the_first_and_the_last() -> None:
-    fields = {"first": {"enum": ["green tea", "tea"]}, "second": {"enum": ["tea", "iced tea", "a tea"]}}
-    schema = {"type": "object", "properties": fields}
-    completion = await make_dry_engine().complete(replace(request_for(ComparativeJudgment, None), schema=schema))
-    assert orjson.loads(completion.text) == {"first": "green tea", "second": "a tea"}
-
-
 async def test_queries_differ_and_fit_their_pattern() -> None:
     queries = (await answered(Queries, None)).value.model_dump()
     assert len(set(queries.values())) == 2
-
-
-async def test_a_pattern_without_a_known_text_is_an_error_and_no_unusable_answer() -> None:
-    with pytest.raises(EngineError, match="'order'.* 5 .*'A > B > C > D"):
-        await make_dry_engine().complete(request_for(Order, "d1 d2 d3 d4 d5"))
 
 
 @pytest.mark.parametrize(
@@ -168,15 +139,6 @@ async def test_two_objects_are_found_in_any_title_that_has_them(title: str) -> N
     model = objects_answer(Topic("1", title))
     result = await answered(model, None)
     assert result.value.first != result.value.second
-
-
-async def test_a_title_without_two_objects_is_requested_three_times() -> None:
-    model = objects_answer(Topic("1", "Vim vim"))
-    client, engine = dry_model(Path("nowhere.sqlite"))
-    with client.cache:
-        result = await client.request(request_for(model, None), model)
-    assert isinstance(result, FailedRequest)
-    assert engine.usage["comparative/judge"].requests == len(result.attempts) == 3
 
 
 async def test_requests_tokens_and_shared_prefixes_are_counted_by_prompt() -> None:
@@ -249,14 +211,6 @@ async def test_stored_answers_are_found_and_not_changed(name: str, tmp_path: Pat
     assert model.counts.cached_prompt_tokens == stored.answer.prompt_tokens
     after = contents(tmp_path)
     assert {file: after[file] for file in before} == before
-
-
-def test_a_file_that_is_not_a_cache_is_an_error(tmp_path: Path) -> None:
-    path = tmp_path / "c.sqlite"
-    path.write_text("something else")
-    with pytest.raises(DataError, match=r"c\.sqlite: "):
-        open_known_answers(path, CacheMode.REUSE)
-    assert path.read_text() == "something else"
 
 
 @pytest.mark.parametrize("mode", CacheMode)

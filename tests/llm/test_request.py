@@ -117,12 +117,6 @@ def test_the_order_of_a_mapping_is_not_part_of_the_key() -> None:
     assert one.key == replace(BASE, chat_template_kwargs={"b": 2, "a": 1}).key
 
 
-def test_the_key_version_changes_every_key(monkeypatch: pytest.MonkeyPatch) -> None:
-    before = BASE.key
-    monkeypatch.setattr(request_module, "KEY_VERSION", request_module.KEY_VERSION + 1)
-    assert replace(BASE).key != before
-
-
 def test_keys_are_stable() -> None:
     """Existing caches use these keys: a change needs a new KEY_VERSION."""
     assert request_module.KEY_VERSION == 1
@@ -171,17 +165,6 @@ def test_repeats_and_samples_have_keys_of_their_own() -> None:
     assert len(set(keys.values())) == len(keys)
     # Nothing is added to the keys of the only repeat.
     assert keys[0, 0] == BASE.key and keys[0, 1] == BASE.resample(1, 0.7).key
-
-
-def test_kinds_do_not_share_keys() -> None:
-    kinds = ("answer", "fit", "engine", "embedding", "score")
-    assert len({hash_content(kind, model="m", revision="", text="x") for kind in kinds}) == len(kinds)
-
-
-def test_a_resample_has_a_seed_and_a_temperature_of_its_own() -> None:
-    again = BASE.resample(2, 0.7)
-    assert (again.sample, again.sampling.seed, again.sampling.temperature) == (2, 2, 0.7)
-    assert again.messages == BASE.messages
 
 
 def test_instructions_are_placed_before_the_first_user_message() -> None:

@@ -14,7 +14,7 @@ from touche_llm.llm.request import Message
 from touche_llm.llm.tokenizers import ChatTokenizer
 
 
-def test_a_tokenizer_is_loaded_from_a_folder_alone_and_runs_no_code(
+async def test_a_tokenizer_is_loaded_from_a_folder_alone_and_runs_no_code(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with pytest.raises(UsageError, match="engine.tokenizer") as caught:
@@ -47,8 +47,8 @@ def test_a_tokenizer_is_loaded_from_a_folder_alone_and_runs_no_code(
     fake = SimpleNamespace(AutoTokenizer=SimpleNamespace(from_pretrained=load))
     monkeypatch.setitem(sys.modules, "transformers", fake)
     tokenizer = ChatTokenizer(tmp_path, {"thinking": False})
-    assert tokenizer.count_tokens((Message("system", "ab"), Message("user", "c"))) == len("<system>ab<user>c<answer>")
-    assert (tokenizer.truncate("aéb", 2), tokenizer.truncate("aéb", 9)) == ("a", "aéb")
+    assert tokenizer.count((Message("system", "ab"), Message("user", "c"))) == len("<system>ab<user>c<answer>")
+    assert (await tokenizer.truncate("aéb", 2), await tokenizer.truncate("aéb", 9)) == ("a", "aéb")
     assert given["load"][0] == str(tmp_path)
     assert given["load"][1] | {"local_files_only": True, "trust_remote_code": False} == given["load"][1]
     assert given["template"] == {"tokenize": False, "add_generation_prompt": True, "thinking": False}

@@ -6,7 +6,6 @@ import asyncio
 from pathlib import Path
 from typing import Any
 
-import orjson
 import pytest
 
 from tests.answer_models import ComparativeJudgment
@@ -16,10 +15,9 @@ from tests.scripted_engine import FACTS
 from touche_llm.data import transport
 from touche_llm.errors import DataError
 from touche_llm.llm.answers import Answer, FailedRequest
-from touche_llm.llm.cache import Cache, CacheMode, Entry
-from touche_llm.llm.counts import Counts
+from touche_llm.llm.cache import Cache, CacheMode
+from touche_llm.llm.engine import Counts
 from touche_llm.llm.model import AnsweredRequest, ModelClient
-from touche_llm.llm.truncation import Truncation
 
 BAD = says("Well, I think")
 FAILING = [*UNUSABLE, (status(400), "server_error"), (status(413), "server_error")]
@@ -176,33 +174,6 @@ async def test_of_two_failures_the_first_stays(tmp_path: Path) -> None:
     assert (await replay(tmp_path / "first" / "answers.sqlite"))[0] == failed
 
 
-async def test_a_failure_replaces_no_other_kind_of_entry(tmp_path: Path) -> None:
-    await send_question(FakeServer(rest=BAD), tmp_path)
-    with Cache(tmp_path / "answers.sqlite") as cache:
-        cache.export_cassette(tmp_path / "failed.jsonl")
-        key = cache.find("unusable")[0].key
-        cache.forget([key])
-        cache.put(Entry(key=key, kind="fit", model="m", value={"prompt_tokens": 1}), Truncation)
-        with pytest.raises(DataError, match=key):
-            cache.import_cassette(tmp_path / "failed.jsonl")
-
-
-@pytest.mark.parametrize("field", ["text", "reason"])
-async def test_stored_texts_are_bounded_when_they_are_read_too(field: str, tmp_path: Path) -> None:
-    failed, _ = await send_question(FakeServer(rest=says("é" * 5000)), tmp_path)
-    assert isinstance(failed, FailedRequest)
-    assert failed.attempts[0].text == "é" * 2000
-    cassette = tmp_path / "cassette.jsonl"
-    with Cache(tmp_path / "answers.sqlite") as cache:
-        cache.export_cassette(cassette)
-    entries = [orjson.loads(line) for line in cassette.read_bytes().splitlines()]
-    for entry in entries:
-        entry["value"][field] = "x" * 2001
-    cassette.write_bytes(b"\n".join(map(orjson.dumps, entries)) + b"\n")
-    with pytest.raises(DataError, match="UnusableAnswer"):
-        await replay(cassette)
-
-
 async def test_an_entry_of_an_unknown_kind_is_an_error_that_names_it(tmp_path: Path) -> None:
     await send_question(FakeServer(), tmp_path)
     cassette = tmp_path / "cassette.jsonl"
@@ -234,16 +205,5 @@ async def test_a_failure_counts_as_known_only_in_later_runs(tmp_path: Path) -> N
     server = FakeServer(rest=BAD)
     async with server.running(), model_of(server, tmp_path) as model:
         first, second = [await model.request(question(), ComparativeJudgment) for _ in range(2)]
-        assert not model.cache.has_resamples()
     assert first == second and are_resamples(server) == [False, True, True]
     assert (model.counts.failures, model.counts.known_failures) == (2, 0)
-
-
-async def test_a_refusal_of_a_later_sample_alone_is_no_failure(tmp_path: Path) -> None:
-    await send_question(FakeServer([BAD], rest=status(400)), tmp_path)
-    with Cache(tmp_path / "answers.sqlite") as cache:
-        cache.forget([question().key])
-    assert kinds(tmp_path) == [("unusable", 1)]
-    server = FakeServer()
-    result, _ = await send_question(server, tmp_path)
-    assert isinstance(result, AnsweredRequest) and are_resamples(server) == [False]

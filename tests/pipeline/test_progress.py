@@ -11,7 +11,7 @@ import pytest
 from rich.console import Console
 from rich.text import Text
 
-from touche_llm.llm.counts import Counts
+from touche_llm.llm.engine import Counts
 from touche_llm.pipeline import progress as progress_module
 from touche_llm.pipeline.progress import ConsoleProgress, StageState, default_progress
 

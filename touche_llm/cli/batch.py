@@ -11,9 +11,6 @@ from typing import Annotated, Any
 
 import typer
 
-from touche_llm.batch.export import Batch, Export, pending_requests, read_batch, write_requests
-from touche_llm.batch.rounds import import_replies
-from touche_llm.batch.runner import answer_file, run_batch
 from touche_llm.cli import options as o
 from touche_llm.cli import setting_options as s
 from touche_llm.cli import stages
@@ -22,8 +19,10 @@ from touche_llm.cli.setting_options import CommandProgress
 from touche_llm.config import Config, is_one_of
 from touche_llm.data.io import check_output
 from touche_llm.errors import UsageError, to_printable
+from touche_llm.llm.batch_files import answer_file, run_batch
 from touche_llm.llm.managed import build_start_options
 from touche_llm.llm.settings import EngineConfig, Runner
+from touche_llm.pipeline.batch import Batch, Export, import_replies, pending_requests, read_batch, write_requests
 from touche_llm.pipeline.run_directory import RunDirectory
 from touche_llm.pipeline.stages import StageName
 

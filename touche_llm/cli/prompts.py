@@ -196,7 +196,7 @@ def _check_entry(
 def _make_counter(tokenizer: Path | None) -> Count:
     if tokenizer is None:
         return estimate
-    return ChatTokenizer(tokenizer, SamplingConfig().chat_template_kwargs).count_tokens
+    return ChatTokenizer(tokenizer, SamplingConfig().chat_template_kwargs).count
 
 
 def _print_checks(output: Format, found: Sequence[tuple[CatalogEntry, CheckedPrompt]], tokenizer: Path | None) -> None:

@@ -119,7 +119,7 @@ async def _render(
     config = context.run.config
     purpose, prompt = context.load()
     engine = make_dry_engine(tokenizer)
-    count = estimate if tokenizer is None else tokenizer.count_tokens
+    count = estimate if tokenizer is None else tokenizer.count
     make_builder = partial(make_request_builder, engine=config.engine, sampling=config.sampling)
     with open_known_answers(config.cache.file, CacheMode.REUSE) as cache:
         facts = assume_engine_info(config.engine, cache)

@@ -13,7 +13,6 @@ from typing import Any, TypeVar
 
 import typer
 
-from touche_llm.batch.rounds import answer_stage, run_by_files
 from touche_llm.cli import options as o
 from touche_llm.cli import setting_options as s
 from touche_llm.cli.emit import Column, Format, FormatOption, print_rows, say, show_lines, show_table
@@ -27,7 +26,6 @@ from touche_llm.data.topics import read_topics
 from touche_llm.data.trec_runs import read_run
 from touche_llm.errors import UsageError
 from touche_llm.llm.cache import describe_resume
-from touche_llm.llm.model import NOTHING_LOST, LostRequests
 from touche_llm.pipeline import run_directory
 from touche_llm.pipeline import stages as pipeline
 from touche_llm.pipeline.dry_run import Cost, DryRun, estimate_cost
@@ -59,8 +57,7 @@ def retrieve(
     if dry_run:
         show_cost(output, config, out, ("retrieve",), overwrite=overwrite)
         return
-    lost = _answer("retrieve", config, out, overwrite=overwrite)
-    found = run_requests(config, pipeline.run_retrieve(config, out, CommandProgress(), overwrite=overwrite, lost=lost))
+    found = run_requests(config, pipeline.run_retrieve(config, out, CommandProgress(), overwrite=overwrite))
     file = RunDirectory(out).first_stage_file(found.task)
     print_written(output, f"candidates: {file}", file, {"failures": len(found.failures)})
     report_failures(output, out, found.failures)
@@ -78,8 +75,7 @@ def judge(
     if dry_run:
         show_cost(output, config, out, ("judge",))
         return
-    lost = _answer("judge", config, out, overwrite=overwrite)
-    outcome = run_requests(config, pipeline.run_judge(config, out, CommandProgress(), overwrite=overwrite, lost=lost))
+    outcome = run_requests(config, pipeline.run_judge(config, out, CommandProgress(), overwrite=overwrite))
     file = out / run_directory.JUDGMENTS
     print_written(output, f"judgments: {file}", file, {"failures": len(outcome.failures)})
     report_failures(output, out, outcome.failures)
@@ -96,8 +92,7 @@ def rank(
     if dry_run:
         show_cost(output, config, out, ("rank",))
         return
-    lost = _answer("rank", config, out)
-    ranking = run_requests(config, pipeline.run_rank(config, out, CommandProgress(), lost=lost))
+    ranking = run_requests(config, pipeline.run_rank(config, out, CommandProgress()))
     file = out / run_directory.RUN
     counts = {"imputed": ranking.imputed, "failures": len(ranking.failures)}
     print_written(output, f"run: {file} ({len(ranking.lines):,} lines)", file, counts)
@@ -127,8 +122,7 @@ def run(
         show_cost(output, config, out, ("retrieve", "judge", "rank"), overwrite=overwrite)
         return
     started = time.monotonic()
-    run_stages = run_by_files if config.engine.name == "batch" else pipeline.run_all
-    outcome = run_requests(config, run_stages(config, out, CommandProgress(), overwrite=overwrite))
+    outcome = run_requests(config, pipeline.run_all(config, out, CommandProgress(), overwrite=overwrite))
     file = out / run_directory.RUN
     counts = {"judgments": outcome.judgments.requested, "failures": len(outcome.failures)}
     print_written(output, f"run: {file} ({outcome.judgments.requested:,} judgments)", file, counts)
@@ -145,13 +139,6 @@ def _check_default_task(config: Config, file: Path | None, *, is_given: bool) ->
             f"{config.topics}: no topic names two objects to compare, as those of {config.task}, the default task, do; "
             "for topics and documents of your own give --task NAME or FOLDER (`touche-llm tasks list`)"
         )
-
-
-def _answer(stage: StageName, config: Config, out: Path, *, overwrite: bool = False) -> LostRequests:
-    """Answer the requests of a stage by batch files if the engine is `batch`; return those without an answer."""
-    if config.engine.name != "batch":
-        return NOTHING_LOST
-    return run_requests(config, answer_stage(stage, config, out, CommandProgress(), overwrite=overwrite))
 
 
 def print_written(output: Format, sentence: str, file: Path, counts: Mapping[str, int]) -> None:

@@ -18,8 +18,6 @@ from pydantic_core import from_json
 
 from touche_llm.data.records import Attempt, Count, JsonStruct, Model
 
-# Max characters of an untrusted text whose values are remembered.
-_MAX_CACHED_CHARS = 1000
 _ELEMENT = re.compile(rb'"(?:[^"\\]|\\.)*"|[^\s\[\],"]+')
 
 
@@ -102,8 +100,7 @@ class Layout:
         Fields whose values cannot be told from others are left out: keys that occur twice in an object, or all if an
         array has another number of values.
         """
-        find = _find_values if len(text) <= _MAX_CACHED_CHARS else _find_values.__wrapped__
-        return find(text, self)
+        return _find_values(text, self)
 
 
 # Few different answers consist of labels, and each is searched once per field.
@@ -302,8 +299,7 @@ def parse_answer(text: str, model: type[AnswerT], form: AnswerForm = AnswerForm.
     Raises:
         Unusable: Of kind `not_json` or `outside_schema`.
     """
-    parse = _parse if len(text) <= _MAX_CACHED_CHARS else _parse.__wrapped__
-    return cast(AnswerT, parse(text, model, form))
+    return cast(AnswerT, _parse(text, model, form))
 
 
 # Few different answers consist of labels, and each is parsed when it arrives and when it is read from the cache.

@@ -84,8 +84,6 @@ FORMAT = DatabaseFormat(
         # would take twice the work.
         f"CREATE TABLE entries (key TEXT PRIMARY KEY, {_TYPED_COLUMNS})",
         "CREATE INDEX origins ON entries (topic, document)",
-        # Makes it cheap to check whether there are resamples.
-        "CREATE INDEX samples ON entries (sample) WHERE sample > 0",
     ),
 )
 
@@ -138,9 +136,6 @@ _Row = tuple[Any, Any]
 # Type of a value, or the types by kind of entry.
 ValueType = type[ValueT] | Mapping[str, type[ValueT]]
 
-# Max bytes of a cassette that is replayed, since it is kept in memory: some 100,000 answers.
-MAX_CASSETTE = 2**27
-
 
 class CacheMode(StrEnum):
     """Use of the cache."""
@@ -152,8 +147,6 @@ class CacheMode(StrEnum):
 
 
 _SELECT = "SELECT kind, value FROM entries WHERE key = ?"
-_SAMPLE, _KIND = COLUMNS.index("sample"), COLUMNS.index("kind")
-_HAS_RESAMPLES = "SELECT EXISTS (SELECT 1 FROM entries WHERE sample > 0 AND kind = 'answer')"
 
 
 class Cache:
@@ -174,11 +167,6 @@ class Cache:
             raise UsageError(f"{path}: a cassette can only be replayed; import it into an .sqlite cache to add to it")
         if mode is CacheMode.REPLAY and not path.exists():
             raise UsageError(f"{path}: no such cache to replay; name one with `cache.file`")
-        if is_cassette and path.stat().st_size > MAX_CASSETTE:
-            raise UsageError(
-                f"{path}: {path.stat().st_size:,} bytes; a cassette to replay is kept in memory and may have at most "
-                f"{MAX_CASSETTE:,}; import it (touche-llm cache import CASSETTE --cache FILE.sqlite) and replay FILE"
-            )
         try:
             if is_cassette or mode is CacheMode.OFF:
                 self._database = open_file(None)
@@ -188,7 +176,6 @@ class Cache:
             raise DataError(describe_opening_error(path, FORMAT.noun, "cache.file", error)) from error
         self._database.path = path
         self._opened = path.stat() if mode in (CacheMode.REUSE, CacheMode.REFRESH) else None
-        self._resampled, self._seen_version = False, -1
         # Rows to store at the end of this turn of the event loop.
         self._pending: list[tuple[tuple[Any, ...], asyncio.Future[_Row | None]]] = []
         if is_cassette:
@@ -229,15 +216,6 @@ class Cache:
         if self.mode is CacheMode.OFF or (self.mode is CacheMode.REFRESH and not refreshed):
             return None
         return self._read(key, model)
-
-    def has_resamples(self) -> bool:
-        """Return whether there are answers of a second or third sample, which most caches lack."""
-        # Query again only after another process has written: `_insert` notices resamples of this one.
-        (version,) = self._database.execute("PRAGMA data_version").fetchone()
-        if not self._resampled and version != self._seen_version:
-            (found,) = self._database.execute(_HAS_RESAMPLES).fetchone()
-            self._resampled, self._seen_version = bool(found), version
-        return self._resampled
 
     def put(self, entry: Entry, model: type[ValueT]) -> ValueT:
         """Store an entry at once, and return the value that the cache then has under its key.
@@ -376,7 +354,6 @@ class Cache:
 
     def _insert(self, rows: Sequence[tuple[Any, ...]], conflict: str | None = None) -> int:
         """Insert rows of metadata and JSON; return the number of rows that were inserted or replaced."""
-        self._resampled = self._resampled or any(row[_SAMPLE] and row[_KIND] == "answer" for row in rows)
         conflict = conflict or ("REPLACE" if self.mode is CacheMode.REFRESH else "IGNORE")
         marks = ",".join("?" * len(COLUMNS))
         return self._database.executemany(f"INSERT OR {conflict} INTO entries VALUES ({marks})", rows).rowcount

@@ -1,16 +1,22 @@
-"""Interfaces of engines, and their failures."""
+"""Interfaces of engines, their failures, and counts and a log of requests.
+
+The logger `touche_llm.text` receives prompts, completions and error messages of the server, which may quote either. It
+is silent until its level is set.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+import logging
+import time
+from collections.abc import Awaitable, Sequence
+from dataclasses import asdict, dataclass, field, fields
 from typing import Protocol
 
 import msgspec
 
 from touche_llm.data.records import Count, Model
 from touche_llm.data.transport import TransientFailure
-from touche_llm.llm.answers import FailureKind, Token
+from touche_llm.llm.answers import Answer, FailureKind, Token, UnusableAnswer
 from touche_llm.llm.request import Message, Request
 
 
@@ -145,3 +151,97 @@ class PoolingEngine(CountingEngine, Protocol):
     async def score(self, query: str, documents: Sequence[str]) -> list[float]:
         """Return the relevance of each document to the query."""
         ...
+
+
+@dataclass(slots=True)
+class Counts:
+    """Counts of a stage.
+
+    Attributes:
+        cache_hits: Answers taken from the cache.
+        requests: Requests sent to the engine, including resamples but not retries.
+        ended: Those of `requests` that are not under way any more, with or without an answer.
+        retries: Retries after transient failures.
+        resamples: Requests for another sample after an unusable answer.
+        failures: Requests without a usable answer.
+        thoughts: Those of `requests` in which the model reasons; left out of the metadata if there are none.
+        thought_tokens: Those of `completion_tokens` that are reasoning.
+        unusable_records: Unusable answers found in the cache, whether or not another sample was usable.
+        known_failures: Requests that failed because of unusable answers in the cache, without being sent.
+        cached_prompt_tokens: Prompt tokens of the answers taken from the cache.
+        cached_completion_tokens: Completion tokens of the answers taken from the cache.
+        prefix_cached_tokens: Those of `prompt_tokens` that the engine reported as taken from its prefix cache.
+        prefix_reports: Replies that report such tokens.
+        problem: Reason of the last retry.
+    """
+
+    cache_hits: int = 0
+    requests: int = 0
+    ended: int = 0
+    retries: int = 0
+    resamples: int = 0
+    failures: int = 0
+    unusable_records: int = 0
+    known_failures: int = 0
+    cut: int = 0
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    cached_prompt_tokens: int = 0
+    cached_completion_tokens: int = 0
+    prefix_cached_tokens: int = 0
+    prefix_reports: int = 0
+    thoughts: int = 0
+    thought_tokens: int = 0
+    problem: str = ""
+
+    def as_dict(self) -> dict[str, int | None]:
+        """Return the counts by name; `prefix_cached_tokens` is None if the engine reported none."""
+        left_out = ("problem", "ended", "prefix_reports", *(() if self.thoughts else ("thoughts", "thought_tokens")))
+        counts = {name: value for name, value in asdict(self).items() if name not in left_out}
+        return counts | {"prefix_cached_tokens": self.prefix_cached_tokens if self.prefix_reports else None}
+
+    def since(self, before: Counts) -> Counts:
+        """Return the increase since `before`, an earlier copy, with the present `problem`."""
+        increase = {
+            count.name: getattr(self, count.name) - getattr(before, count.name)
+            for count in fields(self)
+            if count.name != "problem"
+        }
+        return Counts(**increase, problem=self.problem)
+
+
+_LOG = logging.getLogger(__name__)
+_TEXT = logging.getLogger("touche_llm.text")
+
+
+async def log_result(request: Request, sending: Awaitable[Answer | UnusableAnswer]) -> Answer | UnusableAnswer:
+    """Await the result of a request that is sent, log it and return it.
+
+    Raises:
+        Transient: From `sending`; logged too.
+    """
+    if not _LOG.isEnabledFor(logging.DEBUG):
+        return await sending
+    name, started = f"{request.origin.prompt}, {request.origin.subject}, sample {request.sample}", time.monotonic()
+    _TEXT.debug("%s: prompt %r", name, [message.content for message in request.messages])
+    try:
+        result = await sending
+    except Transient as problem:
+        _LOG.warning("%s: %s after %.1f s", name, problem.kind, time.monotonic() - started)
+        _TEXT.warning("%s: %s", name, problem.reason)
+        raise
+    seconds = time.monotonic() - started
+    if isinstance(result, Answer):
+        tokens = result.prompt_tokens, result.completion_tokens
+        _LOG.debug("%s: answer in %.1f s, %d + %d tokens", name, seconds, *tokens)
+    else:
+        _LOG.warning("%s: %s in %.1f s", name, result.kind, seconds)
+    _TEXT.debug("%s: %r", name, result)
+    return result
+
+
+def log_retry(problem: Transient) -> None:
+    """Log a failure that is retried."""
+    # The text after the colon may be the server's and may quote the prompt.
+    _LOG.info("retry: %s: %s", problem.kind, problem.reason.partition(":")[0][:100])
+    _TEXT.info("retry: %s", problem.reason)

@@ -1,9 +1,10 @@
-"""Label probabilities from the log-probabilities of a constrained answer's tokens."""
+"""Label probabilities from the log-probabilities of a constrained answer's tokens, and what they say of documents."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Container, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
 
@@ -13,6 +14,9 @@ from touche_llm.data.records import Reading
 from touche_llm.llm.answers import Layout, Token, Unusable, list_fields
 
 Label = int | str
+# Fewer readings give no information, and labels with less than the second, in bits, carry none worth ranking by.
+MIN_READINGS = 50
+LOW_INFORMATION = 0.05
 # Probabilities are stored with nine digits, far more than log-probabilities carry; keeps files readable and stable.
 _BILLION = 1e9
 # Max excess of a probability over 1 due to rounding: in bfloat16, values next to 1 are 0.004 to 0.008 apart.
@@ -22,8 +26,8 @@ _WHITE_SPACE = (
     "\t\n\v\f\r\x1c\x1d\x1e\x1f \x85\xa0\u1680\u2000\u2001\u2002\u2003\u2004\u2005\u2006\u2007\u2008\u2009\u200a"
     "\u2028\u2029\u202f\u205f\u3000"
 )
-# Max characters of an untrusted text that is cached, and max number of cached alternatives.
-_MAX_CACHED_CHARS, _MAX_CACHED = 1000, 20_000
+# Max number of cached alternatives.
+_MAX_CACHED = 20_000
 
 
 def select_label_tokens(text: str, tokens: Sequence[Token], layout: Layout, fields: Container[str]) -> list[Token]:
@@ -235,7 +239,7 @@ class _ReachedLabels(dict[str, tuple[int, ...]]):
             # The label or its beginning, or the label and the JSON after it.
             if label.startswith(reached) or (reached.startswith(label) and reached[len(label)] in self._ends)
         )
-        if len(alternative) <= _MAX_CACHED_CHARS and len(self) < _MAX_CACHED:
+        if len(self) < _MAX_CACHED:
             self[alternative] = places
         return places
 
@@ -248,3 +252,83 @@ def _get_reached_labels(spelled: tuple[str, ...], written: str, ends: str) -> _R
 
 def _squeeze(text: str) -> str:
     return "".join(text.split())
+
+
+@dataclass(slots=True)
+class LabelInformation:
+    """Information that the labels of a field carry about documents: H(mean p) - mean H(p).
+
+    The mutual information of document and label, or generalised Jensen-Shannon divergence of the documents' labels
+    (Lin 1991, https://doi.org/10.1109/18.61115): 0 if all documents have the same probabilities, at most log2 of the
+    number of labels.
+    """
+
+    readings: int = 0
+    _sums: dict[str, float] = field(default_factory=dict)
+    _entropy: float = 0.0
+
+    def add(self, probabilities: Mapping[str, float]) -> None:
+        """Add the probabilities of the labels of a document."""
+        self.readings += 1
+        self._entropy += _compute_entropy(probabilities.values())
+        for label, share in probabilities.items():
+            self._sums[label] = self._sums.get(label, 0.0) + share
+
+    @property
+    def bits(self) -> float | None:
+        """Information in bits; None for fewer than `MIN_READINGS`, where it is mostly the noise of the sample."""
+        if self.readings < MIN_READINGS:
+            return None
+        mean = _compute_entropy(total / self.readings for total in self._sums.values())
+        return round(max(0.0, mean - self._entropy / self.readings), 6)
+
+
+def _compute_entropy(shares: Iterable[float]) -> float:
+    return -math.fsum(share * math.log2(share) for share in shares if share > 0.0)
+
+
+@dataclass(slots=True)
+class LabelCounts:
+    """Counts of the answers to a prompt whose labels are to be read from log-probabilities.
+
+    Attributes:
+        answers: All of them.
+        unread: Those whose log-probabilities do not show the labels, so that the labels in the text count.
+        first: The first of these, and the reason.
+        overruled: Those whose most probable stance is not the one in the text.
+        bits: Information of the labels about documents, by field, see `LabelInformation`.
+    """
+
+    answers: int = 0
+    unread: int = 0
+    first: str = ""
+    overruled: int = 0
+    bits: dict[str, float | None] = field(default_factory=dict)
+
+    def describe_unread(self) -> str:
+        """Describe the answers whose labels cannot be read."""
+        return (
+            f"the labels of {self.unread:,} of {self.answers:,} answers cannot be read from their log-probabilities, "
+            f"and those in their texts count as certain; the first is {self.first}"
+        )
+
+    def describe_overruled(self) -> list[str]:
+        """Return a note on stances that differ from the answers as written, if there are any."""
+        if not self.overruled:
+            return []
+        return [
+            f"{self.overruled:,} of {self.answers:,} stances differ from the answers as written, since the "
+            "probabilities of all labels decide: docs/explanation/stance.md"
+        ]
+
+    def list_problems(self) -> list[str]:
+        """Return warnings: labels that cannot be read, or say nothing."""
+        notes = [self.describe_unread()] if self.unread else []
+        if low := {name: bits for name, bits in self.bits.items() if bits is not None and bits < LOW_INFORMATION}:
+            named = ", ".join(f"{name} {bits:.3f} bits" for name, bits in low.items())
+            notes.append(
+                f"the labels say next to nothing about documents ({named}; below {LOW_INFORMATION:g}): the model "
+                "answers nearly the same for all; try a larger model, few-shot examples with different labels, or a "
+                "prompt for each aspect"
+            )
+        return notes

@@ -6,8 +6,6 @@ import asyncio
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import takewhile
-from types import MappingProxyType
 from typing import Any, Generic
 
 from touche_llm.data.concurrency import map_in_order
@@ -28,16 +26,18 @@ from touche_llm.llm.answers import (
     parse_answer,
 )
 from touche_llm.llm.cache import Cache, CacheMode, describe_resume
-from touche_llm.llm.counts import LabelCounts, LabelInformation, log_result
-from touche_llm.llm.engine import Completion, Engine, Rejected, Transient
-from touche_llm.llm.logprobs import check_logprobs, get_most_probable, select_label_tokens
+from touche_llm.llm.engine import Completion, Engine, Rejected, Transient, log_result
+from touche_llm.llm.logprobs import (
+    LabelCounts,
+    LabelInformation,
+    check_logprobs,
+    get_most_probable,
+    select_label_tokens,
+)
 from touche_llm.llm.request import MAX_SAMPLES, Origin, Request, continue_thought, request_thought
 from touche_llm.llm.truncation import TokenCountingClient, describe_entry
 from touche_llm.text.passages import RankedPassages
 
-# Reasons by key of requests that batch files left without an answer; they fail and are not sent.
-LostRequests = Mapping[str, str]
-NOTHING_LOST: LostRequests = MappingProxyType({})
 # So many answers, and none whose labels can be read, are a fault of the server, not of the answers.
 _MAX_UNREAD = 32
 # Max requests that a message lists for each reason.
@@ -68,12 +68,6 @@ class AnsweredRequest(Generic[AnswerT]):
         """The answers of all chains; only this one without chains."""
         return (self, *self.others)
 
-    @classmethod
-    def read(cls, answer: Answer, request: Request, model: type[AnswerT]) -> AnsweredRequest[AnswerT]:
-        """Return a request with its answer; raise Unusable if it does not fit."""
-        value = parse_answer(answer.text, model, request.layout.form)
-        return cls(value, answer, request.layout, request.key, request.sample)
-
 
 @dataclass(slots=True)
 class ModelClient(TokenCountingClient):
@@ -82,14 +76,12 @@ class ModelClient(TokenCountingClient):
     Attributes:
         resample_temperature: Temperature of the samples after an unusable answer, which would recur at 0.
         retry_failures: Whether to send requests again for which the cache holds only unusable answers.
-        lost: Requests that fail without being sent.
         labels: Counts of the answers whose labels are to be read from log-probabilities, by prompt.
     """
 
     engine: Engine | None
     resample_temperature: float = 0.7
     retry_failures: bool = False
-    lost: LostRequests = field(default_factory=dict)
     labels: dict[str, LabelCounts] = field(default_factory=dict)
     _information: dict[tuple[str, str], LabelInformation] = field(default_factory=dict)
     # Keys whose cache entries this run has removed or stored: equal requests use what a replay will find.
@@ -191,58 +183,53 @@ class ModelClient(TokenCountingClient):
     async def _request_samples(
         self, request: Request, model: type[AnswerT]
     ) -> AnsweredRequest[AnswerT] | FailedRequest:
+        """Return the answer of the first usable sample, each from the cache or from the engine."""
         is_settled = request.key in self._settled
-        if self.cache.mode is CacheMode.REFRESH and not is_settled:
+        if not is_settled and self.cache.mode is CacheMode.REFRESH:
             # Otherwise a replay would find an old first sample before the new second one.
             self._forget(request)
-        known: dict[int, UnusableAnswer] = {}
-        for sample in self._iterate_samples(request):
-            stored = self.cache.get(sample.key, OUTCOMES, refreshed=is_settled)
-            if isinstance(stored, Answer):
-                self.counts.cache_hits += 1
-                self.counts.cached_prompt_tokens += stored.prompt_tokens
-                self.counts.cached_completion_tokens += stored.completion_tokens
-                self.counts.unusable_records += len(known)
-                return _read_stored(stored, sample, model)
-            if stored is not None:
-                known[sample.sample] = stored
-            elif not self.cache.has_resamples():
-                break
-        has_failed = _has_failed(known)
-        if has_failed and self.retry_failures and not is_settled:
+        elif not is_settled and self.retry_failures and self._has_failed(request):
             self._forget(request, kind="unusable")
-            has_failed, known = False, {}
-        self.counts.unusable_records += len(known)
-        if has_failed:
-            self.counts.known_failures += not is_settled
-            return self._fail([unusable.to_attempt(sample) for sample, unusable in known.items()])
-        for sample in self._iterate_samples(request) if self.lost else ():
-            if sample.key in self.lost:
-                lost = Attempt(sample=sample.sample, kind="server_error", reason=self.lost[sample.key])
-                return self._fail([*(unusable.to_attempt(number) for number, unusable in known.items()), lost])
-        if self.engine is None:
-            self.misses.append(request)
-            return FailedRequest([])
-        return await self._send_samples(self.engine, request, model, known)
-
-    async def _send_samples(
-        self, engine: Engine, request: Request, model: type[AnswerT], known: Mapping[int, UnusableAnswer]
-    ) -> AnsweredRequest[AnswerT] | FailedRequest:
-        """Send the samples that are not known to be unusable until one is usable."""
         attempts: list[Attempt] = []
+        is_sent = False
         for sample in self._iterate_samples(request):
-            try:
-                result = known.get(sample.sample) or await log_result(sample, self._send(engine, sample, model))
-            except Transient as transient:
-                attempts.append(self._record_lost(transient, sample.sample))
-                break
+            result = self.cache.get(sample.key, OUTCOMES, refreshed=is_settled)
+            if isinstance(result, Answer):
+                self.counts.cache_hits += 1
+                self.counts.cached_prompt_tokens += result.prompt_tokens
+                self.counts.cached_completion_tokens += result.completion_tokens
+            elif result is not None:
+                self.counts.unusable_records += 1
+            elif self.engine is None:
+                self.misses.append(request)
+                return FailedRequest([])
+            else:
+                is_sent = True
+                try:
+                    result = await log_result(sample, self._send(self.engine, sample, model))
+                except Transient as transient:
+                    attempts.append(self._record_lost(transient, sample.sample))
+                    break
             if isinstance(result, Answer):
                 return _read_stored(result, sample, model)
             attempts.append(result.to_attempt(sample.sample))
             if result.is_final:
                 break
-        self._settled.add(request.key)
+        if is_sent:
+            self._settled.add(request.key)
+        else:
+            self.counts.known_failures += not is_settled
         return self._fail(attempts)
+
+    def _has_failed(self, request: Request) -> bool:
+        """Return whether the cache holds only unusable answers, after which no other sample is requested."""
+        for sample in self._iterate_samples(request):
+            stored = self.cache.get(sample.key, OUTCOMES)
+            if not isinstance(stored, UnusableAnswer):
+                return False
+            if stored.is_final:
+                break
+        return True
 
     def _forget(self, request: Request, kind: str | None = None) -> None:
         """Remove the cache entries of all samples, once per run."""
@@ -327,21 +314,16 @@ class ModelClient(TokenCountingClient):
             raise ReplayMiss(_describe_misses(self.misses, self.cache))
 
 
-def _has_failed(known: Mapping[int, UnusableAnswer]) -> bool:
-    """Return whether no more samples are requested after these unusable ones."""
-    tried = [known[sample] for sample in takewhile(known.__contains__, range(MAX_SAMPLES))]
-    return len(tried) == MAX_SAMPLES or any(unusable.is_final for unusable in tried)
-
-
 def _read_stored(answer: Answer, request: Request, model: type[AnswerT]) -> AnsweredRequest[AnswerT]:
     try:
         check_logprobs(answer.text, answer.tokens)
-        return AnsweredRequest.read(answer, request, model)
+        value = parse_answer(answer.text, model, request.layout.form)
     except Unusable as error:
         raise DataError(
             f"cache entry {request.key}: the answer is unusable ({error}); delete the entry, or request all answers "
             "again with `cache.mode: refresh`"
         ) from error
+    return AnsweredRequest(value, answer, request.layout, request.key, request.sample)
 
 
 def _read_completion(completion: Completion, model: type[AnswerModel], layout: Layout) -> Answer:

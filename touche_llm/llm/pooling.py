@@ -7,7 +7,7 @@ import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Annotated, ClassVar, NamedTuple, TypeVar
+from typing import Annotated, Any, ClassVar, NamedTuple, TypeVar
 
 import msgspec
 from pydantic import model_validator
@@ -100,15 +100,6 @@ class Score(JsonStruct, frozen=True):
 _StoredT = TypeVar("_StoredT", Embedding, Score)
 
 
-@dataclass(frozen=True, slots=True)
-class PooledText:
-    """Text to send, with topic and document for messages and the columns of the cache."""
-
-    text: str
-    topic_id: str | None = None
-    document_id: str | None = None
-
-
 @dataclass(slots=True)
 class PoolingClient(TokenCountingClient):
     """Client of one embedding model or cross-encoder.
@@ -118,7 +109,6 @@ class PoolingClient(TokenCountingClient):
         batch: Max number of texts in a request.
         concurrency: Max number of requests at a time.
         dimensions: Length of the vectors; None for the model's own.
-        missing: Results that a replay did not find in the cache.
     """
 
     engine: PoolingEngine | None
@@ -126,28 +116,27 @@ class PoolingClient(TokenCountingClient):
     batch: int = 32
     concurrency: int = 16
     dimensions: int | None = None
-    missing: list[PooledText] = field(default_factory=list)
     # Keys that this run has stored.
     _stored: set[str] = field(default_factory=set)
 
-    async def embed(self, texts: Sequence[PooledText]) -> list[bytes]:
+    def wrap(self, text: str, topic_id: str = "", document_id: str | None = None) -> Request:
+        """Return a text to send, about a topic or document, as the only message of a request."""
+        origin, info = Origin("pooling", 0, "", topic_id, document_id), self.engine_info
+        return Request((Message("user", text),), {}, Sampling(), info.model, info.revision, {}, origin)
+
+    async def embed(self, texts: Sequence[Request]) -> list[bytes]:
         """Return the vectors of texts as little-endian float32; empty for those that a replay misses.
 
         Raises:
             EngineError: The server failed.
         """
-        info = self.engine_info
         optional = {} if self.dimensions is None else {"dimensions": self.dimensions}
-        keys = [
-            hash_content("embedding", model=info.model, revision=info.revision, text=each.text, **optional)
-            for each in texts
-        ]
 
-        async def send(engine: PoolingEngine, sent: Sequence[PooledText]) -> list[Embedding]:
-            vectors = await engine.embed([each.text for each in sent], self.dimensions)
+        async def send(engine: PoolingEngine, sent: Sequence[str]) -> list[Embedding]:
+            vectors = await engine.embed(sent, self.dimensions)
             return [Embedding(base64.b64encode(vector).decode()) for vector in vectors]
 
-        found = await self._request("embedding", keys, texts, Embedding, send)
+        found = await self._request("embedding", texts, lambda text: {"text": text, **optional}, Embedding, send)
         return [b"" if each is None else base64.b64decode(each.vector) for each in found]
 
     async def embed_batch(self, texts: Sequence[str]) -> list[bytes]:
@@ -155,25 +144,22 @@ class PoolingClient(TokenCountingClient):
         assert self.engine is not None
         return await self._send(partial(self.engine.embed, texts, self.dimensions))
 
-    async def score(self, query: str, documents: Sequence[PooledText]) -> list[float]:
+    async def score(self, query: str, documents: Sequence[Request]) -> list[float]:
         """Return the relevance of documents to a query; 0 for those that a replay misses; raise as `embed`."""
-        info = self.engine_info
-        keys = [
-            hash_content("score", model=info.model, revision=info.revision, query=query, document=each.text)
-            for each in documents
-        ]
 
-        async def send(engine: PoolingEngine, sent: Sequence[PooledText]) -> list[Score]:
-            return [Score(score) for score in await engine.score(query, [each.text for each in sent])]
+        async def send(engine: PoolingEngine, sent: Sequence[str]) -> list[Score]:
+            return [Score(score) for score in await engine.score(query, sent)]
 
-        found = await self._request("score", keys, documents, Score, send)
+        found = await self._request(
+            "score", documents, lambda document: {"query": query, "document": document}, Score, send
+        )
         return [0.0 if each is None else each.score for each in found]
 
     async def fit(
         self,
         build: Callable[[str], str],
         document: str | RankedPassages,
-        topic_id: str | None = None,
+        topic_id: str = "",
         document_id: str | None = None,
     ) -> str:
         """Return the text of a document, truncated if `build` would make it longer than the context.
@@ -182,60 +168,63 @@ class PoolingClient(TokenCountingClient):
             EngineError: The server cannot count tokens.
             PromptError: There is no room for the document.
         """
-        info = self.engine_info
-        origin = Origin("pooling", 0, "", topic_id or "", document_id)
 
         def wrap(text: str) -> Request:
-            messages = (Message("user", build(text)),)
-            return Request(messages, {}, Sampling(), info.model, info.revision, {}, origin)
+            return self.wrap(build(text), topic_id, document_id)
 
-        whole = document if isinstance(document, str) else document.whole.text
+        text = document if isinstance(document, str) else document.whole.text
+        whole, info = wrap(text), self.engine_info
         # The model may add as many tokens as the overhead to those that the server counts.
-        fitted = await self.truncate_document(wrap, wrap(whole), document, info.context - info.overhead)
-        if isinstance(fitted, FailedRequest):
-            if not fitted.attempts:
-                self.missing.append(PooledText(whole, topic_id, document_id))
-                return whole
+        fitted = await self.truncate_document(wrap, whole, document, info.context - info.overhead)
+        if not isinstance(fitted, FailedRequest):
+            return fitted[0]
+        if fitted.attempts:
             reason = fitted.attempts[-1].reason
-            raise self._fail_with(f"{origin.subject}: too long, and its tokens cannot be counted: {reason}")
-        return fitted[0]
+            raise self._fail_with(f"{whole.origin.subject}: too long, and its tokens cannot be counted: {reason}")
+        return text
 
     def raise_on_misses(self) -> None:
         """Raise ReplayMiss if a replay needed results that the cache lacks."""
-        if not self.missing:
+        if not self.misses:
             return
         # A text whose length is missing as well counts once.
-        count = len({(each.topic_id, each.document_id or each.text) for each in self.missing})
-        first = self.missing[0]
-        document = f", document {first.document_id}" if first.document_id else ""
+        count = len({(each.origin.topic_id, each.origin.document_id or each.messages) for each in self.misses})
         raise ReplayMiss(
             f"{self.cache.path}: the cache lacks {count} results of {self.engine_info.model} that the run needs, the "
-            f"first for topic {first.topic_id}{document}; request them with `cache.mode: reuse` and the address of its "
+            f"first for {self.misses[0].origin.subject}; request them with `cache.mode: reuse` and the address of its "
             f"server (`{SECTIONS[self.purpose]}.url`)"
         )
 
     async def _request(
         self,
         kind: str,
-        keys: Sequence[str],
-        texts: Sequence[PooledText],
+        texts: Sequence[Request],
+        name_parts: Callable[[str], Mapping[str, Any]],
         model: type[_StoredT],
-        send: Callable[[PoolingEngine, Sequence[PooledText]], Awaitable[list[_StoredT]]],
+        send: Callable[[PoolingEngine, Sequence[str]], Awaitable[list[_StoredT]]],
     ) -> list[_StoredT | None]:
-        """Return the results for texts; those that the cache lacks are requested, each once."""
-        found = {key: self.cache.get(key, model, refreshed=key in self._stored) for key in dict.fromkeys(keys)}
+        """Return the results for texts; those that the cache lacks are requested, each once.
+
+        `name_parts` returns the parts of the key of a text besides the model.
+        """
+        info, engine = self.engine_info, self.engine
+        keys = [
+            hash_content(kind, model=info.model, revision=info.revision, **name_parts(each.messages[0].content))
+            for each in texts
+        ]
+        found = {key: self.cache.get(key, model, refreshed=key in self._stored) for key in keys}
         self.counts.cache_hits += sum(value is not None for value in found.values())
         lacking = [(key, texts[keys.index(key)]) for key, value in found.items() if value is None]
-        engine = self.engine
         if engine is None:
-            self.missing += [text for _, text in lacking]
+            self.misses += [text for _, text in lacking]
             return [found[key] for key in keys]
 
-        async def request(batch: Sequence[tuple[str, PooledText]]) -> None:
-            results = await self._send(partial(send, engine, [text for _, text in batch]))
+        async def request(batch: Sequence[tuple[str, Request]]) -> None:
+            results = await self._send(partial(send, engine, [text.messages[0].content for _, text in batch]))
             for (key, text), result in zip(batch, results, strict=True):
+                origin = text.origin
                 metadata = EntryMetadata(
-                    key=key, kind=kind, model=self.engine_info.model, topic=text.topic_id, document=text.document_id
+                    key=key, kind=kind, model=info.model, topic=origin.topic_id, document=origin.document_id
                 )
                 self._stored.add(key)
                 found[key] = await self.cache.store(metadata, result)

@@ -11,7 +11,7 @@ import struct
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from touche_llm.errors import EngineError
 from touche_llm.llm.answers import (
@@ -26,7 +26,7 @@ from touche_llm.llm.answers import (
     list_fields,
 )
 from touche_llm.llm.cache import Cache, CacheMode
-from touche_llm.llm.engine import Completion, Engine
+from touche_llm.llm.engine import Completion, CountingEngine, Engine
 from touche_llm.llm.logprobs import Label
 from touche_llm.llm.model import AnsweredRequest, ModelClient
 from touche_llm.llm.request import Message, Request
@@ -35,26 +35,14 @@ from touche_llm.llm.request import Message, Request
 TOKEN_CHARS = 4
 
 
-class Tokenizer(Protocol):
-    """Counts and truncates without an engine."""
-
-    def count_tokens(self, messages: tuple[Message, ...]) -> int:
-        """Return the number of prompt tokens of a chat."""
-        ...
-
-    def truncate(self, text: str, max_tokens: int) -> str:
-        """Return the beginning of `text` with about this many tokens."""
-        ...
-
-
 class EstimatingTokenizer:
     """Tokenizer that estimates tokens by the number of characters."""
 
-    def count_tokens(self, messages: tuple[Message, ...]) -> int:
+    async def count_tokens(self, messages: tuple[Message, ...]) -> int:
         """Return the estimated number of prompt tokens of a chat."""
         return _estimate(_join(messages))
 
-    def truncate(self, text: str, max_tokens: int) -> str:
+    async def truncate(self, text: str, max_tokens: int) -> str:
         """Return the beginning of `text` with about this many tokens."""
         return text[: max_tokens * TOKEN_CHARS]
 
@@ -101,7 +89,7 @@ class RecordingEngine:
     def __init__(
         self,
         answer: Callable[[Request], Completion | None],
-        tokenizer: Tokenizer | None = None,
+        tokenizer: CountingEngine | None = None,
         *,
         task: str = "",
         answered: set[str] | None = None,
@@ -157,13 +145,13 @@ class RecordingEngine:
 
     async def count_tokens(self, messages: tuple[Message, ...]) -> int:
         """Return the number of prompt tokens of a chat."""
-        return self._require_tokenizer().count_tokens(messages)
+        return await self._require_tokenizer().count_tokens(messages)
 
     async def truncate(self, text: str, max_tokens: int) -> str:
         """Return the beginning of `text` with about this many tokens."""
-        return self._require_tokenizer().truncate(text, max_tokens)
+        return await self._require_tokenizer().truncate(text, max_tokens)
 
-    def _require_tokenizer(self) -> Tokenizer:
+    def _require_tokenizer(self) -> CountingEngine:
         if self._tokenizer is None:
             self.needs_tokenizer = True
             raise asyncio.CancelledError
@@ -216,7 +204,7 @@ class RecordingClient(ModelClient):
 
 
 def make_dry_engine(
-    tokenizer: Tokenizer | None = None, *, task: str = "", answered: set[str] | None = None
+    tokenizer: CountingEngine | None = None, *, task: str = "", answered: set[str] | None = None
 ) -> RecordingEngine:
     """Return an engine that answers without a model, from the schema alone; tokens are estimated if need be."""
     return RecordingEngine(DryAnswers(), tokenizer or EstimatingTokenizer(), task=task, answered=answered)

@@ -18,6 +18,9 @@ from touche_llm.llm.request import DELIMITERS, SystemPlace, Thinking
 
 # vLLM queues requests beyond its batch, by default 256 (1,024 from 70 GiB of GPU memory on).
 DEFAULT_CONCURRENCY = 256
+# Requests of a round of batch files, which an interruption loses: `vllm run-batch` writes its responses at the end.
+# More would lose more, fewer would load the model more often (about a minute each).
+MAX_ROUND = 50_000
 # Purposes of budgets by the purpose of a prompt; others need no reasoning.
 _BUDGETS = {"judge": "judge", "sentence": "judge", "stance": "stance", "best": "compare", "order": "compare"}
 

@@ -37,7 +37,7 @@ from touche_llm.llm.http import API_KEY_VARIABLE, HttpClient
 from touche_llm.llm.logprobs import check_logprobs
 from touche_llm.llm.request import EMPTY_CHAT, place_system_message
 from touche_llm.llm.settings import EngineConfig, PoolingConfig
-from touche_llm.llm.tokenizers import ChatTokenizer, LlamaCppTokenCounter, LocalTokenCounter
+from touche_llm.llm.tokenizers import ChatTokenizer, LlamaCppTokenCounter
 
 _PLAIN_GRADES = (
     "without them, grades are whole numbers, ties keep the order of the first stage, and stances are certain"
@@ -252,7 +252,7 @@ async def _find_counter(survey: Survey) -> list[ServerCheck]:
     """Make the server use the first counter of tokens that works; some templates refuse system messages."""
     server, tokenizer = survey.server, survey.engine.tokenizer
     if tokenizer is not None:
-        server.counter = LocalTokenCounter(ChatTokenizer(tokenizer, server.chat_template_kwargs))
+        server.counter = ChatTokenizer(tokenizer, server.chat_template_kwargs)
     others = [] if tokenizer else [LlamaCppTokenCounter(server, server.chat_template_kwargs)]
     problem = ""
     for counter in (server.counter, *others):

@@ -17,61 +17,6 @@ if TYPE_CHECKING:  # takes a while to load
     from touche_llm.llm.http import HttpClient
 
 
-class ChatTokenizer:
-    """Tokenizer and chat template of a local folder."""
-
-    def __init__(self, folder: Path, chat_template_kwargs: Mapping[str, Any]) -> None:
-        """Load the tokenizer; no code from the folder is executed.
-
-        Raises:
-            UsageError: The folder holds no tokenizer, or one without a chat template.
-            EngineError: The transformers library is not installed.
-        """
-        if not (folder / "tokenizer_config.json").is_file():
-            raise UsageError(f"{folder}: no tokenizer; give a folder with tokenizer_config.json (`engine.tokenizer`)")
-        try:
-            from transformers import AutoTokenizer
-        except ImportError as error:
-            raise EngineError(
-                "engine.tokenizer: needs transformers, which vLLM brings: pip install transformers"
-            ) from error
-        try:
-            self._tokenizer = AutoTokenizer.from_pretrained(
-                str(folder), local_files_only=True, trust_remote_code=False, use_fast=True
-            )
-        except Exception as error:  # depends on the library that reads the file
-            raise UsageError(f"{folder}: cannot load the tokenizer: {_describe(error)}") from error
-        self._folder = folder
-        self._chat_template_kwargs = dict(chat_template_kwargs)
-        if not self._tokenizer.chat_template:
-            raise UsageError(f"{folder}: the tokenizer has no chat template")
-
-    def count_tokens(self, messages: tuple[Message, ...]) -> int:
-        """Return the number of prompt tokens of a chat, template included.
-
-        Raises:
-            UsageError: The chat template refuses the messages.
-        """
-        try:
-            fields = {"add_generation_prompt": True} | to_prompt(messages)
-            text = self._tokenizer.apply_chat_template(
-                fields.pop("messages"), tokenize=False, **fields, **self._chat_template_kwargs
-            )
-        except Exception as error:  # templates can raise anything
-            raise UsageError(f"{self._folder}: the chat template refuses the messages: {_describe(error)}") from error
-        return len(self._encode(text))
-
-    def truncate(self, text: str, max_tokens: int) -> str:
-        """Return a prefix of `text` with about this many tokens."""
-        tokens = self._encode(text)
-        return text if len(tokens) <= max_tokens else match_prefix(text, self._tokenizer.decode(tokens[:max_tokens]))
-
-    def _encode(self, text: str) -> list[int]:
-        # The chat template writes the special tokens. The library would warn about texts longer than the context.
-        tokens: list[int] = self._tokenizer.encode(text, add_special_tokens=False, verbose=False)
-        return tokens
-
-
 def _describe(error: Exception) -> str:
     return f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
 
@@ -188,18 +133,63 @@ class LlamaCppTokenCounter(TokenCounter):
         return (await self._client.post("/detokenize", {"tokens": tokens}, _Content)).content
 
 
-class LocalTokenCounter(TokenCounter):
-    """Counter that uses the tokenizer and chat template of a folder; the server may have another template."""
+class ChatTokenizer(TokenCounter):
+    """Counter that uses the tokenizer and chat template of a local folder; a server may have another template."""
 
     name = "the tokenizer of a folder"
 
-    def __init__(self, tokenizer: ChatTokenizer) -> None:
-        self._tokenizer = tokenizer
+    def __init__(self, folder: Path, chat_template_kwargs: Mapping[str, Any]) -> None:
+        """Load the tokenizer; no code from the folder is executed.
+
+        Raises:
+            UsageError: The folder holds no tokenizer, or one without a chat template.
+            EngineError: The transformers library is not installed.
+        """
+        if not (folder / "tokenizer_config.json").is_file():
+            raise UsageError(f"{folder}: no tokenizer; give a folder with tokenizer_config.json (`engine.tokenizer`)")
+        try:
+            from transformers import AutoTokenizer
+        except ImportError as error:
+            raise EngineError(
+                "engine.tokenizer: needs transformers, which vLLM brings: pip install transformers"
+            ) from error
+        try:
+            self._tokenizer = AutoTokenizer.from_pretrained(
+                str(folder), local_files_only=True, trust_remote_code=False, use_fast=True
+            )
+        except Exception as error:  # depends on the library that reads the file
+            raise UsageError(f"{folder}: cannot load the tokenizer: {_describe(error)}") from error
+        self._folder = folder
+        self._chat_template_kwargs = dict(chat_template_kwargs)
+        if not self._tokenizer.chat_template:
+            raise UsageError(f"{folder}: the tokenizer has no chat template")
+
+    def count(self, messages: tuple[Message, ...]) -> int:
+        """Return the number of prompt tokens of a chat, template included.
+
+        Raises:
+            UsageError: The chat template refuses the messages.
+        """
+        try:
+            fields = {"add_generation_prompt": True} | to_prompt(messages)
+            text = self._tokenizer.apply_chat_template(
+                fields.pop("messages"), tokenize=False, **fields, **self._chat_template_kwargs
+            )
+        except Exception as error:  # templates can raise anything
+            raise UsageError(f"{self._folder}: the chat template refuses the messages: {_describe(error)}") from error
+        return len(self._tokenize(text))
 
     async def count_tokens(self, messages: tuple[Message, ...]) -> int:
-        """Return the number of prompt tokens of a chat, template included."""
-        return self._tokenizer.count_tokens(messages)
+        """Return the number of prompt tokens of a chat as `count`."""
+        return self.count(messages)
 
-    async def truncate(self, text: str, max_tokens: int) -> str:
-        """Return a prefix of `text` with about this many tokens."""
-        return self._tokenizer.truncate(text, max_tokens)
+    async def _encode(self, text: str, *, is_prompt: bool = False) -> list[int]:
+        return self._tokenize(text)
+
+    async def _decode(self, tokens: list[int]) -> str:
+        return str(self._tokenizer.decode(tokens))
+
+    def _tokenize(self, text: str) -> list[int]:
+        # The chat template writes the special tokens. The library would warn about texts longer than the context.
+        tokens: list[int] = self._tokenizer.encode(text, add_special_tokens=False, verbose=False)
+        return tokens

@@ -15,8 +15,7 @@ from touche_llm.data.transport import retry
 from touche_llm.errors import EngineError, PromptError
 from touche_llm.llm.answers import FailedRequest
 from touche_llm.llm.cache import Cache, EntryMetadata, describe_resume
-from touche_llm.llm.counts import Counts, log_retry
-from touche_llm.llm.engine import CountingEngine, EngineDeath, EngineInfo, Rejected, Transient
+from touche_llm.llm.engine import CountingEngine, Counts, EngineDeath, EngineInfo, Rejected, Transient, log_retry
 from touche_llm.llm.request import Message, Request, hash_content
 from touche_llm.text.passages import RankedPassages
 

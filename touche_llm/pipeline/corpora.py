@@ -18,7 +18,7 @@ from touche_llm.data.topics import build_query
 from touche_llm.errors import DataError, ReplayMiss, UsageError, Warn, needs_extra, shorten
 from touche_llm.judging.pointwise import Documents
 from touche_llm.judging.sentence_pairs import PairDocuments
-from touche_llm.llm.pooling import PooledText, PoolingClient
+from touche_llm.llm.pooling import PoolingClient
 from touche_llm.llm.recorder import RecordingEngine
 from touche_llm.llm.settings import CacheConfig
 from touche_llm.pipeline.config_file import index_folder
@@ -358,10 +358,11 @@ class DenseCorpus(LocalCorpus):
             UsageError: Another process embeds the documents.
         """
         settings = self._settings
-        texts = [PooledText(settings.render_query(sanitize(build_query(topic, fields))), topic.id) for topic in topics]
+        texts = [settings.render_query(sanitize(build_query(topic, fields))) for topic in topics]
         async with self._open_client() as client:
             index = await self._embed(client)
-            queries = await client.embed(texts)
+            wrapped = [client.wrap(text, topic.id) for text, topic in zip(texts, topics, strict=True)]
+            queries = await client.embed(wrapped)
             client.raise_on_misses()
             self.usage = {**describe_pooling(client, settings), "dimensions": index.dimensions}
             if isinstance(client.engine, RecordingEngine):

@@ -15,10 +15,11 @@ from touche_llm.errors import DataError, EngineError, UsageError
 from touche_llm.judging.pointwise import RequestBuilder
 from touche_llm.llm.cache import Cache, CacheMode, Entry
 from touche_llm.llm.engine import Engine, EngineInfo, Rejected, Transient
-from touche_llm.llm.model import NOTHING_LOST, LostRequests, ModelClient
+from touche_llm.llm.model import ModelClient
 from touche_llm.llm.pooling import PoolingClient, TemplateConfig
-from touche_llm.llm.request import Sampling, hash_content
+from touche_llm.llm.request import EMPTY_CHAT, Sampling, hash_content, place_system_message
 from touche_llm.llm.settings import (
+    MAX_ROUND,
     SECTIONS,
     CacheConfig,
     EngineConfig,
@@ -26,7 +27,9 @@ from touche_llm.llm.settings import (
     PoolingPurpose,
     SamplingConfig,
     check_model_folder,
+    get_model_name,
 )
+from touche_llm.llm.tokenizers import ChatTokenizer
 from touche_llm.llm.truncation import StartUp
 from touche_llm.pipeline.progress import Progress, SilentProgress, default_progress
 
@@ -49,20 +52,18 @@ async def open_model(
     engine: EngineConfig,
     sampling: SamplingConfig,
     answers: CacheConfig,
-    lost: LostRequests = NOTHING_LOST,
     schemas: Schemas = (),
     progress: Progress | None = None,
 ) -> AsyncIterator[ModelClient]:
     """Open a language model.
 
-    A replay needs no engine, nor do batch files: `batch.rounds` has stored their answers in the cache. The start-up
-    check of a server that the cache knows waits for the first request that the cache does not answer.
+    A replay needs no engine. The start-up check of a server that the cache knows waits for the first request that the
+    cache does not answer.
 
     Args:
         engine: Engine that answers requests.
         sampling: Sampling parameters of the requests.
         answers: Cache of the answers.
-        lost: Requests that batch files left without an answer.
         schemas: Schemas of the answers to request, whose labels a server must show; empty to verify none.
         progress: Shows the check of a server, and what is wrong with these labels if a run is possible.
 
@@ -79,20 +80,44 @@ async def open_model(
             "resample_temperature": sampling.resample_temperature,
             "retry_failures": answers.retry_failures,
         }
-        if cache.mode is CacheMode.REPLAY or engine.name == "batch":
-            # With batch files, failures are sent again in the files.
-            policy = {**policy, "retry_failures": False}
-            yield ModelClient(engine_info=replay_engine_info(engine, cache), engine=None, lost=lost, **policy)
+        if cache.mode is CacheMode.REPLAY:
+            yield ModelClient(engine_info=replay_engine_info(engine, cache), engine=None, **policy)
             return
+        progress = progress or SilentProgress()
         async with AsyncExitStack() as stack:
             try:
-                opened = await _open_server(stack, engine, sampling, schemas, cache, progress or SilentProgress())
+                if engine.name == "batch":
+                    opened = await _open_batch(stack, engine, sampling, cache, progress)
+                else:
+                    opened = await _open_server(stack, engine, sampling, schemas, cache, progress)
             except EngineError as error:
                 if not cache.find(name_kind(None)):
                     raise
                 raise EngineError(f"{error}; stored answers alone need no server (`cache.mode: replay`)") from error
             server, facts, start_up = opened
             yield ModelClient(engine_info=facts, engine=server, start_up=start_up, **policy)
+
+
+async def _open_batch(
+    stack: AsyncExitStack, engine: EngineConfig, sampling: SamplingConfig, cache: Cache, progress: Progress
+) -> tuple[Engine, EngineInfo, StartUp | None]:
+    """Return the engine of batch files and its description, as `_open_server`."""
+    from touche_llm.llm.batch_files import TITLES, BatchEngine
+
+    folder = check_model_folder(engine.model)
+    if engine.context is None:
+        raise UsageError("engine.context: not set, and documents are truncated to fit; give the context in tokens")
+    tokenizer = ChatTokenizer(folder, sampling.chat_template_kwargs)
+    info = EngineInfo(
+        model=get_model_name(folder),
+        revision=engine.revision,
+        context=engine.context,
+        overhead=tokenizer.count(place_system_message(EMPTY_CHAT, sampling.system_message)),
+        engine=f"batch files, {TITLES[engine.runner]}",
+    )
+    store_engine_info(info, cache)
+    opened = BatchEngine(engine, tokenizer, cache.path.with_name(LOG), progress.warn)
+    return await stack.enter_async_context(opened), info, None
 
 
 async def _open_server(
@@ -430,7 +455,8 @@ def make_request_builder(model: ModelClient, engine: EngineConfig, sampling: Sam
             top_logprobs=sampling.top_logprobs,
         ),
         chat_template_kwargs=sampling.chat_template_kwargs,
-        concurrency=engine.concurrency,
+        # A round of batch files holds all requests that do not depend on others.
+        concurrency=MAX_ROUND if engine.name == "batch" else engine.concurrency,
         thinking=sampling.thinking,
         system_message=sampling.system_message,
     )

@@ -18,7 +18,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, ProgressColumn, Task, T
 from rich.text import Text
 
 from touche_llm.errors import to_printable
-from touche_llm.llm.counts import Counts
+from touche_llm.llm.engine import Counts
 
 _LOG = logging.getLogger(__name__)
 _PLAIN_SECONDS = 10.0

@@ -21,7 +21,7 @@ from touche_llm.data.settings import read_yaml, to_yaml
 from touche_llm.data.trec_runs import ParsedRun, read_run
 from touche_llm.errors import DataError, UsageError
 from touche_llm.judging.labels import check_judgments
-from touche_llm.llm.counts import LabelCounts
+from touche_llm.llm.logprobs import LabelCounts
 from touche_llm.pipeline.candidates import Candidates, add_objects
 from touche_llm.pipeline.config_file import CONFIG, METADATA, copy_task, find_task_folder, load_config, write_config
 from touche_llm.pipeline.context import RunContext

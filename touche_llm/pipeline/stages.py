@@ -13,8 +13,8 @@ from typing import Any, Literal
 from touche_llm.config import PURPOSES, Config
 from touche_llm.data.records import Failure
 from touche_llm.errors import DataError, UsageError, shorten
-from touche_llm.llm.counts import Counts
-from touche_llm.llm.model import NOTHING_LOST, LostRequests, ModelClient
+from touche_llm.llm.engine import Counts
+from touche_llm.llm.model import ModelClient
 from touche_llm.pipeline.candidates import (
     Candidates,
     NoCandidates,
@@ -39,6 +39,7 @@ from touche_llm.ranking.steps import RankingPlan, list_comparison_kinds, needs_t
 from touche_llm.tasks import prompts_folder
 
 StageName = Literal["retrieve", "judge", "rank"]
+CommandName = Literal["run"] | StageName
 # A judgment has about 35 values and 740 bytes in its file, so this number stays a quarter below the limits of a file of
 # records (`MAX_RECORDS` and `MAX_VALUES` in files.py).
 MAX_JUDGMENTS = 150_000
@@ -279,12 +280,12 @@ def _describe_folder(prompt: Prompt) -> str:
 
 @dataclass(frozen=True, slots=True)
 class RunResult:
-    """Result of a whole run: the outputs of its stages, and the model's counts, None if batch files had the answers."""
+    """Result of a whole run: the outputs of its stages, and the model's counts."""
 
     candidates: Candidates
     judgments: Judgments
     ranking: Ranking
-    counts: Counts | None
+    counts: Counts
 
     @property
     def failures(self) -> list[Failure]:
@@ -310,26 +311,19 @@ async def run_stages(context: RunContext, directory: RunDirectory) -> RunResult:
     return RunResult(candidates, judgments, ranking, count_requests(context.model))
 
 
-async def run_retrieve(
-    config: Config, folder: Path, progress: Progress, *, overwrite: bool = False, lost: LostRequests = NOTHING_LOST
-) -> Candidates:
-    """Run the first stage, with a model if queries are expanded; errors and other arguments as `run_all`.
-
-    `lost` are the requests that batch files left without an answer.
-    """
-    async with _open_run("retrieve", config, folder, progress, overwrite, lost) as (context, directory):
+async def run_retrieve(config: Config, folder: Path, progress: Progress, *, overwrite: bool = False) -> Candidates:
+    """Run the first stage, with a model if queries are expanded; arguments and errors as `run_all`."""
+    async with _open_run("retrieve", config, folder, progress, overwrite) as (context, directory):
         return await retrieve_stage(context, directory)
 
 
-async def run_judge(
-    config: Config, folder: Path, progress: Progress, *, overwrite: bool = False, lost: LostRequests = NOTHING_LOST
-) -> Judgments:
+async def run_judge(config: Config, folder: Path, progress: Progress, *, overwrite: bool = False) -> Judgments:
     """Run the second stage; arguments and errors as `run_retrieve`."""
-    async with _open_run("judge", config, folder, progress, overwrite, lost) as (context, directory):
+    async with _open_run("judge", config, folder, progress, overwrite) as (context, directory):
         return await judge_stage(context, directory)
 
 
-async def run_rank(config: Config, folder: Path, progress: Progress, *, lost: LostRequests = NOTHING_LOST) -> Ranking:
+async def run_rank(config: Config, folder: Path, progress: Progress) -> Ranking:
     """Run the last stage, with a model if documents are compared; arguments as `run_retrieve`.
 
     Raises:
@@ -339,18 +333,22 @@ async def run_rank(config: Config, folder: Path, progress: Progress, *, lost: Lo
     if not list_comparison_kinds(config.steps) and directory.config_file.exists():
         # Ranking without comparisons uses no engine, so the metadata keeps the one of the judgments.
         config = config.model_copy(update={"engine": directory.read_config().engine})
-    async with _open_run("rank", config, folder, progress, lost=lost) as (context, directory):
+    async with _open_run("rank", config, folder, progress) as (context, directory):
         return await rank_stage(context, directory)
+
+
+def sends_requests(command: CommandName, config: Config) -> bool:
+    """Return whether a command sends requests to the language model with this configuration."""
+    return {"retrieve": config.expansion.use, "rank": bool(list_comparison_kinds(config.steps))}.get(command, True)
 
 
 @asynccontextmanager
 async def _open_run(
-    command: Literal["run", "retrieve", "judge", "rank"],
+    command: CommandName,
     config: Config,
     folder: Path,
     progress: Progress,
     overwrite: bool = False,
-    lost: LostRequests = NOTHING_LOST,
 ) -> AsyncIterator[tuple[RunContext, RunDirectory]]:
     """Lock the folder of a run, and open the model if the command needs one, while the block runs.
 
@@ -375,11 +373,11 @@ async def _open_run(
 
         # Checked before the slow loading of the model, and again once its name and context are known.
         check()
-        if not {"retrieve": config.expansion.use, "rank": bool(kinds)}.get(command, True):
+        if not sends_requests(command, config):
             yield context, directory
             return
         schemas = context.list_schemas(*(kinds if command == "rank" else PURPOSES.get(command, ())))
-        async with open_model(config.engine, config.sampling, config.cache, lost, schemas, progress) as model:
+        async with open_model(config.engine, config.sampling, config.cache, schemas, progress) as model:
             with context.using(model):
                 check()
                 yield context, directory

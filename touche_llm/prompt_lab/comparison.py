@@ -13,7 +13,7 @@ from touche_llm.evaluation.measures import NDCG
 from touche_llm.evaluation.qrels import Qrels
 from touche_llm.evaluation.significance import describe_missing_intervals
 from touche_llm.judging.pointwise import RequestBuilder, find_objects
-from touche_llm.llm.counts import Counts
+from touche_llm.llm.engine import Counts
 from touche_llm.llm.model import ModelClient
 from touche_llm.llm.recorder import RecordingEngine, Usage, make_dry_engine, open_known_answers
 from touche_llm.pipeline.context import RunContext, check_examples, list_schemas

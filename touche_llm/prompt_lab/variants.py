@@ -13,7 +13,7 @@ from touche_llm.data.records import Failure, Judgment, Model, Reading, Topic
 from touche_llm.errors import UsageError
 from touche_llm.judging.labels import StancePrompt, choose_stance
 from touche_llm.judging.pointwise import RequestBuilder, judge, judge_stances
-from touche_llm.llm.counts import Counts
+from touche_llm.llm.engine import Counts
 from touche_llm.pipeline.context import RunContext
 from touche_llm.prompts.prompt import Prompt, check_overlay
 from touche_llm.prompts.purposes import load, load_named, purposes_of

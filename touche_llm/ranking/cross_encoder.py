@@ -16,7 +16,8 @@ from touche_llm.data.records import ScoredDocument, Topic
 from touche_llm.data.settings import Option, Scope
 from touche_llm.data.topics import build_query
 from touche_llm.judging.pointwise import Documents, sanitize_document
-from touche_llm.llm.pooling import PooledText, PoolingClient, TemplateConfig, TextTemplates
+from touche_llm.llm.pooling import PoolingClient, TemplateConfig, TextTemplates
+from touche_llm.llm.request import Request
 from touche_llm.llm.settings import Address
 from touche_llm.ranking.comparer import RankingMethod
 from touche_llm.ranking.order import rank_by_value, scale_scores
@@ -87,12 +88,12 @@ class CrossEncoder:
         settings = self.settings
         query = settings.render_query(sanitize(build_query(topic, settings.query)))
 
-        async def render(document_id: str) -> PooledText:
+        async def render(document_id: str) -> Request:
             content = sanitize_document(self.question.render(topic, self.documents.get(document_id)))
             text = await self.client.fit(
                 lambda text: query + settings.render_document(text), content, topic.id, document_id
             )
-            return PooledText(settings.render_document(text), topic.id, document_id)
+            return self.client.wrap(settings.render_document(text), topic.id, document_id)
 
         texts = await map_in_order(render, document_ids, self.client.concurrency)
         return await self.client.score(query, texts)

@@ -16,7 +16,7 @@ from touche_llm.data.records import Candidate, Comparison, Failure, Judgment, Ru
 from touche_llm.data.settings import Section
 from touche_llm.data.trec_runs import make_strictly_decreasing
 from touche_llm.judging.pointwise import Documents, Done, RequestBuilder
-from touche_llm.llm.counts import Counts
+from touche_llm.llm.engine import Counts
 from touche_llm.prompts.prompt import Prompt
 from touche_llm.ranking.comparer import Comparer, ComparisonKind, RankingMethod
 from touche_llm.ranking.cross_encoder import CrossEncoder, CrossEncoderSettings, ScoreDocuments

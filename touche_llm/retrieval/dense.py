@@ -283,7 +283,9 @@ class DenseIndex:
         """Return the vectors of rows, of shape (rows, dimensions), without storing them; raise as `embed_missing`."""
         ids, texts = self._table.get_ids(list(rows)), self._table.read_texts(rows.start, rows.stop)
         render = self._settings.render_document
-        fitted = [await client.fit(render, sanitize(text), None, each) for each, text in zip(ids, texts, strict=True)]
+        fitted = [
+            await client.fit(render, sanitize(text), document_id=each) for each, text in zip(ids, texts, strict=True)
+        ]
         return read_vectors(await client.embed_batch(list(map(render, fitted))))
 
     @property

@@ -122,17 +122,6 @@ async def test_a_server_that_ends_at_once_gives_the_end_of_its_log(place: Path, 
     assert gone(place)
 
 
-async def test_a_log_is_appended_to_and_an_error_shows_only_what_is_new(place: Path, tmp_path: Path) -> None:
-    log = tmp_path / "server.log"
-    log.write_text("notes of somebody else\n")
-    (place / "behaviour").write_text("fails")
-    with pytest.raises(EngineError) as caught:
-        async with serve(tmp_path / "tiny", {}, log):
-            pass
-    assert log.read_text().startswith("notes of somebody else\n") and "not enough memory" in log.read_text()
-    assert "not enough memory" in str(caught.value) and "somebody else" not in str(caught.value)
-
-
 @pytest.mark.slow
 async def test_a_server_that_is_never_ready_is_stopped(place: Path, tmp_path: Path) -> None:
     (place / "behaviour").write_text("slow")

@@ -6,7 +6,6 @@ import asyncio
 import errno
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -92,14 +91,6 @@ async def test_the_request_holds_everything_that_can_change_the_answer(tmp_path:
     assert (body["logprobs"], body["top_logprobs"]) == (True, 20)
     # A seed has no effect at temperature 0.
     assert not {"guided_json", "response_format", "stop", "seed"} & set(body)
-
-
-async def test_texts_that_end_a_completion_are_sent(tmp_path: Path) -> None:
-    server = FakeServer()
-    request = replace(question(), stop=("</think>",))
-    async with server.running(), model_of(server, tmp_path) as model:
-        assert isinstance(await model.request(request, ComparativeJudgment), AnsweredRequest)
-    assert server.bodies[-1]["stop"] == ["</think>"]
 
 
 @pytest.mark.parametrize(
@@ -215,14 +206,6 @@ async def test_tokens_from_the_prefix_cache_are_counted_if_reported_and_are_not_
     assert result == silent
 
 
-async def test_tokens_from_the_prefix_cache_are_counted_for_unusable_answers_too(tmp_path: Path) -> None:
-    server = FakeServer([says("", usage=cached(4)), says(GOOD, usage=cached(8))])
-    _, model = await send_question(server, tmp_path)
-    assert (model.counts.prefix_cached_tokens, model.counts.prefix_reports, model.counts.prompt_tokens) == (12, 2, 20)
-    _, again = await send_question(server, tmp_path)
-    assert (again.counts.cache_hits, again.counts.prefix_cached_tokens, again.counts.prefix_reports) == (1, 0, 0)
-
-
 @pytest.mark.parametrize("usage", [*map(cached, [-1, 11, 2**63, "7", 7.0, True, [7]]), {"prompt_tokens_details": 7}])
 async def test_an_impossible_number_of_cached_tokens_is_a_broken_reply(usage: dict[str, Any], tmp_path: Path) -> None:
     server = FakeServer(rest=says(GOOD, usage=usage))
@@ -241,11 +224,6 @@ async def test_a_rejected_request_is_not_sent_again(tmp_path: Path) -> None:
         "HTTP 400 from /v1/chat/completions: status 400",
     )
     assert (len(server.bodies), model.counts.retries) == (1, 0)
-
-
-def test_a_key_or_an_address_that_is_refused_is_refused_for_every_request() -> None:
-    fatal = [code for code in range(300, 500) if Rejected(code, "").is_fatal]
-    assert fatal == [*range(300, 400), 401, 403, 404]
 
 
 async def test_an_answer_behind_reasoning_is_usable(tmp_path: Path) -> None:
@@ -401,12 +379,6 @@ async def test_log_probabilities_above_0_due_to_rounding_are_accepted(tmp_path: 
     assert result.answer.tokens[0].top == [("2", 0.0), ("1", -5.2)]
 
 
-async def test_a_failure_keeps_the_beginning_of_the_text(tmp_path: Path) -> None:
-    result, _ = await send_question(FakeServer(rest=says("word " * 1_000)), tmp_path)
-    assert isinstance(result, FailedRequest)
-    assert result.attempts[0].text == ("word " * 1_000)[:2000]
-
-
 async def test_a_reply_without_end_is_cut_off_by_size(tmp_path: Path) -> None:
     async def behave(_: web.Request, __: dict[str, Any]) -> web.StreamResponse:
         return web.Response(body=b" " * (16 * 2**20 + 1))
@@ -426,18 +398,6 @@ async def test_too_many_open_files_are_an_overload(monkeypatch: pytest.MonkeyPat
         with pytest.raises(Transient) as raised:
             await engine.complete(question())
     assert raised.value.is_overload and "ulimit" in raised.value.reason
-
-
-async def test_equal_requests_at_the_same_time_are_sent_once(tmp_path: Path) -> None:
-    async def slow(request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
-        await asyncio.sleep(0.1)
-        return await good(request, body)
-
-    server = FakeServer(rest=slow)
-    async with server.running(), model_of(server, tmp_path) as model:
-        results = await asyncio.gather(*(model.request(question(), ComparativeJudgment) for _ in range(5)))
-    assert len(server.bodies) == 1
-    assert all(result == results[0] for result in results)
 
 
 @pytest.mark.parametrize("code", [301, 302, 303, 307, 308])
@@ -475,12 +435,6 @@ async def connect(server: FakeServer, model: str | None = None, logprobs: bool =
             return await connect_to(
                 Survey(engine, EngineConfig(model=model, revision="r1"), SamplingConfig(logprobs=logprobs))
             )
-
-
-async def test_the_engine_is_described_by_the_server() -> None:
-    info = await connect(FakeServer())
-    assert (info.model, info.revision, info.context, info.overhead) == ("fake", "r1", 8192, 10)
-    assert info.engine == "vllm 0.0-fake"
 
 
 @pytest.mark.parametrize(
@@ -559,17 +513,3 @@ async def test_a_web_page_is_named_by_its_title_and_the_option_is_named(code: in
     message = str(caught.value)
     assert message.startswith(f"{url}: ") and "a web page ('nginx & more')" in message
     assert "`engine.base_url`" in message and "<" not in message and len(message) < 300
-
-
-async def test_any_other_reply_is_quoted_in_part() -> None:
-    async def text(_: web.Request) -> web.Response:
-        return web.Response(text="\x1b[2Jno " * 10_000, status=404)
-
-    app = web.Application()
-    app.router.add_route("*", "/{path:.*}", text)
-    async with TestServer(app) as server:
-        url = str(server.make_url("")).rstrip("/")
-        async with ChatServer(url, concurrency=1, request_timeout=5, chat_template_kwargs={}) as engine:
-            with pytest.raises(EngineError) as caught:
-                await connect_to(Survey(engine, EngineConfig(), SamplingConfig()))
-    assert len(str(caught.value)) < 600 and "\x1b" not in str(caught.value)

@@ -1,32 +1,37 @@
-"""Export of a stage's pending requests as batch files."""
+"""Export of a stage's pending requests as batch files, and import of their responses."""
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Iterable
-from dataclasses import dataclass
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
-import orjson
-
 from touche_llm.config import Config
-from touche_llm.data.io import check_output, open_atomic, read_record, sha256, write_records
+from touche_llm.data.io import check_output, open_atomic, read_record, write_records
 from touche_llm.data.records import Model
-from touche_llm.errors import DataError, UsageError
+from touche_llm.errors import DataError, ToucheError, UsageError
+from touche_llm.llm.answers import OUTCOMES, UnusableAnswer
+from touche_llm.llm.batch_files import (
+    MissingAnswer,
+    Problem,
+    RejectedRequest,
+    Replies,
+    group_by_topic,
+    read_replies,
+    request_line,
+)
 from touche_llm.llm.cache import Cache, CacheMode
-from touche_llm.llm.chat import CHAT_PATH, build_chat_body
-from touche_llm.llm.counts import Counts
-from touche_llm.llm.engine import EngineInfo
-from touche_llm.llm.model import NOTHING_LOST, LostRequests, ModelClient
+from touche_llm.llm.engine import Completion, Counts, EngineInfo
+from touche_llm.llm.model import ModelClient
 from touche_llm.llm.recorder import RecordingEngine, run_until_pending
 from touche_llm.llm.request import EMPTY_CHAT, Request, place_system_message
 from touche_llm.llm.tokenizers import ChatTokenizer
 from touche_llm.pipeline.context import RunContext
-from touche_llm.pipeline.engines import assume_engine_info
+from touche_llm.pipeline.engines import assume_engine_info, store_engine_info
 from touche_llm.pipeline.progress import ForwardedProgress, Progress
 from touche_llm.pipeline.run_directory import BATCH, RunDirectory
-from touche_llm.pipeline.stages import StageName, compute_stage
-from touche_llm.ranking.steps import list_comparison_kinds
+from touche_llm.pipeline.stages import StageName, compute_stage, sends_requests
 
 ENGINE = "batch files"
 
@@ -38,7 +43,7 @@ class Batch(Model):
         stage: Stage that sends the requests.
         facts: Engine that will answer.
         config: Configuration of the stage.
-        written: SHA-256 of the file of requests and of the one before; the next export may replace only these.
+        requests: File of the requests, relative to the folder; the next export may replace only this one.
         export_options: Command-line options of the export, for the next one.
         stage_options: Those options that the stage's own command takes, for its replay.
     """
@@ -46,7 +51,7 @@ class Batch(Model):
     stage: StageName
     facts: EngineInfo
     config: Config
-    written: tuple[str, ...] = ()
+    requests: str = ""
     export_options: tuple[str, ...] = ()
     stage_options: tuple[str, ...] = ()
 
@@ -56,11 +61,6 @@ def read_batch(folder: Path) -> Batch:
     if not (folder / BATCH).exists():
         raise DataError(f"{folder / BATCH}: no such file; run `touche-llm batch export` for this folder first")
     return read_record(folder / BATCH, Batch, "batch export")
-
-
-def sends_requests(stage: StageName, config: Config) -> bool:
-    """Return whether a stage sends requests with this configuration."""
-    return {"retrieve": config.expansion.use, "judge": True, "rank": bool(list_comparison_kinds(config.steps))}[stage]
 
 
 def check_cache(config: Config) -> None:
@@ -74,9 +74,7 @@ def check_cache(config: Config) -> None:
         raise UsageError(f"{cache.file}: a cassette can only be replayed; name an .sqlite file (`cache.file`)")
 
 
-async def run_stage(
-    batch: Batch, folder: Path, engine: RecordingEngine, progress: Progress, lost: LostRequests
-) -> tuple[bool, Counts]:
+async def _run_stage(batch: Batch, folder: Path, engine: RecordingEngine, progress: Progress) -> tuple[bool, Counts]:
     """Run a stage with an engine that records requests as far as its answers allow.
 
     New answers are stored in the cache, like those of a server.
@@ -92,7 +90,6 @@ async def run_stage(
             cache,
             resample_temperature=config.sampling.resample_temperature,
             retry_failures=config.cache.retry_failures,
-            lost=lost,
         )
         with RunContext(config, ForwardedProgress(progress, "batch"), model) as context:
             is_done = await run_until_pending(compute_stage(batch.stage, context, RunDirectory(folder)))
@@ -112,13 +109,11 @@ class Export:
         batch: Inputs of the export.
         requests: Requests that the cache cannot answer.
         failed: Number of requests with only unusable answers in all samples; they are not sent again.
-        cached: Number of requests that the cache answers.
     """
 
     batch: Batch
     requests: list[Request]
     failed: int
-    cached: int
 
 
 async def pending_requests(
@@ -127,8 +122,6 @@ async def pending_requests(
     folder: Path,
     tokenizer: Path | None,
     progress: Progress,
-    *,
-    lost: LostRequests = NOTHING_LOST,
 ) -> Export:
     """Return the requests that a stage would send now and the cache cannot answer.
 
@@ -140,7 +133,6 @@ async def pending_requests(
         folder: The run's folder, with the outputs of earlier stages.
         tokenizer: Folder of the model's tokeniser; required if a document may be too long.
         progress: Receives warnings and the progress of each stage.
-        lost: Requests that are not sent again.
 
     Raises:
         UsageError: The model or its context is unknown, a document has to be measured without a tokeniser, or the
@@ -152,18 +144,18 @@ async def pending_requests(
         counter = ChatTokenizer(tokenizer, config.sampling.chat_template_kwargs)
     # Opened for writing, since only this repairs a cache whose creation was killed.
     with Cache(config.cache.file, CacheMode.REUSE) as cache:
-        batch = Batch(stage=stage, facts=_known_facts(config, cache, counter), config=config)
+        batch = Batch(stage=stage, facts=await _known_facts(config, cache, counter), config=config)
     if not sends_requests(stage, config):
-        return Export(batch, [], 0, 0)
+        return Export(batch, [], 0)
     engine = RecordingEngine(lambda _: None, counter)
-    _, counts = await run_stage(batch, folder, engine, progress, lost)
+    _, counts = await _run_stage(batch, folder, engine, progress)
     if engine.needs_tokenizer:
         raise UsageError(
             "engine.tokenizer: not set, and the tokens of documents that may not fit have to be counted; give the "
             "folder of the model's tokenizer, or more room (`engine.context`; in comparisons "
             "`ranking.document_tokens`)"
         )
-    return Export(batch, _group_by_topic(engine.pending.values()), counts.failures, counts.cache_hits)
+    return Export(batch, group_by_topic(engine.pending.values()), counts.failures)
 
 
 def write_requests(export: Export, folder: Path, path: Path, *, overwrite: bool = False) -> bool:
@@ -180,34 +172,21 @@ def write_requests(export: Export, folder: Path, path: Path, *, overwrite: bool 
     Raises:
         UsageError: A file of that name exists that the last export did not write.
     """
-    known = set(read_batch(folder).written) if (folder / BATCH).exists() else set()
-    former = sha256(path) if path.is_file() else None
-    if former not in known:
+    name = os.path.relpath(path, folder)
+    if not ((folder / BATCH).exists() and read_batch(folder).requests == name):
         check_output(path, overwrite)
     if not export.requests:
         path.unlink(missing_ok=True)
         return False
     folder.mkdir(parents=True, exist_ok=True)
+    # Recorded first, so that the next export may replace what a killed one leaves.
+    write_records(folder / BATCH, [export.batch.model_copy(update={"requests": name})])
     with open_atomic(path) as stream:
-        digest = hashlib.sha256()
-        for line in map(request_line, export.requests):
-            digest.update(line)
-            stream.write(line)
-        # Recorded before the file gets its name, together with the former file: so the next export may replace
-        # whatever a killed one leaves.
-        hashes = [digest.hexdigest(), *([former] if former in known else [])]
-        batch = export.batch.model_copy(update={"written": tuple(dict.fromkeys(hashes))})
-        write_records(folder / BATCH, [batch])
+        stream.writelines(map(request_line, export.requests))
     return True
 
 
-def request_line(request: Request) -> bytes:
-    """Return a request as a line of a batch file."""
-    line = {"custom_id": request.key, "method": "POST", "url": CHAT_PATH, "body": build_chat_body(request)}
-    return orjson.dumps(line, option=orjson.OPT_APPEND_NEWLINE)
-
-
-def _known_facts(config: Config, cache: Cache, tokenizer: ChatTokenizer | None) -> EngineInfo:
+async def _known_facts(config: Config, cache: Cache, tokenizer: ChatTokenizer | None) -> EngineInfo:
     """Return the facts about the engine that are known without a request.
 
     Raises:
@@ -226,7 +205,7 @@ def _known_facts(config: Config, cache: Cache, tokenizer: ChatTokenizer | None) 
         )
     overhead = known.overhead if known.engine else _ASSUMED_OVERHEAD
     if tokenizer is not None:
-        counted = tokenizer.count_tokens(place_system_message(EMPTY_CHAT, config.sampling.system_message))
+        counted = await tokenizer.count_tokens(place_system_message(EMPTY_CHAT, config.sampling.system_message))
         if known.engine and counted != overhead and (overhead != _ASSUMED_OVERHEAD or counted > overhead):
             raise UsageError(
                 f"engine.tokenizer: its chat template adds {counted} tokens, but that of {known.model} in {cache.path} "
@@ -236,9 +215,99 @@ def _known_facts(config: Config, cache: Cache, tokenizer: ChatTokenizer | None) 
     return known.model_copy(update={"overhead": overhead, "engine": ENGINE})
 
 
-def _group_by_topic(requests: Iterable[Request]) -> list[Request]:
-    """Return requests grouped by prompt and topic: a prefix cache reuses their common beginning."""
-    groups: dict[tuple[str, str], list[Request]] = {}
-    for request in requests:
-        groups.setdefault((request.origin.prompt, request.origin.topic_id), []).append(request)
-    return [request for group in groups.values() for request in group]
+@dataclass(slots=True)
+class Import:
+    """Outcomes of an import; each response is counted once.
+
+    Attributes:
+        stored: Number of answers that were added to the cache.
+        unusable: Reasons of the unusable answers, by kind.
+        errors: Messages of the responses without an answer, by kind.
+        refused: Number of requests among `errors` that are recorded as failed; they are not sent again.
+        repeated: `file:line` of each response to a request that has an answer or an earlier response.
+        done: Whether no request is pending.
+        failed: Number of requests with only unusable answers in all samples.
+    """
+
+    stored: int = 0
+    unusable: dict[str, list[str]] = field(default_factory=dict)
+    errors: dict[str, list[str]] = field(default_factory=dict)
+    refused: int = 0
+    repeated: list[str] = field(default_factory=list)
+    done: bool = False
+    failed: int = 0
+
+
+async def import_replies(batch: Batch, folder: Path, paths: Sequence[Path], progress: Progress) -> Import:
+    """Store responses in the cache like answers of a server.
+
+    A request that the engine rejected is stored as failed. Other requests without an answer stay pending: an error of
+    the server, as over HTTP, is never stored.
+
+    Raises:
+        DataError: A line is not a response, and nothing is stored; or it answers no request of the export, and the
+            others are stored. Names file and line.
+        ToucheError: The stage failed with these answers. They are stored.
+    """
+    config = batch.config
+    check_cache(config)
+    replies = read_replies(paths, batch.facts.model)
+    problems: dict[str, Problem] = {}
+
+    def answer(request: Request) -> Completion | None:
+        try:
+            return replies.read(request)
+        except MissingAnswer as problem:
+            if request.key in replies.by_key:
+                problems[request.key] = problem
+            return None
+        except RejectedRequest as problem:
+            problems[request.key] = problem
+            raise
+
+    engine = RecordingEngine(answer)
+    result = Import(repeated=list(replies.repeated))
+    problem: ToucheError | None = None
+    try:
+        result.done, counts = await _run_stage(batch, folder, engine, progress)
+        result.failed = counts.failures
+    except ToucheError as error:
+        problem = error  # Raised once the outcomes are known.
+    with Cache(config.cache.file, CacheMode.REUSE) as cache:
+        if engine.answered or problems:
+            name = f"{ENGINE}, {replies.fingerprint}" if replies.fingerprint else ENGINE
+            store_engine_info(batch.facts.model_copy(update={"engine": name}), cache)
+        unused = _count_outcomes(replies, problems, engine, cache, result)
+    if problem is not None:
+        if unused:
+            progress.warn(f"{len(unused):,} responses were not reached and are not stored; import them again later")
+        raise problem
+    if unused:
+        raise DataError(
+            f"{unused[0]}: the id is neither that of a pending request of {folder} nor that of an answer in the cache; "
+            f"{len(unused):,} responses are not stored, {result.stored:,} are; import responses to the last export of "
+            "this folder"
+        )
+    return result
+
+
+def _count_outcomes(
+    replies: Replies, problems: Mapping[str, Problem], engine: RecordingEngine, cache: Cache, result: Import
+) -> list[str]:
+    """Add the outcome of each response to the result; return `file:line: id` of responses to unknown requests."""
+    unused: list[str] = []
+    for key, reply in replies.by_key.items():
+        if key in engine.answered:
+            answer = cache.get(key, OUTCOMES)
+            if isinstance(answer, UnusableAnswer):
+                result.unusable.setdefault(answer.kind, []).append(answer.reason)
+            else:
+                result.stored += 1
+        elif problem := problems.get(key):
+            result.errors.setdefault(problem.outcome, []).append(str(problem))
+            result.refused += isinstance(problem, RejectedRequest)
+        elif cache.get(key, OUTCOMES) is not None:
+            result.repeated.append(reply.place)
+        else:
+            unused.append(f"{reply.place}: {key:.80}")
+    return unused

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 from typing import Any
 
@@ -10,10 +11,9 @@ import yaml
 
 from tests.batch.conftest import Programs
 from tests.sample_runs import Silent, config_for, with_cache
-from touche_llm.batch import rounds
-from touche_llm.batch.rounds import answer_stage, run_by_files
 from touche_llm.config import Config
 from touche_llm.errors import EngineError, ReplayMiss, UsageError
+from touche_llm.llm import batch_files
 from touche_llm.llm.cache import Cache, CacheMode
 from touche_llm.pipeline import stages as pipeline
 
@@ -40,10 +40,10 @@ async def test_a_run_takes_a_file_for_each_set_of_requests_that_do_not_wait_for_
 ) -> None:
     out = tmp_path / "out"
     progress = Silent()
-    outcome = await run_by_files(config, out, progress)
+    outcome = await pipeline.run_all(config, out, progress)
     assert (outcome.judgments.requested, outcome.failures) == (4, [])
-    rounds = [title.partition(" to ")[0] for title in progress.titles if "round" in title]
-    assert rounds == ["judge, round 1: 4 requests", "judge, round 2: 4 requests", "rank, round 1: 6 requests"]
+    rounds = [message.partition(" to ")[0] for message in progress.notices if "round" in message]
+    assert rounds == ["round 1: 4 requests", "round 2: 4 requests", "round 3: 6 requests"]
     # Judgments, the stances of the best two and the orders of three pairs, both twice.
     assert sent(programs) == [4, 4, 6]
     written = yaml.safe_load((out / "config.yaml").read_text())
@@ -53,7 +53,7 @@ async def test_a_run_takes_a_file_for_each_set_of_requests_that_do_not_wait_for_
     assert not (out / "batch.json").exists()
 
     # The same command again sends nothing; a replay for a server makes the same run from the same answers.
-    await run_by_files(config, out, Silent())
+    await pipeline.run_all(config, out, Silent())
     assert len(sent(programs)) == 3
     mode = config.cache.model_copy(update={"mode": CacheMode.REPLAY})
     engine = config.engine.model_copy(update={"name": "server", "model": "tiny"})
@@ -68,7 +68,7 @@ async def test_thoughts_take_a_file_before_that_of_the_answers(programs: Program
     flags: dict[str, Any] = {"rank": "judge", "stance__depth": 0, "engine__runner": runner}
     flags["engine__options"] = {"placement_group_config": {"bundles": [{"CPU": 1}]}} if runner == "ray" else {}
     config = config_of(tmp_path, programs, sampling={"thinking": {"judge": 50, "chains": 2}}, **flags)
-    outcome = await run_by_files(config, tmp_path / "out", Silent())
+    outcome = await pipeline.run_all(config, tmp_path / "out", Silent())
     assert (outcome.judgments.requested, outcome.failures) == (4, [])
     numbers = sent(programs) if runner == "vllm" else [len(rows) for rows in programs.seen("rows")]
     assert numbers == [8, 8]
@@ -87,11 +87,11 @@ async def test_a_run_that_failed_between_thoughts_and_answers_sends_no_thought_a
     config = config_of(tmp_path, programs, sampling={"thinking": {"judge": 50, "chains": 2}}, **flags)
     programs.behave(fails_in_call=2)
     with pytest.raises(EngineError, match="not enough memory"):
-        await run_by_files(config, tmp_path / "out", Silent())
+        await pipeline.run_all(config, tmp_path / "out", Silent())
     with Cache(config.cache.file) as cache:
         assert len(cache.find("answer")) == 8
     programs.behave()
-    outcome = await run_by_files(config, tmp_path / "out", Silent())
+    outcome = await pipeline.run_all(config, tmp_path / "out", Silent())
     # The second file failed, so its answers are requested again, after the same thoughts.
     assert (sent(programs), outcome.failures) == ([8, 8, 8], [])
     with Cache(config.cache.file) as cache:
@@ -100,7 +100,7 @@ async def test_a_run_that_failed_between_thoughts_and_answers_sends_no_thought_a
 
 async def test_a_first_stage_with_expansion_sends_a_file_of_its_own(programs: Programs, tmp_path: Path) -> None:
     config = config_of(tmp_path, programs, expansion__use=True, rank="judge", stance__depth=0)
-    await run_by_files(config, tmp_path / "out", Silent())
+    await pipeline.run_all(config, tmp_path / "out", Silent())
     assert sent(programs) == [1, 4]
     assert (tmp_path / "out" / "queries.jsonl").stat().st_size > 0
 
@@ -109,10 +109,10 @@ async def test_the_runner_is_a_setting(programs: Programs, tmp_path: Path) -> No
     on_cpu = {"placement_group_config": {"bundles": [{"CPU": 1}]}}
     flags = {"engine__runner": "ray", "engine__options": on_cpu}
     config = config_of(tmp_path, programs, rank="judge", stance__depth=0, **flags)
-    assert (await run_by_files(config, tmp_path / "out", Silent())).judgments.requested == 4
+    assert (await pipeline.run_all(config, tmp_path / "out", Silent())).judgments.requested == 4
     assert ([len(rows) for rows in programs.seen("rows")], programs.calls()) == ([4], [])
     stages = yaml.safe_load((tmp_path / "out" / "ir-metadata.yml").read_text())["stages"]
-    assert "ray-2.60.0" in stages["judge"]["engine"]
+    assert "Ray" in stages["judge"]["engine"]
 
 
 async def test_a_run_whose_runner_failed_resumes_with_what_is_missing(
@@ -120,10 +120,10 @@ async def test_a_run_whose_runner_failed_resumes_with_what_is_missing(
 ) -> None:
     programs.behave(fails_in_call=2)
     with pytest.raises(EngineError, match="not enough memory"):
-        await run_by_files(config, tmp_path / "out", Silent())
+        await pipeline.run_all(config, tmp_path / "out", Silent())
     assert not (tmp_path / "out" / "judgments.jsonl").exists()
     programs.behave()
-    await run_by_files(config, tmp_path / "out", Silent())
+    await pipeline.run_all(config, tmp_path / "out", Silent())
     assert sent(programs) == [4, 4, 4, 6]
 
 
@@ -133,7 +133,7 @@ async def test_a_request_without_an_answer_is_sent_once_more_and_then_fails_with
 ) -> None:
     programs.behave(broken=1, status=status)
     config = config_of(tmp_path, programs, rank="judge", stance__depth=0)
-    outcome = await run_by_files(config, tmp_path / "out", Silent())
+    outcome = await pipeline.run_all(config, tmp_path / "out", Silent())
     assert sent(programs) == [4, 1]
     (failure,) = outcome.failures
     assert failure.attempts[-1].kind == "server_error" and f"HTTP {status}" in failure.attempts[-1].reason
@@ -141,7 +141,7 @@ async def test_a_request_without_an_answer_is_sent_once_more_and_then_fails_with
         assert cache.find("unusable") == []
     # The server was at fault, so the same command sends the request again.
     programs.behave()
-    assert (await run_by_files(config, tmp_path / "out", Silent())).failures == []
+    assert (await pipeline.run_all(config, tmp_path / "out", Silent())).failures == []
     assert sent(programs)[2:] == [1]
 
 
@@ -150,23 +150,13 @@ async def test_a_rejected_request_is_a_stored_failure_and_sent_again_only_if_wan
 ) -> None:
     programs.behave(broken=1, status=400)
     config = config_of(tmp_path, programs, rank="judge", stance__depth=0)
-    (failure,) = (await run_by_files(config, tmp_path / "out", Silent())).failures
+    (failure,) = (await pipeline.run_all(config, tmp_path / "out", Silent())).failures
     assert failure.attempts[-1].kind == "server_error" and "HTTP 400" in failure.attempts[-1].reason
     programs.behave()
-    assert (await run_by_files(config, tmp_path / "out", Silent())).failures == [failure]
+    assert (await pipeline.run_all(config, tmp_path / "out", Silent())).failures == [failure]
     assert sent(programs) == [4]
-    assert (await run_by_files(with_cache(config, retry_failures=True), tmp_path / "out", Silent())).failures == []
+    assert (await pipeline.run_all(with_cache(config, retry_failures=True), tmp_path / "out", Silent())).failures == []
     assert sent(programs) == [4, 1]
-
-
-async def test_a_stage_without_any_answer_ends_the_run(config: Config, programs: Programs, tmp_path: Path) -> None:
-    programs.behave(broken=4)
-    with pytest.raises(EngineError, match="HTTP 500") as caught:
-        await run_by_files(config, tmp_path / "out", Silent())
-    assert caught.value.location == str(config.cache.file.with_name("vllm.log"))
-    assert sent(programs) == [4]
-    programs.behave()
-    assert (await run_by_files(config, tmp_path / "out", Silent())).failures == []
 
 
 async def test_questions_without_a_usable_answer_are_failures_and_sent_again_once_if_wanted(
@@ -174,32 +164,44 @@ async def test_questions_without_a_usable_answer_are_failures_and_sent_again_onc
 ) -> None:
     config = config_of(tmp_path, programs, rank="judge", stance__depth=0)
     programs.behave(says="Well.")
-    outcome = await run_by_files(config, tmp_path / "out", Silent())
+    outcome = await pipeline.run_all(config, tmp_path / "out", Silent())
     assert [failure.attempts[-1].kind for failure in outcome.failures] == ["not_json"] * 4
     assert sent(programs) == [4, 4, 4]  # three samples
-    await run_by_files(config, tmp_path / "out", Silent())
+    await pipeline.run_all(config, tmp_path / "out", Silent())
     assert len(sent(programs)) == 3
     retry = config.model_copy(update={"cache": config.cache.model_copy(update={"retry_failures": True})})
-    outcome = await run_by_files(retry, tmp_path / "out", Silent())
+    outcome = await pipeline.run_all(retry, tmp_path / "out", Silent())
     assert (len(outcome.failures), sent(programs)) == (4, [4] * 6)
     programs.behave()
-    assert (await run_by_files(retry, tmp_path / "out", Silent())).failures == []
+    assert (await pipeline.run_all(retry, tmp_path / "out", Silent())).failures == []
+
+
+async def test_an_interrupted_round_leaves_no_files(config: Config, programs: Programs, tmp_path: Path) -> None:
+    programs.behave(hangs=True)
+    running = asyncio.create_task(pipeline.run_all(config, tmp_path / "out", Silent()))
+    while not (programs.folder / "hangs").exists():
+        assert not running.done(), running.exception()
+        await asyncio.sleep(0.02)
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+    assert {path.name for path in config.cache.file.parent.iterdir() if path.name.startswith(".")} == set()
 
 
 async def test_a_round_has_a_limited_number_of_requests(
     config: Config, programs: Programs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(rounds, "_ROUND_REQUESTS", 3)
-    await run_by_files(config, tmp_path / "out", Silent())
+    monkeypatch.setattr(batch_files, "MAX_ROUND", 3)
+    await pipeline.run_all(config, tmp_path / "out", Silent())
     assert sent(programs) == [3, 1, 3, 1, 3, 3]
 
 
 async def test_answers_in_the_cache_need_no_runner_also_if_they_are_of_another_context(
     config: Config, programs: Programs, tmp_path: Path
 ) -> None:
-    await run_by_files(config, tmp_path / "out", Silent())
+    await pipeline.run_all(config, tmp_path / "out", Silent())
     engine = config.engine.model_copy(update={"context": 30000})
-    await run_by_files(config.model_copy(update={"engine": engine}), tmp_path / "other", Silent())
+    await pipeline.run_all(config.model_copy(update={"engine": engine}), tmp_path / "other", Silent())
     assert len(sent(programs)) == 3
     assert (tmp_path / "other" / "run.txt").read_bytes() == (tmp_path / "out" / "run.txt").read_bytes()
 
@@ -210,30 +212,27 @@ async def test_a_replay_sends_nothing(config: Config, programs: Programs, tmp_pa
     with Cache(config.cache.file) as cache:
         cache.export_cassette(tmp_path / "empty.jsonl")
     with pytest.raises((UsageError, ReplayMiss)):
-        await run_by_files(replay, tmp_path / "out", Silent())
+        await pipeline.run_all(replay, tmp_path / "out", Silent())
     assert programs.calls() == []
 
 
-@pytest.mark.parametrize(
-    ("change", "value"),
-    [("engine", {"context": None}), ("engine", {"model": None}), ("cache", {"mode": CacheMode.REFRESH})],
-)
+@pytest.mark.parametrize("missing", ["context", "model"])
 async def test_what_a_file_cannot_be_made_of_is_wrong_usage(
-    change: str, value: dict[str, Any], config: Config, programs: Programs, tmp_path: Path
+    missing: str, config: Config, programs: Programs, tmp_path: Path
 ) -> None:
-    section = getattr(config, change).model_copy(update=value)
+    engine = config.engine.model_copy(update={missing: None})
     with pytest.raises(UsageError):
-        await run_by_files(config.model_copy(update={change: section}), tmp_path / "out", Silent())
+        await pipeline.run_all(config.model_copy(update={"engine": engine}), tmp_path / "out", Silent())
     assert programs.calls() == []
 
 
 async def test_a_folder_with_a_run_of_other_settings_is_refused_before_anything_is_sent(
     config: Config, programs: Programs, tmp_path: Path
 ) -> None:
-    await run_by_files(config, tmp_path / "out", Silent())
+    await pipeline.run_all(config, tmp_path / "out", Silent())
     other = config.model_copy(update={"sampling": config.sampling.model_copy(update={"seed": 5})})
     with pytest.raises(UsageError, match=r"sampling\.seed"):
-        await answer_stage("judge", other, tmp_path / "out", Silent())
+        await pipeline.run_judge(other, tmp_path / "out", Silent())
     assert len(sent(programs)) == 3
 
 
@@ -246,8 +245,8 @@ async def test_candidates_of_another_program_are_not_replaced(
     mine.parent.mkdir()
     mine.write_text("mine")
     with pytest.raises(UsageError) as caught:
-        await run_by_files(config, mine.parent, Silent())
+        await pipeline.run_all(config, mine.parent, Silent())
     assert caught.value.location == str(mine)
     assert (mine.read_text(), programs.calls()) == ("mine", [])
-    outcome = await run_by_files(config, mine.parent, Silent(), overwrite=True)
+    outcome = await pipeline.run_all(config, mine.parent, Silent(), overwrite=True)
     assert outcome.failures == [] and mine.read_text() != "mine"

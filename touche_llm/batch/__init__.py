@@ -1,1 +1,0 @@
-"""Batch files, the programs that answer them, and runs with them."""

@@ -1,0 +1,398 @@
+"""Batch files: requests as their lines, responses, the programs that answer them, and the engine that uses these."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import shutil
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib.util import find_spec
+from itertools import islice
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
+
+import msgspec
+import orjson
+
+from touche_llm.data.io import (
+    BUILDING,
+    MAX_LINE,
+    iterate_records,
+    open_regular,
+    open_scratch,
+    read_bounded_lines,
+    remove_abandoned,
+    report_unreadable,
+)
+from touche_llm.data.records import JsonStruct, Malformed, decode_json
+from touche_llm.errors import DataError, EngineError, UsageError, to_printable
+from touche_llm.llm.chat import CHAT_PATH, LOGPROBS_MISSING, ChatReply, build_chat_body, read_completion
+from touche_llm.llm.engine import Completion, CountingEngine, Rejected, Transient
+from touche_llm.llm.managed import build_start_options, find_vllm, run_guarded, to_flags
+from touche_llm.llm.request import Message, Request
+from touche_llm.llm.settings import MAX_ROUND, EngineConfig, Runner, check_model_folder
+
+_MAX_REASON = 300
+_MAX_KIND = 40
+# Status codes that the request did not cause.
+_NOT_FINAL = (401, 403, 404, 408, 429)
+# Of a rejected request; the status itself is in the reason.
+_REJECTED_STATUS = 400
+
+
+def request_line(request: Request) -> bytes:
+    """Return a request as a line of a batch file."""
+    line = {"custom_id": request.key, "method": "POST", "url": CHAT_PATH, "body": build_chat_body(request)}
+    return orjson.dumps(line, option=orjson.OPT_APPEND_NEWLINE)
+
+
+def group_by_topic(requests: Iterable[Request]) -> list[Request]:
+    """Return requests grouped by prompt and topic: a prefix cache reuses their common beginning."""
+    groups: dict[tuple[str, str], list[Request]] = {}
+    for request in requests:
+        groups.setdefault((request.origin.prompt, request.origin.topic_id), []).append(request)
+    return [request for group in groups.values() for request in group]
+
+
+class _Response(msgspec.Struct):
+    status_code: int
+    body: msgspec.Raw = msgspec.Raw(b"null")
+
+
+class _Line(msgspec.Struct):
+    # The key of a request has 64 characters; other ids are quoted completely up to this length.
+    custom_id: Annotated[str, msgspec.Meta(max_length=256)]
+    response: _Response | None
+    error: Any = None
+
+
+class MissingAnswer(Transient):
+    """Response without an answer that counts, or none; `outcome` is its kind to count, as `status_500`."""
+
+    def __init__(self, outcome: str, reason: str) -> None:
+        # A request without an answer is sent once more.
+        super().__init__("server_error", reason, max_tries=2)
+        self.outcome = outcome
+
+
+class RejectedRequest(Rejected):
+    """Response that rejects the request itself, so that sending it again would not help."""
+
+    def __init__(self, outcome: str, reason: str) -> None:
+        super().__init__(_REJECTED_STATUS, reason)
+        self.outcome = outcome
+
+
+# Reason why a response has no answer.
+Problem = MissingAnswer | RejectedRequest
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """Place of a response, and its problem if it has no answer."""
+
+    file: Path
+    line: int
+    offset: int
+    problem: Problem | None
+
+    @property
+    def place(self) -> str:
+        """File and line."""
+        return f"{self.file}:{self.line}"
+
+
+@dataclass(slots=True)
+class Replies:
+    """Responses by key of the request.
+
+    Attributes:
+        repeated: Places of second responses to a request.
+        fingerprint: Fingerprint of the software, if an answer that was read holds one.
+    """
+
+    by_key: dict[str, Reply] = field(default_factory=dict)
+    repeated: list[str] = field(default_factory=list)
+    fingerprint: str | None = None
+
+    def read(self, request: Request) -> Completion:
+        """Return the completion of a request; raise MissingAnswer or RejectedRequest if there is none."""
+        reply = self.by_key.get(request.key)
+        if reply is None:
+            raise MissingAnswer("no_response", "there is no response")
+        if reply.problem is not None:
+            raise reply.problem
+        with reply.file.open("rb") as stream:
+            stream.seek(reply.offset)
+            key, answer = _parse(reply.file, reply.line, stream.readline(MAX_LINE + 1))
+        if key != request.key or not isinstance(answer, ChatReply):
+            raise DataError(f"{reply.place}: changed while it was read; import the file again")
+        if answer.lacks_logprobs and request.sampling.top_logprobs:
+            raise MissingAnswer("no_logprobs", LOGPROBS_MISSING)
+        completion = read_completion(answer, request.layout if request.sampling.top_logprobs else None)
+        self.fingerprint = self.fingerprint or completion.fingerprint
+        return completion
+
+
+def read_replies(paths: Sequence[Path], model: str) -> Replies:
+    """Read the responses of all files; of several to a request, the first answer counts, or else the first problem.
+
+    Answers of other models are problems.
+
+    Raises:
+        DataError: A file cannot be read, or a line is not a response.
+    """
+    replies = Replies()
+    for path in paths:
+        offset = 0
+        with report_unreadable(path), open_regular(path) as stream:
+            for number, line in read_bounded_lines(stream, MAX_LINE):
+                key, answer = _parse(path, number, line)
+                if isinstance(answer, ChatReply) and answer.model != model:
+                    reason = (
+                        f"the answer is of the model {answer.model!r:.120}, not of {model}: check --served-model-name"
+                    )
+                    answer = MissingAnswer("other_model", to_printable(reason))
+                reply = Reply(path, number, offset, None if isinstance(answer, ChatReply) else answer)
+                before = replies.by_key.setdefault(key, reply)
+                if before.problem is not None and reply.problem is None:
+                    replies.by_key[key], reply = reply, before
+                if replies.by_key[key] is not reply:
+                    replies.repeated.append(reply.place)
+                offset += len(line)
+    return replies
+
+
+def _parse(path: Path, number: int, line: bytes) -> tuple[str, ChatReply | Problem]:
+    """Return the key of a line's request, and its answer or the problem."""
+    place = f"{path}:{number}"
+    if len(line) > MAX_LINE:
+        raise DataError(f"{place}: longer than {MAX_LINE:,} bytes; not a response of a batch file")
+    try:
+        found = decode_json(line, _Line)
+        response = found.response
+        if response is None or response.status_code != 200 or found.error is not None:
+            return found.custom_id, _describe_error(response, found.error)
+        reply = decode_json(response.body, ChatReply)
+        reply.check()
+    except Malformed as error:
+        raise DataError(f"{place}: not a response of a batch file: {error}") from error
+    try:
+        read_completion(reply)
+    except Transient as transient:
+        kind = f"finish_{reply.choices[0].finish_reason}" if reply.choices else "no_choices"
+        return found.custom_id, MissingAnswer(to_printable(kind)[:_MAX_KIND], transient.reason)
+    return found.custom_id, reply
+
+
+def _describe_error(response: _Response | None, error: Any) -> Problem:
+    if response is None:
+        return MissingAnswer("error", _extract_message(error))
+    status, body = response.status_code, error if error is not None else decode_json(response.body, Any)
+    outcome, reason = f"status_{status}", f"HTTP {status} from {CHAT_PATH}: {_extract_message(body)}"
+    # Errors that are strings are those of `vllm run-batch` itself, for instance for an unknown path.
+    if 400 <= status < 500 and status not in _NOT_FINAL and isinstance(body, dict):
+        return RejectedRequest(outcome, reason)
+    return MissingAnswer(outcome, reason)
+
+
+def _extract_message(error: Any) -> str:
+    """Return the message of an error, shortened; its form differs between servers."""
+    for name in ("error", "message"):
+        if isinstance(error, dict) and error.get(name):
+            error = error[name]
+    text = error if isinstance(error, str) else json.dumps(error)
+    return to_printable(" ".join(text.split()))[:_MAX_REASON]
+
+
+TITLES = {Runner.VLLM: "vllm run-batch", Runner.RAY: "the Ray Data job"}
+# Options of `ray.data.llm.vLLMEngineProcessorConfig`; all others are vLLM's.
+_RAY_OPTIONS = (
+    *("accelerator_type", "batch_size", "concurrency", "max_concurrent_batches", "max_pending_requests"),
+    *("max_tasks_in_flight_per_actor", "placement_group_config", "runtime_env"),
+)
+# A round begins when no request has come for so many seconds; longer than the wait before a retry.
+_QUIET_SECONDS = 1.0
+
+
+class _Body(JsonStruct, frozen=True, forbid_unknown_fields=False):
+    model: str
+
+
+class _Request(JsonStruct, frozen=True, forbid_unknown_fields=False):
+    custom_id: str
+    url: Literal["/v1/chat/completions"]
+    body: _Body
+
+
+async def answer_file(
+    engine: EngineConfig, requests: Path, responses: Path, log: Path, *, served_name: str | None = None
+) -> int:
+    """Answer a file of requests with the engine's runner; write all responses or none.
+
+    Args:
+        engine: Runner, folder of the model, context and options.
+        requests: Chat requests in the format of OpenAI's batch files, to one model, as `batch export` writes them.
+        responses: File to write or replace.
+        log: File to which the runner's output is appended.
+        served_name: Name of the model in the requests; if None, its last part must be the name of the folder.
+
+    Returns:
+        The number of requests.
+
+    Raises:
+        DataError: A line is not a chat request, or the requests are for several models.
+        UsageError: The model's folder is missing or named differently, or the context for Ray is not set.
+        EngineError: The runner is not installed or failed.
+    """
+    models = [line.body.model for line in iterate_records(requests, _Request, "chat requests of `batch export`")]
+    if len(set(models)) != 1:
+        raise DataError(
+            f"{requests}: requests for {len(set(models))} models; expected requests for one, as `touche-llm batch "
+            "export` writes them"
+        )
+    name = models[0]
+    folder = check_model_folder(engine.model).absolute()
+    if name != served_name and (served_name or folder.name != Path(name).name):
+        raise UsageError(
+            f"{requests}: the requests are for the model {name}, not {served_name or folder.name}; if {folder} "
+            f"contains it, add --served-model-name {name}"
+        )
+    responses.parent.mkdir(parents=True, exist_ok=True)
+    with open_scratch(responses, BUILDING) as (place, _):
+        written = place / responses.name
+        if engine.runner is Runner.VLLM:
+            options = build_start_options(engine.options)
+            command = [find_vllm(), *run_batch(requests, written, str(folder), name, engine.context, options)[1:]]
+        else:
+            command = _ray_job(engine, requests, written, folder)
+        async with run_guarded(command, log, {"RAY_USAGE_STATS_ENABLED": "0"}) as (process, end_of_log):
+            code = await asyncio.to_thread(process.wait)
+        if code != 0 or not written.exists():
+            raise EngineError(f"{requests}: {TITLES[engine.runner]} exited with code {code}; {end_of_log()}")
+        written.replace(responses)
+        place.rmdir()
+    remove_abandoned(responses.parent)
+    return len(models)
+
+
+def run_batch(
+    requests: Path, responses: Path, model: str, name: str, context: int | None, options: Mapping[str, Any]
+) -> list[str]:
+    """Return the command that answers a file of requests with vLLM; `name` is the model's name in the requests."""
+    command = ["vllm", "run-batch", "-i", str(requests), "-o", str(responses), "--model", model]
+    command += ["--served-model-name", name]
+    return [*command, *to_flags(({} if context is None else {"max_model_len": context}) | dict(options))]
+
+
+def _ray_job(engine: EngineConfig, requests: Path, responses: Path, folder: Path) -> list[str]:
+    if engine.context is None:
+        raise UsageError("engine.context: not set, and the Ray Data job needs the context in tokens")
+    for name in ("ray", "vllm"):
+        if find_spec(name) is None:
+            raise EngineError(
+                f"engine.runner: ray needs {name}, which is not installed here; pip install 'touche-llm[ray]'"
+            )
+    vllm = build_start_options({name: value for name, value in engine.options.items() if name not in _RAY_OPTIONS})
+    settings = {
+        "folder": str(folder),
+        "vllm": vllm | {"max_model_len": engine.context},
+        "ray": {name: value for name, value in engine.options.items() if name in _RAY_OPTIONS},
+    }
+    job = [sys.executable, "-m", "touche_llm.llm.ray_job"]
+    return [*job, *map(os.path.abspath, (requests, responses)), orjson.dumps(settings).decode()]
+
+
+class BatchEngine:
+    """Engine that answers requests in rounds: a file of all requests that wait. Use as an asynchronous context manager.
+
+    Requests that depend on answers come in a later round.
+    """
+
+    def __init__(
+        self, settings: EngineConfig, tokenizer: CountingEngine, log: Path, announce: Callable[[str], None]
+    ) -> None:
+        """Initialise the engine; nothing is sent yet.
+
+        Args:
+            settings: Runner, folder of the model, context and options.
+            tokenizer: Tokenizer of the model.
+            log: File to which the runner's output is appended; files of rounds are written beside it.
+            announce: Called with a description of each round.
+        """
+        self._settings, self._tokenizer, self._log, self._announce = settings, tokenizer, log, announce
+        self._waiting: dict[str, tuple[Request, asyncio.Future[Completion]]] = {}
+        self._sending: asyncio.Task[None] | None = None
+        self._rounds = 0
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        if self._sending is not None:
+            self._sending.cancel()
+            await asyncio.gather(self._sending, return_exceptions=True)
+
+    async def complete(self, request: Request) -> Completion:
+        """Return the completion of a request, after the round in which it is sent.
+
+        Raises:
+            Transient, Rejected: The request failed.
+            EngineError: The runner failed.
+        """
+        answered: asyncio.Future[Completion] = asyncio.get_running_loop().create_future()
+        self._waiting[request.key] = request, answered
+        if self._sending is None or self._sending.done():
+            self._sending = asyncio.create_task(self._send_rounds())
+        return await answered
+
+    async def count_tokens(self, messages: tuple[Message, ...]) -> int:
+        """Return the number of prompt tokens of a chat, template included."""
+        return await self._tokenizer.count_tokens(messages)
+
+    async def truncate(self, text: str, max_tokens: int) -> str:
+        """Return a prefix of `text` with about this many tokens."""
+        return await self._tokenizer.truncate(text, max_tokens)
+
+    async def _send_rounds(self) -> None:
+        while self._waiting:
+            known = 0
+            while known < len(self._waiting):
+                known = len(self._waiting)
+                await asyncio.sleep(_QUIET_SECONDS)
+            sent = [self._waiting.pop(key) for key in list(islice(self._waiting, MAX_ROUND))]
+            try:
+                results = await self._answer([request for request, _ in sent])
+            except Exception as error:  # every waiting task must receive it
+                results = [error] * len(sent)
+            for (_, answered), result in zip(sent, results, strict=True):
+                if answered.done():
+                    continue  # cancelled
+                if isinstance(result, Completion):
+                    answered.set_result(result)
+                else:
+                    answered.set_exception(result)
+
+    async def _answer(self, requests: list[Request]) -> list[Completion | Exception]:
+        """Return the completion of each request, or its failure."""
+        self._rounds += 1
+        self._announce(f"round {self._rounds}: {len(requests):,} requests to {TITLES[self._settings.runner]}")
+        self._log.parent.mkdir(parents=True, exist_ok=True)
+        with open_scratch(self._log.with_name("batch"), BUILDING) as (place, _):
+            file, responses = place / "requests.jsonl", place / "responses.jsonl"
+            with file.open("wb") as stream:
+                stream.writelines(map(request_line, group_by_topic(requests)))
+            await answer_file(self._settings, file, responses, self._log)
+            replies = read_replies([responses], requests[0].model)
+            results: list[Completion | Exception] = []
+            for request in requests:
+                try:
+                    results.append(replies.read(request))
+                except (Transient, Rejected) as error:
+                    results.append(error)
+            shutil.rmtree(place)
+        remove_abandoned(self._log.parent)
+        return results
