@@ -17,20 +17,18 @@ from touche_llm.judging.sentence_pairs import PairSettings
 from touche_llm.llm.cache import CacheMode
 from touche_llm.llm.settings import CacheConfig, EngineConfig, PoolingConfig, Runner, SamplingConfig, ThinkingConfig
 from touche_llm.ranking.cross_encoder import CrossEncoderSettings
-from touche_llm.ranking.expansion import ExpansionSettings
 from touche_llm.ranking.fusion import FusionSettings, FusionStepSettings
-from touche_llm.ranking.listwise import Listwise
+from touche_llm.ranking.listwise import Listwise, Tournament
 from touche_llm.ranking.order import BalanceSettings
 from touche_llm.ranking.pairwise import Pairwise, Sliding
 from touche_llm.ranking.setwise import Insertion, Setwise
 from touche_llm.ranking.steps import RankingSettings
-from touche_llm.ranking.tournament import Tournament
 from touche_llm.retrieval.bm25 import Bm25Settings
 from touche_llm.retrieval.chatnoir import ChatNoirSettings
 from touche_llm.retrieval.dense import DenseSettings
 from touche_llm.retrieval.elasticsearch_server import ElasticsearchSettings
 from touche_llm.retrieval.sentences import SentenceSettings
-from touche_llm.retrieval.settings import RetrieverConfig
+from touche_llm.retrieval.settings import ExpansionSettings, RetrieverConfig
 
 # Optional settings, which are None or empty by default, and sections are left out.
 _POOLING: Mapping[str, object] = {

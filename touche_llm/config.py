@@ -15,7 +15,6 @@ from touche_llm.judging.labels import StanceSettings
 from touche_llm.judging.sentence_pairs import PairSettings
 from touche_llm.llm.settings import CacheConfig, EngineConfig, SamplingConfig
 from touche_llm.prompts.prompt import PromptsConfig
-from touche_llm.ranking.expansion import ExpansionSettings
 from touche_llm.ranking.steps import (
     BALANCE,
     FUSION,
@@ -31,7 +30,7 @@ from touche_llm.retrieval.chatnoir import ChatNoirSettings
 from touche_llm.retrieval.dense import DenseSettings, find_dense_problem
 from touche_llm.retrieval.elasticsearch_server import ElasticsearchSettings
 from touche_llm.retrieval.sentences import SentenceSettings
-from touche_llm.retrieval.settings import RetrieverConfig, to_texts
+from touche_llm.retrieval.settings import ExpansionSettings, RetrieverConfig, to_texts
 from touche_llm.tasks import DEFAULT_TASK, TASK_HELP, get_task
 from touche_llm.tasks.definition import FIRST_STAGE, Objective, Weight
 from touche_llm.tasks.task import Task

@@ -26,7 +26,6 @@ from touche_llm.llm.model import ModelClient
 from touche_llm.llm.request import Request
 from touche_llm.pipeline.config_file import load_config
 from touche_llm.prompts.purposes import AlternativeQueries
-from touche_llm.ranking.expansion import ExpansionSettings, fuse_queries
 
 QUERIES = {"query1": "electric scooter commute", "query2": "bicycle city traffic", "query3": "notes on paper, by hand"}
 BAD = {**QUERIES, "query2": "site:evil.example heat pump"}
@@ -142,15 +141,6 @@ def test_settings_that_make_no_sense_are_refused(name: str, value: object) -> No
 
 def ranking(*names: str) -> list[Candidate]:
     return [Candidate("1", name, rank, 9.0 - rank) for rank, name in enumerate(names, start=1)]
-
-
-def test_rankings_are_fused_by_their_ranks_with_the_own_query_weighing_more() -> None:
-    settings = ExpansionSettings(use=True, weight=0.5, k=1.0)
-    found = fuse_queries([ranking("a", "b"), ranking("c", "b"), ranking("c", "d")], settings)
-    # With k = 1: a 1/2; b 1/3 + 0.5/3; c 0.5/2 + 0.5/2; d 0.5/3; each over (1 + 0.5 + 0.5)/2.
-    assert [(each.document_id, each.rank) for each in found] == [("a", 1), ("c", 2), ("b", 3), ("d", 4)]
-    assert [each.score for each in found] == pytest.approx([0.5, 0.5, 0.5, 1 / 6])
-    assert {each.topic_id for each in found} == {"1"}
 
 
 @pytest.mark.parametrize(

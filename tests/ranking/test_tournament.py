@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.ranking.fake_comparer import FakeComparer, Shown, at_random, by_worth, check_scores, ids, names
-from touche_llm.ranking.tournament import Tournament
+from touche_llm.ranking.listwise import Tournament
 
 
 def worth(size: int) -> dict[str, float]:

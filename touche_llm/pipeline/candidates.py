@@ -9,17 +9,20 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 import msgspec
 
+from touche_llm.data.concurrency import map_in_order
 from touche_llm.data.io import check_output
 from touche_llm.data.records import Candidate, Failure, Objects, Queries, Topic
 from touche_llm.data.trec_runs import check_tag, make_strictly_decreasing, read_candidates, write_candidates
 from touche_llm.errors import DataError, UsageError, shorten
-from touche_llm.judging.pointwise import Documents, RequestBuilder
+from touche_llm.judging.pointwise import Documents, Done, RequestBuilder, make_failure
+from touche_llm.llm.model import AnsweredRequest
 from touche_llm.pipeline.corpora import Corpus, LocalCorpus
 from touche_llm.pipeline.progress import Progress
 from touche_llm.prompts.prompt import Prompt
-from touche_llm.ranking.expansion import ExpansionSettings, find_queries, fuse_queries
+from touche_llm.prompts.purposes import MAX_QUERY_LENGTH, AlternativeQueries
+from touche_llm.ranking.fusion import fuse_candidates
 from touche_llm.retrieval.sentences import select_distinct
-from touche_llm.retrieval.settings import QueryField
+from touche_llm.retrieval.settings import ExpansionSettings, QueryField
 from touche_llm.tasks.task import Task
 from touche_llm.text.analysis import Analyzer
 
@@ -260,6 +263,27 @@ class QueryExpander:
     builder: RequestBuilder
 
 
+async def find_queries(
+    topics: list[Topic], prompt: Prompt, builder: RequestBuilder, done: Done
+) -> tuple[list[Queries], list[Failure]]:
+    """Request additional queries for each topic; return them and the failures, whose topics have no queries."""
+    # In the worst case each character is a token.
+    max_tokens = builder.sampling.max_tokens + MAX_QUERY_LENGTH * len(AlternativeQueries.model_fields)
+    builder = replace(builder, sampling=replace(builder.sampling, max_tokens=max_tokens))
+
+    async def find(topic: Topic) -> Queries | Failure | None:
+        result = await builder.model.request(builder.build(prompt, AlternativeQueries, topic, None), AlternativeQueries)
+        done()
+        if isinstance(result, AnsweredRequest):
+            queries = tuple(result.value.model_dump().values())
+            return Queries(topic_id=topic.id, queries=queries, prompt=prompt.label, key=result.key)
+        return make_failure(topic, None, prompt, result)
+
+    results = await map_in_order(find, topics, builder.concurrency)
+    found = [result for result in results if isinstance(result, Queries)]
+    return found, [result for result in results if isinstance(result, Failure)]
+
+
 class NoCandidates(DataError):
     """First stage that finds nothing to judge, or makes no pairs of what it finds."""
 
@@ -329,8 +353,9 @@ async def _add_queries(
     found = iter(await corpus.search(additional, ("title",), depth, lambda: None))
     fused = []
     for topic, own in zip(topics, rankings, strict=True):
-        of_topic = [own, *(next(found) for _ in other.get(topic.id, ()))]
-        fused.append(fuse_queries(of_topic, settings) if len(of_topic) > 1 else own)
+        others = [next(found) for _ in other.get(topic.id, ())]
+        weights = [1.0, *(settings.weight for _ in others)]
+        fused.append(fuse_candidates([own, *others], weights, settings.k) if others else own)
     if isinstance(corpus, LocalCorpus) and corpus.sentences is not None:
         # The ranking of one query has no near-duplicates, but two queries can find the same text.
         analyzer = Analyzer()

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from touche_llm.corpus.store import Parts
 from touche_llm.data.records import Failure, Judgment, Objects, StanceReading, Topic
 from touche_llm.errors import UsageError
 from touche_llm.judging.labels import StanceSettings, mean_off_label_mass
-from touche_llm.judging.pointwise import RequestBuilder, find_objects, group_judgments, judge_stances
+from touche_llm.judging.pointwise import Done, RequestBuilder, Stage, find_objects, group_judgments, judge_stances
 from touche_llm.judging.pointwise import judge as judge_documents
 from touche_llm.judging.sentence_pairs import JudgedPairs, PairJudge, PairSettings
 from touche_llm.llm.model import ModelClient
@@ -90,88 +89,6 @@ class Judgments:
         return make_frame(rows, columns)
 
 
-@dataclass(frozen=True, slots=True)
-class _Judge:
-    """Judge of candidates; each method returns the judgments so far with its results."""
-
-    prompts: Mapping[str, Prompt]
-    builder: RequestBuilder
-    progress: Progress
-
-    @contextmanager
-    def stage(self, title: str, total: int) -> Iterator[Callable[[], None]]:
-        """Show a stage with the counts of the model.
-
-        Raises:
-            ReplayMiss: At its end, if the cache of a replay lacks an answer.
-            EngineError: At its end, if the labels of no answer can be read.
-        """
-        with self.progress.stage(title, total, self.builder.model.counts) as done:
-            yield done
-        self.builder.model.raise_on_misses()
-        self.builder.model.raise_on_unread()
-
-    async def find_objects(self, candidates: Candidates) -> Judgments:
-        """Let the model find the objects of topics that name none."""
-        task, unnamed = candidates.task, {topic.id for topic in candidates.topics if topic.objects is None}
-        if task.objects_answer is None or not unnamed:
-            return Judgments(candidates, ())
-        prompt = self.prompts["objects"]
-        with self.stage("finding objects", len(unnamed)) as done:
-            topics, failures = await find_objects(candidates.topics, task, prompt, self.builder, done)
-        objects = [
-            Objects(topic_id=topic.id, objects=topic.objects, prompt=prompt.label)
-            for topic in topics
-            if topic.id in unnamed and topic.objects
-        ]
-        return Judgments(replace(candidates, topics=topics), (), objects=objects, failures=failures)
-
-    async def judge_documents(self, found: Judgments, topics: list[Topic], stance: StanceSettings | None) -> Judgments:
-        """Judge documents, and the stance of the best ones if there is a prompt for it."""
-        task, depth = found.candidates.task, found.candidates.depth
-        rankings = {topic_id: ranking[:depth] for topic_id, ranking in found.candidates.rankings.items()}
-        chosen = replace(found.candidates, topics=topics, rankings=rankings)
-        documents = chosen.documents
-        work = [
-            (topic, candidate.document_id)
-            for topic, ranking in zip(topics, chosen.list_rankings(), strict=True)
-            for candidate in ranking
-        ]
-        with self.stage("judging", len(work)) as done:
-            judgments, failures = await judge_documents(
-                work, documents, task.question, self.prompts["judge"], self.builder, done
-            )
-        found = replace(found, judgments=judgments, failures=[*found.failures, *failures])
-        if stance is None or not stance.prompt_depth or "stance" not in self.prompts:
-            return found
-        stances, failures = await judge_stances(
-            _choose_best(chosen, judgments, stance.depth),
-            documents,
-            task,
-            self.prompts["stance"],
-            stance.prompt == "both_orders",
-            self.builder,
-            self.stage,
-        )
-        return replace(found, stances=stances, failures=[*found.failures, *failures])
-
-    async def judge_pairs(
-        self, found: Judgments, topics: list[Topic], settings: PairSettings, parts: Parts
-    ) -> Judgments:
-        """Judge sentences and the pairs made of them."""
-        candidates = found.candidates
-        task, rankings, depth = candidates.task, candidates.rankings, candidates.depth
-        pair_judge = PairJudge(task, rankings, depth, settings, parts, self.prompts, self.builder, self.stage)
-        judged = await pair_judge.judge(topics)
-        for topic_id, count in judged.facts["topics with too few pairs"].items():
-            wanted = task.documents_per_topic.min
-            self.progress.warn(f"topic {topic_id}: {count} pairs, fewer than the {wanted} wanted")
-        rankings = normalise_rankings(judged.candidates)
-        candidates = replace(candidates, rankings=rankings, source="pairs", are_pairs=True)
-        failures = [*found.failures, *judged.failures]
-        return replace(found, candidates=candidates, judgments=judged.judgments, pairs=judged, failures=failures)
-
-
 async def judge(
     candidates: Candidates,
     prompts: Mapping[str, Prompt],
@@ -190,19 +107,78 @@ async def judge(
         DataError: The corpus lacks a candidate.
         UsageError: The candidates have no corpus.
         ReplayMiss: The cache of a replay lacks an answer.
+        EngineError: The engine failed, or the labels of no answer can be read.
     """
     await candidates.check()
-    work, task = _Judge(prompts, builder, progress), candidates.task
-    found = await work.find_objects(candidates)
-    topics = [topic for topic in found.candidates.topics if task.objects_answer is None or topic.objects is not None]
+    task, model, objects, failures = candidates.task, builder.model, list[Objects](), list[Failure]()
+
+    @contextmanager
+    def stage(title: str, total: int) -> Iterator[Done]:
+        with progress.stage(title, total, model.counts) as done:
+            yield done
+        model.raise_on_misses()
+        model.raise_on_unread()
+
+    topics = candidates.topics
+    if task.objects_answer is not None:
+        unnamed = {topic.id for topic in topics if topic.objects is None}
+        if unnamed:
+            with stage("finding objects", len(unnamed)) as done:
+                topics, failures = await find_objects(topics, task, prompts["objects"], builder, done)
+        candidates = replace(candidates, topics=topics)
+        topics = [topic for topic in topics if topic.objects is not None]
+        objects = [
+            Objects(topic_id=topic.id, objects=topic.objects, prompt=prompts["objects"].label)
+            for topic in topics
+            if topic.id in unnamed and topic.objects
+        ]
+    found = Judgments(candidates, (), objects=objects, failures=failures)
     if task.sentence_question is None:
-        found = await work.judge_documents(found, topics, stance)
+        found = await _judge_documents(found, topics, prompts, builder, stage, stance)
     elif not isinstance(candidates.corpus, LocalCorpus):
         raise UsageError(f"{candidates.source}: pairs are made of the sentences of a corpus on disk")
     else:
-        found = await work.judge_pairs(found, topics, pairs or PairSettings(), candidates.corpus.store.parts)
-    warn_of_labels(builder.model, prompts, progress)
+        rankings, depth, parts = candidates.rankings, candidates.depth, candidates.corpus.store.parts
+        pair_judge = PairJudge(task, rankings, depth, pairs or PairSettings(), parts, prompts, builder, stage)
+        judged = await pair_judge.judge(topics)
+        for topic_id, count in judged.facts["topics with too few pairs"].items():
+            wanted = task.documents_per_topic.min
+            progress.warn(f"topic {topic_id}: {count} pairs, fewer than the {wanted} wanted")
+        rankings = normalise_rankings(judged.candidates)
+        candidates = replace(candidates, rankings=rankings, source="pairs", are_pairs=True)
+        failures = [*failures, *judged.failures]
+        found = Judgments(candidates, judged.judgments, objects=objects, pairs=judged, failures=failures)
+    warn_of_labels(model, prompts, progress)
     return found
+
+
+async def _judge_documents(
+    found: Judgments,
+    topics: list[Topic],
+    prompts: Mapping[str, Prompt],
+    builder: RequestBuilder,
+    stage: Stage,
+    stance: StanceSettings | None,
+) -> Judgments:
+    """Judge the documents of these topics, and the stance of the best ones if there is a prompt for it."""
+    task, depth = found.candidates.task, found.candidates.depth
+    rankings = {topic_id: ranking[:depth] for topic_id, ranking in found.candidates.rankings.items()}
+    chosen = replace(found.candidates, topics=topics, rankings=rankings)
+    documents = chosen.documents
+    work = [
+        (topic, candidate.document_id)
+        for topic, ranking in zip(topics, chosen.list_rankings(), strict=True)
+        for candidate in ranking
+    ]
+    with stage("judging", len(work)) as done:
+        judgments, failures = await judge_documents(work, documents, task.question, prompts["judge"], builder, done)
+    stances: list[StanceReading] = []
+    if stance is not None and stance.prompt_depth and "stance" in prompts:
+        best = _choose_best(chosen, judgments, stance.depth)
+        both_orders = stance.prompt == "both_orders"
+        stances, failed = await judge_stances(best, documents, task, prompts["stance"], both_orders, builder, stage)
+        failures += failed
+    return replace(found, judgments=judgments, stances=stances, failures=[*found.failures, *failures])
 
 
 def warn_of_labels(model: ModelClient, prompts: Mapping[str, Prompt], progress: Progress) -> None:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Coroutine, Mapping, Sequence
-from contextlib import AsyncExitStack
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from contextlib import AsyncExitStack, contextmanager
 from dataclasses import replace
 from functools import wraps
 from pathlib import Path
@@ -32,7 +32,6 @@ from touche_llm.pipeline.rank import Ranking
 from touche_llm.prompts.prompt import Prompt
 from touche_llm.prompts.purposes import list_judging_purposes, load, purposes_of
 from touche_llm.ranking.cross_encoder import CrossEncoder
-from touche_llm.ranking.expansion import ExpansionSettings
 from touche_llm.ranking.steps import (
     RankingPlan,
     RankingSettings,
@@ -46,7 +45,7 @@ from touche_llm.ranking.steps import (
 from touche_llm.retrieval.chatnoir import ChatNoirSettings
 from touche_llm.retrieval.dense import DenseSettings
 from touche_llm.retrieval.elasticsearch_server import ElasticsearchSettings
-from touche_llm.retrieval.settings import QueryField, RetrieverConfig
+from touche_llm.retrieval.settings import ExpansionSettings, QueryField, RetrieverConfig
 from touche_llm.tasks import get_task
 from touche_llm.tasks.definition import Objective
 from touche_llm.tasks.task import Task
@@ -319,37 +318,40 @@ def _check_prompts(prompts: Mapping[str, Prompt], topics: list[Topic], progress:
         check_examples(prompt, topics, None, progress.warn)
 
 
-def _make_sync(function: Callable[P, Coroutine[Any, Any, ResultT]]) -> Callable[P, ResultT]:
+@contextmanager
+def _collect_warnings(options: dict[str, Any]) -> Iterator[None]:
+    """Show the progress of a call, and give its warnings to the caller at its end."""
+    options["progress"] = progress = ForwardedProgress(options.get("progress") or default_progress())
+    try:
+        yield
+    finally:
+        for message in progress.messages:
+            # The frames between are this one, that of `with`, and the public function.
+            warnings.warn(message, ToucheWarning, stacklevel=4)
+
+
+def _publish(
+    function: Callable[P, Coroutine[Any, Any, ResultT]],
+) -> tuple[Callable[P, Coroutine[Any, Any, ResultT]], Callable[P, ResultT]]:
+    """Return the asynchronous and the synchronous form of a function."""
+
+    @wraps(function)
+    async def call_async(*arguments: P.args, **options: P.kwargs) -> ResultT:
+        with _collect_warnings(options):
+            return await concurrency.run_async(function(*arguments, **options))
+
     @wraps(function)
     def call(*arguments: P.args, **options: P.kwargs) -> ResultT:
-        progress = ForwardedProgress(options.get("progress") or default_progress())  # type: ignore[arg-type]
-        options["progress"] = progress
-        try:
+        with _collect_warnings(options):
             return concurrency.run(function(*arguments, **options))
-        finally:
-            for message in progress.messages:
-                warnings.warn(message, ToucheWarning, stacklevel=2)
 
     # Python names the function itself in errors about arguments.
-    call.__name__ = call.__qualname__ = function.__qualname__ = function.__name__.removeprefix("_")
-    return call
+    name = function.__name__.removeprefix("_")
+    call.__name__ = call.__qualname__ = function.__qualname__ = function.__name__ = name
+    call_async.__name__ = call_async.__qualname__ = f"{name}_async"
+    return call_async, call
 
 
-def _make_async(function: Callable[P, Coroutine[Any, Any, ResultT]]) -> Callable[P, Coroutine[Any, Any, ResultT]]:
-    @wraps(function)
-    async def call(*arguments: P.args, **options: P.kwargs) -> ResultT:
-        progress = ForwardedProgress(options.get("progress") or default_progress())  # type: ignore[arg-type]
-        options["progress"] = progress
-        try:
-            return await concurrency.run_async(function(*arguments, **options))
-        finally:
-            for message in progress.messages:
-                warnings.warn(message, ToucheWarning, stacklevel=2)
-
-    call.__name__ = call.__qualname__ = f"{function.__name__.removeprefix('_')}_async"
-    return call
-
-
-retrieve_async, retrieve = _make_async(_retrieve), _make_sync(_retrieve)
-judge_async, judge = _make_async(_judge), _make_sync(_judge)
-rank_async, rank = _make_async(_rank), _make_sync(_rank)
+retrieve_async, retrieve = _publish(_retrieve)
+judge_async, judge = _publish(_judge)
+rank_async, rank = _publish(_rank)

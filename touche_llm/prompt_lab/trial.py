@@ -17,13 +17,13 @@ from touche_llm.llm.logprobs import compute_expected_grade, get_most_probable
 from touche_llm.llm.model import AnsweredRequest, ModelClient
 from touche_llm.llm.recorder import RecordingClient
 from touche_llm.llm.request import Message
+from touche_llm.pipeline.candidates import find_queries
 from touche_llm.pipeline.context import RunContext
 from touche_llm.pipeline.corpora import LocalCorpus
 from touche_llm.pipeline.stages import retrieve_candidates
 from touche_llm.prompts.prompt import Prompt, Purpose
 from touche_llm.prompts.purposes import MAX_DOCUMENTS, load, load_named, purposes_of
 from touche_llm.ranking.comparer import MAX_CHOICES, Comparer
-from touche_llm.ranking.expansion import find_queries
 from touche_llm.tasks.definition import Objective
 from touche_llm.tasks.features import Question
 from touche_llm.tasks.task import Task

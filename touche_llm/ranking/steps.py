@@ -21,7 +21,7 @@ from touche_llm.prompts.prompt import Prompt
 from touche_llm.ranking.comparer import Comparer, ComparisonKind, RankingMethod
 from touche_llm.ranking.cross_encoder import CrossEncoder, CrossEncoderSettings, ScoreDocuments
 from touche_llm.ranking.fusion import FusionStepSettings, fuse
-from touche_llm.ranking.listwise import Listwise
+from touche_llm.ranking.listwise import Listwise, Tournament
 from touche_llm.ranking.order import (
     BalanceSettings,
     balance,
@@ -32,7 +32,6 @@ from touche_llm.ranking.order import (
 )
 from touche_llm.ranking.pairwise import Pairwise, Sliding
 from touche_llm.ranking.setwise import Insertion, Setwise
-from touche_llm.ranking.tournament import Tournament
 from touche_llm.tasks.definition import FIRST_STAGE, Objective
 from touche_llm.tasks.task import Task
 

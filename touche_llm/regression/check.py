@@ -24,7 +24,6 @@ from touche_llm.pipeline.progress import SilentProgress
 from touche_llm.pipeline.run_directory import RUN, RunDirectory
 from touche_llm.pipeline.stages import judge_stage, rank_stage
 from touche_llm.prompts.prompt import Prompt
-from touche_llm.ranking.expansion import ExpansionSettings
 from touche_llm.regression.differences import (
     RunDifference,
     compare_measures,
@@ -33,6 +32,7 @@ from touche_llm.regression.differences import (
     compare_values,
 )
 from touche_llm.regression.snapshot import Snapshot, choose_templates, open_snapshot, run_settings
+from touche_llm.retrieval.settings import ExpansionSettings
 from touche_llm.tasks import get_task
 
 # Requests by purpose of their prompt.

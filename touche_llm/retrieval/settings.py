@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
 
-from touche_llm.data.settings import Option
+from touche_llm.data.settings import Option, Section
 from touche_llm.retrieval.bm25 import Bm25Settings
 
 QueryField = Literal["title", "description", "narrative", "objects"]
@@ -52,3 +52,24 @@ class RetrieverConfig(Bm25Settings):
     def bm25(self) -> Bm25Settings:
         """Settings of the index alone."""
         return Bm25Settings(method=self.method, k1=self.k1, b=self.b)
+
+
+class ExpansionSettings(Section):
+    """Settings of query expansion.
+
+    Attributes:
+        use: Whether to expand queries; off until an evaluation shows that it helps.
+        weight: Weight of each additional query in the fusion; the topic's own query has 1.
+        k: Constant of reciprocal rank fusion.
+    """
+
+    use: Annotated[
+        bool,
+        Option(
+            "--query-expansion/--no-query-expansion",
+            "Search with three additional queries of the model too",
+            "Retrieval",
+        ),
+    ] = False
+    weight: float = Field(0.5, gt=0.0, allow_inf_nan=False)
+    k: float = Field(60.0, ge=0.0, allow_inf_nan=False)
