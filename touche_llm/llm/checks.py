@@ -6,7 +6,7 @@ import math
 import re
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from pydantic import create_model
 
@@ -36,21 +36,93 @@ from touche_llm.llm.request import (
 )
 from touche_llm.llm.settings import EngineConfig, PoolingConfig, SamplingConfig, ThinkingConfig
 
-# Options that add a missing part, by check and server.
-REMEDIES = {
-    (
-        "white space",
-        "vllm",
-    ): 'vLLM: --structured-outputs-config \'{"backend": "xgrammar", "disable_any_whitespace": true}\'',
-    ("white space", "sglang"): "SGLang: --constrained-json-disable-any-whitespace",
-    ("prefix cache", "vllm"): "vLLM: --enable-prefix-caching --enable-prompt-tokens-details",
-    ("prefix cache", "sglang"): "SGLang: --enable-cache-report, without --disable-radix-cache",
-    ("prefix cache", "llama.cpp"): "llama.cpp: --cache-prompt, which is the default",
-    ("determinism", "vllm"): "vLLM: --dtype float32, or VLLM_BATCH_INVARIANT=1 in its environment",
-    ("determinism", "sglang"): "SGLang: --enable-deterministic-inference",
-    ("system message", "vllm"): "vLLM: --chat-template FILE",
-    ("system message", "sglang"): "SGLang: --chat-template FILE",
-    ("system message", "llama.cpp"): "llama.cpp: --chat-template-file FILE",
+
+class Peculiarity(NamedTuple):
+    """What a server may lack: a row of the card.
+
+    Attributes:
+        stops_runs: Whether no run is possible then, unless a finding says otherwise.
+        cost: Consequence.
+        remedy: How to add it.
+        options: Options of servers that add it, by server.
+    """
+
+    stops_runs: bool = False
+    cost: str = ""
+    remedy: str = ""
+    options: Mapping[str, str] = {}
+
+
+LABEL_TOKENS, SYSTEM_MESSAGE, OPEN_THOUGHT = "label tokens", "system message", "open thought"
+_PLAIN = "request plain grades with `sampling.logprobs: false`"
+_WHITE_SPACE = '{"backend": "xgrammar", "disable_any_whitespace": true}'
+# All that is detected, in the order of the card.
+PECULIARITIES = {
+    "server": Peculiarity(),
+    "model": Peculiarity(),
+    "context": Peculiarity(True),
+    "tokens": Peculiarity(True, remedy="give a folder with the model's tokenizer (`engine.tokenizer`)"),
+    # While thinking is off, a reasoning parser switches schemas off: https://github.com/vllm-project/vllm/issues/39130
+    "schema": Peculiarity(
+        True,
+        remedy="use a server that enforces `structured_outputs` or `response_format`, such as vLLM from 0.11 on "
+        "without a reasoning parser (--reasoning-parser)",
+    ),
+    "logprobs": Peculiarity(
+        True,
+        "without them, grades are whole numbers, ties keep the order of the first stage, and stances are certain",
+        f"use a server that sends them, or {_PLAIN}",
+    ),
+    "reasoning": Peculiarity(
+        False, "each answer takes many more tokens", "switch it off (`sampling.chat_template_kwargs`)"
+    ),
+    SYSTEM_MESSAGE: Peculiarity(
+        True,
+        "prompts give their instructions in one",
+        "put them into the user message (`sampling.system_message: user`)",
+        {
+            "vllm": "vLLM: --chat-template FILE",
+            "sglang": "SGLang: --chat-template FILE",
+            "llama.cpp": "llama.cpp: --chat-template-file FILE",
+        },
+    ),
+    LABEL_TOKENS: Peculiarity(True, remedy=_PLAIN),
+    OPEN_THOUGHT: Peculiarity(
+        False,
+        "the answer stands where the model has learnt to reason",
+        "let it reason (`sampling.thinking`), or switch reasoning off, with a switch that its chat template knows "
+        "(`sampling.chat_template_kwargs`) or another template",
+    ),
+    "white space": Peculiarity(
+        False,
+        "a weak model can write it until its answer is cut off",
+        options={
+            "vllm": f"vLLM: --structured-outputs-config '{_WHITE_SPACE}'",
+            "sglang": "SGLang: --constrained-json-disable-any-whitespace",
+        },
+    ),
+    "prefix cache": Peculiarity(
+        False,
+        "instructions and topic are computed for each document",
+        options={
+            "vllm": "vLLM: --enable-prefix-caching --enable-prompt-tokens-details",
+            "sglang": "SGLang: --enable-cache-report, without --disable-radix-cache",
+            "llama.cpp": "llama.cpp: --cache-prompt, which is the default",
+        },
+    ),
+    "thinking": Peculiarity(
+        True,
+        remedy="set the delimiters of the model (`sampling.thinking.delimiters`), or serve it with a chat template "
+        "that keeps its thought (vLLM: --chat-template FILE)",
+    ),
+    "determinism": Peculiarity(
+        False,
+        "without the answer cache a run is not repeatable",
+        options={
+            "vllm": "vLLM: --dtype float32, or VLLM_BATCH_INVARIANT=1 in its environment",
+            "sglang": "SGLang: --enable-deterministic-inference",
+        },
+    ),
 }
 
 
@@ -59,7 +131,7 @@ class ServerCheck:
     """Result of one check of a server.
 
     Attributes:
-        name: Name of the check.
+        name: Name of the peculiarity.
         is_ok: Whether nothing is missing; None if unknown.
         value: Finding.
         cost: Consequence of the missing part.
@@ -78,9 +150,11 @@ class ServerCheck:
         return "; ".join(part for part in (self.value, self.cost, self.remedy) if part)
 
 
-def block(name: str, value: str, remedy: str, cost: str = "") -> ServerCheck:
-    """Return the result of a failed check that makes a run impossible."""
-    return ServerCheck(name, False, value, cost, remedy, is_blocking=True)
+def fail(name: str, value: str, remedy: str | None = None, kind: str = "") -> ServerCheck:
+    """Return a failed check, with the cost and the remedy of the peculiarity; `kind` is the program that serves."""
+    row = PECULIARITIES[name]
+    known = " or ".join(filter(None, (row.remedy, row.options.get(kind))))
+    return ServerCheck(name, False, value, row.cost, known if remedy is None else remedy, row.stops_runs)
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,9 +246,9 @@ class Survey:
         """Return whether a check, or any if none is named, makes a run impossible."""
         return any(check.is_blocking for check in self.checks if not name or check.name == name)
 
-    def get_remedy(self, name: str) -> str:
-        """Return the option of this server that adds what a check misses; empty if none is known."""
-        return REMEDIES.get((name, self.identity.kind if self.identity else ""), "")
+    def fail(self, name: str, value: str, remedy: str | None = None) -> ServerCheck:
+        """Return a failed check of this server, see `fail`."""
+        return fail(name, value, remedy, self.identity.kind if self.identity else "")
 
     def build_probe(self, top_logprobs: int = 0) -> Request:
         """Return a request that allows one answer."""
@@ -183,9 +257,8 @@ class Survey:
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """Probe of a server: `run` sends requests and returns the named checks, if `is_possible` after those so far."""
+    """Probe of a server: `run` sends its requests and returns its checks, if `is_possible` after those so far."""
 
-    names: tuple[str, ...]
     run: Callable[[Survey], Awaitable[list[ServerCheck]]]
     is_possible: Callable[[Survey], bool] = lambda _: True
 
@@ -212,7 +285,6 @@ _PROBE_SCHEMA = build_schema(_Word)
 PROBE_LAYOUT = Layout.of_schema(_PROBE_SCHEMA)
 
 
-LABEL_TOKENS = "label tokens"
 # Max probability of tokens that several labels share, since it is split between these; and of the tokens that the
 # alternatives leave out, where one of these could be a label's.
 _MAX_SHARED = _MAX_UNSEEN = 0.05
@@ -220,7 +292,6 @@ _MAX_SHARED = _MAX_UNSEEN = 0.05
 # billion parameters, 20 showed five of six labels of a prompt and 100 all. A reply has 170 kB and takes as long.
 _RAW_ALTERNATIVES = 200
 SYSTEM = "Answer each field with one of its labels."
-_PLAIN = "request plain grades with `sampling.logprobs: false`"
 
 
 async def check_labels(survey: Survey) -> list[ServerCheck]:
@@ -258,14 +329,14 @@ async def _check_form(survey: Survey, answer: type[AnswerModel], form: AnswerFor
         if server.alternatives:
             server.alternatives = 0
             return await _check_form(survey, answer, form)
-        return block(LABEL_TOKENS, f"the server refuses the schema of the labels in {form} form: {error}", other_form)
+        return fail(LABEL_TOKENS, f"the server refuses the schema of the labels in {form} form: {error}", other_form)
     except MissingLogprobs:
-        return block(LABEL_TOKENS, f"{server.model} sends no log-probabilities of labels in {form} form", _PLAIN)
+        return fail(LABEL_TOKENS, f"{server.model} sends no log-probabilities of labels in {form} form")
     except Unusable as error:
         found = f"{' '.join(error.text.split())[:40]!r}"
         if completion.finish_reason == "length":
             return ServerCheck(LABEL_TOKENS, None, f"could not be checked: the answer is {found}")
-        return block(LABEL_TOKENS, f"the schema of the labels in {form} form is not enforced: {found}", other_form)
+        return fail(LABEL_TOKENS, f"the schema of the labels in {form} form is not enforced: {found}", other_form)
     sent = max(request.sampling.top_logprobs, server.alternatives)
     return _judge_readings(completion, request, values, sent, is_renormalised=survey.is_renormalised)
 
@@ -279,15 +350,13 @@ def _judge_readings(
     for name, labels in _list_labels(request.schema):
         reading = read_label(completion.text, completion.tokens, layout, name, labels, values[name])
         if reading.probabilities is None:
-            return block(
-                LABEL_TOKENS, f"no label of {name} ({_join(labels)}) can be read from {completion.text!r:.80}", _PLAIN
-            )
+            return fail(LABEL_TOKENS, f"no label of {name} ({_join(labels)}) can be read from {completion.text!r:.80}")
         unread = [label for label, share in reading.probabilities.items() if not share]
         unseen = reading.off_label_mass or 0.0
         if unread and is_renormalised and unseen > _MAX_UNSEEN:
             more = f"use prompts of `form: object` with {MAX_ALTERNATIVES}, or " if sent < MAX_ALTERNATIVES else ""
             value = f"{_join(unread)} of {name} cannot be read: {sent} alternatives miss a probability of {unseen:.3f}"
-            return block(LABEL_TOKENS, value, more + _PLAIN)
+            return fail(LABEL_TOKENS, value, more + _PLAIN)
         read, count, shared = read + len(labels) - len(unread), count + len(labels), max(shared, reading.shared or 0.0)
     value = f"{read} of {count} labels can be read"
     if read < count and not is_renormalised:
@@ -295,17 +364,11 @@ def _judge_readings(
         return ServerCheck(LABEL_TOKENS, False, f"{value} from {sent} alternatives", cost)
     if shared <= _MAX_SHARED:
         return ServerCheck(LABEL_TOKENS, True, f"{value}, each from a token of its own")
-    cost = "the probability of a shared token is split evenly"
+    value += f", but tokens that several begin with have a probability of {shared:.3f}"
+    # No form shares less than letters.
     remedy = "use prompts of `form: letters`, whose labels begin with different characters"
-    if layout.form is AnswerForm.LETTERS:
-        remedy = ""  # no form shares less
-    return ServerCheck(
-        LABEL_TOKENS,
-        False,
-        f"{value}, but tokens that several begin with have a probability of {shared:.3f}",
-        cost,
-        remedy,
-    )
+    remedy = "" if layout.form is AnswerForm.LETTERS else remedy
+    return ServerCheck(LABEL_TOKENS, False, value, "the probability of a shared token is split evenly", remedy)
 
 
 def _join_answers(schemas: Sequence[Mapping[str, Any]]) -> list[tuple[type[AnswerModel], AnswerForm]]:
@@ -341,12 +404,9 @@ def _join(labels: Sequence[Label]) -> str:
     return ", ".join(map(str, labels))
 
 
-SYSTEM_MESSAGE, OPEN_THOUGHT = "system message", "open thought"
 _SYSTEM, _USER = "Quokka rules apply.", "Say wombat."
 # Words that a longer system message has besides; a prompt that shows it has at least as many more tokens.
 _MORE_WORDS = 40
-_COST = "prompts give their instructions in one"
-_REMEDY = "put them into the user message (`sampling.system_message: user`)"
 # Beginnings and ends of thoughts in published chat templates.
 _OPENING = re.compile(
     r"<(?![^<>]*END_)[^<>/]*think[^<>]*>|\[THINK\]|<thought>|<\|channel>thought|here are my reasoning steps:",
@@ -365,21 +425,20 @@ async def check_system_message(survey: Survey) -> list[ServerCheck]:
     """
     if survey.sampling.system_message == "user":
         return [ServerCheck(SYSTEM_MESSAGE, True, "in the user message, as configured")]
-    remedy = " or ".join(filter(None, (_REMEDY, survey.get_remedy(SYSTEM_MESSAGE))))
     try:
         prompt = await _render(survey)
         if prompt is None:
-            return [await _compare_tokens(survey, remedy)]
+            return [await _compare_tokens(survey)]
         if _SYSTEM.casefold() not in " ".join(prompt.casefold().split()):
-            return [block(SYSTEM_MESSAGE, "ignored by the chat template", remedy, _COST)]
+            return [survey.fail(SYSTEM_MESSAGE, "ignored by the chat template")]
         return [ServerCheck(SYSTEM_MESSAGE, True, "shown by the chat template")]
     except Rejected as error:
         if error.is_fatal:
             raise
-        return [block(SYSTEM_MESSAGE, f"refused: {error}", remedy, _COST)]
+        return [survey.fail(SYSTEM_MESSAGE, f"refused: {error}")]
 
 
-async def _compare_tokens(survey: Survey, remedy: str) -> ServerCheck:
+async def _compare_tokens(survey: Survey) -> ServerCheck:
     """Return whether a longer system message makes a longer prompt."""
     counts = []
     for text in (_SYSTEM, _SYSTEM + " quokka" * _MORE_WORDS):
@@ -389,8 +448,8 @@ async def _compare_tokens(survey: Survey, remedy: str) -> ServerCheck:
     if added >= _MORE_WORDS:
         return ServerCheck(SYSTEM_MESSAGE, True, "shown by the chat template, by its tokens")
     if added or not counts[0]:
-        return ServerCheck(SYSTEM_MESSAGE, None, "accepted; the prompt tokens do not show whether it is used", _COST)
-    return block(SYSTEM_MESSAGE, "ignored by the chat template: a longer one adds no tokens", remedy, _COST)
+        return ServerCheck(SYSTEM_MESSAGE, None, "accepted; the prompt tokens do not show whether it is used")
+    return survey.fail(SYSTEM_MESSAGE, "ignored by the chat template: a longer one adds no tokens")
 
 
 async def check_open_thought(survey: Survey) -> list[ServerCheck]:
@@ -403,16 +462,7 @@ async def check_open_thought(survey: Survey) -> list[ServerCheck]:
     end = prompt[prompt.rfind(_USER) + len(_USER) :]
     opened, closed = ([match.start() for match in pattern.finditer(end)] for pattern in (_OPENING, _CLOSING))
     if opened and opened[-1] > max(closed, default=-1):
-        return [
-            ServerCheck(
-                OPEN_THOUGHT,
-                False,
-                f"the prompt ends inside a thought: {end[-40:]!r}",
-                "the answer stands where the model has learnt to reason",
-                "let it reason (`sampling.thinking`), or switch reasoning off, with a switch that its chat template "
-                "knows (`sampling.chat_template_kwargs`) or another template",
-            )
-        ]
+        return [survey.fail(OPEN_THOUGHT, f"the prompt ends inside a thought: {end[-40:]!r}")]
     return [ServerCheck(OPEN_THOUGHT, True, "none in the prompt of an answer")]
 
 
@@ -424,10 +474,6 @@ async def _render(survey: Survey) -> str | None:
 
 
 _NAME = "thinking"
-_TEMPLATE = (
-    "set the delimiters of the model (`sampling.thinking.delimiters`), or serve it with a chat template that keeps its "
-    "thought (vLLM: --chat-template FILE)"
-)
 _PARSER = "serve the model without a reasoning parser (vLLM: --reasoning-parser)"
 # Two thoughts that no template would change.
 _THOUGHTS = ("One of two.", "Other words.")
@@ -456,18 +502,14 @@ async def check_thinking(survey: Survey, settings: ThinkingConfig) -> ServerChec
     except Rejected as error:
         if error.is_fatal:
             raise
-        return block(
-            _NAME,
-            f"the server refuses to continue a message of the assistant: {error}",
-            "let the model reason on a server that continues one, such as vLLM",
-        )
+        remedy = "let the model reason on a server that continues one, such as vLLM"
+        return fail(_NAME, f"the server refuses to continue a message of the assistant: {error}", remedy)
     if "".join(completion.text.split()) == PROBE_ANSWER:
-        return known or ServerCheck(
-            _NAME, None, "an answer continues a thought; whether the template keeps it is unknown"
-        )
+        unknown = "an answer continues a thought; whether the template keeps it is unknown"
+        return known or ServerCheck(_NAME, None, unknown)
     if PROBE_ANSWER in "".join((completion.reasoning or "").split()):
-        return block(_NAME, "the answer after a thought is in the field of the reasoning", _PARSER)
-    return block(_NAME, f"no schema is enforced after a thought: {completion.text[:80]!r}", _PARSER)
+        return fail(_NAME, "the answer after a thought is in the field of the reasoning", _PARSER)
+    return fail(_NAME, f"no schema is enforced after a thought: {completion.text[:80]!r}", _PARSER)
 
 
 async def _check_template(
@@ -487,18 +529,15 @@ async def _check_template(
         try:
             found.append(await server.counter.render(continued, chat_template_kwargs) or "")
         except (Rejected, BrokenReply) as error:
-            return block(_NAME, f"the chat template refuses to continue a thought: {error}", _TEMPLATE)
+            return fail(_NAME, f"the chat template refuses to continue a thought: {error}")
     text, other = found
     if text == other:
-        return block(_NAME, "the chat template drops the thought when an answer continues it", _TEMPLATE)
+        return fail(_NAME, "the chat template drops the thought when an answer continues it")
     # Some templates open the thought themselves.
     begun = _squeeze(prompt).removesuffix(_squeeze(thinking.opening))
     if _squeeze(text) != begun + _squeeze(thinking.delimit(_THOUGHTS[0])):
-        return block(
-            _NAME,
-            f"after {prompt[-40:]!r} the model reasons, but the chat template continues a thought as {text[-80:]!r}",
-            _TEMPLATE,
-        )
+        how = f"the chat template continues a thought as {text[-80:]!r}"
+        return fail(_NAME, f"after {prompt[-40:]!r} the model reasons, but {how}")
     return ServerCheck(_NAME, True, "a thought is kept")
 
 

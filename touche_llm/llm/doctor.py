@@ -16,12 +16,14 @@ from touche_llm.data.records import Reading
 from touche_llm.errors import EngineError
 from touche_llm.llm.answers import Layout, count_alternatives, list_fields
 from touche_llm.llm.chat import ChatReply, read_completion
-from touche_llm.llm.checks import SYSTEM_MESSAGE, Probe, ServerCheck, Survey, check_thinking, run_probes
+from touche_llm.llm.checks import PECULIARITIES, SYSTEM_MESSAGE, Probe, ServerCheck, Survey, check_thinking, run_probes
 from touche_llm.llm.engine import Completion, Rejected, Transient
 from touche_llm.llm.logprobs import read_label
 from touche_llm.llm.request import DELIMITERS, Message, Request, Sampling
 from touche_llm.llm.startup import PROBES, check_start_up
 
+# Peculiarities that are looked for on request, or named only if a server has them.
+_OPTIONAL = {"determinism", "reasoning"}
 # Times that one request is sent alone, and again among others.
 _REPEATS = 20
 # Tokens for which the requests are made if the context is unknown.
@@ -52,8 +54,8 @@ async def examine(survey: Survey, *, is_thorough: bool = False) -> list[ServerCh
         return await _examine(survey, is_thorough=is_thorough)
     except EngineError:
         known = {check.name for check in survey.checks}
-        names = [name for probe in (*PROBES, *_PROBES) for name in probe.names if name not in known]
-        survey.checks += [ServerCheck(name, None, "not known, since the examination ended") for name in names]
+        unknown = [name for name in PECULIARITIES if name not in known | _OPTIONAL]
+        survey.checks += [ServerCheck(name, None, "not known, since the examination ended") for name in unknown]
         raise
 
 
@@ -109,21 +111,19 @@ def _wrap(name: str, check: Callable[[Survey], Awaitable[ServerCheck]]) -> Calla
 
 
 async def _check_white_space(survey: Survey) -> ServerCheck:
-    name, remedy = "white space", survey.get_remedy("white space")
-    cost = "a weak model can write it until its answer is cut off"
+    name = "white space"
     reply = await survey.server.exchange(_build(survey, _PASSAGE))
     completion = read_completion(reply)
     if completion.finish_reason == "length":
-        value = f"an answer was cut off after {completion.completion_tokens} tokens"
-        return ServerCheck(name, False, value, cost, remedy)
+        return survey.fail(name, f"an answer was cut off after {completion.completion_tokens} tokens")
     values = _parse(completion)
     # A compact grammar may require one space after `,`, as Python's json writes it.
     if completion.text not in (orjson.dumps(values).decode(), json.dumps(values)):
-        return ServerCheck(name, False, "written between tokens", cost, remedy)
+        return survey.fail(name, "written between tokens")
     if not survey.is_renormalised:
-        return ServerCheck(name, None, "none in one answer; raw log-probabilities show no more", cost, remedy)
+        return replace(survey.fail(name, "none in one answer; raw log-probabilities show no more"), is_ok=None)
     if any(_FREE_WHITE_SPACE.search(text) for text in _list_possible_tokens(reply)):
-        return ServerCheck(name, False, "allowed between tokens", cost, remedy)
+        return survey.fail(name, "allowed between tokens")
     return ServerCheck(name, True, "not allowed between tokens")
 
 
@@ -133,7 +133,6 @@ def _list_possible_tokens(reply: ChatReply) -> list[str]:
 
 
 async def _check_prefix_cache(survey: Survey) -> ServerCheck:
-    name, remedy = "prefix cache", survey.get_remedy("prefix cache")
     # New in each examination; longer than the blocks of a cache, and short enough for the context.
     context = (survey.info.context if survey.info else 0) or _SHORT_CONTEXT
     words = min(600, context // 5)
@@ -141,11 +140,12 @@ async def _check_prefix_cache(survey: Survey) -> ServerCheck:
     for text in ("First passage.", "Second passage."):
         usage = (await survey.server.exchange(_build(survey, text, system=beginning))).usage
     if usage.cached_tokens is None:
-        return ServerCheck(name, None, "not reported", "its use cannot be seen in a run's metadata", remedy)
+        unseen = survey.fail("prefix cache", "not reported")
+        return replace(unseen, is_ok=None, cost="its use cannot be seen in a run's metadata")
     value = f"{usage.cached_tokens} of {usage.prompt_tokens} prompt tokens reused from the request before"
     if not usage.cached_tokens:
-        return ServerCheck(name, False, value, "instructions and topic are computed for each document", remedy)
-    return ServerCheck(name, True, value)
+        return survey.fail("prefix cache", value)
+    return ServerCheck("prefix cache", True, value)
 
 
 async def _check_determinism(survey: Survey) -> ServerCheck:
@@ -169,8 +169,7 @@ async def _check_determinism(survey: Survey) -> ServerCheck:
     )
     value = f"{flips} of {len(answers)} repeats differ, probabilities by up to {difference:.2g}"
     if flips:
-        cost = "without the answer cache a run is not repeatable"
-        return ServerCheck("determinism", False, value, cost, survey.get_remedy("determinism"))
+        return survey.fail("determinism", value)
     return ServerCheck("determinism", True, value)
 
 
@@ -194,10 +193,7 @@ def _parse(completion: Completion) -> Any:
 
 
 _PROBES = [
-    Probe((name,), _wrap(name, check))
-    for name, check in (
-        ("white space", _check_white_space),
-        ("prefix cache", _check_prefix_cache),
-        ("thinking", _check_delimiters),
-    )
+    Probe(_wrap("white space", _check_white_space)),
+    Probe(_wrap("prefix cache", _check_prefix_cache)),
+    Probe(_wrap("thinking", _check_delimiters)),
 ]

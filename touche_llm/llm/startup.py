@@ -16,20 +16,19 @@ from touche_llm.llm.answers import Unusable
 from touche_llm.llm.chat import ChatReply, Delivery, read_completion
 from touche_llm.llm.checks import (
     LABEL_TOKENS,
-    OPEN_THOUGHT,
+    PECULIARITIES,
     PROBE_ANSWER,
     PROBE_LAYOUT,
     PROBE_MESSAGES,
-    SYSTEM_MESSAGE,
     Identity,
     Probe,
     ServerCheck,
     Survey,
-    block,
     check_labels,
     check_open_thought,
     check_system_message,
     check_thinking,
+    fail,
     run_probes,
 )
 from touche_llm.llm.engine import BrokenReply, Completion, EngineInfo, MissingLogprobs, Rejected, ServedModel, Transient
@@ -39,9 +38,6 @@ from touche_llm.llm.request import EMPTY_CHAT, place_system_message
 from touche_llm.llm.settings import EngineConfig, PoolingConfig
 from touche_llm.llm.tokenizers import ChatTokenizer, LlamaCppTokenCounter
 
-_PLAIN_GRADES = (
-    "without them, grades are whole numbers, ties keep the order of the first stage, and stances are certain"
-)
 # Servers by the owner that they give their models.
 _OWNERS = {"vllm": "vllm", "sglang": "sglang", "llamacpp": "llama.cpp", "library": "ollama"}
 # Where servers report their versions.
@@ -237,13 +233,10 @@ def check_context(identity: Identity, wanted: int | None, section: str) -> Serve
     """Return a check that blocks if no context is known, or the configured one is longer than the served one."""
     model, served = identity.model.id, identity.context
     if served is None and wanted is None:
-        return block("context", f"does not report the context length of {model}", f"give it (`{section}.context`)")
+        return fail("context", f"does not report the context length of {model}", f"give it (`{section}.context`)")
     if served is not None and wanted is not None and wanted > served:
-        return block(
-            "context",
-            f"{model} is served with a context of {served} tokens, {wanted} are configured",
-            f"serve it with a longer context or give a shorter one (`{section}.context`)",
-        )
+        remedy = f"serve it with a longer context or give a shorter one (`{section}.context`)"
+        return fail("context", f"{model} is served with a context of {served} tokens, {wanted} are configured", remedy)
     origin = "as the server reports" if wanted is None else "as configured"
     return ServerCheck("context", True, f"{wanted or served} tokens, {origin}")
 
@@ -265,8 +258,7 @@ async def _find_counter(survey: Survey) -> list[ServerCheck]:
             problem = problem or str(error)
             continue
         return [ServerCheck("tokens", True, f"counted by {counter.name}")]
-    value = f"does not count the tokens of messages ({problem})"
-    return [block("tokens", value, "give a folder with the model's tokenizer (`engine.tokenizer`)")]
+    return [fail("tokens", f"does not count the tokens of messages ({problem})")]
 
 
 async def _compare_counts(survey: Survey, reported: int) -> None:
@@ -277,8 +269,7 @@ async def _compare_counts(survey: Survey, reported: int) -> None:
     if reported > counted + _MAX_COUNT_ERROR:
         name = survey.server.counter.name
         value = f"{reported} prompt tokens are {counted} by {name}, so documents would not fit"
-        remedy = "give the tokenizer of this very model (`engine.tokenizer`)"
-        failed = block("tokens", value, remedy)
+        failed = fail("tokens", value, "give the tokenizer of this very model (`engine.tokenizer`)")
         survey.checks = [failed if check.name == "tokens" else check for check in survey.checks]
 
 
@@ -306,8 +297,7 @@ async def _find_delivery(survey: Survey) -> list[ServerCheck]:
             await _compare_counts(survey, reply.usage.prompt_tokens)
             checks = [ServerCheck("schema", True, f"enforced with {delivery}"), _check_logprobs(survey, refusal)]
             if completion.reasoning:
-                cost, remedy = "each answer takes many more tokens", "switch it off (`sampling.chat_template_kwargs`)"
-                checks.append(ServerCheck("reasoning", False, "the model thinks before it answers", cost, remedy))
+                checks.append(fail("reasoning", "the model thinks before it answers"))
             return checks
         cut_off = cut_off or _check_cut_off(survey, completion, delivery)
         hint = " (its reasoning was not empty: switch thinking off)" if completion.reasoning else ""
@@ -316,12 +306,7 @@ async def _find_delivery(survey: Survey) -> list[ServerCheck]:
         server.delivery = Delivery.STRUCTURED_OUTPUTS
         return cut_off
     value = f"{server.model} does not enforce JSON schemas: restricted to {PROBE_ANSWER}, "
-    # While thinking is off, a reasoning parser switches schemas off: https://github.com/vllm-project/vllm/issues/39130
-    remedy = (
-        "use a server that enforces `structured_outputs` or `response_format`, such as vLLM from 0.11 on without a "
-        "reasoning parser (--reasoning-parser)"
-    )
-    return [block("schema", value + "; ".join(dict.fromkeys(problems)), remedy)]
+    return [fail("schema", value + "; ".join(dict.fromkeys(problems)))]
 
 
 def _check_cut_off(survey: Survey, completion: Completion, delivery: Delivery) -> list[ServerCheck]:
@@ -330,12 +315,12 @@ def _check_cut_off(survey: Survey, completion: Completion, delivery: Delivery) -
     is_beginning = PROBE_ANSWER.startswith(written) and len(written) >= len('{"word"')
     if completion.finish_reason != "length" or not is_beginning:
         return []
-    value = f"{survey.server.model} fills its answer with white space until it is cut off"
+    padded = survey.fail("white space", f"{survey.server.model} fills its answer with white space until it is cut off")
     return [
         ServerCheck("schema", True, f"enforced with {delivery}"),
         ServerCheck("logprobs", None, "not seen, since the answer was cut off"),
         ServerCheck(LABEL_TOKENS, None, "not read, since the answer was cut off"),
-        block("white space", value, survey.get_remedy("white space") or "switch white space off in the server"),
+        replace(padded, cost="", remedy=padded.remedy or "switch white space off in the server", is_blocking=True),
     ]
 
 
@@ -362,24 +347,22 @@ def _check_logprobs(survey: Survey, refusal: str) -> ServerCheck:
     assert survey.probe is not None
     model = survey.server.model
     if not survey.sampling.logprobs:
-        return ServerCheck("logprobs", None, "not requested", _PLAIN_GRADES)
-    remedy = "use a server that sends them, or request plain grades with `sampling.logprobs: false`"
+        return ServerCheck("logprobs", None, "not requested", PECULIARITIES["logprobs"].cost)
     if refusal:
-        return block("logprobs", f"{model} refuses log-probabilities ({refusal})", remedy, _PLAIN_GRADES)
+        return fail("logprobs", f"{model} refuses log-probabilities ({refusal})")
     try:
         completion = read_completion(survey.probe, PROBE_LAYOUT)
     except MissingLogprobs:
-        return block("logprobs", f"{model} sends no log-probabilities", remedy, _PLAIN_GRADES)
+        return fail("logprobs", f"{model} sends no log-probabilities")
     if not any(token.top for token in completion.tokens):
-        return block("logprobs", f"{model} sends log-probabilities that do not spell its answer", remedy, _PLAIN_GRADES)
+        return fail("logprobs", f"{model} sends log-probabilities that do not spell its answer")
     try:
         check_logprobs(completion.text, completion.tokens)
     except Unusable as error:
         remedy = "serve it with --logprobs-mode raw_logprobs, the default of vLLM, or set `sampling.logprobs: false`"
-        return block("logprobs", f"{model} sends impossible log-probabilities: {error.reason}", remedy)
-    return ServerCheck(
-        "logprobs", True, f"for each token of an answer, {'renormalised' if survey.is_renormalised else 'raw'}"
-    )
+        return fail("logprobs", f"{model} sends impossible log-probabilities: {error.reason}", remedy)
+    kind = "renormalised" if survey.is_renormalised else "raw"
+    return ServerCheck("logprobs", True, f"for each token of an answer, {kind}")
 
 
 async def _check_reasoning(survey: Survey) -> list[ServerCheck]:
@@ -392,11 +375,11 @@ async def _check_reasoning(survey: Survey) -> list[ServerCheck]:
 
 # In the order of the card. A blocking check of the schema or of the instructions ends those that need them.
 PROBES = (
-    Probe(("server", "model", "context"), _check_identity),
-    Probe(("tokens",), _find_counter),
-    Probe(("schema", "logprobs"), _find_delivery),
-    Probe((SYSTEM_MESSAGE,), check_system_message, lambda survey: survey.is_enforced),
-    Probe((LABEL_TOKENS,), check_labels, lambda survey: survey.takes_instructions),
-    Probe((OPEN_THOUGHT,), _check_reasoning, lambda survey: survey.takes_instructions),
-    Probe((), _describe),
+    Probe(_check_identity),
+    Probe(_find_counter),
+    Probe(_find_delivery),
+    Probe(check_system_message, lambda survey: survey.is_enforced),
+    Probe(check_labels, lambda survey: survey.takes_instructions),
+    Probe(_check_reasoning, lambda survey: survey.takes_instructions),
+    Probe(_describe),
 )
