@@ -12,7 +12,7 @@ import yaml
 from tests.batch.conftest import Programs
 from tests.sample_runs import Silent, config_for, with_cache
 from touche_llm.config import Config
-from touche_llm.errors import EngineError, ReplayMiss, UsageError
+from touche_llm.errors import EngineError, UsageError
 from touche_llm.llm import batch_files
 from touche_llm.llm.cache import Cache, CacheMode
 from touche_llm.pipeline import stages as pipeline
@@ -80,24 +80,6 @@ async def test_thoughts_take_a_file_before_that_of_the_answers(programs: Program
     assert (tmp_path / "replayed" / "run.txt").read_bytes() == (tmp_path / "out" / "run.txt").read_bytes()
 
 
-async def test_a_run_that_failed_between_thoughts_and_answers_sends_no_thought_again(
-    programs: Programs, tmp_path: Path
-) -> None:
-    flags: dict[str, Any] = {"rank": "judge", "stance__depth": 0}
-    config = config_of(tmp_path, programs, sampling={"thinking": {"judge": 50, "chains": 2}}, **flags)
-    programs.behave(fails_in_call=2)
-    with pytest.raises(EngineError, match="not enough memory"):
-        await pipeline.run_all(config, tmp_path / "out", Silent())
-    with Cache(config.cache.file) as cache:
-        assert len(cache.find("answer")) == 8
-    programs.behave()
-    outcome = await pipeline.run_all(config, tmp_path / "out", Silent())
-    # The second file failed, so its answers are requested again, after the same thoughts.
-    assert (sent(programs), outcome.failures) == ([8, 8, 8], [])
-    with Cache(config.cache.file) as cache:
-        assert len(cache.find("answer")) == 16
-
-
 async def test_a_first_stage_with_expansion_sends_a_file_of_its_own(programs: Programs, tmp_path: Path) -> None:
     config = config_of(tmp_path, programs, expansion__use=True, rank="judge", stance__depth=0)
     await pipeline.run_all(config, tmp_path / "out", Silent())
@@ -159,23 +141,6 @@ async def test_a_rejected_request_is_a_stored_failure_and_sent_again_only_if_wan
     assert sent(programs) == [4, 1]
 
 
-async def test_questions_without_a_usable_answer_are_failures_and_sent_again_once_if_wanted(
-    programs: Programs, tmp_path: Path
-) -> None:
-    config = config_of(tmp_path, programs, rank="judge", stance__depth=0)
-    programs.behave(says="Well.")
-    outcome = await pipeline.run_all(config, tmp_path / "out", Silent())
-    assert [failure.attempts[-1].kind for failure in outcome.failures] == ["not_json"] * 4
-    assert sent(programs) == [4, 4, 4]  # three samples
-    await pipeline.run_all(config, tmp_path / "out", Silent())
-    assert len(sent(programs)) == 3
-    retry = config.model_copy(update={"cache": config.cache.model_copy(update={"retry_failures": True})})
-    outcome = await pipeline.run_all(retry, tmp_path / "out", Silent())
-    assert (len(outcome.failures), sent(programs)) == (4, [4] * 6)
-    programs.behave()
-    assert (await pipeline.run_all(retry, tmp_path / "out", Silent())).failures == []
-
-
 async def test_an_interrupted_round_leaves_no_files(config: Config, programs: Programs, tmp_path: Path) -> None:
     programs.behave(hangs=True)
     running = asyncio.create_task(pipeline.run_all(config, tmp_path / "out", Silent()))
@@ -206,16 +171,6 @@ async def test_answers_in_the_cache_need_no_runner_also_if_they_are_of_another_c
     assert (tmp_path / "other" / "run.txt").read_bytes() == (tmp_path / "out" / "run.txt").read_bytes()
 
 
-async def test_a_replay_sends_nothing(config: Config, programs: Programs, tmp_path: Path) -> None:
-    mode = config.cache.model_copy(update={"mode": CacheMode.REPLAY})
-    replay = config.model_copy(update={"cache": mode})
-    with Cache(config.cache.file) as cache:
-        cache.export_cassette(tmp_path / "empty.jsonl")
-    with pytest.raises((UsageError, ReplayMiss)):
-        await pipeline.run_all(replay, tmp_path / "out", Silent())
-    assert programs.calls() == []
-
-
 @pytest.mark.parametrize("missing", ["context", "model"])
 async def test_what_a_file_cannot_be_made_of_is_wrong_usage(
     missing: str, config: Config, programs: Programs, tmp_path: Path
@@ -224,29 +179,3 @@ async def test_what_a_file_cannot_be_made_of_is_wrong_usage(
     with pytest.raises(UsageError):
         await pipeline.run_all(config.model_copy(update={"engine": engine}), tmp_path / "out", Silent())
     assert programs.calls() == []
-
-
-async def test_a_folder_with_a_run_of_other_settings_is_refused_before_anything_is_sent(
-    config: Config, programs: Programs, tmp_path: Path
-) -> None:
-    await pipeline.run_all(config, tmp_path / "out", Silent())
-    other = config.model_copy(update={"sampling": config.sampling.model_copy(update={"seed": 5})})
-    with pytest.raises(UsageError, match=r"sampling\.seed"):
-        await pipeline.run_judge(other, tmp_path / "out", Silent())
-    assert len(sent(programs)) == 3
-
-
-@pytest.mark.parametrize("expands", [False, True])
-async def test_candidates_of_another_program_are_not_replaced(
-    expands: bool, programs: Programs, tmp_path: Path
-) -> None:
-    config = config_of(tmp_path, programs, expansion__use=expands)
-    mine = tmp_path / "out" / "candidates.run.txt"
-    mine.parent.mkdir()
-    mine.write_text("mine")
-    with pytest.raises(UsageError) as caught:
-        await pipeline.run_all(config, mine.parent, Silent())
-    assert caught.value.location == str(mine)
-    assert (mine.read_text(), programs.calls()) == ("mine", [])
-    outcome = await pipeline.run_all(config, mine.parent, Silent(), overwrite=True)
-    assert outcome.failures == [] and mine.read_text() != "mine"

@@ -29,7 +29,7 @@ from touche_llm.errors import UsageError
 from touche_llm.llm.cache import Cache
 from touche_llm.llm.request import Message
 from touche_llm.pipeline import batch
-from touche_llm.pipeline.batch import Export, pending_requests, write_requests
+from touche_llm.pipeline.batch import pending_requests, write_requests
 from touche_llm.pipeline.engines import store_engine_info
 
 
@@ -68,23 +68,6 @@ async def test_a_file_that_no_export_wrote_is_not_overwritten(waiting: Waiting) 
         with pytest.raises(UsageError, match="`overwrite: true`"):
             write_requests(found, out, out / name)
         assert (out / name).read_bytes() == before
-
-
-async def test_requests_of_another_export_are_replaced_only_with_overwrite(waiting: Waiting) -> None:
-    config, out, requests = waiting
-    found = await pending_requests("judge", config, out, None, Silent())
-    other = out / "other.jsonl"
-    theirs = (out / "requests.jsonl").read_bytes().replace(b'"system"', b'"user"')
-    for name in ("other.jsonl",):
-        (out / name).write_bytes(theirs)
-        with pytest.raises(UsageError, match="`overwrite: true`"):
-            write_requests(found, out, other)
-        with pytest.raises(UsageError, match="`overwrite: true`"):
-            write_requests(Export(found.batch, [], 0), out, other)
-        assert (out / name).read_bytes() == theirs
-        assert write_requests(found, out, other, overwrite=True)
-        assert sorted(out.glob("other*")) == [other]
-        other.unlink()
 
 
 async def test_requests_of_a_topic_stay_together(tmp_path: Path) -> None:

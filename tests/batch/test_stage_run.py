@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import pytest
-from aiohttp import web
 
 from tests import batch_replies as b
 from tests.batch.stages import (
@@ -22,26 +19,16 @@ from tests.batch.stages import (
     import_files,
     replay,
     short_config,
-    simple_config,
     stored_keys,
 )
-from tests.fake_server import FakeServer, good, says
-from tests.sample_runs import Silent, retrieve_stage, run_directly, run_on, with_cache
+from tests.sample_runs import Silent, retrieve_stage, run_directly, with_cache
 from tests.scripted_engine import FACTS, ScriptedEngine
 from tests.write_demo_cassette import script_of, script_with_queries
 from touche_llm.data.io import read_records
 from touche_llm.data.records import Failure
-from touche_llm.data.trec_runs import read_candidates
 from touche_llm.errors import DataError, ReplayMiss, UsageError
-from touche_llm.llm.answers import Layout, list_fields
-from touche_llm.llm.cache import CacheMode
-from touche_llm.llm.chat import build_chat_body
-from touche_llm.llm.request import MAX_SAMPLES, Request
+from touche_llm.llm.request import MAX_SAMPLES
 from touche_llm.pipeline import batch
-from touche_llm.pipeline.corpora import open_run_corpus
-from touche_llm.pipeline.engines import open_model
-from touche_llm.pipeline.stages import run_all
-from touche_llm.tasks import get_task
 
 
 @pytest.mark.parametrize("task", SHORT)
@@ -68,54 +55,6 @@ async def test_a_run_by_files_sends_the_requests_and_gives_the_files_of_a_direct
     assert rounds["judge"] == of_judge[task]
     assert len(rounds["retrieve"]) == (task == "comparative")
     assert len(rounds["rank"]) > 1 if task != "sentence_pairs" else len(rounds["rank"]) == 1
-
-
-async def test_failures_by_files_equal_those_of_a_server(tmp_path: Path) -> None:
-    flags = {"engine__model": "fake", "engine__context": FACTS.context, "rank": ("judge", "pairwise:3")}
-    config = simple_config(tmp_path, **flags)
-    out = tmp_path / "out"
-    await retrieve_stage(config, out, Silent())
-    refused, useless = (each.document_id for each in read_candidates(out / "candidates.run.txt", depth=4)["3"][1:3])
-    with open_run_corpus(config, get_task("comparative"), Silent().warn) as corpus:
-        texts = {each: corpus.documents.get(each).text for each in (refused, useless)}
-
-    def fails(body: Mapping[str, Any]) -> str | None:
-        """What becomes of a request: a document that the engine refuses, and one that it says nothing usable about."""
-        shown = [each for each, text in texts.items() if text in body["messages"][-1]["content"]]
-        return "too long" if refused in shown else "Well" if useless in shown else None
-
-    async def answer(request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
-        failed = fails(body)
-        if failed == "too long":
-            return web.json_response({"error": {"message": failed}}, status=400)
-        return await (says(failed) if failed else good)(request, body)
-
-    direct = tmp_path / "direct"
-    server = FakeServer(rest=answer, models=[{"id": "fake", "max_model_len": FACTS.context}])
-    file = config.cache.model_copy(update={"file": tmp_path / "direct.sqlite"})
-    failures = (await run_on(server, config.model_copy(update={"cache": file}), direct)).failures
-    assert Counter(len(each.attempts) for each in failures)[MAX_SAMPLES] >= 1
-
-    def line(request: Request) -> dict[str, Any]:
-        body = build_chat_body(request)
-        failed = fails(body)
-        if failed == "too long":
-            return b.refused(request.key)
-        labels = {name: each["enum"][0] for name, each in list_fields(request.schema).items()}
-        text = failed or Layout.of_schema(request.schema).spell(labels)
-        return b.replied(request.key, b.body(text, model="fake"))
-
-    came: list[Failure] = []
-    for stage in ("judge", "rank"):
-        while found := (await export_stage(config, out, stage)).requests:
-            await import_files(out, b.write(out / "replies.jsonl", map(line, found)))
-        came += (await replay(stage, config, out)).failures
-    assert sorted(map(repr, came)) == sorted(map(repr, failures))
-    for name in ("run.txt", "judgments.jsonl", "failures.jsonl", "comparisons.jsonl", "comparison_failures.jsonl"):
-        assert (out / name).read_bytes() == (direct / name).read_bytes()
-    # Nor by one command for all the way.
-    whole = await run_all(with_cache(config, mode=CacheMode.REPLAY), out, Silent())
-    assert sorted(map(repr, whole.failures)) == sorted(map(repr, failures))
 
 
 async def test_a_replay_reports_refused_requests_as_failures(waiting: Waiting) -> None:
@@ -172,15 +111,6 @@ async def test_an_unusable_answer_leads_to_another_sample(waiting: Waiting, kind
     await replay("judge", config, out)
 
 
-async def test_a_replay_finds_the_facts_of_a_batch(waiting: Waiting) -> None:
-    config, out, requests = waiting
-    await import_files(out, b.write(out / "r.jsonl", b.answers(requests, COMPARATIVE)))
-    mode = config.cache.model_copy(update={"mode": CacheMode.REPLAY})
-    engine = config.engine.model_copy(update={"model": None, "context": None})
-    async with open_model(engine, config.sampling, mode) as model:
-        assert (model.engine_info.model, model.engine_info.context) == ("scripted", FACTS.context)
-
-
 async def test_answers_of_a_stage_that_fails_are_stored(tmp_path: Path) -> None:
     config, out, written = short_config(tmp_path, "sentence_pairs"), tmp_path / "out", script_of("sentence_pairs")
     await retrieve_stage(config, out, Silent())
@@ -212,18 +142,3 @@ async def test_documents_are_truncated_as_by_an_engine_with_this_tokeniser(
     assert (out / "run.txt").read_bytes() == (tmp_path / "direct" / "run.txt").read_bytes()
     assert b'"kept_chars"' in (out / "judgments.jsonl").read_bytes()
     assert stored_keys(config, "fit")
-
-
-async def test_an_import_needs_no_tokeniser_even_if_the_next_export_does(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    # The objects are found first; the documents, which have to be measured, are judged afterwards.
-    config = short_config(tmp_path, topic=("20",), depth=3, expansion__use=False, engine__context=700)
-    out = tmp_path / "out"
-    await retrieve_stage(config, out, Silent())
-    found = (await export_stage(config, out)).requests
-    assert {each.origin.prompt for each in found} == {"comparative/objects"}
-    done = await import_files(out, b.write(out / "r.jsonl", b.answers(found, COMPARATIVE)))
-    assert (done.stored, done.done) == (1, False)
-    with pytest.raises(UsageError, match=r"^engine\.tokenizer"):
-        await export_stage(config, out)

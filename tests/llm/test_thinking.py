@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -17,7 +16,7 @@ from tests.scripted_engine import FACTS, ScriptedEngine
 from touche_llm.data.records import Reading
 from touche_llm.errors import ReplayMiss, UsageError
 from touche_llm.judging.pointwise import read_labels
-from touche_llm.llm.answers import Answer, FailedRequest, build_schema
+from touche_llm.llm.answers import FailedRequest, build_schema
 from touche_llm.llm.cache import Cache, CacheMode
 from touche_llm.llm.engine import Completion
 from touche_llm.llm.logprobs import average_readings
@@ -82,13 +81,6 @@ async def test_a_thought_is_read_wherever_it_is(tmp_path: Path, behaviour: Any) 
     async with FakeServer(behaviours=[behaviour]).running() as server:
         result = await send(server, tmp_path / "c.sqlite", request_about())
     assert (result.thought, result.value.relevance) == ("Hm.", 0)
-
-
-async def test_an_empty_thought_is_one(tmp_path: Path) -> None:
-    async with FakeServer(behaviours=[says("")]).running() as server:
-        result = await send(server, tmp_path / "c.sqlite", request_about())
-    assert result.thought == ""
-    assert server.bodies[1]["messages"][-1]["content"] == "<think>\n\n</think>\n\n"
 
 
 async def test_a_thought_acts_as_no_chat_control(tmp_path: Path) -> None:
@@ -226,23 +218,6 @@ def test_answers_without_probabilities_are_votes() -> None:
     assert average_readings(readings[:1], ("A", "B")) is readings[0]
 
 
-async def test_equal_requests_share_their_thought(tmp_path: Path) -> None:
-    with Cache(tmp_path / "c.sqlite") as cache:
-        engine = ScriptedEngine(judged)
-        model = model_with(cache, engine=engine)
-        both = await asyncio.gather(*(model.request(request_about(), ComparativeJudgment) for _ in range(2)))
-    assert both[0] == both[1] and len(engine.requests) == 2
-
-
-async def test_a_thought_is_stored_as_free_text(tmp_path: Path) -> None:
-    with Cache(tmp_path / "c.sqlite") as cache:
-        model = model_with(cache, engine=ScriptedEngine(judged))
-        result = await model.request(request_about(), ComparativeJudgment)
-        assert isinstance(result, AnsweredRequest)
-        stored = cache.get(result.thought_key, Answer)
-    assert stored is not None and (stored.text, stored.tokens) == ("Thought 0 about doc.", [])
-
-
 @pytest.mark.parametrize(
     ("values", "named"),
     [
@@ -272,7 +247,3 @@ def test_each_kind_of_prompt_has_its_budget() -> None:
     assert thinking is not None and thinking.delimit("Hm.") == "[THINK]Hm.[/THINK]"
     # Templates call the switch by one of these names.
     assert settings.chat_template_kwargs == {"enable_thinking": True, "thinking": True}
-
-
-def test_it_is_off_by_default() -> None:
-    assert SamplingConfig().thinking.think_for("judge") is None

@@ -14,7 +14,7 @@ from tests.llm.engines.test_server import UNUSABLE, model_of, question, send_que
 from tests.scripted_engine import FACTS
 from touche_llm.data import transport
 from touche_llm.errors import DataError
-from touche_llm.llm.answers import Answer, FailedRequest
+from touche_llm.llm.answers import FailedRequest
 from touche_llm.llm.cache import Cache, CacheMode
 from touche_llm.llm.engine import Counts
 from touche_llm.llm.model import AnsweredRequest, ModelClient
@@ -164,16 +164,6 @@ async def test_an_answer_replaces_a_failure_when_caches_are_merged(tmp_path: Pat
     assert (await replay(tmp_path / into / "answers.sqlite"))[0] == answered
 
 
-async def test_of_two_failures_the_first_stays(tmp_path: Path) -> None:
-    failed, _ = await send_question(FakeServer(rest=BAD), tmp_path / "first")
-    await send_question(FakeServer(rest=says("Otherwise")), tmp_path / "second")
-    with Cache(tmp_path / "second" / "answers.sqlite", CacheMode.REPLAY) as cache:
-        cache.export_cassette(tmp_path / "second.jsonl")
-    with Cache(tmp_path / "first" / "answers.sqlite") as cache:
-        assert cache.import_cassette(tmp_path / "second.jsonl")[0] == 0
-    assert (await replay(tmp_path / "first" / "answers.sqlite"))[0] == failed
-
-
 async def test_an_entry_of_an_unknown_kind_is_an_error_that_names_it(tmp_path: Path) -> None:
     await send_question(FakeServer(), tmp_path)
     cassette = tmp_path / "cassette.jsonl"
@@ -182,28 +172,3 @@ async def test_an_entry_of_an_unknown_kind_is_an_error_that_names_it(tmp_path: P
     cassette.write_bytes(cassette.read_bytes().replace(b'"kind":"answer"', b'"kind":"later"'))
     with pytest.raises(DataError, match="'later'"):
         await replay(cassette)
-
-
-async def test_the_result_of_the_faster_of_two_processes_stays(tmp_path: Path) -> None:
-    """Another process stores an answer while this one waits for its reply."""
-
-    async def meanwhile(request: Any, body: Any) -> Any:
-        with Cache(tmp_path / "answers.sqlite") as other, Cache(tmp_path / "theirs" / "answers.sqlite") as theirs:
-            for entry in theirs.iterate_entries():
-                other.put(entry, Answer)
-        return await BAD(request, body)
-
-    (tmp_path / "theirs").mkdir()
-    expected, _ = await send_question(FakeServer(), tmp_path / "theirs")
-    assert isinstance(expected, AnsweredRequest)
-    result, model = await send_question(FakeServer(rest=meanwhile), tmp_path)
-    assert result == expected
-    assert (model.counts.requests, kinds(tmp_path)) == (1, [("answer", 0)])
-
-
-async def test_a_failure_counts_as_known_only_in_later_runs(tmp_path: Path) -> None:
-    server = FakeServer(rest=BAD)
-    async with server.running(), model_of(server, tmp_path) as model:
-        first, second = [await model.request(question(), ComparativeJudgment) for _ in range(2)]
-    assert first == second and are_resamples(server) == [False, True, True]
-    assert (model.counts.failures, model.counts.known_failures) == (2, 0)
