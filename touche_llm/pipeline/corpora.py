@@ -15,7 +15,7 @@ from touche_llm.corpus.ir_dataset import dataset_index
 from touche_llm.corpus.store import DocumentStore, TextTable, ensure_store
 from touche_llm.data.records import Candidate, Topic
 from touche_llm.data.topics import build_query
-from touche_llm.errors import DataError, ReplayMiss, UsageError, Warn, needs_extra, shorten
+from touche_llm.errors import DataError, ReplayMiss, UsageError, Warn, shorten
 from touche_llm.judging.pointwise import Documents
 from touche_llm.judging.sentence_pairs import PairDocuments
 from touche_llm.llm.pooling import PoolingClient
@@ -27,7 +27,7 @@ from touche_llm.pipeline.progress import Progress
 from touche_llm.ranking.fusion import fuse_candidates
 from touche_llm.retrieval.base import FirstStage
 from touche_llm.retrieval.bm25 import OkapiIndex, ensure_index, open_index
-from touche_llm.retrieval.chatnoir import ChatNoirDocuments, ChatNoirSettings
+from touche_llm.retrieval.chatnoir import ChatNoirDocuments, ChatNoirSettings, retrieve_chatnoir
 from touche_llm.retrieval.dense import DenseIndex, DenseSettings, find_dense_problem, read_vectors, split_rows
 from touche_llm.retrieval.elasticsearch import ElasticIndex
 from touche_llm.retrieval.elasticsearch_server import ElasticsearchSettings
@@ -236,10 +236,6 @@ class ChatNoirCorpus(Corpus):
         self, topics: list[Topic], fields: tuple[QueryField, ...], depth: int, done: Callable[[], None]
     ) -> list[list[Candidate]]:
         """Search with ChatNoir; see the base class."""
-        # Imported here because the HTTP libraries are slow to load.
-        with needs_extra("chatnoir", "`retriever.name: chatnoir`"):
-            from touche_llm.retrieval.chatnoir_client import retrieve_chatnoir
-
         return await retrieve_chatnoir(topics, self._settings, fields, depth, self._warn, done)
 
     def explain_empty(self) -> str:

@@ -15,7 +15,6 @@ from tests.expect import raises_at
 from tests.fake_chatnoir import KEY, FakeChatNoir, holds_key, results, search, search_again, settings_for
 from touche_llm.errors import DataError, UsageError
 from touche_llm.retrieval.chatnoir import API_KEY_VARIABLE, ChatNoirDocuments, ChatNoirSettings
-from touche_llm.retrieval.chatnoir_client import ChatNoir
 
 pytestmark = pytest.mark.usefixtures("chatnoir_alone")
 
@@ -34,32 +33,6 @@ def test_settings_never_show_the_key() -> None:
 def test_a_key_in_the_wrong_form_is_not_quoted(given: Any) -> None:
     with pytest.raises(UsageError) as caught:
         ChatNoirSettings(api_key=given)
-    assert not holds_key(str(caught.value))
-
-
-@pytest.mark.parametrize(("length", "is_valid"), [(7, False), (8, True), (9, True)])
-def test_a_key_has_a_min_length(length: int, is_valid: bool) -> None:
-    settings = ChatNoirSettings(api_key=SecretStr("k" * length))
-    if is_valid:
-        ChatNoir(settings, print)
-    else:
-        with raises_at(UsageError, "chatnoir.api_key"):
-            ChatNoir(settings, print)
-
-
-@pytest.mark.parametrize(
-    "url",
-    [
-        f"https://me:{KEY}@chatnoir.eu/",
-        f"https://chatnoir.eu/?apikey={KEY}",
-        f"https://chatnoir.eu/#{KEY}",
-        "ftp://chatnoir.eu/",
-        "chatnoir.eu",
-    ],
-)
-def test_an_address_that_is_none_or_holds_a_key_is_refused(url: str) -> None:
-    with pytest.raises(UsageError) as caught:
-        ChatNoirSettings(base_url=url)
     assert not holds_key(str(caught.value))
 
 
