@@ -35,8 +35,8 @@ from touche_llm.corpus.json_lines import CorpusFile
 from touche_llm.corpus.store import DocumentStore, TextTable, ensure_store
 from touche_llm.data.records import Candidate, Topic
 from touche_llm.data.topics import read_topics
-from touche_llm.retrieval.base import FirstStage
-from touche_llm.retrieval.bm25 import Bm25Settings, OkapiIndex, ensure_index, open_index
+from touche_llm.retrieval.base import Bm25Settings, FirstStage
+from touche_llm.retrieval.bm25 import OkapiIndex, ensure_index, open_index
 from touche_llm.retrieval.sentences import SentenceSettings, retrieve_sentences
 from touche_llm.tasks import get_task
 

@@ -26,11 +26,11 @@ from touche_llm.ranking.steps import (
     check_fusion,
     parse_steps,
 )
+from touche_llm.retrieval.base import ExpansionSettings, RetrieverConfig, to_texts
 from touche_llm.retrieval.chatnoir import ChatNoirSettings
 from touche_llm.retrieval.dense import DenseSettings, find_dense_problem
 from touche_llm.retrieval.elasticsearch_server import ElasticsearchSettings
 from touche_llm.retrieval.sentences import SentenceSettings
-from touche_llm.retrieval.settings import ExpansionSettings, RetrieverConfig, to_texts
 from touche_llm.tasks import DEFAULT_TASK, TASK_HELP, get_task
 from touche_llm.tasks.definition import FIRST_STAGE, Objective, Weight
 from touche_llm.tasks.task import Task

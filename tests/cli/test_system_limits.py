@@ -52,7 +52,7 @@ def test_too_many_open_files_are_no_damage(filled: Path, files: int) -> None:
     before = contents(filled / "index")
     done = limited(filled, {resource.RLIMIT_NOFILE: files}, "run", *DATA, *REPLAY, "--out", "run")
     assert done.returncode == 1, done.stderr
-    assert "Too many open files" in done.stderr and "Traceback" not in done.stderr
+    assert "too many open files" in done.stderr.casefold() and "Traceback" not in done.stderr
     assert "damaged" not in done.stderr and "delete" not in done.stderr
     assert contents(filled / "index") == before
 

@@ -22,7 +22,8 @@ from touche_llm.corpus.json_lines import CorpusFile, read_passages
 from touche_llm.corpus.store import DocumentStore, ensure_store
 from touche_llm.data.records import Candidate, Topic
 from touche_llm.data.topics import read_topics
-from touche_llm.retrieval.bm25 import Bm25Settings, OkapiIndex, ensure_index
+from touche_llm.retrieval.base import Bm25Settings
+from touche_llm.retrieval.bm25 import OkapiIndex, ensure_index
 
 TOLERANCE = 5e-7
 REAL = Path(__file__).resolve().parents[3] / "shared" / "data" / "comparative"

@@ -119,29 +119,6 @@ def test_an_argument_has_its_premises_as_text_and_all_sentences_as_parts(tmp_pat
     assert found.parts == (Part("p2", 'He said: "don\'t".'), Part("c__CONC__1", "Ban it."), Part("p1", "C:\\new\n"))
 
 
-def test_an_argument_that_is_only_a_conclusion_has_no_text(tmp_path: Path) -> None:
-    found = one(tmp_path, sentences=[sentence("x__CONC__1", "Tea")], premises=[premise("")])
-    assert (found.text, found.parts) == ("", (Part("x__CONC__1", "Tea"),))
-
-
-def test_rows_over_several_lines_are_numbered_by_their_first_line(tmp_path: Path) -> None:
-    path = tmp_path / "args.csv"
-    path.write_bytes(table(row("a", conclusion="one\ntwo\r\nthree"), row("b", context="\n\n"), row("c")))
-    assert [(line, found.id) for line, found in read_arguments(path)] == [(2, "a"), (5, "b"), (8, "c")]
-
-
-def test_fields_may_be_longer_than_the_csv_module_takes_by_itself(tmp_path: Path) -> None:
-    text = "word " * 100_000
-    assert one(tmp_path, context=text, sentences=[sentence("p", text)]).text == text
-
-
-@pytest.mark.parametrize("ending", [b"\n", b"\r\n"])
-def test_a_byte_order_mark_and_any_line_ending_are_taken(tmp_path: Path, ending: bytes) -> None:
-    path = tmp_path / "args.csv"
-    path.write_bytes(b"\xef\xbb\xbf" + table(row("a"), row("b")).replace(b"\r\n", ending))
-    assert [found.id for _, found in read_arguments(path)] == ["a", "b"]
-
-
 BAD: list[tuple[list[str], str]] = [
     (row("x")[:4], "4 fields, not 5"),
     ([*row("x"), ""], "6 fields"),
@@ -195,15 +172,6 @@ def test_a_bad_row_stops_with_file_and_line(tmp_path: Path, bad: list[str], reas
     assert reason in caught.value.reason
 
 
-def test_bad_rows_are_collected_and_reading_goes_on(tmp_path: Path) -> None:
-    path = tmp_path / "args.csv"
-    rows = [row(conclusion="\n\n"), *(each for bad, _ in BAD for each in (bad, row()))]
-    path.write_bytes(table(*rows))
-    collected: list[BadLine] = []
-    assert len(list(read_arguments(path, collected.append))) == len(BAD) + 1
-    assert [bad.line for bad in collected] == list(range(5, 2 * len(BAD) + 5, 2))
-
-
 RAW: list[tuple[Callable[[bytes], bytes], str]] = [
     (lambda line: line.replace(b"Tea", b"T\xffa", 1), "not UTF-8"),
     (lambda line: line.replace(b"Tea", b'"T\n\xff"', 1), "not UTF-8"),
@@ -240,13 +208,6 @@ def test_a_quotation_mark_that_is_never_closed_does_not_swallow_the_file(
     assert [found.id for _, found in read_arguments(path, collected.append)] == ["a", "b"]
     assert "quotation mark" in str(collected[0])
     assert collected[0].line == 3
-
-
-def test_a_file_that_ends_within_a_row_is_named(tmp_path: Path) -> None:
-    path = tmp_path / "args.csv"
-    path.write_bytes(table(row("a"), row("b")).rstrip()[:-40])
-    with raises_at(BadLine, f"{path}:3"):
-        list(read_arguments(path))
 
 
 @pytest.mark.parametrize(
@@ -293,30 +254,6 @@ def test_a_truncated_file_is_named_once_its_rows_are_read(
         for item in read_arguments(path):
             found.append(item)
     assert found == DOCUMENTS[: len(found)]
-
-
-def test_a_changed_letter_in_an_archive_is_found_at_the_end(tmp_path: Path) -> None:
-    path = tmp_path / "args.tar.gz"
-    packed = gzip.compress(tar_of(("args.csv", MANY), ("z.txt", b"z" * 20_000)), compresslevel=0, mtime=0)
-    path.write_bytes(packed.replace(b"It wakes", b"It makes", 1))
-    with raises_at(DataError, path, "gzip", "CRC"):
-        list(read_arguments(path))
-
-
-def test_a_truncated_tar_archive_is_damage(tmp_path: Path) -> None:
-    path = tmp_path / "args.tar"
-    path.write_bytes(tar_of(("args.csv", MANY))[:20_000])
-    with raises_at(DataError, path, "tar archive"):
-        list(read_arguments(path))
-
-
-def test_nothing_is_read_ahead_of_the_argument_asked_for(tmp_path: Path) -> None:
-    path = tmp_path / "args.csv"
-    path.write_bytes(table(row("a"), row("b")) + b'"broken\n')
-    reader = read_arguments(path)
-    assert [next(reader)[1].id, next(reader)[1].id] == ["a", "b"]
-    with pytest.raises(BadLine):
-        next(reader)
 
 
 # Texts that look like the literal around them, and what repr() writes in its several ways.
@@ -409,34 +346,3 @@ def test_text_cannot_make_the_expressions_go_back_and_forth() -> None:
     for field in ("[{'sent_id': '" + "\\'" * 500_000, "[{'sent_id': '" + "a\\\\" * 300_000 + "', "):
         with pytest.raises(args_me._InvalidField):
             args_me._parse_entries(field, args_me._SENTENCE, ("sent_id", "sent_text"))
-
-
-@pytest.mark.slow
-def test_the_real_arguments_are_read_as_literal_eval_reads_them() -> None:
-    if not REAL.exists():
-        pytest.skip(f"no {REAL}")
-    found = read_arguments(REAL)
-    count = 0
-    with gzip.open(REAL, "rt", encoding="utf-8", newline="") as stream:
-        rows = csv.reader(stream)
-        next(rows)
-        for (_, argument), fields in zip(found, rows, strict=True):
-            premises, sentences = ast.literal_eval(fields[2]), ast.literal_eval(fields[4])
-            texts = [each["sent_text"] for each in sentences if not each["sent_id"].startswith(f"{fields[0]}__CONC__")]
-            assert argument == Document(
-                fields[0],
-                " ".join(texts),
-                title=fields[1],
-                side=premises[0]["stance"],
-                parts=tuple(Part(each["sent_id"], each["sent_text"]) for each in sentences),
-            )
-            count += 1
-    assert count == 4967
-
-
-@pytest.mark.parametrize("line", [b'{"id": "a", "contents": "b"}\n', b'{"id":"a","contents":"b"}'])
-def test_passages_are_those_of_another_task(tmp_path: Path, line: bytes) -> None:
-    path = tmp_path / "passages.jsonl"
-    path.write_bytes(line)
-    with raises_at(DataError, path, "json_lines", "tasks list", "`task: NAME`"):
-        list(read_arguments(path, lambda bad: None))

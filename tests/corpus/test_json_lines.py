@@ -62,19 +62,6 @@ def test_id_and_text_may_have_any_of_their_names(
     assert list(read_passages(path)) == [(1, Document("x", "y"))]
 
 
-@pytest.mark.parametrize("pack", [bytes, gzip.compress])
-def test_a_file_may_begin_with_a_byte_order_mark(tmp_path: Path, pack: Callable[[bytes], bytes]) -> None:
-    path = tmp_path / "passages.jsonl"
-    path.write_bytes(pack(b'\xef\xbb\xbf{"id": "a", "contents": "one"}\n{"id": "b", "contents": "\xef\xbb\xbftwo"}\n'))
-    assert list(read_passages(path)) == [(1, Document("a", "one")), (2, Document("b", "\ufefftwo"))]
-
-
-def test_an_empty_file_holds_no_passages(tmp_path: Path) -> None:
-    path = tmp_path / "p.jsonl"
-    path.touch()
-    assert list(read_passages(path)) == []
-
-
 BAD = [
     (b"id,contents", "not JSON"),
     (b'{"id": "x", "contents": "y"', "not JSON"),
@@ -124,25 +111,6 @@ def test_a_bad_line_stops_with_file_and_line(tmp_path: Path, line: bytes, reason
     assert reason in caught.value.reason
 
 
-@pytest.mark.parametrize("identifier", ["x\x00", "x\x1b[2J", "x\u200by"])
-def test_an_id_that_could_not_stand_in_a_valid_run_is_a_bad_line(tmp_path: Path, identifier: str) -> None:
-    """`validate` refuses characters that cannot be printed, so a run with such an id could not be submitted."""
-    path = tmp_path / "p.jsonl"
-    path.write_text(json.dumps({"id": identifier, "contents": "y"}) + "\n")
-    with raises_at(BadLine, f"{path}:1", "`id`"):
-        list(read_passages(path))
-
-
-@pytest.mark.usefixtures("short_lines")
-def test_bad_lines_are_collected_and_reading_goes_on(tmp_path: Path) -> None:
-    path = tmp_path / "p.jsonl"
-    path.write_bytes(b"".join(bad + b"\n" + LINES[0] for bad, _ in BAD))
-    collected: list[BadLine] = []
-    found = list(read_passages(path, collected.append))
-    assert [bad.line for bad in collected] == list(range(1, 2 * len(BAD), 2))
-    assert found == [(number, DOCUMENTS[0][1]) for number in range(2, 2 * len(BAD) + 1, 2)]
-
-
 @pytest.mark.usefixtures("short_lines")
 @pytest.mark.parametrize("length", [201, 202, 401, 402, 403, 603, 5000])
 @pytest.mark.parametrize("pack", [plain, gzip.compress])
@@ -156,40 +124,6 @@ def test_lines_behind_too_long_a_line_keep_their_numbers(
     collected: list[BadLine] = []
     assert list(read_passages(path, collected.append)) == [DOCUMENTS[0], DOCUMENTS[2]]
     assert [bad.line for bad in collected] == [2, 4]
-
-
-@pytest.mark.usefixtures("short_lines")
-def test_the_longest_line_allowed_is_read(tmp_path: Path) -> None:
-    record = b'{"id": "x", "contents": "%s"}\n'
-    line = record % (b"y" * (200 - len(record % b"")))
-    assert len(line) == 200
-    path = tmp_path / "p.jsonl"
-    path.write_bytes(line)
-    assert [number for number, _ in read_passages(path)] == [1]
-
-
-def test_nothing_is_read_ahead_of_the_passage_asked_for(tmp_path: Path) -> None:
-    path = tmp_path / "p.jsonl"
-    path.write_bytes(LINES[0] + LINES[1] + b"broken\n")
-    reader = read_passages(path)
-    assert [next(reader), next(reader)] == DOCUMENTS[:2]
-    with pytest.raises(BadLine):
-        next(reader)
-
-
-@pytest.mark.parametrize("kept", [0.1, 0.5, 0.9])
-@pytest.mark.parametrize("level", [0, 9])
-def test_a_truncated_gzip_file_is_named(tmp_path: Path, kept: float, level: int) -> None:
-    packed = gzip.compress(b"".join(LINES), compresslevel=level)
-    path = tmp_path / "p.jsonl.gz"
-    path.write_bytes(packed[: int(len(packed) * kept)])
-    found = []
-    with pytest.raises(DataError) as caught:
-        for item in read_passages(path):
-            found.append(item)
-    assert found == DOCUMENTS[: len(found)]
-    assert len(found) < len(DOCUMENTS)
-    assert str(caught.value).startswith(f"{path}: truncated gzip file;")
 
 
 @pytest.fixture(scope="module")
@@ -216,11 +150,6 @@ def test_no_damage_of_a_gzip_file_goes_unnoticed(folder: Path, position: int, fl
         assert str(path) in str(error)
     else:
         assert found == DOCUMENTS
-
-
-def test_a_missing_file_is_named(tmp_path: Path) -> None:
-    with raises_at(DataError, tmp_path / "nowhere.jsonl"):
-        list(read_passages(tmp_path / "nowhere.jsonl"))
 
 
 def tarred(data: bytes) -> bytes:

@@ -10,7 +10,7 @@ import pytest
 from tests.expect import raises_at
 from touche_llm.corpus.json_lines import read_rerank_documents
 from touche_llm.data.records import Document
-from touche_llm.errors import BadLine, DataError
+from touche_llm.errors import BadLine
 
 
 def line(topic: str, document: str, text: str, **more: Any) -> bytes:
@@ -68,16 +68,3 @@ def test_a_bad_line_stops_with_file_and_line(tmp_path: Path, bad: bytes, reason:
         list(read_rerank_documents(path))
     assert str(caught.value).startswith(f"{path}:2: ")
     assert reason in caught.value.reason
-
-
-def test_a_bad_first_line_of_a_document_does_not_hide_the_good_one(tmp_path: Path) -> None:
-    path = tmp_path / "rerank.jsonl"
-    path.write_bytes(line("1", "a", " ") + line("2", "a", "Text a"))
-    assert list(read_rerank_documents(path, lambda bad: None)) == [(2, Document("a", "Text a"))]
-
-
-def test_a_truncated_file_is_named(tmp_path: Path) -> None:
-    path = tmp_path / "rerank.jsonl.gz"
-    path.write_bytes(gzip.compress(b"".join(LINES))[:-8])
-    with raises_at(DataError, path, "gzip"):
-        list(read_rerank_documents(path))

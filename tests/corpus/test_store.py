@@ -1,12 +1,10 @@
 from __future__ import annotations
 
-import errno
 import hashlib
 import json
 import os
 import pickle
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,12 +12,10 @@ import numpy as np
 import pytest
 
 from tests.expect import raises_at
-from touche_llm.corpus.json_lines import CorpusFile, Reader, SkippedLines, read_passages
-from touche_llm.corpus.store import DocumentStore, ensure_store, hash_corpus, report_damage
-from touche_llm.data.io import RETIRED, open_scratch, read_file_state
+from touche_llm.corpus.json_lines import CorpusFile, Reader, read_passages
+from touche_llm.corpus.store import DocumentStore, ensure_store, hash_corpus
 from touche_llm.data.records import Document, Part
 from touche_llm.errors import BadLine, DataError, UsageError
-from touche_llm.retrieval.bm25 import Bm25Settings, ensure_index
 
 TEXTS = {"b": "second letter", "a": "first letter ", "c": "third\nletter \U0001f600\x00"}
 
@@ -87,14 +83,6 @@ def test_an_id_that_the_corpus_lacks_is_named_with_the_corpus(corpus: Path, stor
     assert str(corpus) in str(caught.value)
 
 
-def test_rows_and_texts_are_in_the_order_of_the_file(corpus: Path, stores: Stores) -> None:
-    store = stores.ensure(corpus)
-    assert list(store.read_texts()) == list(TEXTS.values())
-    assert store.get_ids([0, 1, 2]) == ["b", "a", "c"]
-    assert store.get_ids([2, 0, 2]) == ["c", "b", "c"]
-    assert store.get_ids([]) == []
-
-
 def test_unknown_ids_come_back_once_in_the_order_given(corpus: Path, stores: Stores) -> None:
     store = stores.ensure(corpus)
     assert store.find_unknown(["z", "a", "y", "z", "c"]) == ["z", "y"]
@@ -146,15 +134,6 @@ def test_lines_left_out_are_listed(tmp_path: Path, stores: Stores) -> None:
     assert str(stores.folder / "bad_lines.txt") in stores.notices[3]
 
 
-def test_only_the_first_ten_lines_left_out_are_told(tmp_path: Path, stores: Stores) -> None:
-    path = tmp_path / "bad.jsonl"
-    path.write_text("broken\n" * 25 + lines_of([("x", "one")]))
-    stores.ensure(path, skip_bad_lines=True)
-    assert len(stores.notices) == 12
-    assert "25 bad lines" in stores.notices[-1]
-    assert len((stores.folder / "bad_lines.txt").read_text().splitlines()) == 25
-
-
 def test_more_bad_lines_than_the_bound_and_than_documents_are_no_corpus(
     tmp_path: Path, stores: Stores, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -173,14 +152,6 @@ def test_more_bad_lines_than_the_bound_and_than_documents_are_no_corpus(
         stores.ensure(path, skip_bad_lines=True)
 
 
-def test_a_corpus_may_have_a_hundred_thousand_bad_lines() -> None:
-    left_out, bad = SkippedLines("corpus", lambda _: None), BadLine("corpus", 7, "broken")
-    for _ in range(100_000):
-        left_out.add(bad, documents=5)
-    with raises_at(DataError, "corpus", "100,001 bad lines"):
-        left_out.add(bad, documents=5)
-
-
 def test_an_index_with_lines_left_out_serves_only_those_who_allow_it(tmp_path: Path, stores: Stores) -> None:
     path = tmp_path / "bad.jsonl"
     path.write_text("broken\n" + lines_of([("x", "one")]))
@@ -194,35 +165,10 @@ def test_an_index_with_lines_left_out_serves_only_those_who_allow_it(tmp_path: P
     assert (stores.notices, stores.state()) == ([], before)
 
 
-@pytest.mark.parametrize("skip", [False, True])
-def test_an_index_without_bad_lines_serves_everyone(corpus: Path, stores: Stores, skip: bool) -> None:
-    stores.ensure(corpus, skip_bad_lines=not skip)
-    before = stores.state()
-    stores.ensure(corpus, skip_bad_lines=skip)
-    assert (stores.notices, stores.state()) == ([], before)
-
-
 def test_an_unchanged_corpus_is_not_even_read_again(corpus: Path, stores: Stores) -> None:
     stores.ensure(corpus)
     before = stores.state()
     stores.ensure(corpus, fails(AssertionError("read again")))
-    assert (stores.notices, stores.state()) == ([], before)
-
-
-def test_a_touched_but_equal_corpus_is_not_stored_again(corpus: Path, stores: Stores) -> None:
-    stores.ensure(corpus)
-    before = stores.state()
-    os.utime(corpus, ns=(1, 1))
-    stores.ensure(corpus)
-    assert (stores.notices, stores.state()) == ([], before)
-
-
-def test_a_copy_of_the_corpus_is_the_same_corpus(corpus: Path, stores: Stores) -> None:
-    stores.ensure(corpus)
-    before = stores.state()
-    copy = corpus.with_name("copy.jsonl")
-    copy.write_bytes(corpus.read_bytes())
-    stores.ensure(copy)
     assert (stores.notices, stores.state()) == ([], before)
 
 
@@ -236,30 +182,6 @@ def test_a_changed_corpus_is_stored_again_with_a_notice(corpus: Path, stores: St
     (notice,) = stores.notices
     assert "changed" in notice and str(corpus) in notice
     assert not (stores.folder / "bm25-documents").exists(), "the index of the old documents is gone"
-
-
-@pytest.mark.parametrize("name", ["notes.txt", "bm25-documents/notes.txt"])
-def test_files_of_the_user_in_the_folder_are_not_replaced(corpus: Path, stores: Stores, name: str) -> None:
-    with closing(stores.ensure(corpus)) as store:
-        ensure_index(store, Bm25Settings(), stores.notices.append)
-    (stores.folder / name).write_text("mine")
-    corpus.write_text(corpus.read_text().replace("first", "prime"))
-    with raises_at(UsageError, stores.folder, name):
-        stores.ensure(corpus)
-    assert (stores.folder / name).read_text() == "mine"
-    (stores.folder / name).unlink()
-    assert stores.ensure(corpus).get("a").text == "prime letter "
-
-
-def test_an_index_whose_replacement_was_killed_is_put_back_and_not_built_again(corpus: Path, stores: Stores) -> None:
-    stores.ensure(corpus)
-    before = stores.state()
-    with open_scratch(stores.folder, RETIRED) as (retired, _):
-        stores.folder.rename(retired / stores.folder.name)
-    with DocumentStore(stores.folder) as store:
-        assert len(store) == len(TEXTS)
-    stores.ensure(corpus)
-    assert (stores.notices, stores.state()) == ([], before)
 
 
 @pytest.mark.parametrize("padding", [0, 8 * 2**20])
@@ -294,33 +216,6 @@ def test_a_corpus_that_changes_while_it_is_read_is_refused_though_size_and_time_
     assert not stores.folder.exists()
 
 
-def test_a_store_of_an_earlier_version_is_taken_where_the_whole_corpus_is_the_same(
-    corpus: Path, stores: Stores
-) -> None:
-    stores.ensure(corpus)
-    manifest = stores.folder / "manifest.json"
-    facts = json.loads(manifest.read_text())
-    del facts["sample"]
-    manifest.write_text(json.dumps(facts) + "\n")
-    before = stores.state()
-    stores.ensure(corpus)
-    assert (stores.notices, stores.state()) == ([], before)
-
-
-def test_another_corpus_of_the_same_size_time_and_sample_is_read_as_a_whole(tmp_path: Path, stores: Stores) -> None:
-    corpus, other = tmp_path / "a.jsonl", tmp_path / "b.jsonl"
-    content = lines_of([("a", "x" * 2**23)]).encode()
-    corpus.write_bytes(content)
-    # Between two of the blocks that are compared.
-    other.write_bytes(content[:100_000] + b"y" + content[100_001:])
-    for path in (corpus, other):
-        os.utime(path, ns=(1, 1))
-    assert read_file_state(corpus) == read_file_state(other)
-    stores.ensure(corpus)
-    with raises_at(UsageError, stores.folder, str(corpus), str(other)):
-        stores.ensure(other)
-
-
 def test_the_folder_of_another_corpus_is_refused_and_kept(tmp_path: Path, corpus: Path, stores: Stores) -> None:
     stores.ensure(corpus)
     before = stores.state()
@@ -350,18 +245,6 @@ def test_a_folder_of_foreign_files_is_refused_and_kept(corpus: Path, stores: Sto
     assert (stores.folder / "thesis.tex").read_text() == "precious"
 
 
-def test_a_file_in_the_place_of_the_folder_is_refused_and_kept(corpus: Path, stores: Stores) -> None:
-    stores.folder.write_text("precious")
-    with raises_at(UsageError, stores.folder):
-        stores.ensure(corpus)
-    assert stores.folder.read_text() == "precious"
-
-
-def test_an_empty_folder_is_used(corpus: Path, stores: Stores) -> None:
-    stores.folder.mkdir()
-    assert len(stores.ensure(corpus)) == 3
-
-
 def fails(error: BaseException) -> Reader:
     def read(path: Path, on_bad_line: Callable[[BadLine], None] | None = None) -> Iterator[tuple[int, Document]]:
         yield 1, Document("new", "text")
@@ -371,13 +254,6 @@ def fails(error: BaseException) -> Reader:
 
 
 ERRORS = [RuntimeError("halfway"), KeyboardInterrupt(), DataError("damaged")]
-
-
-@pytest.mark.parametrize("error", ERRORS, ids=repr)
-def test_a_build_that_breaks_off_leaves_nothing(tmp_path: Path, corpus: Path, stores: Stores, error: Exception) -> None:
-    with pytest.raises(type(error)):
-        stores.ensure(corpus, fails(error))
-    assert list(tmp_path.iterdir()) == [corpus]
 
 
 @pytest.mark.parametrize("error", ERRORS, ids=repr)
@@ -396,16 +272,6 @@ def test_a_rebuild_that_breaks_off_leaves_the_old_store(
     assert list(store.read_texts()) == list(TEXTS.values())
 
 
-def test_a_corpus_that_changes_while_it_is_read_is_not_stored(tmp_path: Path, corpus: Path, stores: Stores) -> None:
-    def read(path: Path, on_bad_line: Callable[[BadLine], None] | None = None) -> Iterator[tuple[int, Document]]:
-        yield from read_passages(path, on_bad_line)
-        path.write_text(lines_of([("z", "other")]))
-
-    with raises_at(DataError, corpus):
-        stores.ensure(corpus, read)
-    assert list(tmp_path.iterdir()) == [corpus]
-
-
 @pytest.mark.parametrize("keys", ["a", "c"])
 def test_a_store_that_was_read_with_other_keys_is_stored_again(corpus: Path, stores: Stores, keys: str) -> None:
     for given in ("b", "b", keys):
@@ -414,35 +280,6 @@ def test_a_store_that_was_read_with_other_keys_is_stored_again(corpus: Path, sto
         )
     assert [store.manifest.keys for store in stores.opened] == ["b", "b", keys]
     assert len(stores.notices) == 2 and "other keys" in stores.notices[1]
-
-
-@pytest.mark.parametrize(("given", "reported"), [(None, "index"), ("elsewhere", "elsewhere")])
-def test_a_failure_that_passes_is_no_damage_and_names_a_file(given: str | None, reported: str) -> None:
-    error = OSError(errno.EMFILE, "Too many open files", *filter(None, [given]))
-    with pytest.raises(OSError) as caught, report_damage(Path("index"), "vectors"):
-        raise error
-    assert (caught.value.errno, caught.value.filename) == (errno.EMFILE, reported)
-
-
-@pytest.mark.parametrize("content", ["", "broken\n"])
-def test_a_corpus_without_usable_documents_is_refused(tmp_path: Path, stores: Stores, content: str) -> None:
-    path = tmp_path / "empty.jsonl"
-    path.write_text(content)
-    with raises_at(DataError, path):
-        stores.ensure(path, skip_bad_lines=True)
-    assert list(tmp_path.iterdir()) == [path]
-
-
-def test_a_missing_corpus_is_named_even_where_its_index_is_there(corpus: Path, stores: Stores) -> None:
-    stores.ensure(corpus)
-    corpus.unlink()
-    with raises_at(DataError, corpus):
-        stores.ensure(corpus)
-
-
-def test_a_folder_without_an_index_is_named(tmp_path: Path) -> None:
-    with raises_at(DataError, tmp_path / "nowhere", "touche-llm index"):
-        DocumentStore(tmp_path / "nowhere")
 
 
 @pytest.mark.parametrize(

@@ -71,15 +71,3 @@ def test_ends_that_do_not_rise_are_an_error_and_no_other_id(tmp_path: Path, ends
     np.save(written(tmp_path, "a", "bc", "d") / "documents.id_ends.npy", np.array(ends))
     with raises_at(DataError, tmp_path, "row "):
         IdReader(tmp_path, "documents").get([2, 0, 1])
-
-
-def test_ends_that_do_not_begin_with_the_first_id_are_refused(tmp_path: Path) -> None:
-    np.save(written(tmp_path, "a", "bc", "d") / "documents.id_ends.npy", np.array([1, 2, 3, 4]))
-    with pytest.raises(ValueError, match=r"documents\.ids\.npy.*documents\.id_ends\.npy"):
-        IdReader(tmp_path, "documents")
-
-
-def test_an_end_within_a_letter_is_an_error(tmp_path: Path) -> None:
-    np.save(written(tmp_path, "ä", "b") / "documents.id_ends.npy", np.array([0, 1, 3]))
-    with raises_at(DataError, tmp_path):
-        IdReader(tmp_path, "documents").get([0])

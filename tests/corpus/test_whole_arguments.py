@@ -208,18 +208,3 @@ def test_an_argument_has_a_size_that_is_not_passed(tmp_path: Path, monkeypatch: 
     assert documents(write(tmp_path, to_json(argument(conclusion="x" * 700)), "good.json"))
     with pytest.raises(DataError, match="1,000 characters"):
         documents(write(tmp_path, to_json(argument(conclusion="x" * 5000))))
-
-
-def test_an_argument_may_have_sixteen_million_characters(tmp_path: Path) -> None:
-    conclusion = "x" * (2**24 - len(json.dumps(argument(conclusion=""))))
-    assert [found.title for found in documents(write(tmp_path, to_json(argument(conclusion=conclusion))))] == [
-        conclusion
-    ]
-
-
-@pytest.mark.skipif(not REAL.is_file(), reason="the real arguments are not here")
-def test_the_real_arguments_have_premises_a_conclusion_and_a_side() -> None:
-    found = documents(REAL)
-    assert len(found) == 4967 and not any(document.parts for document in found)
-    assert {document.side for document in found} == {"PRO", "CON"}
-    assert sum(not document.text for document in found) < 50 and all(document.title for document in found)

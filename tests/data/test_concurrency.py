@@ -89,26 +89,6 @@ async def test_no_more_slots_are_held_than_exist_and_none_is_lost(users: list[Us
     await asyncio.gather(*again)
 
 
-@given(st.lists(st.integers(0, 3), max_size=12))
-@settings(deadline=None)
-async def test_a_free_slot_goes_to_the_earliest_call_with_the_lowest_priority_number(priorities: list[int]) -> None:
-    slots = Slots(1)
-    served: list[tuple[int, int]] = []
-
-    async def use(number: int, priority: int) -> None:
-        async with slots.hold(priority):
-            served.append((priority, number))
-            await turns(1)
-
-    async with asyncio.TaskGroup() as group:
-        async with slots.hold(9):
-            for number, priority in enumerate(priorities):
-                group.create_task(use(number, priority))
-            await turns(2)
-            assert served == []
-    assert served == sorted(served) and len(served) == len(priorities)
-
-
 async def test_a_call_with_a_lower_number_overtakes_waiting_calls_but_not_running_ones() -> None:
     slots = Slots(1)
     served: list[str] = []
@@ -128,27 +108,6 @@ async def test_a_call_with_a_lower_number_overtakes_waiting_calls_but_not_runnin
     release.set()
     await asyncio.gather(*tasks)
     assert served == ["holds", "early", "late"]
-
-
-@given(st.lists(st.integers(0, 5), max_size=10), st.integers(1, 4))
-@settings(deadline=None)
-async def test_results_are_in_the_order_of_the_items_and_concurrency_is_bounded(
-    waits: list[int], concurrency: int
-) -> None:
-    running, most = 0, 0
-
-    async def call(item: tuple[int, int]) -> int:
-        nonlocal running, most
-        running += 1
-        most = max(most, running)
-        await turns(item[1])
-        running -= 1
-        return item[0]
-
-    assert await map_in_order(call, enumerate(waits), concurrency) == list(range(len(waits)))
-    assert most <= concurrency
-    if all(waits):
-        assert most == min(concurrency, len(waits))
 
 
 async def test_calls_begin_in_the_order_of_the_items_and_a_slow_one_delays_no_other() -> None:
@@ -209,24 +168,6 @@ async def test_calls_in_flight_end_before_an_exception_is_raised() -> None:
         await map_in_order(call, range(9), 3)
     # None began after it.
     assert sorted(ended) == [0, 2]
-
-
-async def test_an_exception_passes_several_levels_unchanged() -> None:
-    async def fail(item: int) -> None:
-        raise KeyError(item)
-
-    async def inner(item: int) -> list[None]:
-        return await map_in_order(fail, [item], 2)
-
-    with pytest.raises(KeyError):
-        await map_in_order(inner, [1], 2)
-
-
-async def test_without_items_there_are_no_calls() -> None:
-    async def call(item: int) -> None:
-        raise AssertionError
-
-    assert await map_in_order(call, [], 4) == []
 
 
 async def test_after_a_cancelled_call_the_others_continue_and_then_the_error_is_raised() -> None:

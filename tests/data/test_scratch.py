@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import errno
-import fcntl
 import os
 import signal
 import stat
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -18,7 +17,6 @@ import pytest
 
 from touche_llm.data.io import (
     BUILDING,
-    RETIRED,
     WRITING,
     open_atomic,
     open_scratch,
@@ -111,30 +109,6 @@ def test_only_names_of_this_program_and_this_machine_are_removed(tmp_path: Path)
     assert {each.name for each in tmp_path.iterdir()} == set(kept)
 
 
-@pytest.mark.parametrize("work", [recover, remove_abandoned])
-def test_what_was_retired_is_put_back_unless_something_is_in_its_place(
-    tmp_path: Path, work: Callable[[Path], None]
-) -> None:
-    for _ in range(2):
-        retired = tmp_path / name("index", RETIRED)
-        (retired / "index").mkdir(parents=True)
-        (retired / "index" / "old").touch()
-    work(tmp_path)
-    assert [each.name for each in (tmp_path / "index").iterdir()] == ["old"]
-    remove_abandoned(tmp_path)
-    assert [each.name for each in tmp_path.iterdir()] == ["index"]
-
-
-def test_what_a_living_process_or_another_machine_retired_stays(tmp_path: Path) -> None:
-    with open_scratch(tmp_path / "index", RETIRED) as (living, _):
-        other = tmp_path / name("index", RETIRED, host="0123abcd")
-        for place in (living, other):
-            (place / "index").mkdir(parents=True)
-        recover(tmp_path)
-        remove_abandoned(tmp_path)
-        assert {each.name for each in tmp_path.iterdir()} == {living.name, other.name}
-
-
 # Is killed between the two renames, when the folder has no other copy than the retired one.
 _BETWEEN = """
 import os, signal, sys
@@ -180,38 +154,6 @@ def test_a_link_is_not_followed(tmp_path: Path) -> None:
     assert (precious / "file").exists()
 
 
-def test_without_locks_all_is_written_and_nothing_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def flock(*_: object) -> None:
-        raise OSError(errno.ENOLCK, "No locks available")
-
-    left = tmp_path / name("left", WRITING)
-    left.touch()
-    monkeypatch.setattr(fcntl, "flock", flock)
-    with open_atomic(tmp_path / "file") as stream:
-        stream.write(b"new")
-    with replace_folder(tmp_path / "folder", ["*"]):
-        pass
-    assert (tmp_path / "file").read_bytes() == b"new" and (tmp_path / "folder").is_dir() and left.exists()
-
-
-def test_the_old_folder_survives_two_renames_that_fail(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path, real = tmp_path / "folder", Path.rename
-    path.mkdir()
-    (path / "old").touch()
-
-    def rename(self: Path, target: Path) -> Path:
-        if Path(target) == path:
-            raise OSError(errno.EIO, "Input/output error")
-        return real(self, target)
-
-    monkeypatch.setattr(Path, "rename", rename)
-    with pytest.raises(OSError), replace_folder(path, ["*"]):
-        pass
-    remove_abandoned(tmp_path)
-    (left,) = tmp_path.iterdir()
-    assert [each.name for each in (left / "folder").iterdir()] == ["old"]
-
-
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EFBIG])
 def test_a_full_disk_is_an_error_that_names_the_output(tmp_path: Path, code: int) -> None:
     for work in (open_atomic, partial(replace_folder, own=())):
@@ -219,9 +161,3 @@ def test_a_full_disk_is_an_error_that_names_the_output(tmp_path: Path, code: int
             raise OSError(code, os.strerror(code))
         assert (caught.value.errno, caught.value.filename) == (code, str(tmp_path / "output"))
     assert not list(tmp_path.iterdir())
-
-
-def test_other_errors_name_what_they_named(tmp_path: Path) -> None:
-    with pytest.raises(OSError) as caught, open_atomic(tmp_path / "output"):
-        raise OSError(errno.ENOSPC, "No space left on device", "elsewhere")
-    assert caught.value.filename == "elsewhere"

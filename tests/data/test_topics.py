@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from tests.expect import raises_at
 from touche_llm.data.records import Topic
 from touche_llm.data.topics import build_query, read_topics
 from touche_llm.errors import DataError
@@ -24,13 +23,6 @@ def topics_file(folder: Path, text: str | bytes) -> Path:
 def one_topic(folder: Path, inside: str) -> Topic:
     (topic,) = read_topics(topics_file(folder, f"<topics><topic>{inside}</topic></topics>"))
     return topic
-
-
-def test_topics_keep_the_order_of_the_file(tmp_path: Path) -> None:
-    numbers = ["10", "2", "33", "1"]
-    inside = "".join(f"<topic><number>{n}</number><title>Title {n}</title></topic>" for n in numbers)
-    topics = read_topics(topics_file(tmp_path, f"<topics>{inside}</topics>"))
-    assert [(topic.id, topic.title) for topic in topics] == [(n, f"Title {n}") for n in numbers]
 
 
 def test_text_over_several_lines_becomes_one_line(tmp_path: Path) -> None:
@@ -56,23 +48,6 @@ def test_text_over_several_lines_becomes_one_line(tmp_path: Path) -> None:
 )
 def test_objects_are_two_trimmed_texts_or_none(tmp_path: Path, element: str, objects: tuple[str, str] | None) -> None:
     assert one_topic(tmp_path, f"<number>1</number><title>T</title>{element}").objects == objects
-
-
-def test_markup_inside_a_title_keeps_its_words(tmp_path: Path) -> None:
-    title = "Is <b>tea</b> or <i>strong <u>coffee</u></i>\n better<!-- sic --> &amp; cheaper?"
-    topic = one_topic(tmp_path, f"<number>1</number><title>{title}</title>")
-    assert topic.title == "Is tea or strong coffee better & cheaper?"
-
-
-def test_elements_of_no_known_name_are_ignored(tmp_path: Path) -> None:
-    topic = one_topic(tmp_path, "<number>1</number><x>a</x><x>b</x><!-- c --><title>T</title>")
-    assert topic == Topic("1", "T")
-
-
-@pytest.mark.parametrize("declaration", ["", '<?xml version="1.0" encoding="UTF-8"?>\n'])
-def test_a_byte_order_mark_is_no_part_of_the_file(tmp_path: Path, declaration: str) -> None:
-    text = f"\ufeff{declaration}<topics><topic><number>1</number><title>Käse</title></topic></topics>"
-    assert read_topics(topics_file(tmp_path, text)) == [Topic("1", "Käse")]
 
 
 def test_a_declared_encoding_is_used(tmp_path: Path) -> None:
@@ -168,24 +143,6 @@ def test_topics_of_beir_have_their_text_as_title(tmp_path: Path) -> None:
     ]
 
 
-def test_a_missing_file_is_named(tmp_path: Path) -> None:
-    with raises_at(DataError, tmp_path / "nowhere.xml"):
-        read_topics(tmp_path / "nowhere.xml")
-
-
-@pytest.mark.parametrize(
-    ("task", "compares"), [("comparative", True), ("controversial", False), ("sentence_pairs", False)]
-)
-def test_the_real_topics_are_read(task: str, compares: bool) -> None:
-    path = SHARED / task / "topics.xml"
-    if not path.exists():
-        pytest.skip(f"no {path}")
-    topics = read_topics(path)
-    assert len({topic.id for topic in topics}) == len(topics) == 50
-    assert all(topic.title and topic.description and topic.narrative for topic in topics)
-    assert {topic.objects is not None for topic in topics} == {compares}
-
-
 # As TIRA's loader writes it: through an XML library that indents, and through Python's str().
 QUERIES_XML = """<topics ir-datasets-id="argsme/2020/touche">
  <topic number="2">
@@ -268,11 +225,6 @@ def test_what_the_original_query_lacks_comes_from_the_query(tmp_path: Path, orig
     assert read_topics(topics_file(tmp_path, json.dumps(record))) == [topic]
 
 
-def test_an_original_query_in_plain_text_leaves_the_query_as_title(tmp_path: Path) -> None:
-    text = '<topics><topic number="1"><query>Q</query><original_query>as it was</original_query></topic></topics>'
-    assert read_topics(topics_file(tmp_path, text)) == [Topic("1", "Q")]
-
-
 @pytest.mark.parametrize(
     ("line", "fragments"),
     [
@@ -338,10 +290,3 @@ def test_a_query_has_the_words_of_the_chosen_fields() -> None:
     assert build_query(topic, ("title",)) == "Which warms?"
     assert build_query(topic, ("objects", "narrative")) == "tea hot coffee Both count."
     assert build_query(Topic("2", "Which?"), ("title", "objects")).split() == ["Which?"]
-
-
-@pytest.mark.parametrize("content", ["1\tIs tea better?\n", '[{"qid": "1"}]', "Is tea better than coffee?\n"])
-def test_another_text_is_no_topics_file(tmp_path: Path, content: str) -> None:
-    path = topics_file(tmp_path, content)
-    with raises_at(DataError, path, '"qid"'):
-        read_topics(path)

@@ -8,8 +8,8 @@ from email.utils import formatdate
 
 import pytest
 
-from touche_llm.data import transport
-from touche_llm.data.transport import parse_retry_after, retry
+from touche_llm.data import concurrency
+from touche_llm.data.concurrency import parse_retry_after, retry
 from touche_llm.llm.engine import Transient
 
 
@@ -42,13 +42,6 @@ def ignore(_: Transient) -> None:
     pass
 
 
-@pytest.mark.parametrize("retry_for", [0.5, 2.0, 24.0])
-async def test_a_wait_ends_no_later_than_the_retries_do(retry_for: float, slept: list[float]) -> None:
-    assert await retry(Failing(1, retry_after=25.0), retry_for, Transient, ignore) == "done"
-    assert len(slept) == 1
-    assert 0.0 < slept[0] <= retry_for
-
-
 async def test_a_failure_after_a_long_wait_in_the_queue_of_a_server_is_retried_too(slept: list[float]) -> None:
     failing = Failing(1, None)
 
@@ -68,12 +61,6 @@ async def test_a_server_gets_the_wait_that_it_asks_for_up_to_a_minute(
     assert slept == [expected]
 
 
-async def test_a_wait_that_a_server_asks_for_does_not_shorten_those_between_tries(slept: list[float]) -> None:
-    assert await retry(Failing(8, retry_after=1.0), 600.0, Transient, ignore) == "done"
-    assert slept[0] == 1.0 and len(slept) == 8
-    assert all(wait >= 0.5 * 2**number / 2 for number, wait in enumerate(slept[:7]))
-
-
 async def test_waits_double_with_jitter_up_to_a_minute(slept: list[float]) -> None:
     assert await retry(Failing(12, None), 600.0, Transient, ignore) == "done"
     ceilings = [min(60.0, 0.5 * 2**number) for number in range(12)]
@@ -82,7 +69,7 @@ async def test_waits_double_with_jitter_up_to_a_minute(slept: list[float]) -> No
 
 
 async def test_giving_up_says_that_the_server_asked_for_more_than_was_allowed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(transport, "_FIRST_WAIT", 0.001)
+    monkeypatch.setattr(concurrency, "_FIRST_WAIT", 0.001)
     with pytest.raises(Transient) as asked_for_more:
         await retry(Failing(1000, retry_after=25.0), 0.05, Transient, ignore)
     assert (
@@ -111,16 +98,5 @@ async def test_giving_up_says_that_the_server_asked_for_more_than_was_allowed(mo
 def test_retry_after_is_in_seconds_or_a_date(
     header: str | None, seconds: float | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("touche_llm.data.transport.time.time", lambda: 1000.0)
+    monkeypatch.setattr("touche_llm.data.concurrency.time.time", lambda: 1000.0)
     assert parse_retry_after(header) == seconds
-
-
-async def test_a_limit_of_tries_holds_after_more_failures_without_one(slept: list[float]) -> None:
-    limits = [None, None, None, None, 3, 3]
-
-    async def fail() -> None:
-        raise Transient("server_error", "no JSON", max_tries=limits.pop(0))
-
-    with pytest.raises(Transient):
-        await retry(fail, 600.0, Transient, ignore)
-    assert (limits, len(slept)) == ([3], 4)

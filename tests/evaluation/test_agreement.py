@@ -27,13 +27,6 @@ def test_kappa_is_that_of_the_whole_table(seed: int) -> None:
     assert figure.n == 35
 
 
-def test_topics_add_up_as_documents_do() -> None:
-    pairs = random_pairs(1, 20)
-    by_topic = {"a": pairs[:3], "b": pairs[3:], "c": []}
-    assert estimate_kappa(by_topic).value == pytest.approx(estimate_kappa({"all": pairs}).value)
-    assert estimate_kappa(by_topic).topics == ("a", "b")
-
-
 def test_expected_grades_are_rounded_and_there_is_none_below_0() -> None:
     assert [round_grade(grade) for grade in (-2.0, 0.49, 0.5, 1.5, 2.49, 2.5, 3.0)] == [0, 0, 1, 2, 2, 3, 3]
     assert estimate_kappa({"a": [(0.4, -2.0), (2.6, 3.0), (1.4, 1.0)]}).value == 1.0

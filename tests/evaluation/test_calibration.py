@@ -84,19 +84,6 @@ EXAMPLES = st.lists(
 )
 
 
-def test_scores_are_those_worked_out_by_hand() -> None:
-    examples = [
-        example("1", "FIRST", 0.7, 0.1, 0.1, 0.1),
-        example("1", "FIRST", 0.1, 0.1, 0.1, 0.7),
-        example("2", "NO", 0.1, 0.1, 0.1, 0.7),
-        example("2", "NO", 0.1, 0.1, 0.1, 0.7),
-    ]
-    scores = measure_thresholds(examples, {}, TASK)
-    # FIRST: precision 1, recall 1/2; NO: precision 2/3, recall 1; SECOND and NEUTRAL occur nowhere and do not count.
-    assert scores.macro_f1 == pytest.approx((2 / 3 + 4 / 5) / 2)
-    assert (scores.documents, scores.accuracy) == (4, 0.75)
-
-
 @given(EXAMPLES, st.floats(0, 1), st.floats(0, 1))
 def test_scores_agree_with_the_textbook(examples: list[CalibrationExample], no: float, neutral: float) -> None:
     thresholds = {"NO": no, "NEUTRAL": neutral}
@@ -120,27 +107,6 @@ def test_no_combination_of_the_grid_is_better_than_the_one_fitted(examples: list
     ]
     assert set(fitted.values()) <= set(coarse.tolist())
     assert measure_thresholds(examples, fitted, TASK).macro_f1 == pytest.approx(max(every))
-
-
-def test_thresholds_are_found_where_they_are_known_to_be() -> None:
-    examples = gated(topics=20)
-    assert measure_thresholds(examples, {}, TASK).macro_f1 < 0.5
-    fitted = fit_thresholds(examples, TASK)
-    assert list(fitted) == ["NO", "NEUTRAL"]
-    assert 0.7 < fitted["NO"] <= 0.8
-    assert 0.2 < fitted["NEUTRAL"] <= 0.3
-    assert measure_thresholds(examples, fitted, TASK).macro_f1 == 1.0
-
-
-def test_of_equally_good_thresholds_the_middle_is_taken() -> None:
-    # NO is right from 0.1 on and wrong up to 0.01; NEUTRAL does not matter at all.
-    examples = [example("1", "NO", 0.9, 0.0, 0.0, 0.1), example("1", "FIRST", 0.99, 0.0, 0.0, 0.01)]
-    fitted = fit_thresholds(examples, TASK)
-    good = [place for place, threshold in enumerate(GRID.tolist()) if 0.01 < threshold <= 0.1]
-    place = GRID.tolist().index(fitted["NO"])
-    assert abs(place - (good[0] + good[-1]) / 2) <= 0.5
-    # No document has any of NEUTRAL, so that no threshold above 0 takes it.
-    assert fitted["NEUTRAL"] == 0.5
 
 
 @given(topics=st.integers(2, 12), folds=st.integers(2, 12), seed=st.integers(0, 5))
@@ -182,32 +148,6 @@ def test_a_held_out_topic_has_no_part_in_the_thresholds_it_is_measured_with() ->
         # Where they do take part, they change the thresholds.
         assert again.thresholds != report.thresholds
         assert all(again.folds[n].thresholds != report.folds[n].thresholds for n in range(3) if n != number)
-
-
-def test_what_is_reported_is_what_the_parts_give() -> None:
-    examples = noisy(topics=7)
-    report = cross_validate(examples, TASK, 4, seed=2)
-    chosen, true = [], []
-    for fold in report.folds:
-        inside = [each for each in examples if each.topic_id in fold.topics]
-        outside = [each for each in examples if each.topic_id not in fold.topics]
-        assert fold.thresholds == fit_thresholds(outside, TASK)
-        assert fold.scores == measure_thresholds(inside, fold.thresholds, TASK)
-        assert fold.most_probable == measure_thresholds(inside, {}, TASK)
-        chosen += [choose_stance(each.probabilities, fold.thresholds, TASK) for each in inside]
-        true += [each.stance for each in inside]
-    assert report.scores.macro_f1 == pytest.approx(plain_macro_f1(chosen, true))
-    assert report.most_probable == measure_thresholds(examples, {}, TASK)
-    assert report.thresholds == fit_thresholds(examples, TASK)
-
-
-def test_the_seed_deals_the_topics_and_nothing_else_does() -> None:
-    examples = gated(topics=8)
-    folds = [cross_validate(examples, TASK, 2, seed).folds for seed in (0, 0, 1)]
-    assert folds[0] == folds[1]
-    assert folds[0][0].topics != folds[2][0].topics
-    turned = cross_validate(examples[::-1], TASK, 2, 0).folds
-    assert [set(fold.topics) for fold in turned] == [set(fold.topics) for fold in folds[0]]
 
 
 @pytest.mark.parametrize(
@@ -272,14 +212,6 @@ def test_the_judge_prompt_is_compared_on_the_same_documents(tmp_path: Path) -> N
     assert examples.prompt == stance_reading("1", "b", READ).prompt
 
 
-def test_readings_without_probabilities_are_not_fitted_on(tmp_path: Path) -> None:
-    write_records(tmp_path / "j", [judgment("1", "a", JUDGED)])
-    certain = replace(stance_reading("1", "a", shares(0, 0, 0, 1)), source="value")
-    write_records(tmp_path / "s", [certain, stance_reading("1", "b", READ)])
-    examples = read_calibration_set(tmp_path / "j", tmp_path / "s", {"1": {"a": "NO", "b": "FIRST"}}, TASK)
-    assert (examples.used, examples.without) == ([CalibrationExample("1", "b", READ, "FIRST")], ["1 a"])
-
-
 def test_documents_that_cannot_be_used_are_counted_and_named(tmp_path: Path) -> None:
     write_records(
         tmp_path / "j",
@@ -296,15 +228,6 @@ def test_documents_that_cannot_be_used_are_counted_and_named(tmp_path: Path) -> 
     assert (examples.without, examples.elsewhere) == (["1 plain", "2 unread"], 2)
 
 
-def test_topics_can_be_chosen(tmp_path: Path) -> None:
-    write_records(tmp_path / "j", [judgment(topic, "a", JUDGED) for topic in ("1", "2", "3")])
-    truth = {topic: {"a": "NO"} for topic in ("1", "2", "3")}
-    examples = read_calibration_set(tmp_path / "j", tmp_path / "s", truth, TASK, ("3", "1"))
-    assert [each.topic_id for each in examples.used] == ["1", "3"]
-    with raises_at(UsageError, "topic 4, 5", tmp_path / "j"):
-        read_calibration_set(tmp_path / "j", tmp_path / "s", truth, TASK, ("5", "1", "4"))
-
-
 @pytest.mark.parametrize(
     ("probabilities", "values"),
     [
@@ -319,17 +242,4 @@ def test_probabilities_that_are_none_are_told_with_topic_and_document(
 ) -> None:
     write_records(tmp_path / "j", [judgment("1", "a", probabilities)])
     with raises_at(DataError, tmp_path / "j", "topic 1, document a", *values):
-        read_calibration_set(tmp_path / "j", tmp_path / "s", {"1": {"a": "NO"}}, TASK)
-
-
-def test_a_run_without_a_judged_document_is_told(tmp_path: Path) -> None:
-    write_records(tmp_path / "j", [judgment("1", "a", JUDGED)])
-    with raises_at(DataError, tmp_path / "j"):
-        read_calibration_set(tmp_path / "j", tmp_path / "s", {"2": {"a": "NO"}}, TASK)
-
-
-def test_a_bad_line_of_the_stances_is_told_with_its_number(tmp_path: Path) -> None:
-    write_records(tmp_path / "j", [judgment("1", "a", JUDGED)])
-    (tmp_path / "s").write_text('{"topic_id": "1"}\n')
-    with raises_at(DataError, f"{tmp_path / 's'}:1", "`document_id`"):
         read_calibration_set(tmp_path / "j", tmp_path / "s", {"1": {"a": "NO"}}, TASK)

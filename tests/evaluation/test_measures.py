@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 
 from tests.evaluation.judged_runs import TASK, evaluated, qrels_of, run_of, values_of
 from touche_llm.data.trec_runs import read_run
-from touche_llm.errors import DataError, ToucheWarning, UsageError
+from touche_llm.errors import DataError, ToucheWarning
 from touche_llm.evaluation import evaluate
 from touche_llm.evaluation.comparison import compare_runs
 from touche_llm.evaluation.measures import evaluate_run
-from touche_llm.evaluation.qrels import Grades, Note, format_notes, read_qrels
+from touche_llm.evaluation.qrels import Grades, read_qrels
 
 REAL = Path(__file__).resolve().parents[3] / "shared" / "data" / "comparative"
 QRELS = "1 0 a 2\n1 0 b 1\n1 0 c 0\n"
@@ -188,13 +188,6 @@ def test_topics_that_count_in_another_way_are_told(tmp_path: Path) -> None:
     assert "touche_nDCG@5" in left_out and left_out.endswith(": 2, 3")
 
 
-def test_a_topic_with_grades_below_1_alone_is_told(tmp_path: Path) -> None:
-    found = evaluated(tmp_path, "1 Q0 a 1 3 t\n2 Q0 a 1 3 t\n", QRELS + "2 0 a 0.5\n")
-    assert values_of(found)["nDCG@5"] == pytest.approx((2 / IDEAL + 1) / 2)
-    (note,) = (note.text for note in found.notes if "P@5" in note.text)
-    assert note == "topics without a grade of 1 or more, so they count 0 for P@5 and recall: 2"
-
-
 def test_unjudged_documents_are_counted_with_their_topics(tmp_path: Path) -> None:
     qrels = QRELS + "2 0 a 1\n3 0 a 1\n"
     for run, counted in (
@@ -203,12 +196,6 @@ def test_unjudged_documents_are_counted_with_their_topics(tmp_path: Path) -> Non
     ):
         (note,) = (note.text for note in evaluated(tmp_path, run, qrels).notes if note.aspect == "relevance nDCG@5")
         assert counted in note
-
-
-def test_what_holds_for_several_aspects_and_for_all_runs_is_said_once() -> None:
-    both, one = Note("relevance", "short: 1"), Note("quality", "short: 1")
-    assert format_notes({"a": [both, one], "b": [both, one]}) == ["relevance, quality: short: 1"]
-    assert format_notes({"a": [both], "b": [both, one]}) == ["relevance: short: 1", "b: quality: short: 1"]
 
 
 def test_a_run_does_not_win_by_leaving_hard_documents_without_a_label() -> None:
@@ -228,18 +215,6 @@ def test_a_run_does_not_win_by_leaving_hard_documents_without_a_label() -> None:
     assert (row["value"], row["baseline_value"], row["difference"]) == (1.0, 1.0, 0.0)
     assert (row["n"], row["documents"], row["ties"]) == (2, 2, 2)
     assert any("over the 2 judged documents that both label; it labels 2, and all 6" in each for each in notes)
-
-
-def test_values_beside_a_difference_are_over_the_topics_of_both() -> None:
-    qrels = qrels_of({"1": {"a": 1}, "2": {"a": 1, "b": 2}})
-    one, two = (
-        evaluate_run("one", run_of({"2": ["b"]}), qrels, 5),
-        evaluate_run("two", run_of({"1": ["a"], "2": ["a"]}), qrels, 5),
-    )
-    row = compare_runs(two, [one])[0].set_index("measure").loc["relevance touche_nDCG@5"]
-    assert two.estimates["relevance touche_nDCG@5"].value > row["baseline_value"]
-    assert row["value"] - row["baseline_value"] == pytest.approx(row["difference"])
-    assert row["n"] == 1 and row["baseline_value"] == pytest.approx(1 / (2 + 1 / log2(3)))
 
 
 def test_a_difference_that_the_judging_could_make_is_told() -> None:
@@ -271,26 +246,6 @@ def test_notes_are_warnings_at_the_line_that_evaluates() -> None:
     with pytest.warns(ToucheWarning) as caught:
         evaluate(run_of({"1": ["a"]}), qrels_of({"1": {"a": 1}}))
     assert {warning.filename for warning in caught} == {__file__}
-
-
-@pytest.mark.filterwarnings("ignore::touche_llm.errors.ToucheWarning")
-def test_recall_is_at_the_longest_ranking_unless_told() -> None:
-    run, qrels = run_of({"1": ["a", "x", "b"], "2": ["a"]}), qrels_of({"1": {"a": 1, "b": 1}})
-    table = evaluate(run, qrels, name="mine").set_index("measure")["value"]
-    assert table["relevance R@3"] == 1.0
-    assert evaluate(run, qrels, depth=2).set_index("measure")["value"]["relevance R@2"] == 0.5
-    with pytest.raises(UsageError, match=r"\b0\b.*\b1\b"):
-        evaluate(run, qrels, depth=0)
-
-
-def test_ndcg_at_10_counts_the_tenth_document_and_none_behind_it() -> None:
-    judged = qrels_of({"1": {"good": 1}})
-    values = []
-    for place in (9, 10):
-        ranking = [f"d{number}" for number in range(place)] + ["good"]
-        estimates = evaluate_run("run", run_of({"1": ranking}), judged).estimates
-        values.append(estimates["relevance nDCG@10"].by_topic()[0])
-    assert values == pytest.approx([1 / math.log2(11), 0.0])
 
 
 @given(judgments, rankings)
@@ -366,12 +321,3 @@ def test_real_judgments_give_the_values_of_the_independent_implementation() -> N
 
 def dcg(gains: list[float]) -> float:
     return math.fsum(gain / log2(place + 2) for place, gain in enumerate(gains))
-
-
-def test_values_by_topic_are_in_the_order_of_the_numbers_of_topics(tmp_path: Path) -> None:
-    (tmp_path / "run.txt").write_text("".join(f"{topic} NO d 1 1.0 tag\n" for topic in (10, 9)))
-    (tmp_path / "qrels.txt").write_text("".join(f"{topic} 0 d 2\n" for topic in (12, 100, 9, 10, 1)))
-    qrels = read_qrels({"relevance": tmp_path / "qrels.txt"}, TASK)
-    with pytest.warns(ToucheWarning):
-        table = evaluate(read_run(tmp_path / "run.txt"), qrels, per_topic=True)
-    assert list(table[table["measure"] == "relevance nDCG@5"]["topic"]) == ["1", "9", "10", "12", "100"]

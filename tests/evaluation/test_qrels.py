@@ -32,11 +32,6 @@ def qrels_of(folder: Path, **content: str) -> Qrels:
     return read_qrels(files, TASK)
 
 
-def test_grades_are_numbers_from_minus_two_to_three(tmp_path: Path) -> None:
-    content = "\ufeff1 0 a -2\n1\t0\tb\t3.0\r\n\n  2  Q0  c   1.125 \n2 0 d .\n".replace("2 0 d .\n", "2 0 d 2.\n")
-    assert grades_of(tmp_path, content) == {"1": {"a": -2.0, "b": 3.0}, "2": {"c": 1.125, "d": 2.0}}
-
-
 def test_a_packed_file_is_read(tmp_path: Path) -> None:
     assert grades_of(tmp_path, gzip.compress(b"1 0 a 1\n")) == {"1": {"a": 1.0}}
 
@@ -72,14 +67,6 @@ def test_a_bad_line_is_told_with_its_number(tmp_path: Path, content: str | bytes
         grades_of(tmp_path, content)
 
 
-def test_lines_that_say_again_what_others_say_are_counted(tmp_path: Path) -> None:
-    found = qrels_of(tmp_path, relevance="1 0 a 1\n1 0 a 1.0\n1 0 a 1\n", stance="1 0 a NO\n1 0 a NO\n")
-    assert found.notes == [
-        "relevance qrels: 2 lines repeat others",
-        "stance qrels: 1 lines repeat others",
-    ]
-
-
 def test_files_are_joined_by_aspect(tmp_path: Path) -> None:
     found = qrels_of(tmp_path, stance="1 0 a NO\n", quality="1 0 a 2\n", relevance="1 0 a 1\n")
     assert found.grades == {"relevance": {"1": {"a": 1.0}}, "quality": {"1": {"a": 2.0}}}
@@ -102,19 +89,6 @@ def test_what_one_file_lacks_and_another_has_is_told(tmp_path: Path) -> None:
         "quality qrels: lack documents that other qrels have: topic 1 document b, topic 1 document z",
         "stance qrels: lack documents that other qrels have: topic 1 document b",
     ]
-
-
-def test_a_file_that_never_ends_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("touche_llm.data.io.MAX_TABLE_LINES", 5)
-    (tmp_path / "qrels.gz").write_bytes(gzip.compress(b"1 0 a 1" + b"\n" * 6))
-    with raises_at(DataError, tmp_path / "qrels.gz", "5 lines"):
-        read_grades(tmp_path / "qrels.gz")
-
-
-def test_long_lists_are_cut_in_messages(tmp_path: Path) -> None:
-    many = "".join(f"{topic} 0 a 1\n" for topic in range(1, 31))
-    (note,) = qrels_of(tmp_path, relevance=many, quality="1 0 a 1\n").notes
-    assert note.endswith("2, 3, 4, 5, 6, 7, 8, 9, 10, 11, … (29 in all)")
 
 
 def test_an_aspect_that_the_task_does_not_have_is_told(tmp_path: Path) -> None:

@@ -35,14 +35,6 @@ def test_the_top_alone_is_measured_too() -> None:
     assert estimates["stance accuracy@5"].topics == ("1",)
 
 
-def test_the_confusion_matrix_holds_true_labels_in_rows() -> None:
-    table = count_confusion(RUN, QRELS)
-    assert (table.index.name, table.columns.name) == ("true", "chosen")
-    assert list(table.index) == list(table.columns) == list(TASK.stances)
-    filled = {(true, chosen): n for true, row in table.iterrows() for chosen, n in row.items() if n}
-    assert filled == {("FIRST", "FIRST"): 1, ("NO", "FIRST"): 1, ("SECOND", "SECOND"): 1}
-
-
 def test_precision_and_recall_of_nothing_are_not_numbers() -> None:
     table = summarize_labels(count_confusion(RUN, QRELS)).set_index("label")
     assert list(table.loc["FIRST"]) == pytest.approx([1 / 2, 1, 2 / 3, 1, 2])
@@ -61,11 +53,6 @@ def test_each_label_has_its_precision_and_recall() -> None:
             assert estimate.n == table.loc[label, whole]
     # No resample of topics is without such a document.
     assert estimates["stance recall NO"].topics == estimates["stance precision FIRST"].topics == ("1",)
-
-
-def test_documents_without_a_label_are_told() -> None:
-    (note,) = evaluate_run("run", RUN, QRELS).notes
-    assert "without a label in the run" in note.text and note.text.endswith(": topic 1 document c")
 
 
 def test_a_run_without_labels_has_no_value() -> None:

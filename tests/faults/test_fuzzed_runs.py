@@ -16,7 +16,7 @@ from tests.faults.reply_kinds import KINDS, Good, Kind, Pieces, good, http
 from tests.faults.tally import Tally
 from tests.sample_runs import Silent, config_for
 from touche_llm.config import Config
-from touche_llm.data import transport
+from touche_llm.data import concurrency
 from touche_llm.errors import EngineError, ReplayMiss
 from touche_llm.evaluation.run_validation import validate_run
 from touche_llm.llm.answers import Layout
@@ -38,8 +38,8 @@ PASSING = [kind for kind in KINDS.values() if kind.outcomes != {"ends"}]
 
 @pytest.fixture(autouse=True)
 def _short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(transport, "_FIRST_WAIT", 0.001)
-    monkeypatch.setattr(transport, "_MAX_WAIT", 0.01)
+    monkeypatch.setattr(concurrency, "_FIRST_WAIT", 0.001)
+    monkeypatch.setattr(concurrency, "_MAX_WAIT", 0.01)
 
 
 def start_up_plan(kind: Kind, endpoint: str, rng: random.Random) -> Plan:

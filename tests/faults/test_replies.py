@@ -20,7 +20,7 @@ from tests.faults import reply_bodies, reply_logprobs, reply_wires
 from tests.faults.fuzz_server import FuzzServer, honest, probe
 from tests.faults.reply_kinds import KINDS, LABELS, Kind, Pieces, good, http
 from tests.faults.tally import Tally
-from touche_llm.data import transport
+from touche_llm.data import concurrency
 from touche_llm.errors import EngineError
 from touche_llm.llm.answers import Answer, FailedRequest, build_schema, parse_answer
 from touche_llm.llm.cache import Cache, CacheMode
@@ -111,9 +111,9 @@ def request_for(number: int) -> Request:
 
 @pytest.fixture(autouse=True)
 def _short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(transport, "_FIRST_WAIT", 0.001)
+    monkeypatch.setattr(concurrency, "_FIRST_WAIT", 0.001)
     # Or a Retry-After would be waited for.
-    monkeypatch.setattr(transport, "_MAX_WAIT", 0.01)
+    monkeypatch.setattr(concurrency, "_MAX_WAIT", 0.01)
 
 
 @asynccontextmanager

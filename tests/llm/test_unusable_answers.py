@@ -12,7 +12,7 @@ from tests.answer_models import ComparativeJudgment
 from tests.fake_server import Behaviour, FakeServer, hangs, says, status
 from tests.llm.engines.test_server import UNUSABLE, model_of, question, send_question
 from tests.scripted_engine import FACTS
-from touche_llm.data import transport
+from touche_llm.data import concurrency
 from touche_llm.errors import DataError
 from touche_llm.llm.answers import FailedRequest
 from touche_llm.llm.cache import Cache, CacheMode
@@ -25,7 +25,7 @@ FAILING = [*UNUSABLE, (status(400), "server_error"), (status(413), "server_error
 
 @pytest.fixture(autouse=True)
 def _short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(transport, "_FIRST_WAIT", 0.01)
+    monkeypatch.setattr(concurrency, "_FIRST_WAIT", 0.01)
 
 
 async def replay(path: Path) -> tuple[AnsweredRequest[Any] | FailedRequest, ModelClient]:

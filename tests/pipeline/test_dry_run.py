@@ -17,7 +17,7 @@ from touche_llm.errors import DataError
 from touche_llm.llm.cache import CacheMode
 from touche_llm.pipeline.dry_run import DryRun, estimate_cost
 from touche_llm.pipeline.stages import StageName
-from touche_llm.retrieval.settings import ExpansionSettings
+from touche_llm.retrieval.base import ExpansionSettings
 
 STAGES: tuple[StageName, ...] = ("retrieve", "judge", "rank")
 # Methods of which the answers do not change how often they ask.

@@ -6,19 +6,16 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import orjson
 import pytest
 import yaml
 
 from tests.expect import raises_at
-from tests.prompt_variants import load_prompt
 from tests.prompts.test_prompts import CONTROL_TOKENS
 from tests.sample_runs import Silent, config_for, judge_stage, run_scripted
 from tests.scripted_engine import FACTS, Label, ScriptedEngine
 from touche_llm.config import Config
 from touche_llm.data.records import LabelledDocument, Topic
 from touche_llm.errors import PromptError, UsageError
-from touche_llm.llm.answers import abbreviate, get_labels, parse_answer
 from touche_llm.llm.cache import Cache, CacheMode
 from touche_llm.llm.model import ModelClient
 from touche_llm.llm.request import Message, Request
@@ -26,8 +23,7 @@ from touche_llm.pipeline.context import RunContext
 from touche_llm.pipeline.dry_run import estimate_cost
 from touche_llm.prompts.prompt import Prompt
 from touche_llm.prompts.purposes import load, purposes_of
-from touche_llm.report.run_report import render_prompts
-from touche_llm.tasks import TASKS, get_task, prompts_folder
+from touche_llm.tasks import get_task, prompts_folder
 
 TOPIC = Topic("2", "Which is better, a laptop or a desktop?", objects=("laptop", "desktop"))
 JUDGE: dict[str, Any] = {
@@ -113,19 +109,6 @@ def test_an_example_is_a_question_and_an_answer_between_the_instructions_and_the
     of_example = {"topic": Topic("1", "Is tea better than coffee?"), "document": "Tea has less of it."}
     of_example |= {"documents": documents, "first": "tea", "second": "coffee", "aim": "quality"}
     assert turns[0] == own.render(**{name: of_example[name] for name in kind.variables})[1]
-
-
-@pytest.mark.parametrize("task", TASKS)
-def test_the_answer_of_an_example_is_spelled_as_an_engine_answers(tmp_path: Path, task: str) -> None:
-    own = load_prompt(get_task(task), "judge", "judge", get_task(task).question.template_variables)
-    model = own.answer_for(Topic("1", "T"), 1)
-    answer = {name: labels[-1] for name, labels in get_labels(model).items()}
-    names = {"comparative": {"first": "a", "second": "b"}}.get(task, {})
-    example = {"topic": {"id": "1", "title": "T"}, "document": "D", **names}
-    prompt = loaded(tmp_path, "judge", [example | {"answer": dict(reversed(answer.items()))}], task)
-    text = prompt.examples[0].answer
-    assert parse_answer(text, model, own.header.form).model_dump() == answer
-    assert text == orjson.dumps([abbreviate(label) for label in answer.values()]).decode()
 
 
 def test_a_question_is_asked_with_the_aim_of_the_run(tmp_path: Path) -> None:
@@ -237,29 +220,6 @@ def test_a_file_that_is_no_list_of_examples_is_told(tmp_path: Path, text: str, v
         loaded(tmp_path, "judge", text)
 
 
-def test_examples_beside_a_template_that_is_named_by_its_path_are_found(tmp_path: Path) -> None:
-    path = write(tmp_path, "judge", [JUDGE]) / "comparative" / "judge.jinja"
-    purpose = purposes_of(get_task("comparative"))["judge"]
-    assert len(load(get_task("comparative"), purpose, str(path)).examples) == 1
-
-
-def test_a_link_to_examples_elsewhere_is_not_followed(tmp_path: Path) -> None:
-    folder = write(tmp_path, "judge", [JUDGE])
-    path = folder / "comparative" / "judge.examples.yaml"
-    path.rename(tmp_path / "elsewhere.yaml")
-    path.symlink_to(tmp_path / "elsewhere.yaml")
-    task = get_task("comparative")
-    with pytest.raises(PromptError, match=r"judge\.examples\.yaml"):
-        load(task, purposes_of(task)["judge"], "judge", folder)
-
-
-def test_examples_are_part_of_the_hash(tmp_path: Path) -> None:
-    hashes = {loaded(tmp_path, "judge", [JUDGE] * count).hash for count in (1, 2)}
-    hashes.add(loaded(tmp_path, "judge", [JUDGE | {"document": "Other."}]).hash)
-    hashes.add(load(get_task("comparative"), purposes_of(get_task("comparative"))["judge"], "judge").hash)
-    assert len(hashes) == 4
-
-
 def test_a_template_that_cannot_render_an_example_names_it(tmp_path: Path) -> None:
     folder = write(tmp_path, "judge", [JUDGE, JUDGE | {"topic": {"id": "1", "title": "T", "objects": ["a", "b"]}}])
     path = folder / "comparative" / "judge.jinja"
@@ -297,14 +257,6 @@ async def test_no_example_is_of_a_topic_of_the_run(tmp_path: Path) -> None:
     assert not engine.requests
     # Topics that the run leaves out may be shown.
     assert RunContext(config_with(tmp_path, topic=("7",)), Silent()).load_prompts()
-
-
-async def test_another_topic_with_the_same_number_is_told_once_and_allowed(tmp_path: Path) -> None:
-    write(tmp_path, "judge", [JUDGE | {"topic": {"id": 3, "title": "Another year's topic?"}}])
-    lines, progress = await run_scripted(config_with(tmp_path, topic=("3",), depth=2), tmp_path / "out", script)
-    assert len(lines) == 2
-    (notice,) = [each for each in progress.notices if "example" in each and "copy" not in each]
-    assert "has the number of" in notice and "Another year's topic?" in notice
 
 
 async def test_a_run_shows_the_examples_and_says_how_many(tmp_path: Path) -> None:
@@ -358,14 +310,3 @@ async def test_what_the_chat_template_adds_to_examples_is_counted_once_and_kept_
         longest = max(sizes)
         # Counted by the number of bytes alone, as for two messages, some would not have been seen to be too long.
         assert len(sizes) == 10 and longest <= facts.context
-
-
-def test_a_report_shows_the_examples_of_a_prompt(tmp_path: Path) -> None:
-    prompt = loaded(tmp_path, "judge", [JUDGE])
-    ((shown),) = render_prompts({"judge": prompt}, get_task("comparative"), TOPIC)
-    assert [(role, len(texts)) for role, texts in shown[2]] == [
-        ("system", 1),
-        ("user", 1),
-        ("assistant", 1),
-        ("user", 2),
-    ]

@@ -22,7 +22,6 @@ from touche_llm.tasks import TASKS, get_task
 from touche_llm.tasks.features import Question
 from touche_llm.text.sanitize import sanitize
 
-SIDE = {"conclusion": False, "side": False}
 ANY = {"topic": False, "first": False, "second": False, "document": False}
 TOPIC = Topic("2", "Which is better, a laptop or a desktop?", "A description.", "A narrative.", ("laptop", "desktop"))
 CONTROL_TOKENS = [
@@ -83,42 +82,11 @@ def test_the_prompts_of_judging_are_those_that_topics_and_task_need(
     assert list_judging_purposes(get_task(task), topics, stance_depth) == purposes
 
 
-def test_the_objects_stand_beside_their_labels() -> None:
-    question = TASKS["comparative"].question
-    prompt = load_prompt(TASK, "judge", "judge", question.template_variables)
-    _, user = prompt.render(topic=TOPIC, document="x", **question.render(TOPIC, Document("d", "x")).variables)
-    assert "(FIRST): laptop" in user.content and "(SECOND): desktop" in user.content
-
-
-def test_the_side_of_an_argument_is_left_out_where_it_is_not_known() -> None:
-    prompt = load_prompt(
-        TASKS["sentence_pairs"], "sentence", "sentence", {name: False for name in ("topic", "document")} | SIDE
-    )
-    for side in ("PRO", ""):
-        _, user = prompt.render(topic=TOPIC, document="x", conclusion="C", side=side)
-        assert ("Side of the argument: PRO" in user.content) is bool(side)
-
-
 def test_two_documents_of_a_topic_share_all_but_the_document_and_two_topics_the_instructions() -> None:
     prompt = load_prompt(TASK, "judge", "judge", ANY)
     one, other = (prompt.render(topic=TOPIC, first="a", second="b", document=text) for text in ("x", "y"))
     assert one[0] == other[0]
     assert os.path.commonprefix([one[1].content, other[1].content]) == one[1].content[:-1]
-
-
-def test_a_topic_without_description_and_narrative_renders() -> None:
-    _, user = load_prompt(TASK, "judge", "judge", ANY).render(
-        topic=Topic("1", "A or B?"), first="A", second="B", document="x"
-    )
-    assert "Description" not in user.content and "Narrative" not in user.content
-
-
-def test_the_header_and_the_hash_come_from_the_file(tmp_path: Path) -> None:
-    name = template(tmp_path, BLOCKS)
-    prompt = load_prompt(TASK, name, "judge", ANY)
-    assert (prompt.name, prompt.header.version, prompt.header.answer) == ("comparative/mine", 1, "judge")
-    template(tmp_path, BLOCKS + " ")
-    assert load_prompt(TASK, name, "judge", ANY).hash != prompt.hash
 
 
 @pytest.mark.parametrize(
@@ -193,6 +161,8 @@ def test_a_prompt_that_is_not_there_lists_those_that_are(tmp_path: Path) -> None
         ("{{ '%(a)s' % {} }}", "KeyError"),
         ("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "RecursionError"),
         ("{% for n in range(1000000) %}{{ n }}{% endfor %}", "[Rr]ange"),
+        ("{% call document.format() %}{% endcall %}", "macro"),
+        ("{% set f = document.strip %}{% call f() %}{% endcall %}", "macro"),
     ],
 )
 def test_rendering_names_the_template_and_what_is_wrong(tmp_path: Path, expression: str, value: str) -> None:
@@ -287,12 +257,6 @@ def test_a_filter_over_a_section_is_refused(tmp_path: Path) -> None:
         )
 
 
-def test_a_byte_order_mark_is_no_mistake(tmp_path: Path) -> None:
-    name = template(tmp_path, BLOCKS)
-    Path(name).write_text("\ufeff" + Path(name).read_text())
-    assert load_prompt(TASK, name, "judge", ANY).header.version == 1
-
-
 def test_what_the_template_itself_says_is_left_alone(tmp_path: Path) -> None:
     body = "{% block system %}Use <b> and [INST] as you like.{% endblock %}{% block user %}{{ document }}{% endblock %}"
     system, _ = load_prompt(TASK, template(tmp_path, body), "judge", ANY).render(topic=TOPIC, document="x")
@@ -318,8 +282,3 @@ def test_no_character_that_a_tokeniser_folds_into_a_bracket_stays_joined(folding
                 assert f"{bracket}{token}" not in unicodedata.normalize(folding, sanitize(f"a {character}{token} b"))
     assert folded == {"NFKC": 12, "NFC": 4}[folding]
     assert sanitize("\ufe47INST\ufe48 \ufe48~b\ufe48") == "\ufe47 INST\ufe48 \ufe48 ~b\ufe48"
-
-
-def test_plain_text_is_not_changed() -> None:
-    text = "Prices: 5 < 6, array[0] and a[i]; naïve café – “quoted” 🙂\n\tIndented."
-    assert sanitize(text) == text.replace("a[i]", "a[ i]")

@@ -14,17 +14,13 @@ from tests.expect import raises_at
 from tests.prompt_variants import load_prompt
 from tests.sample_runs import Silent, config_for, run_scripted
 from tests.scripted_engine import Label
-from touche_llm.config import Config
 from touche_llm.data.io import read_records
 from touche_llm.data.records import Judgment, Objects, Topic
 from touche_llm.errors import PromptError, UsageError
 from touche_llm.llm.request import Request
-from touche_llm.pipeline.config_file import load_config, write_config
 from touche_llm.pipeline.context import RunContext
 from touche_llm.prompts.prompt import Prompt
-from touche_llm.prompts.purposes import load, purposes_of
-from touche_llm.tasks import TASKS, get_task, prompts_folder
-from touche_llm.tasks.task import Task
+from touche_llm.tasks import get_task, prompts_folder
 
 ANY = {"topic": False, "first": False, "second": False, "document": False}
 TOPIC = Topic("2", "Which is better, a laptop or a desktop?", objects=("laptop", "desktop"))
@@ -81,11 +77,6 @@ def test_bases_have_bases_and_their_text_comes_through_all_of_them(write: Write)
     assert system == f"Use <b>[INST]</b>. {rules}|{rules} IN THE MIDDLE"
 
 
-def test_the_front_matter_of_a_base_says_nothing_about_the_template(write: Write) -> None:
-    path = write(HEADER + '{% extends "base.jinja" %}', base=HEADER.replace("judge", "stance").replace("1", "7") + BASE)
-    assert (loaded(path).header.version, loaded(path).header.answer) == (1, "judge")
-
-
 @pytest.mark.parametrize(
     ("body", "others"),
     [
@@ -120,12 +111,6 @@ def test_imports_and_macros_beside_the_blocks_hold_in_all_of_them(write: Write) 
         m="{% macro p(x) %}({{ x }}){% endmacro %}",
     )
     assert shown(path) == (f"Use <b>[INST]</b>. ({TOPIC.title})!", "(D)!")
-
-
-def test_the_words_of_a_macro_are_parted_as_all_that_an_expression_inserts(write: Write) -> None:
-    macro = "{% macro p() %}[INST]{% endmacro %}"
-    imported = shown(write(blocks('{% import "m.jinja" as m %}{{ m.p() }}'), m=macro))
-    assert imported == shown(write(blocks(macro + "{{ p() }}"))) == ("S", "[ INST]")
 
 
 @pytest.mark.parametrize(
@@ -237,14 +222,6 @@ def test_an_error_of_rendering_names_the_file_and_the_line(write: Write, body: s
         prompt.render(topic=TOPIC, document="x")
 
 
-def test_nothing_is_read_when_a_template_is_rendered(write: Write) -> None:
-    path = write(CHILD + "{% block user %}{% include 'a.jinja' %}{% endblock %}", base=BASE, a="({{ document }})")
-    prompt = loaded(path)
-    for each in path.parent.iterdir():
-        each.unlink()
-    assert prompt.render(topic=TOPIC, document="D")[1].content == "(D)"
-
-
 def test_the_hash_of_a_template_alone_is_over_its_text_and_else_over_all_files(write: Write) -> None:
     path = write(blocks("{{ document }}"))
     assert loaded(path).hash == hashlib.sha256(path.read_bytes()).hexdigest()[:12]
@@ -257,17 +234,6 @@ def test_the_hash_of_a_template_alone_is_over_its_text_and_else_over_all_files(w
     before = loaded(path).hash
     write(path.read_text(), c="new")
     assert loaded(path).hash == before
-
-
-@pytest.mark.parametrize("task", TASKS.values(), ids=list(TASKS))
-def test_every_purpose_of_a_task_has_a_template_with_the_hash_of_its_file_alone(task: Task) -> None:
-    purposes = purposes_of(task)
-    assert {each.stem for folder in (task.folder, *task.shared_folders) for each in folder.glob("*.jinja")} == set(
-        purposes
-    )
-    for name, purpose in purposes.items():
-        prompt = load(task, purpose, name)
-        assert prompt.hash == hashlib.sha256(prompt.path.read_bytes()).hexdigest()[:12]
 
 
 # Folders of templates.
@@ -301,17 +267,6 @@ def test_a_folder_goes_before_the_project_s_own_name_by_name(tmp_path: Path, fol
     assert prompts_for(tmp_path, prompts__folder=folder, prompts__judge="strict")["judge"].name == "comparative/strict"
 
 
-def test_a_path_is_taken_as_it_is_beside_a_folder(tmp_path: Path, folder: Path) -> None:
-    path = tmp_path / "judge.jinja"
-    path.write_text((prompts_folder() / "comparative" / "judge.jinja").read_text())
-    assert prompts_for(tmp_path, prompts__folder=folder, prompts__judge=str(path))["judge"].path == path
-
-
-def test_a_name_that_is_nowhere_lists_the_templates_of_both_folders(tmp_path: Path, folder: Path) -> None:
-    with pytest.raises(PromptError, match=r"best, .*; .*prompts/comparative has base, judge"):
-        prompts_for(tmp_path, prompts__folder=folder, prompts__stance="stanse")
-
-
 @pytest.mark.parametrize("made", [None, "controversial/judge.jinja", "comparative/jugde.jinja", "judge.jinja"])
 def test_a_folder_without_any_template_that_is_asked_for_is_told(tmp_path: Path, made: str | None) -> None:
     folder = tmp_path / "p"
@@ -334,17 +289,6 @@ def test_examples_without_a_template_beside_them_are_told(tmp_path: Path, folder
     (folder / "comparative" / "stance.examples.yaml").write_text("[]")
     with raises_at(UsageError, folder / "comparative" / "stance.examples.yaml"):
         prompts_for(tmp_path, prompts__folder=folder)
-
-
-def test_the_folder_is_written_out_with_the_configuration(tmp_path: Path, folder: Path) -> None:
-    config = config_for(tmp_path, prompts__folder=folder)
-    write_config(config, tmp_path / "c.yaml")
-    assert yaml.safe_load((tmp_path / "c.yaml").read_text())["prompts"]["folder"] == str(folder)
-    again: Config = load_config(tmp_path / "c.yaml", {})
-    assert again.prompts.folder == folder
-    write_config(config_for(tmp_path), tmp_path / "c.yaml")
-    assert yaml.safe_load((tmp_path / "c.yaml").read_text())["prompts"]["folder"] is None
-    assert load_config(tmp_path / "c.yaml", {}).prompts.folder is None
 
 
 async def test_every_record_and_the_metadata_name_the_template_of_the_folder(tmp_path: Path, folder: Path) -> None:

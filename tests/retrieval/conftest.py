@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from touche_llm.data import transport
+from touche_llm.data import concurrency
 
 
 @pytest.fixture
 def chatnoir_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing of this machine's settings counts, and nobody waits between two tries."""
-    monkeypatch.setattr(transport, "_FIRST_WAIT", 0.001)
+    monkeypatch.setattr(concurrency, "_FIRST_WAIT", 0.001)
     for name in ("CHATNOIR_API_KEY", "http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"):
         monkeypatch.delenv(name, raising=False)
 
@@ -18,6 +18,6 @@ def chatnoir_alone(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def elasticsearch_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing of this machine's settings counts, and nobody waits between two tries."""
-    monkeypatch.setattr(transport, "_FIRST_WAIT", 0.001)
+    monkeypatch.setattr(concurrency, "_FIRST_WAIT", 0.001)
     for name in ("ELASTICSEARCH_API_KEY", "ELASTICSEARCH_USER", "ELASTICSEARCH_PASSWORD"):
         monkeypatch.delenv(name, raising=False)

@@ -20,7 +20,7 @@ from touche_llm.llm.cache import Cache, CacheMode
 from touche_llm.llm.engine import EngineInfo, Rejected
 from touche_llm.llm.pooling import PoolingClient
 from touche_llm.llm.recorder import EstimatingTokenizer, RecordingEngine
-from touche_llm.retrieval.dense import DenseIndex, DenseSettings, split_rows
+from touche_llm.retrieval.dense import DenseIndex, DenseSettings
 from touche_llm.tasks import get_task
 from touche_llm.text.sanitize import sanitize
 
@@ -155,8 +155,3 @@ def test_presets_are_those_of_the_models() -> None:
     }
     with pytest.raises(UsageError, match="preset: 'e6'"):
         DenseSettings(preset="e6")
-
-
-def test_rows_are_split_into_consecutive_ones() -> None:
-    assert split_rows(np.array([], dtype=np.int64), 3) == []
-    assert split_rows(np.array([0, 1, 2, 3, 7, 8, 10]), 3) == [range(3), range(3, 4), range(7, 9), range(10, 11)]

@@ -3,7 +3,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import bm25s
 import numpy as np
@@ -16,8 +16,8 @@ from touche_llm.corpus.json_lines import CorpusFile, read_passages
 from touche_llm.corpus.store import DocumentStore, ensure_store
 from touche_llm.data.records import Candidate, Topic
 from touche_llm.errors import DataError
-from touche_llm.retrieval.base import select_candidates
-from touche_llm.retrieval.bm25 import Bm25Settings, OkapiIndex, ensure_index, get_index_folder, open_index
+from touche_llm.retrieval.base import Bm25Settings, select_candidates
+from touche_llm.retrieval.bm25 import OkapiIndex, ensure_index, get_index_folder, open_index
 
 Retrieve = Callable[..., list[list[Candidate]]]
 MakeStore = Callable[[dict[str, str]], DocumentStore]
@@ -83,46 +83,10 @@ def test_only_documents_with_a_word_of_the_query_come_back_best_first(
     assert all(above.score > below.score > 0 for above, below in zip(found, found[1:], strict=False))
 
 
-@pytest.mark.parametrize("method", get_args(Bm25Settings.model_fields["method"].annotation))
-def test_no_method_gives_a_document_without_a_word_of_the_query(make_store: MakeStore, method: Any) -> None:
-    index = ensure_index(make_store(CORPUS), Bm25Settings(method=method), lambda message: None)
-    topics = [Topic("1", "laptop computer"), Topic("2", "unheard")]
-    found, none = index.retrieve(topics, fields=("title",), depth=10)
-    assert sorted(ids(found)) == ["desk", "long", "short", "twice"]
-    assert none == []
-
-
-@both
-def test_each_topic_has_its_list_in_the_order_given(make_store: MakeStore, retrieve: Retrieve) -> None:
-    topics = [Topic("9", "desktop"), Topic("1", "unheard"), Topic("5", "number3 number1")]
-    found = retrieve(make_store(CORPUS), *topics)
-    assert [ids(candidates) for candidates in found] == [["desk"], [], ["filler1", "filler3"]]
-
-
-@both
-@pytest.mark.parametrize("depth", [3, 11, 12, 1000])
-def test_a_depth_above_what_there_is_gives_what_there_is(make_store: MakeStore, retrieve: Retrieve, depth: int) -> None:
-    (found,) = retrieve(make_store(CORPUS), Topic("1", "laptop"), depth=depth)
-    assert ids(found) == ["twice", "short", "long"]
-
-
-@both
-@pytest.mark.parametrize("depth", [1, 2])
-def test_a_depth_below_cuts(make_store: MakeStore, retrieve: Retrieve, depth: int) -> None:
-    (found,) = retrieve(make_store(CORPUS), Topic("1", "laptop"), depth=depth)
-    assert ids(found) == ["twice", "short", "long"][:depth]
-
-
 @both
 @pytest.mark.parametrize("query", ["zyzzyva quux", "Is it the ...", "?! -- a b c", "\U0001f600", ""])
 def test_a_query_without_a_known_word_gives_nothing(make_store: MakeStore, retrieve: Retrieve, query: str) -> None:
     assert retrieve(make_store(CORPUS), Topic("1", query)) == [[]]
-
-
-@both
-def test_unknown_words_beside_known_ones_change_nothing(make_store: MakeStore, retrieve: Retrieve) -> None:
-    plain, mixed = retrieve(make_store(CORPUS), Topic("1", "laptop"), Topic("1", "the zyzzyva LAPTOP, is it?"))
-    assert plain == mixed
 
 
 @both
@@ -131,22 +95,6 @@ def test_ties_go_by_document_id_also_at_the_cut(make_store: MakeStore, retrieve:
     (found,) = retrieve(make_store(TIED), Topic("1", "laptop"), depth=depth)
     assert len({each.score for each in found}) == 1
     assert ids(found) == ["D9", "c", "d1", "d10", "d100", "d9", "e", "ä"][:depth]
-
-
-@both
-def test_the_order_of_the_corpus_does_not_matter(make_store: MakeStore, retrieve: Retrieve) -> None:
-    texts = CORPUS | TIED
-    topic = Topic("1", "laptop or desktop computer")
-    (forwards,) = retrieve(make_store(texts), topic, depth=7)
-    (backwards,) = retrieve(make_store(dict(reversed(texts.items()))), topic, depth=7)
-    assert ids(forwards) == ids(backwards)
-
-
-@both
-def test_asking_again_gives_the_same(make_store: MakeStore, retrieve: Retrieve) -> None:
-    store = make_store(CORPUS | TIED)
-    topic = Topic("1", "laptop or desktop computer")
-    assert retrieve(store, topic) == retrieve(store, topic)
 
 
 @both
@@ -165,11 +113,6 @@ def test_the_query_is_made_of_the_fields_asked_for(
 ) -> None:
     topic = Topic("1", "number4", "desktop", "number2", ("number3", "number1"))
     assert [ids(each) for each in retrieve(make_store(CORPUS), topic, fields=fields)] == [expected]
-
-
-@both
-def test_a_topic_without_objects_gives_nothing_by_objects(make_store: MakeStore, retrieve: Retrieve) -> None:
-    assert retrieve(make_store(CORPUS), Topic("1", "laptop"), fields=("objects",)) == [[]]
 
 
 @both
@@ -266,14 +209,6 @@ def test_an_index_made_from_or_by_something_else_is_not_used(make_store: MakeSto
     assert manifest.read_text() == text
 
 
-def test_an_index_of_a_changed_corpus_is_gone(make_store: MakeStore) -> None:
-    ensure_index(make_store(CORPUS), ANY, lambda message: None)
-    changed = make_store({ident: text.replace("desktop", "tower") for ident, text in CORPUS.items()})
-    with raises_at(DataError, get_index_folder(changed)):
-        open_index(changed, ANY)
-    assert [ids(each) for each in by_index(changed, Topic("1", "tower"), Topic("2", "desktop"))] == [["desk"], []]
-
-
 @pytest.mark.parametrize("error", [OSError("disk full"), KeyboardInterrupt()], ids=repr)
 @pytest.mark.parametrize("there", [True, False])
 def test_a_build_that_breaks_off_leaves_the_old_index_or_none(
@@ -297,10 +232,3 @@ def test_a_build_that_breaks_off_leaves_the_old_index_or_none(
     else:
         with raises_at(DataError, get_index_folder(store)):
             open_index(store, ANY)
-
-
-def test_an_index_is_mapped_into_memory_and_not_read(make_store: MakeStore) -> None:
-    store = make_store(CORPUS)
-    ensure_index(store, Bm25Settings(), lambda _: None)
-    scores = open_index(store, Bm25Settings())._index.scores
-    assert all(isinstance(scores[name].base, np.memmap) for name in ("data", "indices", "indptr"))

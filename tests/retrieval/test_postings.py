@@ -6,7 +6,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, get_args
@@ -18,13 +17,12 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from tests.expect import raises_at
-from touche_llm.corpus.json_lines import CorpusFile, OnBadLine, read_passages
+from touche_llm.corpus.json_lines import CorpusFile, read_passages
 from touche_llm.corpus.store import DocumentStore, ensure_store
-from touche_llm.data.records import Document, Part
 from touche_llm.errors import DataError
-from touche_llm.retrieval import postings
-from touche_llm.retrieval.base import select_best_rows
-from touche_llm.retrieval.bm25 import Bm25Settings, ensure_index, get_index_folder, open_index
+from touche_llm.retrieval import bm25
+from touche_llm.retrieval.base import Bm25Settings, select_best_rows
+from touche_llm.retrieval.bm25 import ensure_index, get_index_folder, open_index
 from touche_llm.text.analysis import Analyzer
 
 TEXTS = [f"common word{n % 7} word{n % 7} of the rare{n}" for n in range(200)] + ["the of", "common"]
@@ -45,7 +43,7 @@ def store(tmp_path: Path) -> Iterator[DocumentStore]:
 
 @pytest.fixture
 def small_blocks(store: DocumentStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(postings, "BLOCK_BYTES", store.database_bytes // 5)
+    monkeypatch.setattr(bm25, "BLOCK_BYTES", store.database_bytes // 5)
 
 
 def index_files(store: DocumentStore) -> dict[str, bytes]:
@@ -53,70 +51,16 @@ def index_files(store: DocumentStore) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in get_index_folder(store).iterdir()}
 
 
-def test_a_block_says_where_each_term_is_and_how_often(store: DocumentStore) -> None:
-    vocabulary, (block,) = postings.read_postings(store)
-    names = list(vocabulary)
-    assert list(vocabulary.values()) == list(range(len(names)))
-    terms = [names[term] for term in np.repeat(block.terms, block.rows_of_term)]
-    found = set(zip(block.rows.tolist(), terms, block.frequencies.tolist(), strict=True))
-    analysed = [Analyzer().analyze(text) for text in TEXTS]
-    assert found == {(row, *item) for row, each in enumerate(analysed) for item in Counter(each).items()}
-    assert block.lengths.tolist() == [len(each) for each in analysed]
-
-
 @pytest.mark.usefixtures("small_blocks")
 @pytest.mark.parametrize("count", [1, 3])
 def test_the_index_is_the_same_to_the_byte_in_any_number_of_processes(
     store: DocumentStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, count: int
 ) -> None:
-    monkeypatch.setattr(postings, "count_cores", lambda: count)
+    monkeypatch.setattr(bm25, "count_cores", lambda: count)
     in_parts = index_files(store)
-    monkeypatch.setattr(postings, "BLOCK_BYTES", 2**40)
+    monkeypatch.setattr(bm25, "BLOCK_BYTES", 2**40)
     with store_of(tmp_path / "whole", TEXTS) as whole:
         assert index_files(whole) == in_parts
-
-
-def test_sentences_are_tokenized_in_other_processes_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def read(path: Path, on_bad_line: OnBadLine | None = None) -> Iterator[tuple[int, Document]]:
-        for line in range(1, 4):
-            yield (
-                line,
-                Document(f"d{line}", "whole", parts=(Part(f"{line}_1", f"first{line}"), Part(f"{line}_2", "last"))),
-            )
-
-    (tmp_path / "corpus").touch()
-    monkeypatch.setattr(postings, "count_cores", lambda: 1)
-    with ensure_store(CorpusFile(tmp_path / "corpus", read), tmp_path / "index", warn=lambda _: None) as opened:
-        monkeypatch.setattr(postings, "BLOCK_BYTES", opened.database_bytes // 2)
-        vocabulary, blocks = postings.read_postings(opened.parts)
-    assert list(vocabulary) == ["first1", "first2", "first3", "last"]
-    assert [block.lengths.tolist() for block in blocks] == [[1, 1, 1], [1, 1, 1]]
-
-
-def test_a_block_has_the_rows_of_so_many_bytes(store: DocumentStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    found: list[tuple[range, int]] = []
-
-    def tokenize(_: DocumentStore, starts: range, count: int) -> Iterator[Any]:
-        found.append((starts, count))
-        return iter(())
-
-    monkeypatch.setattr(postings, "_tokenize_in_processes", tokenize)
-    monkeypatch.setattr(postings, "count_cores", lambda: 3)
-    for share in (5, 2, 1000):
-        monkeypatch.setattr(postings, "BLOCK_BYTES", store.database_bytes // share)
-        postings.read_postings(store)
-    assert found == [(range(0, 202, 40), 3), (range(0, 202, 101), 2), (range(202), 3)]
-
-
-def test_there_are_as_many_cores_as_this_process_may_use(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(os, "cpu_count", lambda: 8)
-    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {1, 4, 6}, raising=False)
-    assert postings.count_cores() == 3
-    # As on macOS.
-    monkeypatch.delattr(os, "sched_getaffinity")
-    assert postings.count_cores() == 8
-    monkeypatch.setattr(os, "cpu_count", lambda: None)
-    assert postings.count_cores() == 1
 
 
 word = st.sampled_from([f"w{n}" for n in range(12)] + ["the"])
@@ -149,12 +93,6 @@ def test_scores_are_those_that_bm25s_computes(
         assert ours.scores[name].dtype == theirs.scores[name].dtype
 
 
-def test_a_corpus_without_what_is_to_be_indexed_has_no_word(store: DocumentStore) -> None:
-    assert len(store.parts) == 0
-    with pytest.raises(DataError):
-        ensure_index(store.parts, Bm25Settings(), lambda _: None)
-
-
 @given(
     scores=st.lists(st.integers(-1, 8), max_size=400),
     number=st.integers(0, 6),
@@ -184,27 +122,20 @@ def ends_at_once(*_: Any) -> None:
 def test_a_process_that_is_killed_is_an_error_and_no_index(
     store: DocumentStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(postings, "_tokenize", ends_at_once)
+    monkeypatch.setattr(bm25, "_tokenize", ends_at_once)
     with raises_at(DataError, store.folder, "__main__"):
         ensure_index(store, Bm25Settings(), lambda _: None)
     with raises_at(DataError, store.folder / "bm25-documents"):
         open_index(store, Bm25Settings())
 
 
-@pytest.mark.usefixtures("small_blocks")
-def test_an_error_in_another_process_is_raised_here(store: DocumentStore) -> None:
-    (store.folder / "manifest.json").unlink()
-    with raises_at(DataError, store.folder, "`touche-llm index`"):
-        postings.read_postings(store)
-
-
 # Slow enough to be interrupted, and it says when the first block has come.
 INDEXING = """
 import sys, time
 from touche_llm.cli import main
-from touche_llm.retrieval import postings
+from touche_llm.retrieval import bm25
 
-blocks = postings._tokenize_in_processes
+blocks = bm25._tokenize_in_processes
 
 def slowly(*arguments):
     for block in blocks(*arguments):
@@ -212,8 +143,8 @@ def slowly(*arguments):
         time.sleep(0.2)
         yield block
 
-postings.BLOCK_BYTES = 4096
-postings._tokenize_in_processes = slowly
+bm25.BLOCK_BYTES = 4096
+bm25._tokenize_in_processes = slowly
 sys.argv = ["touche-llm", "index", "--corpus", sys.argv[1], "--index", sys.argv[2], "--k1", "0.9"]
 main()
 """
@@ -249,12 +180,12 @@ def group_lives(group: int) -> bool:
 
 
 def test_words_that_hardly_recur_are_no_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(postings, "MAX_WORDS", 100)
+    monkeypatch.setattr(bm25, "MAX_WORDS", 100)
     once = " ".join(f"word{n}" for n in range(101))
     with store_of(tmp_path, [" ".join([once] * 11)]) as text:
-        assert len(postings.read_postings(text)[0]) == 101
+        assert len(bm25.read_postings(text)[0]) == 101
     with (
         store_of(tmp_path / "other", [once]) as store,
         raises_at(DataError, tmp_path / "other" / "corpus.jsonl", "101 distinct words", "101 words"),
     ):
-        postings.read_postings(store)
+        bm25.read_postings(store)

@@ -12,7 +12,8 @@ from touche_llm.corpus.json_lines import CorpusFile
 from touche_llm.corpus.store import DocumentStore, ensure_store
 from touche_llm.data.records import Document, Part, Topic
 from touche_llm.errors import BadLine
-from touche_llm.retrieval.bm25 import Bm25Settings, ensure_index
+from touche_llm.retrieval.base import Bm25Settings
+from touche_llm.retrieval.bm25 import ensure_index
 from touche_llm.retrieval.sentences import (
     DuplicateFilter,
     SentenceSettings,
@@ -70,14 +71,6 @@ def test_sentences_of_good_arguments_come_with_those_that_match_themselves(tmp_p
     assert all(0 < score <= 1 for score in found.values())
 
 
-def test_without_arguments_only_the_sentences_themselves_count(tmp_path: Path) -> None:
-    assert {name for name, _ in retrieved(tmp_path, arguments=0)} == {"A1_1", "A3_2"}
-
-
-def test_the_pool_ends_where_it_should(tmp_path: Path) -> None:
-    assert len(retrieved(tmp_path, pool=2)) == 2
-
-
 def test_scores_are_joined_by_their_shares() -> None:
     arguments, sentences = np.array([4.0, 2.0, 1.0]), np.array([0.0, 5.0, 10.0, 0.0])
     parents = np.array([0, 1, 2, 2])
@@ -85,11 +78,6 @@ def test_scores_are_joined_by_their_shares() -> None:
     rows, scores = join_scores(arguments, sentences, parents, settings)
     assert rows.tolist() == [0, 1, 2]
     assert scores.tolist() == pytest.approx([0.4 * 1.0, 0.6 * 0.5 + 0.4 * 0.5, 0.6])
-
-
-def test_where_nothing_matches_there_is_no_sentence() -> None:
-    rows, scores = join_scores(np.zeros(2), np.zeros(3), np.array([0, 0, 1]), SentenceSettings())
-    assert (rows.tolist(), scores.tolist()) == ([], [])
 
 
 @pytest.mark.parametrize(

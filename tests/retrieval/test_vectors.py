@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pickle
-import tracemalloc
 from pathlib import Path
 
 import numpy as np
@@ -69,21 +68,6 @@ def test_rows_without_a_vector_are_found_and_those_of_which_a_part_was_written(
         writer._array[500, 12:] = 0
         writer._array[501, 3] = np.nan
     assert VectorFile(path, SHAPE).find_missing().tolist() == [*range(10), 500, 501, *range(990, 1000)]
-
-
-def test_memory_holds_a_few_queries_and_a_block_of_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path, shape = tmp_path / "vectors.npy", (40_000, 24)
-    VectorFile.create(path, shape)
-    file, queries = VectorFile(path, shape), np.ones((100, 24), dtype=np.float32)
-    # A hundred rows, and the scores of two queries, of 320,000 bytes; those of all would take 16 million.
-    monkeypatch.setattr(dense, "_BLOCK_BYTES", 100 * 24 * 4)
-    monkeypatch.setattr(dense, "_SCORE_BYTES", 2 * 40_000 * 4)
-    tracemalloc.start()
-    try:
-        assert sum(len(scores) for scores in file.score(queries)) == 100 * 40_000
-        assert tracemalloc.get_traced_memory()[1] < 2_000_000
-    finally:
-        tracemalloc.stop()
 
 
 def test_only_one_process_writes(tmp_path: Path) -> None:

@@ -17,7 +17,6 @@ from touche_llm.errors import BadLine, DataError, UsageError
 from touche_llm.llm.answers import get_labels
 from touche_llm.pipeline.config_file import load_config
 from touche_llm.pipeline.corpora import open_local_corpus
-from touche_llm.regression.record import write_documents
 from touche_llm.tasks import TASKS, get_task
 from touche_llm.tasks.published import LEADERBOARD_FILE, read_tables
 from touche_llm.text.passages import RankedPassages
@@ -76,34 +75,9 @@ def test_a_folder_is_a_task(tmp_path: Path) -> None:
     assert get_task(str(tmp_path / "mine")) is task
 
 
-def test_documents_are_shown_whole_without_excerpts(tmp_path: Path) -> None:
-    task = get_task(write_task(tmp_path / "mine", GOOD))
-    assert task.question.render(Topic("1", "Tea?"), Document("d", "Tea.\n\nCoffee.")).document == "Tea.\n\nCoffee."
-
-
 def test_a_run_names_its_task_by_name_or_by_folder(tmp_path: Path) -> None:
     folder = write_task(tmp_path / "mine", GOOD)
     assert (get_task("comparative").reference, get_task(folder).reference) == ("comparative", folder)
-
-
-@pytest.mark.parametrize(
-    ("name", "kind"), [("comparative", "text"), ("arguments_2020", "argument"), ("sentence_pairs", "sentences")]
-)
-def test_documents_are_texts_arguments_or_sentences(name: str, kind: str) -> None:
-    assert TASKS[name].document_kind == kind
-
-
-def test_pairs_are_no_first_stage() -> None:
-    names = [TASKS[name].before_judging for name in ("comparative", "arguments_2020", "sentence_pairs")]
-    assert names[0] == names[1] == "first stage" != names[2]
-    assert isinstance(names[2], str)
-
-
-@pytest.mark.parametrize("name", ["depth", "usefulness"])
-def test_an_aspect_of_any_name_has_a_measure_of_rankings(name: str, tmp_path: Path) -> None:
-    values = {"aspects": {name: "0..2"}, "weights": {"both": {name: 1.0}}, "measures": {name: "nDCG@5"}}
-    task = get_task(write_task(tmp_path / "mine", {**GOOD, **values}))
-    assert task.measures == {name: "nDCG@5"}
 
 
 def test_a_changed_definition_is_another_task(tmp_path: Path) -> None:
@@ -165,17 +139,6 @@ def test_a_misspelt_key_is_named_rather_than_the_missing_one(tmp_path: Path) -> 
     values = {name.replace("title", "titel"): value for name, value in GOOD.items()}
     with pytest.raises(DataError, match="titel: no such name, did you mean title?"):
         get_task(write_task(tmp_path / "mine", values))
-
-
-def test_a_key_that_is_a_number_is_unknown(tmp_path: Path) -> None:
-    folder = write_task(tmp_path / "mine", yaml.safe_dump(dict(GOOD)) + "5: x\n")
-    with pytest.raises(DataError, match=r"5: no such name; expected one of name, title"):
-        get_task(folder)
-
-
-def test_a_word_that_yaml_reads_as_a_boolean_is_a_label(tmp_path: Path) -> None:
-    text = yaml.safe_dump(changed("stance", None)) + "stance: {labels: [YES, NO], no_side: [NO], unanswered: NO}\n"
-    assert get_task(write_task(tmp_path / "mine", text)).stances == ("YES", "NO")
 
 
 @pytest.mark.parametrize("name", list(TASKS))
@@ -296,12 +259,6 @@ def test_templates_that_the_folder_lacks_are_those_of_another_task(tmp_path: Pat
     assert get_task("controversial").shared_folders == ()
 
 
-def test_templates_of_a_task_that_shares_others_are_shared_too(tmp_path: Path) -> None:
-    task = get_task(write_task(tmp_path / "mine", {**GOOD, "templates": "arguments_2020"}, without="judge"))
-    assert task.find_template("judge.jinja") == TASKS["arguments_2020"].folder / "judge.jinja"
-    assert task.find_template("best.jinja") == TASKS["arguments_2021"].folder / "best.jinja"
-
-
 @pytest.mark.parametrize(
     ("features", "missing"), [([], "judge"), (["stance_prompt"], "stance"), (["objects"], "objects")]
 )
@@ -310,14 +267,6 @@ def test_a_missing_template_is_named_with_the_key_that_needs_it(
 ) -> None:
     folder = write_task(tmp_path / "mine", {**GOOD, "features": features}, without=missing)
     with pytest.raises(DataError, match=rf"features|aspects.*{missing}\.jinja, which is missing") as caught:
-        get_task(folder)
-    assert caught.value.location == f"{folder}/task.yaml"
-
-
-@pytest.mark.parametrize("text", ["", "- 1", "name: [", "name: x\nname: y", "name: !!python/name:os.system x"])
-def test_a_file_that_is_no_mapping_is_named(text: str, tmp_path: Path) -> None:
-    folder = write_task(tmp_path / "mine", text)
-    with pytest.raises(DataError) as caught:
         get_task(folder)
     assert caught.value.location == f"{folder}/task.yaml"
 
@@ -390,16 +339,6 @@ def test_the_text_of_a_document_may_have_several_parts(tmp_path: Path) -> None:
             list(task.read_corpus(corpus))
 
 
-def test_documents_of_several_parts_are_written_as_they_are_read(tmp_path: Path) -> None:
-    task = get_task(write_task(tmp_path / "mine", changed("corpus/text", ["title", "body"])))
-    corpus, copy = tmp_path / "essays.jsonl", tmp_path / "copy.jsonl"
-    corpus.write_text(json.dumps({"key": "a", "title": "Tea", "body": "It is hot."}))
-    with open_local_corpus(corpus, tmp_path / "index", task, skip_bad_lines=False, warn=print) as opened:
-        with copy.open("wb") as stream:
-            write_documents(["a"], opened.documents, task.document_keys, stream)
-        assert [document for _, document in task.read_corpus(copy)] == [opened.documents.get("a")]
-
-
 @pytest.mark.parametrize(
     ("most", "given", "depth"), [(30, {}, 30), (1000, {}, 100), (30, {"depth": 20}, 20), (30, {"depth": None}, 30)]
 )
@@ -411,9 +350,3 @@ def test_the_default_depth_is_at_most_what_the_task_ranks(
     assert load_config(None, {**files, **given}).depth == depth
     with pytest.raises(UsageError, match="depth: essays takes at most"):
         load_config(None, files | {"depth": most + 1})
-
-
-def test_the_default_number_of_pairs_is_at_most_what_the_task_ranks(tmp_path: Path) -> None:
-    task = write_task(tmp_path / "mine", {**GOOD, **PAIRS, "measures": {}, "documents_per_topic": {"max": 30}})
-    config = load_config(None, {"topics": Path("topics.xml"), "corpus": Path("args.csv"), "task": task})
-    assert config.pairs is not None and config.pairs.most == 30

@@ -12,9 +12,6 @@ from typing import Any
 
 import pytest
 
-from touche_llm.cli.demo import SAMPLES
-from touche_llm.data.topics import read_topics
-from touche_llm.errors import DataError
 from touche_llm.tasks import TASKS, published
 from touche_llm.tasks.published import Published, PublishedFile, check_file, read_published
 
@@ -145,17 +142,6 @@ def test_a_file_of_another_kind_is_a_problem(content: bytes, tmp_path: Path) -> 
     assert found.problem and not found.tasks
 
 
-def test_a_missing_file_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="nowhere"):
-        check_file(tmp_path / "nowhere")
-
-
-@pytest.mark.parametrize(("task", "file"), OWN.items())
-def test_the_own_samples_are_read(task: str, file: str) -> None:
-    found = check_file(SAMPLES / task / file)
-    assert found.kind == "corpus"
-
-
 def test_what_is_published_names_tasks_and_identifies_their_topics() -> None:
     published = read_published()
     named = [*(file.tasks for file in published.files), *(corpus.tasks for corpus in published.restricted)]
@@ -165,24 +151,3 @@ def test_what_is_published_names_tasks_and_identifies_their_topics() -> None:
         assert topics.first is not None and topics.numbers is not None and topics.records is not None
         assert int(topics.first.split()[0]) == topics.numbers[0]
         assert any(task in form.tasks for form in published.documents)
-
-
-@pytest.mark.skipif(not REAL.is_dir(), reason="needs the real data")
-@pytest.mark.parametrize(
-    ("file", "tasks"),
-    [
-        ("comparative/topics.xml", ("comparative",)),
-        ("comparative/passages.jsonl.gz", ("comparative",)),
-        ("comparative/qrels-stance.txt", ("comparative",)),
-        ("comparative/candidates.run.txt", ("comparative",)),
-        ("controversial/topics.xml", ("sentence_pairs", "controversial")),
-        ("sentence_pairs/args_processed_04_01.csv.gz", ("sentence_pairs",)),
-        ("sentence_pairs/qrels-arguments-2020.txt", ("arguments_2020",)),
-    ],
-)
-def test_real_files_are_those_of_their_task(file: str, tasks: tuple[str, ...]) -> None:
-    found = check_file(REAL / file)
-    assert found.tasks == tasks
-    if file.endswith("topics.xml"):
-        topics = read_topics(REAL / file)
-        assert found.problem == "" and found.first == f"{topics[0].id} {topics[0].title}"

@@ -22,7 +22,7 @@ from touche_llm.data.io import ID_FORM, MAX_LINE, FileState, is_word
 from touche_llm.data.records import Document, Topic
 from touche_llm.data.topics import TOPIC_FIELDS, make_topic
 from touche_llm.errors import BadLine, DataError, ToucheError, UsageError, needs_extra, suggest
-from touche_llm.text.content import extract_text
+from touche_llm.text.passages import extract_text
 
 # What a document is: a text, an argument of args.me, or such an argument with its sentences.
 DocumentKind = Literal["text", "argument", "sentences"]

@@ -45,15 +45,13 @@ class StoreManifest(Model):
     corpus: str
     size: int
     mtime_ns: int
-    # Empty in stores of earlier versions; their corpus is hashed each time.
-    sample: str = ""
+    sample: str
     sha256: str
     documents: int
     parts: int
     bad_lines: int
-    # Keys of id and text, or another way of reading the corpus; empty in stores of earlier versions, and for the keys
-    # of Touché.
-    keys: str = ""
+    # Keys of id and text, or another way of reading the corpus; empty for the keys of Touché.
+    keys: str
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import os
 import sqlite3
 from collections.abc import Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from touche_llm.errors import DataError, describe_os_error
 
-# File descriptors of an open database: its file, the write-ahead log and the index of the log.
-_DESCRIPTORS = 3
 # Wait for another process that writes; each write takes well under a millisecond.
 LOCK_SECONDS = 60.0
 # Max bytes of a value, since the file may be untrusted: the longest document has 16 MiB.
@@ -156,12 +152,5 @@ def _describe_cause(error: sqlite3.Error) -> str:
         case sqlite3.SQLITE_IOERR:
             return f"{error}: the disk is full or failing, or the limit on the size of a file (`ulimit -f`) is reached"
         case sqlite3.SQLITE_CANTOPEN:
-            # SQLite does not report the cause: try to open as many files.
-            try:
-                with ExitStack() as opened:
-                    for _ in range(_DESCRIPTORS):
-                        opened.enter_context(open(os.devnull, "rb"))
-            except OSError as cause:
-                cause.filename = None
-                return describe_os_error(cause)
+            return f"{error}: no right to write there, or too many open files (`ulimit -n`)"
     return str(error)

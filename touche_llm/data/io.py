@@ -22,7 +22,6 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from fnmatch import fnmatchcase
 from functools import cache
-from io import BufferedReader
 from pathlib import Path
 from typing import IO, Any, NamedTuple, TypeGuard, TypeVar, cast
 
@@ -49,24 +48,16 @@ _BLOCKS, _BLOCK = 64, 2**16
 RecordT = TypeVar("RecordT", bound=JsonRecord)
 
 
-def open_regular(path: Path) -> BufferedReader:
-    """Open a file for reading; raise OSError if it is not a regular file, such as a pipe, whose reader waits."""
-    if path.exists() and not path.is_file():
-        code = errno.EISDIR if path.is_dir() else errno.EINVAL
-        raise OSError(code, os.strerror(code) if path.is_dir() else "not a regular file", str(path))
-    return path.open("rb")
-
-
 def open_maybe_gzip(path: Path) -> IO[bytes]:
     """Open a file for reading; gzip is detected by the first bytes, not by the name."""
-    with open_regular(path) as stream:
+    with path.open("rb") as stream:
         gzipped = stream.read(2) == b"\x1f\x8b"
     return cast(IO[bytes], gzip.open(path, "rb") if gzipped else path.open("rb"))
 
 
 def read_bounded(path: Path, limit: int, error: type[ToucheError] = DataError) -> bytes:
     """Read a file of at most `limit` bytes; raise OSError, or an error of the given type if it is longer."""
-    with open_regular(path) as stream:
+    with path.open("rb") as stream:
         content = stream.read(limit + 1)
     if len(content) > limit:
         raise error(f"{path}: larger than {limit:,} bytes; give another file")
@@ -187,7 +178,7 @@ def read_record(path: Path, record: type[RecordT], what: str) -> RecordT:
 
 def iterate_records(path: Path, record: type[RecordT], what: str) -> Iterator[RecordT]:
     """Yield one parsed record a line, for files that need not fit into memory."""
-    for number, line in read_lines(path, MAX_LINE, open_regular):
+    for number, line in read_lines(path, MAX_LINE, lambda path: path.open("rb")):
         if len(line) > MAX_LINE:
             raise DataError(f"{path}:{number}: longer than {MAX_LINE:,} bytes; not one of the {what}")
         try:
@@ -224,7 +215,7 @@ def check_output(path: Path, overwrite: bool, inputs: Iterable[Path] = ()) -> No
 
 def sha256(path: Path) -> str:
     """Return the SHA-256 of a file, in hexadecimal."""
-    with open_regular(path) as stream:
+    with path.open("rb") as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
@@ -239,7 +230,7 @@ class FileState(NamedTuple):
 def read_file_state(path: Path) -> FileState:
     """Return the current state of a file."""
     digest = hashlib.sha256()
-    with open_regular(path) as stream:
+    with path.open("rb") as stream:
         status = os.fstat(stream.fileno())
         last = max(0, status.st_size - _BLOCK)
         for block in range(_BLOCKS):
@@ -279,8 +270,7 @@ def replace_folder(path: Path, own: Collection[str]) -> Iterator[Path]:
     recover(path.parent)
     _check_own_files(path, own)
     with _add_output_to_errors(path), open_scratch(path, BUILDING) as (building, _):
-        with _explain_short_writes(building):
-            yield building
+        yield building
         building.chmod(0o777 & ~_umask())
         if path.exists():
             _check_own_files(path, own)  # Again, since building takes minutes.
@@ -322,26 +312,15 @@ def _add_output_to_errors(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        if error.filename is None and error.errno in (None, errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+        if error.errno is None:  # numpy reports how much it could not write, not why
+            raise OSError(
+                f"{path}: not written completely: {error}; is the disk full, or a file longer than `ulimit -f`?"
+            ) from error
+        if error.filename is None and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
             error.filename = str(path)
         raise
     except sqlite3.Error as error:
         raise add_path(error, path) from None
-
-
-@contextmanager
-def _explain_short_writes(folder: Path) -> Iterator[None]:
-    """Find the cause of a write to a file in a folder that numpy broke off: it reports how much is missing, not why."""
-    try:
-        yield
-    except OSError as error:
-        if error.errno is None and (files := [file for file in folder.iterdir() if file.is_file()]):
-            try:
-                with max(files, key=lambda file: file.stat().st_mtime_ns).open("ab") as stream:
-                    stream.write(bytes(_BLOCK))
-            except OSError as cause:
-                raise OSError(cause.errno, cause.strerror) from error
-        raise
 
 
 def _umask() -> int:

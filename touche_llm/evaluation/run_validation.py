@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from touche_llm.data.io import MAX_TABLE_LINE, MAX_TABLE_LINES, open_regular, read_bounded_lines
+from touche_llm.data.io import MAX_TABLE_LINE, MAX_TABLE_LINES, read_bounded_lines
 from touche_llm.data.trec_runs import RunRow, parse_row
 from touche_llm.errors import DataError, to_printable
 from touche_llm.judging.sentence_pairs import describe_pair_problem
@@ -61,7 +61,7 @@ def validate_run(
     seen = _Seen()
     problems: list[RunProblem] = []
     try:
-        with open_regular(path) as stream:
+        with path.open("rb") as stream:
             if what := _FOREIGN.get(stream.read(2)):
                 return [RunProblem(1, f"the file is {what}, not UTF-8 text")]
             stream.seek(0)

@@ -37,7 +37,7 @@ from touche_llm.pipeline.engines import LanguageModel
 from touche_llm.pipeline.judge import Judgments
 from touche_llm.pipeline.rank import list_result_columns
 from touche_llm.ranking.steps import JUDGE, list_comparison_kinds, needs_texts
-from touche_llm.retrieval.settings import QueryField
+from touche_llm.retrieval.base import QueryField
 from touche_llm.tasks import get_task
 from touche_llm.tasks.definition import FIRST_STAGE
 from touche_llm.tasks.task import Task

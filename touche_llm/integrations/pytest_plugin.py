@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 
+from touche_llm.data import concurrency
+
 _OPTION = "--touche-regress"
 _DEFAULT = "regress"
 
@@ -93,7 +95,6 @@ def touche_regress(request: pytest.FixtureRequest) -> Callable[[str | Path], Non
 
 def _describe_problem(folder: Path) -> str:
     """Replay a recorded run; return the differences or the error as text, empty if there is none."""
-    from touche_llm.data import concurrency
     from touche_llm.errors import ToucheError
     from touche_llm.regression.check import check_snapshot
     from touche_llm.regression.differences import format_differences

@@ -21,7 +21,6 @@ from touche_llm.data.io import (
     BUILDING,
     MAX_LINE,
     iterate_records,
-    open_regular,
     open_scratch,
     read_bounded_lines,
     remove_abandoned,
@@ -148,7 +147,7 @@ def read_replies(paths: Sequence[Path], model: str) -> Replies:
     replies = Replies()
     for path in paths:
         offset = 0
-        with report_unreadable(path), open_regular(path) as stream:
+        with report_unreadable(path), path.open("rb") as stream:
             for number, line in read_bounded_lines(stream, MAX_LINE):
                 key, answer = _parse(path, number, line)
                 if isinstance(answer, ChatReply) and answer.model != model:

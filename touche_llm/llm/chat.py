@@ -9,8 +9,8 @@ from typing import Annotated, Any
 
 import msgspec
 
+from touche_llm.data.concurrency import BROKEN_TRIES
 from touche_llm.data.records import Count, Malformed, decode_json
-from touche_llm.data.transport import BROKEN_TRIES
 from touche_llm.llm.answers import Layout, Token
 from touche_llm.llm.engine import BrokenReply, Completion, MissingLogprobs, Rejected, Transient
 from touche_llm.llm.http import HttpClient

@@ -14,8 +14,8 @@ from typing import Protocol
 
 import msgspec
 
+from touche_llm.data.concurrency import TransientFailure
 from touche_llm.data.records import Count, Model
-from touche_llm.data.transport import TransientFailure
 from touche_llm.llm.answers import Answer, FailureKind, Token, UnusableAnswer
 from touche_llm.llm.request import Message, Request
 

@@ -16,8 +16,8 @@ from typing import Any, Self, TypeVar
 import aiohttp
 import orjson
 
+from touche_llm.data.concurrency import BROKEN_TRIES, describe_connection_error, parse_retry_after, read_body, to_line
 from touche_llm.data.records import Malformed, decode_json
-from touche_llm.data.transport import BROKEN_TRIES, describe_connection_error, parse_retry_after, read_body, to_line
 from touche_llm.errors import EngineError
 from touche_llm.llm.engine import BrokenReply, EngineDeath, Rejected, Transient
 

@@ -12,7 +12,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from touche_llm.data.transport import BROKEN_TRIES
+from touche_llm.data.concurrency import BROKEN_TRIES
 from touche_llm.errors import EngineError
 from touche_llm.llm.engine import BrokenReply, EngineInfo, Rejected, Transient
 from touche_llm.llm.http import HttpClient

@@ -10,8 +10,8 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from touche_llm.data.concurrency import retry
 from touche_llm.data.records import Attempt, Count, Cut, JsonStruct
-from touche_llm.data.transport import retry
 from touche_llm.errors import EngineError, PromptError
 from touche_llm.llm.answers import FailedRequest
 from touche_llm.llm.cache import Cache, EntryMetadata, describe_resume

@@ -25,14 +25,13 @@ from touche_llm.pipeline.config_file import index_folder
 from touche_llm.pipeline.engines import OpenPooling, describe_pooling, open_pooling
 from touche_llm.pipeline.progress import Progress
 from touche_llm.ranking.fusion import fuse_candidates
-from touche_llm.retrieval.base import FirstStage
+from touche_llm.retrieval.base import FirstStage, QueryField, RetrieverConfig
 from touche_llm.retrieval.bm25 import OkapiIndex, ensure_index, open_index
 from touche_llm.retrieval.chatnoir import ChatNoirDocuments, ChatNoirSettings, retrieve_chatnoir
 from touche_llm.retrieval.dense import DenseIndex, DenseSettings, find_dense_problem, read_vectors, split_rows
 from touche_llm.retrieval.elasticsearch import ElasticIndex
 from touche_llm.retrieval.elasticsearch_server import ElasticsearchSettings
 from touche_llm.retrieval.sentences import SentenceSettings, retrieve_sentences
-from touche_llm.retrieval.settings import QueryField, RetrieverConfig
 from touche_llm.tasks.task import Task
 from touche_llm.text.sanitize import sanitize
 

@@ -18,6 +18,8 @@ from jinja2 import (
     meta,
     nodes,
 )
+from jinja2.exceptions import SecurityError
+from jinja2.runtime import Context, Macro
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from touche_llm.data.io import read_bounded
@@ -55,6 +57,12 @@ class Sandbox(ImmutableSandboxedEnvironment):
         if attribute in _FIELDS.get(type(obj), ()):
             return getattr(obj, attribute)
         return super().getattr(obj, attribute)
+
+    def call(self, context: Context, obj: Any, /, *args: Any, **kwargs: Any) -> Any:
+        """Call an object; `{% call %}` inserts what is returned as it is, and only macros return sanitized text."""
+        if "caller" in kwargs and not isinstance(obj, Macro):
+            raise SecurityError("a call block calls a macro, and nothing else")
+        return super().call(context, obj, *args, **kwargs)
 
 
 ROLES = ("system", "user")

@@ -21,7 +21,7 @@ from touche_llm.llm.request import Request
 from touche_llm.llm.settings import Address
 from touche_llm.ranking.comparer import RankingMethod
 from touche_llm.ranking.order import rank_by_value, scale_scores
-from touche_llm.retrieval.settings import QueryField, to_texts
+from touche_llm.retrieval.base import QueryField, to_texts
 from touche_llm.tasks.features import Question
 from touche_llm.text.sanitize import sanitize
 

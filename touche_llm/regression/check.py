@@ -32,7 +32,7 @@ from touche_llm.regression.differences import (
     compare_values,
 )
 from touche_llm.regression.snapshot import Snapshot, choose_templates, open_snapshot, run_settings
-from touche_llm.retrieval.settings import ExpansionSettings
+from touche_llm.retrieval.base import ExpansionSettings
 from touche_llm.tasks import get_task
 
 # Requests by purpose of their prompt.

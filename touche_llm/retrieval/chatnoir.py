@@ -18,20 +18,20 @@ import msgspec
 import orjson
 from pydantic import AfterValidator, Field, SecretStr
 
-from touche_llm.data.concurrency import map_in_order
-from touche_llm.data.databases import DatabaseFormat, connect, create_if_empty, describe_opening_error
-from touche_llm.data.io import ID_FORM, is_word
-from touche_llm.data.records import Candidate, Document, Malformed, Model, Topic, decode_json
-from touche_llm.data.settings import Scope, Section, check_address
-from touche_llm.data.topics import build_query
-from touche_llm.data.transport import (
+from touche_llm.data.concurrency import (
     TransientFailure,
     describe_connection_error,
+    map_in_order,
     parse_retry_after,
     read_body,
     retry,
     to_line,
 )
+from touche_llm.data.databases import DatabaseFormat, connect, create_if_empty, describe_opening_error
+from touche_llm.data.io import ID_FORM, is_word
+from touche_llm.data.records import Candidate, Document, Malformed, Model, Topic, decode_json
+from touche_llm.data.settings import Scope, Section, check_address
+from touche_llm.data.topics import build_query
 from touche_llm.errors import DataError, EngineError, UsageError, Warn, needs_extra
 
 if TYPE_CHECKING:  # slow to load, and every command reads the settings
@@ -204,23 +204,23 @@ class ChatNoirDocuments:
         )
 
 
-class _Result(msgspec.Struct):
+class _ChatNoirResult(msgspec.Struct):
     index: str
     uuid: str
     trec_id: str | None
     score: float
 
 
-class _Total(msgspec.Struct):
+class _ChatNoirMeta(msgspec.Struct):
     total_results: int
 
 
-class _Reply(msgspec.Struct):
-    meta: _Total
-    results: list[_Result]
+class _ChatNoirReply(msgspec.Struct):
+    meta: _ChatNoirMeta
+    results: list[_ChatNoirResult]
 
 
-class _Response(NamedTuple):
+class _RawReply(NamedTuple):
     """Reply with status 200 or 404; its content is one byte longer than the limit if it is too long."""
 
     status: int
@@ -345,7 +345,7 @@ class ChatNoir:
         reply = await self._request(what, "", "POST", "api/v1/_search", headers=headers, data=data)
         return self._parse_page(query, reply)
 
-    async def _request(self, what: str, hint: str, method: str, path: str, **options: Any) -> _Response:
+    async def _request(self, what: str, hint: str, method: str, path: str, **options: Any) -> _RawReply:
         """Send a request, described by `what`; transient failures are retried, and `hint` ends the error of the last.
 
         Raises:
@@ -368,7 +368,7 @@ class ChatNoir:
             place, seconds = self._settings.base_url, self._settings.retry_for
             self._warn(f"{place}: {failed}; tried again for up to {seconds:g} s (chatnoir.base_url)")
 
-    async def _send(self, method: str, path: str, **options: Any) -> _Response:
+    async def _send(self, method: str, path: str, **options: Any) -> _RawReply:
         """Send a request once, within the rate limit."""
         import aiohttp
 
@@ -386,7 +386,7 @@ class ChatNoir:
             raise TransientFailure(problem) from None
         status = response.status
         if status in (200, 404):
-            return _Response(status, content, response.charset or "utf-8")
+            return _RawReply(status, content, response.charset or "utf-8")
         problem = f"HTTP {status}: {self._clean(_extract_message(content))}"
         if status == 429 or status >= 500:
             raise TransientFailure(problem, parse_retry_after(response.headers.get("Retry-After")))
@@ -395,13 +395,13 @@ class ChatNoir:
             raise UsageError(f"{url}: ChatNoir refuses {who} ({problem}); {HOW_TO_GIVE_A_KEY}")
         raise self._fail(f"{path}: {problem}; is this ChatNoir? see chatnoir.base_url")
 
-    def _parse_page(self, query: str, reply: _Response) -> Page:
+    def _parse_page(self, query: str, reply: _RawReply) -> Page:
         from chatnoir_api.model import decode_uuid
 
         if reply.status == 404:
             raise self._fail("HTTP 404: no search here; see chatnoir.base_url")
         try:
-            found = decode_json(reply.content, _Reply)
+            found = decode_json(reply.content, _ChatNoirReply)
             named = [(result, decode_uuid(result.uuid)) for result in found.results if result.trec_id is not None]
         except ValueError as error:
             raise self._fail(f"{query!r}: a reply of another form: {self._clean(str(error))}") from None
@@ -485,7 +485,7 @@ def _extract_message(content: bytes) -> str:
         return content.decode("utf-8", errors="replace")
 
 
-def _decode_text(reply: _Response) -> str | MissingDocument:
+def _decode_text(reply: _RawReply) -> str | MissingDocument:
     """Return the decoded text of a document, with replacement characters for invalid bytes."""
     if reply.status == 404:
         return MissingDocument("HTTP 404")

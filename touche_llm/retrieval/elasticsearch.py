@@ -8,23 +8,28 @@ import time
 from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict
 
 from touche_llm.corpus.json_lines import Reader, SkippedLines
+from touche_llm.data.concurrency import TransientFailure
 from touche_llm.data.io import is_word, read_file_state, sha256
 from touche_llm.data.records import Candidate, Document, Topic
 from touche_llm.data.topics import build_query
-from touche_llm.data.transport import TransientFailure
 from touche_llm.errors import BadLine, DataError, UsageError, Warn
-from touche_llm.retrieval.elasticsearch_server import RETRYABLE_STATUSES, ElasticsearchSettings, Server
+from touche_llm.retrieval.elasticsearch_server import (
+    RETRYABLE_STATUSES,
+    ElasticsearchSettings,
+    Server,
+    describe_refusal,
+)
 from touche_llm.text.analysis import STOP_WORDS
 
 if TYPE_CHECKING:  # the client is loaded when a server is opened
     from elasticsearch import Elasticsearch
 
-FORMAT = 1
+FORMAT: Final = 1
 # The analysis of text/analysis.py in Elasticsearch's terms. Lucene refuses terms of more than 32,766 bytes.
 ANALYSIS = (
     "pattern (?U)\\b\\w\\w+\\b, lower case, Lucene's 33 English stop words, Snowball English stemmer, "
@@ -41,7 +46,7 @@ class ElasticManifest(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
-    format: int
+    format: Literal[1] = FORMAT
     corpus: str
     sha256: str
     k1: float
@@ -101,30 +106,23 @@ def _read_manifest(name: str, client: Elasticsearch) -> ElasticManifest | None:
     """Return the manifest of an index; None if there is no such index.
 
     Raises:
-        UsageError: The name stands for several indices, or for one that this program did not create.
+        UsageError: The name stands for several indices, or for one that this version did not create.
     """
     response = client.options(ignore_status=404).indices.get(index=name)
     if response.meta.status == 404:
         return None
     found = response.body if isinstance(response.body, dict) else {}
-    if len(found) != 1:
-        raise UsageError(f"{name}: stands for {len(found)} indices in Elasticsearch; name one (`elasticsearch.index`)")
     try:
-        meta = next(iter(found.values()))["mappings"]["_meta"][META]
-        version = meta.get("format", FORMAT)
-        if version == FORMAT:
-            return ElasticManifest.model_validate(meta)
-    except (LookupError, TypeError, AttributeError, ValidationError):
+        (index,) = found.values()
+        return ElasticManifest.model_validate(index["mappings"]["_meta"][META])
+    except (ValueError, LookupError, TypeError):
         raise UsageError(
-            f"{name}: `touche-llm index` did not create this index; name another one (`elasticsearch.index`)"
+            f"{name}: no index that `touche-llm index` of this version created ({len(found)} indices of this name); "
+            "name another one (`elasticsearch.index`)"
         ) from None
-    raise UsageError(
-        f"{name}: the index has format {version!r:.20}, this program reads {FORMAT}; load the corpus into an index of "
-        "another name"
-    )
 
 
-def _check_parameters(manifest: ElasticManifest, place: str, k1: float, b: float) -> None:
+def _check(manifest: ElasticManifest, place: str, k1: float, b: float) -> None:
     """Raise UsageError if an index has other parameters or another analysis."""
     if manifest.analysis != ANALYSIS:
         raise UsageError(f"{place}: loaded by another version of this program; load the corpus into another index")
@@ -149,9 +147,9 @@ def _request_field(
         found = {}
         for wanted, document in zip(ids, client.mget(index=name, ids=ids, source=field)["docs"], strict=True):
             if "error" in document:
-                raise server.error(f"document {wanted}: {server.describe_refusal(document['error'])}")
+                raise server.error(f"document {wanted}: {describe_refusal(document['error'])}")
             if document["_id"] != wanted:
-                raise server.error(f"{what}: the reply has another document, {server.clean(repr(document['_id']))}")
+                raise server.error(f"{what}: the reply has another document, {document['_id']!r:.80}")
             if document["found"]:
                 found[wanted] = document["_source"][field]
         return found
@@ -179,8 +177,8 @@ class ElasticIndex:
         try:
             # Not retried, since a stage opens the index in its event loop.
             found = self._server.request(f"index {self._name}", partial(_read_manifest, self._name), once=True)
-            self.manifest = _check_complete(found, settings)
-            _check_parameters(self.manifest, f"{settings.url}: index {settings.index}", k1, b)
+            self.manifest = _require_complete(found, settings)
+            _check(self.manifest, f"{settings.url}: index {settings.index}", k1, b)
         except BaseException:
             self._server.close()
             raise
@@ -225,24 +223,17 @@ class ElasticIndex:
     def find_unknown(self, document_ids: Iterable[str]) -> list[str]:
         """Return the ids that the index lacks, in the order given."""
         wanted = list(dict.fromkeys(document_ids))
-        return [ident for ident in wanted if self._text(ident, wanted) is None]
+        for part in self._split_wanted(wanted):
+            self._keep(part, self._server.request(*_request_field(self._server, self._name, part, "text")))
+        return [ident for ident in wanted if self._row(ident) == (None,)]
 
     def get(self, document_id: str) -> Document:
         """Return the document of this id; raises DataError if there is none, and EngineError as `Server.request`."""
-        text = self._text(document_id, [document_id])
-        if text is None:
-            raise DataError(f"{self._name}: document {document_id!r} is not in this index of Elasticsearch")
-        return Document(document_id, text)
-
-    def _text(self, document_id: str, wanted: list[str]) -> str | None:
-        """Return a text; if it was not fetched, all that are `wanted` are."""
+        unknown = self.find_unknown([document_id])
         row = self._row(document_id)
-        if row is None:
-            for part in self._split_wanted(wanted):
-                self._keep(part, self._server.request(*_request_field(self._server, self._name, part, "text")))
-            row = self._row(document_id)
-            assert row is not None
-        return row[0]
+        if unknown or row is None:
+            raise DataError(f"{self._name}: document {document_id!r} is not in this index of Elasticsearch")
+        return Document(document_id, row[0])
 
     def _split_wanted(self, document_ids: Iterable[str]) -> list[list[str]]:
         """Return the ids that were not fetched before, in the parts of a request."""
@@ -253,10 +244,8 @@ class ElasticIndex:
         rows = [(ident, texts.get(ident)) for ident in ids]
         self._fetched.executemany("INSERT OR REPLACE INTO documents VALUES (?, ?)", rows)
 
-    def _row(self, document_id: str) -> tuple[str | None] | None:
-        found = self._fetched.execute("SELECT text FROM documents WHERE id = ?", (document_id,))
-        row: tuple[str | None] | None = found.fetchone()
-        return row
+    def _row(self, document_id: str) -> Any:
+        return self._fetched.execute("SELECT text FROM documents WHERE id = ?", (document_id,)).fetchone()
 
     async def _search(self, topic_id: str, query: str, depth: int) -> list[tuple[str, float]]:
         """Return ids and scores of the best documents, in order."""
@@ -285,21 +274,16 @@ class ElasticIndex:
         return await self._server.request_async(what, send)
 
 
-def _check_complete(manifest: ElasticManifest | None, settings: ElasticsearchSettings) -> ElasticManifest:
+def _require_complete(manifest: ElasticManifest | None, settings: ElasticsearchSettings) -> ElasticManifest:
     """Return the manifest of a complete index; raise DataError if there is none."""
-    place = f"{settings.url}: index {settings.index}"
-    load = (
-        f"touche-llm index --retriever elasticsearch --elasticsearch {settings.url} "
-        f"--elasticsearch-index {settings.index} --corpus FILE"
+    if manifest is not None and manifest.documents is not None:
+        return manifest
+    problem = "no such index" if manifest is None else f"incomplete, since loading {manifest.corpus} was interrupted"
+    raise DataError(
+        f"{settings.url}: index {settings.index}: {problem}; load the corpus, or resume with the same file: "
+        f"`touche-llm index --retriever elasticsearch --elasticsearch {settings.url} "
+        f"--elasticsearch-index {settings.index} --corpus FILE`"
     )
-    if manifest is None:
-        raise DataError(f"{place}: no such index; load the corpus with `{load}`")
-    if manifest.documents is None:
-        raise DataError(
-            f"{place}: incomplete, since loading {manifest.corpus} was interrupted; resume it with `{load}` and the "
-            "same file"
-        )
-    return manifest
 
 
 def load_corpus(
@@ -325,7 +309,7 @@ def load_corpus(
     if not corpus.is_file():
         raise DataError(f"{corpus}: no such corpus file")
     before, name = read_file_state(corpus), settings.index
-    wanted = ElasticManifest(format=FORMAT, corpus=corpus.name, sha256=sha256(corpus), k1=k1, b=b, analysis=ANALYSIS)
+    wanted = ElasticManifest(corpus=corpus.name, sha256=sha256(corpus), k1=k1, b=b, analysis=ANALYSIS)
     place = f"{settings.url}, index {name}"
     with Server(settings, warn) as server:
         fetch = partial(server.request, f"index {name}", partial(_read_manifest, name))
@@ -378,7 +362,7 @@ def _create(server: Server, manifest: ElasticManifest, settings: ElasticsearchSe
     body = build_index_body(manifest, settings.shards)
     response = client.options(ignore_status=400).indices.create(index=settings.index, **body)
     if response.meta.status == 400:
-        refusal = server.describe_refusal(response.body["error"])
+        refusal = describe_refusal(response.body["error"])
         if not refusal.startswith("resource_already_exists_exception"):
             raise server.error(f"cannot create the index {settings.index}: {refusal}")
 
@@ -390,7 +374,7 @@ def _check_source(found: ElasticManifest | None, wanted: ElasticManifest, skip_b
         raise UsageError(f"{place}: deleted just now by another program; run the command again")
     if found.sha256 != wanted.sha256:
         raise UsageError(f"{place}: has another corpus, or another version of {found.corpus}; {other}")
-    _check_parameters(found, place, wanted.k1, wanted.b)
+    _check(found, place, wanted.k1, wanted.b)
     if found.bad_lines and not skip_bad_lines:
         raise UsageError(
             f"{place}: was loaded without {found.bad_lines} bad lines; allow that with `skip_bad_lines: true`, or "
@@ -455,41 +439,35 @@ class _Load:
             for ident, (line, text) in self._batch.items()
         ]
         paths = ["items.*._id", "items.*.status", "items.*.error"]
-        busy = ""
+        refusal = "the reply lacks them"
         for is_stored, reply in streaming_bulk(
             client, actions, chunk_size=len(actions), index=self._name, raise_on_error=False, filter_path=paths
         ):
-            item = reply["create"]
-            line = self._batch[item["_id"]][0]
-            refusal = f"HTTP {item['status']}: {self._server.describe_refusal(item.get('error'))}"
+            ident, status = reply["create"]["_id"], reply["create"]["status"]
+            refusal = f"HTTP {status}: {describe_refusal(reply['create'].get('error'))}"
+            if status in RETRYABLE_STATUSES:
+                continue
+            line, _ = self._batch.pop(ident)
             if is_stored:
                 self.documents += 1
-            elif item["status"] == 409:
-                taken[item["_id"]] = line
-            elif item["status"] in RETRYABLE_STATUSES:
-                busy = refusal
-                continue
-            elif item["status"] >= 500:
-                raise self._server.error(f"document {item['_id']}: {refusal}")
+            elif status == 409:
+                taken[ident] = line
+            elif status >= 500:
+                raise self._server.error(f"document {ident}: {refusal}")
             else:
-                self._bad(line, item["_id"], f"Elasticsearch refuses it: {refusal}")
-            del self._batch[item["_id"]]
-        if self._batch and not busy:
-            raise self._server.error(f"the reply lacks {len(self._batch)} documents that were sent")
-        if busy:
-            raise TransientFailure(f"{len(self._batch)} documents refused: {busy}")
+                self._bad(line, ident, f"Elasticsearch refuses it: {refusal}")
+        if self._batch:
+            raise TransientFailure(f"{len(self._batch)} documents refused: {refusal}")
 
     def _count_stored(self, lines: dict[str, int]) -> None:
         """Count the documents of the index that came from these lines; an id from another line is a duplicate."""
         stored = self._server.request(*_request_field(self._server, self._name, list(lines), "line"))
         for ident, line in lines.items():
-            if ident not in stored:
-                raise self._server.error(f"document {ident}: disappeared; does another program write to this index?")
-            if stored[ident] == line:
+            if stored.get(ident) == line:
                 self.documents += 1
                 self.known += 1
             else:
-                self._bad(line, ident, f"the id occurs already in line {stored[ident]}")
+                self._bad(line, ident, f"the id occurs already in line {stored.get(ident)}")
 
     def _bad(self, line: int, ident: str, problem: str) -> None:
         self.bad_line(BadLine(self._corpus, line, f"document {ident}: {problem}"))

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 from pydantic import AfterValidator, Field
 
+from touche_llm.data.concurrency import TransientFailure, retry, retry_blocking, to_line
 from touche_llm.data.settings import Option, Scope, Section, check_address
-from touche_llm.data.transport import TransientFailure, retry, retry_blocking
 from touche_llm.errors import EngineError, UsageError, Warn, needs_extra
 
 if TYPE_CHECKING:  # the client is loaded when a server is opened
@@ -79,8 +79,7 @@ class Server:
             from elasticsearch.serializer import OrjsonSerializer
         self._settings, self._warn = settings, warn
         self._quiet_until = 0.0
-        self._secrets = _login()
-        options: dict[str, Any] = {"headers": {"authorization": self._secrets[-1]}} if self._secrets else {}
+        options = _read_login()
         if settings.url.startswith("https:"):
             import ssl  # takes a while to load
 
@@ -100,7 +99,7 @@ class Server:
         except BaseException:
             self.close()
             raise
-        self.version = self.clean(str(number))
+        self.version = to_line(str(number))
 
     def __enter__(self) -> Server:
         return self
@@ -124,40 +123,28 @@ class Server:
             UsageError: The server refuses the key or the password.
             EngineError: The server cannot be reached, refuses, sends another reply, or fails for as long as is retried.
         """
-        seconds, call = self._settings.retry_for, partial(self._send, what, send)
-        with self._report_lasting_failure(what, "" if once else f" for {seconds:g} s (elasticsearch.retry_for)"):
-            return call() if once else retry_blocking(call, seconds, TransientFailure, self._note)
+        call = partial(self._send, what, send)
+        with self._report_lasting_failure(what):
+            return call() if once else retry_blocking(call, self._settings.retry_for, TransientFailure, self._note)
 
     async def request_async(self, what: str, send: Callable[[Elasticsearch], ResultT]) -> ResultT:
         """Return the result of a request as `request`, sent in a thread."""
-        seconds, call = self._settings.retry_for, partial(asyncio.to_thread, self._send, what, send)
-        with self._report_lasting_failure(what, f" for {seconds:g} s (elasticsearch.retry_for)"):
-            return await retry(call, seconds, TransientFailure, self._note)
-
-    def describe_refusal(self, error: Any) -> str:
-        """Return `type: reason` of the error of a refusal, shortened."""
-        if isinstance(error, dict) and isinstance(error.get("type"), str):
-            return self.clean(f"{error['type']}: {error['reason']}" if error.get("reason") else error["type"])
-        return self.clean(str(error))
+        call = partial(asyncio.to_thread, self._send, what, send)
+        with self._report_lasting_failure(what):
+            return await retry(call, self._settings.retry_for, TransientFailure, self._note)
 
     def error(self, problem: str) -> EngineError:
         """Return an error that names this server."""
         return EngineError(f"{self._settings.url}: {problem}")
 
-    def clean(self, text: str) -> str:
-        """Return a text of the server on one line, without key and password, shortened."""
-        for secret in self._secrets:
-            text = text.replace(secret, "[secret]")
-        return " ".join(text.split())[:300]
-
     @contextmanager
-    def _report_lasting_failure(self, what: str, duration: str) -> Iterator[None]:
+    def _report_lasting_failure(self, what: str) -> Iterator[None]:
         try:
             yield
         except TransientFailure as failed:
             raise self.error(
-                f"{what}: {failed.reason}{duration}; is Elasticsearch running there? Set its address with "
-                "`elasticsearch.url`"
+                f"{what}: {failed.reason}; is Elasticsearch running there? Set its address with `elasticsearch.url`, "
+                f"or retry for more than {self._settings.retry_for:g} s with `elasticsearch.retry_for`"
             ) from None
 
     def _send(self, what: str, send: Callable[[Elasticsearch], ResultT]) -> ResultT:
@@ -165,7 +152,6 @@ class Server:
         from elastic_transport import ConnectionTimeout, TlsError, TransportError
         from elasticsearch import ApiError, UnsupportedProductError
 
-        # `from None`: a chained error would print the reply, which may contain the key.
         try:
             return send(self._client)
         except UnsupportedProductError:
@@ -174,20 +160,20 @@ class Server:
             ) from None
         except ApiError as error:
             body = error.body
-            refusal = self.describe_refusal(body.get("error") if isinstance(body, dict) else body)
+            refusal = describe_refusal(body.get("error") if isinstance(body, dict) else body)
             raise self._describe_status(what, error.status_code, refusal) from None
         except TlsError as error:
             raise self.error(
-                f"no secure connection: {self.clean(str(error.message))}; the environment variable SSL_CERT_FILE names "
+                f"no secure connection: {to_line(str(error.message))}; the environment variable SSL_CERT_FILE names "
                 "the certificates to trust"
             ) from None
         except ConnectionTimeout:
             raise TransientFailure(f"no answer within {self._settings.request_timeout:g} s") from None
         except NotReached as error:
-            raise TransientFailure(f"the connection broke: {self.clean(str(error.message))}") from None
+            raise TransientFailure(f"the connection broke: {to_line(str(error.message))}") from None
         except (TransportError, ValueError, LookupError, TypeError, AttributeError) as error:
             cause = error.message if isinstance(error, TransportError) else f"malformed reply: {error!r}"
-            raise self.error(f"{what}: {self.clean(str(cause))}; is this Elasticsearch?") from None
+            raise self.error(f"{what}: {to_line(str(cause))}; is this Elasticsearch?") from None
 
     def _describe_status(self, what: str, status: int, refusal: str) -> Exception:
         problem = f"HTTP {status}: {refusal}"
@@ -215,17 +201,21 @@ class Server:
             self._warn(f"{url}: {failed}; tried again for up to {seconds:g} s")
 
 
-def _login() -> list[str]:
-    """Return the secrets of the environment, the last one being the header for logging in; empty if none is set.
+def describe_refusal(error: Any) -> str:
+    """Return `type: reason` of the error of a refusal, shortened."""
+    if isinstance(error, dict) and isinstance(error.get("type"), str):
+        return to_line(f"{error['type']}: {error['reason']}" if error.get("reason") else error["type"])
+    return to_line(str(error))
 
-    The header is built here, since the client accepts only ASCII and Elasticsearch UTF-8.
-    """
+
+def _read_login() -> dict[str, Any]:
+    """Return the arguments of the client that log in, from the environment; empty if it holds no login."""
     key, user, password = (os.environ.get(name, "") for name in (KEY_VARIABLE, USER_VARIABLE, PASSWORD_VARIABLE))
     if bool(user) is not bool(password) or (key and user):
         raise UsageError(f"Elasticsearch: {_HOW_TO_LOG_IN}, not only a part of it or both")
-    if not all(value.isprintable() and value.strip() == value for value in (key, user, password)) or not key.isascii():
+    if not f"{key}{user}{password}".isprintable() or not key.isascii():
         raise UsageError(f"Elasticsearch: the key or password has an invalid form; {_HOW_TO_LOG_IN}")
     if key:
-        return [key, f"ApiKey {key}"]
-    coded = base64.b64encode(f"{user}:{password}".encode()).decode()
-    return [password, coded, f"Basic {coded}"] if user else []
+        return {"api_key": key}
+    # Encoded here, since the client accepts only ASCII and Elasticsearch UTF-8.
+    return {"basic_auth": base64.b64encode(f"{user}:{password}".encode()).decode()} if user else {}

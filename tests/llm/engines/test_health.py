@@ -13,7 +13,7 @@ import pytest
 from tests.answer_models import ComparativeJudgment
 from tests.fake_server import FakeServer, closes, status
 from tests.llm.engines.test_server import question
-from touche_llm.data import transport
+from touche_llm.data import concurrency
 from touche_llm.errors import EngineError
 from touche_llm.llm import http, managed
 from touche_llm.llm.cache import Cache
@@ -31,7 +31,7 @@ Restart = Callable[[], Awaitable[str]]
 
 @pytest.fixture(autouse=True)
 def _short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(transport, "_FIRST_WAIT", 0.01)
+    monkeypatch.setattr(concurrency, "_FIRST_WAIT", 0.01)
     monkeypatch.setattr(http, "_DEAD_AFTER", 0.3)
     monkeypatch.setattr(http, "_INTERVAL", 0.02)
 

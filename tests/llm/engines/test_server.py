@@ -30,7 +30,7 @@ from tests.fake_server import (
     schema_in,
     status,
 )
-from touche_llm.data import transport
+from touche_llm.data import concurrency
 from touche_llm.errors import EngineError
 from touche_llm.llm.answers import Answer, FailedRequest, build_schema
 from touche_llm.llm.cache import Cache, CacheMode, Entry
@@ -45,7 +45,7 @@ from touche_llm.llm.startup import connect as connect_to
 
 @pytest.fixture(autouse=True)
 def _short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(transport, "_FIRST_WAIT", 0.01)
+    monkeypatch.setattr(concurrency, "_FIRST_WAIT", 0.01)
 
 
 @asynccontextmanager

@@ -23,7 +23,7 @@ from tests.fake_chatnoir import (
     status,
 )
 from tests.fake_server import breaks_off, closes, hangs
-from touche_llm.data import transport
+from touche_llm.data import concurrency
 from touche_llm.errors import EngineError, ToucheError, UsageError
 from touche_llm.retrieval import chatnoir as chatnoir_transport
 from touche_llm.retrieval.chatnoir import ChatNoir
@@ -118,7 +118,7 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
-    for module in (chatnoir_transport, transport):
+    for module in (chatnoir_transport, concurrency):
         monkeypatch.setattr(module, "time", clock)
     monkeypatch.setattr(chatnoir_transport, "asyncio", clock)
     return clock

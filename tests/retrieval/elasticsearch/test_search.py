@@ -12,16 +12,15 @@ import pytest
 
 from tests.expect import raises_at
 from tests.fake_elasticsearch import ElasticRequest, FakeElasticsearch, Reply, found, refuses, says
-from tests.retrieval.elasticsearch.elastic_corpus import SOME, Loader, corpus_file, numbered, opened, retrieve, texts_in
+from tests.retrieval.elasticsearch.elastic_corpus import SOME, Loader, corpus_file, numbered, opened, retrieve
 from touche_llm.cli.demo import SAMPLES
 from touche_llm.corpus.json_lines import CorpusFile, read_passages
 from touche_llm.corpus.store import ensure_store
 from touche_llm.data.records import Candidate, Topic
 from touche_llm.data.topics import read_topics
-from touche_llm.errors import DataError, EngineError, ToucheError, UsageError
-from touche_llm.retrieval import elasticsearch as elastic_search
-from touche_llm.retrieval.bm25 import Bm25Settings, ensure_index
-from touche_llm.retrieval.elasticsearch import build_index_body
+from touche_llm.errors import EngineError, ToucheError, UsageError
+from touche_llm.retrieval.base import Bm25Settings
+from touche_llm.retrieval.bm25 import ensure_index
 from touche_llm.retrieval.elasticsearch_server import ElasticsearchSettings
 
 pytestmark = pytest.mark.usefixtures("elasticsearch_alone")
@@ -77,23 +76,10 @@ def test_equal_scores_are_ordered_by_document_id_also_at_the_last_place(
     assert server.of("search")[0].body["size"] == 3
 
 
-def test_a_reply_in_another_order_is_put_in_order(server: FakeElasticsearch, tmp_path: Path) -> None:
-    loaded(server, tmp_path, SOME)
-    scores = {"d2": 1.0, "d3": 2, "d1": 1.0}
-    server.behaviours["search"] = [says(found([{"_id": ident, "_score": score} for ident, score in scores.items()]))]
-    assert [each.document_id for each in search(server, "tea")] == ["d3", "d1", "d2"]
-
-
 @pytest.mark.parametrize("query", ["zebra", "the of and", "", "  ", "?!", '"quoted" AND (x) -tea*'])
 def test_a_query_is_only_words(server: FakeElasticsearch, tmp_path: Path, query: str) -> None:
     loaded(server, tmp_path, SOME)
     assert [each.document_id for each in search(server, query)] == (["d1"] if "tea" in query else [])
-
-
-def test_a_depth_of_a_thousand_is_one_request(server: FakeElasticsearch, tmp_path: Path) -> None:
-    loaded(server, tmp_path, {f"d{n:04d}": f"water {n}" for n in range(1200)})
-    assert len(search(server, "water", 1000)) == 1000
-    assert len(server.of("search")) == 1
 
 
 def test_a_search_is_tried_again_and_given_up_with_the_topic_named(server: FakeElasticsearch, tmp_path: Path) -> None:
@@ -148,17 +134,6 @@ def test_documents_are_fetched_several_at_a_time_and_once(server: FakeElasticsea
         assert len(server.of("mget")) == 3
 
 
-async def test_documents_that_were_not_fetched_come_also_where_an_event_loop_runs(
-    server: FakeElasticsearch, tmp_path: Path
-) -> None:
-    corpus = corpus_file(tmp_path, SOME)
-    await asyncio.to_thread(Loader(server, corpus))
-    with opened(server) as index:
-        assert index.get("d2").text == SOME["d2"]
-        assert index.find_unknown(["d1", "none", "d3"]) == ["none"]
-        assert len(server.of("mget")) == 2
-
-
 async def test_the_event_loop_goes_on_while_elasticsearch_is_slow(server: FakeElasticsearch, tmp_path: Path) -> None:
     corpus = corpus_file(tmp_path, SOME)
     await asyncio.to_thread(Loader(server, corpus))
@@ -188,14 +163,6 @@ def test_a_document_is_requested_again_for_a_while(server: FakeElasticsearch, tm
         server.behaviours["mget"] = [refuses(503), None]
     with opened(server, retry_for=0.0) as index, raises_at(EngineError, server.url, "0 s", "elasticsearch.retry_for"):
         index.get("d1")
-
-
-def test_a_document_can_be_had_without_its_neighbours(server: FakeElasticsearch, tmp_path: Path) -> None:
-    loaded(server, tmp_path, SOME)
-    with opened(server) as index:
-        assert index.get("d2").text == SOME["d2"]
-        with raises_at(DataError, "touche-llm", "'none'"):
-            index.get("none")
 
 
 @pytest.mark.parametrize(
@@ -230,20 +197,6 @@ def test_a_document_that_did_not_come_is_not_taken_for_one_that_is_not_there(
 # Opening.
 
 
-def test_what_is_searched_is_described(server: FakeElasticsearch, tmp_path: Path) -> None:
-    loaded(server, tmp_path, SOME)
-    with opened(server) as index:
-        assert index.description == {
-            "search engine": server.url,
-            "engine": "Elasticsearch 9.1.0",
-            "index": "touche-llm",
-            "loaded from": "corpus.jsonl",
-            "sha256": index.manifest.sha256,
-            "documents": 3,
-            "bad lines": 0,
-        }
-
-
 @pytest.mark.parametrize(
     ("given", "values"),
     [
@@ -260,27 +213,7 @@ def test_an_index_that_does_not_fit_says_what_to_do(
         pass
 
 
-def test_an_index_of_another_analysis_is_refused(
-    server: FakeElasticsearch, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    loaded(server, tmp_path, SOME)
-    monkeypatch.setattr(elastic_search, "ANALYSIS", "another")
-    with raises_at(UsageError, server.url, "index touche-llm"), opened(server):
-        pass
-    assert texts_in(server) == SOME
-
-
 def test_the_settings_hold_names_of_one_index_alone() -> None:
     for name in ("Big", "a,b", "a*", "_all", "-x", "", "a/b", "a b", "<x>", "a\n", ".x", "..", "x" * 201):
         with raises_at(UsageError, "ElasticsearchSettings.index"):
             ElasticsearchSettings(index=name)
-
-
-def test_what_the_index_is_made_of_is_written_as_json_of_plain_values(
-    server: FakeElasticsearch, tmp_path: Path
-) -> None:
-    loaded(server, tmp_path, SOME)
-    with opened(server) as index:
-        body = build_index_body(index.manifest, None)
-    assert body["settings"] == server.indices["touche-llm"].settings
-    assert "number_of_shards" not in body["settings"]["index"]
