@@ -16,9 +16,10 @@ from touche_llm.data.records import Reading
 from touche_llm.errors import EngineError
 from touche_llm.llm.answers import Layout, count_alternatives, list_fields
 from touche_llm.llm.chat import ChatReply, read_completion
-from touche_llm.llm.checks import PECULIARITIES, SYSTEM_MESSAGE, Probe, ServerCheck, Survey, check_thinking, run_probes
+from touche_llm.llm.checks import PECULIARITIES, SYSTEM_MESSAGE, Probe, ServerCheck, Survey, run_probes
 from touche_llm.llm.engine import Completion, Rejected, Transient
 from touche_llm.llm.logprobs import read_label
+from touche_llm.llm.probes import check_thinking
 from touche_llm.llm.request import DELIMITERS, Message, Request, Sampling
 from touche_llm.llm.startup import PROBES, check_start_up
 

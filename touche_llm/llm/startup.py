@@ -24,16 +24,13 @@ from touche_llm.llm.checks import (
     Probe,
     ServerCheck,
     Survey,
-    check_labels,
-    check_open_thought,
-    check_system_message,
-    check_thinking,
     fail,
     run_probes,
 )
 from touche_llm.llm.engine import BrokenReply, Completion, EngineInfo, MissingLogprobs, Rejected, ServedModel, Transient
 from touche_llm.llm.http import API_KEY_VARIABLE, HttpClient
 from touche_llm.llm.logprobs import check_logprobs
+from touche_llm.llm.probes import check_labels, check_open_thought, check_system_message, check_thinking
 from touche_llm.llm.request import EMPTY_CHAT, place_system_message
 from touche_llm.llm.settings import EngineConfig, PoolingConfig
 from touche_llm.llm.tokenizers import ChatTokenizer, LlamaCppTokenCounter
