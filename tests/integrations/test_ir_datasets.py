@@ -14,7 +14,6 @@ import pytest
 import touche_llm as tl
 from tests import ir_datasets_home as home
 from tests.cli.conftest import Touche
-from tests.expect import raises_at
 from tests.sample_runs import run_directly, run_lines
 from tests.scripted_engine import ScriptedEngine
 from touche_llm.cli.demo import SAMPLES
@@ -31,7 +30,6 @@ from touche_llm.tasks import TASKS
 ir_datasets = pytest.importorskip("ir_datasets")
 SAMPLE = SAMPLES / "comparative"
 REPLAY = ("--cache", str(SAMPLE / "cassette.jsonl"), "--cache-mode", "replay")
-DEMO = ("--config", str(SAMPLE / "demo.yaml"), *REPLAY)
 
 
 @pytest.fixture(scope="module")
@@ -101,31 +99,6 @@ async def test_a_dataset_is_run_and_measured_with_its_own_judgments(kind: Kind, 
     values = {(row["run"], row["measure"]): row["value"] for row in json.loads(done.stdout)}
     assert values["out", "relevance nDCG@5"] > 0
     assert touche("validate", "out", "--dataset", kind.dataset).returncode == 0
-
-
-def test_passages_of_a_dataset_give_the_run_of_their_file(touche: Touche, tmp_path: Path) -> None:
-    files = ("--topics", str(SAMPLE / "topics.xml"), "--corpus", str(SAMPLE / "passages.jsonl"))
-    assert touche("run", *DEMO, *files, "--out", "file").returncode == 0
-    done = touche("run", *DEMO, "--dataset", home.PASSAGES, "--out", "dataset")
-    assert done.returncode == 0, done.stderr
-    assert (tmp_path / "dataset/run.txt").read_bytes() == (tmp_path / "file/run.txt").read_bytes()
-
-    # The folder knows its dataset: later stages and measures need no file, and no option.
-    assert touche("judge", *REPLAY, "--out", "dataset").returncode == 0
-    assert touche("rank", *REPLAY, "--out", "dataset").returncode == 0
-    given = [f"--{name}={SAMPLE}/qrels-{name}.txt" for name in ("relevance", "quality", "stance")]
-    own, named, of_files = (
-        json.loads(touche("evaluate", "dataset", "--format", "json", *options).stdout)
-        for options in ((), ("--dataset", home.PASSAGES), given)
-    )
-    assert {row["measure"] for row in own} >= {"relevance nDCG@5", "quality nDCG@5", "stance macro-F1"}
-    assert own == named == [row | {"qrels": mine["qrels"]} for row, mine in zip(of_files, own, strict=True)]
-    assert {Path(row["qrels"]).parent for row in own} == {tmp_path / tl.Dataset(home.PASSAGES).folder / "comparative"}
-    compared = touche("compare", "dataset", "--baseline", "file/run.txt", "--task", "comparative")
-    assert compared.returncode == 0, compared.stderr
-    assert f"4 of {home.PASSAGES}" in " ".join(touche("show", "dataset").stdout.split())
-    assert touche("report", "dataset").returncode == 0
-    assert "heat pump" in (tmp_path / "dataset/report.html").read_text()
 
 
 def test_documents_are_those_of_the_readers_of_published_files(files: Path) -> None:
@@ -228,28 +201,6 @@ def test_any_dataset_with_texts_is_run_for_a_task_that_is_named(
     assert {row["measure"].split()[0] for row in json.loads(measured.stdout)} == {"relevance"}
     wrong = touche("retrieve", "--dataset", name, "--task", "sentence_pairs", "--out", "pairs")
     assert wrong.returncode == 2 and "sentences" in wrong.stderr and len(wrong.stderr.splitlines()) <= 2
-
-
-class BeirRow(NamedTuple):
-    doc_id: str
-    text: str
-    title: str = "Tea"
-    stance: str = "PRO"
-
-
-@pytest.mark.parametrize(
-    ("row", "task", "wanted"),
-    [
-        (Row("d1", "Tea."), "arguments_2020", "arguments"),
-        (Row("d1", "Tea."), "sentence_pairs", "arguments with sentences"),
-        (BeirRow("d1", "Tea."), "sentence_pairs", "arguments with sentences"),
-    ],
-)
-def test_documents_of_another_kind_are_refused(
-    register: Callable[..., str], row: Row | BeirRow, task: str, wanted: str
-) -> None:
-    with raises_at(UsageError, "irds:mine", type(row).__name__, f"not {wanted};"):
-        tl.open_corpus(tl.Dataset(register(Rows([row])), task))
 
 
 @pytest.mark.parametrize(

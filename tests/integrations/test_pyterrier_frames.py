@@ -8,9 +8,8 @@ import pandas as pd
 import pytest
 
 from tests.expect import raises_at
-from touche_llm.data.records import Document
 from touche_llm.errors import DataError
-from touche_llm.integrations.pyterrier import FrameCorpus, read_candidates, read_judgments, read_topics
+from touche_llm.integrations.pyterrier import read_candidates, read_judgments, read_topics
 from touche_llm.tasks import get_task
 
 
@@ -46,29 +45,11 @@ def test_candidates_are_in_the_order_of_scores_ranks_or_rows(
     assert [(candidate.document_id, candidate.rank) for candidate in second] == [("a", 1)]
 
 
-def test_rows_alone_are_scored_by_their_ranks_from_1() -> None:
-    candidates = read_candidates(frame_of(*FOUR), get_task("controversial"), None, "score")
-    assert [[candidate.score for candidate in ranking] for ranking in candidates.list_rankings()] == [
-        [-1, -2, -3],
-        [-1],
-    ]
-
-
 def test_the_first_topic_with_several_values_is_named_with_their_number() -> None:
     rows = (*FOUR[:3], ("2", "a"), ("2", "b"), ("3", "a"))
     frame = frame_of(*rows, description=["x", "y", "z", "x", "y", "x"])
     with raises_at(DataError, "frame", "topic 1", "3 different description"):
         read_topics(frame)
-
-
-def test_title_and_side_of_an_argument_may_be_missing() -> None:
-    frame = frame_of(*FOUR[:3], title=["Tea", None, float("nan")], side=["PRO", float("nan"), None])
-    corpus = FrameCorpus(get_task("arguments_2020"), frame)
-    assert [corpus.get(name) for name in ("a", "b", "c")] == [
-        Document("a", "a", "Tea", "PRO"),
-        Document("b", "b", "", ""),
-        Document("c", "c", "", ""),
-    ]
 
 
 @pytest.mark.parametrize(

@@ -176,23 +176,6 @@ def test_an_existing_file_is_replaced_only_on_demand(topics: list[tl.Topic], cor
     assert len(file.read_text().splitlines()) == sum(map(len, candidates.rankings.values()))
 
 
-def test_settings_are_checked_with_the_name_of_the_argument(topics: list[tl.Topic], corpus: Any) -> None:
-    for make, location in (
-        (lambda: tl.LanguageModel("nohost"), "engine.base_url"),
-        (lambda: tl.LanguageModel(cache=3), "cache.file"),  # type: ignore[arg-type]
-        (lambda: tl.EngineConfig(concurrency="auto"), "EngineConfig.concurrency"),
-        (lambda: tl.RankOptions(weights={"relevance": -1.0}), "RankOptions.weights.relevance"),
-        (lambda: tl.open_corpus(task="comparative", search_engine={}), "search_engine"),  # type: ignore[arg-type]
-        (lambda: tl.LanguageModel(sampling={"temperature": -1}), "sampling.temperature"),  # type: ignore[arg-type]
-        (lambda: tl.open_corpus("x", task="comparative", retriever="bm25"), "retriever"),  # type: ignore[arg-type]
-    ):
-        with pytest.raises(tl.UsageError) as caught:
-            make()
-        assert caught.value.location == location
-    with pytest.raises(tl.UsageError):
-        tl.evaluate(tl.retrieve(topics, corpus), None)  # type: ignore[arg-type]
-
-
 def test_judgments_of_another_task_are_refused(topics: list[tl.Topic], corpus: Any) -> None:
     candidates = tl.retrieve(topics, corpus, depth=3)
     other = replace(candidates, task=tl.get_task("controversial"))
@@ -200,20 +183,6 @@ def test_judgments_of_another_task_are_refused(topics: list[tl.Topic], corpus: A
         judgments = tl.judge(candidates, model, stance=tl.StanceSettings(depth=0))
     with raises_at(tl.UsageError, "judgments", "comparative", "controversial"):
         tl.rank(other, judgments)
-
-
-@pytest.mark.parametrize(
-    ("frame", "values"),
-    [
-        (pd.DataFrame(), ["topic", "document", "rank or score", "no columns"]),
-        (pd.DataFrame({"topic": ["1"], 7: ["a"]}), ["document", "rank or score", "7"]),
-    ],
-)
-def test_a_frame_without_the_columns_names_those_it_lacks_and_those_it_has(
-    frame: pd.DataFrame, values: list[str], topics: list[tl.Topic], corpus: Any
-) -> None:
-    with raises_at(tl.DataError, "frame", *values):
-        tl.Candidates.from_frame(frame, topics, corpus)
 
 
 def test_a_topic_given_twice_and_a_closed_corpus_are_refused(topics: list[tl.Topic], corpus: Any) -> None:

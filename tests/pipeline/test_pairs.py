@@ -16,7 +16,7 @@ from tests.write_demo_cassette import script_of
 from touche_llm.data.io import read_records
 from touche_llm.data.records import Failure, Judgment, RunLine
 from touche_llm.data.trec_runs import read_candidates
-from touche_llm.errors import DataError, EngineError
+from touche_llm.errors import DataError
 from touche_llm.evaluation.run_validation import validate_run
 from touche_llm.llm.answers import list_fields
 from touche_llm.llm.request import Request
@@ -141,29 +141,6 @@ async def test_where_the_corpus_has_too_few_it_is_said_and_nothing_is_invented(t
     assert stages["judge"]["topics with too few pairs"]["3"] == sizes["3"]
     assert stages["rank"]["topics with too few lines"]["3"] == sizes["3"]
     assert all(part.endswith("__PREMISE__1") for line in lines for part in line.document_id.split(","))
-
-
-async def test_a_run_stopped_in_the_middle_of_the_pairs_asks_only_for_the_rest(tmp_path: Path) -> None:
-    asked: list[str] = []
-
-    def stops_after_90(request: Request) -> Fields:
-        if len(asked) == 90:
-            raise EngineError("stopped")
-        asked.append(request.key)
-        return SCRIPT(request)
-
-    def notes(request: Request) -> Fields:
-        asked.append(request.key)
-        return SCRIPT(request)
-
-    settings: dict[str, Any] = {"topic": ("3",), "pairs__judged": 40, "engine__concurrency": 1}
-    with pytest.raises(EngineError, match="stopped"):
-        await run(tmp_path, stops_after_90, **settings)
-    assert not (tmp_path / "out" / "judgments.jsonl").exists()
-    lines, _ = await run(tmp_path, notes, **settings)
-    assert len(asked) == len(set(asked)) == 60 + 40 + 20
-    again, _ = await run(tmp_path, notes, **settings)
-    assert again == lines and len(asked) == 120
 
 
 async def test_a_replay_needs_no_other_answer_whatever_the_weights(tmp_path: Path) -> None:

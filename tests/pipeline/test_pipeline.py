@@ -13,7 +13,7 @@ import yaml
 from aiohttp import web
 
 from tests.fake_server import FakeServer, fields_in, good, says
-from tests.sample_runs import SAMPLE, Silent, config_for, rank_stage, retrieve_stage, run_lines, run_on, run_scripted
+from tests.sample_runs import SAMPLE, Silent, config_for, run_lines, run_on, run_scripted
 from tests.scripted_engine import Label
 from touche_llm.data.io import read_records
 from touche_llm.data.records import Failure, Judgment
@@ -144,19 +144,6 @@ async def test_one_field_without_probabilities_makes_the_whole_judgment_plain(tm
     (judgment,) = (judgment for judgment in judgments if judgment.source == "value")
     assert set(judgment.readings) == {"relevance", "quality", "stance"}
     assert all(reading.probabilities is None for reading in judgment.readings.values())
-
-
-async def test_a_first_stage_that_finds_nothing_says_why(tmp_path: Path) -> None:
-    (tmp_path / "same.jsonl").write_text('{"id": "a", "contents": "heat pump"}\n{"id": "b", "contents": "heat pump"}\n')
-    config = config_for(tmp_path, corpus=tmp_path / "same.jsonl", topic=("3",))
-    with pytest.raises(DataError, match="found nothing for any topic.*`retriever.name: okapi`"):
-        await retrieve_stage(config, tmp_path / "out", Silent())
-
-
-async def test_candidates_of_topics_that_the_file_does_not_have_are_told_also_when_ranking(tmp_path: Path) -> None:
-    (tmp_path / "candidates.run.txt").write_text("99 Q0 d 1 1.0 t\n")
-    with pytest.raises(DataError, match="1 of its topics are not in .*: 99"):
-        await rank_stage(config_for(tmp_path), tmp_path, Silent())
 
 
 @pytest.mark.parametrize("task", ["comparative", "controversial", "sentence_pairs"])

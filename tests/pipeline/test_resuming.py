@@ -59,14 +59,6 @@ async def test_a_run_that_is_killed_goes_on_and_asks_only_for_what_is_missing(tm
     assert (tmp_path / "whole" / "run.txt").read_bytes() == first
 
 
-async def test_replay_gives_the_same_bytes_with_the_server_gone(tmp_path: Path) -> None:
-    await run_on(FakeServer(), config_for(tmp_path, topic=("3", "7")), tmp_path / "asked")
-    replay = config_for(tmp_path, topic=("3", "7"), cache__mode="replay")
-    await pipeline.run_all(replay, tmp_path / "replayed", Silent())
-    for name in ("run.txt", "judgments.jsonl", "candidates.run.txt"):
-        assert (tmp_path / "asked" / name).read_bytes() == (tmp_path / "replayed" / name).read_bytes()
-
-
 async def test_a_stage_that_fails_leaves_nothing_of_an_earlier_state_behind_it(tmp_path: Path) -> None:
     out = tmp_path / "out"
     await run_on(FakeServer(), config_for(tmp_path, topic=("3",), depth=5), out)

@@ -259,24 +259,6 @@ async def test_without_log_probabilities_the_answered_labels_count(tmp_path: Pat
     assert {line.stance for line in lines} == {"NO"}
 
 
-async def test_a_task_without_objects_is_asked_once(tmp_path: Path) -> None:
-    def script(request: Request) -> Answer:
-        if list(list_fields(request.schema)) == ["position", "stance"]:
-            return {"position": {"YES": 0.5, "NO": 0.5}, "stance": {"CON": 0.8, "PRO": 0.1, "NEU": 0.1}}
-        return {"relevance": 2, "quality": 1, "stance": "PRO"}
-
-    config = config_for(tmp_path, task="controversial", limit_topics=1, depth=4, stance__depth=3)
-    assert config.stance is not None and config.stance.prompt == "both_orders"
-    _, asked = await judged(config, tmp_path / "out", script)
-    assert len(asked) == 3
-    assert len(readings(tmp_path / "out")) == 3
-    for reading in readings(tmp_path / "out"):
-        assert reading.probabilities == pytest.approx({"PRO": 0.05, "CON": 0.4, "NEU": 0.05, "NO": 0.5})
-        assert reading.orders == 1
-    lines, _ = await ranked(config, tmp_path / "out")
-    assert [line.stance for line in lines] == ["NO"] * 3 + ["PRO"]
-
-
 async def test_readings_of_another_task_are_refused_when_ranking(tmp_path: Path) -> None:
     out = tmp_path / "out"
     await judged(heating(tmp_path), out, Judge(FIRST_PLEASE, FIRST_PLEASE))

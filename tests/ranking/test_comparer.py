@@ -3,7 +3,6 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import replace
 from functools import cache
 from itertools import permutations, product
 from pathlib import Path
@@ -35,7 +34,7 @@ from touche_llm.prompts.purposes import (
     list_template_variables,
 )
 from touche_llm.ranking.comparer import Comparer
-from touche_llm.tasks import TASKS, get_task
+from touche_llm.tasks import get_task
 
 TOPIC = Topic("7", "Which is better, tea or coffee?", "Find out.", "Both count.", ("tea", "coffee"))
 LONG = " ".join(f"Sentence number {number} speaks of tea and of coffee." for number in range(60))
@@ -254,33 +253,10 @@ async def test_documents_are_cut_to_equal_shares_with_which_the_request_fits_the
         assert engine.size((Message("user", text),)) - 10 >= 0.6 * min(longest, tokens)
 
 
-async def test_of_pages_excerpts_are_shown_that_fit() -> None:
-    topic = Topic("9", "Should tea be drunk?")
-    filler = " ".join(f"Line {number} is about nothing of interest here." for number in range(200))
-    texts = {"p": f"{filler} Tea should be drunk, since tea is good for you. {filler}", "q": "Tea is good."}
-    engine = StrictEngine(first_shown, 16000)
-    comparer = comparer_for(engine, texts, task="controversial", topic=topic, tokens=2000)
-    assert await comparer.estimate_best(["p", "q"]) is not None
-    (comparison,) = comparer.comparisons
-    assert set(comparison.cut) == {"p"} and comparison.cut["p"].parts
-    assert "Tea should be drunk" in engine.requests[0].messages[1].content
-    assert engine.sizes[0] + 40 <= 16000
-
-
 async def test_a_prompt_that_leaves_no_room_names_the_topic_the_step_and_what_to_do() -> None:
     comparer = comparer_for(StrictEngine(first_shown, await prompt_size()))
     with raises_at(PromptError, "prompt comparative/order, topic 7", "`engine.context`", "listwise:20"):
         await comparer.order(["a", "b", "c"])
-
-
-@pytest.mark.parametrize("task", [name for name, task in TASKS.items() if task.objects_answer is None])
-async def test_quality_is_a_criterion_only_where_it_is_graded(task: str) -> None:
-    engine = StrictEngine(first_shown)
-    comparer = comparer_for(engine, task=task, topic=replace(TOPIC, objects=None))
-    await comparer.estimate_best(["a", "b"])
-    await comparer.order(["a", "b", "c"])
-    mentions = {"quality" in request.messages[0].content.lower() for request in engine.requests}
-    assert len(engine.requests) == 2 and mentions == {"quality" in get_task(task).question.grades}
 
 
 @pytest.mark.parametrize("task", ["comparative", "controversial", "sentence_pairs"])

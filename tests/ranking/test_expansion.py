@@ -19,7 +19,7 @@ from tests.sample_runs import Silent, config_for, retrieve_stage, run_lines
 from tests.scripted_engine import FACTS, Label, ScriptedEngine
 from touche_llm.config import Config
 from touche_llm.data.io import read_records
-from touche_llm.data.records import Candidate, Failure, Queries
+from touche_llm.data.records import Failure, Queries
 from touche_llm.errors import ReplayMiss, UsageError
 from touche_llm.llm.cache import Cache, CacheMode
 from touche_llm.llm.model import ModelClient
@@ -137,10 +137,6 @@ def test_settings_that_make_no_sense_are_refused(name: str, value: object) -> No
     flags = {"topics": Path("t.xml"), "corpus": Path("c.jsonl"), f"expansion.{name}": value}
     with raises_at(UsageError, "options", f"expansion.{name}: "):
         load_config(None, flags)
-
-
-def ranking(*names: str) -> list[Candidate]:
-    return [Candidate("1", name, rank, 9.0 - rank) for rank, name in enumerate(names, start=1)]
 
 
 @pytest.mark.parametrize(

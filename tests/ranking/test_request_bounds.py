@@ -1,4 +1,4 @@
-"""Maximum number of comparisons: never exceeded, whatever is answered, and reached for few documents."""
+"""Maximum number of comparisons: never exceeded, whatever is answered."""
 
 from __future__ import annotations
 
@@ -17,10 +17,6 @@ from touche_llm.ranking.steps import RankingSettings
 
 def settings_of(name: str, **given: object) -> Any:
     return type(getattr(RankingSettings(), name)).model_validate(given)
-
-
-class Undecided(Exception):
-    """A question that is not answered yet."""
 
 
 def count_requests(name: str, documents: int, own: Any, choose: Any) -> int:
@@ -63,46 +59,3 @@ def test_no_answers_take_more_comparisons(
         return shown[:count] if generator.random() < trust else generator.sample(shown, count)
 
     assert count_requests(name, documents, own, choose) <= own.bound_comparisons(documents)
-
-
-def try_all(name: str, documents: int, own: Any) -> set[int]:
-    """The numbers of requests over all answers, tried one after the other."""
-    seen: set[int] = set()
-    paths: list[list[int]] = [[]]
-    while paths:
-        path = paths.pop()
-        ahead = iter(path)
-        open_: list[int] = []
-
-        def choose(shown: Shown, count: int, ahead: Any = ahead, open_: list[int] = open_) -> Sequence[str]:
-            place = next(ahead, None)
-            if place is None:
-                open_.append(len(shown))
-                raise Undecided
-            return (shown[place],)
-
-        try:
-            seen.add(count_requests(name, documents, own, choose))
-        except Undecided:
-            paths += [[*path, place] for place in range(open_[0])]
-    return seen
-
-
-@pytest.mark.parametrize(
-    ("name", "documents", "own"),
-    [
-        ("sliding", 4, {"passes": 2, "both_orders": False}),
-        ("setwise", 5, {"children": 2, "top": 2}),
-        ("setwise", 5, {"children": 2, "top": 4}),
-        ("setwise", 6, {"children": 3, "top": 2}),
-        ("setwise", 5, {"children": 3, "top": 5}),
-        ("setwise", 4, {"children": 1, "top": 2}),
-        ("insertion", 5, {"children": 2, "top": 3}),
-        ("insertion", 5, {"children": 3, "top": 2}),
-        ("insertion", 6, {"children": 1, "top": 2}),
-        ("insertion", 5, {"children": 3, "top": 1}),
-    ],
-)
-def test_for_few_documents_the_maximum_is_reached(name: str, documents: int, own: Mapping[str, object]) -> None:
-    given = settings_of(name, **own)
-    assert max(try_all(name, documents, given)) == given.bound_comparisons(documents)

@@ -149,17 +149,6 @@ def test_a_task_without_sides_has_nothing_to_balance() -> None:
         check_balance(parse_steps(["judge", "balance:5"]), ())
 
 
-async def test_where_a_topic_has_nothing_that_has_weight_its_order_stays() -> None:
-    # As where its objects are not known, so that the comparisons were left out.
-    weights = {"first_stage": 0.0, "judge": 0.0, "pairwise": 1.0}
-    ranking = await rank("judge,fusion:4", scored(list("abcd")), scored(list("dcba")), fusion={"weights": weights})
-    assert ids(ranking) == list("dcba")
-    chosen = {"weights": weights}
-    asking = asking_by({"c": 2.0, "d": 1.0})
-    later = await rank("judge,fusion:4,pairwise:2", scored(list("abcd")), scored(list("dcba")), asking, fusion=chosen)
-    assert ids(later) == list("cdba")
-
-
 @given(
     st.lists(st.floats(0, 1), min_size=6, max_size=12),
     st.permutations(range(12)),
@@ -192,24 +181,6 @@ async def test_a_document_without_a_judgment_changes_nothing_among_the_interpola
     lacking = {document: mark for document, mark in lacking.items() if document in documents}
     expected = [document for mark in (-1.0, -2.0) for document in ids(first) if lacking.get(document) == mark]
     assert after[-len(expected) :] == expected
-
-
-async def test_documents_without_a_judgment_stay_below_all_later_fusions() -> None:
-    first = scored(list("abcd"))
-    judged = [ScoredDocument("b", 0.8), ScoredDocument("c", 0.7), ScoredDocument("a", -2.0), ScoredDocument("d", -2.0)]
-    method = {"method": "interpolation"}
-    for steps in ("judge,fusion:4", "judge,fusion:4,fusion:4", "judge,fusion:3,fusion:4"):
-        ranking = await rank(steps, first, judged, fusion=method)
-        assert ids(ranking) == list("bcad")
-        values = [document.score for document in ranking]
-        assert values == sorted(values, reverse=True)
-    # Nothing of the judgments is fused without their weight, or by ranks.
-    assert ids(await rank("judge,fusion:4", first, judged, fusion={**method, "weights": {"judge": 0.0}})) == list(
-        "abcd"
-    )
-    assert ids(await rank("judge,fusion:4", first, judged, fusion={"k": 0}))[0] == "b"
-    none = [ScoredDocument(document, -2.0) for document in "dcba"]
-    assert ids(await rank("judge,fusion:4", first, none, fusion=method)) == list("dcba")
 
 
 async def test_a_fusion_weighs_rankings_by_the_names_of_their_steps() -> None:

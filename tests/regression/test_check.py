@@ -152,19 +152,6 @@ def test_a_check_says_that_it_does_not_see_a_change_of_the_prompt_for_queries(co
     assert not outcome.differences and outcome.note == QUERIES_NOT_CHECKED
 
 
-def test_examples_that_are_added_are_shown_as_turns(tmp_path: Path) -> None:
-    mine = overlay(tmp_path / "mine", "controversial", judge=("{% block user %}", "{% block user %}"))
-    (mine / "controversial" / "judge.examples.yaml").write_text(
-        "- topic: {id: '900', title: 'Should cats vote?'}\n  document: They never asked to.\n"
-        "  answer: {relevance: 3, quality: 1, position: YES, stance: CON}\n"
-    )
-    differences = checked(FOLDER / "controversial", mine)
-    (prompt,) = group_by_kind(differences)["prompt"]
-    assert prompt.name == "judge"
-    assert "+[assistant]" in prompt.text and '+[3,1,"Y","C"]' in prompt.text
-    assert len(differences) > 2 and all(each.topic for each in differences if each.kind == "missing")
-
-
 def test_a_changed_weight_moves_ranks_and_figures(copy_of: Copy) -> None:
     folder = copy_of("comparative")
     edit(
@@ -244,17 +231,6 @@ def test_a_change_of_rendering_by_the_program_is_reported_without_a_changed_temp
     (old,), (new,) = ([line for line in judge.text.split("\n")[2:] if line.startswith(sign)] for sign in "-+")
     assert new[1:] == old[1:].upper() != old[1:]
     assert "rendered differently by the program, not by its template" in format_differences("x", differences)
-
-
-def test_recorded_templates_that_the_program_no_longer_takes_leave_the_recorded_requests_to_compare_with(
-    copy_of: Copy, tmp_path: Path
-) -> None:
-    folder = copy_of("comparative")
-    edit(folder / "prompts" / "judge" / "judge.jinja", "{{ document }}", "{{ text_of_long_ago }}")
-    assert not checked(folder)
-    mine = overlay(tmp_path / "mine", "comparative", judge=("You are an assessor", "You assess"))
-    (prompt,) = group_by_kind(checked(folder, mine))["prompt"]
-    assert prompt.name == "judge" and "+You assess" in prompt.text
 
 
 def test_a_check_leaves_the_folder_as_it_was_and_needs_nothing_but_it(

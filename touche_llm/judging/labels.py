@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
 
@@ -39,34 +39,26 @@ def check_judgments(judgments: Iterable[Judgment], question: Question, place: ob
     names = {field: [str(label) for label in allowed] for field, allowed in labels.items()}
     grades = {field: [int(label) for label in labels[field]] for field in question.grades}
     stances = names.get("stance", [NO_STANCE_COLUMN])
+
+    def find_problems(judgment: Judgment) -> Iterator[str]:
+        for aspect, grade in judgment.grades.items():
+            if aspect not in grades:
+                yield f"grade of {aspect!r:.40}; the task grades {', '.join(grades)}"
+            elif not min(grades[aspect]) <= grade <= max(grades[aspect]):
+                yield f"{aspect} {grade:g}; expected {min(grades[aspect])} to {max(grades[aspect])}"
+        if judgment.stance not in stances:
+            yield f"stance {judgment.stance!r:.40}; expected {', '.join(stances)}"
+        for field, reading in judgment.readings.items():
+            if field not in names:
+                yield f"reading of {field!r:.40}; the answer has {', '.join(names)}"
+            elif foreign := {str(reading.answered), *reading.shares} - set(names[field]):
+                yield f"{field} {min(foreign)!r:.40} in the answer; expected {', '.join(names[field])}"
+
     for judgment in judgments:
-        if problem := _find_foreign_value(judgment, grades, names, stances):
+        for problem in find_problems(judgment):
             raise DataError(
                 f"{place}: topic {judgment.topic_id}, document {judgment.document_id}: {problem}; judge it again"
             )
-
-
-def _find_foreign_value(
-    judgment: Judgment,
-    grades: Mapping[str, Sequence[int]],
-    names: Mapping[str, Sequence[str]],
-    stances: Sequence[str],
-) -> str | None:
-    """Return the problem of the first value that the question does not have; None if it has all."""
-    for aspect, grade in judgment.grades.items():
-        if aspect not in grades:
-            return f"grade of {aspect!r:.40}; the task grades {', '.join(grades)}"
-        if not min(grades[aspect]) <= grade <= max(grades[aspect]):
-            return f"{aspect} {grade:g}; expected {min(grades[aspect])} to {max(grades[aspect])}"
-    if judgment.stance not in stances:
-        return f"stance {judgment.stance!r:.40}; expected {', '.join(stances)}"
-    for field, reading in judgment.readings.items():
-        if field not in names:
-            return f"reading of {field!r:.40}; the answer has {', '.join(names)}"
-        for label in (str(reading.answered), *reading.shares):
-            if label not in names[field]:
-                return f"{field} {label!r:.40} in the answer; expected {', '.join(names[field])}"
-    return None
 
 
 def combine_grades(

@@ -74,16 +74,16 @@ async def estimate_cost(
     """
     result = DryRun()
     directory, output = RunDirectory(folder or Path()), None
-    if stages[0] == "retrieve":
-        with RunContext(config, progress) as context:
+    with (
+        RunContext(config, progress) as context,
+        open_known_answers(config.cache.file, config.cache.mode) as cache,
+    ):
+        if stages[0] == "retrieve":
             context.check_sources()
             if folder is not None:
                 directory.check_path()
                 check_settings(directory, context, "run" if len(stages) > 1 else "retrieve", overwrite=overwrite)
-    with (
-        RunContext(config, ForwardedProgress(progress, "dry run")) as context,
-        open_known_answers(config.cache.file, config.cache.mode) as cache,
-    ):
+        context.progress = ForwardedProgress(progress, "dry run")
         facts = assume_engine_info(config.engine, cache)
         result.context = facts.context if facts.engine or config.engine.context else None
         answered: set[str] = set()

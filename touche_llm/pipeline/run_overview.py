@@ -3,34 +3,28 @@
 from __future__ import annotations
 
 import math
+import os
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
+from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 from pydantic import model_validator
 
+from touche_llm.config import Config
 from touche_llm.data.io import open_atomic, sha256
 from touche_llm.data.records import Model
 from touche_llm.data.settings import load_yaml, to_yaml
-from touche_llm.errors import DataError, UsageError
+from touche_llm.errors import DataError, ToucheError, UsageError
 from touche_llm.evaluation.qrels import Coverage
-from touche_llm.pipeline.run_directory import RunDirectory, read_counts
+from touche_llm.pipeline.config_file import METADATA
+from touche_llm.pipeline.run_directory import BATCH, LOCK, OUTPUTS, RECORDED, RUN, RunDirectory, read_counts
 from touche_llm.tasks.task import Task
 
 if TYPE_CHECKING:
     from touche_llm.evaluation.measures import Evaluation
-
-import os
-from dataclasses import dataclass
-from datetime import datetime
-from typing import Any
-
-from touche_llm.config import Config
-from touche_llm.errors import ToucheError
-from touche_llm.pipeline.config_file import METADATA
-from touche_llm.pipeline.run_directory import BATCH, LOCK, OUTPUTS, RECORDED, RUN
 
 # Any of these files marks a folder as a run.
 _MARKS = frozenset((METADATA, LOCK, BATCH, *(name for names in OUTPUTS.values() for name in names)))
@@ -43,8 +37,6 @@ EMPTY = "empty"
 UNFINISHED = "unfinished"
 # State of a run whose last finished stage is this one.
 _STATES = {"retrieve": "retrieved", "judge": "judged", "rank": COMPLETE}
-
-
 _REQUESTS = ("requests", "cache_hits", "prompt_tokens", "completion_tokens")
 
 

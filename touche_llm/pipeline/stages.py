@@ -194,13 +194,6 @@ async def _rank_judgments(context: RunContext, judgments: Judgments) -> Ranking:
 def read_first_stage(context: RunContext, directory: RunDirectory) -> Candidates:
     """Read the candidates to judge; raise UsageError if there are too few or too many for the depth."""
     candidates = directory.read_first_stage(context)
-    _check_depth(context, directory)
-    _check_count(context, directory, candidates)
-    return candidates
-
-
-def _check_depth(context: RunContext, directory: RunDirectory) -> None:
-    """Raise UsageError if the depth exceeds that of the first stage."""
     found = directory.read_metadata().stages.get("retrieve", {}).get(DEPTH)
     depth = context.config.first_stage_depth
     if isinstance(found, int) and depth > found:
@@ -208,17 +201,13 @@ def _check_depth(context: RunContext, directory: RunDirectory) -> None:
             f"{directory}: the first stage has a depth of {found:,} documents per topic, and {depth:,} are to be "
             f"judged; give `depth: {found}`, or repeat the first stage with `touche-llm retrieve --overwrite`"
         )
-
-
-def _check_count(context: RunContext, directory: RunDirectory, candidates: Candidates) -> None:
-    """Raise UsageError if there are more documents than a file of judgments can hold."""
-    depth = context.config.first_stage_depth
-    per_topic = [len(ranking[:depth]) for ranking in candidates.list_rankings()]
-    if sum(per_topic) > MAX_JUDGMENTS:
+    count, topics = sum(len(ranking[:depth]) for ranking in candidates.list_rankings()), len(candidates.topics)
+    if count > MAX_JUDGMENTS:
         raise UsageError(
-            f"{directory}: {sum(per_topic):,} documents to judge; a run holds at most {MAX_JUDGMENTS:,} judgments; "
-            f"give `depth: {MAX_JUDGMENTS // len(per_topic)}`, or divide the topics among several runs with `topic: ID`"
+            f"{directory}: {count:,} documents to judge; a run holds at most {MAX_JUDGMENTS:,} judgments; "
+            f"give `depth: {MAX_JUDGMENTS // topics}`, or divide the topics among several runs with `topic: ID`"
         )
+    return candidates
 
 
 def _check_pairs(judgments: Judgments, directory: RunDirectory) -> None:
@@ -391,9 +380,13 @@ async def retrieve_candidates(context: RunContext) -> Candidates:
     """
     config = context.config
     if config.candidates is not None:
-        candidates = await _read_candidates(context)
-        with context.progress.stage("reading candidates", 1) as done:
-            done()
+        # More sentences than `depth` may be judged if they give too few pairs.
+        found = context.read_candidates(config.candidates, config.first_stage_depth)
+        if not any(found.rankings.values()):
+            ids = [topic.id for topic in context.topics]
+            raise DataError(f"{config.candidates}: no candidates for any chosen topic: {shorten(ids)}")
+        candidates = replace(found, corpus=context.corpus, rankings=normalise_rankings(found.rankings.values()))
+        await candidates.check()
         warn_of_empty(candidates, context.progress)
         return candidates
     expander = None
@@ -407,16 +400,3 @@ async def retrieve_candidates(context: RunContext) -> Candidates:
         fields=config.retriever.query,
         expander=expander,
     )
-
-
-async def _read_candidates(context: RunContext) -> Candidates:
-    config = context.config
-    assert config.candidates is not None
-    # More sentences than `depth` may be judged if they give too few pairs.
-    found = context.read_candidates(config.candidates, config.first_stage_depth)
-    if not any(found.rankings.values()):
-        ids = [topic.id for topic in context.topics]
-        raise DataError(f"{config.candidates}: no candidates for any chosen topic: {shorten(ids)}")
-    candidates = replace(found, corpus=context.corpus, rankings=normalise_rankings(found.rankings.values()))
-    await candidates.check()
-    return candidates
