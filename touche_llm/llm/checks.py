@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
@@ -240,24 +240,6 @@ class Survey:
     def build_probe(self, top_logprobs: int = 0) -> Request:
         """Return a request that allows one answer."""
         return self.server.build_check(PROBE_MESSAGES, _PROBE_SCHEMA, Sampling(top_logprobs=top_logprobs))
-
-
-@dataclass(frozen=True, slots=True)
-class Probe:
-    """Probe of a server: `run` sends its requests and returns its checks, if `is_possible` after those so far."""
-
-    run: Callable[[Survey], Awaitable[list[ServerCheck]]]
-    is_possible: Callable[[Survey], bool] = lambda _: True
-
-
-async def run_probes(survey: Survey, probes: Sequence[Probe]) -> None:
-    """Run the probes that are possible, in order, and keep their checks."""
-    for probe in probes:
-        if probe.is_possible(survey):
-            found = await probe.run(survey)
-            # Only now: a probe can replace earlier checks.
-            survey.checks += found
-            survey.step()
 
 
 class _Word(AnswerModel):

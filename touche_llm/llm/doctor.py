@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 from uuid import uuid4
@@ -16,7 +16,7 @@ from touche_llm.data.records import Reading
 from touche_llm.errors import EngineError
 from touche_llm.llm.answers import Layout, count_alternatives, list_fields
 from touche_llm.llm.chat import ChatReply, read_completion
-from touche_llm.llm.checks import PECULIARITIES, SYSTEM_MESSAGE, Probe, ServerCheck, Survey, run_probes
+from touche_llm.llm.checks import PECULIARITIES, SYSTEM_MESSAGE, ServerCheck, Survey
 from touche_llm.llm.engine import Completion, Rejected, Transient
 from touche_llm.llm.logprobs import read_label
 from touche_llm.llm.probes import check_thinking
@@ -52,27 +52,28 @@ async def examine(survey: Survey, *, is_thorough: bool = False) -> list[ServerCh
             has the checks so far, and says of the others that nothing is known.
     """
     try:
-        return await _examine(survey, is_thorough=is_thorough)
+        await check_start_up(survey)
+        if any(check.is_blocking for check in survey.checks if check.name in ("schema", SYSTEM_MESSAGE)):
+            return survey.checks
+        for name, probe in (_PROBES | _THOROUGH if is_thorough else _PROBES).items():
+            # Start-up has examined the reasoning of a run that reasons.
+            if all(check.name != name for check in survey.checks):
+                try:
+                    survey.checks.append(await probe(survey))
+                except (Transient, Rejected) as error:
+                    survey.checks.append(ServerCheck(name, None, f"could not be checked: {error}"))
+            survey.step()
     except EngineError:
-        known = {check.name for check in survey.checks}
-        unknown = [name for name in PECULIARITIES if name not in known | _OPTIONAL]
+        known = {check.name for check in survey.checks} | _OPTIONAL
+        unknown = [name for name in PECULIARITIES if name not in known]
         survey.checks += [ServerCheck(name, None, "not known, since the examination ended") for name in unknown]
         raise
-
-
-async def _examine(survey: Survey, *, is_thorough: bool) -> list[ServerCheck]:
-    await check_start_up(survey)
-    if any(check.is_blocking for check in survey.checks if check.name in ("schema", SYSTEM_MESSAGE)):
-        return survey.checks
-    await run_probes(survey, _PROBES)
-    if is_thorough:
-        survey.checks += await _wrap("determinism", _check_determinism)(survey)
     return survey.checks
 
 
 def count_steps(*, is_thorough: bool) -> int:
     """Return the number of steps of an examination that nothing blocks."""
-    return len(PROBES) + len(_PROBES) + (3 * _REPEATS if is_thorough else 0)
+    return len(PROBES) + len(_PROBES) + (3 * _REPEATS + len(_THOROUGH) if is_thorough else 0)
 
 
 def _build(survey: Survey, text: str, system: str = _SYSTEM) -> Request:
@@ -95,20 +96,6 @@ async def _check_delimiters(survey: Survey) -> ServerCheck:
         return replace(found[passed[0]], value=f"{found[passed[0]].value}, ended by {' or '.join(passed)}")
     # A run without reasoning is possible.
     return replace(next(iter(found.values())), is_blocking=False)
-
-
-def _wrap(name: str, check: Callable[[Survey], Awaitable[ServerCheck]]) -> Callable[[Survey], Any]:
-    """Return the probe of a check that start-up has not made, and that blocks nothing if the server fails."""
-
-    async def run(survey: Survey) -> list[ServerCheck]:
-        if any(known.name == name for known in survey.checks):
-            return []
-        try:
-            return [await check(survey)]
-        except (Transient, Rejected) as error:
-            return [ServerCheck(name, None, f"could not be checked: {error}")]
-
-    return run
 
 
 async def _check_white_space(survey: Survey) -> ServerCheck:
@@ -193,8 +180,9 @@ def _parse(completion: Completion) -> Any:
         raise Transient("server_error", f"the answer is {' '.join(completion.text.split())[:40]!r}") from error
 
 
-_PROBES = [
-    Probe(_wrap("white space", _check_white_space)),
-    Probe(_wrap("prefix cache", _check_prefix_cache)),
-    Probe(_wrap("thinking", _check_delimiters)),
-]
+_PROBES = {
+    "white space": _check_white_space,
+    "prefix cache": _check_prefix_cache,
+    "thinking": _check_delimiters,
+}
+_THOROUGH = {"determinism": _check_determinism}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -21,11 +21,9 @@ from touche_llm.llm.checks import (
     PROBE_LAYOUT,
     PROBE_MESSAGES,
     Identity,
-    Probe,
     ServerCheck,
     Survey,
     fail,
-    run_probes,
 )
 from touche_llm.llm.engine import BrokenReply, Completion, EngineInfo, MissingLogprobs, Rejected, ServedModel, Transient
 from touche_llm.llm.http import API_KEY_VARIABLE, HttpClient
@@ -78,7 +76,12 @@ async def check_start_up(survey: Survey) -> None:
         EngineError: The server is unreachable or serves another model.
     """
     try:
-        await run_probes(survey, PROBES)
+        for probe, is_possible in PROBES:
+            if is_possible(survey):
+                found = await probe(survey)
+                # Only now: a probe can replace earlier checks.
+                survey.checks += found
+                survey.step()
     except (Transient, Rejected) as error:
         raise describe_failure(survey.server, error) from error
 
@@ -370,13 +373,14 @@ async def _check_reasoning(survey: Survey) -> list[ServerCheck]:
     return found
 
 
-# In the order of the card. A blocking check of the schema or of the instructions ends those that need them.
-PROBES = (
-    Probe(_check_identity),
-    Probe(_find_counter),
-    Probe(_find_delivery),
-    Probe(check_system_message, lambda survey: survey.is_enforced),
-    Probe(check_labels, lambda survey: survey.takes_instructions),
-    Probe(_check_reasoning, lambda survey: survey.takes_instructions),
-    Probe(_describe),
+# Probes with their conditions, in the order of the card. A blocking check of the schema or of the instructions ends
+# those that need them.
+PROBES: tuple[tuple[Callable[[Survey], Awaitable[list[ServerCheck]]], Callable[[Survey], bool]], ...] = (
+    (_check_identity, lambda _: True),
+    (_find_counter, lambda _: True),
+    (_find_delivery, lambda _: True),
+    (check_system_message, lambda survey: survey.is_enforced),
+    (check_labels, lambda survey: survey.takes_instructions),
+    (_check_reasoning, lambda survey: survey.takes_instructions),
+    (_describe, lambda _: True),
 )
