@@ -1,6 +1,7 @@
 """Parts of the reference that are generated from the code when the documentation is built.
 
-A line `<!-- generated: NAME -->` of a page becomes the Markdown that the function of this name returns.
+A line `<!-- generated: NAME -->` of a page becomes the Markdown that the function of this name returns. It replaces the
+line in italics below it too, which says in the plain file where to find that part.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from touche_llm.tasks import TASKS
 from touche_llm.tasks.published import read_published
 from touche_llm.tasks.task import Task
 
-_MARKER = re.compile(r"^<!-- generated: (\w+) -->$", re.MULTILINE)
+_MARKER = re.compile(r"^<!-- generated: (\w+) -->(?:\n\*.+\*)?$", re.MULTILINE)
 _ATTRIBUTE = re.compile(r"^    (\w+): (.*(?:\n     .*)*)", re.MULTILINE)
 _BOUNDS = {"gt": "above", "ge": "at least", "lt": "below", "le": "at most"}
 _KINDS = {int: "whole number", float: "number", str: "text", bool: "true or false", Path: "path"}

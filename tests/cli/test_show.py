@@ -20,6 +20,7 @@ from tests.sample_runs import run_lines
 from touche_llm.cli.demo import SAMPLES
 from touche_llm.data.io import read_records, sha256, write_records
 from touche_llm.data.records import Cut, Judgment
+from touche_llm.integrations.tira import detect_input
 from touche_llm.pipeline.run_directory import RunDirectory
 from touche_llm.pipeline.run_overview import find_runs
 
@@ -214,10 +215,42 @@ def test_runs_have_the_measures_of_their_last_evaluation(
     assert any(line.startswith("judged: ") for line in touche("runs").stdout.splitlines())
     (table,) = tables
     assert table.groups == [
-        *(["run", "relevance"], ["date"], ["model"], ["requests"], ["topics"], ["prompt"], ["quality"], ["tokens"]),
+        *(["run", "relevance"], ["quality"], ["model"], ["date"], ["prompt"], ["topics"], ["requests"], ["tokens"]),
         *(["steps"], ["relevance judged", "quality judged"]),
     ]
     assert table.texts == {"run", "model", "prompt", "steps"}
+
+
+def test_runs_of_several_tasks_have_a_column_that_names_them(
+    touche: Touche, run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tables = record_tables(monkeypatch, "runs")
+    assert touche("runs").returncode == 0
+    other = detect_input(SAMPLES / "controversial")
+    data = ("--topics", str(other.topics), "--corpus", str(other.corpus))
+    assert touche("retrieve", "--task", "controversial", *data, "--out", "other").returncode == 0
+    assert touche("runs").returncode == 0
+    alone, mixed = tables
+    assert "task" not in {column.name for column in alone.columns}
+    assert sorted(mixed.cells("task")) == ["comparative", "controversial"] and "task" in mixed.groups[0]
+
+
+def test_stances_unlike_the_answers_as_written_are_listed(touche: Touche, run: Path) -> None:
+    rows = {(row["topic"], row["document"]): row["stance"] for row in rows_of(touche, "show", "first", "--top", "1000")}
+    changed = {name for name, stance in rows.items() if stance != "FIRST" and name[0] == "7"}
+    judgments = []
+    for judgment in read_records(run / "judgments.jsonl", Judgment, "judgments"):
+        name = (judgment.topic_id, judgment.document_id)
+        written = "FIRST" if name in changed else rows[name]
+        reading = replace(judgment.readings["stance"], answered=written)
+        judgments.append(replace(judgment, readings=judgment.readings | {"stance": reading}))
+    write_records(run / "judgments.jsonl", judgments)
+    listed = rows_of(touche, "show", "first", "--answers")
+    assert changed and {(row["topic"], row["document"]) for row in listed} == changed
+    assert {row["answer"] for row in listed} == {"FIRST"} and all(row["stance"] != "FIRST" for row in listed)
+    shown = touche("show", "first", "--answers", "--topic", "7").stdout
+    assert all(document in shown for _, document in changed)
+    assert touche("show", "first", "--answers", "--topic", "99").returncode == 2
 
 
 def test_values_over_other_topics_or_by_other_qrels_are_marked(touche: Touche, run: Path) -> None:

@@ -69,7 +69,7 @@ def shown(width: int | None) -> list[str]:
                 "10  長い    2    3   0.25",
                 "─" * 25,
                 "",
-                "(not shown in 32 columns: text)",
+                "(not shown in 32 columns: text; --format tsv has all)",
             ],
         ),
         (
@@ -82,7 +82,7 @@ def shown(width: int | None) -> list[str]:
                 "10  長い     3",
                 "─" * 14,
                 "",
-                "(not shown in 21 columns: text, b, share)",
+                "(not shown in 21 columns: text, b, share; --format tsv has all)",
             ],
         ),
         (
@@ -95,7 +95,7 @@ def shown(width: int | None) -> list[str]:
                 "10  長い",
                 "─" * 9,
                 "",
-                "(not shown in 8 columns: text, b, a, share)",
+                "(not shown in 8 columns: text, b, a, share; --format tsv has all)",
             ],
         ),
     ],

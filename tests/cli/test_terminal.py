@@ -94,9 +94,9 @@ DROPPED = {
     "prompts check": (["version and hash, two documents share"], ["version and hash"]),
     "cache stats": (["version, hash"], ["hash"]),
     # At 80 columns no command has built the index yet, so there are no texts.
-    "show": (["tokens in, tokens out", "score, text"], []),
+    "show": (["tokens in, tokens out", "relevance, quality, score"], []),
     "show --topic": (
-        ["quality, score, before, p FIRST, p SECOND, p NEUTRAL, p NO, text"],
+        ["relevance, quality, seen, score, before, p FIRST, p SECOND, p NEUTRAL, p NO"],
         ["score, before, p FIRST, p SECOND, p NEUTRAL, p NO"],
     ),
     "runs": (
@@ -104,7 +104,7 @@ DROPPED = {
             "quality, stance, model, prompt, topics, requests, tokens, steps, "
             "relevance judged, quality judged, stance judged"
         ],
-        ["quality, stance, prompt, topics, requests, tokens, steps, relevance judged, quality judged, stance judged"],
+        ["model, prompt, topics, requests, tokens, steps, relevance judged, quality judged, stance judged"],
     ),
     "calibrate": (["topics, documents, thresholds of the others"], ["thresholds of the others"]),
 }
@@ -139,12 +139,16 @@ def test_no_line_is_wider_than_the_terminal_and_first_columns_are_whole(
             assert any(re.search(r"4/4 \d+\.\d s", line) for line in lines)
 
 
-def test_a_ranking_of_pairs_keeps_their_long_ids_on_a_narrow_terminal(tmp_path: Path) -> None:
+def test_a_ranking_of_pairs_leaves_their_long_ids_out_of_a_narrow_terminal_before_grades_and_texts(
+    tmp_path: Path,
+) -> None:
     run = sample_run("sentence_pairs", tmp_path)
-    ids = {line.split()[2] for line in (run / "run.txt").read_text().splitlines() if line.startswith("3 ")}
-    (text,) = run_on_terminal([(80, ["show", str(run), "--topic", "3", "--top", "5"])], tmp_path)
-    shown = [line.split()[1] for line in text.splitlines() if re.match(r" +\d+  ", line)]
-    assert len(shown) == 5 and set(shown) <= ids
+    narrow, wide = run_on_terminal(
+        [(width, ["show", str(run), "--topic", "3", "--top", "5"]) for width in (80, 180)], tmp_path
+    )
+    head, full = (next(line for line in text.splitlines() if line.startswith("rank")) for text in (narrow, wide))
+    assert {"stance", "relevance", "text"} <= {*head.split()} and "document" not in head and "document" in full
+    assert "(not shown in 80 columns: document, " in narrow
 
 
 @pytest.mark.parametrize("name", DROPPED)
@@ -152,7 +156,7 @@ def test_a_narrow_terminal_drops_the_least_important_columns_and_names_them(
     printed: dict[tuple[str, int], list[str]], name: str
 ) -> None:
     for width, expected in zip((60, 80), DROPPED[name], strict=True):
-        found = re.findall(rf"\(not shown in {width} columns: ([^)]*)\)", " ".join(printed[name, width]))
+        found = re.findall(rf"\(not shown in {width} columns: ([^);]*); [^)]*\)", " ".join(printed[name, width]))
         assert list(dict.fromkeys(found)) == expected
     if name == "compare":
         (head, *_) = (line for line in printed[name, 60] if line.startswith("measure"))

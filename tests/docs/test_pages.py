@@ -111,6 +111,17 @@ def test_each_generated_part_has_its_place() -> None:
         assert len(generators[name]()) > 500
 
 
+def test_a_plain_page_says_where_its_generated_parts_are_and_the_built_one_does_not() -> None:
+    generate = runpy.run_path(str(DOCS / "generated.py"))["generate"]
+    for page in PAGES:
+        source = page.read_text()
+        notes = re.findall(r"^<!-- generated: \w+ -->\n(\*.+\*)$", source, re.MULTILINE)
+        assert len(notes) == len(MARKER.findall(source)) and all("make docs" in note for note in notes)
+        if page.stem in ("errors", "measures", "prompts"):
+            built = generate(source)
+            assert notes and not MARKER.search(built) and not any(note in built for note in notes)
+
+
 def test_the_readme_is_one_page() -> None:
     assert len((ROOT / "README.md").read_text().splitlines()) <= 150
 

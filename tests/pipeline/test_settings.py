@@ -322,14 +322,17 @@ async def test_judging_deeper_than_the_first_stage_is_refused_and_less_deep_is_r
         assert (await pipeline.run_judge(all_found, out, Silent(), overwrite=True)).requested == 4
 
 
-@pytest.mark.parametrize("again", [pipeline.run_retrieve, pipeline.run_rank])
-async def test_no_page_of_the_run_that_was_stays_when_a_stage_runs_again(tmp_path: Path, again: Any) -> None:
+async def test_a_report_stays_until_the_results_change(tmp_path: Path) -> None:
     out = tmp_path / "out"
-    await run_on(FakeServer(), short(tmp_path, engine__model="fake"), out)
-    page = out / "report.html"
+    await run_on(FakeServer(), short(tmp_path), out)
+    page, progress = out / "report.html", Silent()
     write_page(render_report(gather_report(out, None, 3)), page)
-    await again(short(tmp_path, engine__model="fake"), out, Silent())
-    assert not page.exists()
+    before = page.read_bytes()
+    same, other = (short(tmp_path, cache__mode="replay", weights__first_stage=weight) for weight in (None, 9.0))
+    await pipeline.run_all(same, out, progress)
+    assert page.read_bytes() == before and not [line for line in progress.notices if str(page) in line]
+    await pipeline.run_rank(other, out, progress)
+    assert not page.exists() and len([line for line in progress.notices if str(page) in line]) == 1
     page.write_text("notes of the user")
-    await again(short(tmp_path, engine__model="fake"), out, Silent())
+    await pipeline.run_rank(same, out, progress)
     assert page.read_text() == "notes of the user"

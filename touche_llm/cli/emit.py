@@ -152,8 +152,7 @@ def show_table(
         print(_GAP.join(fitted).rstrip(), file=file)
 
     line = "\N{BOX DRAWINGS LIGHT HORIZONTAL}" * (sum(widths[number] for number in kept) + len(_GAP) * (len(kept) - 1))
-    for text in (*([to_printable(title)] if title else []), *(f"  {each}" for each in below)):
-        print(text, file=file)
+    show_lines((*([title] if title else []), *(f"  {each}" for each in below)), file, 2, keeps_indented=False)
     print_row([column.name for column in columns])
     print(line, file=file)
     for row in cells:
@@ -162,7 +161,7 @@ def show_table(
         else:
             print(_cut(row[0], room or _DEFAULT_WIDTH) if row else line, file=file)
     if dropped := [column.name for number, column in enumerate(columns) if number not in kept]:
-        show_lines([f"(not shown in {room} columns: {', '.join(dropped)})"], file)
+        show_lines([f"(not shown in {room} columns: {', '.join(dropped)}; --format tsv has all)"], file)
 
 
 def _cut(text: str, width: int) -> str:

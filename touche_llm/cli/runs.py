@@ -126,16 +126,18 @@ def _show_runs(
 
     columns = [Column("run", is_text=True, value=_indent_name)]
     columns += [Column("state", is_text=True)] * any(row["state"] != COMPLETE for row in rows)
+    if len({row["task"] for row in rows if row["task"]}) > 1:
+        columns.append(Column("task", is_text=True, value=lambda row: Path(row["task"] or "").name))
     columns += [
-        Column(measures[name], drop=min(number * 6, 6), value=partial(format_measure, name=name))
+        Column(measures[name], drop=min(number, 1), value=partial(format_measure, name=name))
         for number, name in enumerate(measured)
     ]
     columns += [
-        Column("date", drop=1, value=lambda row: row["date"][:10]),
+        Column("date", drop=3, value=lambda row: row["date"][:10]),
         Column("model", drop=2, cut=TEXT_WIDTH, value=lambda row: (row["model"] or "").rpartition("/")[2]),
-        Column("prompt", drop=5, is_text=True, value=lambda row: (row["prompt"] or "").rpartition("-")[0]),
-        Column("topics", drop=4),
-        Column("requests", drop=3),
+        Column("prompt", drop=4, is_text=True, value=lambda row: (row["prompt"] or "").rpartition("-")[0]),
+        Column("topics", drop=5),
+        Column("requests", drop=6),
         Column("tokens", drop=7, value=lambda row: row["prompt_tokens"] + row["completion_tokens"]),
         Column("steps", drop=8, is_text=True),
     ]

@@ -91,11 +91,11 @@ def show_rankings(
     width: int | None = None,
 ) -> None:
     """Print the first documents of topics, below the title and the objects of each topic, see `show_table`."""
-    # The id of a pair of sentences is longer than most terminals are wide.
-    columns = [Column("rank"), Column("document", drop=4, is_text=True)]
+    columns = [Column("rank"), _place_ids(rows, 5)]
     columns += [Column("stance", is_text=True)] * bool(task.stances)
-    columns += [*place_grades(task.question.grades if has_grades else (), 1, 7), Column("score", drop=6)]
-    columns += [Column("text", drop=5, cut=TEXT_WIDTH)] * any(row["text"] for row in rows)
+    columns += [Column("answer", is_text=True)] * any("answer" in row for row in rows)
+    columns += [*place_grades(task.question.grades if has_grades else (), 2, 7), Column("score", drop=6)]
+    columns += [Column("text", drop=1, cut=TEXT_WIDTH)] * any(row["text"] for row in rows)
     listed: list[Any] = []
     for name, group in groupby(rows, key=lambda row: row["topic"]):
         of_topic = list(group)
@@ -106,6 +106,15 @@ def show_rankings(
         listed += [(f"  {named}",)] * bool(named)
         listed += of_topic
     show_table(columns, listed, file=file, width=width)
+
+
+# Longer ids, those of pairs of sentences, leave no room for anything else in a terminal.
+_MAX_ID = 40
+
+
+def _place_ids(rows: Sequence[Mapping[str, Any]], drop: int) -> Column:
+    """Return the column of document ids, which users copy; only long ids are dropped."""
+    return Column("document", drop * any(len(row["document"]) > _MAX_ID for row in rows), is_text=True)
 
 
 def place_grades(grades: Sequence[str], drop: int, later: int) -> list[Column]:
@@ -198,6 +207,12 @@ def show(
     thoughts: Annotated[
         bool, typer.Option("--thoughts", help="With --topic: what the model reasoned before it answered.")
     ] = False,
+    answers: Annotated[
+        bool,
+        typer.Option(
+            "--answers", help="Only documents whose stance differs from the judge prompt's answer as written."
+        ),
+    ] = False,
     output: FormatOption = Format.TABLE,
 ) -> None:
     """Show a run: settings, stages, failures, first documents.
@@ -218,11 +233,14 @@ def show(
         raise DataError(f"{run}: {overview.problem or overview.state}; finish the run to see its rankings")
     rows: list[dict[str, Any]] = []
     if (run / RESULTS).is_file():
-        shown_ranks = top or (None if topic is not None else _SUMMARY_RANKS)
+        shown_ranks = top or (None if topic is not None or answers else _SUMMARY_RANKS)
         rows = list_rows(run, config, task, topics, shown_ranks, [] if topic is None else [topic])
+    if topic is not None and not rows:
+        raise UsageError(f"--topic {topic}: not in the run; it has {', '.join(read_run(run / 'run.txt').rankings)}")
+    if answers:
+        _show_answers(output, list(rows), run, task, topics)
+        return
     if topic is not None:
-        if not rows:
-            raise UsageError(f"--topic {topic}: not in the run; it has {', '.join(read_run(run / 'run.txt').rankings)}")
         judged = _add_details(rows, run, topic, task)
         reasoned = read_thoughts(config, topic, judged) if thoughts else {}
         for row in rows if thoughts else ():
@@ -241,6 +259,28 @@ def show(
         show_thoughts(reasoned, (row["document"] for row in rows))
         if not thoughts and any(each.thought_keys for each in judged):
             show_lines(("--thoughts: shows what the model reasoned before it answered",))
+
+
+def _show_answers(
+    output: Format, rows: Sequence[dict[str, Any]], run: Path, task: Task, topics: Mapping[str, Topic]
+) -> None:
+    """Print the rows whose stance differs from the answer to the judge prompt, which is added as `answer`."""
+    if not task.stances:
+        raise UsageError(f"--answers: {task.name} has no stances; leave the option out")
+    judged = read_records(run / JUDGMENTS, Judgment, "judgments")
+    written = {
+        (each.topic_id, each.document_id): str(each.readings["stance"].answered)
+        for each in judged
+        if "stance" in each.readings
+    }
+    answered = [row | {"answer": written.get((row["topic"], row["document"]), row["stance"])} for row in rows]
+    differing = [row for row in answered if row["answer"] != row["stance"]]
+    if output is not Format.TABLE:
+        print_rows(output, differing, list(answered[0]) if answered else ())
+        return
+    if differing:
+        show_rankings(differing, task, topics, has_grades=False)
+    show_lines([f"{len(differing):,} of {len(rows):,} stances differ from the answers to the judge prompt as written"])
 
 
 def _show_run(overview: RunOverview, config: Config, task: Task) -> None:
@@ -291,7 +331,8 @@ def _list_facts(overview: RunOverview, config: Config, task: Task) -> Iterator[t
         for name, counts in read_counts(facts).labels.items():
             bits = ", ".join(f"{aspect} {bits:.3f}" for aspect, bits in counts.bits.items() if bits is not None)
             known = f"information {bits} bits" if bits else "too few for their information"
-            yield f"labels of {name}", "; ".join([known, *counts.list_problems(), *counts.describe_overruled()])
+            hint = ["--answers lists the documents"] * bool(name == "judge" and counts.overruled)
+            yield f"labels of {name}", "; ".join([known, *counts.list_problems(), *counts.describe_overruled(), *hint])
     if overview.evaluation is not None:
         found = {name: overview.evaluation.measures.get(name) for name in list_measures([overview.evaluation])}
         yield (
@@ -340,13 +381,14 @@ def _show_topic(topic: Topic | None, rows: Sequence[Mapping[str, Any]], task: Ta
         objects = f"objects: {' and '.join(topic.objects)}" if topic.objects else ""
         show_lines(filter(None, (f"{topic.id} {topic.title}", objects, topic.description, topic.narrative)))
         print()
-    # Users copy the id, and that of a pair of sentences leaves little room in a terminal.
-    columns = [Column("rank"), Column("document", is_text=True)]
+    columns = [Column("rank"), _place_ids(rows, 6)]
     columns += [Column("stance", drop=1, is_text=True, value=_format_stance)] * bool(task.stances)
-    columns += [*place_grades(task.question.grades, 2, 20), Column("seen", drop=6, value=_format_seen)]
-    columns += [Column("score", drop=7), Column("before", drop=8, value=_format_rank_before)]
-    columns += [Column(f"p {label}", drop=9, value=partial(_format_share, name=f"p_{label}")) for label in task.stances]
-    show_table([*columns, Column("text", drop=5, cut=TEXT_WIDTH)], rows)
+    columns += [*place_grades(task.question.grades, 3, 20), Column("seen", drop=7, value=_format_seen)]
+    columns += [Column("score", drop=8), Column("before", drop=9, value=_format_rank_before)]
+    columns += [
+        Column(f"p {label}", drop=10, value=partial(_format_share, name=f"p_{label}")) for label in task.stances
+    ]
+    show_table([*columns, Column("text", drop=2, cut=TEXT_WIDTH)], rows)
     show_lines(("seen: share of a truncated document that the model saw; before: rank in the first stage",))
 
 

@@ -15,7 +15,7 @@ from typing import Any, Literal
 import msgspec
 
 from touche_llm.config import PURPOSES, Config
-from touche_llm.data.io import RecordT, open_atomic, read_records, write_records
+from touche_llm.data.io import RecordT, open_atomic, read_records, sha256, write_records
 from touche_llm.data.records import Comparison, Failure, Judgment, Objects, StanceReading
 from touche_llm.data.settings import read_yaml, to_yaml
 from touche_llm.data.trec_runs import ParsedRun, read_run
@@ -53,7 +53,7 @@ COMPARISON_FAILURES = "comparison_failures.jsonl"
 RUN = "run.txt"
 # Run lines with grades and stances, for analysis.
 RESULTS = "results.tsv"
-# Only with `touche-llm report`; outdated as soon as a stage runs again.
+# Only with `touche-llm report`; it names the results that it shows by their hash, and so survives a repetition.
 REPORT = "report.html"
 # Only with `touche-llm evaluate`; it names the run file that it measured by its hash, and so survives later stages.
 EVALUATION = "evaluation.yaml"
@@ -270,14 +270,10 @@ class RunDirectory:
     def begin_stage(self, config: Config, stage: str) -> None:
         """Remove the outputs of a stage and of later ones, and write the configuration that the new ones are made with.
 
-        The page of `report` is removed too if this program wrote it, since it describes the old run.
-
         Raises:
             DataError: The metadata is not as this program wrote it; nothing is removed.
         """
         self._write_metadata(config, self._stages_before(stage), unfinished=stage)
-        if is_page(self.path / REPORT):
-            (self.path / REPORT).unlink()
         for later in reversed(STAGES[STAGES.index(stage) :]):
             for name in OUTPUTS[later]:
                 (self.path / name).unlink(missing_ok=True)
@@ -386,6 +382,18 @@ class RunDirectory:
         ranking.write_results(self.results_file)
         ranking.write(self.run_file, overwrite=True)
 
+    def hash_results(self) -> str:
+        """Return the SHA-256 of the results; empty for a folder without them, assembled by hand."""
+        return sha256(self.results_file) if self.results_file.exists() else ""
+
+    def remove_outdated_report(self) -> bool:
+        """Remove the page of `report` if it shows other results; return whether it was removed."""
+        page = self.path / REPORT
+        is_outdated = is_page(page) and self.hash_results() not in _read_head(page)
+        if is_outdated:
+            page.unlink()
+        return is_outdated
+
     def read_run(self, labels: Collection[str] | None) -> ParsedRun:
         """Read the run with its chosen topics; DataError if it is missing or its last stage did not finish."""
         self.check_finished("rank")
@@ -420,7 +428,12 @@ class RunDirectory:
 
 def is_page(path: Path) -> bool:
     """Return whether a file is a page that this program wrote."""
+    return GENERATOR in _read_head(path)
+
+
+def _read_head(path: Path) -> str:
+    """Return the first bytes of a page as text; empty if there is no such file."""
     if not path.is_file():
-        return False
+        return ""
     with path.open("rb") as stream:
-        return GENERATOR.encode() in stream.read(_HEAD_BYTES)
+        return stream.read(_HEAD_BYTES).decode(errors="replace")

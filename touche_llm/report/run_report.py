@@ -13,7 +13,7 @@ from touche_llm.data.records import Candidate, Document, Topic
 from touche_llm.errors import PromptError, UsageError
 from touche_llm.evaluation.qrels import Qrels, check_judged, describe_fitted, select_topics
 from touche_llm.pipeline.context import RunContext
-from touche_llm.pipeline.run_directory import read_counts
+from touche_llm.pipeline.run_directory import RunDirectory, read_counts
 from touche_llm.prompts.prompt import Prompt
 from touche_llm.ranking.steps import JUDGE
 from touche_llm.report.folder import (
@@ -98,6 +98,7 @@ def gather_report(folder: Path, qrels: Qrels | None, top: int, *, run_topics: bo
         ]
         return SimpleNamespace(
             name=folder.resolve().name,
+            results=RunDirectory(folder).hash_results(),
             task=task,
             facts=describe_run(opened.config, task, opened.stages, run),
             topics=shown,
