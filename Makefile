@@ -143,7 +143,6 @@ bench-small: $(STAMP)
 	$(BIN)/python -m benchmarks.first_stage --passages 3000 --sentences 6000 --topics 3 --depth 50
 	$(BIN)/python -m benchmarks.dense --documents 3000 --dimensions 64 --topics 3 --depth 50
 	$(BIN)/python -m benchmarks.judging --topics 3 --depth 50 --passages 500
-	$(BIN)/python -m benchmarks.evaluation --topics 5 --depth 50
 	$(BIN)/python -m benchmarks.interval_coverage --trials 5
 	$(BIN)/python -m benchmarks.growth --topics 1 2 --passages 300 600 --depth 20
 
@@ -155,7 +154,6 @@ bench: $(STAMP) vllm
 	$(BIN)/python -m benchmarks.first_stage
 	$(BIN)/python -m benchmarks.dense
 	$(BIN)/python -m benchmarks.judging
-	$(BIN)/python -m benchmarks.evaluation
 	$(BIN)/python -m benchmarks.interval_coverage
 	$(BIN)/python -m benchmarks.serving
 	$(BIN)/python -m benchmarks.gpu --cpu --size tiny --vocabulary 4096 --topics 10 --depth 20

@@ -36,7 +36,7 @@ from touche_llm.corpus.store import DocumentStore, TextTable, ensure_store
 from touche_llm.data.records import Candidate, Topic
 from touche_llm.data.topics import read_topics
 from touche_llm.retrieval.base import Bm25Settings, FirstStage
-from touche_llm.retrieval.bm25 import OkapiIndex, ensure_index, open_index
+from touche_llm.retrieval.bm25 import OkapiIndex, open_index
 from touche_llm.retrieval.sentences import SentenceSettings, retrieve_sentences
 from touche_llm.tasks import get_task
 
@@ -106,7 +106,7 @@ def indexed(place: Place) -> float:
     started = time.perf_counter()
     with DocumentStore(place.index) as store:
         for units in place.units(store):
-            ensure_index(units, Bm25Settings(), lambda _: None)
+            open_index(units, Bm25Settings(), lambda _: None)
     return time.perf_counter() - started
 
 

@@ -25,7 +25,7 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks import judging
-from benchmarks.figures import Figure, machine, peak_gib, show
+from benchmarks.figures import machine, peak_gib
 from benchmarks.first_stage import Place, command, indexed, made, stored
 from benchmarks.gpu_time import (
     ANSWER_TOKENS,
@@ -85,17 +85,6 @@ class Grid:
     title: str
     head: Sequence[str]
     rows: Sequence[Sequence[str]]
-
-    def figures(self) -> list[Figure]:
-        """Each row as a figure."""
-        names = self.head[1:]
-        return [
-            Figure(
-                f"{self.head[0]} {row[0]}".strip(),
-                "\n".join(f"{name}: {cell}" for name, cell in zip(names, row[1:], strict=True)),
-            )
-            for row in self.rows
-        ]
 
     def markdown(self) -> str:
         """The table in Markdown."""
@@ -308,10 +297,10 @@ def _counted(topics: int) -> str:
     return f"{topics:,} topic" + "s" * (topics != 1)
 
 
-def written(folder: Path, options: argparse.Namespace, tables: list[Grid], end: str, lines: dict[str, Line]) -> None:
-    """Write the tables and the picture."""
+def page(options: argparse.Namespace, tables: list[Grid], end: str) -> str:
+    """The page of the documentation."""
     sizes = [f"--{name} {' '.join(map(str, getattr(options, name)))}" for name in ("topics", "passages")]
-    made_by = " ".join(["python -m benchmarks.growth", *sizes, f"--depth {options.depth} --write {folder}"])
+    made_by = " ".join(["python -m benchmarks.growth", *sizes, f"--depth {options.depth} --write {options.write}"])
     first, second, followed, hours = (each.markdown() for each in tables)
     texts = [
         "# Growth",
@@ -322,9 +311,7 @@ def written(folder: Path, options: argparse.Namespace, tables: list[Grid], end: 
         followed + f"\n{end}",
         hours + f"\n{FORMULA}\n{NOTES}",
     ]
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "growth.md").write_text("\n\n".join(each.strip("\n") for each in texts) + "\n", encoding="utf-8")
-    draw(folder / "growth.svg", lines)
+    return "\n\n".join(each.strip("\n") for each in texts) + "\n"
 
 
 def _sizes(options: argparse.Namespace, parser: argparse.ArgumentParser) -> None:
@@ -351,11 +338,12 @@ def main() -> None:
         stages, judges = measured((options.keep or Path(name)).resolve(), options)
     lines = lines_of(stages, judges)
     tables, end = grids(stages, judges, lines, options.depth), end_of_one_machine(lines)
-    for each in tables:
-        show(each.title, each.figures())
-    print(f"{end}\n\n{FORMULA}\n{NOTES}")
+    text = page(options, tables, end)
+    print(text)
     if options.write:
-        written(options.write, options, tables, end, lines)
+        options.write.mkdir(parents=True, exist_ok=True)
+        (options.write / "growth.md").write_text(text, encoding="utf-8")
+        draw(options.write / "growth.svg", lines)
 
 
 if __name__ == "__main__":

@@ -28,7 +28,7 @@ from touche_llm.data.records import Comparison
 from touche_llm.data.topics import read_topics
 from touche_llm.errors import ToucheError
 from touche_llm.retrieval.base import RetrieverConfig
-from touche_llm.retrieval.bm25 import ensure_index
+from touche_llm.retrieval.bm25 import open_index
 from touche_llm.tasks import get_task
 
 ERROR_RATES = (0.0, 0.1, 0.2, 0.3)
@@ -80,9 +80,7 @@ def documents_of(folder: Path, pool: int | None) -> tuple[dict[str, list[str]], 
     with tempfile.TemporaryDirectory() as index:
         corpus = folder / "passages.jsonl.gz"
         with ensure_store(CorpusFile(corpus, task.read_corpus), Path(index), skip_bad_lines=False, warn=_tell) as store:
-            found = ensure_index(store, retriever.bm25, _tell).retrieve(
-                topics, fields=retriever.query, depth=len(store)
-            )
+            found = open_index(store, retriever.bm25, _tell).retrieve(topics, fields=retriever.query, depth=len(store))
             for topic, candidates in zip(topics, found, strict=True):
                 known = grades[topic.id]
                 first = [each.document_id for each in candidates if pool or each.document_id in known]

@@ -10,8 +10,7 @@ from tests.browser.conftest import Open
 from tests.browser.test_report import FAINT, LEFT, OPEN_ALL, read_count
 from tests.report.reports import ATTACKS
 from touche_llm.data.trec_runs import read_run
-from touche_llm.evaluation.comparison import compare_runs
-from touche_llm.evaluation.measures import evaluate_run
+from touche_llm.evaluation.measures import compare_runs, evaluate_run
 from touche_llm.evaluation.qrels import Qrels, read_qrels
 from touche_llm.report.page import write_page
 from touche_llm.report.run_comparison import NamedRun, gather_comparison, render_comparison

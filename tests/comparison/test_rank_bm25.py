@@ -23,7 +23,7 @@ from touche_llm.corpus.store import DocumentStore, ensure_store
 from touche_llm.data.records import Candidate, Topic
 from touche_llm.data.topics import read_topics
 from touche_llm.retrieval.base import Bm25Settings
-from touche_llm.retrieval.bm25 import OkapiIndex, ensure_index
+from touche_llm.retrieval.bm25 import OkapiIndex, open_index
 
 TOLERANCE = 5e-7
 REAL = Path(__file__).resolve().parents[3] / "shared" / "data" / "comparative"
@@ -44,7 +44,7 @@ def rankings(
     store: DocumentStore, topics: list[Topic], *, k1: float = 1.5, b: float = 0.75, depth: int = 100
 ) -> list[tuple[list[Candidate], list[Candidate]]]:
     """Ours and rank-bm25's, topic by topic."""
-    index = ensure_index(store, Bm25Settings(method="robertson", k1=k1, b=b), quiet)
+    index = open_index(store, Bm25Settings(method="robertson", k1=k1, b=b), quiet)
     ours = index.retrieve(topics, fields=("title",), depth=depth)
     theirs = OkapiIndex(store, k1=k1, b=b).retrieve(topics, fields=("title",), depth=depth)
     return list(zip(ours, theirs, strict=True))

@@ -74,30 +74,6 @@ def test_documents_are_found_by_id(corpus: Path, stores: Stores) -> None:
     assert stores.notices == [f"storing the documents of {corpus} in {stores.folder}"]
 
 
-@pytest.mark.parametrize("ident", ["d", "", "A", "a ", "%", "a' OR '1'='1"])
-def test_an_id_that_the_corpus_lacks_is_named_with_the_corpus(corpus: Path, stores: Stores, ident: str) -> None:
-    store = stores.ensure(corpus)
-    with pytest.raises(DataError) as caught:
-        store.get(ident)
-    assert repr(ident) in str(caught.value)
-    assert str(corpus) in str(caught.value)
-
-
-def test_unknown_ids_come_back_once_in_the_order_given(corpus: Path, stores: Stores) -> None:
-    store = stores.ensure(corpus)
-    assert store.find_unknown(["z", "a", "y", "z", "c"]) == ["z", "y"]
-    assert store.find_unknown(iter(["a"])) == []
-    assert store.find_unknown([]) == []
-
-
-def test_more_ids_than_one_query_takes(tmp_path: Path, stores: Stores) -> None:
-    store = stores.ensure(many(tmp_path, 1203))
-    rows = list(range(1202, -1, -1))
-    assert store.get_ids(rows) == [f"d{row}" for row in rows]
-    wanted = [f"d{n}" for n in range(1199, 1801)] + [f"d{n}" for n in range(600)]
-    assert store.find_unknown(wanted) == [f"d{n}" for n in range(1203, 1801)]
-
-
 HOSTILE = ["'", '"', "';DROP/**/TABLE/**/documents;--", "?", "%s", "../..", "\u00e9\U0001f600", "NULL"]
 
 
@@ -182,23 +158,6 @@ def test_a_changed_corpus_is_stored_again_with_a_notice(corpus: Path, stores: St
     (notice,) = stores.notices
     assert "changed" in notice and str(corpus) in notice
     assert not (stores.folder / "bm25-documents").exists(), "the index of the old documents is gone"
-
-
-@pytest.mark.parametrize("padding", [0, 8 * 2**20])
-@pytest.mark.parametrize("word", ["head", "tail"])
-def test_a_corpus_of_the_same_size_and_time_is_seen_to_have_changed(
-    tmp_path: Path, stores: Stores, word: str, padding: int
-) -> None:
-    corpus = tmp_path / "passages.jsonl"
-    corpus.write_text(lines_of([("a", "head"), ("b", "x" * padding + "."), ("c", "tail")]))
-    stores.ensure(corpus)
-    status = corpus.stat()
-    corpus.write_bytes(corpus.read_bytes().replace(word.encode(), word[::-1].encode()))
-    os.utime(corpus, ns=(status.st_atime_ns, status.st_mtime_ns))
-    assert (corpus.stat().st_size, corpus.stat().st_mtime_ns) == (status.st_size, status.st_mtime_ns)
-    assert word[::-1] in list(stores.ensure(corpus).read_texts())
-    (notice,) = stores.notices
-    assert "changed since it was indexed" in notice
 
 
 def test_a_corpus_that_changes_while_it_is_read_is_refused_though_size_and_time_stay(

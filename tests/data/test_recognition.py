@@ -92,13 +92,6 @@ def test_documents_with_the_keys_of_their_task_are_documents_whatever_they_look_
         list(read_passages(tmp_path / "own.jsonl"))
 
 
-def test_a_damaged_first_line_is_a_bad_line_of_a_corpus(tmp_path: Path) -> None:
-    (tmp_path / "corpus.jsonl").write_text('"contents": "the first half is missing"}\n{"id": "d", "contents": "t"}\n')
-    bad: list[BadLine] = []
-    assert [document.id for _, document in read_passages(tmp_path / "corpus.jsonl", bad.append)] == ["d"]
-    assert [each.line for each in bad] == [1]
-
-
 @pytest.mark.skipif(not REAL.is_dir(), reason="needs the real data")
 @pytest.mark.parametrize(
     ("file", "kind"),

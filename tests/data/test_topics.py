@@ -3,7 +3,6 @@ from __future__ import annotations
 import gzip
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -204,25 +203,6 @@ def test_the_topics_of_tira_are_read_whatever_the_name(tmp_path: Path, content: 
         Topic("2", "Which is better & why?", "About both.", "", ("laptop", "baker's, desktop")),
         Topic("10", "Tea?"),
     ]
-
-
-@pytest.mark.parametrize(
-    ("original", "topic"),
-    [
-        (None, Topic("1", "Q")),
-        ("as it was", Topic("1", "Q")),
-        ({}, Topic("1", "Q")),
-        ({"title": "T", "objects": "a, b"}, Topic("1", "T", objects=("a", "b"))),
-        ({"title": "T", "objects": "('a', 'b')"}, Topic("1", "T", objects=("a", "b"))),
-        ({"title": "T", "objects": "(hot) tea, coffee"}, Topic("1", "T", objects=("(hot) tea", "coffee"))),
-        ({"title": "T", "objects": []}, Topic("1", "T")),
-        ({"title": "T", "objects": None, "narrative": None}, Topic("1", "T")),
-        ({"query": "other", "description": "D", "subtopics": [["1", "x"]]}, Topic("1", "Q", "D")),
-    ],
-)
-def test_what_the_original_query_lacks_comes_from_the_query(tmp_path: Path, original: Any, topic: Topic) -> None:
-    record = {"qid": "1", "query": "Q", "original_query": original}
-    assert read_topics(topics_file(tmp_path, json.dumps(record))) == [topic]
 
 
 @pytest.mark.parametrize(

@@ -138,15 +138,6 @@ def test_a_run_of_another_tool_is_read(tmp_path: Path, change: Callable[[str], s
     assert read_candidates(run_file(tmp_path, change(THREE)), 10) == EXPECTED
 
 
-def test_topics_come_in_the_order_of_the_file_and_are_cut_at_the_depth(tmp_path: Path) -> None:
-    path = run_file(tmp_path, "9 Q0 a 2 1 t\n10 Q0 a 1 5 t\n9 Q0 b 1 2 t\n10 Q0 c 2 4 t\n10 Q0 b 3 3 t\n")
-    found = read_candidates(path, 2)
-    assert [(topic, [each.document_id for each in found[topic]]) for topic in found] == [
-        ("9", ["b", "a"]),
-        ("10", ["a", "c"]),
-    ]
-
-
 @pytest.mark.parametrize(
     ("content", "line", "fragments"),
     [

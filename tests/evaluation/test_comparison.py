@@ -10,8 +10,7 @@ import pytest
 from tests.evaluation.judged_runs import qrels_of, run_of
 from touche_llm.errors import ToucheWarning
 from touche_llm.evaluation import evaluate
-from touche_llm.evaluation.comparison import compare_runs, find_unjudged_losses
-from touche_llm.evaluation.measures import evaluate_run
+from touche_llm.evaluation.measures import compare_runs, evaluate_run, find_unjudged_losses
 
 # By grade: a 3, b 2, c 1, d to h 0; all other documents are unjudged.
 GRADES: Mapping[str, float] = {"a": 3, "b": 2, "c": 1, **dict.fromkeys("defgh", 0)}

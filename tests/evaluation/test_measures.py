@@ -13,10 +13,9 @@ from hypothesis import strategies as st
 
 from tests.evaluation.judged_runs import TASK, evaluated, qrels_of, run_of, values_of
 from touche_llm.data.trec_runs import read_run
-from touche_llm.errors import DataError, ToucheWarning
+from touche_llm.errors import DataError
 from touche_llm.evaluation import evaluate
-from touche_llm.evaluation.comparison import compare_runs
-from touche_llm.evaluation.measures import evaluate_run
+from touche_llm.evaluation.measures import compare_runs, evaluate_run
 from touche_llm.evaluation.qrels import Grades, read_qrels
 
 REAL = Path(__file__).resolve().parents[3] / "shared" / "data" / "comparative"
@@ -240,12 +239,6 @@ def test_tables_have_one_row_for_each_measure_and_topic(tmp_path: Path) -> None:
     means = per_topic.groupby("measure")[["value", "judged"]].mean()
     for row in summary.itertuples():
         assert (row.value, row.judged) == pytest.approx(tuple(means.loc[row.measure]))
-
-
-def test_notes_are_warnings_at_the_line_that_evaluates() -> None:
-    with pytest.warns(ToucheWarning) as caught:
-        evaluate(run_of({"1": ["a"]}), qrels_of({"1": {"a": 1}}))
-    assert {warning.filename for warning in caught} == {__file__}
 
 
 @given(judgments, rankings)

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import math
 
+import pandas as pd
 import pytest
 
 from tests.evaluation.judged_runs import TASK, qrels_of, run_of
@@ -36,7 +37,7 @@ def test_the_top_alone_is_measured_too() -> None:
 
 
 def test_precision_and_recall_of_nothing_are_not_numbers() -> None:
-    table = summarize_labels(count_confusion(RUN, QRELS)).set_index("label")
+    table = pd.DataFrame(summarize_labels(count_confusion(RUN, QRELS), QRELS.labels)).set_index("label")
     assert list(table.loc["FIRST"]) == pytest.approx([1 / 2, 1, 2 / 3, 1, 2])
     assert list(table.loc["SECOND"]) == pytest.approx([1, 1, 1, 1, 1])
     assert list(table.loc["NO"]) == pytest.approx([math.nan, 0, 0, 1, 0], nan_ok=True)
@@ -45,7 +46,7 @@ def test_precision_and_recall_of_nothing_are_not_numbers() -> None:
 
 def test_each_label_has_its_precision_and_recall() -> None:
     estimates = estimate_labels(RUN, QRELS)
-    table = summarize_labels(count_confusion(RUN, QRELS)).set_index("label")
+    table = pd.DataFrame(summarize_labels(count_confusion(RUN, QRELS), QRELS.labels)).set_index("label")
     for name, whole in (("precision", "chosen"), ("recall", "true")):
         for label in TASK.stances:
             estimate = estimates[f"stance {name} {label}"]

@@ -18,7 +18,7 @@ from touche_llm.data.records import LabelledDocument, Topic
 from touche_llm.errors import PromptError, UsageError
 from touche_llm.llm.cache import Cache, CacheMode
 from touche_llm.llm.model import ModelClient
-from touche_llm.llm.request import Message, Request
+from touche_llm.llm.request import Request
 from touche_llm.pipeline.context import RunContext
 from touche_llm.pipeline.dry_run import estimate_cost
 from touche_llm.prompts.prompt import Prompt
@@ -280,33 +280,3 @@ async def test_a_run_shows_the_examples_and_says_how_many(tmp_path: Path) -> Non
         model = ModelClient(FACTS, None, cache)
         await judge_stage(config, tmp_path / "out", Silent(), model)
     assert model.counts.cache_hits == 6 and not model.misses
-
-
-class Wordy(ScriptedEngine):
-    """Its chat template adds a hundred tokens to each message; nothing else has more than a token for four bytes."""
-
-    def __init__(self) -> None:
-        super().__init__(script)
-        self.counted: list[tuple[Message, ...]] = []
-
-    async def count_tokens(self, messages: tuple[Message, ...]) -> int:
-        self.counted.append(messages)
-        return 100 * len(messages) + sum(len(each.content.encode()) for each in messages)
-
-
-async def test_what_the_chat_template_adds_to_examples_is_counted_once_and_kept_free(tmp_path: Path) -> None:
-    write(tmp_path, "judge", [JUDGE] * 5)
-    config = config_with(tmp_path, topic=("3", "7"), depth=5)
-    await run_scripted(config, tmp_path / "first", script)
-    longest = 0
-    for context in (32768, 0):
-        engine = Wordy()
-        with Cache(tmp_path / f"{context}.sqlite", CacheMode.REUSE) as cache:
-            facts = FACTS.model_copy(update={"overhead": 200, "context": context or longest - 60})
-            await judge_stage(config, tmp_path / "first", Silent(), ModelClient(facts, engine, cache))
-        short = [each for each in engine.counted if all(message.content == "x" for message in each)]
-        assert len(short) == 1 and len(short[0]) == 12
-        sizes = [await engine.count_tokens(each.messages) + 64 for each in engine.requests]
-        longest = max(sizes)
-        # Counted by the number of bytes alone, as for two messages, some would not have been seen to be too long.
-        assert len(sizes) == 10 and longest <= facts.context

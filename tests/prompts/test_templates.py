@@ -285,12 +285,6 @@ def test_a_link_to_a_template_that_is_gone_is_an_error_and_not_the_project_s_own
         prompts_for(tmp_path, prompts__folder=folder)
 
 
-def test_examples_without_a_template_beside_them_are_told(tmp_path: Path, folder: Path) -> None:
-    (folder / "comparative" / "stance.examples.yaml").write_text("[]")
-    with raises_at(UsageError, folder / "comparative" / "stance.examples.yaml"):
-        prompts_for(tmp_path, prompts__folder=folder)
-
-
 async def test_every_record_and_the_metadata_name_the_template_of_the_folder(tmp_path: Path, folder: Path) -> None:
     def script(request: Request) -> Mapping[str, Label]:
         if request.origin.document_id is None:

@@ -13,8 +13,7 @@ from tests.report.reports import ATTACKS, POISON, changed, poisoned
 from tests.report.test_run_page import Page, count
 from touche_llm.data.trec_runs import read_run
 from touche_llm.errors import DataError, UsageError
-from touche_llm.evaluation.comparison import compare_runs
-from touche_llm.evaluation.measures import evaluate_run
+from touche_llm.evaluation.measures import compare_runs, evaluate_run
 from touche_llm.evaluation.qrels import Qrels
 from touche_llm.pipeline.config_file import load_config, write_config
 from touche_llm.report import page as page_module

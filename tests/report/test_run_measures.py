@@ -92,7 +92,7 @@ def test_the_confusion_matrix_is_that_of_the_evaluation(
     comparative: Path, qrels: Qrels, judged: SimpleNamespace
 ) -> None:
     expected = count_confusion(read_run(comparative / "run.txt"), qrels)
-    assert found(judged).confusion == expected.to_numpy().tolist()
+    assert found(judged).confusion == expected.tolist()
     assert [each["label"] for each in found(judged).by_label] == list(judged.task.stances)
 
 

@@ -15,7 +15,7 @@ from touche_llm.cli.demo import SAMPLES
 from touche_llm.corpus.json_lines import CorpusFile
 from touche_llm.corpus.store import DocumentStore, ensure_store
 from touche_llm.data.records import Topic
-from touche_llm.errors import DataError, EngineError, UsageError
+from touche_llm.errors import DataError, EngineError
 from touche_llm.llm.cache import Cache, CacheMode
 from touche_llm.llm.engine import EngineInfo, Rejected
 from touche_llm.llm.pooling import PoolingClient
@@ -137,21 +137,3 @@ def test_vectors_of_another_corpus_or_a_damaged_file_are_refused(store: Document
     vectors.write_bytes(vectors.read_bytes()[:-1])
     with pytest.raises(DataError, match="damaged vectors"):
         list(embed(store, Embedding()).retrieve([Topic("1", "a")], np.ones((1, 32), np.float32), 3))
-
-
-def test_presets_are_those_of_the_models() -> None:
-    rendered = {
-        name: (
-            DenseSettings(preset=name, instruction="Find.").render_query("q"),
-            DenseSettings(preset=name).render_document("d"),
-        )
-        for name in DenseSettings.presets
-    }
-    assert rendered == {
-        "plain": ("q", "d"),
-        "qwen3": ("Instruct: Find.\nQuery:q", "d"),
-        "bge": ("Represent this sentence for searching relevant passages: q", "d"),
-        "e5": ("query: q", "passage: d"),
-    }
-    with pytest.raises(UsageError, match="preset: 'e6'"):
-        DenseSettings(preset="e6")

@@ -22,7 +22,7 @@ from touche_llm.corpus.store import DocumentStore, ensure_store
 from touche_llm.errors import DataError
 from touche_llm.retrieval import bm25
 from touche_llm.retrieval.base import Bm25Settings, select_best_rows
-from touche_llm.retrieval.bm25 import ensure_index, get_index_folder, open_index
+from touche_llm.retrieval.bm25 import get_index_folder, open_index
 from touche_llm.text.analysis import Analyzer
 
 TEXTS = [f"common word{n % 7} word{n % 7} of the rare{n}" for n in range(200)] + ["the of", "common"]
@@ -47,7 +47,7 @@ def small_blocks(store: DocumentStore, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def index_files(store: DocumentStore) -> dict[str, bytes]:
-    ensure_index(store, Bm25Settings(), lambda _: None)
+    open_index(store, Bm25Settings(), lambda _: None)
     return {path.name: path.read_bytes() for path in get_index_folder(store).iterdir()}
 
 
@@ -82,9 +82,9 @@ def test_scores_are_those_that_bm25s_computes(
     with store_of(tmp_path_factory.mktemp("generated"), texts) as store:
         if not vocabulary:
             with pytest.raises(DataError):
-                ensure_index(store, Bm25Settings(), lambda _: None)
+                open_index(store, Bm25Settings(), lambda _: None)
             return
-        ours = ensure_index(store, Bm25Settings(method=method, k1=k1, b=b), lambda _: None)._index
+        ours = open_index(store, Bm25Settings(method=method, k1=k1, b=b), lambda _: None)._index
     theirs = bm25s.BM25(method=method, k1=k1, b=b)
     theirs.index((rows, vocabulary), show_progress=False)
     assert {term: number for term, number in theirs.vocab_dict.items() if term} == ours.vocab_dict
@@ -108,7 +108,7 @@ def test_the_best_rows_are_those_no_worse_than_the_last_of_them(scores: list[int
 
 
 def test_a_term_in_more_than_half_of_the_documents_is_passed_over(store: DocumentStore) -> None:
-    index = ensure_index(store, Bm25Settings(), lambda _: None)
+    index = open_index(store, Bm25Settings(), lambda _: None)
     assert not index.score("common").any()
     assert np.array_equal(index.score("common rare7"), index.score("rare7"))
 
@@ -124,7 +124,7 @@ def test_a_process_that_is_killed_is_an_error_and_no_index(
 ) -> None:
     monkeypatch.setattr(bm25, "_tokenize", ends_at_once)
     with raises_at(DataError, store.folder, "__main__"):
-        ensure_index(store, Bm25Settings(), lambda _: None)
+        open_index(store, Bm25Settings(), lambda _: None)
     with raises_at(DataError, store.folder / "bm25-documents"):
         open_index(store, Bm25Settings())
 

@@ -13,7 +13,7 @@ from touche_llm.corpus.store import DocumentStore, ensure_store
 from touche_llm.data.records import Document, Part, Topic
 from touche_llm.errors import BadLine
 from touche_llm.retrieval.base import Bm25Settings
-from touche_llm.retrieval.bm25 import ensure_index
+from touche_llm.retrieval.bm25 import open_index
 from touche_llm.retrieval.sentences import (
     DuplicateFilter,
     SentenceSettings,
@@ -54,7 +54,7 @@ def make_store(folder: Path) -> DocumentStore:
 
 def retrieved(folder: Path, **settings: float) -> list[tuple[str, float]]:
     with make_store(folder) as store:
-        stages = [ensure_index(units, Bm25Settings(), lambda _: None) for units in (store, store.parts)]
+        stages = [open_index(units, Bm25Settings(), lambda _: None) for units in (store, store.parts)]
         chosen = SentenceSettings.model_validate(settings)
         (ranking,) = retrieve_sentences([TOPIC], stages[0], stages[1], store.parts, chosen, ("title",))
     assert [each.rank for each in ranking] == list(range(1, len(ranking) + 1))

@@ -15,7 +15,6 @@ import yaml
 from touche_llm.data.records import Document, Topic
 from touche_llm.errors import BadLine, DataError, UsageError
 from touche_llm.llm.answers import get_labels
-from touche_llm.pipeline.config_file import load_config
 from touche_llm.pipeline.corpora import open_local_corpus
 from touche_llm.tasks import TASKS, get_task
 from touche_llm.tasks.published import LEADERBOARD_FILE, read_tables
@@ -128,22 +127,10 @@ def test_grades_up_to_10_are_for_people_and_for_scales_without_a_1(tmp_path: Pat
     assert task.qrels_scales["depth"] == (0, 10)
 
 
-def test_a_task_may_have_no_stance(tmp_path: Path) -> None:
-    values = {name: value for name, value in GOOD.items() if name not in ("stance", "measures")}
-    task = get_task(write_task(tmp_path / "mine", values))
-    assert (task.stances, task.sides, task.no_stances, task.run_labels) == ((), (), (), ("Q0",))
-    assert list(get_labels(task.question.answer)) == ["relevance", "depth"]
-
-
 def test_a_misspelt_key_is_named_rather_than_the_missing_one(tmp_path: Path) -> None:
     values = {name.replace("title", "titel"): value for name, value in GOOD.items()}
     with pytest.raises(DataError, match="titel: no such name, did you mean title?"):
         get_task(write_task(tmp_path / "mine", values))
-
-
-@pytest.mark.parametrize("name", list(TASKS))
-def test_the_folder_of_an_own_task_is_this_task(name: str) -> None:
-    assert get_task(str(TASKS[name].folder)) is TASKS[name]
 
 
 BROKEN = [
@@ -337,16 +324,3 @@ def test_the_text_of_a_document_may_have_several_parts(tmp_path: Path) -> None:
         corpus.write_text(json.dumps(line))
         with pytest.raises(BadLine, match=key):
             list(task.read_corpus(corpus))
-
-
-@pytest.mark.parametrize(
-    ("most", "given", "depth"), [(30, {}, 30), (1000, {}, 100), (30, {"depth": 20}, 20), (30, {"depth": None}, 30)]
-)
-def test_the_default_depth_is_at_most_what_the_task_ranks(
-    most: int, given: Mapping[str, Any], depth: int, tmp_path: Path
-) -> None:
-    task = write_task(tmp_path / "mine", changed("documents_per_topic", {"max": most}))
-    files = {"topics": Path("topics.xml"), "corpus": Path("essays.jsonl"), "task": task}
-    assert load_config(None, {**files, **given}).depth == depth
-    with pytest.raises(UsageError, match="depth: essays takes at most"):
-        load_config(None, files | {"depth": most + 1})

@@ -84,7 +84,7 @@ def compare(
     Without qrels, those of the last evaluation or the runs' dataset are used. Stances are compared over the documents
     that both runs label (@5: over the first 5 of each). Notes on standard error are those of `evaluate`.
     """
-    from touche_llm.evaluation.comparison import compare_runs
+    from touche_llm.evaluation.measures import compare_runs
 
     baseline = baseline or runs[0]
     if baseline not in runs:

@@ -106,12 +106,11 @@ def _reach(table: Table, task: Task, evaluation: Evaluation) -> dict[str, float]
     """Return the range of places that unjudged documents leave open; NaN if unknown."""
     from touche_llm.evaluation.measures import JUDGED
 
-    bounds = evaluation.bounds[evaluation.bounds["measure"] == _ours(table, task)]
-    known = not bounds.empty
+    bounds = evaluation.bounds.get(_ours(table, task))
     share = evaluation.estimates.get(f"{table.measure} {JUDGED}")
     return {
-        "best_place": find_place(table, bounds["highest"].mean()) if known else nan,
-        "worst_place": find_place(table, bounds["lowest"].mean()) if known else nan,
+        "best_place": nan if bounds is None else find_place(table, bounds.highest),
+        "worst_place": nan if bounds is None else find_place(table, bounds.lowest),
         JUDGED: nan if share is None else share.value,
     }
 
@@ -274,7 +273,7 @@ def _record(given: Sequence[m.Given], evaluations: Sequence[Evaluation], task: T
 
 def _describe_judging(given: Sequence[m.Given], evaluations: Sequence[Evaluation]) -> list[str]:
     """Return notes on unjudged documents behind differences from the first stage, which comes before its runs."""
-    from touche_llm.evaluation.comparison import describe_judging
+    from touche_llm.evaluation.measures import describe_judging
 
     notes: list[str] = []
     baseline = None
@@ -319,10 +318,13 @@ def _confusion(evaluations: Sequence[Evaluation]) -> DataFrame:
     from touche_llm.evaluation.stance_measures import count_confusion
 
     rows = [
-        (evaluation.name, true, chosen, int(documents))
+        (evaluation.name, true, chosen, documents)
         for evaluation in evaluations
         if evaluation.qrels.stances
-        for (true, chosen), documents in count_confusion(evaluation.run, evaluation.qrels).stack().items()
+        for true, row in zip(
+            evaluation.qrels.labels, count_confusion(evaluation.run, evaluation.qrels).tolist(), strict=True
+        )
+        for chosen, documents in zip(evaluation.qrels.labels, row, strict=True)
     ]
     return pd.DataFrame(rows, columns=["run", "true", "chosen", "documents"])
 

@@ -46,7 +46,7 @@ def evaluate(
     Warns:
         ToucheWarning: Topics are missing, documents are unjudged, there are too few topics for an interval, and the
             like; or unjudged documents could explain the difference from the baseline, see
-            `comparison.describe_judging`.
+            `measures.describe_judging`.
 
     Raises:
         DataError: None of the run's topics is judged, or no document of the run and the baseline.
@@ -58,15 +58,13 @@ def evaluate(
         )
     check_judged(qrels, run, *([] if baseline is None else [baseline]))
     # Imported here because pandas is slow to load.
-    from touche_llm.evaluation.measures import evaluate_run
+    from touche_llm.evaluation.measures import describe_judging, evaluate_run
     from touche_llm.evaluation.qrels import format_notes
     from touche_llm.evaluation.significance import describe_missing_intervals
 
     found = evaluate_run(name, run, qrels, depth)
     notes = [*qrels.notes, *format_notes({name: found.notes})]
     if baseline is not None:
-        from touche_llm.evaluation.comparison import describe_judging
-
         recall_depth = depth or max(map(len, run.rankings.values()))
         graded = replace(qrels, stances={})
         notes += describe_judging(found, evaluate_run("the baseline", baseline, graded, recall_depth))

@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import orjson
 
@@ -16,12 +16,10 @@ from touche_llm.data.io import ID_FORM, is_word, read_table_lines
 from touche_llm.data.topics import require_kind
 from touche_llm.data.trec_runs import ParsedRun
 from touche_llm.errors import DataError, UsageError, shorten, suggest
+from touche_llm.evaluation.significance import Bounds
 from touche_llm.tasks import get_task
 from touche_llm.tasks.definition import Scale
 from touche_llm.tasks.task import Task
-
-if TYPE_CHECKING:
-    from pandas import DataFrame
 
 # The grade -2 marks texts that are no argument.
 LOWEST_GRADE = -2
@@ -315,7 +313,7 @@ def _describe_topics(run: ParsedRun, qrels: Qrels, aspect: str) -> list[Note]:
 
 
 def describe_grades(
-    run: ParsedRun, qrels: Qrels, aspect: str, condensed: Sequence[str], cutoff: int, bounds: DataFrame
+    run: ParsedRun, qrels: Qrels, aspect: str, condensed: Sequence[str], cutoff: int, bounds: Bounds
 ) -> list[Note]:
     """Describe topics that count in an unexpected way, and what unjudged documents could change.
 
@@ -340,14 +338,13 @@ def describe_grades(
     documents = ((topic, candidate.document_id) for topic in shared for candidate in run.rankings[topic])
     if shared and not any(document in grades[topic] for topic, document in documents):
         notes.append(Note(aspect, "no document of the run is judged, though some of its first stage are"))
-    if unjudged := int(bounds["unjudged"].sum()):
-        topics_with = int((bounds["unjudged"] > 0).sum())
+    if bounds.unjudged:
         notes.append(
             Note(
                 f"{aspect} nDCG@{cutoff}",
-                f"unjudged documents among the first {cutoff}, which count 0: {unjudged} in {topics_with} "
-                f"topic{'s' if topics_with > 1 else ''}; judged, they could make it "
-                f"{bounds['lowest'].mean():.4f} to {bounds['highest'].mean():.4f}",
+                f"unjudged documents among the first {cutoff}, which count 0: {bounds.unjudged} in "
+                f"{bounds.topics} topic{'s' if bounds.topics > 1 else ''}; judged, they could make it "
+                f"{bounds.lowest:.4f} to {bounds.highest:.4f}",
             )
         )
     return notes

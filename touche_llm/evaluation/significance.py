@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import product
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -205,12 +205,28 @@ def _list_measures(baseline: str, runs: Mapping[str, Mapping[str, Estimate]]) ->
     return measures
 
 
+class Bounds(NamedTuple):
+    """Lowest and highest possible mean of a measure if the unjudged documents at the top were judged.
+
+    Attributes:
+        unjudged: Unjudged documents at the top of all topics.
+        topics: Topics with such documents.
+        lowest: Lowest mean over the judged topics.
+        highest: Highest mean.
+    """
+
+    unjudged: int
+    topics: int
+    lowest: float
+    highest: float
+
+
 def compute_bounds(
     rankings: Mapping[str, Sequence[Candidate]],
     judged: Mapping[str, Mapping[str, float]],
     cutoff: int,
     highest: int,
-) -> DataFrame:
+) -> Bounds:
     """Compute how low and how high nDCG could be if the unjudged top documents of a run were judged.
 
     The unjudged documents among the first `cutoff` of a topic are given the grades 0 to `highest`, in all combinations;
@@ -223,13 +239,7 @@ def compute_bounds(
         judged: Grades by topic and document; those below 0 count 0.
         cutoff: Cutoff of nDCG, at most 5, since all combinations are tried.
         highest: Highest grade of the scale.
-
-    Returns:
-        A row for each judged topic, with the columns `topic`, `unjudged` (documents among the first `cutoff`),
-        `lowest` and `highest`. The means of the last two are the bounds of the mean.
     """
-    import pandas as pd
-
     weights = 1.0 / np.log2(np.arange(cutoff) + 2.0)
     rows = []
     for topic, grades in judged.items():
@@ -243,8 +253,9 @@ def compute_bounds(
         ideal = -np.sort(-pool, axis=1)[:, :cutoff]
         ideals = ideal @ weights[: ideal.shape[1]]
         values = np.divide(gains, ideals, out=np.zeros_like(gains), where=ideals > 0.0)
-        rows.append((topic, int(unknown.sum()), float(values.min()), float(values.max())))
-    return pd.DataFrame(rows, columns=["topic", "unjudged", "lowest", "highest"])
+        rows.append((int(unknown.sum()), float(values.min()), float(values.max())))
+    unjudged, lowest, tops = np.array(rows, dtype=np.float64).T
+    return Bounds(int(unjudged.sum()), int((unjudged > 0).sum()), float(lowest.mean()), float(tops.mean()))
 
 
 def _compare_estimates(run: Estimate, baseline: Estimate, seed: int) -> dict[str, Any]:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,9 +14,6 @@ from touche_llm.data.trec_runs import ParsedRun
 from touche_llm.errors import DataError
 from touche_llm.evaluation.qrels import Qrels
 from touche_llm.evaluation.significance import Array, Estimate, ratio
-
-if TYPE_CHECKING:
-    from pandas import DataFrame
 
 
 def round_grade(grade: float) -> int:
@@ -134,41 +131,28 @@ def estimate_labels(run: ParsedRun, qrels: Qrels) -> dict[str, Estimate]:
     return estimates
 
 
-def count_confusion(run: ParsedRun, qrels: Qrels) -> DataFrame:
-    """Count the documents by true label (rows, `true`) and the run's label (columns, `chosen`)."""
-    # Imported in the functions, since the command line imports this module at every start, and pandas is slow.
-    import pandas as pd
-
-    table = np.zeros((len(qrels.labels),) * 2, dtype=np.int64)
-    for topic_table in _count_labels(run, qrels, None).values():
-        table += topic_table
-    labels = list(qrels.labels)
-    return pd.DataFrame(table, index=pd.Index(labels, name="true"), columns=pd.Index(labels, name="chosen"))
+def count_confusion(run: ParsedRun, qrels: Qrels) -> NDArray[np.int64]:
+    """Count the documents by true label (rows) and the run's label (columns), in the order of `qrels.labels`."""
+    counts: NDArray[np.int64] = np.array(list(_count_labels(run, qrels, None).values())).sum(axis=0)
+    return counts
 
 
-def summarize_labels(confusion: DataFrame) -> DataFrame:
+def summarize_labels(confusion: NDArray[np.int64], labels: Sequence[str]) -> list[Mapping[str, Any]]:
     """Compute precision, recall and F1 of each label, with the numbers of true and chosen documents.
 
     Args:
         confusion: Matrix from `count_confusion`.
+        labels: Labels of its rows and columns.
 
     Returns:
-        A row for each label, in the column `label`; a share of no documents is NaN.
+        A row for each label, with the keys `label`, `precision`, `recall`, `F1`, `true` and `chosen`; a share of no
+        documents is NaN.
     """
-    import pandas as pd
-
-    table: NDArray[np.int64] = confusion.to_numpy()
-    hits, true, chosen = table.diagonal(), table.sum(axis=1), table.sum(axis=0)
-    return pd.DataFrame(
-        {
-            "label": list(confusion.index),
-            "precision": _divide(hits, chosen),
-            "recall": _divide(hits, true),
-            "F1": _divide(2 * hits, true + chosen),
-            "true": true,
-            "chosen": chosen,
-        }
-    )
+    hits, true, chosen = confusion.diagonal(), confusion.sum(axis=1), confusion.sum(axis=0)
+    shares = _divide(hits, chosen), _divide(hits, true), _divide(2 * hits, true + chosen)
+    columns = (labels, *(column.tolist() for column in (*shares, true, chosen)))
+    names = ("label", "precision", "recall", "F1", "true", "chosen")
+    return [dict(zip(names, row, strict=True)) for row in zip(*columns, strict=True)]
 
 
 def _count_labels(run: ParsedRun, qrels: Qrels, cutoff: int | None) -> dict[str, NDArray[np.int64]]:

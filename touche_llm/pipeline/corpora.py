@@ -26,7 +26,7 @@ from touche_llm.pipeline.engines import OpenPooling, describe_pooling, open_pool
 from touche_llm.pipeline.progress import Progress
 from touche_llm.ranking.fusion import fuse_candidates
 from touche_llm.retrieval.base import FirstStage, QueryField, RetrieverConfig
-from touche_llm.retrieval.bm25 import OkapiIndex, ensure_index, open_index
+from touche_llm.retrieval.bm25 import OkapiIndex, open_index
 from touche_llm.retrieval.chatnoir import ChatNoirDocuments, ChatNoirSettings, retrieve_chatnoir
 from touche_llm.retrieval.dense import DenseIndex, DenseSettings, find_dense_problem, read_vectors, split_rows
 from touche_llm.retrieval.elasticsearch import ElasticIndex
@@ -174,9 +174,7 @@ class LocalCorpus(Corpus):
         settings = self.retriever
         if settings.name == "okapi":
             return OkapiIndex(table, k1=settings.k1, b=settings.b)
-        if self.warn is None:
-            return open_index(table, settings.bm25)
-        return ensure_index(table, settings.bm25, self.warn)
+        return open_index(table, settings.bm25, self.warn)
 
     def explain_empty(self) -> str:
         """See the base class."""

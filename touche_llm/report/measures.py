@@ -78,8 +78,7 @@ def measure_run(run: ParsedRun, first_stage: ParsedRun, qrels: Qrels, before: st
     # Imported late: pandas and scipy load slowly.
     from pandas import DataFrame
 
-    from touche_llm.evaluation.comparison import describe_judging
-    from touche_llm.evaluation.measures import evaluate_run, list_headline
+    from touche_llm.evaluation.measures import describe_judging, evaluate_run, list_headline
     from touche_llm.evaluation.significance import compare
 
     depth = max(map(len, first_stage.rankings.values()))
@@ -168,10 +167,8 @@ def _get_unjudged(evaluation: Evaluation, measure: str) -> tuple[int, tuple[floa
 
     Measures without known bounds give 0 and None.
     """
-    bounds = evaluation.bounds[evaluation.bounds["measure"] == measure]
-    if bounds.empty:
-        return 0, None
-    return int(bounds["unjudged"].sum()), (float(bounds["lowest"].mean()), float(bounds["highest"].mean()))
+    bounds = evaluation.bounds.get(measure)
+    return (0, None) if bounds is None else (bounds.unjudged, (bounds.lowest, bounds.highest))
 
 
 def compute_confusion(run: ParsedRun, qrels: Qrels) -> tuple[list[list[int]], list[Row]]:
@@ -186,4 +183,4 @@ def compute_confusion(run: ParsedRun, qrels: Qrels) -> tuple[list[list[int]], li
     if not qrels.stances:
         return [], []
     confusion = count_confusion(run, qrels)
-    return confusion.to_numpy().tolist(), summarize_labels(confusion).to_dict("records")
+    return confusion.tolist(), summarize_labels(confusion, qrels.labels)

@@ -68,7 +68,7 @@ class Bm25Index(FirstStage):
     """Memory-mapped BM25 index of documents or of their parts."""
 
     def __init__(self, table: TextTable, index: Any) -> None:
-        """Use `open_index` or `ensure_index` instead."""
+        """Use `open_index` instead."""
         super().__init__(table)
         self._index = index
         self._analyzer = analysis.Analyzer()
@@ -90,39 +90,27 @@ def get_index_folder(table: TextTable) -> Path:
     return table.folder / f"bm25-{table.name}"
 
 
-def ensure_index(table: TextTable, settings: Bm25Settings, warn: Warn) -> Bm25Index:
-    """Open the BM25 index of documents or parts; build it if it is missing or has other settings.
-
-    After an interruption the old index remains.
-    """
-    folder = get_index_folder(table)
-    recover(folder.parent)
-    if (folder / "manifest.json").exists():
-        stale = _why_stale(_read_manifest(folder), settings, table)
-        if stale is None:
-            return open_index(table, settings)
-        warn(f"{folder}: {stale}; indexing again")
-    else:
-        warn(f"indexing {len(table):,} {table.noun} in {folder}")
-    _build(table, settings, folder)
-    return open_index(table, settings)
-
-
-def open_index(table: TextTable, settings: Bm25Settings) -> Bm25Index:
+def open_index(table: TextTable, settings: Bm25Settings, warn: Warn | None = None) -> Bm25Index:
     """Open the BM25 index of documents or parts.
 
+    With `warn` it is built first, with a notice, if it is missing, stale or has other settings; after an interruption
+    the old index remains.
+
     Raises:
-        DataError: The index is missing, or has other settings or another corpus.
+        DataError: The index is missing, stale or has other settings, and `warn` is None.
     """
     import bm25s
 
     folder = get_index_folder(table)
     recover(folder.parent)
-    if not (folder / "manifest.json").exists():
-        raise DataError(f"{folder}: no BM25 index; build one with `touche-llm index`")
-    stale = _why_stale(_read_manifest(folder), settings, table)
-    if stale is not None:
+    stale = "no BM25 index"
+    if (folder / "manifest.json").exists():
+        stale = _why_stale(read_record(folder / "manifest.json", Bm25Manifest, "index manifest"), settings, table)
+    if stale and warn is None:
         raise DataError(f"{folder}: {stale}; run `touche-llm index` with these settings, or use those of the index")
+    if stale and warn is not None:
+        warn(f"{folder}: {stale}; indexing {len(table):,} {table.noun}")
+        _build(table, settings, folder)
     with report_damage(folder, "BM25 index"):
         index = bm25s.BM25.load(folder, mmap=True)
         # Slicing a numpy.memmap takes ten times as long as slicing an array over the same memory.
@@ -130,11 +118,7 @@ def open_index(table: TextTable, settings: Bm25Settings) -> Bm25Index:
         return Bm25Index(table, index)
 
 
-def _read_manifest(folder: Path) -> Bm25Manifest:
-    return read_record(folder / "manifest.json", Bm25Manifest, "index manifest")
-
-
-def _why_stale(manifest: Bm25Manifest, settings: Bm25Settings, table: TextTable) -> str | None:
+def _why_stale(manifest: Bm25Manifest, settings: Bm25Settings, table: TextTable) -> str:
     wanted = _make_manifest(table, settings)
     if manifest.corpus_sha256 != wanted.corpus_sha256:
         return "the corpus changed since it was indexed"
@@ -144,7 +128,7 @@ def _why_stale(manifest: Bm25Manifest, settings: Bm25Settings, table: TextTable)
             return f"the index has {name} {old}, not {value}"
     if manifest != wanted:
         return "the index was built by another version of this program or of bm25s"
-    return None
+    return ""
 
 
 def _make_manifest(table: TextTable, settings: Bm25Settings) -> Bm25Manifest:

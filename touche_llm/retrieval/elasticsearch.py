@@ -317,12 +317,12 @@ def load_corpus(
         if found is None:
             server.request(f"creating the index {name}", partial(_create, server, wanted, settings))
             warn(f"loading {corpus} into {place}")
-            # Another process may have created it meanwhile.
-            found = fetch()
+            # Another process may have created it meanwhile, of another corpus.
+            found = fetch() or wanted
         elif found.documents is None:
             warn(f"{place}: an earlier load was interrupted; resuming without the documents that are stored")
         _check_source(found, wanted, skip_bad_lines, place)
-        if found is not None and found.documents is not None:
+        if found.documents is not None:
             return found
         load = _Load(server, name, corpus, skip_bad_lines=skip_bad_lines, warn=warn)
         try:
@@ -346,8 +346,6 @@ def load_corpus(
                 f"index {name}: has {count!r:.20} documents, not {load.documents}; if fewer, run the command again, "
                 "which loads the missing ones; if more, another program writes to this index: delete it or name another"
             )
-        # An index that was deleted meanwhile is created again by the next document, without these settings.
-        _check_source(fetch(), wanted, skip_bad_lines, place)
         complete = wanted.model_copy(update={"documents": load.documents, "bad_lines": load.left_out.count})
         meta = {META: complete.model_dump()}
         server.request(f"completing the index {name}", lambda client: client.indices.put_mapping(index=name, meta=meta))
@@ -367,11 +365,9 @@ def _create(server: Server, manifest: ElasticManifest, settings: ElasticsearchSe
             raise server.error(f"cannot create the index {settings.index}: {refusal}")
 
 
-def _check_source(found: ElasticManifest | None, wanted: ElasticManifest, skip_bad_lines: bool, place: str) -> None:
+def _check_source(found: ElasticManifest, wanted: ElasticManifest, skip_bad_lines: bool, place: str) -> None:
     """Raise UsageError if an index has another corpus or other settings."""
     other = "delete the index, or name another one (`elasticsearch.index`)"
-    if found is None:
-        raise UsageError(f"{place}: deleted just now by another program; run the command again")
     if found.sha256 != wanted.sha256:
         raise UsageError(f"{place}: has another corpus, or another version of {found.corpus}; {other}")
     _check(found, place, wanted.k1, wanted.b)
@@ -439,13 +435,14 @@ class _Load:
             for ident, (line, text) in self._batch.items()
         ]
         paths = ["items.*._id", "items.*.status", "items.*.error"]
-        refusal = "the reply lacks them"
+        busy = "the reply lacks them"
         for is_stored, reply in streaming_bulk(
             client, actions, chunk_size=len(actions), index=self._name, raise_on_error=False, filter_path=paths
         ):
             ident, status = reply["create"]["_id"], reply["create"]["status"]
             refusal = f"HTTP {status}: {describe_refusal(reply['create'].get('error'))}"
             if status in RETRYABLE_STATUSES:
+                busy = refusal
                 continue
             line, _ = self._batch.pop(ident)
             if is_stored:
@@ -457,7 +454,7 @@ class _Load:
             else:
                 self._bad(line, ident, f"Elasticsearch refuses it: {refusal}")
         if self._batch:
-            raise TransientFailure(f"{len(self._batch)} documents refused: {refusal}")
+            raise TransientFailure(f"{len(self._batch)} documents refused: {busy}")
 
     def _count_stored(self, lines: dict[str, int]) -> None:
         """Count the documents of the index that came from these lines; an id from another line is a duplicate."""

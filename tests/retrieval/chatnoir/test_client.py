@@ -81,12 +81,6 @@ async def test_pages_are_asked_for_until_there_are_enough_or_no_more(
     assert [body["from"] for body in server.searches] == starts
 
 
-async def test_a_server_with_smaller_pages_than_asked_for_is_read_to_the_end(tmp_path: Path) -> None:
-    server = FakeChatNoir(results(25), page_limit=7)
-    assert [hit.document_id for hit in await search(server, tmp_path, 100)] == ids(25)
-    assert [body["from"] for body in server.searches] == [0, 7, 14, 21]
-
-
 async def test_no_page_reaches_beyond_what_chatnoir_can_page_to(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -170,15 +164,6 @@ async def test_a_document_comes_by_redirect_and_without_the_key(tmp_path: Path) 
     assert await fetch(server, tmp_path) == "Gr\u00fc\u00df Gott \U0001f600\nsecond line"
     assert KEY not in repr(server.document_queries)
     assert await fetch(FakeChatNoir(results(1)), tmp_path / "other", api_key=None) == f"Text of {ids(1)[0]}."
-
-
-async def test_a_document_is_read_in_the_encoding_it_comes_in(tmp_path: Path) -> None:
-    server = FakeChatNoir(results(1), texts={ids(1)[0]: "caf\u00e9"}, charset="iso-8859-1")
-    assert await fetch(server, tmp_path) == "caf\u00e9"
-
-
-async def test_bytes_that_an_encoding_does_not_know_are_replaced(tmp_path: Path) -> None:
-    assert await fetch(FakeChatNoir(results(1), texts={ids(1)[0]: b"a\xffb"}), tmp_path) == "a\ufffdb"
 
 
 @pytest.mark.parametrize(

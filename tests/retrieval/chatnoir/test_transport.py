@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from tests.expect import raises_at
 from tests.fake_chatnoir import (
     KEY,
     Behaviour,
@@ -26,7 +25,6 @@ from tests.fake_server import breaks_off, closes, hangs
 from touche_llm.data import concurrency
 from touche_llm.errors import EngineError, ToucheError, UsageError
 from touche_llm.retrieval import chatnoir as chatnoir_transport
-from touche_llm.retrieval.chatnoir import ChatNoir
 
 pytestmark = pytest.mark.usefixtures("chatnoir_alone")
 
@@ -148,14 +146,6 @@ async def test_a_search_that_is_not_stored_needs_a_key_and_says_where_to_get_one
     for fragment in ("'bottled water'", "CHATNOIR_API_KEY", "chatnoir.api_key", "https://www.chatnoir.eu/apikey/"):
         assert fragment in str(caught.value)
     assert server.requests == 0
-
-
-@pytest.mark.parametrize("key", ["short", f"{KEY} {KEY}", f"{KEY}\x00", f"{KEY}\u00e9"])
-def test_what_cannot_be_a_key_is_refused_unquoted(key: str, tmp_path: Path) -> None:
-    with raises_at(UsageError, "chatnoir.api_key", "CHATNOIR_API_KEY") as caught:
-        ChatNoir(settings_for(FakeChatNoir(url="http://127.0.0.1:9"), tmp_path, api_key=key), print)
-    assert key not in str(caught.value)
-    assert not (tmp_path / "chatnoir.sqlite").exists()
 
 
 @pytest.mark.parametrize(

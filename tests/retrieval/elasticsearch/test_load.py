@@ -178,17 +178,6 @@ def test_an_index_with_another_number_of_documents_is_not_complete(
     assert not complete(server)
 
 
-def test_an_index_that_was_deleted_meanwhile_is_not_taken_for_ours(server: FakeElasticsearch, tmp_path: Path) -> None:
-    def deletes(_: ElasticRequest, usual: Callable[[], Reply]) -> Reply:
-        del server.indices["touche-llm"]
-        return usual()
-
-    server.behaviours["bulk"] = [deletes]
-    with raises_at(UsageError, "touche-llm", "`elasticsearch.index`"):
-        Loader(server, corpus_file(tmp_path, SOME))()
-    assert not complete(server)
-
-
 # What an index may not be.
 
 

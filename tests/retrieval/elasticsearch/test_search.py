@@ -20,7 +20,7 @@ from touche_llm.data.records import Candidate, Topic
 from touche_llm.data.topics import read_topics
 from touche_llm.errors import EngineError, ToucheError, UsageError
 from touche_llm.retrieval.base import Bm25Settings
-from touche_llm.retrieval.bm25 import ensure_index
+from touche_llm.retrieval.bm25 import open_index
 from touche_llm.retrieval.elasticsearch_server import ElasticsearchSettings
 
 pytestmark = pytest.mark.usefixtures("elasticsearch_alone")
@@ -54,7 +54,7 @@ def test_the_ranking_is_that_of_the_index_on_disk_with_lucenes_bm25(
     topics, corpus, fields = read_topics(SAMPLE / "topics.xml"), SAMPLE / "passages.jsonl", ("title", "narrative")
     Loader(server, corpus)(k1=k1, b=b)
     with ensure_store(CorpusFile(corpus, read_passages), tmp_path / "index", warn=print) as store:
-        index = ensure_index(store, Bm25Settings(method="lucene", k1=k1, b=b), print)
+        index = open_index(store, Bm25Settings(method="lucene", k1=k1, b=b), print)
         local = list(index.retrieve(topics, fields=fields, depth=20))
     with opened(server, k1=k1, b=b) as there:
         remote = retrieve(there, topics, 20, fields)
@@ -74,12 +74,6 @@ def test_equal_scores_are_ordered_by_document_id_also_at_the_last_place(
         assert [each.document_id for each in ranking] == ["best", *sorted(names)][:depth]
         assert [each.rank for each in ranking] == list(range(1, depth + 1))
     assert server.of("search")[0].body["size"] == 3
-
-
-@pytest.mark.parametrize("query", ["zebra", "the of and", "", "  ", "?!", '"quoted" AND (x) -tea*'])
-def test_a_query_is_only_words(server: FakeElasticsearch, tmp_path: Path, query: str) -> None:
-    loaded(server, tmp_path, SOME)
-    assert [each.document_id for each in search(server, query)] == (["d1"] if "tea" in query else [])
 
 
 def test_a_search_is_tried_again_and_given_up_with_the_topic_named(server: FakeElasticsearch, tmp_path: Path) -> None:
@@ -153,16 +147,6 @@ async def test_the_event_loop_goes_on_while_elasticsearch_is_slow(server: FakeEl
             released.set()
             await task
         assert index.get("d1").text == SOME["d1"]
-
-
-def test_a_document_is_requested_again_for_a_while(server: FakeElasticsearch, tmp_path: Path) -> None:
-    loaded(server, tmp_path, SOME)
-    with opened(server) as index:
-        server.behaviours["mget"] = [refuses(503), refuses(429), None]
-        assert index.get("d1").text == SOME["d1"]
-        server.behaviours["mget"] = [refuses(503), None]
-    with opened(server, retry_for=0.0) as index, raises_at(EngineError, server.url, "0 s", "elasticsearch.retry_for"):
-        index.get("d1")
 
 
 @pytest.mark.parametrize(
