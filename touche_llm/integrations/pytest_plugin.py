@@ -11,8 +11,6 @@ from typing import Any
 
 import pytest
 
-from touche_llm.data import concurrency
-
 _OPTION = "--touche-regress"
 _DEFAULT = "regress"
 
@@ -95,6 +93,7 @@ def touche_regress(request: pytest.FixtureRequest) -> Callable[[str | Path], Non
 
 def _describe_problem(folder: Path) -> str:
     """Replay a recorded run; return the differences or the error as text, empty if there is none."""
+    from touche_llm.data import concurrency
     from touche_llm.errors import ToucheError
     from touche_llm.regression.check import check_snapshot
     from touche_llm.regression.differences import format_differences

@@ -188,12 +188,14 @@ class ModelClient(TokenCountingClient):
         if not is_settled and self.cache.mode is CacheMode.REFRESH:
             # Otherwise a replay would find an old first sample before the new second one.
             self._forget(request)
-        elif not is_settled and self.retry_failures and self._has_failed(request):
+        is_repeated = not is_settled and self.retry_failures and self._has_failed(request)
+        if is_repeated:
             self._forget(request, kind="unusable")
         attempts: list[Attempt] = []
         is_sent = False
         for sample in self._iterate_samples(request):
-            result = self.cache.get(sample.key, OUTCOMES, refreshed=is_settled)
+            # The cache of a dry run cannot forget.
+            result = None if is_repeated else self.cache.get(sample.key, OUTCOMES, refreshed=is_settled)
             if isinstance(result, Answer):
                 self.counts.cache_hits += 1
                 self.counts.cached_prompt_tokens += result.prompt_tokens
