@@ -125,7 +125,7 @@ def test_topics_that_are_not_compared_are_named_with_the_reason(touche: Touche, 
     (dropped,) = (line for line in notes if "not in the sample" in line)
     (halves,) = (line for line in notes if "to choose on" in line)
     chosen, held_out = (re.findall(r"\d+", part)[1:] for part in halves.split(" to choose on; "))
-    listed = set(re.findall(r"\d+", dropped.partition(":")[2].partition(": ")[2]))
+    listed = set(re.findall(r"\d+", dropped.partition(";")[0].rpartition(": ")[2]))
     assert len({*chosen, *held_out, *listed}) == len(chosen) + len(held_out) + len(listed) == 12
     alone = compare(touche, "--topic", held_out[0], "--format", "json")
     assert (alone.returncode, alone.stdout) == (2, "")
@@ -134,6 +134,8 @@ def test_topics_that_are_not_compared_are_named_with_the_reason(touche: Touche, 
     some = compare(touche, "--sample-file", str(file), "--topic", chosen[0], "--topic", next(iter(listed)))
     assert f"that are not chosen: {', '.join(sorted({*chosen, *held_out} - {chosen[0]}, key=int))}" in some.stderr
     assert f"topics that are not in {file}: {next(iter(listed))};" in some.stderr
+    single = compare(touche, "--topic", held_out[0], "--split", "all")
+    assert " documents of 1 topic" in single.stdout and "1 topics" not in single.stdout
 
 
 def test_the_second_call_asks_nobody_and_a_changed_wording_alone(touche: Touche, engine: Engine) -> None:
