@@ -19,11 +19,11 @@ def test_the_list_has_each_file_of_a_task_with_its_facts(task: str, touche: Touc
     assert done.returncode == 0
     for file in expected:
         assert file.url in done.stdout and (file.md5 or "") in done.stdout
-        assert file.bytes is None or f"{file.bytes:,} bytes" in done.stdout
     for corpus in read_published().restricted:
         assert (corpus.url in done.stdout) is (task in corpus.tasks)
     rows = json.loads(touche("data", "--task", task, "--format", "json").stdout)
-    assert [(row["task"], row["name"], row["bytes"]) for row in rows] == [(task, f.name, f.bytes) for f in expected]
+    found = [(row["task"], row["name"], row["bytes"]) for row in rows if row["licence"] != "by agreement"]
+    assert found == [(task, f.name, f.bytes) for f in expected]
 
 
 def test_without_a_task_the_list_has_all_of_them(touche: Touche) -> None:
@@ -41,18 +41,7 @@ def test_a_problem_of_one_file_is_the_exit_code(touche: Touche, tmp_path: Path) 
     assert (good["kind"], good["tasks"], good["problem"]) == ("run", "comparative", None)
     assert bad["problem"] and bad["tasks"] is None
     table = touche("data", "other", "run.txt")
-    assert table.returncode == 1 and "problem: " in table.stdout and "comparative: " in table.stdout
-
-
-def test_facts_of_a_file_stay_within_the_terminal(
-    touche: Touche, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "other").write_text("nothing known\n")
-    whole = touche("data", "other").stdout
-    monkeypatch.setattr("touche_llm.cli.emit.get_width", lambda file: 40)
-    broken = touche("data", "other").stdout
-    assert max(map(len, whole.splitlines())) > 40 >= max(map(len, broken.splitlines()))
-    assert broken.split() == whole.split()
+    assert table.returncode == 1 and "problem: " in table.stdout
 
 
 def test_a_check_takes_no_task(touche: Touche, tmp_path: Path) -> None:

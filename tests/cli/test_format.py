@@ -32,9 +32,8 @@ from touche_llm.evaluation.run_validation import validate_run
 from touche_llm.llm.cache import Cache
 from touche_llm.pipeline.config_file import load_config
 from touche_llm.pipeline.dry_run import Cost, estimate_cost
-from touche_llm.prompt_lab.lint import check
-from touche_llm.prompt_lab.prefix_sharing import estimate
-from touche_llm.prompt_lab.trial import make_invented_material
+from touche_llm.prompt_lab.lint import check, make_invented_material
+from touche_llm.prompt_lab.trial import estimate
 from touche_llm.prompts.purposes import find_prompts, load_named
 from touche_llm.tasks import get_task
 

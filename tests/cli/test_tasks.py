@@ -42,7 +42,6 @@ def test_the_commands_that_a_new_task_prints_run_at_once(touche: Touche) -> None
     assert get_task(str(folder)).name == "ber_2"
     printed = done.stdout.replace("\\\n", " ").splitlines()
     commands = [shlex.split(line)[1:] for line in printed if line.startswith("    ")]
-    commands = [command[2:] if command[0] == "-m" else command for command in commands]
     assert [command[0] for command in commands] == ["run", "evaluate", "tasks", "prompts"]
     for command in commands:
         done = touche(*command)
@@ -91,19 +90,18 @@ def test_tasks_are_listed_and_shown(touche: Touche) -> None:
     for name, task in TASKS.items():
         shown = touche("tasks", "show", name)
         assert shown.returncode == 0 and task.title in shown.stdout
-        assert ", ".join(task.stances) in shown.stdout
+        assert " ".join(task.stances) in shown.stdout
         (row,) = json.loads(touche("tasks", "show", name, "--format", "json").stdout)
         assert row in rows
-    assert "among the" not in touche("tasks", "list").stdout
     done = touche("tasks", "show", "nothing")
     assert done.returncode == 2 and "controversial, sentence_pairs" in done.stderr
 
 
 def test_only_objectives_that_a_task_has_are_shown(touche: Touche, tmp_path: Path) -> None:
     assert touche("tasks", "new", "mine").returncode == 0
-    objectives = re.compile(r"^weights for (\w+)", re.MULTILINE)
-    assert objectives.findall(touche("tasks", "show", "mine").stdout) == ["relevance", "both"]
-    assert objectives.findall(touche("tasks", "show", "comparative").stdout) == ["relevance", "quality", "both"]
+    for task, names in (("mine", ["relevance", "both"]), ("comparative", ["relevance", "quality", "both"])):
+        (row,) = json.loads(touche("tasks", "show", task, "--format", "json").stdout)
+        assert re.findall(r"(\w+):", row["weights"]) == names
 
 
 def script(request: Request) -> Mapping[str, Label | Mapping[Label, float]]:

@@ -163,7 +163,7 @@ def configured(monkeypatch: pytest.MonkeyPatch) -> list[Config]:
         found.append(config)
         raise UsageError("ended")
 
-    monkeypatch.setattr("touche_llm.cli.tira.run_requests", end)
+    monkeypatch.setattr("touche_llm.cli.stages.run_requests", end)
     return found
 
 

@@ -17,7 +17,6 @@ from touche_llm.prompt_lab.holdout import (
     Access,
     access_log,
     check_log,
-    describe_accesses,
     read_accesses,
     record_access,
     select_counted,
@@ -113,12 +112,6 @@ def test_a_damaged_log_is_an_error_with_file_and_line_and_stays_as_it_is(
     assert path.read_bytes() == encode_line(access()) + damaged
 
 
-def test_only_the_folder_itself_is_made(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError):
-        record_access(tmp_path / "of" / "elsewhere" / "log", access())
-    assert list(tmp_path.iterdir()) == []
-
-
 def test_a_line_that_does_not_fit_leaves_the_log_as_it_is(tmp_path: Path) -> None:
     path = tmp_path / "log"
     record_access(path, access())
@@ -137,21 +130,3 @@ def test_a_line_that_does_not_fit_leaves_the_log_as_it_is(tmp_path: Path) -> Non
 def test_the_log_is_beside_a_cache_and_not_beside_a_cassette() -> None:
     assert access_log(Path("mine/answers.sqlite")) == Path("mine/hold_out_accesses.jsonl")
     assert access_log(Path("mine/cassette.jsonl")) == Path(".touche-llm/hold_out_accesses.jsonl")
-
-
-def test_a_note_lists_the_latest_accesses_and_how_they_differ(tmp_path: Path) -> None:
-    now = access(59)
-    (none,) = describe_accesses([], [], now, [MINE], tmp_path)
-    assert "no earlier access" in none and str(tmp_path) in none
-    past = [access(number) for number in range(8)]
-    (note,) = describe_accesses(past, past, now, [MINE], tmp_path)
-    assert [f"03:{number:02} confirmation" in note for number in range(8)] == [False] * 3 + [True] * 5
-    assert ": 8 in " in note and "other prompts" not in note and "other judgments" not in note
-    assert str(tmp_path) in note
-    evaluated = access(8, kind="evaluation", run="runs/a@abc", prompts=[JUDGE], topics=["cats or dogs"])
-    other = access(9, judgments=hashes_of({"9": {"x": 1.0}}))
-    noted, uncounted = describe_accesses([evaluated, other], [other], now, [MINE], tmp_path)
-    assert "other judgments" in noted and "other prompts" not in noted and "runs/a@abc" not in noted
-    assert "evaluation of runs/a@abc, 1 of 2 topics (other prompts)" in uncounted
-    none, uncounted = describe_accesses([evaluated], [], now, [MINE], tmp_path)
-    assert "no earlier access" in none and "runs/a@abc" in uncounted

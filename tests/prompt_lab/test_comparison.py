@@ -29,8 +29,8 @@ from touche_llm.llm.engine import Rejected
 from touche_llm.pipeline.config_file import load_config
 from touche_llm.prompt_lab.comparison import ComparisonInputs, compare_prompts
 from touche_llm.prompt_lab.holdout import read_accesses
-from touche_llm.prompt_lab.measures import compute_chance_ndcg
 from touche_llm.prompt_lab.sample import Plan
+from touche_llm.prompt_lab.variants import compute_chance_ndcg
 from touche_llm.tasks import get_task, prompts_folder
 
 
@@ -172,21 +172,6 @@ async def test_an_interrupted_comparison_resumes(bench: Bench, blunt: Path, shar
     bench.engine = reader(DULL)
     await bench.compare(blunt, sharp, split="all")
     assert len(bench.engine.requests) == 2 * 96 - answered
-
-
-async def test_a_sample_file_is_used_again(bench: Bench, blunt: Path, sharp: Path) -> None:
-    path = bench.folder / "sample.tsv"
-    first = await bench.compare(blunt, sharp, size=20, file=path)
-    content = path.read_bytes()
-    bench.engine = reader(DULL)
-    again = await bench.compare(blunt, sharp, file=path)
-    assert path.read_bytes() == content
-    assert bench.engine.requests == []
-    assert [part.sample for part in again.parts] == [part.sample for part in first.parts]
-    with raises_at(UsageError, path):
-        await bench.compare(blunt, sharp, file=path, size=10)
-    with raises_at(UsageError, path):
-        await bench.compare(blunt, sharp, file=path, seed=0)
 
 
 async def test_a_seed_draws_another_sample_and_without_one_it_is_0(bench: Bench, blunt: Path, sharp: Path) -> None:

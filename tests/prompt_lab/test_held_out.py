@@ -33,13 +33,6 @@ async def test_a_warning_says_that_few_held_out_topics_cannot_confirm(
     assert "with 4 topics p cannot be below 0.1250" in found.verdict.sentence
 
 
-async def test_the_verdict_counts_the_topics_of_both_parts(bench: Bench, blunt: Path, sharp: Path) -> None:
-    (bench.folder / "some").write_text("".join(f"{number}\n" for number in range(1, 8)))
-    found = await bench.compare(blunt, sharp, split="some", confirm=True)
-    assert [len(part.topics) for part in found.parts] == [7, 9]
-    assert "on the 7 topics that" in found.verdict.sentence and "on the 9 topics held out" in found.verdict.sentence
-
-
 async def test_held_out_topics_are_judged_only_to_confirm_the_choice(bench: Bench, blunt: Path, sharp: Path) -> None:
     found = await bench.compare(blunt, sharp)
     assert {request.origin.topic_id for request in bench.engine.requests} == {str(n) for n in range(1, 17, 2)}
@@ -84,8 +77,6 @@ async def test_each_access_is_logged_and_the_next_confirmation_lists_it(bench: B
     assert one.judgments == two.judgments == qrels.hashes
     assert one.prompts == [variant.prompt.label for variant in first.variants]
     assert one.prompts[0] == two.prompts[0] and one.prompts[1] != two.prompts[1]
-    (notice,) = (notice for notice in bench.notices if one.prompts[1] in notice)
-    assert "other prompts" in notice and "other judgments" not in notice
 
 
 @pytest.mark.parametrize("change", ["grade", "topic", "aspect"])
@@ -100,7 +91,6 @@ async def test_other_judgments_hide_no_earlier_access(bench: Bench, blunt: Path,
     aspects = ("quality",) if change == "aspect" else ("relevance",)
     found = await bench.compare(blunt, sharp, confirm=True, aspects=aspects)
     assert found.earlier_accesses == [one]
-    assert any("other judgments" in notice and "other prompts" not in notice for notice in bench.notices)
 
 
 async def test_topics_with_the_same_titles_hide_no_earlier_access(bench: Bench, blunt: Path, sharp: Path) -> None:

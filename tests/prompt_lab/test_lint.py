@@ -14,16 +14,24 @@ from touche_llm.errors import DataError
 from touche_llm.llm.answers import AnswerForm
 from touche_llm.llm.cache import Cache, Entry
 from touche_llm.pipeline.corpora import open_local_corpus
-from touche_llm.prompt_lab.lint import CheckedPrompt, check, detect_changed_text
-from touche_llm.prompt_lab.prefix_sharing import (
+from touche_llm.prompt_lab.lint import (
+    CheckedPrompt,
+    check,
+    detect_changed_text,
+    make_invented_material,
+    take_corpus_material,
+)
+from touche_llm.prompt_lab.trial import (
     Messages,
     PromptPart,
+    Subject,
+    Texts,
+    ask,
     estimate,
     make_other_subject,
     offline_builder,
     split_by_sharing,
 )
-from touche_llm.prompt_lab.trial import Subject, Texts, ask, make_invented_material, take_corpus_material
 from touche_llm.prompts.purposes import find_prompt, find_prompts, list_files, load_named, purposes_of
 from touche_llm.tasks import TASKS, get_task, prompts_folder
 
@@ -221,26 +229,10 @@ def test_a_text_changed_without_a_new_version_is_detected_in_the_cache(tmp_path:
         cache.import_cassette(cassette(tmp_path, [entry("e", 1, "before"), entry("f", 1, "before")]))
         (found,) = detect_changed_text(prompt, cache)
         assert found.level == "warning" and "raise the version" in found.message
-        assert "2 answers" in found.message and "not the project's own (hash before)" in found.message
+        assert "2 answers" in found.message and "(hash before)" in found.message
         # Both texts have answers from now on, such as two people's prompts of one name.
         cache.import_cassette(cassette(tmp_path, [entry("a", 1, prompt.hash)]))
         assert detect_changed_text(prompt, cache) == []
-
-
-def test_a_copy_is_told_that_the_answers_are_to_the_project_s_own_text_and_not_the_other_way_round(
-    tmp_path: Path,
-) -> None:
-    text = (prompts_folder() / "comparative" / "judge.jinja").read_text()
-    (tmp_path / "judge.jinja").write_text(text.replace("assessor", "strict assessor"))
-    _, mine = load_named(get_task("comparative"), str(tmp_path / "judge.jinja"))
-    _, own = load_named(get_task("comparative"), "judge")
-    with Cache(tmp_path / "answers.sqlite") as cache:
-        cache.import_cassette(cassette(tmp_path, [entry("a", 4, own.hash, prompt="comparative/judge")]))
-        assert detect_changed_text(own, cache) == []
-        (found,) = detect_changed_text(mine, cache)
-        assert f"the project's own (hash {own.hash})" in found.message
-        cache.import_cassette(cassette(tmp_path, [entry("b", 4, mine.hash, prompt="comparative/judge")]))
-        assert detect_changed_text(own, cache) == detect_changed_text(mine, cache) == []
 
 
 def cassette(folder: Path, entries: Iterable[Entry]) -> Path:

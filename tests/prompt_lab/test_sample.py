@@ -13,7 +13,7 @@ from tests.prompt_variants import title_of
 from touche_llm.data.records import Document, Topic
 from touche_llm.errors import DataError, UsageError
 from touche_llm.evaluation.qrels import Grades
-from touche_llm.prompt_lab.sample import Sampled, draw_sample, read_sample, select_judged, split_topics, write_sample
+from touche_llm.prompt_lab.sample import draw_sample, select_judged, split_topics
 
 
 class IncompleteDocuments:
@@ -88,34 +88,6 @@ def test_only_documents_in_the_corpus_of_chosen_topics_are_drawn() -> None:
     many = [Topic(str(number), "many") for number in range(1, 7)]
     with pytest.raises(DataError, match=r"topics 1, 2, 3, 4, 5, … \(6 in all\)"):
         select_judged({"1": {"a": 1.0}}, many, IncompleteDocuments({"a"}))
-
-
-def test_a_written_sample_reads_back_the_same(tmp_path: Path) -> None:
-    sample = [Sampled("2", "b", -2.0), Sampled("1", "a", 1.5)]
-    write_sample(tmp_path / "sample.tsv", sample)
-    assert read_sample(tmp_path / "sample.tsv", {"1": {"a": 1.5}, "2": {"b": -2.0}}) == sample
-
-
-@pytest.mark.parametrize(
-    ("text", "line", "values"),
-    [
-        ("", "", []),
-        ("topic\tdocument\tgrade\n", "", []),
-        ("1\ta\t1\n", ":1", ["topic, document, grade"]),
-        ("topic\tdocument\tgrade\n1\ta\n", ":2", ["topic, document, grade"]),
-        ("topic\tdocument\tgrade\n1\ta b\t1\n", ":2", ["topic, document, grade"]),
-        ("topic\tdocument\tgrade\n1\ta\t1\n1\ta\t1\n", ":3", ["topic 1, document a"]),
-        ("topic\tdocument\tgrade\n1\ta\t2\n", ":2", ["topic 1, document a", "grade 2, but 1"]),
-        ("topic\tdocument\tgrade\n1\tx\t1\n", ":2", ["topic 1, document x"]),
-        ("topic\tdocument\tgrade\n\udcff\ta\t1\n", ":2", ["UTF-8"]),
-        ("topic\tdocument\tgrade\n" + "1" * 20_000, ":2", ["10,000 bytes"]),
-    ],
-)
-def test_an_invalid_sample_is_refused(tmp_path: Path, text: str, line: str, values: list[str]) -> None:
-    path = tmp_path / "sample.tsv"
-    path.write_bytes(text.encode(errors="surrogateescape"))
-    with raises_at(DataError, f"{path}{line}", *values):
-        read_sample(path, {"1": {"a": 1.0}})
 
 
 def test_topics_are_split_by_title_or_by_a_file(tmp_path: Path) -> None:

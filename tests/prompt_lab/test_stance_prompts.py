@@ -19,8 +19,7 @@ from touche_llm.llm.cache import CacheMode
 from touche_llm.llm.engine import Rejected
 from touche_llm.llm.request import Request
 from touche_llm.prompt_lab.holdout import read_accesses
-from touche_llm.prompt_lab.measures import MACRO_F1
-from touche_llm.prompt_lab.variants import VariantSettings
+from touche_llm.prompt_lab.variants import MACRO_F1, VariantSettings
 
 ASPECTS = ("relevance", "stance")
 SWAPPED = {"FIRST": "SECOND", "SECOND": "FIRST"}

@@ -18,7 +18,7 @@ from touche_llm.evaluation.qrels import Qrels
 from touche_llm.evaluation.stance_measures import count_confusion
 from touche_llm.pipeline.config_file import CONFIG
 from touche_llm.pipeline.run_directory import CANDIDATES, RUN
-from touche_llm.report.measures import MeasureComparison, MeasureResult, measure_run
+from touche_llm.report.page import MeasureComparison, MeasureResult, measure_run
 from touche_llm.report.run_report import gather_report
 
 

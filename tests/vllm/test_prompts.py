@@ -39,7 +39,7 @@ def test_a_changed_prompt_s_own_requests_are_all_that_a_comparison_sends(vllm_ur
     judged = [(topic, f"sample-{name}") for topic, of_topic in zip("37", names, strict=True) for name in of_topic]
     relevance.write_text("".join(f"{topic} 0 {name} {n % 2}\n" for n, (topic, name) in enumerate(judged)))
     places = ["--index", str(tmp_path / "index"), "--cache", str(tmp_path / "answers.sqlite")]
-    places += ["--sample-file", str(tmp_path / "sample.tsv"), "--relevance", str(relevance), "--base-url", vllm_url]
+    places += ["--relevance", str(relevance), "--base-url", vllm_url]
 
     def compare() -> tuple[dict[str, dict[str, Any]], int]:
         """The rows, and how many requests the server had beside the two of the start-up check."""

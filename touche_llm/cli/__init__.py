@@ -12,8 +12,8 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from touche_llm import __version__
-from touche_llm.cli.command import Command, Group, ParserError, describe_parser_error
 from touche_llm.cli.log import logged, open_streams, take_options
+from touche_llm.cli.options import Command, Group, ParserError, describe_parser_error
 from touche_llm.data.databases import describe_database_error
 from touche_llm.data.io import check_name
 from touche_llm.errors import ToucheError, describe_os_error, to_printable
@@ -29,7 +29,7 @@ PANELS = {
         "rank": "stages",
         "fuse": "run_files",
         "batch": "batch",
-        "tira": "tira",
+        "tira": "stages",
         "demo": "demo",
     },
     "Look at runs": {"show": "show", "runs": "runs", "report": "runs"},
@@ -38,7 +38,7 @@ PANELS = {
         "compare": "compare",
         "calibrate": "compare",
         "validate": "run_files",
-        "regress": "regress",
+        "regress": "run_files",
     },
     "Prompts, tasks and their data": {"prompts": "prompts", "tasks": "tasks", "data": "tasks"},
     "Servers and caches": {"doctor": "servers", "cache": "servers"},

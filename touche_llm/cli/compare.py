@@ -107,32 +107,26 @@ def compare(
     evaluations = m.evaluate_runs(kept, qrels, depth or m.find_recall_depth(measured))
     record_evaluations((each.folder for each in kept), qrels, CommandProgress().warn)
     number = runs.index(baseline)
-    shown = kept
-    # The page names runs by their paths.
-    if output is Format.TABLE and html is None:
-        shown, evaluations = m.use_labels(kept, evaluations)
     frame, remarks = compare_runs(evaluations[number], [*evaluations[:number], *evaluations[number + 1 :]])
-    notes = [*m.list_fitted(shown, qrels), *remarks]
+    notes = [*m.list_fitted(kept, qrels), *remarks]
     page = ""
     if html is not None:
         found = gather_comparison(sides, known, files, evaluations, frame, notes, top)
         size = write_page(render_comparison(found), html)
         page = f"page: {html} ({len(found.topics):,} topics, {size:,} bytes)"
     if output is Format.TABLE:
-        labels = {each.name: each.label for each in kept}
-        _show(frame.replace({"run": labels, "baseline": labels}), m.use_labels(kept, evaluations)[1])
-        m.show_legend(kept)
+        _show(frame, evaluations)
         show_lines(m.describe_qrels(files))
     else:
         m.print_frame(frame, files, output)
-    m.print_notes(qrels, evaluations, shown, *notes, *describe_missing_intervals(frame.to_dict("records")))
+    m.print_notes(qrels, evaluations, kept, *notes, *describe_missing_intervals(frame.to_dict("records")))
     if page:
         say(output, page)
 
 
 _COMPARED = (
     m.MEASURE,
-    Column("run", is_text=True),
+    m.RUN_COLUMN,
     Column("value", drop=2),
     Column("baseline", drop=3, value="baseline_value"),
     Column("change", value="difference", sign="+"),

@@ -3,31 +3,29 @@
 from __future__ import annotations
 
 import asyncio
-import math
 import shlex
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from touche_llm.cli import measured_runs as m
 from touche_llm.cli import options as o
-from touche_llm.cli.emit import Column, Format, FormatOption, format_program, format_value, print_rows, say, show_table
+from touche_llm.cli.emit import Format, FormatOption, print_rows, say
+from touche_llm.cli.evaluate import show_summary, summarize
 from touche_llm.cli.setting_options import CommandProgress
 from touche_llm.cli.show import list_rows, read_run_topics, show_rankings
 from touche_llm.config import Config
 from touche_llm.data.io import shorten_path
-from touche_llm.data.trec_runs import ParsedRun
 from touche_llm.errors import UsageError
-from touche_llm.evaluation.qrels import STANCE, Qrels, read_qrels
+from touche_llm.evaluation.qrels import read_qrels
 from touche_llm.integrations.tira import detect_input
 from touche_llm.pipeline import run_directory
 from touche_llm.pipeline import stages as pipeline
 from touche_llm.pipeline.config_file import load_config
 from touche_llm.pipeline.run_directory import REPORT, RunDirectory
 from touche_llm.pipeline.run_overview import record_evaluation
-from touche_llm.pipeline.stages import RunResult
 from touche_llm.tasks import TASKS, get_task
 from touche_llm.tasks.task import Task
 
@@ -48,58 +46,17 @@ def find_judgments(sample: Path, task: Task) -> dict[str, Path]:
     return {aspect: file for aspect, file in files.items() if file.is_file()}
 
 
-def measure_run(
-    result: RunResult, config: Config, task: Task, files: dict[str, Path], folder: Path
-) -> list[tuple[str, dict[str, float]]]:
-    """Measure the first stage, the order by the judge prompt alone and the run, best first by its first measure.
-
-    The values of the run are kept in its folder, for `report`.
-
-    Returns:
-        For each ranking its name and its values by measure: the official ones of the task, and judged@5.
-    """
-    from touche_llm.evaluation.measures import JUDGED, evaluate_run
-    from touche_llm.pipeline.library import rank
-    from touche_llm.pipeline.progress import SilentProgress
-
+def _measure(folder: Path, task: Task, files: dict[str, Path]) -> None:
+    """Print the official measures of a run and of its first stage; keep the run's in its folder, for `report`."""
     qrels = read_qrels(files, task)
-    by_judge = rank(result.candidates, result.judgments, steps=["judge"], progress=SilentProgress())
-    rankings: list[tuple[str, ParsedRun, Qrels]] = [
-        (task.before_judging, ParsedRun(dict(result.candidates.rankings), {}), replace(qrels, stances={})),
-        ("judge", by_judge, qrels),
-        (", ".join(config.rank), result.ranking, qrels),
-    ]
-    evaluations = [evaluate_run(name, run, judged) for name, run, judged in rankings]
+    measured = m.given_runs([folder], qrels, task)
+    evaluations = m.evaluate_runs(measured, qrels, m.find_recall_depth(measured))
     record_evaluation(RunDirectory(folder), task, files, evaluations[-1])
-    measures = [f"{aspect} {task.measures[aspect]}" for aspect in files]
-    measures.append(f"{next(iter(files))} {JUDGED}")
-    values = []
-    for evaluation in evaluations:
-        found = evaluation.estimates
-        values.append((evaluation.name, {name: found[name].value if name in found else math.nan for name in measures}))
-    return sorted(values, key=lambda item: -item[1][measures[0]])
+    frame = summarize(evaluations)
+    show_summary(frame[frame["measure"].isin(f"{aspect} {task.measures[aspect]}" for aspect in files)], evaluations)
 
 
-def show_places(values: list[tuple[str, dict[str, float]]], width: int) -> None:
-    """Print a table like that of a shared task."""
-    measures = list(values[0][1])
-    aspects = [measure.split(" ", 1) for measure in measures]
-    title = ", ".join(f"{name} of {'stances' if aspect == STANCE else aspect}" for aspect, name in aspects[:-1])
-    columns = [Column("place"), Column("ranking", is_text=True)]
-    columns += [*(Column(aspect) for aspect, _ in aspects[:-1]), Column(aspects[-1][1])]
-    show_table(
-        columns,
-        (
-            (str(place), name, *("" if math.isnan(value) else format_value(value) for value in of_run.values()))
-            for place, (name, of_run) in enumerate(values, 1)
-        ),
-        title=title,
-        below=["by judgments that were invented with the sample, so the values mean nothing"],
-        width=width,
-    )
-
-
-def describe_report(folder: Path, files: dict[str, Path]) -> list[str]:
+def _describe_report(folder: Path, files: dict[str, Path]) -> list[str]:
     """Write the report of a run, and return lines that say where it is, or which extra it needs."""
     # Only here: matplotlib takes half a second to load.
     from touche_llm.report.page import write_page
@@ -146,17 +103,14 @@ def demo(
         if output is Format.TABLE:
             print(f"{TASKS[name].title}\n")
         config = sample_config(name, out / name, {})
-        done = asyncio.run(pipeline.run_all(config, out / name, _DemoProgress(), overwrite=overwrite))
+        asyncio.run(pipeline.run_all(config, out / name, _DemoProgress(), overwrite=overwrite))
         known, by_id = get_task(name), read_run_topics(out / name, config)
         ranked = list_rows(out / name, config, known, by_id, _SHOWN_RANKS)
-        judgments = find_judgments(SAMPLES / name, known)
-        measured = measure_run(done, config, known, judgments, out / name) if judgments else []
         if output is Format.TABLE:
             show_rankings(ranked, known, by_id, width=_WIDTH)
             print()
-            if measured:
-                show_places(measured, _WIDTH)
-                print()
+            if judgments := find_judgments(SAMPLES / name, known):
+                _measure(out / name, known, judgments)
         rows += ({"task": name} | {column: row.get(column) for column in _COLUMNS} for row in ranked)
     if output is not Format.TABLE:
         print_rows(output, rows)
@@ -164,16 +118,15 @@ def demo(
     config = sample_config(name, out / name, {})
     files = (config.topics, config.corpus or config.topics, out / name / run_directory.RUN)
     topics, corpus, run = (shlex.quote(shorten_path(file)) for file in files)
-    command = format_program()
     for line in (
         "The answers above were invented for this demo; no model gave them,",
         "and nothing follows from them. The same is true of the judgments.",
-        *describe_report(out / names[0], find_judgments(SAMPLES / names[0], TASKS[names[0]])),
+        *_describe_report(out / names[0], find_judgments(SAMPLES / names[0], TASKS[names[0]])),
         "Each run is a file; check one with",
-        f"    {command} validate {run} \\",
+        f"    touche-llm validate {run} \\",
         f"        --task {name} --topics {topics}",
         "For answers of a model, serve one with vLLM and run",
-        f"    {command} run --task {name} --topics {topics} \\",
+        f"    touche-llm run --task {name} --topics {topics} \\",
         f"        --corpus {corpus} \\",
         "        --base-url http://127.0.0.1:8000 --out runs/model",
     ):

@@ -5,8 +5,6 @@ from __future__ import annotations
 import csv
 import math
 import os
-import shlex
-import shutil
 import sys
 import textwrap
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -22,7 +20,6 @@ from rich.cells import cell_len, set_cell_size
 from rich.console import Console
 
 from touche_llm.cli.log import write_as_utf8
-from touche_llm.data.io import shorten_path
 from touche_llm.errors import to_printable
 
 # Width of a table with cut texts where the output is not a terminal.
@@ -232,9 +229,6 @@ def format_interval(low: float, high: float, *, sign: str = "", digits: int = 4)
     return f"{format_value(low, sign=sign, digits=digits)} to {format_value(high, sign=sign, digits=digits)}"
 
 
-_SCRIPT = "touche-llm"
-
-
 FormatOption = Annotated[
     Format,
     typer.Option(
@@ -279,20 +273,6 @@ def print_result(output: Format, sentence: str, row: Mapping[str, Any]) -> None:
 def say(output: Format, line: str) -> None:
     """Print a line for people: on standard output with tables, and on standard error beside rows for programs."""
     show_lines([line], sys.stdout if output is Format.TABLE else sys.stderr)
-
-
-def format_program() -> str:
-    """Return how this program was called, for commands that a user copies to a shell; a path if it is not on PATH."""
-    script = Path(sys.argv[0])
-    if script.name != _SCRIPT:
-        python = Path(sys.executable)
-        found = shutil.which(python.name)
-        # The file of two environments can be the same, so the paths decide.
-        is_on_path = found is not None and os.path.abspath(found) == os.path.abspath(python)
-        return f"{python.name if is_on_path else shlex.quote(shorten_path(python))} -m touche_llm"
-    found = shutil.which(_SCRIPT)
-    is_on_path = script == Path(_SCRIPT) or (found is not None and os.path.samefile(found, script))
-    return _SCRIPT if is_on_path else shlex.quote(shorten_path(script))
 
 
 def _value(value: Any) -> Any:

@@ -19,7 +19,6 @@ from touche_llm.cli.emit import (
     Format,
     FormatOption,
     format_interval,
-    format_value,
     show_lines,
     show_table,
 )
@@ -42,9 +41,6 @@ if TYPE_CHECKING:
 
 
 _INTERVAL = Column("95 % interval", value=lambda row: format_interval(row["low"], row["high"]))
-# Published runs that are shown before and after each of ours, besides the best one.
-_NEIGHBOURS = 2
-_GAP = ("\N{HORIZONTAL ELLIPSIS}", "", "", "", "", "")
 
 
 def standings(task: Task, summary: DataFrame, evaluations: Sequence[Evaluation]) -> tuple[DataFrame, list[str]]:
@@ -115,55 +111,29 @@ def _reach(table: Table, task: Task, evaluation: Evaluation) -> dict[str, float]
     }
 
 
-def show_standings(task: Task, places: DataFrame, evaluations: Sequence[Evaluation]) -> None:
-    """Print each table around the runs, with the source; published values have three decimals."""
-    columns = [Column("place"), Column("run", cut=TEXT_WIDTH), Column("value"), Column("95 % interval")]
-    columns += [Column("n", drop=1), Column("if judged", drop=2)]
-    for table in read_tables(task):
-        ours = list(places[places["measure"] == _ours(table, task)].sort_values("value", ascending=False).itertuples())
-        if not ours:
-            continue
-        names = {row.run for row in ours}
-        near = range(-1 - _NEIGHBOURS, _NEIGHBOURS - 1)
-        shown = {0} | {row.place + offset for row in ours for offset in near}
-        rows: list[Sequence[str]] = []
-        before = -1
-        for number, run in enumerate(table.runs):
-            while ours and ours[0].place == number + 1:
-                rows.append(_format_row(ours.pop(0)))
-            if number in shown:
-                if number > before + 1:
-                    rows.append(_GAP)
-                at, interval = find_place(table, run.value), format_interval(*_interval(run), digits=3)
-                judged = "" if run.judged is None else f"{run.judged:,}"
-                rows.append((str(at), _name(run) or "", f"{run.value:.3f}", interval, judged, ""))
-                before = number
-        rows += [_GAP] * (before < len(table.runs) - 1) + [_format_row(row) for row in ours]
-        title = f"{_ours(table, task)} among the {len(table.runs)} published runs, {table.published_as}"
-        placed = [found for found in evaluations if found.name in names]
-        below = [table.url, *describe_coverage(placed, table.measure)]
-        show_table(columns, rows, title=title, below=below)
-        print()
-    official = dict.fromkeys(places["measure"].str.split(" ").str[1])
-    ndcg = [name for name in official if name.startswith("nDCG")]
+def _show_standings(frame: DataFrame, evaluations: Sequence[Evaluation]) -> None:
+    """Print the places, each with its neighbours among the published runs."""
+
+    def name(row: Mapping[str, Any], side: str) -> str:
+        return f"{row[side]} {row[f'{side}_value']:.3f}" if row[side] else ""
+
+    def describe_reach(row: Mapping[str, Any]) -> str:
+        is_open = row["worst_place"] > row["best_place"]
+        return f"{row['best_place']:.0f} to {row['worst_place']:.0f}" if is_open else ""
+
+    columns = [Column("measure", is_text=True), m.RUN_COLUMN]
+    columns += [Column("place", value=lambda row: f"{row['place']} of {row['published'] + 1}"), Column("value")]
+    columns += [_INTERVAL, Column("n", drop=1), Column("if judged", drop=2, value=describe_reach)]
+    columns += [Column(side, drop=3, cut=TEXT_WIDTH, value=partial(name, side=side)) for side in ("ahead", "behind")]
+    show_table(columns, frame.to_dict("records"), blanks_repeats=True)
     show_lines(
         (
-            *(
-                f"{name}: the official measure, in which unjudged documents count 0. touche_nDCG@5 drops them, as the "
-                "organisers' script does, and has no place."
-                for name in ndcg
-            ),
-            "n: topics (for the stance: documents) judged here; the published values are over all topics of the task.",
-            "if judged: the places that are possible if the unjudged documents were judged. A place is rough: other "
-            "topics, other documents and unjudged ones move it. The published runs were judged.",
+            *frame["source"].unique(),
+            "nDCG: the official measure, where unjudged documents count 0; touche_nDCG@5 drops them and has no place",
+            "n: topics (for the stance: documents) judged here; the published values are over all topics of the task",
+            "if judged: the places that are possible if the unjudged documents were judged; the published runs were",
         )
     )
-
-
-def _format_row(row: Any) -> Sequence[str]:
-    reach = f"{row.best_place:.0f} to {row.worst_place:.0f}" if row.worst_place > row.best_place else ""
-    value, interval = format_value(row.value), format_interval(row.low, row.high)
-    return (f"\N{RIGHTWARDS ARROW} {row.place}", row.run, value, interval, f"{row.n:,}", reach)
 
 
 def _ours(table: Table, task: Task) -> str:
@@ -173,10 +143,6 @@ def _ours(table: Table, task: Task) -> str:
 
 def _name(run: PublishedRun | None) -> str | None:
     return None if run is None else f"{run.team}: {run.tag}"
-
-
-def _interval(run: PublishedRun) -> tuple[float, float]:
-    return (float("nan"),) * 2 if run.low is None or run.high is None else (run.low, run.high)
 
 
 _NO_FIRST_STAGE = (
@@ -232,29 +198,25 @@ def evaluate(
     record_evaluations((run.folder for run in measured), qrels, CommandProgress().warn)
     if not run_topics or len(runs) == 1:
         _record(measured, evaluations, known, files)
-    shown = measured
-    if output is Format.TABLE:
-        shown, evaluations = m.use_labels(measured, evaluations)
-    notes = [*m.list_fitted(shown, qrels), *_describe_judging(shown, evaluations)]
+    notes = [*m.list_fitted(measured, qrels), *_describe_judging(measured, evaluations)]
     if per_topic:
         frame, show = _by_topic(evaluations), _show_topics
     elif confusion:
         frame, show = _confusion(evaluations), _show_confusion
     else:
-        frame, show = _summary(evaluations), _show_summary
+        frame, show = summarize(evaluations), show_summary
         if leaderboard:
             frame, unplaced = standings(known, frame, evaluations)
-            show = partial(show_standings, known)
+            show = _show_standings
             notes += unplaced
         notes += describe_missing_intervals(frame.to_dict("records"))
     if output is Format.TABLE:
         show(frame, evaluations)
-        m.show_legend(measured)
         show_lines(m.describe_qrels(files))
     else:
         m.print_frame(frame, files, output)
     alone = [] if any(each.first_stage for each in measured) or not qrels.grades else [_NO_FIRST_STAGE]
-    m.print_notes(qrels, evaluations, shown, *notes, *alone)
+    m.print_notes(qrels, evaluations, measured, *notes, *alone)
 
 
 def _record(given: Sequence[m.Given], evaluations: Sequence[Evaluation], task: Task, files: Mapping[str, Path]) -> None:
@@ -285,7 +247,7 @@ def _describe_judging(given: Sequence[m.Given], evaluations: Sequence[Evaluation
     return notes
 
 
-def _summary(evaluations: Sequence[Evaluation]) -> DataFrame:
+def summarize(evaluations: Sequence[Evaluation]) -> DataFrame:
     """Return the estimates of all runs, measure by measure."""
     import pandas as pd
 
@@ -329,8 +291,9 @@ def _confusion(evaluations: Sequence[Evaluation]) -> DataFrame:
     return pd.DataFrame(rows, columns=["run", "true", "chosen", "documents"])
 
 
-def _show_summary(frame: DataFrame, evaluations: Sequence[Evaluation]) -> None:
-    columns = [m.MEASURE, Column("run", is_text=True), Column("value"), _INTERVAL, Column("n", drop=1)]
+def show_summary(frame: DataFrame, evaluations: Sequence[Evaluation]) -> None:
+    """Print the rows of `summarize`."""
+    columns = [m.MEASURE, m.RUN_COLUMN, Column("value"), _INTERVAL, Column("n", drop=1)]
     columns.append(Column("judged@k", value="judged", digits=3))
     m.show_aspects(frame.to_dict("records"), columns, evaluations)
     show_lines((m.JUDGED_LEGEND,))

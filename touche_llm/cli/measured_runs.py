@@ -6,13 +6,11 @@ import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from string import ascii_uppercase
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
-from rich.cells import cell_len
 
-from touche_llm.cli.emit import Column, Format, print_rows, show_lines, show_table
+from touche_llm.cli.emit import Column, Format, print_rows, show_table
 from touche_llm.cli.options import format_qrels_option
 from touche_llm.cli.setting_options import CommandProgress
 from touche_llm.data import trec_runs
@@ -22,7 +20,7 @@ from touche_llm.errors import DataError, UsageError, to_printable
 from touche_llm.evaluation.qrels import STANCE, Qrels, check_judged, describe_fitted, read_qrels, select_topics
 from touche_llm.pipeline.context import Dataset
 from touche_llm.pipeline.run import find_run_directory, read_run
-from touche_llm.pipeline.run_directory import RUN, RunDirectory
+from touche_llm.pipeline.run_directory import RunDirectory
 from touche_llm.pipeline.run_overview import find_known_qrels
 from touche_llm.tasks import TASK_HELP, get_task
 from touche_llm.tasks.task import Task
@@ -33,13 +31,11 @@ if TYPE_CHECKING:
 
     from touche_llm.evaluation.measures import Evaluation
 
-# Longer names of runs are replaced by letters in tables.
-_LABEL_WIDTH = 12
-_ONLY_RUN = "run"
 # Columns of a qrels file in rows for other programs.
 _OF_QRELS = ("qrels", "qrels_sha256")
 # The columns of a measure in tables by aspect.
 MEASURE = Column("measure", is_text=True, value=lambda row: strip_aspect(row["measure"]))
+RUN_COLUMN = Column("run", cut=24)
 JUDGED_LEGEND = "judged@k: share of judged documents among the first k, the measure's cutoff, or in the whole ranking"
 
 RunsArgument = Annotated[
@@ -163,7 +159,6 @@ class Given(NamedTuple):
 
     Attributes:
         name: Path as given; a first stage has its kind in parentheses.
-        label: Short name for tables.
         run: Content of the run file; of a folder's runs with their chosen topics.
         folder: Folder of a run of this program; None for other runs.
         first_stage: Whether it is the first stage of the run that follows.
@@ -171,7 +166,6 @@ class Given(NamedTuple):
     """
 
     name: str
-    label: str
     run: ParsedRun
     folder: Path | None = None
     first_stage: bool = False
@@ -196,8 +190,8 @@ def given_runs(paths: Sequence[Path], qrels: Qrels, task: Task, first_stage: Pat
             raise UsageError("--first-stage is measured by grades; give --relevance or other grades")
         name = f"{to_printable(str(first_stage))} (first stage)"
         candidates = [trec_runs.read_run(first_stage)]
-        runs.append(Given(name, "first stage", candidates[0], first_stage=True))
-    for path, label in zip(paths, _choose_labels(paths), strict=True):
+        runs.append(Given(name, candidates[0], first_stage=True))
+    for path in paths:
         name = to_printable(str(path))
         if any(name == other.name for other in runs):
             raise UsageError(f"{path}: is given twice; name each run once")
@@ -212,45 +206,15 @@ def given_runs(paths: Sequence[Path], qrels: Qrels, task: Task, first_stage: Pat
             fitted_on = own.fitted_on
         before = candidates
         if directory is not None and qrels.grades and directory.candidates_file.exists():
-            kind = task.before_judging
-            short = kind if label == _ONLY_RUN else f"{label} ({kind})"
             own_stage = replace(trec_runs.read_run(directory.candidates_file), chosen_topics=run.chosen_topics)
             before = [*candidates, own_stage]
-            runs.append(Given(f"{name} ({kind})", short, own_stage, folder, True))
+            runs.append(Given(f"{name} ({task.before_judging})", own_stage, folder, True))
         try:
             check_judged(qrels, run, *before)
         except DataError as error:
             raise DataError(f"{name}: {error}") from error
-        runs.append(Given(name, label, run, folder, fitted_on=fitted_on))
+        runs.append(Given(name, run, folder, fitted_on=fitted_on))
     return runs
-
-
-def _choose_labels(paths: Sequence[Path]) -> list[str]:
-    """Return short names of runs: their paths, the names of their folders, or letters if these are long or equal."""
-    names = [to_printable(str(path)) for path in paths]
-    folders = [to_printable((path.parent if path.name == RUN else path).resolve().name) for path in paths]
-    for labels in (names, folders):
-        if len(set(labels)) == len(labels) and all(cell_len(label) <= _LABEL_WIDTH for label in labels):
-            return labels
-    if len(paths) == 1:
-        return [_ONLY_RUN]
-    return [ascii_uppercase[number] if number < len(ascii_uppercase) else str(number) for number in range(len(paths))]
-
-
-def use_labels(runs: Sequence[Given], evaluations: Sequence[Evaluation]) -> tuple[list[Given], list[Evaluation]]:
-    """Return the runs and their evaluations under their labels."""
-    labels = {each.name: each.label for each in runs}
-    named = [replace(each, name=labels.get(each.name, each.name)) for each in evaluations]
-    return [each._replace(name=each.label) for each in runs], named
-
-
-def show_legend(runs: Iterable[Given]) -> None:
-    """Print which run each label stands for, apart from runs labelled with their name."""
-    show_lines(
-        f"{each.label}: {each.name}"
-        for each in runs
-        if each.label != each.name and (each.folder is None or not each.first_stage)
-    )
 
 
 def find_recall_depth(runs: Sequence[Given]) -> int:

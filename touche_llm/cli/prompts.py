@@ -26,9 +26,15 @@ from touche_llm.llm.settings import CacheConfig, SamplingConfig
 from touche_llm.llm.tokenizers import ChatTokenizer
 from touche_llm.pipeline.context import Dataset, check_examples
 from touche_llm.pipeline.corpora import LocalCorpus, open_local_corpus
-from touche_llm.prompt_lab.lint import CheckedPrompt, Finding, check, detect_changed_text
-from touche_llm.prompt_lab.prefix_sharing import Count, estimate
-from touche_llm.prompt_lab.trial import make_invented_material, take_corpus_material
+from touche_llm.prompt_lab.lint import (
+    CheckedPrompt,
+    Finding,
+    check,
+    detect_changed_text,
+    make_invented_material,
+    take_corpus_material,
+)
+from touche_llm.prompt_lab.trial import Count, estimate
 from touche_llm.prompts.prompt import Prompt, Purpose, examples_path
 from touche_llm.prompts.purposes import CatalogEntry, find_prompt, find_prompts, load_named
 from touche_llm.prompts.templates import read_text

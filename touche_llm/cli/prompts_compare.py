@@ -34,8 +34,7 @@ from touche_llm.pipeline.context import Dataset
 
 if TYPE_CHECKING:
     from touche_llm.prompt_lab.comparison import PromptComparison
-    from touche_llm.prompt_lab.measures import PartMeasures
-    from touche_llm.prompt_lab.variants import VariantSettings
+    from touche_llm.prompt_lab.variants import PartMeasures, VariantSettings
 
 _MAX_ON_PAGE = 8
 _MOST_HELD_OUT = "Held-out topics are judged by the first prompt and the best, and not at all if these are the same."
@@ -61,26 +60,15 @@ ConfirmOption = Annotated[
     typer.Option("--confirm", help="Compare best and first on the held-out topics; logged."),
 ]
 SampleOption = Annotated[
-    int | None,
+    int,
     typer.Option(
         "--sample",
         min=1,
         metavar="N",
-        help="Documents to judge, evenly over grades (default: 200).",
+        help="Documents to judge, evenly over grades.",
     ),
 ]
-SampleSeedOption = Annotated[
-    int | None, typer.Option("--sample-seed", metavar="N", help="Seed of the sample (default: 0).", hidden=True)
-]
-SampleFileOption = Annotated[
-    Path | None,
-    typer.Option(
-        "--sample-file",
-        metavar="FILE",
-        help="Read the sample from this file, or write it there (default: in .touche-llm/samples).",
-        hidden=True,
-    ),
-]
+SampleSeedOption = Annotated[int, typer.Option("--sample-seed", metavar="N", help="Seed of the sample.", hidden=True)]
 ThinkingOption = Annotated[
     str | None,
     typer.Option(
@@ -136,7 +124,7 @@ def _check_own(given: s.GivenSettings, own: Mapping[str, Any]) -> None:
         return
     if len(prompts) > _MAX_ON_PAGE:
         raise UsageError(f"--html: a page shows at most {_MAX_ON_PAGE} prompts; name fewer than {len(prompts)}")
-    names = ("relevance", "quality", "stance", "coherence", "sample_file", "config")
+    names = ("relevance", "quality", "stance", "coherence", "config")
     qrels = (Path(text.partition("=")[2]) for text in own["qrels"] or ())
     inputs = (*(own[name] for name in names), *qrels, given.get("topics"), given.get("corpus"))
     check_output(html, own["overwrite"], filter(None, inputs))
@@ -150,9 +138,8 @@ def compare(
     templates: TemplatesArgument,
     split: SplitOption = "half",
     confirm: ConfirmOption = False,
-    sample: SampleOption = None,
-    sample_seed: SampleSeedOption = None,
-    sample_file: SampleFileOption = None,
+    sample: SampleOption = 200,
+    sample_seed: SampleSeedOption = 0,
     thinking: ThinkingOption = None,
     stance_prompt: StancePromptOption = None,
     html: HtmlOption = None,
@@ -174,7 +161,7 @@ def compare(
     progress = CommandProgress()
     for note in qrels.notes:
         progress.warn(note)
-    plan = Plan(sample, sample_seed, sample_file, split, confirm, texts=html is not None)
+    plan = Plan(sample, sample_seed, split, confirm, texts=html is not None)
     settings = _read_settings({"templates": templates, "thinking": thinking, "stance_prompt": stance_prompt})
     inputs = ComparisonInputs(config, templates, qrels, plan, settings)
     if dry_run:

@@ -31,8 +31,17 @@ from touche_llm.pipeline.context import RunContext, check_examples
 from touche_llm.pipeline.engines import assume_engine_info, make_request_builder, open_model
 from touche_llm.pipeline.progress import Progress
 from touche_llm.prompt_lab.holdout import record_trial
-from touche_llm.prompt_lab.prefix_sharing import PromptPart, estimate, make_other_subject, split_by_sharing
-from touche_llm.prompt_lab.trial import Subject, Trial, TrialContext, ask, find_best_documents
+from touche_llm.prompt_lab.trial import (
+    PromptPart,
+    Subject,
+    Trial,
+    TrialContext,
+    ask,
+    estimate,
+    find_best_documents,
+    make_other_subject,
+    split_by_sharing,
+)
 from touche_llm.prompts.prompt import Prompt, Purpose, examples_path
 from touche_llm.prompts.purposes import LABELS, load_named
 from touche_llm.prompts.templates import read_text

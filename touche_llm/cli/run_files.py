@@ -1,11 +1,13 @@
-"""The command that checks a run file."""
+"""Commands for finished runs: fuse them, check one, and record and replay them as tests."""
 
 from __future__ import annotations
 
-import re
-from collections.abc import Collection, Sequence
+import asyncio
+import tempfile
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -14,17 +16,22 @@ from touche_llm.cli import options as o
 from touche_llm.cli import setting_options as s
 from touche_llm.cli.emit import Format, FormatOption, print_result, print_rows, say, show_lines
 from touche_llm.cli.setting_options import CommandProgress
-from touche_llm.data.io import check_output, is_word
+from touche_llm.data.io import check_output, is_word, recover
 from touche_llm.data.topics import read_topics
 from touche_llm.data.trec_runs import read_candidates, read_run, write_run
 from touche_llm.errors import UsageError, shorten
-from touche_llm.evaluation.run_validation import RunProblem, validate_run
+from touche_llm.evaluation.qrels import read_qrels
+from touche_llm.evaluation.run_validation import validate_run
 from touche_llm.pipeline.context import Dataset
 from touche_llm.pipeline.corpora import open_local_corpus
 from touche_llm.pipeline.run import find_run_directory, find_run_file, find_task
 from touche_llm.ranking.fusion import DEFAULT_K, FusionSettings, check_weights, fuse_runs
 from touche_llm.tasks import TASK_HELP, TASKS, get_task
 from touche_llm.tasks.task import Task
+
+if TYPE_CHECKING:
+    from touche_llm.regression.differences import RunDifference
+    from touche_llm.regression.record import Recording
 
 
 def fuse(
@@ -116,12 +123,8 @@ def _find_task(name: str | None, runs: Sequence[Path]) -> Task | None:
     return known
 
 
-# Maximum number of printed warnings.
+# Number of problems and notes that are printed without --all.
 _MANY = 20
-# Number of problems of a kind that are printed if there are more, without --all.
-_SHOWN = 3
-# What differs between problems of one kind: quoted text, words with digits, ids.
-_VARYING = re.compile(r"""'[^']*'|"[^"]*"|\S*\d\S*|(?<=topic )[^\s:]+|(?<=document )[^\s:]+""")
 
 
 @s.takes_settings("dataset", "topics", "corpus", "index", "skip_bad_lines")
@@ -159,19 +162,16 @@ def validate(
             unknown = opened.documents.find_unknown
             problems = validate_run(run, known, topic_ids=topic_ids, unknown_documents=unknown)
     notes, warnings = ([], []) if problems else _remarks(run, known, topic_ids)
-    if output is Format.TABLE:
-        _show(run, problems, every)
-        show_lines(f"note: {note}" for note in notes)
-        show_lines(f"warning: {warning}" for warning in warnings[:_MANY])
-        if len(warnings) > _MANY:
-            more = len(warnings) - _MANY
-            print(f"warning: and {more} more topics with fewer than {known.documents_per_topic.min} lines")
-    else:
-        # Line 0 is the file as a whole.
-        found = [("error", each.line or None, each.message) for each in problems]
-        found += [("note", None, note) for note in notes] + [("warning", None, warning) for warning in warnings]
-        rows = [{"file": run, "line": line, "level": level, "message": message} for level, line, message in found]
+    # Line 0 is the file as a whole.
+    found = [("error", each.line or None, each.message) for each in problems]
+    found += [("note", None, note) for note in notes] + [("warning", None, warning) for warning in warnings]
+    rows = [{"file": run, "line": line, "level": level, "message": message} for level, line, message in found]
+    if output is not Format.TABLE:
         print_rows(output, rows, ("file", "line", "level", "message"))
+    elif rows:
+        shown = rows if every else rows[:_MANY]
+        show_lines(f"{_locate(row)}: {row['level']}: {row['message']}" for row in shown)
+        show_lines([f"… and {len(rows) - len(shown):,} more; --all prints them all"] * (len(rows) > len(shown)))
     if problems:
         say(output, f"{len(problems):,} problem{'s' if len(problems) > 1 else ''}: not a valid {known.name} run")
         raise typer.Exit(1)
@@ -179,16 +179,8 @@ def validate(
     say(output, f"{run}: a valid {known.name} run" + (f", {' and '.join(checked)} checked" if checked else ""))
 
 
-def _show(run: Path, problems: list[RunProblem], every: bool) -> None:
-    """Print problems with their lines: all, or the first ones of each kind and the number of the others."""
-    kinds: dict[str, list[RunProblem]] = {}
-    for problem in problems:
-        kinds.setdefault("" if every else _VARYING.sub("…", problem.message), []).append(problem)
-    for kind, found in kinds.items():
-        first = found if every or len(found) <= _SHOWN + 1 else found[:_SHOWN]
-        show_lines(f"{run}:{problem.line}: {problem.message}" for problem in first)
-        if more := len(found) - len(first):
-            show_lines([f"… and {more:,} more lines: {kind}; --all prints them all"])
+def _locate(row: Mapping[str, Any]) -> str:
+    return f"{row['file']}" if row["line"] is None else f"{row['file']}:{row['line']}"
 
 
 def _remarks(run: Path, task: Task, topic_ids: Collection[str] | None) -> tuple[list[str], list[str]]:
@@ -203,3 +195,128 @@ def _remarks(run: Path, task: Task, topic_ids: Collection[str] | None) -> tuple[
         for topic, lines in rankings.items()
         if len(lines) < least
     ]
+
+
+_DEFAULT = Path("regress")
+DirOption = Annotated[Path, typer.Option("--dir", metavar="FOLDER", help="The folder of the recorded runs.")]
+NamesArgument = Annotated[list[str] | None, typer.Argument(metavar="NAME", help="Recorded runs (default: all).")]
+
+regress_app = typer.Typer(no_args_is_help=True, help="Record runs, replay them offline, and compare.")
+
+
+@regress_app.command("record")
+@o.takes_qrels
+def record_(
+    qrels_files: o.QrelsFiles,
+    run_dir: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a finished run.")],
+    name: Annotated[
+        str | None, typer.Argument(help="Name of the recorded run (default: the name of the folder).")
+    ] = None,
+    root: DirOption = _DEFAULT,
+    output: FormatOption = Format.TABLE,
+) -> None:
+    """Store a finished run with everything that a replay needs, in DIR/NAME.
+
+    Its first stage is copied and never repeated. With qrels, a check also reports how the measures change.
+    """
+    from touche_llm.regression.check import load_finished_run
+    from touche_llm.regression.record import record
+    from touche_llm.regression.snapshot import QUERIES_NOT_CHECKED, check_name
+
+    target = root / check_name(run_dir.resolve().name if name is None else name)
+    recover(root)
+    if target.exists() or target.is_symlink():
+        raise UsageError(
+            f"{target}: exists; `touche-llm regress update {target.name} --dir {root} --run {run_dir}` shows "
+            "what would change and replaces it"
+        )
+    config = load_finished_run(run_dir)
+    qrels = read_qrels(qrels_files, config.task) if qrels_files else None
+    made = asyncio.run(record(config, run_dir, target, qrels))
+    print_result(output, _describe(target, made), {"folder": target, **asdict(made)})
+    if made.note:
+        say(output, f"note: {target}: {made.note}")
+    if config.expansion.use:
+        say(output, f"note: {QUERIES_NOT_CHECKED}")
+
+
+@regress_app.command("check")
+@s.takes_settings("prompts.folder")
+def check_(
+    given: s.GivenSettings,
+    names: NamesArgument = None,
+    root: DirOption = _DEFAULT,
+    output: FormatOption = Format.TABLE,
+) -> None:
+    """Replay recorded runs offline, with the current program and templates, and print what differs.
+
+    Exit code 0 if every run is reproduced byte for byte, 1 otherwise.
+    """
+    from touche_llm.regression.check import check_all
+    from touche_llm.regression.differences import COLUMNS, format_differences
+    from touche_llm.regression.snapshot import find_snapshots
+
+    found: list[RunDifference] = []
+
+    async def check() -> None:
+        async for checked in check_all(find_snapshots(root, names or []), given.get("prompts.folder")):
+            note = f"\n  note: {checked.note}" if checked.note else ""
+            say(output, format_differences(checked.name, checked.differences) + note)
+            found.extend(checked.differences)
+
+    asyncio.run(check())
+    if output is not Format.TABLE:
+        print_rows(output, [each.row() for each in found], COLUMNS)
+    if found:
+        raise typer.Exit(1)
+
+
+@regress_app.command("update")
+@s.takes_settings("prompts.folder")
+def update_(
+    given: s.GivenSettings,
+    names: Annotated[list[str], typer.Argument(metavar="NAME", help="Recorded runs.")],
+    root: DirOption = _DEFAULT,
+    run: Annotated[
+        Path | None,
+        typer.Option("--run", metavar="RUN", help="The folder of a new run, if answers are missing; for one NAME."),
+    ] = None,
+    yes: Annotated[bool, typer.Option("--yes", help="Store without asking.")] = False,
+    output: FormatOption = Format.TABLE,
+) -> None:
+    """After an intended change: show what differs, ask, and store the new expectation.
+
+    If only the ranking changed, the replayed run is stored. If answers are missing, make a new run and give its folder
+    with --run.
+    """
+    from touche_llm.regression.check import preview_update, require_run
+    from touche_llm.regression.differences import COLUMNS, format_differences
+    from touche_llm.regression.record import record
+    from touche_llm.regression.snapshot import choose_templates, find_snapshots, open_snapshot
+
+    if run is not None and len(names) > 1:
+        raise UsageError("--run: the new run of one recorded run; give a single NAME")
+    found: list[RunDifference] = []
+    runs = [open_snapshot(folder) for folder in find_snapshots(root, names)]
+    templates = choose_templates(runs, given.get("prompts.folder"))
+    for snapshot in runs:
+        with tempfile.TemporaryDirectory() as work:
+            seen = asyncio.run(preview_update(snapshot, templates[snapshot.task.name], run, Path(work)))
+            found += seen.differences
+            say(output, format_differences(snapshot.name, seen.differences))
+            if not seen.differences:
+                say(output, "nothing to update")
+                continue
+            new = require_run(snapshot, seen)
+            if yes or typer.confirm(f"store this as {snapshot.folder}?", err=True):
+                made = asyncio.run(record(seen.config, new, snapshot.folder, snapshot.qrels()))
+                say(output, _describe(snapshot.folder, made))
+    if output is not Format.TABLE:
+        print_rows(output, [each.row() for each in found], COLUMNS)
+
+
+def _describe(target: Path, made: Recording) -> str:
+    counts = (
+        f"{made.topics:,} topics, {made.documents:,} documents, {made.answers:,} cassette entries, {made.size:,} bytes"
+    )
+    return f"recorded: {target} ({counts})"

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import webbrowser
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
-from itertools import groupby
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -28,14 +27,13 @@ from touche_llm.cli.emit import (
 from touche_llm.cli.setting_options import CommandProgress
 from touche_llm.cli.show import list_measures
 from touche_llm.data.io import check_output
-from touche_llm.evaluation.qrels import Note, format_notes, read_qrels
+from touche_llm.evaluation.qrels import read_qrels
 from touche_llm.pipeline.run_directory import REPORT, RunDirectory, is_page
 from touche_llm.pipeline.run_overview import (
     COMPLETE,
     MAX_DEPTH,
     MAX_FOLDERS,
     Basis,
-    RecordedEvaluation,
     RunOverview,
     RunUsage,
     choose_reference,
@@ -72,7 +70,7 @@ def runs(
     if output is not Format.TABLE:
         print_rows(output, rows, _list_names(references))
     elif rows:
-        _show_runs(rows, [each.evaluation for each in overviews], references)
+        _show_runs(rows, references, measures)
     else:
         print(f"{folder}: no runs")
     if not found.is_complete:
@@ -112,19 +110,16 @@ def _make_row(overview: RunOverview, root: Path, references: References) -> dict
     return row
 
 
-def _show_runs(
-    rows: Sequence[Mapping[str, Any]], evaluations: Sequence[RecordedEvaluation | None], references: References
-) -> None:
-    measures = list_measures(evaluations)
+def _show_runs(rows: Sequence[Mapping[str, Any]], references: References, measures: Mapping[str, str]) -> None:
     measured = [name for name in measures if references[name] is not None]
-    marks, legend = _mark_values(rows, evaluations, references)
+    mark = "*" if any(row[f"{name} comparable"] is False for row in rows for name in measured) else ""
 
     def format_measure(row: Mapping[str, Any], name: str) -> str:
-        # Numbers stand one below the other, whatever their marks.
-        width = max(len(marks.get((other["run"], name), "")) for other in rows)
-        return "" if row[name] is None else f"{row[name]:.4f}{marks.get((row['run'], name), ''):{width}}"
+        # Numbers stand one below the other, marked or not.
+        shown = mark if row[f"{name} comparable"] is False else " " * len(mark)
+        return "" if row[name] is None else f"{row[name]:.4f}{shown}"
 
-    columns = [Column("run", is_text=True, value=_indent_name)]
+    columns = [Column("run", is_text=True)]
     columns += [Column("state", is_text=True)] * any(row["state"] != COMPLETE for row in rows)
     if len({row["task"] for row in rows if row["task"]}) > 1:
         columns.append(Column("task", is_text=True, value=lambda row: Path(row["task"] or "").name))
@@ -142,52 +137,31 @@ def _show_runs(
         Column("steps", drop=8, is_text=True),
     ]
     columns += [Column(f"{measures[name]} judged", drop=9, value=f"{name} judged", digits=3) for name in measured]
-    listed: list[Any] = []
-    for parent, group in groupby(rows, key=lambda row: row["run"].parent):
-        listed += [(f"{parent}/",)] * (parent != Path("."))
-        listed += group
-    show_table(columns, listed)
+    show_table(columns, rows)
     if measured:
         show_lines(
             (
                 "nDCG@5 of the grades, macro-F1 of the stance, from the last evaluation",
                 "judged: share of judged documents among the first 5, for the stance in the whole ranking",
-                *legend,
+                *_list_bases(rows, measured),
             )
         )
     show_lines(f"{row['run']}: {row['problem']}" for row in rows if row["problem"])
 
 
-def _indent_name(row: Mapping[str, Any]) -> str:
-    return f"{'' if row['run'].parent == Path('.') else '  '}{row['run'].name or '.'}"
-
-
-def _mark_values(
-    rows: Sequence[Mapping[str, Any]], evaluations: Sequence[RecordedEvaluation | None], references: References
-) -> tuple[dict[tuple[Path, str], str], list[str]]:
-    """Return the marks of the values that cannot be compared with the others, by run and measure, and the legend."""
-    unmarked: dict[str, str] = {}
-    numbers: dict[tuple[str, frozenset[str]], int] = {}
-    marks: dict[tuple[Path, str], str] = {}
-    notes: dict[str, list[Note]] = {}
-    for row, evaluation in zip(rows, evaluations, strict=True):
-        of_run = notes.setdefault(str(row["run"]), [])
-        for name, reference in references.items():
-            if evaluation is None or reference is None or (basis := evaluation.get_basis(name)) is None:
-                continue
-            aspect = name.split(" ", 1)[0]
-            covered = evaluation.coverage[aspect]
-            topics, qrels = covered.describe(), f"{aspect} qrels sha256 {basis.qrels:.12}"
-            if basis == reference:
-                unmarked[name] = f"{topics}; {qrels}"
-            else:
-                text = f"over {topics}" if basis.qrels == reference.qrels else f"by other qrels, {topics}; {qrels}"
-                marks[row["run"], name] = f" [{numbers.setdefault((text, basis.topics), len(numbers) + 1)}]"
-            if covered.missing:
-                of_run.append(Note(aspect, f"topics judged, but {covered.describe_missing()}"))
-    legend = [f"{name}: {text}" for name, text in unmarked.items()]
-    legend += [f"[{number}] cannot be compared with unmarked values: {text}" for (text, _), number in numbers.items()]
-    return marks, [*legend, *format_notes(notes)]
+def _list_bases(rows: Sequence[Mapping[str, Any]], measured: Sequence[str]) -> Iterator[str]:
+    """Yield the topics and qrels behind the values of each measure, and the runs of those that are marked."""
+    for name in measured:
+        of_basis: dict[tuple[bool, str], list[str]] = {}
+        for row in rows:
+            if (comparable := row[f"{name} comparable"]) is not None:
+                topics = f"{row[f'{name} topics']} of {row[f'{name} judged_topics']} judged topics"
+                missing = row[f"{name} missing_ids"]
+                lost = f"; not in the run, so that they count 0: {missing}" if missing else ""
+                basis = f"{topics}{lost}; qrels sha256 {row[f'{name} qrels_sha256']:.12}"
+                of_basis.setdefault((comparable, basis), []).append(str(row["run"]))
+        for (comparable, basis), of_runs in sorted(of_basis.items(), reverse=True):
+            yield f"{name}: {basis}" if comparable else f"* {name} of {', '.join(of_runs)}, not comparable: {basis}"
 
 
 _TOP = 20

@@ -14,8 +14,7 @@ from typing import Annotated, Any, TypeVar, get_args, get_origin
 import typer
 from pydantic import BaseModel, ValidationError
 
-from touche_llm.cli.command import HelpAllOption
-from touche_llm.cli.options import CommandFunction, make_parameter, set_signature
+from touche_llm.cli.options import CommandFunction, HelpAllOption, make_parameter, set_signature
 from touche_llm.config import Config, find_settings, is_one_of
 from touche_llm.data.settings import Option, Scope, YamlError, parse_yaml
 from touche_llm.errors import DataError, UsageError, describe_problem, list_fields

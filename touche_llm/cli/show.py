@@ -24,7 +24,6 @@ from touche_llm.cli.emit import (
     show_lines,
     show_table,
 )
-from touche_llm.cli.setting_options import CommandProgress
 from touche_llm.config import Config
 from touche_llm.data.io import read_records, shorten_path
 from touche_llm.data.records import Judgment, StanceReading, Topic
@@ -46,7 +45,6 @@ from touche_llm.pipeline.run_overview import (
     sum_usage,
 )
 from touche_llm.pipeline.stages import count_by_kind
-from touche_llm.prompt_lab.holdout import record_shown_evaluation
 from touche_llm.tasks import get_task
 from touche_llm.tasks.task import Task
 
@@ -248,8 +246,6 @@ def show(
     if output is not Format.TABLE:
         print_rows(output, rows)
     elif topic is None:
-        if overview.evaluation is not None:
-            record_shown_evaluation(overview.directory, overview.evaluation, task, CommandProgress().warn)
         _show_run(overview, config, task)
         if rows:
             show_rankings(rows, task, topics)

@@ -1,15 +1,17 @@
-"""Commands that make a run: the whole pipeline, or one stage of it."""
+"""Commands that make a run: the whole pipeline, one stage of it, or the entry point for TIRA."""
 
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
 import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Coroutine, Mapping, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import typer
 
@@ -25,12 +27,15 @@ from touche_llm.data.settings import read_yaml
 from touche_llm.data.topics import read_topics
 from touche_llm.data.trec_runs import read_run
 from touche_llm.errors import UsageError
+from touche_llm.integrations.tira import detect_input, list_corpus_names
 from touche_llm.llm.cache import describe_resume
 from touche_llm.pipeline import run_directory
 from touche_llm.pipeline import stages as pipeline
+from touche_llm.pipeline.config_file import index_folder, load_config
 from touche_llm.pipeline.dry_run import Cost, DryRun, estimate_cost
 from touche_llm.pipeline.run_directory import RunDirectory
 from touche_llm.pipeline.stages import StageName, count_by_kind, describe_known_failures
+from touche_llm.retrieval.chatnoir import API_KEY_VARIABLE
 from touche_llm.tasks import get_task
 
 FAILURES_EXIT = 3
@@ -238,18 +243,17 @@ def print_costs(output: Format, config: Config, result: DryRun, further: Sequenc
     prompts together, one without a prompt and without requests. Each column can be added up.
     """
     known, failed = sum(result.known.values()), sum(result.failed.values())
+    rows: list[dict[str, Any]] = [
+        {"stage": cost.stage, "prompt": cost.prompt, **_sum_costs([cost]), "known": None} for cost in result.costs
+    ]
     if output is not Format.TABLE:
-        rows: list[dict[str, Any]] = [
-            {"stage": cost.stage, "prompt": cost.prompt, **_sum_costs([cost]), "known": None} for cost in result.costs
-        ]
-        for stage, count in result.known.items():
-            if count:
-                rows.append({"stage": stage, "prompt": None, **_sum_costs([]), "known": count})
+        of_stages = [(stage, count) for stage, count in result.known.items() if count]
+        rows += [{"stage": stage, "prompt": None, **_sum_costs([]), "known": count} for stage, count in of_stages]
         print_rows(output, rows, _COST_COLUMNS)
     elif not result.costs:
         print(f"0 requests: no answer is needed that is not in {config.cache.file}" if known else "0 requests")
     else:
-        _show_costs(result.costs)
+        show_table(_COSTS, [*rows, (), {"stage": "all", "prompt": "", **_sum_costs(result.costs)}])
     if failed:
         say(output, f"Known failures: {describe_known_failures(failed)}.")
     if not result.costs:
@@ -269,18 +273,18 @@ def print_costs(output: Format, config: Config, result: DryRun, further: Sequenc
         say(output, note)
 
 
-def _show_costs(costs: Sequence[Cost]) -> None:
-    columns = (Column("stage", is_text=True), Column("prompt", is_text=True), Column("requests"))
-    rows = [(cost.stage, cost.prompt.partition("/")[2], *_format_spans([cost])) for cost in costs]
-    show_table(
-        (*columns, Column("about tokens"), Column("shared", drop=1)), [*rows, (), ("all", "", *_format_spans(costs))]
-    )
+def _format_span(row: Mapping[str, Any], name: str) -> str:
+    least, most = (row[f"{name}_{end}"] for end in _ENDS)
+    return f"{least:,}" if least == most else f"{least:,} to {most:,}"
 
 
-def _format_spans(costs: Sequence[Cost]) -> list[str]:
-    figures = _sum_costs(costs)
-    ends = [(figures[f"{name}_least"], figures[f"{name}_most"]) for name in _SPENT[:-1]]
-    return [f"{least:,}" if least == most else f"{least:,} to {most:,}" for least, most in ends]
+_COSTS = (
+    Column("stage", is_text=True),
+    Column("prompt", is_text=True, value=lambda row: row["prompt"].partition("/")[2]),
+    Column("requests", value=partial(_format_span, name="requests")),
+    Column("about tokens", value=partial(_format_span, name="prompt_tokens")),
+    Column("shared", drop=1, value=partial(_format_span, name="shared_tokens")),
+)
 
 
 def _sum_costs(costs: Sequence[Cost]) -> dict[str, int]:
@@ -291,3 +295,98 @@ def _sum_costs(costs: Sequence[Cost]) -> dict[str, int]:
         sums = sorted(sum(getattr(spent, name) for spent in spents) for spents in of_ends)
         figures |= {f"{name}_{end}": value for end, value in zip(_ENDS, sums, strict=True)}
     return figures
+
+
+# Where vLLM and its libraries write by default, and what keeps them from using the network.
+_WRITES = {
+    "VLLM_CACHE_ROOT": "vllm",
+    "VLLM_CONFIG_ROOT": "vllm",
+    "HF_HOME": "huggingface",
+    "TRITON_CACHE_DIR": "triton",
+    "TORCHINDUCTOR_CACHE_DIR": "inductor",
+}
+_OFFLINE = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"}
+
+
+@s.takes_settings("prompts.folder", "cache.mode")
+def tira(
+    given: s.GivenSettings,
+    input_folder: Annotated[
+        Path | None,
+        typer.Option(
+            "-i", "--input", envvar="TIRA_INPUT_DATASET", metavar="FOLDER", help="Folder with topics and corpus."
+        ),
+    ] = None,
+    output_folder: Annotated[
+        Path | None,
+        typer.Option(
+            "-o", "--output", envvar="TIRA_OUTPUT_DIR", metavar="FOLDER", help="Folder for run.txt and the rest."
+        ),
+    ] = None,
+    model: Annotated[
+        str | None,
+        typer.Option("--model", envvar="TOUCHE_LLM_MODEL", metavar="FOLDER", help="Folder of the model's weights."),
+    ] = None,
+    config: Annotated[
+        Path | None,
+        typer.Option("--config", envvar="TOUCHE_LLM_CONFIG", help="YAML file with any of the values of a run."),
+    ] = None,
+    cache_folder: Annotated[
+        Path | None,
+        typer.Option(
+            "--cache-folder",
+            envvar="TOUCHE_LLM_CACHE",
+            metavar="FOLDER",
+            help="For index, answers, and vLLM's files and log (default: touche-llm in $XDG_CACHE_HOME or ~/.cache).",
+        ),
+    ] = None,
+    overwrite: o.OverwriteOption = False,
+    output: FormatOption = Format.TABLE,
+) -> None:
+    """Make the run for an input folder of TIRA, without a network.
+
+    The files there determine the task. A vLLM server is started and stopped for the run. Writes to the output folder
+    and the cache folder only. Exit codes as `run`.
+    """
+    if input_folder is None or output_folder is None:
+        raise UsageError(
+            "tira: missing folders; give -i INPUT -o OUTPUT, or set TIRA_INPUT_DATASET and TIRA_OUTPUT_DIR"
+        )
+    found = detect_input(input_folder)
+    cache = cache_folder or _cache_folder()
+    flags: dict[str, Any] = {
+        "task": found.task.name,
+        "topics": found.topics,
+        "corpus": found.corpus,
+        "candidates": found.candidates,
+        "index": cache / "index" / index_folder(found.corpus).name if found.corpus else None,
+        "engine.name": "managed",
+        "engine.model": model,
+        "cache.file": cache / "answers.sqlite",
+        **given,
+    }
+    if found.corpus is None:
+        if not os.environ.get(API_KEY_VARIABLE):
+            known = ", ".join(list_corpus_names())
+            raise UsageError(
+                f"{input_folder}: no corpus ({known}); add one, or set {API_KEY_VARIABLE} to search ChatNoir"
+            )
+        flags |= {"retriever.name": "chatnoir", "chatnoir.cache": cache / "chatnoir.sqlite"}
+    settings = load_config(config, flags)
+    for name, place in _WRITES.items():
+        os.environ.setdefault(name, str(cache.absolute() / place))
+    for name, value in _OFFLINE.items():
+        os.environ.setdefault(name, value)
+    outcome = run_requests(settings, pipeline.run_all(settings, output_folder, CommandProgress(), overwrite=overwrite))
+    run = output_folder / run_directory.RUN
+    counts = {"judgments": outcome.judgments.requested, "failures": len(outcome.failures)}
+    print_written(output, f"run: {run} ({outcome.judgments.requested:,} judgments)", run, counts)
+    report_failures(output, output_folder, outcome.failures)
+
+
+def _cache_folder() -> Path:
+    place = os.environ.get("XDG_CACHE_HOME")
+    try:
+        return (Path(place) if place else Path.home() / ".cache") / "touche-llm"
+    except RuntimeError as error:
+        raise UsageError(f"--cache-folder: no default ({error}); give a folder, or set TOUCHE_LLM_CACHE") from error

@@ -5,23 +5,40 @@ from __future__ import annotations
 import os
 import re
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from touche_llm.cli.demo import SAMPLES
-from touche_llm.cli.emit import Column, Format, FormatOption, format_program, print_rows, say, show_lines, show_table
+from touche_llm.cli.emit import TEXT_WIDTH, Column, Format, FormatOption, emit, print_rows, say, show_lines
 from touche_llm.cli.setting_options import CommandProgress
 from touche_llm.data.io import open_atomic
-from touche_llm.errors import UsageError, to_printable
+from touche_llm.errors import UsageError
 from touche_llm.tasks import TASKS, get_task
 from touche_llm.tasks.definition import TASK_FILE
 from touche_llm.tasks.published import FileCheck, check_file, read_published, read_tables
 from touche_llm.tasks.task import Task
 
-_FILE_COLUMNS = ("task", "role", "name", "bytes", "records", "licence", "md5", "url")
+_FILE_COLUMNS = ("role", "name", "bytes", "records", "licence", "md5", "url")
+_FILES = (
+    Column("task", is_text=True),
+    Column("role", is_text=True),
+    Column("bytes", drop=2),
+    Column("records", drop=3),
+    Column("licence", drop=4, is_text=True),
+    Column("md5", drop=5, is_text=True),
+    Column("url", drop=1, is_text=True),
+)
+_CHECKED = (
+    Column("file", is_text=True),
+    Column("kind", is_text=True),
+    Column("roles", drop=2, is_text=True),
+    Column("tasks", drop=1, is_text=True),
+    Column("published", drop=3, is_text=True, value=lambda row: "yes" if row["published"] else "no"),
+    Column("first", drop=4, cut=TEXT_WIDTH),
+)
 
 
 def data(
@@ -42,59 +59,32 @@ def data(
     if files and task is not None:
         raise UsageError("--task: is for the list; leave it out, since a check finds the task")
     if not files:
-        _list_files([*TASKS] if task is None else [get_task(task).name], output)
+        emit(output, list(_list_files([*TASKS] if task is None else [get_task(task).name])), _FILES)
         return
     checks = []
     with CommandProgress().stage("checking files", len(files)) as step:
         for file in files:
             checks.append(check_file(file))
             step()
+    emit(output, [_make_file_row(check) for check in checks], _CHECKED)
     if output is Format.TABLE:
-        for check in checks:
-            show_lines(_describe(check), indent=2, keeps_indented=False)
-    else:
-        print_rows(output, map(_file_row, checks))
+        show_lines(f"{check.path}: problem: {check.problem}" for check in checks if check.problem)
     if any(check.problem for check in checks):
         raise typer.Exit(1)
 
 
-def _list_files(tasks: list[str], output: Format) -> None:
+def _list_files(tasks: list[str]) -> Iterator[dict[str, Any]]:
+    """Yield a row for each published file, then for each corpus that is given out under an agreement."""
     published = read_published()
-    if output is not Format.TABLE:
-        rows = [
-            {"task": task} | {name: getattr(file, name) for name in _FILE_COLUMNS[1:]}
-            for task in tasks
-            for file in published.files
-            if task in file.tasks
-        ]
-        print_rows(output, rows, _FILE_COLUMNS)
-        return
     for task in tasks:
-        print(f"{task}: {get_task(task).title}")
-        for file in published.files:
-            if task in file.tasks:
-                counts = ((file.bytes, "bytes"), (file.records, "records"))
-                facts = [f"{count:,} {unit}" for count, unit in counts if count is not None]
-                facts += [*([file.licence] if file.licence else []), *([f"md5 {file.md5}"] if file.md5 else [])]
-                show_lines((f"  {file.role}: {', '.join(facts)}", f"    {file.url}"))
-        for corpus in published.restricted:
-            if task in corpus.tasks:
-                show_lines((f"  corpus: {corpus.name}, given out under an agreement", f"    {corpus.url}"))
-        print()
+        for file in (file for file in published.files if task in file.tasks):
+            yield {"task": task} | {name: getattr(file, name) for name in _FILE_COLUMNS}
+        for corpus in (corpus for corpus in published.restricted if task in corpus.tasks):
+            row: dict[str, Any] = {"task": task} | dict.fromkeys(_FILE_COLUMNS)
+            yield row | {"role": "corpus", "name": corpus.name, "licence": "by agreement", "url": corpus.url}
 
 
-def _describe(check: FileCheck) -> Iterator[str]:
-    how = ", as published (md5)" if check.is_published else ""
-    yield f"{check.path}: {' or '.join(check.roles) or check.kind}{how}"
-    for task in check.tasks:
-        yield f"    {task}: {get_task(task).title}"
-    if check.first:
-        yield f"    first: {check.first}"
-    if check.problem:
-        yield f"    problem: {check.problem}"
-
-
-def _file_row(check: FileCheck) -> dict[str, Any]:
+def _make_file_row(check: FileCheck) -> dict[str, Any]:
     return {
         "file": check.path,
         "kind": check.kind,
@@ -124,14 +114,7 @@ tasks_app = typer.Typer(no_args_is_help=True, help="List and show tasks, and cre
 @tasks_app.command("list")
 def list_(output: FormatOption = Format.TABLE) -> None:
     """List the project's own tasks."""
-    if output is not Format.TABLE:
-        print_rows(output, [_row(task) for task in TASKS.values()])
-        return
-    rows = []
-    for task in TASKS.values():
-        aspects = ", ".join(f"{name} {scale}" for name, scale in task.aspects.items())
-        rows.append((task.name, aspects, " ".join(task.stances), task.corpus.reader, task.title))
-    show_table(_COLUMNS, rows)
+    emit(output, [_make_row(task) for task in TASKS.values()], _COLUMNS)
 
 
 @tasks_app.command("show")
@@ -140,16 +123,12 @@ def show_(
     output: FormatOption = Format.TABLE,
 ) -> None:
     """Show a task: what it grades and labels, its limits, weights, measures and published results."""
-    task = get_task(name)
+    row = _make_row(get_task(name))
     if output is not Format.TABLE:
-        print_rows(output, [_row(task)])
+        print_rows(output, [row])
         return
-    print(to_printable(f"{task.name}: {task.title}"))
-    facts = list(_list_facts(task))
-    width = max(len(fact) for fact, _ in facts)
-    show_lines((f"{fact.ljust(width)}  {value}" for fact, value in facts), indent=width + 2)
-    for table in read_tables(task):
-        show_lines((f"published runs by {table.measure}: {len(table.runs)}", f"    {table.url}"))
+    width = max(map(len, row))
+    show_lines((f"{key:{width}}  {'–' if value is None else value}" for key, value in row.items()), indent=width + 2)
 
 
 @tasks_app.command("new")
@@ -175,7 +154,6 @@ def new(
             stream.write(text.encode())
     if output is not Format.TABLE:
         print_rows(output, [{"task": name, "file": folder / file} for file in EXAMPLE_FILES])
-    command = format_program()
     place = {file: shlex.quote(str(folder / file)) for file in EXAMPLE_FILES}
     # Without `./` the path would be read as a task of the project or an option.
     is_misread = str(folder) in TASKS or str(folder).startswith("-")
@@ -183,13 +161,13 @@ def new(
     for line in (
         f"{folder}: the task {name}, with {', '.join(EXAMPLE_FILES)}",
         "Its answers were invented; run it with them, then measure it with the example's judgments:",
-        f"    {command} run --task {place['']} --topics {place['topics.xml']} \\",
+        f"    touche-llm run --task {place['']} --topics {place['topics.xml']} \\",
         f"        --corpus {place['opinions.jsonl']} --cache {place['answers.jsonl']} \\",
         f"        --cache-mode replay --out runs/{name}",
-        f"    {command} evaluate runs/{name} --relevance {place['qrels-relevance.txt']}",
+        f"    touche-llm evaluate runs/{name} --relevance {place['qrels-relevance.txt']}",
         f"Then change {place[TASK_FILE]} and {place['judge.jinja']}, and check them with",
-        f"    {command} tasks show {place['']}",
-        f"    {command} prompts check --task {place['']}",
+        f"    touche-llm tasks show {place['']}",
+        f"    touche-llm prompts check --task {place['']}",
     ):
         say(output, line)
 
@@ -202,47 +180,33 @@ def _choose_name(folder: Path) -> str:
     return f"my_{name}"[:31] if name in TASKS else name
 
 
-def _list_facts(task: Task) -> Iterator[tuple[str, str]]:
-    stance = task.stance
-    yield "folder", str(task.folder)
-    if task.shared_folders:
-        yield "other templates", ", ".join(map(str, task.shared_folders))
-    yield "features", ", ".join(task.features) or "none"
-    yield "aspects", ", ".join(f"{name} {scale}" for name, scale in task.aspects.items())
-    if task.qrels:
-        yield "scales of qrels", ", ".join(f"{name} {scale}" for name, scale in task.qrels_scales.items())
-    yield "stances", ", ".join(task.stances) or "none; runs have Q0 in their place"
-    if stance is not None:
-        yield "take no side", ", ".join(task.no_stances) or "none"
-        if stance.swapped:
-            yield (
-                "swapped with the objects",
-                ", ".join(f"{label} and {stance.swapped[label]}" for label in stance.swapped),
-            )
-        yield "without an answer", stance.unanswered
-    yield "documents per topic", f"{task.documents_per_topic.min} to {task.documents_per_topic.max:,}"
-    for objective, weights in task.objectives.items():
-        if objective not in (*task.weights, *task.aspects):
-            continue  # an aspect that the task does not have
-        yield f"weights for {objective}", ", ".join(f"{name} {weight:g}" for name, weight in weights.items())
-    yield "official measures", ", ".join(f"{name} {measure}" for name, measure in task.measures.items()) or "none"
-    yield "corpus", f"{task.corpus.reader}: {', '.join(task.corpus.files) or 'any file'}"
-    yield "datasets of ir_datasets", ", ".join(task.corpus.datasets) or "none"
-
-
-def _row(task: Task) -> dict[str, Any]:
+def _make_row(task: Task) -> dict[str, Any]:
+    """Return the definition of a task as one row."""
+    # An objective can be for an aspect that the task does not have.
+    objectives = {name: of for name, of in task.objectives.items() if name in (*task.weights, *task.aspects)}
+    weights = (f"{name}: {_join(of, '{} {:g}')}" for name, of in objectives.items())
     return {
         "task": task.name,
         "title": task.title,
         "folder": task.folder,
+        "other_templates": " ".join(map(str, task.shared_folders)) or None,
         "features": " ".join(task.features) or None,
-        "aspects": " ".join(f"{name}:{scale}" for name, scale in task.aspects.items()),
+        "aspects": _join(task.aspects),
+        "qrels_scales": _join(task.qrels_scales),
         "stances": " ".join(task.stances) or None,
         "no_side": " ".join(task.no_stances) or None,
+        "swapped": None if task.stance is None else _join(task.stance.swapped),
         "unanswered": task.unknown_stance,
         "min_per_topic": task.documents_per_topic.min,
         "max_per_topic": task.documents_per_topic.max,
+        "weights": "; ".join(weights),
+        "measures": _join(task.measures),
+        "published_runs": _join({table.measure: len(table.runs) for table in read_tables(task)}),
         "reader": task.corpus.reader,
         "files": " ".join(task.corpus.files) or None,
         "datasets": " ".join(task.corpus.datasets) or None,
     }
+
+
+def _join(values: Mapping[str, Any], form: str = "{} {}") -> str | None:
+    return ", ".join(form.format(name, value) for name, value in values.items()) or None

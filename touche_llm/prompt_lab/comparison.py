@@ -32,24 +32,28 @@ from touche_llm.prompt_lab.holdout import (
     record_access,
     select_counted,
 )
-from touche_llm.prompt_lab.measures import (
-    MACRO_F1,
-    PartMeasures,
-    Verdict,
-    choose_winner,
-    decide_verdict,
-    measure_part,
-)
 from touche_llm.prompt_lab.sample import (
     Plan,
     Sampled,
     check_parts,
+    choose_sample,
     divide_sample,
-    provide_sample,
     split_topics,
     write_sample,
 )
-from touche_llm.prompt_lab.variants import Variant, VariantJudgments, VariantSettings, judge_variant, load_variants
+from touche_llm.prompt_lab.variants import (
+    MACRO_F1,
+    PartMeasures,
+    Variant,
+    VariantJudgments,
+    VariantSettings,
+    Verdict,
+    choose_winner,
+    decide_verdict,
+    judge_variant,
+    load_variants,
+    measure_part,
+)
 from touche_llm.prompts.prompt import Prompt
 from touche_llm.prompts.purposes import load, purposes_of
 from touche_llm.tasks.task import Task
@@ -126,7 +130,7 @@ async def compare_prompts(inputs: ComparisonInputs, progress: Progress) -> Promp
         PromptError: A prompt is missing or invalid.
         UsageError: A prompt does not judge documents, a few-shot example is from the sample, or there are no judgments
             to choose by.
-        DataError: The judgments or the sample do not fit the topics and the corpus.
+        DataError: The judgments do not fit the topics and the corpus.
         ReplayMiss: The cache of a replay lacks an answer.
     """
     config = inputs.config
@@ -293,16 +297,16 @@ class _Work:
         builder.model.raise_on_unread()
         return judged
 
-    def record(self, kind: Kind, part: str, variants: Sequence[Variant]) -> tuple[Access, list[Access]]:
-        """Log an access to a part before any measure is shown; return it and earlier accesses to any of its topics."""
+    def record(self, kind: Kind, part: str, variants: Sequence[Variant]) -> list[Access]:
+        """Log an access to a part before any measure is shown; return earlier accesses to any of its topics."""
         sampled = {item.topic_id for item in self.parts[part]}
         titles = [topic.title for topic in self.topics if topic.id in sampled]
         access = make_access(kind, titles, self.qrels, [p.label for variant in variants for p in variant.prompts])
-        return access, record_access(access_log(self.context.config.cache.file), access)
+        return record_access(access_log(self.context.config.cache.file), access)
 
 
 async def _prepare(context: RunContext, inputs: ComparisonInputs) -> _Work:
-    """Load the variants, draw or read the sample and divide it; raise an error if one does not fit."""
+    """Load the variants, draw the sample and divide it; raise an error if one does not fit."""
     config, task, qrels, corpus = context.config, context.task, inputs.qrels, context.corpus
     if not qrels.grades:
         aspects = ", ".join(task.aspects)
@@ -311,7 +315,7 @@ async def _prepare(context: RunContext, inputs: ComparisonInputs) -> _Work:
     grades = next(iter(qrels.grades.values()))
     halves = split_topics([topic for topic in context.file_topics if topic.id in grades], inputs.plan.split)
     await corpus.fetch(document_id for topic in context.topics for document_id in grades.get(topic.id, {}))
-    sample, path, notes = provide_sample(inputs.plan, grades, context.topics, halves, corpus, task)
+    sample, path, notes = choose_sample(inputs.plan, grades, context.topics, halves, corpus, task)
     topics = _keep_topics(context.topics, sample)
     prompts = [prompt for variant in variants for prompt in variant.prompts]
     objects_prompt = None
@@ -360,10 +364,10 @@ async def _judge_parts(
         return judged, measures, None
     finalists = [variant for variant in work.variants if variant.name in names]
     judged |= await work.judge(HOLD_OUT, finalists, builder)
-    access, earlier = work.record("confirmation", HOLD_OUT, finalists)
+    earlier = work.record("confirmation", HOLD_OUT, finalists)
     baseline, winner = ([prompt.label for prompt in variant.prompts] for variant in finalists)
     counted = select_counted(earlier, baseline, winner)
-    for note in describe_accesses(earlier, counted, access, winner, access_log(work.context.config.cache.file)):
+    for note in describe_accesses(earlier, counted, access_log(work.context.config.cache.file)):
         work.note(note)
     return judged, [*measures, measure(HOLD_OUT)], counted
 

@@ -22,11 +22,9 @@ from touche_llm.data.settings import load_yaml
 from touche_llm.data.topics import normalise_title, read_topics
 from touche_llm.data.trec_runs import read_run
 from touche_llm.errors import DataError, ToucheError, Warn, describe_os_error
-from touche_llm.evaluation.qrels import Qrels, read_qrels
+from touche_llm.evaluation.qrels import Qrels
 from touche_llm.pipeline.run_directory import RunDirectory
-from touche_llm.pipeline.run_overview import RecordedEvaluation, find_known_qrels
 from touche_llm.tasks import prompts_folder
-from touche_llm.tasks.task import Task
 
 # Names of the halves.
 CHOICE, HOLD_OUT = "choice", "hold-out"
@@ -36,8 +34,6 @@ _LOG = "hold_out_accesses.jsonl"
 _FOLDER_OF_CASSETTES = Path(".touche-llm")
 # Maximum bytes of the log, about 8,000 accesses to 25 topics; an access takes ten times its bytes in memory.
 _MAX_LOG = 16 * 2**20
-# Maximum number of earlier accesses that a note lists.
-_LISTED = 5
 _HASH_DIGITS = 12
 
 Kind = Literal["choice", "confirmation", "trial", "evaluation"]
@@ -155,14 +151,6 @@ def record_evaluations(folders: Iterable[Path | None], qrels: Qrels, warn: Warn)
             _record_evaluation(RunDirectory(folder), qrels)
 
 
-def record_shown_evaluation(directory: RunDirectory, evaluation: RecordedEvaluation, task: Task, warn: Warn) -> None:
-    """Log the last evaluation of a run unless `record_evaluations` has; warn if it cannot be logged."""
-    with _warn_of_errors(f"{directory}: its evaluation", warn):
-        qrels = read_qrels(find_known_qrels([directory], task), task)
-        covered = {topic for coverage in evaluation.coverage.values() for topic in coverage.topics}
-        _record_evaluation(directory, qrels.restrict_to(covered))
-
-
 @contextmanager
 def _warn_of_errors(what: str, warn: Warn) -> Iterator[None]:
     """Warn instead of raising an error: results of a command that only logs on the side are printed all the same."""
@@ -241,33 +229,12 @@ def _name_of(label: str) -> str:
     return label.rpartition("@")[0]
 
 
-def describe_accesses(
-    earlier: Sequence[Access], counted: Sequence[Access], access: Access, winner: Sequence[str], path: Path
-) -> list[str]:
-    """Describe earlier accesses to the topics of a confirmation, `access`, with the prompts of the winner."""
-    others = [past for past in earlier if past not in counted]
-    notes = [f"no earlier access to the held-out topics{' with this prompt' if others else ''} in {path}"]
-    if counted:
-        listed = _list_accesses(counted, access, winner)
-        each = f"{len(counted)} in {path}, each of which makes a confirmation weaker"
-        notes = [f"earlier accesses to the held-out topics: {each}: {listed}"]
-    if others:
-        listed = _list_accesses(others, access, winner)
-        notes.append(f"not counted, with the first prompt or by runs with others: {len(others)}: {listed}")
-    return notes
-
-
-def _list_accesses(accesses: Sequence[Access], access: Access, winner: Sequence[str]) -> str:
-    """List the latest accesses, the last first, each with its differences from the present one."""
-    listed = []
-    for past in reversed(accesses[-_LISTED:]):
-        same = past.judgments.keys() & access.judgments.keys()
-        has_judgments = same and all(past.judgments[aspect] == access.judgments[aspect] for aspect in same)
-        has_prompts = {_hash_of(label) for label in winner} <= {_hash_of(label) for label in past.prompts}
-        differences = [*([] if has_prompts else ["other prompts"]), *([] if has_judgments else ["other judgments"])]
-        listed.append(
-            f"{past.time:%Y-%m-%d %H:%M} {past.kind} of {past.run or ', '.join(past.prompts)}, "
-            f"{_count_shared(past, access)} of {len(access.topics)} topics"
-            + (f" ({', '.join(differences)})" if differences else "")
-        )
-    return "; ".join(listed) + ("; …" if len(accesses) > _LISTED else "")
+def describe_accesses(earlier: Sequence[Access], counted: Sequence[Access], path: Path) -> list[str]:
+    """Describe earlier accesses to the topics of a confirmation, of which those in `counted` make it weaker."""
+    if not earlier:
+        return [f"no earlier access to the held-out topics in {path}"]
+    others = len(earlier) - len(counted)
+    notes = [
+        f"earlier accesses to the held-out topics, each of which makes a confirmation weaker: {len(counted)} in {path}"
+    ]
+    return notes + [f"not counted, with the first prompt or by runs with others: {others}"] * bool(others)

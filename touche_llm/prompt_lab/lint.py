@@ -10,20 +10,24 @@ from typing import Any, Literal, get_args
 from touche_llm.data.records import Topic
 from touche_llm.errors import DataError, PromptError
 from touche_llm.judging.pointwise import Documents
+from touche_llm.judging.sentence_pairs import SEPARATOR
 from touche_llm.llm.answers import AnswerForm, get_labels
 from touche_llm.llm.cache import Cache
-from touche_llm.prompt_lab.prefix_sharing import (
+from touche_llm.pipeline.corpora import LocalCorpus
+from touche_llm.prompt_lab.trial import (
     Count,
     Messages,
+    Subject,
+    Texts,
+    ask,
     count_chars,
     count_tokens_to,
     make_other_subject,
     offline_builder,
     shared_prefix,
 )
-from touche_llm.prompt_lab.trial import Material, Subject, Texts, ask
 from touche_llm.prompts.prompt import Prompt, Purpose
-from touche_llm.prompts.purposes import find_prompt, list_copyable_answers, purposes_of
+from touche_llm.prompts.purposes import list_copyable_answers, purposes_of
 from touche_llm.ranking.steps import RankingSettings
 from touche_llm.tasks import TASKS
 from touche_llm.tasks.definition import Objective
@@ -36,6 +40,73 @@ _MAX_SHARE_BEHIND, _MAX_CHARS_BEHIND = 0.25, 200
 _MAX_LABELS = 1000
 # Words that are not labels.
 _PLAIN = "x y"
+
+
+_MAX_DOCUMENTS = 4
+_INVENTED = (
+    Topic(
+        "1",
+        "Is a bicycle better than a car for going to work?",
+        "A user who lives five kilometres from the office wants to know what to travel with.",
+        "Highly relevant texts compare the two in cost, time and health. Texts about races or about repairs are not.",
+        ("bicycle", "car"),
+    ),
+    Topic(
+        "2",
+        "Which keeps longer, bread from rye or from wheat?",
+        "Somebody who bakes once a week asks for the flour with which bread stays fresh.",
+        "Relevant texts name the flour and say something of days or of storing; recipes alone are not relevant.",
+        ("rye", "wheat"),
+    ),
+)
+_INVENTED_TEXTS = (
+    "Most people who took the first for a year say that it saved them money, though not in winter. The second costs "
+    "more to keep, as a study of forty households found, but nobody was late because of rain.",
+    "Nobody can say this in general. It depends on the time at hand, on the weather and on what somebody likes, and "
+    "those who tried both went back to what they were used to after a month.",
+    "Last spring we looked at both. The figures speak for the second: fewer faults, less noise, half of the waiting.",
+    "There are good reasons for the first, and cost is one of them. It needs little room and hardly any care.",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Material:
+    """Topics and documents for checking prompts.
+
+    Attributes:
+        topics: Topics of a file, or invented ones.
+        documents: Documents by id.
+        ids: Ids of four documents; two or three if there are no more.
+    """
+
+    topics: Sequence[Topic]
+    documents: Documents
+    ids: tuple[str, ...]
+
+
+def make_invented_material(topics: Sequence[Topic] = ()) -> Material:
+    """Return invented documents, with the given or else invented topics."""
+    texts = dict(zip("abcd", _INVENTED_TEXTS, strict=True))
+    return Material(topics or _INVENTED, Texts(texts), tuple(texts))
+
+
+def take_corpus_material(topics: Sequence[Topic], corpus: LocalCorpus, purpose: Purpose) -> Material:
+    """Return the first documents of a corpus; sentences or pairs of sentences if the prompt shows them.
+
+    Raises:
+        DataError: The corpus has fewer than two.
+    """
+    store = corpus.store
+    if corpus.documents is store:
+        ids = store.get_ids(list(range(min(_MAX_DOCUMENTS, len(store)))))
+    else:
+        ids = store.parts.get_ids(list(range(min(2 * _MAX_DOCUMENTS, len(store.parts)))))
+        if purpose.name != "sentence":
+            ids = [SEPARATOR.join(pair) for pair in zip(ids[::2], ids[1::2], strict=False)]
+    if len(ids) < 2:
+        raise DataError(f"{corpus.name}: has too few documents to compare two requests; give a corpus with more")
+    documents = corpus.candidates if purpose.name == "sentence" else corpus.documents
+    return Material(topics or _INVENTED, documents, tuple(ids[:_MAX_DOCUMENTS]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,20 +188,10 @@ def detect_changed_text(prompt: Prompt, cache: Cache) -> list[Finding]:
         return []
     found = []
     for digest, entries in answers.items():
-        other = (
-            f"another text of {prompt.name} version {prompt.header.version}, {_whose(prompt, digest)} (hash {digest})"
-        )
+        other = f"another text of {prompt.name} version {prompt.header.version} (hash {digest})"
         problem = f"{entries:,} answers in {cache.path} are to {other}, and none to this one (hash {prompt.hash})"
         found.append(Finding("warning", f"{problem}: raise the version"))
     return found
-
-
-def _whose(prompt: Prompt, digest: str) -> str:
-    """Describe the origin of a text by its hash: the project's own, or unknown."""
-    task, _, name = prompt.name.partition("/")
-    of_task = TASKS.get(task)
-    own = find_prompt(of_task, name).loaded if of_task is not None and name in purposes_of(of_task) else None
-    return "the project's own" if own is not None and own[1].hash == digest else "which is not the project's own"
 
 
 # A scale in the text of a prompt, as `0 to 3`.

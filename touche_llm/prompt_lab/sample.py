@@ -1,4 +1,4 @@
-"""Sample of a prompt comparison: drawn, stored in a file, and divided by topics."""
+"""Sample of a prompt comparison: drawn, and divided by topics."""
 
 from __future__ import annotations
 
@@ -129,7 +129,6 @@ CONFIRMED_BELOW = 0.05
 MIN_TOPICS_IN_HALF = 6
 # nDCG@5 covers all documents of a topic with at most this many.
 _ALL_COUNT = 5
-SIZE = 200
 _SAMPLES = Path(".touche-llm/samples")
 # Ids of all judged topics of the topics file: those to choose on, and those held out.
 Halves = tuple[list[str], list[str]]
@@ -140,17 +139,15 @@ class Plan:
     """Documents and topics of a comparison.
 
     Attributes:
-        size: Number of documents in the sample; None for 200.
-        seed: Seed of the sample; None for 0.
-        file: File of the sample, read if it exists, else written; None for a name derived from its content.
+        size: Number of documents in the sample.
+        seed: Seed of the sample.
         split: Topics that variants are chosen on, see `split_topics`; the others are held out. `all` holds none out.
         confirm: Whether to confirm the choice on the held-out topics; otherwise they are not judged.
         texts: Whether to return the texts of the documents.
     """
 
-    size: int | None = None
-    seed: int | None = None
-    file: Path | None = None
+    size: int = 200
+    seed: int = 0
     split: str = HALF
     confirm: bool = False
     texts: bool = False
@@ -195,41 +192,6 @@ def write_sample(path: Path, sample: Iterable[Sampled]) -> None:
             stream.write(("\t".join(columns) + "\n").encode())
 
 
-def read_sample(path: Path, grades: Grades) -> list[Sampled]:
-    """Read a sample that `write_sample` wrote, in the order of the file.
-
-    Raises:
-        DataError: The file is unreadable or empty, or a line is invalid, repeated or has another grade than the
-            judgments; names file and line.
-    """
-    found: dict[tuple[str, str], Sampled] = {}
-    for number, line in read_table_lines(path, "a sample that this command wrote"):
-        where, columns = f"{path}:{number}", line.rstrip("\r\n").split("\t")
-        if number == 1:
-            if tuple(columns) != COLUMNS:
-                raise DataError(f"{where}: must be the header {', '.join(COLUMNS)}, separated by tabs; give a sample")
-            continue
-        if len(columns) != len(COLUMNS) or not all(map(is_word, columns)):
-            raise DataError(f"{where}: must have {', '.join(COLUMNS)}, separated by tabs")
-        topic, document, stored_grade = columns
-        grade = grades.get(topic, {}).get(document)
-        if grade is None:
-            raise DataError(
-                f"{where}: topic {topic}, document {document}: not judged; give the qrels that it was drawn from"
-            )
-        if f"{grade:g}" != stored_grade:
-            raise DataError(
-                f"{where}: topic {topic}, document {document}: grade {stored_grade:.20}, but {grade:g} in the qrels; "
-                "draw a new sample, to a new file"
-            )
-        if (topic, document) in found:
-            raise DataError(f"{where}: topic {topic}, document {document}: is repeated; remove one line")
-        found[topic, document] = Sampled(topic, document, grade)
-    if not found:
-        raise DataError(f"{path}: no document in this sample; draw a new one, to a new file")
-    return list(found.values())
-
-
 def split_topics(judged: Sequence[Topic], split: str) -> Halves:
     """Split judged topics into those to choose on and those held out, both in the given order.
 
@@ -263,20 +225,14 @@ def split_topics(judged: Sequence[Topic], split: str) -> Halves:
     return [topic for topic in topics if topic in chosen], [topic for topic in topics if topic not in chosen]
 
 
-def provide_sample(
+def choose_sample(
     plan: Plan, grades: Grades, topics: list[Topic], halves: Halves, corpus: Corpus, task: Task
 ) -> tuple[list[Sampled], Path, list[str]]:
-    """Read or draw the sample; return it with its file, which a new one is not yet in, and notes for the user.
+    """Draw the sample; return it with the file to write it to, and notes for the user.
 
     Raises:
-        UsageError: The file exists, but size or seed of a new sample are given too.
-        DataError: The judgments or the sample do not fit the topics and the corpus.
+        DataError: The judgments do not fit the topics and the corpus.
     """
-    if plan.file is not None and plan.file.exists():
-        if plan.size is not None or plan.seed is not None:
-            raise UsageError(f"{plan.file}: exists and is used unchanged; leave size and seed out, or name a new file")
-        sample, notes = _read_again(plan.file, grades, topics, corpus)
-        return sample, plan.file, notes
     pool, notes = select_judged(grades, topics, corpus.documents)
     sample = _draw(plan, pool, halves)
     drawn = {item.topic_id for item in sample}
@@ -287,37 +243,16 @@ def provide_sample(
         )
     text = "\n".join(f"{item.topic_id} {item.document_id}" for item in sample)
     name = f"{task.name}-{hashlib.sha256(text.encode()).hexdigest()[:8]}.tsv"
-    return sample, plan.file or _SAMPLES / name, notes
+    return sample, _SAMPLES / name, notes
 
 
 def _draw(plan: Plan, pool: Grades, halves: Halves) -> list[Sampled]:
     """Draw equally many documents from both halves, as far as available."""
-    size, seed = SIZE if plan.size is None else plan.size, plan.seed or 0
     sides = [{topic: judged for topic, judged in pool.items() if topic in half} for half in halves if half]
-    sizes = shares(size, {side: sum(map(len, judged.values())) for side, judged in enumerate(sides)})
-    sample = [item for side, judged in enumerate(sides) for item in draw_sample(judged, sizes[side], seed)]
+    sizes = shares(plan.size, {side: sum(map(len, judged.values())) for side, judged in enumerate(sides)})
+    sample = [item for side, judged in enumerate(sides) for item in draw_sample(judged, sizes[side], plan.seed)]
     places = {topic: place for place, topic in enumerate(pool)}
     return sorted(sample, key=lambda item: places[item.topic_id])
-
-
-def _read_again(path: Path, grades: Grades, topics: list[Topic], corpus: Corpus) -> tuple[list[Sampled], list[str]]:
-    """Read an existing sample; keep the documents of the chosen topics, in the order of the topics; note the others."""
-    sample = read_sample(path, grades)
-    unknown = corpus.documents.find_unknown(item.document_id for item in sample)
-    if unknown:
-        raise DataError(
-            f"{path}: {len(unknown)} of its documents are not in the corpus {corpus.name}: {shorten(unknown)}"
-        )
-    places = {topic.id: place for place, topic in enumerate(topics)}
-    kept = [item for item in sample if item.topic_id in places]
-    if not kept:
-        raise DataError(f"{path}: none of its topics is chosen: {shorten({s.topic_id for s in sample})}")
-    of_sample, notes = dict.fromkeys(item.topic_id for item in sample), list[str]()
-    if dropped := [topic for topic in of_sample if topic not in places]:
-        notes.append(f"topics of {path} that are not chosen: {shorten(dropped)}")
-    if dropped := [topic for topic in places if topic in grades and topic not in of_sample]:
-        notes.append(f"topics that are not in {path}: {shorten(dropped)}; draw a new sample, to a new file")
-    return sorted(kept, key=lambda item: places[item.topic_id]), notes
 
 
 def divide_sample(plan: Plan, sample: Sequence[Sampled], halves: Halves) -> tuple[dict[str, list[Sampled]], list[str]]:

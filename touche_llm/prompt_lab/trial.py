@@ -1,25 +1,26 @@
-"""Trial of a prompt on a topic and documents, with the requests of a run."""
+"""Trial of a prompt on a topic and documents, with the requests of a run, and what these share with others."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
-from typing import Any
+from pathlib import Path
+from typing import Any, Literal
 
 from touche_llm.data.concurrency import Slots, map_in_order
 from touche_llm.data.records import Attempt, Cut, Document, Reading, Topic
 from touche_llm.errors import DataError, UsageError
 from touche_llm.judging.pointwise import Documents, RequestBuilder, find_objects, read_labels, request_answer
-from touche_llm.judging.sentence_pairs import SEPARATOR
 from touche_llm.llm.answers import AnswerModel, FailedRequest, get_labels
+from touche_llm.llm.cache import Cache, CacheMode
+from touche_llm.llm.engine import EngineInfo
 from touche_llm.llm.logprobs import compute_expected_grade, get_most_probable
 from touche_llm.llm.model import AnsweredRequest, ModelClient
-from touche_llm.llm.recorder import RecordingClient
-from touche_llm.llm.request import Message
+from touche_llm.llm.recorder import TOKEN_CHARS, RecordingClient, count_shared, make_dry_engine
+from touche_llm.llm.request import Message, Sampling
 from touche_llm.pipeline.candidates import find_queries
 from touche_llm.pipeline.context import RunContext
-from touche_llm.pipeline.corpora import LocalCorpus
 from touche_llm.pipeline.stages import retrieve_candidates
 from touche_llm.prompts.prompt import Prompt, Purpose
 from touche_llm.prompts.purposes import MAX_DOCUMENTS, load, load_named, purposes_of
@@ -27,47 +28,6 @@ from touche_llm.ranking.comparer import MAX_CHOICES, Comparer
 from touche_llm.tasks.definition import Objective
 from touche_llm.tasks.features import Question
 from touche_llm.tasks.task import Task
-
-_MAX_DOCUMENTS = 4
-_INVENTED = (
-    Topic(
-        "1",
-        "Is a bicycle better than a car for going to work?",
-        "A user who lives five kilometres from the office wants to know what to travel with.",
-        "Highly relevant texts compare the two in cost, time and health. Texts about races or about repairs are not.",
-        ("bicycle", "car"),
-    ),
-    Topic(
-        "2",
-        "Which keeps longer, bread from rye or from wheat?",
-        "Somebody who bakes once a week asks for the flour with which bread stays fresh.",
-        "Relevant texts name the flour and say something of days or of storing; recipes alone are not relevant.",
-        ("rye", "wheat"),
-    ),
-)
-_INVENTED_TEXTS = (
-    "Most people who took the first for a year say that it saved them money, though not in winter. The second costs "
-    "more to keep, as a study of forty households found, but nobody was late because of rain.",
-    "Nobody can say this in general. It depends on the time at hand, on the weather and on what somebody likes, and "
-    "those who tried both went back to what they were used to after a month.",
-    "Last spring we looked at both. The figures speak for the second: fewer faults, less noise, half of the waiting.",
-    "There are good reasons for the first, and cost is one of them. It needs little room and hardly any care.",
-)
-
-
-@dataclass(frozen=True, slots=True)
-class Material:
-    """Topics and documents for checking prompts.
-
-    Attributes:
-        topics: Topics of a file, or invented ones.
-        documents: Documents by id.
-        ids: Ids of four documents; two or three if there are no more.
-    """
-
-    topics: Sequence[Topic]
-    documents: Documents
-    ids: tuple[str, ...]
 
 
 class Texts:
@@ -84,31 +44,6 @@ class Texts:
     def find_unknown(self, document_ids: Iterable[str]) -> list[str]:
         """Return an empty list: every id is known."""
         return []
-
-
-def make_invented_material(topics: Sequence[Topic] = ()) -> Material:
-    """Return invented documents, with the given or else invented topics."""
-    texts = dict(zip("abcd", _INVENTED_TEXTS, strict=True))
-    return Material(topics or _INVENTED, Texts(texts), tuple(texts))
-
-
-def take_corpus_material(topics: Sequence[Topic], corpus: LocalCorpus, purpose: Purpose) -> Material:
-    """Return the first documents of a corpus; sentences or pairs of sentences if the prompt shows them.
-
-    Raises:
-        DataError: The corpus has fewer than two.
-    """
-    store = corpus.store
-    if corpus.documents is store:
-        ids = store.get_ids(list(range(min(_MAX_DOCUMENTS, len(store)))))
-    else:
-        ids = store.parts.get_ids(list(range(min(2 * _MAX_DOCUMENTS, len(store.parts)))))
-        if purpose.name != "sentence":
-            ids = [SEPARATOR.join(pair) for pair in zip(ids[::2], ids[1::2], strict=False)]
-    if len(ids) < 2:
-        raise DataError(f"{corpus.name}: has too few documents to compare two requests; give a corpus with more")
-    documents = corpus.candidates if purpose.name == "sentence" else corpus.documents
-    return Material(topics or _INVENTED, documents, tuple(ids[:_MAX_DOCUMENTS]))
 
 
 # Number of documents that an error suggests.
@@ -336,3 +271,130 @@ async def _with_objects(subject: Subject, prompt: Prompt, builder: RequestBuilde
 
 def _nothing() -> None:
     """Ignore a step of a stage."""
+
+
+# A server's prefix cache serves the common beginning of requests; who shares a part is found by rendering others.
+Messages = tuple[Message, ...]
+Shared = Literal["all", "topic", "nobody"]
+# Prompt tokens of a chat.
+Count = Callable[[Messages], int]
+# Index of a message and number of characters in it.
+Place = tuple[int, int]
+
+# First characters of a substitute text; one that the original text does not contain is used.
+_MARKS = "※⁂§¶"
+_ENDLESS = 2**30
+
+
+@dataclass(frozen=True, slots=True)
+class PromptPart:
+    """A piece of a message, and the requests that share the prompt up to its end: all, its topic's, or none."""
+
+    message: int
+    role: str
+    shared: Shared
+    text: str
+    tokens: int
+
+
+class _Changed:
+    """Documents with the same ids and other texts."""
+
+    def __init__(self, documents: Documents) -> None:
+        self._documents = documents
+
+    def get(self, document_id: str) -> Document:
+        document = self._documents.get(document_id)
+        side = {"PRO": "CON", "CON": "PRO"}.get(document.side, document.side)
+        return replace(document, text=_other(document.text), title=_other(document.title), side=side)
+
+    def find_unknown(self, document_ids: Iterable[str]) -> list[str]:
+        return self._documents.find_unknown(document_ids)
+
+
+def estimate(messages: Messages) -> int:
+    """Estimate the tokens of a chat without its chat template."""
+    return round(sum(len(message.content) for message in messages) / TOKEN_CHARS)
+
+
+def offline_builder() -> RequestBuilder:
+    """Make a request builder that sends, truncates and stores nothing."""
+    facts = EngineInfo(model="", revision="", context=_ENDLESS, overhead=0, engine="")
+    cache = Cache(Path("none"), CacheMode.OFF)
+    return RequestBuilder(ModelClient(engine_info=facts, engine=make_dry_engine(), cache=cache), Sampling(), {}, 1)
+
+
+def make_other_subject(subject: Subject, *, topic: bool) -> Subject:
+    """Return the subject with other document texts, and another `topic` if wanted; first characters differ."""
+    changed = replace(subject, documents=_Changed(subject.documents))
+    return replace(changed, topic=_other_topic(subject.topic)) if topic else changed
+
+
+def shared_prefix(one: Messages, other: Messages) -> Place:
+    """Return where two chats begin to differ: index of the message and characters in common."""
+    for place, (mine, theirs) in enumerate(zip(one, other, strict=False)):
+        if mine.role != theirs.role:
+            return place, 0
+        if mine.content != theirs.content:
+            return place, count_shared(mine.content, theirs.content)
+    return min(len(one), len(other)), 0
+
+
+def count_chars(messages: Messages, place: Place) -> int:
+    """Count the characters of a chat up to a place."""
+    return sum(len(message.content) for message in messages[: place[0]]) + place[1]
+
+
+def count_tokens_to(messages: Messages, place: Place, count: Count) -> int:
+    """Estimate the tokens of a chat up to a place."""
+    whole, chars = place
+    # Some chat templates reject an empty message or a chat without a user message.
+    rest = (replace(message, content=message.content[:chars] or "x") for message in messages[whole : whole + 1])
+    return count((*messages[:whole], *rest, *(replace(message, content="x") for message in messages[whole + 1 :])))
+
+
+def split_by_sharing(messages: Messages, same_topic: Messages, other_topic: Messages, count: Count) -> list[PromptPart]:
+    """Split a chat into parts by the requests that share them.
+
+    Args:
+        messages: Messages of a request.
+        same_topic: Messages about other documents for the same topic.
+        other_topic: Messages about other documents for another topic.
+        count: Counts tokens; a part has the tokens that it adds to the preceding parts.
+    """
+    of_topic = shared_prefix(messages, same_topic)
+    of_all = min(of_topic, shared_prefix(messages, other_topic))
+    parts: list[PromptPart] = []
+    before = 0
+    for place, message in enumerate(messages):
+        length = len(message.content)
+        start = 0
+        shares: tuple[tuple[Shared, int], ...] = (
+            ("all", _within(of_all, place, length)),
+            ("topic", _within(of_topic, place, length)),
+            ("nobody", length),
+        )
+        for shared, end in shares:
+            if end > start:
+                so_far = count_tokens_to(messages, (place, end), count)
+                parts.append(PromptPart(place, message.role, shared, message.content[start:end], so_far - before))
+                start, before = end, so_far
+    return parts
+
+
+def _within(end: Place, place: int, length: int) -> int:
+    """Return how many characters of a message lie before an end."""
+    return end[1] if end[0] == place else length * (end[0] > place)
+
+
+def _other_topic(topic: Topic) -> Topic:
+    objects = topic.objects and (_other(topic.objects[0]), f"{_other(topic.objects[1])} too")
+    return Topic(
+        _other(topic.id), _other(topic.title), _other(topic.description), _other(topic.narrative), objects or None
+    )
+
+
+def _other(text: str) -> str:
+    """Return a text with another beginning; empty for an empty text."""
+    mark = next(mark for mark in _MARKS if mark not in text or mark == _MARKS[-1])
+    return f"{mark} another" if text else ""

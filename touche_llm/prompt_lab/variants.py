@@ -1,22 +1,32 @@
-"""Judgments of a sample by each variant of a comparison."""
+"""Variants of a comparison: their judgments of a sample, their agreement with human ones, and the best of them."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, replace
+from typing import Any, TypeVar
 
 from msgspec import structs
 from pydantic import NonNegativeInt
 
 from touche_llm.config import Config
-from touche_llm.data.records import Failure, Judgment, Model, Reading, Topic
+from touche_llm.data.records import Candidate, Failure, Judgment, Model, Reading, ScoredDocument, Topic
+from touche_llm.data.trec_runs import NO_STANCE_COLUMN, ParsedRun
 from touche_llm.errors import UsageError
-from touche_llm.judging.labels import StancePrompt, choose_stance
+from touche_llm.evaluation.measures import CUTOFF, NDCG, estimate_grades, estimate_judged
+from touche_llm.evaluation.qrels import Grades, Qrels
+from touche_llm.evaluation.significance import Estimate, compare, estimate_mean
+from touche_llm.evaluation.stance_measures import estimate_common_stances, estimate_kappa, estimate_stances
+from touche_llm.judging.labels import StancePrompt, choose_stance, mean_off_label_mass
 from touche_llm.judging.pointwise import RequestBuilder, judge, judge_stances
 from touche_llm.llm.engine import Counts
 from touche_llm.pipeline.context import RunContext
+from touche_llm.prompt_lab.sample import ALL, CONFIRMED_BELOW, Sampled, min_p_value
 from touche_llm.prompts.prompt import Prompt, check_overlay
 from touche_llm.prompts.purposes import load, load_named, purposes_of
+from touche_llm.ranking.order import rank_by_judgment
+from touche_llm.tasks.definition import Scale
 from touche_llm.tasks.task import Task
 
 PURPOSE = "judge"
@@ -178,3 +188,231 @@ def _convert_grades(judgment: Judgment, task: Task) -> Judgment:
         name: task.aspects[name].convert(grade, task.qrels_scales[name]) for name, grade in judgment.grades.items()
     }
     return structs.replace(judgment, grades=grades)
+
+
+MACRO_F1 = "stance macro-F1"
+Judgments = Mapping[tuple[str, str], Judgment]
+
+ValueT = TypeVar("ValueT", str, float)
+
+
+@dataclass(frozen=True, slots=True)
+class PartMeasures:
+    """Measures over one part of the sample.
+
+    Attributes:
+        name: Name of the part: all, choice or hold-out.
+        sample: Documents of the part.
+        estimates: Estimates by variant and measure: nDCG@5 by the first aspect's grades, kappa by the grades of each
+            aspect, macro-F1 of the stance if there are stance qrels.
+        judged: Share of judged documents by variant and measure, see `measures.estimate_judged`.
+        differences: Rows of `significance.compare` with the first variant, by variant and measure.
+        chance: Expected nDCG@5 of a random order of the sample, see `compute_chance_ndcg`.
+        off_label_mass: Mean probability outside the labels by variant; None if no engine reported it.
+        criterion: Name of the measure that variants are chosen by.
+    """
+
+    name: str
+    sample: list[Sampled]
+    estimates: dict[str, dict[str, Estimate]]
+    judged: dict[str, dict[str, float]]
+    differences: dict[tuple[str, str], Mapping[str, Any]]
+    chance: float
+    off_label_mass: dict[str, float | None]
+    criterion: str
+
+    @property
+    def topics(self) -> list[str]:
+        """Return the topics of the documents."""
+        return list(dict.fromkeys(item.topic_id for item in self.sample))
+
+    def counts(self, topic: str) -> bool:
+        """Return whether the topic counts in nDCG."""
+        return topic in next(iter(self.estimates.values()))[self.measures[0]].topics
+
+    @property
+    def measures(self) -> list[str]:
+        """Return the names of the measures, nDCG@5 first."""
+        return list(next(iter(self.estimates.values())))
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """The best variant, and whether held-out topics confirm it.
+
+    Attributes:
+        winner: Name of the best variant.
+        confirmed: Whether it is better than the first variant on held-out topics; None if that was not tested.
+        sentence: The verdict as text.
+    """
+
+    winner: str
+    confirmed: bool | None
+    sentence: str
+
+
+def measure_part(
+    name: str,
+    sample: Sequence[Sampled],
+    judgments: Mapping[str, Judgments],
+    qrels: Qrels,
+    weights: Mapping[str, float],
+    criterion: str,
+) -> PartMeasures:
+    """Measure the judgments of several variants for the documents of a part.
+
+    nDCG@5 ranks the sampled documents of each topic by the weights of a run, documents without a judgment last. Its
+    ideal ranking consists of these documents, and topics without a grade above 0 among them are left out. The other
+    measures are over the documents that a variant judged, and differences over those that both judged.
+    """
+    sampled = {(item.topic_id, item.document_id) for item in sample}
+    given = Qrels(
+        {aspect: _restrict(grades, sampled) for aspect, grades in qrels.grades.items()},
+        _restrict(qrels.stances, sampled),
+        qrels.labels,
+        qrels.scales,
+    )
+    runs = {variant: _rank_documents(sample, said, weights, qrels.scales) for variant, said in judgments.items()}
+    estimates = {
+        variant: _estimate_variant(runs[variant], said, given, stances=bool(qrels.stances))
+        for variant, said in judgments.items()
+    }
+    first = next(iter(judgments))
+    common: dict[str, dict[str, tuple[Estimate, Estimate]]] = {}
+    for variant, said in judgments.items():
+        both = said.keys() & judgments[first].keys()
+        common[variant] = {
+            f"{aspect} kappa": (_kappa(said, grades, aspect, both), _kappa(judgments[first], grades, aspect, both))
+            for aspect, grades in given.grades.items()
+        }
+        if given.stances:
+            common[variant][MACRO_F1] = estimate_common_stances(runs[variant], runs[first], given)[MACRO_F1]
+    rows = compare(first, estimates, common=common).to_dict("records")
+    return PartMeasures(
+        name,
+        list(sample),
+        estimates,
+        {
+            variant: {
+                measure: estimate_judged(runs[variant], given, measure, estimate.topics).value
+                for measure, estimate in of_variant.items()
+            }
+            for variant, of_variant in estimates.items()
+        },
+        {(row["run"], row["measure"]): row for row in rows},
+        compute_chance_ndcg(_select_relevant(given)).value,
+        {variant: mean_off_label_mass(said.values()) for variant, said in judgments.items()},
+        criterion,
+    )
+
+
+def choose_winner(part: PartMeasures) -> str:
+    """Return the best variant by the part's criterion; the earlier one of a tie."""
+    values = {variant: estimates[part.criterion].value for variant, estimates in part.estimates.items()}
+    # NaN ranks below every number.
+    return max(values, key=lambda variant: (values[variant] == values[variant], values[variant]))
+
+
+def decide_verdict(parts: Sequence[PartMeasures]) -> Verdict:
+    """Choose the best variant on the first part, and test it against the first variant on the second."""
+    choice, measure = parts[0], parts[0].criterion
+    values = {variant: estimates[measure].value for variant, estimates in choice.estimates.items()}
+    first, winner = next(iter(values)), choose_winner(choice)
+    chosen = choice.name != ALL
+    # Topics without a grade above 0 do not count in nDCG; of a pooled measure all count.
+    counted = len(choice.estimates[first][measure].topics)
+    topics = f"{counted} topic{'' if counted == 1 else 's'}"
+    on = f"the {topics} that it was chosen on" if chosen else topics
+    if winner == first:
+        sentence = f"No variant has a better {measure} than {first}, the first ({values[first]:.4f}), on {on}"
+        return Verdict(winner, None, f"{sentence}: there is no choice to confirm.")
+    best = (
+        f"{winner} has the best {measure} on {on}: {values[winner]:.4f}, and {first}, the first, {values[first]:.4f}."
+    )
+    if len(parts) == 1:
+        how = "confirm it on the topics held out" if chosen else "no topics were held out"
+        return Verdict(winner, None, f"{best} Not confirmed: the best of several can be it by chance; {how}.")
+    # The interval decides nothing: few topics have one, and for some data it is too narrow.
+    row = parts[1].differences[winner, measure]
+    confirmed = row["difference"] > 0.0 and row["p"] < CONFIRMED_BELOW
+    reason = f"on the {row['n']} topics held out the difference is {row['difference']:+.4f}, p = {row['p']:.4f}"
+    least = min_p_value(row["n"])
+    short = f"; with {row['n']} topics p cannot be below {least:.4f}" if least >= CONFIRMED_BELOW else ""
+    return Verdict(winner, confirmed, f"{best} {'Confirmed' if confirmed else 'Not confirmed'}: {reason}{short}.")
+
+
+def compute_chance_ndcg(grades: Grades) -> Estimate:
+    """Compute the expected nDCG@5 of a random order of each topic's documents.
+
+    The expected gain at each rank is the mean gain. So the expected DCG@5 is this mean times the sum of the discounts
+    of the first 5 ranks, or of all ranks if there are fewer documents. Gains and discounts are as in `estimate_grades`.
+
+    Args:
+        grades: Grades by topic of all ranked documents; each topic has one above 0.
+    """
+    values = {}
+    for topic, judged in grades.items():
+        gains = sorted((max(grade, 0.0) for grade in judged.values()), reverse=True)
+        discounts = [1.0 / math.log2(rank + 1) for rank in range(1, min(CUTOFF, len(gains)) + 1)]
+        ideal = sum(gain * discount for gain, discount in zip(gains, discounts, strict=False))
+        values[topic] = sum(gains) / len(gains) * sum(discounts) / ideal
+    return estimate_mean(values)
+
+
+def _select_relevant(given: Qrels) -> Grades:
+    """Return the first aspect's grades of the topics that count in nDCG."""
+    grades = next(iter(given.grades.values()))
+    return {topic: judged for topic, judged in grades.items() if max(judged.values()) > 0.0}
+
+
+def _restrict(
+    judged: Mapping[str, Mapping[str, ValueT]], sampled: Set[tuple[str, str]]
+) -> dict[str, dict[str, ValueT]]:
+    """Keep the human judgments of the documents in a sample."""
+    found = {
+        topic: {document: value for document, value in of_topic.items() if (topic, document) in sampled}
+        for topic, of_topic in judged.items()
+    }
+    return {topic: of_topic for topic, of_topic in found.items() if of_topic}
+
+
+def _rank_documents(
+    sample: Sequence[Sampled], said: Judgments, weights: Mapping[str, float], scales: Mapping[str, Scale]
+) -> ParsedRun:
+    """Rank the documents of each topic by their judgments; ties keep the order of the sample."""
+    rankings: dict[str, list[Candidate]] = {}
+    for topic in dict.fromkeys(item.topic_id for item in sample):
+        documents = [ScoredDocument(item.document_id, 0.0) for item in sample if item.topic_id == topic]
+        own = {document: judgment for (of, document), judgment in said.items() if of == topic}
+        ranking = rank_by_judgment(documents, own, weights, scales)
+        rankings[topic] = [
+            Candidate(topic, candidate.document_id, rank, candidate.score)
+            for rank, candidate in enumerate(ranking, start=1)
+        ]
+    return ParsedRun(
+        rankings, {key: judgment.stance for key, judgment in said.items() if judgment.stance != NO_STANCE_COLUMN}
+    )
+
+
+def _estimate_variant(run: ParsedRun, said: Judgments, given: Qrels, *, stances: bool) -> dict[str, Estimate]:
+    first = next(iter(given.grades))
+    useful = _select_relevant(given)
+    estimates = {f"{first} {NDCG}": estimate_grades(run, useful, CUTOFF)[NDCG] if useful else estimate_mean({})}
+    estimates |= {f"{aspect} kappa": _kappa(said, of, aspect, said.keys()) for aspect, of in given.grades.items()}
+    if stances:
+        estimates[MACRO_F1] = estimate_stances(run, given, CUTOFF)[MACRO_F1] if given.stances else estimate_mean({})
+    return estimates
+
+
+def _kappa(said: Judgments, grades: Grades, aspect: str, documents: Set[tuple[str, str]]) -> Estimate:
+    """Compute kappa over the documents that have human grades."""
+    return estimate_kappa(
+        {
+            topic: [
+                (said[topic, document].grades[aspect], grade)
+                for document, grade in judged.items()
+                if (topic, document) in documents
+            ]
+            for topic, judged in grades.items()
+        }
+    )

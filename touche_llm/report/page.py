@@ -1,4 +1,4 @@
-"""What HTML pages share: how they are rendered and written, and the facts, costs and stances of a run."""
+"""What HTML pages share: how they are rendered and written, and the facts, costs, stances and measures of runs."""
 
 from __future__ import annotations
 
@@ -6,9 +6,11 @@ import base64
 import hashlib
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
@@ -17,9 +19,15 @@ from touche_llm.config import Config
 from touche_llm.data.io import open_atomic
 from touche_llm.data.trec_runs import ParsedRun
 from touche_llm.evaluation.qrels import Qrels
+from touche_llm.evaluation.significance import describe_missing_intervals
 from touche_llm.pipeline.run_directory import GENERATOR
 from touche_llm.pipeline.run_overview import format_seconds
 from touche_llm.tasks.task import Task
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
+
+    from touche_llm.evaluation.measures import Evaluation
 
 # Titles of the costs of a stage, by their names in its metadata.
 COSTS = {
@@ -130,3 +138,172 @@ def compute_label_shares(sets: Mapping[str, list[str]], labels: Iterable[str]) -
     """Return the share of each label in each set; names get the size of the set, and empty sets are omitted."""
     counts = {f"{name} ({len(given):,})": Counter(given) for name, given in sets.items() if given}
     return {name: {label: count[label] / count.total() for label in labels} for name, count in counts.items()}
+
+
+# A row of a data frame, by column.
+Row = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class MeasureResult:
+    """The value of one measure for one run.
+
+    Attributes:
+        summary: Row of `Evaluation.summary`: the value, its interval, and the number of topics or documents.
+        difference: Row of `significance.compare`; None for the baseline, and for measures that are not compared.
+        unjudged: Number of unjudged documents above the cutoff, over all topics.
+        bounds: Lowest and highest possible value if these were judged; None where unknown.
+        by_topic: Values by topic; empty unless the measure is a headline measure.
+    """
+
+    summary: Row
+    difference: Row | None
+    unjudged: int
+    bounds: tuple[float, float] | None
+    by_topic: dict[str, float]
+
+
+@dataclass(frozen=True, slots=True)
+class MeasureComparison:
+    """One measure of all runs.
+
+    Attributes:
+        name: Name of the measure, as in `measures.evaluate_run`.
+        headline: Whether the page shows the measure at the top: nDCG@5 of each graded aspect, macro-F1 of the stance.
+        runs: Results, one per run; None for a run that was not evaluated by this measure.
+    """
+
+    name: str
+    headline: bool
+    runs: list[MeasureResult | None]
+
+    @property
+    def by_topic(self) -> list[dict[str, float]]:
+        """Return the values by topic, one mapping per run; empty unless it is a headline measure."""
+        return [{} if result is None else result.by_topic for result in self.runs]
+
+    @property
+    def topics(self) -> set[str]:
+        """Return the topics with a value in at least one run."""
+        return {topic for values in self.by_topic for topic in values}
+
+
+def measure_run(run: ParsedRun, first_stage: ParsedRun, qrels: Qrels, before: str) -> SimpleNamespace:
+    """Evaluate a run and its first stage, named `before`, with recall at the depth of the first stage.
+
+    Returns:
+        The measures of the run and of its first stage, which has no stances and is compared by nDCG@5 only; the results
+        of `compute_confusion`; the coverage, a line for each aspect; and notes.
+
+    Raises:
+        DataError: None of the topics of the run is judged.
+    """
+    # Imported late: pandas and scipy load slowly.
+    from pandas import DataFrame
+
+    from touche_llm.evaluation.measures import describe_judging, evaluate_run, list_headline
+    from touche_llm.evaluation.significance import compare
+
+    depth = max(map(len, first_stage.rankings.values()))
+    found = evaluate_run("run", run, qrels, depth)
+    first = evaluate_run(before, first_stage, replace(qrels, stances={}), depth)
+    compared = list_headline(replace(qrels, stances={}))
+    estimates = {
+        evaluation.name: {name: evaluation.estimates[name] for name in compared} for evaluation in (found, first)
+    }
+    measures = compare_measures([found, first], compare(before, estimates) if compared else DataFrame())
+    notes = collect_notes([found]) + describe_judging(found, first) + note_missing_intervals(measures)
+    confusion, by_label = compute_confusion(run, qrels)
+    return SimpleNamespace(
+        measures=measures,
+        confusion=confusion,
+        by_label=by_label,
+        coverage=describe_all_coverage([found]),
+        notes=notes,
+    )
+
+
+def compare_measures(evaluations: Sequence[Evaluation], differences: DataFrame) -> list[MeasureComparison]:
+    """Combine the evaluations of several runs, measure by measure.
+
+    Args:
+        evaluations: Evaluations of the runs, all by the same qrels; the first has all measures.
+        differences: Differences from the baseline, as returned by `significance.compare`.
+    """
+    from touche_llm.evaluation.measures import list_headline
+
+    changes = {(row["run"], row["measure"]): row for row in differences.to_dict("records")}
+    tables = [{row["measure"]: row for row in evaluation.summary().to_dict("records")} for evaluation in evaluations]
+    headlines = list_headline(evaluations[0].qrels)
+
+    def combine(evaluation: Evaluation, summary: Row | None, name: str) -> MeasureResult | None:
+        if summary is None:
+            return None
+        by_topic: dict[str, float] = {}
+        if name in headlines:
+            estimate = evaluation.estimates[name]
+            by_topic = dict(zip(estimate.topics, estimate.by_topic().tolist(), strict=True))
+        change = changes.get((evaluation.name, name))
+        return MeasureResult(summary, change, *_get_unjudged(evaluation, name), by_topic)
+
+    return [
+        MeasureComparison(
+            name,
+            name in headlines,
+            [combine(evaluation, table.get(name), name) for evaluation, table in zip(evaluations, tables, strict=True)],
+        )
+        for name in tables[0]
+    ]
+
+
+def describe_all_coverage(evaluations: Sequence[Evaluation]) -> list[str]:
+    """Describe how many of the judged topics are evaluated, a line for each aspect."""
+    from touche_llm.evaluation.measures import describe_coverage, list_headline
+
+    aspects = dict.fromkeys(name.split(" ", 1)[0] for name in list_headline(evaluations[0].qrels))
+    return [f"{aspect}: {line}" for aspect in aspects for line in describe_coverage(evaluations, aspect)]
+
+
+def collect_notes(evaluations: Sequence[Evaluation]) -> list[str]:
+    """Return the notes on evaluations by the same qrels, except those shown beside the headline measures."""
+    from touche_llm.evaluation.measures import list_headline
+    from touche_llm.evaluation.qrels import format_notes
+
+    qrels = evaluations[0].qrels
+    headlines = list_headline(qrels)
+    notes = {
+        evaluation.name: [note for note in evaluation.notes if note.aspect not in headlines]
+        for evaluation in evaluations
+    }
+    return [*qrels.notes, *format_notes(notes)]
+
+
+def note_missing_intervals(measures: Iterable[MeasureComparison]) -> list[str]:
+    """Return a note if a value or a difference has no interval, else nothing."""
+    results = [result for measure in measures for result in measure.runs if result is not None]
+    rows = [row for result in results for row in (result.summary, result.difference) if row is not None]
+    return describe_missing_intervals(rows)
+
+
+def _get_unjudged(evaluation: Evaluation, measure: str) -> tuple[int, tuple[float, float] | None]:
+    """Return the number of unjudged documents above the cutoff, and the bounds of the value if they were judged.
+
+    Measures without known bounds give 0 and None.
+    """
+    bounds = evaluation.bounds.get(measure)
+    return (0, None) if bounds is None else (bounds.unjudged, (bounds.lowest, bounds.highest))
+
+
+def compute_confusion(run: ParsedRun, qrels: Qrels) -> tuple[list[list[int]], list[Row]]:
+    """Return the confusion matrix and the measures of each label; empty without stance qrels.
+
+    Returns:
+        Numbers of documents by true label (rows) and label of the run (columns), in the order of the task; and the rows
+        of `summarize_labels`.
+    """
+    from touche_llm.evaluation.stance_measures import count_confusion, summarize_labels
+
+    if not qrels.stances:
+        return [], []
+    confusion = count_confusion(run, qrels)
+    return confusion.tolist(), summarize_labels(confusion, qrels.labels)

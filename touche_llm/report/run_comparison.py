@@ -8,7 +8,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from touche_llm.data.records import Candidate, Topic
 from touche_llm.data.trec_runs import ParsedRun
@@ -22,21 +22,19 @@ from touche_llm.report.folder import (
     get_assessments,
     open_folder,
 )
-from touche_llm.report.measures import (
-    collect_notes,
-    compare_measures,
-    compute_confusion,
-    describe_all_coverage,
-    note_missing_intervals,
-)
 from touche_llm.report.page import (
     COSTS,
     collect_assessor_labels,
     collect_labels,
+    collect_notes,
+    compare_measures,
+    compute_confusion,
     compute_label_shares,
     create_environment,
+    describe_all_coverage,
     describe_run,
     extract_costs,
+    note_missing_intervals,
 )
 from touche_llm.report.plots import LETTERS, MIN_TOPICS, plot_stances, plot_topics_of_runs
 from touche_llm.tasks.task import Task
@@ -116,11 +114,20 @@ def gather_comparison(
         for folder in folders:
             if folder is not None:
                 folder.check_documents(ranking[:top] for ranking in folder.run.rankings.values())
-        settings = [None if folder is None else run_settings(folder.config) for folder in folders]
         sides = [
-            _describe_side(letter, run, folder, task, qrels, _describe_own_settings(values, settings))
-            for letter, run, folder, values in zip(LETTERS, runs, folders, settings, strict=False)
+            _describe_side(letter, run, folder, task, qrels)
+            for letter, run, folder in zip(LETTERS, runs, folders, strict=False)
         ]
+        settings = {
+            side.letter: run_settings(folder.config)
+            for side, folder in zip(sides, folders, strict=True)
+            if folder is not None
+        }
+        for name in dict.fromkeys(name for of_run in settings.values() for name in of_run):
+            if len({str(of_run.get(name)) for of_run in settings.values()}) > 1:
+                for side in sides:
+                    if side.letter in settings:
+                        side.facts[name] = str(settings[side.letter].get(name))
         ids = list(dict.fromkeys(topic for run in runs for topic in run.run.rankings))
         topics = [_build_topic(topic, runs, folders, qrels, top) for topic in ids]
         baseline = differences["baseline"].iloc[0]
@@ -144,19 +151,7 @@ def gather_comparison(
         )
 
 
-def _describe_own_settings(values: Mapping[str, Any] | None, settings: Sequence[Mapping[str, Any] | None]) -> str:
-    """Describe the settings of a run that differ between the runs; empty for a run file."""
-    if values is None:
-        return ""
-    known = [values for values in settings if values is not None]
-    names = dict.fromkeys(name for values in known for name in values)
-    differ = [name for name in names if any(values.get(name) != known[0].get(name) for values in known)]
-    return ", ".join(f"{name} {values.get(name)}" for name in differ)
-
-
-def _describe_side(
-    letter: str, given: NamedRun, folder: RunFolder | None, task: Task, qrels: Qrels, settings: str
-) -> SimpleNamespace:
+def _describe_side(letter: str, given: NamedRun, folder: RunFolder | None, task: Task, qrels: Qrels) -> SimpleNamespace:
     if folder is None:
         lines = sum(map(len, given.run.rankings.values()))
         facts = {"given as": "a run file", "topics": f"{len(given.run.rankings):,}", "lines": f"{lines:,}"}
@@ -164,8 +159,6 @@ def _describe_side(
     else:
         facts = describe_run(folder.config, task, folder.stages, given.run)
         del facts["task"]
-        if settings:
-            facts["settings of its own"] = settings
         failures = Counter((failure.kind, name) for name, of_file in folder.failures.items() for failure in of_file)
         costs = {name: extract_costs(stage) for name, stage in folder.stages.items()}
     confusion, by_label = compute_confusion(given.run, qrels)

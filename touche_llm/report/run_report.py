@@ -21,7 +21,6 @@ from touche_llm.report.folder import (
     get_assessments,
     open_folder,
 )
-from touche_llm.report.measures import measure_run
 from touche_llm.report.page import (
     COSTS,
     collect_assessor_labels,
@@ -30,6 +29,7 @@ from touche_llm.report.page import (
     create_environment,
     describe_run,
     extract_costs,
+    measure_run,
 )
 from touche_llm.report.plots import BANDS, MIN_TOPICS, plot_movements, plot_stances, plot_topics
 from touche_llm.tasks.features import Question
