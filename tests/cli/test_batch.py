@@ -95,36 +95,6 @@ def test_following_the_printed_commands_ranks_as_was_exported(touche: Touche, tm
 
 
 @pytest.mark.usefixtures("retrieved")
-def test_the_folder_of_the_weights_is_named_where_it_is_known(touche: Touche, tmp_path: Path) -> None:
-    (tmp_path / "weights").mkdir()
-    (tmp_path / "weights" / "config.json").write_text("{}")
-    named = touche(*EXPORT[:7], "--model", "weights", *MODEL[2:])
-    assert "--model weights --served-model-name weights" in named.stdout
-    assert "--model FOLDER --served-model-name served" in touche(*EXPORT).stdout
-
-
-@pytest.mark.usefixtures("retrieved")
-def test_rows_for_programs_are_alone_on_standard_output(touche: Touche, tmp_path: Path) -> None:
-    done = touche(*EXPORT, "--format", "json")
-    assert json.loads(done.stdout) == [{"stage": "judge", "file": "requests.jsonl", "requests": 3}]
-    good = replied(tmp_path / "requests.jsonl")
-    lines = [*good[:2], *good[:2], b.refused(good[2]["custom_id"], 500, "out of memory")]
-    b.write(tmp_path / "responses.jsonl", lines)
-    done = touche("batch", "import", "responses.jsonl", "--out", "run", "--format", "tsv")
-    assert done.returncode == 3
-    assert done.stdout.splitlines() == [
-        "outcome\tcount\texample",
-        "stored\t2\t",
-        "status_500\t1\tHTTP 500 from /v1/chat/completions: out of memory",
-        "repeated\t2\tresponses.jsonl:3",
-    ]
-    assert "run export again" in done.stderr
-    touche("batch", "import", str(b.write(tmp_path / "rest.jsonl", good[2:])), "--out", "run")
-    done = touche(*EXPORT, "--format", "tsv")
-    assert done.stdout == "stage\tfile\trequests\n"
-
-
-@pytest.mark.usefixtures("retrieved")
 def test_unusable_answers_are_counted_by_kind_with_an_example(touche: Touche, tmp_path: Path) -> None:
     touche(*EXPORT)
     b.write(tmp_path / "responses.jsonl", replied(tmp_path / "requests.jsonl", "Well\x1b[31m"))

@@ -22,7 +22,6 @@ from rich.console import Console
 
 from tests.cli.conftest import Touche
 from tests.fake_server import FakeServer, good, says
-from touche_llm import __version__
 from touche_llm.cli.demo import SAMPLES
 from touche_llm.cli.stages import run_requests, until_interrupted
 from touche_llm.errors import DataError
@@ -33,17 +32,6 @@ from touche_llm.pipeline.progress import ConsoleProgress
 SAMPLE = SAMPLES / "comparative"
 DATA = ["--topics", str(SAMPLE / "topics.xml"), "--corpus", str(SAMPLE / "passages.jsonl")]
 REPLAY = ["--cache", str(SAMPLE / "cassette.jsonl"), "--cache-mode", "replay"]
-
-
-def test_the_demo_prints_ranks_with_stances_and_says_what_it_is(touche: Touche, tmp_path: Path) -> None:
-    done = touche("demo")
-    assert done.returncode == 0, done.stderr
-    assert "Which is better" in done.stdout and "FIRST (heat" in done.stdout
-    assert "no model gave them" in done.stdout
-    assert " run --task comparative --topics " in done.stdout
-    assert touche("validate", "runs/demo/comparative/run.txt", "--task", "comparative", *DATA).returncode == 0
-    again = touche("demo")
-    assert again.stdout == done.stdout
 
 
 def test_stage_by_stage_gives_the_run_of_the_whole_way(touche: Touche, tmp_path: Path) -> None:
@@ -181,17 +169,6 @@ def test_a_second_signal_does_not_interrupt_closing() -> None:
     assert closed == ["done"]
 
 
-@pytest.mark.parametrize(("error", "is_reported"), [(KeyboardInterrupt(), False), (OSError(), True)])
-def test_only_errors_of_tasks_that_no_signal_ended_are_reported(
-    error: BaseException, is_reported: bool, caplog: pytest.LogCaptureFixture
-) -> None:
-    async def work() -> None:
-        asyncio.get_running_loop().call_exception_handler({"message": "of a task", "exception": error})
-
-    until_interrupted(work(), lambda: "")
-    assert (caplog.messages == ["of a task"]) is is_reported
-
-
 def test_under_nohup_a_run_survives_its_terminal() -> None:
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
@@ -263,10 +240,6 @@ def test_on_a_terminal_a_bar_is_shown_and_always_ended(monkeypatch: pytest.Monke
     shown = screen.getvalue()
     assert "1/5000" in shown and "1 failed, 2 cached, 7 retries" in shown
     assert shown.count("\x1b[?25l") == shown.count("\x1b[?25h") == 1
-
-
-def test_the_version_is_printed(touche: Touche) -> None:
-    assert touche("--version").stdout == f"touche-llm {__version__}\n"
 
 
 def test_a_context_of_one_server_is_not_asked_of_another(touche: Touche, tmp_path: Path) -> None:
@@ -377,14 +350,6 @@ def test_bad_lines_stop_or_are_listed(touche: Touche, tmp_path: Path) -> None:
     assert "left out 2 bad lines" in listed.stderr and "c.jsonl:3: document a: the id occurs already" in listed.stderr
 
 
-@pytest.mark.parametrize("command", ["", "run", "index", "retrieve", "judge", "rank", "validate", "demo", "cache"])
-def test_help_is_there_and_names_the_exit_codes_where_they_matter(touche: Touche, command: str) -> None:
-    done = touche(*command.split(), "--help")
-    assert done.returncode == 0
-    if command in ("", "run"):
-        assert "130" in done.stdout
-
-
 def test_pairs_are_checked_sentence_by_sentence_and_too_few_are_a_warning(touche: Touche, tmp_path: Path) -> None:
     sample = SAMPLES / "sentence_pairs"
     data = ["--topics", str(sample / "topics.xml"), "--corpus", str(sample / "args_processed_04_01.csv")]
@@ -403,14 +368,6 @@ def test_pairs_are_checked_sentence_by_sentence_and_too_few_are_a_warning(touche
     bad = touche("validate", "bad.txt", "--task", "sentence_pairs", *data)
     assert bad.returncode == 1
     assert f"document {first},nowhere__PREMISE__1 is not in the corpus" in bad.stdout
-
-
-def test_a_flood_of_problems_is_summed_up_unless_all_are_wanted(touche: Touche, tmp_path: Path) -> None:
-    (tmp_path / "r.txt").write_text("".join(f"1 NO no-document-{n} {n} {-n}.0 t\n" for n in range(1, 301)))
-    some = touche("validate", "r.txt", "--task", "comparative", *DATA).stdout
-    assert "--all prints them all" in some and len(some.splitlines()) < 25
-    everything = touche("validate", "r.txt", "--task", "comparative", *DATA, "--all").stdout
-    assert everything.count("is not in the corpus\n") == 300
 
 
 def test_a_packed_run_is_read(touche: Touche, tmp_path: Path) -> None:

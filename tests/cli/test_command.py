@@ -12,7 +12,6 @@ from touche_llm import cli
 
 _RUN = ("run", "--topics", "t", "--corpus", "c", "--out", "o", "--set")
 # The narrowest help.
-NARROW = 50
 
 
 def names(text: str) -> set[str]:
@@ -23,21 +22,6 @@ def test_the_help_of_all_options_comes_before_any_error_of_the_others(touche: To
     short, long = touche("run", "--help"), touche("run", "--depth", "many", "--help-all")
     assert (short.returncode, long.returncode, long.stderr) == (0, 0, "")
     assert {"--depth", "--out"} < names(short.stdout) < names(long.stdout)
-
-
-@pytest.mark.parametrize("command", ["run", "tira"])
-def test_a_narrow_help_has_the_same_words_with_descriptions_in_one_column(
-    touche: Touche, command: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    flag = "--help-all" if command == "run" else "--help"
-    wide = touche(command, flag).stdout
-    monkeypatch.setenv("COLUMNS", str(NARROW))
-    options = touche(command, flag).stdout.partition(":\n  --" if command == "run" else ":\n  -i")[2]
-    assert {*options.split()[1:]} <= {*wide.split()}
-    lines = options.splitlines()[1:]
-    starts = {match.start(1) for line in lines if (match := re.match(r"  -\S+(?: [A-Z]\S*)?  +(\S)", line))}
-    continued = {len(line) - len(line.lstrip()) for line in lines if line.startswith("   ")}
-    assert len(starts) == 1 and starts == continued
 
 
 def test_an_option_that_may_be_left_out_but_is_a_number_is_parsed_as_one(touche: Touche) -> None:

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import io
 import json
 import shutil
 from pathlib import Path
 
-import pandas as pd
 import pytest
 
 from tests.cli.conftest import Touche
@@ -120,27 +118,6 @@ def test_topics_of_all_runs_can_be_compared_alone(touche: Touche, runs: Path) ->
     assert part[key]["value"] == pytest.approx(1.0) and whole[key]["value"] == pytest.approx(2 / TOPICS)
 
 
-def test_tsv_is_what_json_is(touche: Touche, runs: Path) -> None:
-    arguments = ("compare", "best", "base", *QRELS, "--baseline", "base", "--format")
-    table = pd.read_csv(io.StringIO(touche(*arguments, "tsv").stdout), sep="\t")
-    expected = pd.DataFrame(json.loads(touche(*arguments, "json").stdout)).astype({"documents": float})
-    pd.testing.assert_frame_equal(table, expected, check_dtype=False, atol=1e-12)
-
-
-def test_a_loss_that_unjudged_documents_alone_could_explain_is_noted_under_the_table(
-    touche: Touche, runs: Path
-) -> None:
-    (runs / "worse.txt").write_text("".join(f"{topic} NO b 1 2 t\n{topic} NO a 2 1 t\n" for topic in range(TOPICS)))
-    done = touche("compare", "base", "worse.txt", *QRELS, "--baseline", "best")
-    # judged@5 itself is not compared.
-    assert done.stdout.count(" 0.400/0.400") == 2 * 3
-    note = "relevance: the loss against best could come from unjudged documents alone"
-    assert [line.split(": ")[1] for line in done.stderr.splitlines() if note in line] == ["base"]
-    done = touche("evaluate", "base", "worse.txt", *QRELS, "--first-stage", "best/run.txt")
-    assert "the loss against best/run.txt (first stage) could come from unjudged" in done.stderr
-    assert done.stderr.count("could come from unjudged documents alone") == 1
-
-
 @pytest.mark.parametrize(
     ("arguments", "code", "message"),
     [
@@ -225,23 +202,3 @@ def test_runs_without_a_shared_judged_topic_cannot_be_compared(touche: Touche, r
     done = touche("compare", "best", "--baseline", "base", *QRELS)
     assert (done.returncode, done.stdout) == (1, "")
     assert "share no judged topic" in done.stderr
-
-
-@pytest.mark.slow
-def test_the_page_has_the_topics_of_the_table(touche: Touche, runs: Path) -> None:
-    arguments = (
-        "compare",
-        "best/run.txt",
-        "--baseline",
-        "mixed/run.txt",
-        *QRELS,
-        "--run-topics",
-        "--html",
-        "page.html",
-    )
-    lines = (runs / "mixed" / "run.txt").read_text().splitlines(keepends=True)
-    (runs / "mixed" / "run.txt").write_text("".join(line for line in lines if line[0] in "01"))
-    done = touche(*arguments)
-    assert done.returncode == 0, done.stderr
-    line = f"2 of {TOPICS} judged topics"
-    assert line in done.stdout and f"<li>relevance: {line}</li>" in (runs / "page.html").read_text()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from pathlib import Path
 
@@ -47,12 +46,6 @@ def test_the_page_is_written_beside_what_is_printed_as_ever(
     assert done.stderr == plain.stderr
     text = page.read_text()
     assert text.startswith("<!doctype html>") and text.count('class="doc"') == 12
-
-
-def test_rows_for_programs_have_no_line_about_the_page(touche: Touche, arguments: list[str]) -> None:
-    done = touche(*arguments, "--html", "page.html", "--format", "json")
-    assert json.loads(done.stdout)[0]["baseline"] == "other.txt"
-    assert "page: page.html (4 topics" in done.stderr
 
 
 def test_what_cannot_be_shown_is_told_and_nothing_is_written(

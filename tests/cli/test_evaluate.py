@@ -5,10 +5,7 @@ from __future__ import annotations
 import hashlib
 import io
 import json
-import math
-import subprocess
-import sys
-from math import log2, nan
+from math import nan
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +15,6 @@ import pytest
 import touche_llm
 from tests.cli.conftest import Touche
 from tests.sample_runs import choose_topics
-from touche_llm.data.trec_runs import read_run
 from touche_llm.evaluation.qrels import read_qrels
 from touche_llm.tasks import get_task
 from touche_llm.tasks.published import read_tables
@@ -149,11 +145,6 @@ def test_a_run_without_the_judged_documents_of_its_first_stage_counts_0(touche: 
     assert frame.set_index("measure")["value"]["relevance nDCG@5"] == 0.0
 
 
-def test_runs_without_stances_are_told(touche: Touche, judged: Path) -> None:
-    done = touche("evaluate", "other", *TASK, "--stance", "stance")
-    assert "the run has no stances" in done.stderr and "without a label" not in done.stderr
-
-
 def test_a_run_of_some_topics_can_be_measured_by_these(touche: Touche, judged: Path) -> None:
     (judged / "part").write_text("1 Q0 a 1 3 t\n1 Q0 b 2 2 t\n")
     whole, part = (
@@ -269,15 +260,6 @@ def test_the_confusion_matrix_counts_judged_documents(touche: Touche, judged: Pa
     assert ["FIRST", "1", "1", "0", "0"] in lines and ["NO", "0", "0", "0", "1"] in lines
 
 
-def test_pandas_reads_the_same_from_tsv_as_from_json(touche: Touche, judged: Path) -> None:
-    arguments = ("evaluate", "mine", "other", *ALL)
-    for further in ((), ("--per-topic",), ("--leaderboard",)):
-        tsv, text = (touche(*arguments, *further, "--format", output).stdout for output in ("tsv", "json"))
-        read = pd.read_csv(io.StringIO(tsv), sep="\t", dtype={"topic": str})
-        expected = pd.DataFrame(json.loads(text)).fillna(math.nan)
-        pd.testing.assert_frame_equal(read, expected, check_dtype=False, atol=1e-12)
-
-
 def test_per_topic_values_have_the_mean_that_the_run_has(touche: Touche, judged: Path) -> None:
     output = touche("evaluate", "mine", *ALL, "--format", "tsv", "--per-topic").stdout
     table = pd.read_csv(io.StringIO(output), sep="\t", dtype={"topic": str}).set_index(["run", "topic"])
@@ -311,33 +293,6 @@ def test_five_topics_have_an_interval_of_means_and_one_note_says_which_have_none
         assert "no 95 % interval" not in touche(*arguments, "--per-topic").stderr
 
 
-def test_what_should_be_known_of_the_figures_is_told(touche: Touche, judged: Path) -> None:
-    (judged / "mine" / "ir-metadata.yml").write_text("stages: {rank: {chosen topics: null, imputed stances: 3}}\n")
-    told = touche("evaluate", "mine", "other", *ALL, "--format", "json").stderr
-    # The same words of both aspects and all runs are one note.
-    assert told.count("judged, but not in the run, so they count 0") == 1
-    assert "mine, other: stance: topics judged, but not in the run, so their documents do not count: 4" in told
-    missing = "topics judged, but not in the run, so they count 0: 4"
-    assert f"note: relevance, quality: {missing}" in told
-    assert "note: quality qrels: lack documents that other qrels have: topic 2 document b" in told
-    assert "note: mine: relevance nDCG@5: unjudged documents among the first 5, which count 0: 1 in 1 topic; " in told
-    assert "note: other: stance: the run has no stances" in told
-    assert "note: mine: imputed stances, for lack of a usable answer: 3" in told
-    assert "imputed" not in touche("evaluate", "mine", *GRADED).stderr
-
-
-def test_unjudged_documents_behind_a_loss_against_the_first_stage_are_noted(touche: Touche, judged: Path) -> None:
-    (judged / "mine/run.txt").write_text("1 NO x 1 3 t\n1 NO a 2 2 t\n1 NO b 3 1 t\n")
-    (judged / "mine/candidates.run.txt").write_text("1 Q0 a 1 3 t\n1 Q0 b 2 2 t\n1 Q0 x 3 1 t\n")
-    notes = touche("evaluate", "mine", *GRADED, "--format", "json").stderr.splitlines()
-    starts = ["note: mine: relevance", "note: mine: quality"]
-    assert [
-        start for start in starts if any(n.startswith(start) and "mine (first stage)" in n for n in notes)
-    ] == starts
-    (judged / "mine/candidates.run.txt").unlink()
-    assert "first stage)" not in touche("evaluate", "mine", *GRADED, "--format", "json").stderr
-
-
 FITTED = (
     "task: comparative\ntopics: t.xml\ncorpus: c.jsonl\n"
     "stance: {thresholds: {'NO': 0.5}, calibrated_on: ['2', '3', '7'], calibrated_for: x}\n"
@@ -356,15 +311,6 @@ def test_thresholds_fitted_on_topics_that_a_run_is_measured_by_are_noted(
     assert "fitted" not in touche(command, "mine", *other, *GRADED).stderr
     (judged / "mine" / "config.yaml").write_text(FITTED.replace("['2', '3', '7']", "['7']"))
     assert "fitted" not in touche(command, "mine", *other, *ALL).stderr
-
-
-def test_the_values_that_judgments_could_make_are_told(touche: Touche, judged: Path) -> None:
-    told = touche("evaluate", "mine", *GRADED, "--format", "json").stderr
-    line = next(line for line in told.splitlines() if line.startswith("note: mine: relevance nDCG@5"))
-    lowest, highest = (float(word) for word in line.rsplit("make it ", 1)[1].split(" to "))
-    # Topic 1 has 1 and topic 4 has 0. In topic 2, a is behind x: 1 / log2(3) if x has 0, else x is rightly first.
-    assert lowest == pytest.approx((1 + 1 / log2(3)) / 3, abs=5e-5)
-    assert highest == pytest.approx((1 + 1) / 3, abs=5e-5)
 
 
 def test_a_run_stands_between_its_neighbours_of_the_published_table(touche: Touche, judged: Path) -> None:
@@ -450,18 +396,6 @@ def test_the_command_gives_the_values_of_the_independent_implementation(touche: 
     assert f"{found[run, 'relevance judged@5']['value']:.4f}" == "0.5680"
 
 
-def test_python_gets_the_rows_of_the_command(touche: Touche, judged: Path) -> None:
-    qrels = read_qrels({aspect: judged / aspect for aspect in ("relevance", "quality")}, get_task("comparative"))
-    with pytest.warns(touche_llm.ToucheWarning):
-        table = touche_llm.evaluate(read_run(judged / "other"), qrels, name="other")
-    files = {aspect: str(judged / aspect) for aspect in ("relevance", "quality")}
-    assert touche_llm.read_qrels(files, "comparative") == qrels
-    assert touche_llm.read_run(str(judged / "other")) == read_run(judged / "other")
-    output = touche("evaluate", "other", *GRADED, "--format", "tsv").stdout
-    rows = pd.read_csv(io.StringIO(output), sep="\t").drop(columns=["qrels", "qrels_sha256"])
-    pd.testing.assert_frame_equal(table, rows, check_dtype=False, atol=1e-12)
-
-
 @pytest.mark.parametrize("what", ["", "--per-topic", "--confusion", "--leaderboard"])
 def test_every_output_names_the_qrels_and_their_hashes(touche: Touche, judged: Path, what: str) -> None:
     # The leaderboard is over all judged topics.
@@ -479,16 +413,6 @@ def test_every_output_names_the_qrels_and_their_hashes(touche: Touche, judged: P
             aspect = row.get("measure", "stance").split()[0]
             assert row["qrels"] == str(judged / aspect)
             assert row["qrels_sha256"] == hashes.get(aspect, row["qrels_sha256"])
-
-
-def test_the_intervals_do_not_wait_for_scipy(judged: Path) -> None:
-    code = (
-        "import sys\nfrom touche_llm import evaluate, read_qrels, read_run\n"
-        "evaluate(read_run('other'), read_qrels({'relevance': 'relevance'}, 'comparative'))\n"
-        "print('pandas' in sys.modules, 'scipy' in sys.modules)"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=judged)
-    assert done.stdout == "True False\n"
 
 
 def test_the_task_is_that_of_the_runs_folder_unless_it_is_given(touche: Touche, tmp_path: Path) -> None:

@@ -48,27 +48,6 @@ def test_the_judged_run_and_its_first_stage_make_a_valid_run(touche: Touche, tmp
     assert not Path("other.txt").exists()
 
 
-def test_what_is_special_about_the_runs_is_said(touche: Touche, runs: Path) -> None:
-    files = ["one", "two", "three"]
-    done = touche("fuse", *files, "--out", "new/run.txt", "--task", "comparative", "--tag", "mine")
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines() == [
-        "topics that only some of the runs have (2): 1",
-        "documents with different stances, the first run's kept: 1",
-        "documents without a stance, labelled NO: 1",
-        "run: new/run.txt (5 lines, 2 topics)",
-    ]
-    found = run_lines(runs / "new" / "run.txt")
-    # By rank: a 1/61 + 1/61, c 1/63 + 1/61, b 1/62 + 1/62, d 1/63.
-    assert [(line.topic_id, line.document_id, line.stance, line.rank, line.tag) for line in found] == [
-        ("1", "a", "FIRST", 1, "mine"),
-        ("1", "c", "NO", 2, "mine"),
-        ("1", "b", "SECOND", 3, "mine"),
-        ("1", "d", "NO", 4, "mine"),
-        ("2", "z", "NO", 1, "mine"),
-    ]
-
-
 def test_weights_and_method_and_depth_are_taken(touche: Touche, runs: Path) -> None:
     def documents(*options: str) -> list[str]:
         done = touche("fuse", "one", "two", "--out", "out", "--task", "comparative", "--overwrite", *options)

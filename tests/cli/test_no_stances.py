@@ -9,15 +9,12 @@ from pathlib import Path
 
 import pytest
 
-import touche_llm as tl
 from tests.cli.conftest import Touche
 from tests.sample_runs import run_directly, run_lines
 from tests.scripted_engine import ScriptedEngine
 from touche_llm.cli.demo import SAMPLES
-from touche_llm.errors import DataError, UsageError
 from touche_llm.llm.request import Request
 from touche_llm.pipeline.config_file import load_config
-from touche_llm.tasks import get_task
 
 SAMPLE = SAMPLES / "controversial"
 TASK = """\
@@ -121,12 +118,3 @@ def test_a_stance_is_refused(touche: Touche, run: Path, command: list[str], prob
     (run.parent / "labelled.txt").write_text(text.replace(" Q0 ", " PRO ", 1))
     done = touche(*command)
     assert (done.returncode != 0) is bool(problem) and problem in done.stdout + done.stderr
-
-
-def test_the_library_refuses_stances_too(run: Path) -> None:
-    task = get_task("pages")
-    (run.parent / "labelled.txt").write_text((run / "run.txt").read_text().replace(" Q0 ", " PRO ", 1))
-    with pytest.raises(DataError, match="PRO"):
-        tl.read_run(run.parent / "labelled.txt", task.stances)
-    with pytest.raises(UsageError, match="stance"):
-        tl.read_qrels({"stance": run.parent / "qrels.txt"}, task)

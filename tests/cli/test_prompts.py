@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import csv
-import io
 import json
-import re
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -15,7 +12,6 @@ from typing import Any
 import pytest
 
 from tests.cli.conftest import Done, Touche
-from tests.cli.table_layout import record_tables
 from tests.sample_runs import Silent, config_for, judge_stage, rank_stage, retrieve_stage
 from tests.scripted_engine import FACTS, Script, ScriptedEngine
 from tests.write_demo_cassette import script_of
@@ -27,7 +23,7 @@ from touche_llm.llm.engine import Completion
 from touche_llm.llm.model import ModelClient
 from touche_llm.llm.request import Request
 from touche_llm.pipeline.engines import store_engine_info
-from touche_llm.tasks import TASKS, prompts_folder
+from touche_llm.tasks import prompts_folder
 
 SAMPLE = SAMPLES / "comparative"
 DATA = ["--topics", str(SAMPLE / "topics.xml"), "--corpus", str(SAMPLE / "passages.jsonl")]
@@ -70,40 +66,6 @@ def rows(done: Done) -> list[dict[str, Any]]:
     assert done.returncode == 0, done.stderr
     found: list[dict[str, Any]] = json.loads(done.stdout)
     return found
-
-
-def test_the_list_names_the_prompts_and_where_they_lie(
-    touche: Touche, folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    found = {(row["task"], row["name"]): row for row in rows(touche("prompts", "list", "--format", "json"))}
-    assert {task for task, _ in found} == set(TASKS) and len(found) == 40
-    own = found["comparative", "judge"]
-    assert own["path"] == str(OWN) and own["version"] == 4 and own["examples"] == 0 and own["error"] is None
-    assert own["fields"] == "relevance (0 to 3), quality (0 to 3), position (YES NO), stance (FIRST SECOND NEUTRAL)"
-    given = ["prompts", "list", "--task", "comparative", "--prompts", str(folder)]
-    mine = {row["name"]: row for row in rows(touche(*given, "--format", "json"))}
-    assert "shown" not in mine and mine["best"]["path"] == found["comparative", "best"]["path"]
-    assert mine["judge"]["path"] == str(folder / "comparative" / "judge.jinja")
-    assert mine["judge"]["hash"] != own["hash"]
-    places = dict(re.findall(r"^comparative/(\S+) .*  (\S+|the project)$", touche(*given).stdout, re.MULTILINE))
-    assert places == dict.fromkeys(mine, "the project") | {"judge": str(folder / "comparative")}
-    monkeypatch.setattr("touche_llm.cli.emit.get_width", lambda file: 40)
-    assert touche(*given).stdout.split()[-4:] == ["version,", "hash,", "purpose,", "folder)"]
-
-
-def test_tables_of_prompts_drop_what_matters_least_and_align_texts_at_their_beginning(
-    touche: Touche, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    tables = record_tables(monkeypatch, "prompts")
-    assert touche("prompts", "list", "--task", "comparative").returncode == 0
-    assert touche("prompts", "check", "judge").returncode == 0
-    listed, checked = tables
-    assert listed.groups == [["prompt", "answer"], ["version"], ["hash"], ["purpose"], ["folder"]]
-    assert listed.texts == {"prompt", "hash", "answer", "purpose", "folder"}
-    assert checked.groups == [
-        *(["prompt", "about tokens", "result"], ["two topics share"], ["two documents share"], ["version and hash"]),
-    ]
-    assert checked.texts == {"prompt", "version and hash", "result"}
 
 
 def test_a_template_that_does_not_load_is_listed_with_its_error(touche: Touche, folder: Path) -> None:
@@ -321,15 +283,6 @@ def test_an_answer_that_the_prompt_gives_away_is_not_tried(folder: Path, touche:
     (folder / "comparative" / "judge.examples.yaml").write_text(json.dumps([example]))
     done = touche("prompts", "try", "judge", "--prompts", str(folder), *ABOUT, *DATA, *REPLAY)
     assert done.returncode == 2 and "is topic 3 of" in done.stderr and not done.stdout
-
-
-@pytest.mark.parametrize("command", [("show", "judge"), ("render", "judge", *ABOUT, *DATA)])
-def test_texts_of_many_lines_are_cells_of_a_table_too(command: tuple[str, ...], touche: Touche) -> None:
-    expected = rows(touche("prompts", *command, "--format", "json"))
-    tsv = touche("prompts", *command, "--format", "tsv").stdout
-    found = list(csv.DictReader(io.StringIO(tsv, newline=""), delimiter="\t", strict=True))
-    assert found == [{name: str(value) for name, value in row.items()} for row in expected]
-    assert any("\n\n" in row["text"] for row in found)
 
 
 def test_a_topic_alone_needs_no_corpus_and_documents_do(touche: Touche) -> None:

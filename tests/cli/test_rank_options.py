@@ -159,13 +159,6 @@ def test_a_value_that_cannot_be_set_is_told(touche: Touche, tmp_path: Path, valu
     assert not (tmp_path / "o").exists()
 
 
-def test_a_section_that_the_task_does_not_have_is_told_as_such(touche: Touche, demo: Path) -> None:
-    # The written configuration has `pairs: null`.
-    done = touche("run", "--config", "o/config.yaml", "--out", "o", "--set", "pairs.judged=3")
-    assert done.returncode == 2
-    assert "--set pairs.judged: sentences, pairs: comparative does not rank pairs of sentences" in done.stderr
-
-
 def test_what_earlier_stages_went_by_cannot_be_set_any_more(touche: Touche, demo: Path) -> None:
     before = (demo / "config.yaml").read_bytes()
     stages = (

@@ -7,21 +7,11 @@ import pytest
 
 from tests.cli.conftest import Touche
 from tests.report.reports import sample_run, write_qrels
-from touche_llm.cli.demo import SAMPLES
 
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return sample_run("comparative", tmp_path_factory.mktemp("sample"))
-
-
-def test_the_page_lies_in_the_run_s_folder_and_what_is_missing_is_said(run: Path, touche: Touche) -> None:
-    done = touche("report", str(run))
-    page = run / "report.html"
-    assert done.returncode == 0
-    assert done.stdout == f"report: {page} (4 topics, {page.stat().st_size:,} bytes)\n"
-    assert "note: No qrels were given" in done.stderr
-    assert page.read_text().startswith("<!doctype html>")
 
 
 def test_judgments_give_figures_and_the_page_goes_where_it_is_wanted(run: Path, touche: Touche, tmp_path: Path) -> None:
@@ -72,22 +62,3 @@ def test_the_page_is_opened_in_a_browser_only_if_that_is_requested(
     done = touche("report", str(run), "-o", "a page.html", "--open")
     assert done.returncode == 0 and opened == [Path("a page.html").absolute().as_uri()]
     assert ("a page.html: found no browser" in done.stderr) is not has_browser
-
-
-def test_texts_of_clueweb_come_with_a_note(touche: Touche, tmp_path: Path) -> None:
-    for name in ("passages.jsonl", "topics.xml"):
-        (tmp_path / name).write_text((SAMPLES / "comparative" / name).read_text().replace("sample-", "clueweb12-"))
-    (tmp_path / "candidates.txt").write_text("3 Q0 clueweb12-heating-05___1 1 1.0 first\n")
-    given = ("--topics", "topics.xml", "--corpus", "passages.jsonl", "--candidates", "candidates.txt", "--topic", "3")
-    assert touche("retrieve", *given, "--out", "run").returncode == 0
-    (tmp_path / "run" / "judgments.jsonl").touch()
-    done = touche("rank", "--out", "run")
-    assert done.returncode == 3, done.stderr
-    assert touche("report", "run").returncode == 0
-    page = (tmp_path / "run" / "report.html").read_text()
-    assert "ClueWeb12 (https://lemurproject.org/clueweb12/), which may not be redistributed" in page
-
-
-def test_a_folder_without_a_run_is_told(touche: Touche, tmp_path: Path) -> None:
-    done = touche("report", str(tmp_path))
-    assert done.returncode == 1 and "config.yaml: no such file; give the folder of a run" in done.stderr

@@ -14,7 +14,6 @@ import yaml
 from msgspec.structs import replace
 
 from tests.cli.conftest import Touche
-from tests.cli.table_layout import record_tables
 from tests.report.reports import sample_run
 from tests.sample_runs import run_lines
 from touche_llm.cli.demo import SAMPLES
@@ -84,28 +83,6 @@ def facts_of(touche: Touche, name: str) -> dict[str, str]:
     """The settings in the head of a run, by name."""
     head = touche("show", name).stdout.split("\n\n")[0].splitlines()[1:]
     return dict(re.split(r"  +", line, maxsplit=1) for line in head)
-
-
-def test_long_settings_stay_beside_their_names(touche: Touche, run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("touche_llm.cli.emit.get_width", lambda file: 50)
-    head = touche("show", "first").stdout.split("\n\n")[0].splitlines()
-    start = next(line for line in head if line.startswith("task ")).index("comparative")
-    continued = [line for line in head[1:] if line.startswith(" ")]
-    assert continued and {len(line) - len(line.lstrip()) for line in continued} == {start}
-
-
-def test_the_settings_that_matter_are_shown(touche: Touche, run: Path) -> None:
-    facts = facts_of(touche, "first")
-    labels = [f"labels of {name}" for name in ("judge", "stance", "best")]
-    assert list(facts) == ["task", "model", "prompts", "topics", "first stage", "ranking", "tag", *labels]
-    assert facts["task"].startswith("comparative (") and facts["model"] == "written-for-the-demo"
-    assert re.findall(r"(\w+)@\d+-", facts["prompts"]) == ["judge", "stance", "objects", "best"]
-    assert facts["topics"].startswith("4 of ") and facts["topics"].endswith("topics.xml")
-    assert facts["ranking"] == "judge, pairwise:5; objective both"
-    assert touche("evaluate", "first", *GRADED).returncode == 0
-    measured = json.loads(touche("evaluate", "first", *GRADED, "--format", "json").stdout)
-    (row,) = (row for row in measured if (row["run"], row["measure"]) == ("first", "quality nDCG@5"))
-    assert f"quality nDCG@5 {row['value']:.4f} (judged {row['judged']:.3f})" in facts_of(touche, "first")["measures"]
 
 
 def test_a_run_that_was_only_retrieved_has_no_model_yet(touche: Touche) -> None:
@@ -196,9 +173,7 @@ def test_all_runs_are_listed_also_unfinished_and_damaged_ones(touche: Touche, ru
     assert touche("runs", "nowhere").returncode == 1
 
 
-def test_runs_have_the_measures_of_their_last_evaluation(
-    touche: Touche, run: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_runs_have_the_measures_of_their_last_evaluation(touche: Touche, run: Path) -> None:
     # A head, a line and the run; nothing explains measures.
     assert len(touche("runs").stdout.splitlines()) == 3
     # One of three documents is unjudged.
@@ -211,28 +186,14 @@ def test_runs_have_the_measures_of_their_last_evaluation(
             [found[name]["value"], found[name]["judged"]], abs=1e-6
         )
         assert row[name] != row[f"{name} judged"]
-    tables = record_tables(monkeypatch, "runs")
-    assert any(line.startswith("judged: ") for line in touche("runs").stdout.splitlines())
-    (table,) = tables
-    assert table.groups == [
-        *(["run", "relevance"], ["quality"], ["model"], ["date"], ["prompt"], ["topics"], ["requests"], ["tokens"]),
-        *(["steps"], ["relevance judged", "quality judged"]),
-    ]
-    assert table.texts == {"run", "model", "prompt", "steps"}
 
 
-def test_runs_of_several_tasks_have_a_column_that_names_them(
-    touche: Touche, run: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    tables = record_tables(monkeypatch, "runs")
-    assert touche("runs").returncode == 0
+def test_runs_of_several_tasks_have_a_column_that_names_them(touche: Touche, run: Path) -> None:
+    assert "task" not in touche("runs").stdout.splitlines()[0].split()
     other = detect_input(SAMPLES / "controversial")
     data = ("--topics", str(other.topics), "--corpus", str(other.corpus))
     assert touche("retrieve", "--task", "controversial", *data, "--out", "other").returncode == 0
-    assert touche("runs").returncode == 0
-    alone, mixed = tables
-    assert "task" not in {column.name for column in alone.columns}
-    assert sorted(mixed.cells("task")) == ["comparative", "controversial"] and "task" in mixed.groups[0]
+    assert "task" in touche("runs").stdout.splitlines()[0].split()
 
 
 def test_stances_unlike_the_answers_as_written_are_listed(touche: Touche, run: Path) -> None:
@@ -287,15 +248,8 @@ def test_values_over_other_topics_or_by_other_qrels_are_marked(touche: Touche, r
     assert hashes["foreign"] == sha256(folder / "other")
     assert rows["first"]["stance macro-F1 comparable"] is None
     shown = touche("runs").stdout
-    values = {
-        name: [f"{row[f'{aspect} nDCG@5']:.4f}" for aspect in ("relevance", "quality")] for name, row in rows.items()
-    }
-    # One number stands for both aspects of the run over fewer topics, another for the other qrels.
-    marks = dict(re.findall(r"(0\.\d{4}) (\[\d\])", shown))
-    assert marks.keys() == {*values["partial"], values["foreign"][0]}
-    assert marks[values["partial"][0]] == marks[values["partial"][1]] != marks[values["foreign"][0]]
-    assert f"(without {topics[0]})" in shown
-    assert f"lossy: relevance, quality: topics judged, but not in the run, so they count 0: {topics[0]}\n" in shown
+    marked = {f"{rows['partial'][f'{aspect} nDCG@5']:.4f}" for aspect in ("relevance", "quality")}
+    assert set(re.findall(r"(0\.\d{4})\*", shown)) == marked | {f"{rows['foreign'][key]:.4f}"}
     assert facts_of(touche, "partial")["relevance over"].startswith(
         f"{len(topics) - 1} of {len(topics)} judged topics "
     )
@@ -305,9 +259,7 @@ def test_values_over_other_topics_or_by_other_qrels_are_marked(touche: Touche, r
     assert facts_of(touche, "foreign")["relevance over"].endswith(f"other sha256 {hashes['foreign']:.12}")
 
 
-def test_the_part_of_a_document_that_the_model_saw_and_the_source_of_a_stance_are_shown(
-    touche: Touche, run: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_part_of_a_document_that_the_model_saw_is_shown(touche: Touche, run: Path) -> None:
     first, second, *others = (line.document_id for line in run_lines(run / "run.txt") if line.topic_id == "3")
     judgments = read_records(run / "judgments.jsonl", Judgment, "judgments")
     cut = Cut(kept_chars=1, of_chars=3, prompt_tokens=9)
@@ -325,15 +277,6 @@ def test_the_part_of_a_document_that_the_model_saw_and_the_source_of_a_stance_ar
     (run / "results.tsv").write_text("\n".join(results) + "\n")
     seen = {row["document"]: row["seen"] for row in rows_of(touche, "show", "first", "--topic", "3")}
     assert seen == {first: 0.3333} | dict.fromkeys([second, *others], 1.0)
-    tables = record_tables(monkeypatch, "show")
-    assert touche("show", "first", "--topic", "3").returncode == 0
-    (table,) = tables
-    assert table.cells("seen")[:2] == ["33%", ""]
-    sources = {
-        document: cell.split()[2:]
-        for document, cell in zip(table.cells("document"), table.cells("stance"), strict=True)
-    }
-    assert sources == {second: ["threshold"]} | dict.fromkeys([first, *others], [])
 
 
 def test_the_search_for_runs_is_bounded_and_follows_no_links(run: Path) -> None:
@@ -348,18 +291,6 @@ def test_the_search_for_runs_is_bounded_and_follows_no_links(run: Path) -> None:
     assert (found.folders, found.is_complete) == ([run.parent / "a" / "one", run], False)
     assert not find_runs(run.parent, max_folders=2).is_complete
     assert find_runs(run.parent / "a").is_complete
-
-
-def test_a_run_ends_with_a_summary_and_the_next_command(touche: Touche, tmp_path: Path) -> None:
-    done = touche("run", *REPLAY, *DATA, "--out", "new")
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines()[-1] == "next: touche-llm show new"
-    first = run_lines(tmp_path / "new" / "run.txt")[0]
-    assert first.document_id in done.stdout and " 0 requests" in done.stdout
-    ranks = [line.split()[0] for line in done.stdout.splitlines() if re.match(r" +\d+  sample-", line)]
-    assert ranks == ["1", "2", "3"] * 2, "the first documents of two topics"
-    again = touche("run", *REPLAY, *DATA, "--out", "new", "--format", "json")
-    assert len(json.loads(again.stdout)) == 1 and "next: touche-llm show new" in again.stderr
 
 
 def test_qrels_that_were_given_once_are_used_again(touche: Touche, run: Path) -> None:
@@ -387,14 +318,6 @@ def test_an_evaluation_while_a_command_writes_there_is_printed_and_not_kept(touc
     assert (run / "evaluation.yaml").read_bytes() == before
     assert touche("evaluate", "first", *GRADED).returncode == 0
     assert (run / "evaluation.yaml").read_bytes() != before
-
-
-def test_without_known_qrels_the_options_are_named(touche: Touche, run: Path) -> None:
-    for command in (["evaluate", "first"], ["compare", "first", "other", "--baseline", "first"]):
-        shutil.copytree(run, run.parent / "other", dirs_exist_ok=True)
-        done = touche(*command)
-        assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
-        assert "--relevance" in done.stderr and "--stance" in done.stderr
 
 
 @pytest.mark.parametrize("change", ["3 0 x 1\n", None])
@@ -433,21 +356,6 @@ def test_a_damaged_evaluation_is_named(touche: Touche, run: Path) -> None:
     assert done.returncode == 1 and "evaluation.yaml" in done.stderr
     (row,) = rows_of(touche, "runs", "first")
     assert row["state"] == "broken"
-
-
-def test_text_from_outside_cannot_act_on_the_terminal(touche: Touche, run: Path, tmp_path: Path) -> None:
-    hostile = "\x1b[31m[bold]evil\u202e"
-    topics = (SAMPLE / "topics.xml").read_text()
-    title = topics.split("<title>")[1].split("</title>")[0]
-    (tmp_path / "topics.xml").write_text(topics.replace(title, "[bold]evil\u202e"))
-    config = yaml.safe_load((run / "config.yaml").read_text())
-    (run / "config.yaml").write_text(yaml.safe_dump(config | {"topics": "../topics.xml", "tag": "t"}))
-    metadata = yaml.safe_load((run / "ir-metadata.yml").read_text())
-    metadata["stages"]["judge"]["model"] = hostile
-    (run / "ir-metadata.yml").write_text(yaml.safe_dump(metadata))
-    for command in (["show", "first"], ["show", "first", "--topic", "3"], ["runs"]):
-        shown = touche(*command).stdout
-        assert "[bold]evil" in shown and all(character.isprintable() for character in shown.replace("\n", ""))
 
 
 def test_a_run_is_found_with_its_answers_from_any_folder_and_after_a_move_of_its_tree(

@@ -21,7 +21,7 @@ from tests.expect import raises_at
 from tests.sample_runs import judge_stage, rank_stage, retrieve_stage
 from tests.scripted_engine import Label, ScriptedEngine
 from tests.write_demo_cassette import FACTS
-from touche_llm.cli.tasks import EXAMPLE, EXAMPLE_FILES
+from touche_llm.cli.tasks import EXAMPLE_FILES
 from touche_llm.data.io import read_records, write_records
 from touche_llm.data.records import Judgment, Reading
 from touche_llm.llm.answers import list_fields
@@ -77,11 +77,6 @@ def test_a_new_task_has_a_name_of_its_own(folder: str, name: str, touche: Touche
     assert done.returncode == 0
     (reference,) = re.findall(r"tasks show (\S+)", done.stdout)
     assert get_task(shlex.split(reference)[0]).name == name
-
-
-def test_the_example_has_answers_for_its_own_run_alone() -> None:
-    entries = [json.loads(line) for line in (EXAMPLE / "answers.jsonl").read_text().splitlines()]
-    assert len(entries) == 7 and (EXAMPLE / "answers.yaml").is_file()
 
 
 def test_tasks_are_listed_and_shown(touche: Touche) -> None:

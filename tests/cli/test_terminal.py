@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-import io
 import re
 import shutil
 from pathlib import Path
 
 import pytest
-import yaml
 from rich.cells import cell_len
 
 from tests.cli.terminal import run_on_terminal
 from tests.report.reports import sample_run
 from touche_llm.cli.demo import SAMPLES
-from touche_llm.cli.show import show_rankings
-from touche_llm.cli.tasks import EXAMPLE
-from touche_llm.tasks import get_task, prompts_folder
-from touche_llm.tasks.definition import TASK_FILE
+from touche_llm.tasks import prompts_folder
 
 pytestmark = pytest.mark.slow
 FIRST, SECOND = "runs/qwen3-4b-instruct-2507-pairwise", "runs/qwen3-4b-instruct-2507-judge-only"
@@ -162,31 +157,3 @@ def test_a_narrow_terminal_drops_the_least_important_columns_and_names_them(
         (head, *_) = (line for line in printed[name, 60] if line.startswith("measure"))
         assert head.split() == ["measure", "run", "change", "95", "%", "interval", "p", "Holm", "+/=/-"]
         assert not any("not shown" in line for line in printed[name, 140])
-
-
-def test_a_task_of_many_aspects_with_long_names_fits_a_narrow_terminal(tmp_path: Path) -> None:
-    names = [f"aspect_with_a_long_name_{number}" for number in range(9)]
-    labels = [f"LABEL_WITH_A_LONG_NAME_{number}" for number in range(8)]
-    definition = {
-        **{"name": "many", "title": "Many aspects", "corpus": {"reader": "json_lines", "id": "name", "text": "body"}},
-        **{
-            "aspects": dict.fromkeys(("relevance", *names), "2..10"),
-            "stance": {"labels": labels, "unanswered": "omit"},
-        },
-        "weights": {"both": {"relevance": 1.0}},
-    }
-    task = tmp_path / "many"
-    shutil.copytree(EXAMPLE, task)
-    (task / TASK_FILE).write_text(yaml.safe_dump(definition, sort_keys=False))
-    (text,) = run_on_terminal([(80, ["tasks", "show", "many"])], tmp_path)
-    assert [line for line in text.splitlines() if cell_len(line) > 80] == []
-    rows = [
-        {"topic": "1", "title": "Title", "rank": rank, "document": f"d{rank}", "stance": labels[0], "score": 0.5}
-        | {"text": "words of the document " * 9, **dict.fromkeys(("relevance", *names), 10.0)}
-        for rank in (1, 2)
-    ]
-    stream = io.StringIO()
-    show_rankings(rows, get_task(str(task)), {}, file=stream, width=80)
-    lines = stream.getvalue().splitlines()
-    assert all(cell_len(line) <= 80 or line.startswith("(not shown") for line in lines)
-    assert lines[0].split()[:4] == ["rank", "document", "stance", "relevance"]

@@ -134,14 +134,6 @@ def test_a_file_that_is_no_run_is_named_before_the_task_is_missed(
     assert len(done.stderr.splitlines()) == 1 and "expected a run" in done.stderr and "--task" not in done.stderr
 
 
-@pytest.mark.parametrize("file", ["qrels-relevance.txt", "topics.xml"])
-def test_a_file_that_is_no_corpus_has_no_advice_to_skip_its_lines(file: str, touche: Touche) -> None:
-    for options in ((), ("--skip-bad-lines",)):
-        done = touche("run", *DATA[:3], str(SAMPLE / file), "--out", "out", *options)
-        assert (done.returncode, done.stdout) == (1, "")
-        assert "expected documents" in done.stderr and "--skip-bad-lines" not in done.stderr
-
-
 @pytest.mark.parametrize(
     ("name", "meant"),
     [

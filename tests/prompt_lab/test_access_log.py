@@ -91,11 +91,6 @@ def test_where_only_settings_differ_an_access_with_the_prompt_counts() -> None:
     assert not select_counted([access(kind="evaluation", prompts=[JUDGE])], [JUDGE], [JUDGE, BEST])
 
 
-def test_judgments_have_the_same_hash_in_any_order() -> None:
-    assert hashes_of({"2": {"c": 1.0}, "1": {"b": 0.0, "a": 2.0}}) == hashes_of(GRADES)
-    assert hashes_of({"1": {"a": 2.0}, "2": {"c": 1.0}}) != hashes_of(GRADES)
-
-
 @pytest.mark.parametrize(
     ("damaged", "line"),
     [(b"{}\n", 2), (b"\n", 2), (encode_line(access())[:40], 2), (b"\xff\n", 2)],

@@ -133,15 +133,6 @@ async def test_documents_are_ranked_by_the_weights_of_the_run(bench: Bench, blun
     assert values["judge"][NDCG].value < values[str(sharp)][NDCG].value == 1.0
 
 
-async def test_topics_with_no_more_documents_than_the_cutoff_are_noted(bench: Bench, blunt: Path, sharp: Path) -> None:
-    lines = bench.files["relevance"].read_text().splitlines(keepends=True)
-    bench.files["relevance"].write_text("".join(line for line in lines if not line.startswith("2 0 2-3")))
-    found = await bench.compare(blunt, sharp, split="all")
-    (note,) = (note for note in found.notes if note.startswith("topics with 5 sampled documents or fewer"))
-    assert note.endswith(": 2")
-    assert found.notes == bench.notices[-len(found.notes) :]
-
-
 def test_the_chance_level_is_the_mean_over_all_orders() -> None:
     judged = {"a": 2.0, "b": 1.0, "c": 0.0, "d": -2.0, "e": 0.333, "f": 2.0}
     for documents in (judged, {name: judged[name] for name in "abc"}):

@@ -12,18 +12,15 @@ from tests.prompt_lab.conftest import NDCG, Bench
 from tests.prompt_variants import LABELS
 from tests.scripted_engine import ScriptedEngine
 from tests.write_demo_cassette import is_swapped
-from touche_llm.errors import ReplayMiss, UsageError
+from touche_llm.errors import UsageError
 from touche_llm.judging.labels import StancePrompt
 from touche_llm.llm.answers import list_fields
-from touche_llm.llm.cache import CacheMode
 from touche_llm.llm.engine import Rejected
 from touche_llm.llm.request import Request
-from touche_llm.prompt_lab.holdout import read_accesses
 from touche_llm.prompt_lab.variants import MACRO_F1, VariantSettings
 
 ASPECTS = ("relevance", "stance")
 SWAPPED = {"FIRST": "SECOND", "SECOND": "FIRST"}
-NAMES = {"shared": "judge+shared", "own": "judge+own", "both_orders": "judge+both_orders"}
 
 
 def is_about_stance(request: Request) -> bool:
@@ -110,25 +107,6 @@ async def test_a_document_without_a_usable_stance_keeps_that_of_the_judge_prompt
     # The stance of 1 of 3 documents is the same by both prompts.
     assert {"1-0", "3-2"} <= kept and len(kept) == 48 // 3 + 2
     assert own.judgments["1", "1-2"].readings["stance"].answered == own.judgments["1", "1-2"].stance == "NEUTRAL"
-
-
-async def test_an_access_names_the_stance_prompt_too(bench: Bench, judge: Judge) -> None:
-    bench.engine = judge
-    found = await bench.compare("judge", "judge", aspects=ASPECTS, settings=choices("shared", "own"))
-    (access,) = read_accesses(bench.log)
-    own = found.variants[1]
-    assert own.stance is not None
-    assert access.prompts == [own.prompt.label, own.stance.label]
-
-
-async def test_a_replay_names_the_missing_stances(bench: Bench, judge: Judge) -> None:
-    bench.engine = judge
-    await bench.compare("judge", "judge", aspects=ASPECTS, settings=choices("shared", "own"))
-    bench.flags = {"cache__mode": CacheMode.REPLAY}
-    bench.engine = None  # type: ignore[assignment]
-    await bench.compare("judge", "judge", aspects=ASPECTS, settings=choices("shared", "own"))
-    with pytest.raises(ReplayMiss, match="stance"):
-        await bench.compare("judge", "judge", aspects=ASPECTS, settings=choices("shared", "both_orders"))
 
 
 async def test_stances_that_nobody_judged_cannot_choose(bench: Bench, judge: Judge) -> None:

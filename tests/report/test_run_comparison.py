@@ -112,26 +112,6 @@ def test_texts_are_those_of_the_corpus_also_for_documents_of_a_run_file(found: S
     )
 
 
-def test_what_is_not_at_hand_of_a_run_is_said_with_its_letters(
-    runs: list[NamedRun], qrels: Qrels, found: SimpleNamespace, tmp_path: Path
-) -> None:
-    assert not [note for note in found.notes if "without a line in the run" in note]
-    first, turned, _ = runs
-    assert first.folder is not None
-    shutil.copytree(first.folder, tmp_path / "bare")
-    config = load_config(tmp_path / "bare" / "config.yaml", {"cache.file": tmp_path / "gone.sqlite"})
-    write_config(config, tmp_path / "bare" / "config.yaml")
-    topic = next(iter(turned.run.rankings))
-    lines = (tmp_path / "bare" / "run.txt").read_text().splitlines(keepends=True)
-    (tmp_path / "bare" / "run.txt").write_text("".join(line for line in lines if line.split()[0] != topic))
-    bare = NamedRun("bare", read_run(tmp_path / "bare" / "run.txt"), tmp_path / "bare")
-    notes = gathered([turned, bare, changed(bare, name="again")], qrels).notes
-    assert [note for note in notes if str(tmp_path / "gone.sqlite") in note and note.startswith("B, C: ")]
-    assert [note for note in notes if "without a line in the run" in note] == [
-        f"{letter}: topics without a line in the run: {topic}." for letter in "BC"
-    ]
-
-
 def test_documents_that_the_runs_disagree_about_are_marked(found: SimpleNamespace) -> None:
     seen = set()
     for document in (document for topic in found.topics for document in topic.documents):
@@ -167,20 +147,6 @@ def test_figures_are_those_of_the_evaluations_and_differences_those_to_the_basel
     assert [set(each.by_topic) for each in (first, turned, third)] == [set(qrels.grades["relevance"])] * 3
 
 
-def test_a_difference_says_over_how_many_topics_it_is_where_the_runs_own_values_are_over_others(
-    runs: list[NamedRun], qrels: Qrels, found: SimpleNamespace
-) -> None:
-    (official,) = (each for each in found.measures if each.name == "relevance touche_nDCG@5")
-    first, turned, _ = (evaluate_run(each.name, each.run, qrels, 30).estimates[official.name].topics for each in runs)
-    shared = len(set(first) & set(turned))
-    assert official.runs[0] is not None
-    change = official.runs[0].difference
-    assert change is not None
-    assert change["n"] == shared == change["wins"] + change["ties"] + change["losses"]
-    # The text of a page has nothing between cells.
-    assert f"{change['difference']:+.4f}{shared} topics" in Page(render_comparison(found)).text
-
-
 def test_only_folders_tell_what_failed_and_what_it_cost(found: SimpleNamespace) -> None:
     first, turned, alone = found.sides
     assert first.costs == turned.costs and first.costs is not None and first.costs["judge"]["requests"] is not None
@@ -190,11 +156,6 @@ def test_only_folders_tell_what_failed_and_what_it_cost(found: SimpleNamespace) 
     assert "None of A B : every request has a usable answer." in text
 
 
-def test_settings_in_which_the_runs_differ_are_told_of_each(found: SimpleNamespace) -> None:
-    own = [side.facts.get("settings of its own") for side in found.sides]
-    assert own == ["weights.quality 0.5", "weights.quality 3.0", None]
-
-
 def test_run_files_alone_make_a_page_too(runs: list[NamedRun], qrels: Qrels) -> None:
     page = Page(render_comparison(gathered([changed(each, folder=None) for each in runs], qrels)))
     text = " ".join(page.text.split())
@@ -202,15 +163,6 @@ def test_run_files_alone_make_a_page_too(runs: list[NamedRun], qrels: Qrels) -> 
     assert "difference –, p Holm" in text and "nan" not in text
     assert "Topics without a title" in text and "Run files do not record failures" in text
     assert sum("doc" == attributes.get("class") for _, attributes in page.elements) > 0
-
-
-def test_each_topic_of_a_figure_leads_to_its_place(found: SimpleNamespace) -> None:
-    page = Page(render_comparison(found))
-    ids = {attributes.get("id") for _, attributes in page.elements}
-    links = [attributes["href"] for tag, attributes in page.elements if tag == "a"]
-    topics = [f"#t{n}" for n in range(1, len(found.topics) + 1)]
-    assert all((link or "").removeprefix("#") in ids for link in links)
-    assert all(links.count(topic) == 3 for topic in topics), "once in each figure"
 
 
 def test_hostile_texts_stay_texts(hostile: Path, tmp_path: Path) -> None:
@@ -241,10 +193,6 @@ def test_no_text_of_the_page_leaves_its_place(found: SimpleNamespace) -> None:
         assert not any(name.startswith("on") or POISON in name for name in attributes)
     for text in ("note", said[0], "not_json", found.sides[0].name):
         assert POISON + text in page.text
-
-
-def test_the_same_runs_give_the_same_page(found: SimpleNamespace) -> None:
-    assert render_comparison(found) == render_comparison(found)
 
 
 def test_what_cannot_stand_side_by_side_is_told(runs: list[NamedRun], pairs: Path, tmp_path: Path) -> None:

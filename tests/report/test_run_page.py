@@ -14,8 +14,6 @@ from touche_llm.data.records import Attempt, Failure
 from touche_llm.report.page import write_page
 from touche_llm.report.run_report import gather_report, render_report
 
-NO_END = {"meta", "input", "tr", "td", "th", "option", "li", "caption"}
-
 
 class Page(HTMLParser):
     """The elements of a page with their attributes, its texts, and what its own style and script hold."""
@@ -107,32 +105,6 @@ def test_controls_of_the_direction_of_writing_are_visible_on_every_page(
     assert not set(controls) & set(page)
 
 
-@pytest.mark.slow
-def test_the_same_run_gives_the_same_page(judged: SimpleNamespace) -> None:
-    assert render_report(judged) == render_report(judged)
-
-
-def test_every_part_is_on_the_page(judged: SimpleNamespace) -> None:
-    page = Page(render_report(judged))
-    text = " ".join(page.text.split())
-    for part in ("relevance nDCG@5", "stance macro-F1", "Movement between", "assessors ↓ run →", "Cost"):
-        assert part in text
-    assert "None: every request has a usable answer." in text
-    assert "1–5 6–10 11–20 21–50 51–100 after 100, or not ranked" in text
-    assert judged.measured is not None
-    graded = [each for each in judged.measured.measures if each.headline][:2]
-    for view in judged.topics:
-        for measure in graded:
-            run, first = (side.by_topic[view.topic.id] for side in measure.runs if side is not None)
-            assert f"{measure.name} {run:.3f} from {first:.3f}" in text
-    links = [attributes["href"] for tag, attributes in page.elements if tag == "a"]
-    # A bar of the run and one of the first stage, for each measure.
-    assert all(links.count(f"#t{number}") == 2 * len(graded) for number in range(1, len(judged.topics) + 1))
-    view = judged.topics[0]
-    assert view.topic.title in text and f"{len(view.rows)} more, without text" in text
-    assert text.count("score ") >= sum(len(each.documents) for each in judged.topics)
-
-
 def test_an_interval_is_drawn_within_its_scale_and_a_missing_one_is_noted_once(judged: SimpleNamespace) -> None:
     assert judged.measured is not None
     page = Page(render_report(judged))
@@ -155,33 +127,6 @@ def list_whiskers(page: Page) -> list[tuple[str | None, str | None]]:
         for tag, attributes in page.elements
         if tag == "line" and "%" in (attributes.get("x1") or "")
     ]
-
-
-def test_times_have_one_decimal_and_few_topics_no_plot(judged: SimpleNamespace) -> None:
-    costs = {stage: {**amounts, "seconds": 1042.711} for stage, amounts in judged.costs.items()}
-    page = Page(render_report(changed(judged, costs=costs)))
-    assert page.text.count("1,042.7 s") == len(costs) and "42.711" not in page.text
-    assert "nDCG@5 of each topic" in page.text
-    measured = judged.measured
-    assert measured is not None
-    two = [view.topic.id for view in judged.topics[:2]]
-    few = [
-        changed(
-            measure,
-            runs=[
-                each and changed(each, by_topic={t: each.by_topic.get(t, 0.0) for t in two}) for each in measure.runs
-            ],
-        )
-        for measure in measured.measures
-    ]
-    page = Page(render_report(changed(judged, measured=changed(measured, measures=few))))
-    assert "nDCG@5 of each topic" not in page.text
-
-
-def test_without_judgments_of_people_their_parts_are_left_out(judged: SimpleNamespace) -> None:
-    page = Page(render_report(changed(judged, measured=None, notes=["nothing given"])))
-    assert "nothing given" in page.text and "assessors ↓ run →" not in page.text
-    assert not any(attributes.get("id") == "measures" for _, attributes in page.elements)
 
 
 def test_failures_are_counted_by_kind_and_the_first_are_shown(judged: SimpleNamespace) -> None:

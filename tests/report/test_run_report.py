@@ -51,16 +51,6 @@ def test_each_document_has_its_way_from_the_first_stage_over_the_judgments_to_th
         assert all(row.judge == row.rank and row.places == [row.first, row.rank, row.rank] for row in rows[5:])
 
 
-def test_thresholds_fitted_on_topics_of_the_judgments_are_noted(
-    comparative: Path, qrels: Qrels, tmp_path: Path
-) -> None:
-    topic = next(iter(qrels.stances))
-    out = copied(comparative, tmp_path, stance__thresholds={"NO": 0.5}, stance__calibrated_on=[topic, "none"])
-    (note,) = (note for note in gather_report(out, qrels, 3).notes if "fitted" in note)
-    assert note.startswith("The run: stance: ") and note.endswith(f": {topic}")
-    assert not [note for note in gather_report(out, None, 3).notes if "fitted" in note]
-
-
 @pytest.mark.parametrize("steps", [["judge"], ["pairwise:5"], ["pairwise:5", "setwise:3"]])
 def test_a_ranking_by_judgments_alone_or_without_them_has_no_way_over_them(
     comparative: Path, tmp_path: Path, steps: list[str]
@@ -112,20 +102,6 @@ def test_pairs_show_their_sentences_and_their_arguments(pairs: Path) -> None:
             assert document.text is not None and document.text.count("\n") == 1
 
 
-def test_what_is_not_at_hand_is_said_and_left_out(comparative: Path, tmp_path: Path) -> None:
-    run = copied(
-        comparative, tmp_path, corpus="gone.jsonl", index="nowhere", cache={"file": "gone.sqlite", "mode": "reuse"}
-    )
-    report = gather_report(run, None, 2)
-    notes = " ".join(report.notes)
-    assert f"{run / 'gone.jsonl'} and {run / 'nowhere'} not found" in notes
-    assert f"the cache {run / 'gone.sqlite'} does not exist" in notes
-    documents = [document for view in report.topics for document in view.documents]
-    assert len(documents) == 2 * len(report.topics) > 0
-    assert all(document.text is None and not document.answers and document.readings for document in documents)
-    assert not (tmp_path / "gone.sqlite").exists() and not Path("gone.sqlite").exists()
-
-
 def test_an_index_does_where_the_corpus_is_gone(comparative: Path, tmp_path: Path) -> None:
     run = copied(comparative, tmp_path, corpus=str(tmp_path / "gone.jsonl"))
     report = gather_report(run, None, 2)
@@ -153,25 +129,6 @@ def test_a_prompt_that_changed_since_the_run_is_not_shown_as_the_run_s(
     assert any(f"'judge' is not shown: the run used {label}, " in note for note in report.notes)
 
 
-def test_another_corpus_under_the_same_name_is_told(comparative: Path, tmp_path: Path) -> None:
-    corpus = tmp_path / "passages.jsonl"
-    own = yaml.safe_load((comparative / "config.yaml").read_text())["corpus"]
-    corpus.write_text(Path(own).read_text() + '{"id": "new", "contents": "new"}\n')
-    run = copied(comparative, tmp_path, corpus=str(corpus), index=str(tmp_path / "index"))
-    assert any("is not the one of the run" in note for note in gather_report(run, None, 1).notes)
-
-
-@pytest.mark.parametrize("broken", [{"prompts__judge": "gone"}, {"prompts__folder": "{empty}"}])
-def test_a_report_has_no_prompts_where_they_cannot_be_loaded(
-    comparative: Path, tmp_path: Path, broken: dict[str, str]
-) -> None:
-    (tmp_path / "empty").mkdir()
-    changes = {name: value.format(empty=tmp_path / "empty") for name, value in broken.items()}
-    report = gather_report(copied(comparative, tmp_path, **changes), None, 1)
-    assert [view.prompts for view in report.topics] == [[]] * 4
-    assert any(note.startswith("No prompts: ") for note in report.notes)
-
-
 @pytest.mark.parametrize(("name", "stage"), [("run.txt", "rank"), ("judgments.jsonl", "judge")])
 def test_a_run_that_is_not_finished_names_the_stage_to_run(
     comparative: Path, tmp_path: Path, name: str, stage: str
@@ -197,13 +154,6 @@ def test_metadata_of_another_program_is_an_error(comparative: Path, tmp_path: Pa
         gather_report(run, None, 1)
 
 
-def test_the_top_is_counted_once_by_where_it_came_from(judged: SimpleNamespace) -> None:
-    for groups in judged.movements.values():
-        assert {name: sum(counts) for name, counts in groups.items()} == {"1–5": 20, "6–10": 20, "11–20": 40}
-    # The judgments put a document into the first five or not; comparisons only order these.
-    assert judged.movements["judge"]["1–5"] == [20, 0, 0, 0, 0, 0]
-
-
 def test_candidates_that_left_the_top_are_told(comparative: Path, qrels: Qrels) -> None:
     report = gather_report(comparative, qrels, 3)
     run, first = read_run(comparative / "run.txt"), read_run(comparative / "candidates.run.txt")
@@ -214,20 +164,6 @@ def test_candidates_that_left_the_top_are_told(comparative: Path, qrels: Qrels) 
         assert [document for document, *_ in view.dropped] == gone
         assert all(rank == ranks.get(document) for document, _, rank, _ in view.dropped)
     assert sum(len(view.dropped) for view in report.topics) > 0
-
-
-def test_stances_that_no_model_gave_are_told(comparative: Path, tmp_path: Path) -> None:
-    run = copied(comparative, tmp_path)
-    path = run / "ir-metadata.yml"
-    assert "imputed stances: 0" in path.read_text()
-    path.write_text(path.read_text().replace("imputed stances: 0", "imputed stances: 7"))
-    assert any("Imputed stances" in note and ": 7." in note for note in gather_report(run, None, 1).notes)
-
-
-def test_each_set_of_documents_has_all_its_stances(judged: SimpleNamespace) -> None:
-    assert [name.split(" (")[0] for name in judged.stances] == ["all lines", "first 5", "first 20", "assessors"]
-    for shares in judged.stances.values():
-        assert list(shares) == list(judged.task.stances) and sum(shares.values()) == pytest.approx(1.0)
 
 
 def test_comparisons_are_summed_up_for_each_document_and_step() -> None:
