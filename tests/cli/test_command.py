@@ -71,7 +71,7 @@ def test_a_bug_ends_with_the_traceback_of_python(
     def validate() -> None:
         raise RuntimeError("a bug")
 
-    monkeypatch.setattr("touche_llm.cli.run_directory.validate", validate)
+    monkeypatch.setattr("touche_llm.cli.run_files.validate", validate)
     monkeypatch.setattr(sys, "argv", ["touche-llm", "validate"])
     monkeypatch.setattr(sys, "excepthook", sys.excepthook)
     with pytest.raises(RuntimeError) as caught:

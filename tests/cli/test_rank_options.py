@@ -279,7 +279,6 @@ def test_the_command_needs_no_server_and_prints_what_each_stage_and_all_of_it_wo
     assert rows[2][:2] == ["rank", "best"] and rows[4][0] == "all"
     assert " to " in rows[2][2] and " to " in rows[4][1]
     assert "Nothing was sent." in done.stdout and "give it with --context" in done.stdout
-    assert "The number of comparisons depends on the answers" in done.stdout
     assert not (tmp_path / "o").exists() and not (tmp_path / ".touche-llm/answers.sqlite").exists()
 
 

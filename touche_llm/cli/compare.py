@@ -18,10 +18,8 @@ from touche_llm.cli.emit import (
     emit,
     format_interval,
     format_value,
-    print_rows,
     say,
     show_lines,
-    show_table,
 )
 from touche_llm.cli.setting_options import CommandProgress
 from touche_llm.data.io import check_output
@@ -161,14 +159,18 @@ _SEED = 0
 _THRESHOLD = "threshold_"
 _FOLD_COLUMNS = (
     Column("held out", is_text=True, value="held_out"),
+    Column("prompt", drop=4, is_text=True),
     Column("topics", drop=1),
     Column("documents", drop=2),
-    Column("thresholds of the others", drop=3, is_text=True, value=lambda row: _describe_thresholds(row)),
     Column("F1", value="macro_f1", digits=3),
     Column("accuracy", digits=3),
     Column("F1 without", value="macro_f1_without", digits=3),
     Column("accuracy without", value="accuracy_without", digits=3),
 )
+
+
+def _list_threshold_columns(labels: Iterable[str]) -> list[Column]:
+    return [Column(f"above {label}", drop=3, value=f"{_THRESHOLD}{label}", digits=3) for label in labels]
 
 
 def calibrate(
@@ -249,23 +251,17 @@ def _show_report(
     def make_row(name: str, prompt: str, of: CrossValidation, thresholds: Mapping[str, float]) -> dict[str, Any]:
         return (
             {"held_out": name, "prompt": prompt, "topics": len(of.topics), "topic_ids": " ".join(of.topics)}
-            | _row(of.scores, thresholds, report.thresholds)
+            | _make_row(of.scores, thresholds, report.thresholds)
             | {"macro_f1_without": of.most_probable.macro_f1, "accuracy_without": of.most_probable.accuracy}
         )
 
     # Each document was labelled with its own fold's thresholds.
     rows = [make_row(f"fold {n}", examples.prompt, fold, fold.thresholds) for n, fold in enumerate(report.folds, 1)]
-    pooled = make_row("all folds", examples.prompt, report, {})
-    if output is Format.TABLE:
-        show_table(_FOLD_COLUMNS, [*rows, (), pooled])
-    else:
-        others = [make_row("all folds", examples.shared_prompt, shared, {})] if shared is not None else []
-        print_rows(output, [*rows, pooled, *others])
-    measure = "macro-F1 (F1 above)" if output is Format.TABLE else "macro_f1"
-    say(output, f"held out, the value to quote: {measure} {_format_gain(report)}")
+    rows.append(make_row("all folds", examples.prompt, report, {}))
     if shared is not None:
-        where = f"{shared.scores.documents:,} documents by the judge prompt (--stance-prompt shared)"
-        say(output, f"the same {where}: {_format_gain(shared)}")
+        rows.append(make_row("all folds", examples.shared_prompt, shared, {}))
+    emit(output, rows, [*_FOLD_COLUMNS, *_list_threshold_columns(report.thresholds)])
+    say(output, f"held out, the value to quote: macro-F1 {_format_gain(report)}")
     if report.scores.macro_f1 <= report.most_probable.macro_f1:
         say(output, "the thresholds do not help on held-out topics; leave them out")
     fitted = _format_thresholds(report.thresholds)
@@ -284,15 +280,15 @@ def _show_evaluation(
     ways: tuple[tuple[str, Mapping[str, float]], ...] = (("thresholds", thresholds), ("most probable", {}))
     rows = [
         {"labels": name, "topics": len(topics)}
-        | _row(measure_thresholds(examples.used, given, task), given, task.no_stances)
+        | _make_row(measure_thresholds(examples.used, given, task), given, task.no_stances)
         for name, given in ways
     ]
     columns = [Column("labels", is_text=True), Column("topics"), Column("documents")]
     columns += [Column("macro-F1", value="macro_f1", digits=3), Column("accuracy", digits=3)]
-    emit(output, rows, columns, title=f"thresholds: {_format_thresholds(thresholds) or 'none'}")
+    emit(output, rows, [*columns, *_list_threshold_columns(task.no_stances)])
 
 
-def _row(scores: LabelScores, thresholds: Mapping[str, float], labels: Iterable[str]) -> dict[str, Any]:
+def _make_row(scores: LabelScores, thresholds: Mapping[str, float], labels: Iterable[str]) -> dict[str, Any]:
     """Return scores as columns, with the threshold of each label, None for a label without one."""
     found = {f"{_THRESHOLD}{label}": thresholds.get(label) for label in labels}
     return {"documents": scores.documents, **found, "macro_f1": scores.macro_f1, "accuracy": scores.accuracy}
@@ -300,8 +296,3 @@ def _row(scores: LabelScores, thresholds: Mapping[str, float], labels: Iterable[
 
 def _format_thresholds(thresholds: Mapping[str, float]) -> str:
     return ", ".join(f"{label} {value:.3g}" for label, value in thresholds.items())
-
-
-def _describe_thresholds(row: Mapping[str, Any]) -> str:
-    found = {name.removeprefix(_THRESHOLD): value for name, value in row.items() if name.startswith(_THRESHOLD)}
-    return _format_thresholds({label: value for label, value in found.items() if value is not None})
