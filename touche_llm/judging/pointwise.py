@@ -273,24 +273,25 @@ async def judge_stances(
     for (topic, document_id, _), result in zip(requests, results, strict=True):
         if isinstance(result, tuple):
             answers.setdefault((topic.id, document_id), []).append(result)
-    stances = []
-    for (topic_id, document_id), both in answers.items():
-        known = all(reading.probabilities is not None for _, reading, _ in both)
-        # Labels count as certain unless all orders have probabilities.
-        shares = [_get_shares(reading, task, swapped, known) for _, reading, swapped in both]
-        stances.append(
-            StanceReading(
-                topic_id=topic_id,
-                document_id=document_id,
-                probabilities={label: round(fmean(share[label] for share in shares), 9) for label in task.stances},
-                source="probabilities" if known else "value",
-                orders=len(both),
-                prompt=prompt.label,
-                keys=[result.key for result, _, _ in both],
-                thoughts=list_thoughts(result for result, _, _ in both),
-            )
-        )
+    stances = [_average(document, orders, task, prompt.label) for document, orders in answers.items()]
     return stances, [result for result in results if isinstance(result, Failure)]
+
+
+def _average(document: tuple[str, str], orders: Sequence[_Answered], task: Task, prompt: str) -> StanceReading:
+    """Return the stance of a document by topic and id, averaged over the orders of the objects."""
+    # Labels count as certain unless all orders have probabilities.
+    known = all(reading.probabilities is not None for _, reading, _ in orders)
+    shares = [_get_shares(reading, task, swapped, known) for _, reading, swapped in orders]
+    return StanceReading(
+        topic_id=document[0],
+        document_id=document[1],
+        probabilities={label: round(fmean(share[label] for share in shares), 9) for label in task.stances},
+        source="probabilities" if known else "value",
+        orders=len(orders),
+        prompt=prompt,
+        keys=[result.key for result, _, _ in orders],
+        thoughts=list_thoughts(result for result, _, _ in orders),
+    )
 
 
 def _get_shares(reading: Reading, task: Task, swapped: bool, known: bool) -> dict[str, float]:

@@ -106,14 +106,10 @@ def read_label(
         ambiguous: float | None = None
         if not token.top:
             return Reading(answered=answered)
-        alternatives = token.top
-        if all(text != token.token for text, _ in alternatives):
-            alternatives = [*alternatives, (token.token, token.logprob)]
-        # Several tokens can have the same text (a byte and a character, with and without white space), so sums are
-        # needed.
         reached = _get_reached_labels(spelled, written, layout.ends)
         leading = reached.leading
-        for alternative, logprob in alternatives:
+        # Several tokens can have the same text (a byte and a character, with and without white space): hence sums.
+        for alternative, logprob in _list_alternatives(token):
             # Most alternatives are words that lead to no label.
             if alternative[:1] not in leading or not (possible := reached[alternative]):
                 continue
@@ -146,6 +142,13 @@ def read_label(
         off_label_mass=_round(max(0.0, 1.0 - total - ignored)),
         shared=_round(shared),
     )
+
+
+def _list_alternatives(token: Token) -> Sequence[tuple[str, float]]:
+    """Return the alternatives of a token with their log-probabilities, its own among them."""
+    if any(text == token.token for text, _ in token.top):
+        return token.top
+    return [*token.top, (token.token, token.logprob)]
 
 
 def average_readings(readings: Sequence[Reading], labels: Sequence[Label]) -> Reading:

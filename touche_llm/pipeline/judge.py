@@ -138,15 +138,14 @@ async def judge(
     elif not isinstance(candidates.corpus, LocalCorpus):
         raise UsageError(f"{candidates.source}: pairs are made of the sentences of a corpus on disk")
     else:
-        rankings, depth, parts = candidates.rankings, candidates.depth, candidates.corpus.store.parts
-        pair_judge = PairJudge(task, rankings, depth, pairs or PairSettings(), parts, prompts, builder, stage)
+        parts, settings = candidates.corpus.store.parts, pairs or PairSettings()
+        pair_judge = PairJudge(task, candidates.rankings, candidates.depth, settings, parts, prompts, builder, stage)
         judged = await pair_judge.judge(topics)
         for topic_id, count in judged.facts["topics with too few pairs"].items():
             wanted = task.documents_per_topic.min
             progress.warn(f"topic {topic_id}: {count} pairs, fewer than the {wanted} wanted")
-        rankings = normalise_rankings(judged.candidates)
-        candidates = replace(candidates, rankings=rankings, source="pairs", are_pairs=True)
-        failures = [*failures, *judged.failures]
+        candidates = replace(candidates, rankings=normalise_rankings(judged.candidates), source="pairs", are_pairs=True)
+        failures += judged.failures
         found = Judgments(candidates, judged.judgments, objects=objects, pairs=judged, failures=failures)
     warn_of_labels(model, prompts, progress)
     return found

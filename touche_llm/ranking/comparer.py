@@ -63,6 +63,10 @@ _ANSWERS: Mapping[ComparisonKind, Callable[[int], type[AnswerModel]]] = {
 }
 
 
+# Comparisons without a usable answer, by kind and document ids.
+Unanswered = set[tuple[ComparisonKind, tuple[str, ...]]]
+
+
 @dataclass(slots=True)
 class Comparer:
     """Comparisons of documents of one topic, for one step of the ranking.
@@ -87,7 +91,7 @@ class Comparer:
     slots: Slots
     objective: Objective
     document_tokens: int
-    unanswered: set[tuple[ComparisonKind, tuple[str, ...]]] = field(default_factory=set)
+    unanswered: Unanswered = field(default_factory=set)
     _failures: dict[tuple[ComparisonKind, tuple[str, ...]], Failure] = field(default_factory=dict)
     _results: dict[tuple[ComparisonKind, tuple[str, ...]], Comparison | None] = field(default_factory=dict)
     _texts: dict[tuple[str, int], tuple[str, Cut | None]] = field(default_factory=dict)

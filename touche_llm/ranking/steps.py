@@ -18,7 +18,7 @@ from touche_llm.data.trec_runs import make_strictly_decreasing
 from touche_llm.judging.pointwise import Documents, Done, RequestBuilder
 from touche_llm.llm.engine import Counts
 from touche_llm.prompts.prompt import Prompt
-from touche_llm.ranking.comparer import Comparer, ComparisonKind, RankingMethod
+from touche_llm.ranking.comparer import Comparer, ComparisonKind, RankingMethod, Unanswered
 from touche_llm.ranking.cross_encoder import CrossEncoder, CrossEncoderSettings, ScoreDocuments
 from touche_llm.ranking.fusion import FusionStepSettings, fuse
 from touche_llm.ranking.listwise import Listwise, Tournament
@@ -293,28 +293,15 @@ async def rank_topics(
         first_stage = [scored for scored in ranked if scored.document_id in labels]
         judged = rank_by_judgment(first_stage, judgments.get(topic.id, {}), plan.weights, plan.task.aspects)
         comparers: list[Comparer] = []
-        unanswered: set[tuple[ComparisonKind, tuple[str, ...]]] = set()
+        unanswered: Unanswered = set()
 
         def use_model(step: Step) -> Comparer | ScoreDocuments:
             if METHODS[step.name].kind is None:
                 assert plan.cross_encoder is not None
                 return partial(plan.cross_encoder.score, topic)
-            assert plan.builder is not None and plan.documents is not None and slots is not None
-            comparer = Comparer(
-                step=str(step),
-                topic=topic,
-                position=position,
-                documents=plan.documents,
-                question=plan.task.question,
-                prompts=plan.prompts,
-                builder=plan.builder,
-                slots=slots,
-                objective=plan.objective,
-                document_tokens=plan.settings.document_tokens,
-                unanswered=unanswered,
-            )
-            comparers.append(comparer)
-            return comparer
+            assert slots is not None
+            comparers.append(_make_comparer(plan, step, topic, position, slots, unanswered))
+            return comparers[-1]
 
         steps = _select_steps(topic, plan)
         ranking = await rank_topic(first_stage, judged, steps, plan.settings, use_model, labels, plan.task.sides)
@@ -332,6 +319,25 @@ async def rank_topics(
         [line for lines, _ in ranked for line in lines],
         [comparison for comparer in comparers for comparison in comparer.comparisons],
         [failure for comparer in comparers for failure in comparer.failures],
+    )
+
+
+def _make_comparer(
+    plan: RankingPlan, step: Step, topic: Topic, position: int, slots: Slots, unanswered: Unanswered
+) -> Comparer:
+    assert plan.builder is not None and plan.documents is not None
+    return Comparer(
+        step=str(step),
+        topic=topic,
+        position=position,
+        documents=plan.documents,
+        question=plan.task.question,
+        prompts=plan.prompts,
+        builder=plan.builder,
+        slots=slots,
+        objective=plan.objective,
+        document_tokens=plan.settings.document_tokens,
+        unanswered=unanswered,
     )
 
 

@@ -337,15 +337,7 @@ def load_corpus(
                 f"{corpus}: changed while it was read; delete the index {name} or name another, and run the command "
                 "again"
             )
-        if not load.documents:
-            raise DataError(f"{corpus}: no usable document in it")
-        server.request(f"refresh of {name}", lambda client: client.indices.refresh(index=name))
-        count = server.request(f"count of {name}", lambda client: client.count(index=name)["count"])
-        if count != load.documents:
-            raise server.error(
-                f"index {name}: has {count!r:.20} documents, not {load.documents}; if fewer, run the command again, "
-                "which loads the missing ones; if more, another program writes to this index: delete it or name another"
-            )
+        _check_count(server, name, load.documents, corpus)
         complete = wanted.model_copy(update={"documents": load.documents, "bad_lines": load.left_out.count})
         meta = {META: complete.model_dump()}
         server.request(f"completing the index {name}", lambda client: client.indices.put_mapping(index=name, meta=meta))
@@ -354,6 +346,18 @@ def load_corpus(
     if load.left_out.count:
         warn(f"left out {load.left_out.count} bad lines of {corpus}")
     return complete
+
+
+def _check_count(server: Server, name: str, documents: int, corpus: Path) -> None:
+    if not documents:
+        raise DataError(f"{corpus}: no usable document in it")
+    server.request(f"refresh of {name}", lambda client: client.indices.refresh(index=name))
+    count = server.request(f"count of {name}", lambda client: client.count(index=name)["count"])
+    if count != documents:
+        raise server.error(
+            f"index {name}: has {count!r:.20} documents, not {documents}; if fewer, run the command again, which "
+            "loads the missing ones; if more, another program writes to this index: delete it or name another"
+        )
 
 
 def _create(server: Server, manifest: ElasticManifest, settings: ElasticsearchSettings, client: Elasticsearch) -> None:
