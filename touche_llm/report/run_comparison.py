@@ -118,16 +118,7 @@ def gather_comparison(
             _describe_side(letter, run, folder, task, qrels)
             for letter, run, folder in zip(LETTERS, runs, folders, strict=False)
         ]
-        settings = {
-            side.letter: run_settings(folder.config)
-            for side, folder in zip(sides, folders, strict=True)
-            if folder is not None
-        }
-        for name in dict.fromkeys(name for of_run in settings.values() for name in of_run):
-            if len({str(of_run.get(name)) for of_run in settings.values()}) > 1:
-                for side in sides:
-                    if side.letter in settings:
-                        side.facts[name] = str(settings[side.letter].get(name))
+        _add_differing_settings(sides, folders)
         ids = list(dict.fromkeys(topic for run in runs for topic in run.run.rankings))
         topics = [_build_topic(topic, runs, folders, qrels, top) for topic in ids]
         baseline = differences["baseline"].iloc[0]
@@ -149,6 +140,20 @@ def gather_comparison(
                 *_notes(sides, folders, topics),
             ],
         )
+
+
+def _add_differing_settings(sides: Sequence[SimpleNamespace], folders: Sequence[RunFolder | None]) -> None:
+    """Add the settings in which the runs differ to the facts of those that have a folder."""
+    settings = {
+        side.letter: run_settings(folder.config)
+        for side, folder in zip(sides, folders, strict=True)
+        if folder is not None
+    }
+    for name in dict.fromkeys(name for of_run in settings.values() for name in of_run):
+        if len({str(of_run.get(name)) for of_run in settings.values()}) > 1:
+            for side in sides:
+                if side.letter in settings:
+                    side.facts[name] = str(settings[side.letter].get(name))
 
 
 def _describe_side(letter: str, given: NamedRun, folder: RunFolder | None, task: Task, qrels: Qrels) -> SimpleNamespace:

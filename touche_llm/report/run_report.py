@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,6 +18,7 @@ from touche_llm.prompts.prompt import Prompt
 from touche_llm.ranking.steps import JUDGE
 from touche_llm.report.folder import (
     DocumentRow,
+    RunFolder,
     get_assessments,
     open_folder,
 )
@@ -73,14 +74,7 @@ def gather_report(folder: Path, qrels: Qrels | None, top: int, *, run_topics: bo
             measured = measure_run(run, opened.first, qrels, task.before_judging)
             notes += measured.notes
             notes += describe_fitted("The run", run, opened.config.fitted_on, qrels)
-        missing = [topic for topic in opened.topics if topic not in run.rankings]
-        if missing:
-            notes.append(f"Topics without a line in the run: {', '.join(missing)}.")
-        if isinstance(imputed := opened.stages.get("rank", {}).get("imputed stances"), int) and imputed:
-            notes.append(f"Imputed stances, for lack of a usable answer: {imputed:,}. They are counted below.")
-        for facts in opened.stages.values():
-            for name, counts in read_counts(facts).labels.items():
-                notes += [f"Prompt {name}: {note}." for note in (*counts.list_problems(), *counts.describe_overruled())]
+        notes += _note_gaps(opened)
         prompts = _load_prompts(opened.context, opened.stages, opened.notes)
         opened.check_documents(ranking[:top] for ranking in run.rankings.values())
         rows = {topic_id: opened.rows(topic_id, qrels) for topic_id in run.rankings}
@@ -111,6 +105,17 @@ def gather_report(folder: Path, qrels: Qrels | None, top: int, *, run_topics: bo
             failures=opened.failures,
             notes=notes + opened.list_notes(),
         )
+
+
+def _note_gaps(opened: RunFolder) -> Iterator[str]:
+    """Yield notes on topics without a ranking, stances that are not the model's, and labels that say little."""
+    if missing := [topic for topic in opened.topics if topic not in opened.run.rankings]:
+        yield f"Topics without a line in the run: {', '.join(missing)}."
+    if isinstance(imputed := opened.stages.get("rank", {}).get("imputed stances"), int) and imputed:
+        yield f"Imputed stances, for lack of a usable answer: {imputed:,}. They are counted below."
+    for facts in opened.stages.values():
+        for name, counts in read_counts(facts).labels.items():
+            yield from (f"Prompt {name}: {note}." for note in (*counts.list_problems(), *counts.describe_overruled()))
 
 
 def _load_prompts(context: RunContext, stages: Mapping[str, Any], notes: list[str]) -> dict[str, Prompt]:
