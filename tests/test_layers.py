@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections import Counter
 from collections.abc import Iterator
 from graphlib import TopologicalSorter
 from pathlib import Path
 
+import pytest
+
 import touche_llm
+from benchmarks.package_size import measure
 
 PACKAGE = Path(touche_llm.__file__).parent
 # From the bottom up.
@@ -90,18 +94,22 @@ def test_no_class_name_is_used_twice() -> None:
 
 
 def test_functions_fit_a_screen_and_take_few_arguments() -> None:
-    checked, too_long, too_many = 0, [], []
+    """Signatures of commands apart, whose parameters are their options."""
+    functions = [
+        function
+        for path in MODULES.values()
+        for function in measure(str(path.relative_to(PACKAGE.parent)), path.read_text(encoding="utf-8")).functions
+    ]
+    assert len(functions) > 1000
+    assert [function for function in functions if function.lines > 60 or function.parameters > 8] == []
+
+
+def test_the_table_of_layers_in_the_documentation_agrees_with_the_code() -> None:
+    page = (PACKAGE.parent / "docs" / "how-to" / "develop.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| `(\w+)` \| ([\d,]+) \|", page, re.MULTILINE)
+    assert tuple(name for name, _ in rows) == LAYERS
+    lines = Counter[str]()
     for module, path in MODULES.items():
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-                checked += 1
-                arguments = [*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs]
-                count = sum(argument.arg not in ("self", "cls") for argument in arguments)
-                assert node.end_lineno is not None
-                if node.end_lineno - node.lineno >= 60:
-                    too_long.append(f"{module}.{node.name}")
-                # The parameters of a command are its options.
-                if count > 8 and not module.startswith("touche_llm.cli."):
-                    too_many.append(f"{module}.{node.name}")
-    assert checked > 1500
-    assert (too_long, too_many) == ([], [])
+        if module not in TOP:
+            lines[module.split(".")[1]] += path.read_text(encoding="utf-8").count("\n")
+    assert {name: int(count.replace(",", "")) for name, count in rows} == pytest.approx(lines, rel=0.1)
