@@ -77,7 +77,7 @@ def test_the_log_of_a_run_has_requests_retries_and_timings_but_no_key_and_no_tex
         (["--log-file", "a", "run", "x"], ["run", "x"], LogOptions(Path("a"))),
         (["run", "x", "--log-file=a", "--verbose"], ["run", "x"], LogOptions(Path("a"), verbose=True)),
         (["run", "--verbose", "--log-text"], ["run"], LogOptions(None, verbose=True, with_text=True)),
-        (["prompts", "try", "--verbose"], ["prompts", "try", "--verbose"], LogOptions()),
+        (["prompts", "try", "--verbose"], ["prompts", "try"], LogOptions(None, verbose=True)),
         (["--verbose", "prompts", "try"], ["prompts", "try"], LogOptions(None, verbose=True)),
     ],
 )

@@ -231,7 +231,7 @@ def test_documents_that_cannot_be_used_are_counted_and_named(tmp_path: Path) -> 
 @pytest.mark.parametrize(
     ("probabilities", "values"),
     [
-        ({"PRO": 0.5, "CON": 0.5}, ["'PRO'", "FIRST, SECOND, NEUTRAL, NO"]),
+        ({"PRO": 0.5, "CON": 0.5}, ["'CON'", "FIRST, SECOND, NEUTRAL, NO"]),
         (shares(0.0, 0.0, 0.0, 0.0), ["sum to 0"]),
         (shares(1.0, 1.0, 0.0, 0.0), ["sum to 2"]),
         (shares(-0.5, 0.5, 0.5, 0.5), ["sum to 1"]),

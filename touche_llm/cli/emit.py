@@ -49,6 +49,7 @@ class Column:
         is_text: Whether cells are left-aligned.
         cut: Least width of a column of texts that takes the width that the others leave and cuts its cells at the end;
             0 for columns that are not cut.
+        keeps_end: Whether cells are cut at the start: names of runs differ at their ends.
         value: Key of its values if it is not the name, or a function of the row, for what rows for other programs do
             not have, or have otherwise.
         digits: Digits of floats after the point.
@@ -59,6 +60,7 @@ class Column:
     drop: int = 0
     is_text: bool = False
     cut: int = 0
+    keeps_end: bool = False
     value: str | Callable[[Any], Any] = ""
     digits: int = 4
     sign: str = ""
@@ -142,7 +144,8 @@ def show_table(
     def print_row(row: Sequence[str]) -> None:
         fitted = []
         for number in kept:
-            text, width = _cut(row[number], widths[number]), widths[number]
+            width = widths[number]
+            text = _cut(row[number], width, columns[number].keeps_end)
             pad = " " * (width - cell_len(text))
             is_left = columns[number].is_text or columns[number].cut
             fitted.append(text + pad if is_left else pad + text)
@@ -161,8 +164,12 @@ def show_table(
         show_lines([f"(not shown in {room} columns: {', '.join(dropped)}; --format tsv has all)"], file)
 
 
-def _cut(text: str, width: int) -> str:
-    return text if cell_len(text) <= width else set_cell_size(text, width - 1) + _ELLIPSIS
+def _cut(text: str, width: int, keeps_end: bool = False) -> str:
+    if cell_len(text) <= width:
+        return text
+    if keeps_end:
+        return _ELLIPSIS + set_cell_size(text[::-1], width - 1)[::-1]
+    return set_cell_size(text, width - 1) + _ELLIPSIS
 
 
 def _fit_columns(columns: Sequence[Column], widths: list[int], room: int | None) -> list[int]:

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 _OF_QRELS = ("qrels", "qrels_sha256")
 # The columns of a measure in tables by aspect.
 MEASURE = Column("measure", is_text=True, value=lambda row: strip_aspect(row["measure"]))
-RUN_COLUMN = Column("run", cut=24)
+RUN_COLUMN = Column("run", cut=24, keeps_end=True)
 JUDGED_LEGEND = "judged@k: share of judged documents among the first k, the measure's cutoff, or in the whole ranking"
 
 RunsArgument = Annotated[

@@ -110,7 +110,7 @@ class Replies:
 
     Attributes:
         repeated: Places of second responses to a request.
-        fingerprint: Fingerprint of the software, if an answer that was read holds one.
+        fingerprint: Fingerprint of the software, if an answer holds one.
     """
 
     by_key: dict[str, Reply] = field(default_factory=dict)
@@ -131,9 +131,7 @@ class Replies:
             raise DataError(f"{reply.place}: changed while it was read; import the file again")
         if answer.lacks_logprobs and request.sampling.top_logprobs:
             raise MissingAnswer("no_logprobs", LOGPROBS_MISSING)
-        completion = read_completion(answer, request.layout if request.sampling.top_logprobs else None)
-        self.fingerprint = self.fingerprint or completion.fingerprint
-        return completion
+        return read_completion(answer, request.layout if request.sampling.top_logprobs else None)
 
 
 def read_replies(paths: Sequence[Path], model: str) -> Replies:
@@ -155,6 +153,8 @@ def read_replies(paths: Sequence[Path], model: str) -> Replies:
                         f"the answer is of the model {answer.model!r:.120}, not of {model}: check --served-model-name"
                     )
                     answer = MissingAnswer("other_model", to_printable(reason))
+                elif isinstance(answer, ChatReply):
+                    replies.fingerprint = replies.fingerprint or answer.system_fingerprint
                 reply = Reply(path, number, offset, None if isinstance(answer, ChatReply) else answer)
                 before = replies.by_key.setdefault(key, reply)
                 if before.problem is not None and reply.problem is None:

@@ -165,12 +165,13 @@ class HttpClient:
         self._restart = restart
         # Name of the model in the first reply; it can be an alias of the requested name.
         self._reply_model: str | None = None
+        self._key = ""
         self._is_restarted = False
         # Check after a failure, and restart if the server is dead, which all requests share.
         self._recovery: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> Self:
-        key = os.environ.get(API_KEY_VARIABLE, "").strip()
+        self._key = key = os.environ.get(API_KEY_VARIABLE, "").strip()
         if not (key.isascii() and key.isprintable()):
             raise EngineError(f"{API_KEY_VARIABLE}: the key has a character that HTTP headers cannot hold")
         self._session = aiohttp.ClientSession(
@@ -312,6 +313,9 @@ class HttpClient:
             is_overload = is_late or (isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE))
             reason = describe_connection_error(error, self._timeout.seconds)
             raise Transient("timeout" if is_late else "server_error", reason, is_overload=is_overload) from error
+        if status >= 400 and self._key:
+            # Servers echo a key that they refuse, and messages are printed.
+            content = content.replace(self._key.encode(), b"[key]")
         if status in (408, 429) or status >= 500:
             reason, is_overload = f"HTTP {status}: {_read_error(content)}", status in (429, 503)
             raise Transient("server_error", reason, retry_after, is_overload=is_overload)

@@ -274,10 +274,11 @@ async def import_replies(batch: Batch, folder: Path, paths: Sequence[Path], prog
     except ToucheError as error:
         problem = error  # Raised once the outcomes are known.
     with Cache(config.cache.file, CacheMode.REUSE) as cache:
-        if engine.answered or problems:
+        unused = _count_outcomes(replies, problems, engine, cache, result)
+        # Also if an import that was killed has stored the answers.
+        if len(unused) < len(replies.by_key):
             name = f"{ENGINE}, {replies.fingerprint}" if replies.fingerprint else ENGINE
             store_engine_info(batch.facts.model_copy(update={"engine": name}), cache)
-        unused = _count_outcomes(replies, problems, engine, cache, result)
     if problem is not None:
         if unused:
             progress.warn(f"{len(unused):,} responses were not reached and are not stored; import them again later")
