@@ -1,4 +1,4 @@
-"""Grades and stances from the probabilities of labels."""
+"""Weighted means of grades, and stances from the probabilities of labels."""
 
 from __future__ import annotations
 
