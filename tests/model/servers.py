@@ -62,9 +62,12 @@ def serve_litellm(folder: Path) -> Iterator[str]:
         settings = folder / "litellm.yaml"
         settings.write_text(json.dumps({"model_list": [{"model_name": MODEL.name, "litellm_params": target}]}))
         command = [str(LITELLM), "--config", str(settings), "--host", _HOST]
-        with _serve(
-            command, folder / "litellm.log", {"LITELLM_LOCAL_MODEL_COST_MAP": "True"}, "/health/liveliness"
-        ) as url:
+        # It serves this machine alone, so it needs no key.
+        environment = {
+            "LITELLM_LOCAL_MODEL_COST_MAP": "True",
+            "LITELLM_DANGEROUSLY_PERMIT_WEAK_OR_UNSET_MASTER_KEY": "true",
+        }
+        with _serve(command, folder / "litellm.log", environment, "/health/liveliness") as url:
             yield url
 
 
