@@ -269,14 +269,17 @@ def _show_answers(
         for each in judged
         if "stance" in each.readings
     }
-    answered = [row | {"answer": written.get((row["topic"], row["document"]), row["stance"])} for row in rows]
+    # Not all documents have an answer: some pairs of sentences inherit their stance.
+    keys = [(row["topic"], row["document"]) for row in rows]
+    answered = [row | {"answer": written[key]} for row, key in zip(rows, keys, strict=True) if key in written]
     differing = [row for row in answered if row["answer"] != row["stance"]]
     if output is not Format.TABLE:
         print_rows(output, differing, list(answered[0]) if answered else ())
         return
     if differing:
         show_rankings(differing, task, topics, has_grades=False)
-    show_lines([f"{len(differing):,} of {len(rows):,} stances differ from the answers to the judge prompt as written"])
+    count = f"{len(differing):,} of {len(answered):,}"
+    show_lines([f"{count} stances differ from the answers to the judge prompt as written"])
 
 
 def _show_run(overview: RunOverview, config: Config, task: Task) -> None:
