@@ -121,7 +121,7 @@ _MAX_BODY = 16 * 2**20
 # Max characters of the title of a web page that an error quotes, and max bytes that are searched for it.
 _MAX_TITLE, _MAX_PAGE_START = 100, 10_000
 _HEALTH_SECONDS = 5.0
-_QUEUE = re.compile(r"^vllm:num_requests_(waiting|running)(?:\{[^}]*\})? (\S+)", re.MULTILINE)
+_QUEUE = re.compile(r"^vllm:num_requests_(waiting|running)(?:\{[^}]*\})? (\d[\d.e+]*)", re.MULTILINE)
 
 ReplyT = TypeVar("ReplyT")
 
