@@ -32,7 +32,7 @@ from touche_llm.evaluation.run_validation import validate_run
 from touche_llm.llm.cache import Cache
 from touche_llm.pipeline.config_file import load_config
 from touche_llm.pipeline.dry_run import Cost, estimate_cost
-from touche_llm.prompt_lab.lint import check, make_invented_material
+from touche_llm.prompt_lab.lint import check
 from touche_llm.prompt_lab.trial import estimate
 from touche_llm.prompts.purposes import find_prompts, load_named
 from touche_llm.tasks import get_task
@@ -204,7 +204,7 @@ def found_good(_: Path) -> list[Row]:
     rows = []
     for name in ("judge", "stance"):
         purpose, prompt = load_named(get_task("comparative"), name)
-        checked = asyncio.run(check(get_task("comparative"), purpose, prompt, make_invented_material(), estimate))
+        checked = asyncio.run(check(get_task("comparative"), purpose, prompt, (), estimate))
         row: Row = {
             "task": "comparative",
             "name": name,

@@ -13,7 +13,6 @@ from tests.cli.conftest import Touche
 from tests.regression.conftest import edit, overlay
 from tests.report.reports import write_qrels
 from tests.write_regressions import FOLDER, make_run
-from touche_llm.data.io import RETIRED, open_scratch
 from touche_llm.regression.differences import COLUMNS
 
 # Runs are recorded and replayed whole.
@@ -89,8 +88,7 @@ def test_an_update_removes_no_file_of_the_user(touche: Touche, copies: Path, nam
 
 
 def test_a_run_whose_update_was_killed_between_two_renames_is_put_back(touche: Touche, copies: Path) -> None:
-    with open_scratch(copies / "comparative", RETIRED) as (retired, _):
-        (copies / "comparative").rename(retired / "comparative")
+    (copies / "comparative").rename(copies / ".comparative.old")
     done = touche("regress", "check")
     assert (done.returncode, done.stdout) == (0, "comparative: as recorded\ncontroversial: as recorded\n")
     assert {path.name for path in copies.iterdir()} == {"comparative", "controversial"}

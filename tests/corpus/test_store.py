@@ -87,10 +87,10 @@ def test_ids_are_never_taken_for_sql(tmp_path: Path, stores: Stores) -> None:
     assert len(list(store.read_texts())) == len(HOSTILE)
 
 
-def test_an_id_that_occurs_twice_stops_with_both_lines(tmp_path: Path, stores: Stores) -> None:
+def test_an_id_that_occurs_twice_stops_with_its_line(tmp_path: Path, stores: Stores) -> None:
     path = tmp_path / "twice.jsonl"
     path.write_text(lines_of([("x", "one"), ("y", "two"), ("x", "three")]))
-    with raises_at(BadLine, f"{path}:3", "document x", "line 1"):
+    with raises_at(BadLine, f"{path}:3", "document x"):
         stores.ensure(path)
     assert not stores.folder.exists()
 
@@ -104,28 +104,10 @@ def test_lines_left_out_are_listed(tmp_path: Path, stores: Stores) -> None:
     assert store.manifest.bad_lines == 2
     first, second = (stores.folder / "bad_lines.txt").read_text().splitlines()
     assert first.startswith(f"{path}:2: not JSON")
-    assert second == f"{path}:3: document x: the id occurs already in line 1"
+    assert second == f"{path}:3: document x: the id occurs already in an earlier line"
     assert stores.notices[1:3] == [f"left out: {first}", f"left out: {second}"]
     assert "2 bad lines" in stores.notices[3]
     assert str(stores.folder / "bad_lines.txt") in stores.notices[3]
-
-
-def test_more_bad_lines_than_the_bound_and_than_documents_are_no_corpus(
-    tmp_path: Path, stores: Stores, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("touche_llm.corpus.json_lines.MAX_BAD_LINES", 20)
-    path = tmp_path / "bad.jsonl"
-    path.write_text(lines_of((f"d{n}", "text") for n in range(30)) + "broken\n" * 30)
-    assert stores.ensure(path, skip_bad_lines=True).manifest.bad_lines == 30
-    with path.open("a") as stream:
-        stream.write("broken\n")
-    with raises_at(DataError, path, "31 bad lines", "line 61", "30 documents", "20 bad lines"):
-        stores.ensure(path, skip_bad_lines=True)
-    path.write_text("\n" * 20 + lines_of([("x", "one")]))
-    assert stores.ensure(path, skip_bad_lines=True).manifest.bad_lines == 20
-    path.write_text("\n" * 21 + lines_of([("x", "one")]))
-    with raises_at(DataError, path, "21 bad lines", "line 21", "0 documents"):
-        stores.ensure(path, skip_bad_lines=True)
 
 
 def test_an_index_with_lines_left_out_serves_only_those_who_allow_it(tmp_path: Path, stores: Stores) -> None:
@@ -160,15 +142,10 @@ def test_a_changed_corpus_is_stored_again_with_a_notice(corpus: Path, stores: St
     assert not (stores.folder / "bm25-documents").exists(), "the index of the old documents is gone"
 
 
-def test_a_corpus_that_changes_while_it_is_read_is_refused_though_size_and_time_stay(
-    corpus: Path, stores: Stores
-) -> None:
-    status = corpus.stat()
-
+def test_a_corpus_that_changes_while_it_is_read_is_refused(corpus: Path, stores: Stores) -> None:
     def read(path: Path, on_bad_line: Callable[[BadLine], None] | None = None) -> Iterator[tuple[int, Document]]:
         yield from read_passages(path, on_bad_line)
-        path.write_bytes(path.read_bytes().replace(b"first", b"prime"))
-        os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
+        path.write_bytes(path.read_bytes() + b"\n")
 
     with raises_at(DataError, corpus):
         stores.ensure(corpus, read)
@@ -242,25 +219,29 @@ def test_a_store_that_was_read_with_other_keys_is_stored_again(corpus: Path, sto
 
 
 @pytest.mark.parametrize(
-    ("change", "value"),
+    "change",
     [
-        (lambda text: text.replace('"format":3', '"format":99'), r"\b99\b"),
-        (lambda text: text.replace('"documents":3', '"documents":"three"'), "documents"),
-        (lambda text: text[:40], "manifest.json:1"),
-        (lambda text: "", "manifest.json"),
+        lambda text: text.replace('"format":4', '"format":99'),
+        lambda text: text.replace('"documents":3', '"documents":"three"'),
+        lambda text: text[:40],
+        lambda text: "",
     ],
     ids=["other format", "wrong field", "cut", "empty"],
 )
-def test_a_manifest_that_cannot_be_used_is_a_data_error(
-    corpus: Path, stores: Stores, change: Callable[[str], str], value: str
+def test_an_index_of_another_version_is_built_again_with_the_corpus_at_hand(
+    corpus: Path, stores: Stores, change: Callable[[str], str]
 ) -> None:
     stores.ensure(corpus)
     manifest = stores.folder / "manifest.json"
-    manifest.write_text(change(manifest.read_text()))
-    with pytest.raises(DataError, match=value):
-        DocumentStore(stores.folder)
-    with pytest.raises(DataError, match=value):
-        stores.ensure(corpus)
+    written = manifest.read_text()
+    manifest.write_text(change(written))
+    for opening in (DocumentStore, lambda folder: hash_corpus(None, folder)):
+        with raises_at(DataError, manifest, "`touche-llm index`"):
+            opening(stores.folder)
+    assert hash_corpus(corpus, stores.folder) == hashlib.sha256(corpus.read_bytes()).hexdigest()
+    (stores.folder / "documents.ids.npy").touch()  # a file of an earlier version
+    assert stores.ensure(corpus).get("a").text == TEXTS["a"]
+    assert stores.notices[0].startswith(str(manifest)) and manifest.read_text() == written
 
 
 def read_arguments_of(documents: list[Document]) -> Reader:
@@ -321,7 +302,7 @@ def test_a_part_that_occurs_twice_is_a_bad_line(tmp_path: Path) -> None:
     path = tmp_path / "arguments"
     path.touch()
     twice = [ARGUMENTS[0], Document("B", "x", parts=(Part("B_1", "x"), Part("A1_2", "again"))), ARGUMENTS[1]]
-    with raises_at(BadLine, f"{path}:3", "document B", "A1_2", "line 2"):
+    with raises_at(BadLine, f"{path}:3", "document B"):
         ensure_store(CorpusFile(path, read_arguments_of(twice)), tmp_path / "index", warn=lambda _: None)
     read = read_arguments_of(twice)
     with ensure_store(CorpusFile(path, read), tmp_path / "index", skip_bad_lines=True, warn=lambda _: None) as store:

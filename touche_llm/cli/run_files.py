@@ -224,7 +224,7 @@ def record_(
     from touche_llm.regression.snapshot import QUERIES_NOT_CHECKED, check_name
 
     target = root / check_name(run_dir.resolve().name if name is None else name)
-    recover(root)
+    recover(target)
     if target.exists() or target.is_symlink():
         raise UsageError(
             f"{target}: exists; `touche-llm regress update {target.name} --dir {root} --run {run_dir}` shows "

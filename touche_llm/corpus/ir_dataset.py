@@ -137,7 +137,7 @@ class DatasetDocuments:
 
     def read_state(self) -> FileState:
         """Return the same for all datasets."""
-        return FileState(0, 0, "")
+        return FileState(0, 0)
 
     def hash(self) -> str:
         """Return the SHA-256 of the documents that were read."""

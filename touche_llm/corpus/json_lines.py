@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import IO, Any, NamedTuple, Protocol, TypeVar
+from typing import IO, Any, Literal, NamedTuple, Protocol, TypeVar
 
 from touche_llm.data.io import (
     ID_FORM,
@@ -39,13 +39,12 @@ class Reader(Protocol):
 
 
 class StoreManifest(Model):
-    """Source of a store; `mtime_ns` and `sample` avoid hashing an unchanged corpus."""
+    """Source of a store; `size` and `mtime_ns` avoid hashing an unchanged corpus."""
 
-    format: int
+    format: Literal[4] = 4
     corpus: str
     size: int
     mtime_ns: int
-    sample: str
     sha256: str
     documents: int
     parts: int
@@ -88,7 +87,7 @@ class CorpusFile:
         return self.reader(self.path, on_bad_line)
 
     def read_state(self) -> FileState:
-        """Return size, time and a sample of the file."""
+        """Return size and time of the file."""
         return read_file_state(self.path)
 
     def hash(self) -> str:
@@ -99,15 +98,13 @@ class CorpusFile:
 def hash_if_changed(manifest: StoreManifest, corpus: Path) -> str:
     """Return the SHA-256 of a corpus file; the file from which a store was built is not hashed again."""
     same_place = manifest.corpus == str(corpus.absolute())
-    if same_place and read_file_state(corpus) == (manifest.size, manifest.mtime_ns, manifest.sample):
+    if same_place and read_file_state(corpus) == (manifest.size, manifest.mtime_ns):
         return manifest.sha256
     return sha256(corpus)
 
 
 RowT = TypeVar("RowT")
 
-# With more bad lines than this, and more than documents, the file is probably not the corpus.
-MAX_BAD_LINES = 100_000
 _REPORTED_BAD_LINES = 10
 
 
@@ -177,22 +174,13 @@ def parse_documents(
 class SkippedLines:
     """Skipped bad lines of a corpus: counted, written to a listing, the first ones reported."""
 
-    def __init__(self, corpus: object, warn: Warn, listing: IO[str] | None = None) -> None:
+    def __init__(self, warn: Warn, listing: IO[str] | None = None) -> None:
         self.count = 0
-        self._corpus, self._warn, self._listing = corpus, warn, listing
+        self._warn, self._listing = warn, listing
 
-    def add(self, bad: BadLine, documents: int) -> None:
-        """Record a skipped line.
-
-        Raises:
-            DataError: There are more bad lines than `MAX_BAD_LINES`, and more than documents.
-        """
+    def add(self, bad: BadLine) -> None:
+        """Record a skipped line."""
         self.count += 1
-        if self.count > max(MAX_BAD_LINES, documents):
-            raise DataError(
-                f"{self._corpus}: {self.count:,} bad lines by line {bad.line}, and {documents:,} documents; at most "
-                f"{MAX_BAD_LINES:,} bad lines, or as many as documents, are left out; is this the corpus?"
-            ) from bad
         if self.count <= _REPORTED_BAD_LINES:
             self._warn(f"left out: {bad}")
         if self._listing is not None:

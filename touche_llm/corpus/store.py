@@ -5,8 +5,8 @@ from __future__ import annotations
 import errno
 import sqlite3
 from array import array
-from collections.abc import Iterable, Iterator
-from contextlib import ExitStack, closing, contextmanager
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -16,88 +16,13 @@ from numpy.typing import NDArray
 from touche_llm.corpus.ir_dataset import Source
 from touche_llm.corpus.json_lines import SkippedLines, StoreManifest, hash_if_changed
 from touche_llm.data.databases import connect
-from touche_llm.data.io import read_record, recover, replace_folder, sha256, write_records
+from touche_llm.data.io import read_record, replace_folder, sha256, write_records
 from touche_llm.data.records import Document
 from touche_llm.errors import BadLine, DataError, UsageError, Warn
 
-
-class IdWriter:
-    """Writer for the ids of rows 0, 1, 2 and so on."""
-
-    def __init__(self) -> None:
-        self._text = bytearray()
-        self._ends = array("q", [0])
-
-    def __len__(self) -> int:
-        return len(self._ends) - 1
-
-    def extend(self, ids: Iterable[str]) -> None:
-        """Add the ids of the next rows."""
-        for row_id in ids:
-            self._text += row_id.encode()
-            self._ends.append(len(self._text))
-
-    def write(self, folder: Path, table: str) -> None:
-        """Write two files that are named for the table of the rows."""
-        text, ends = _name_files(folder, table)
-        np.save(text, np.frombuffer(self._text, dtype=np.uint8))
-        np.save(ends, np.frombuffer(self._ends, dtype=np.int64))
-
-
-class IdReader:
-    """Reader for the ids from an IdWriter."""
-
-    def __init__(self, folder: Path, table: str) -> None:
-        """Open the files; raises OSError, EOFError or ValueError if they are missing or damaged."""
-        text, ends = _name_files(folder, table)
-        self._text = memoryview(np.load(text, mmap_mode="r", allow_pickle=False))
-        self._ends = np.load(ends, mmap_mode="r", allow_pickle=False)
-        self._folder = folder
-        if len(self._ends) == 0 or self._ends[0] != 0 or self._ends[-1] != len(self._text):
-            raise ValueError(f"{text.name} and {ends.name} do not match")
-
-    def __len__(self) -> int:
-        return len(self._ends) - 1
-
-    def get(self, rows: list[int]) -> list[str]:
-        """Return the ids of rows, in the given order; raises DataError if the files are damaged."""
-        places = np.asarray(rows, dtype=np.int64)
-        starts, ends = self._ends[places], self._ends[places + 1]
-        inside = (starts >= 0) & (starts <= ends) & (ends <= len(self._text))
-        try:
-            if not inside.all():
-                raise ValueError(f"row {places[~inside][0]} has no id")
-            return [self._text[s:e].tobytes().decode() for s, e in zip(starts.tolist(), ends.tolist(), strict=True)]
-        except ValueError as error:
-            raise DataError(f"{self._folder}: damaged index ({error}); delete the folder and index again") from error
-
-
-def _name_files(folder: Path, table: str) -> tuple[Path, Path]:
-    return folder / f"{table}.ids.npy", folder / f"{table}.id_ends.npy"
-
-
-FORMAT = 3
-_DATABASE = "documents.sqlite"
-_PARENTS = "parents.npy"
-_COLUMNS = {
-    "documents": ("row", "id", "line", "text", "title", "side"),
-    "parts": ("row", "id", "document", "text"),
-}
-_BAD_LINES = "bad_lines.txt"
-# Patterns of the files in the folder of a BM25 index and of a store; a folder with other files is never replaced.
-BM25_FILES = (
-    "manifest.json",
-    *("params.index.json", "vocab.index.json"),
-    *("data.csc.index.npy", "indices.csc.index.npy", "indptr.csc.index.npy"),
-)
-# The same of a dense index.
-DENSE_FILES = ("manifest.json", "vectors.npy")
-_STORE_FILES = (
-    *("manifest.json", _DATABASE, _PARENTS, _BAD_LINES),
-    *(f"{table}.{name}.npy" for table in _COLUMNS for name in ("ids", "id_ends")),
-    *(f"bm25-{table}/{name}" for table in _COLUMNS for name in BM25_FILES),
-    *(f"dense-*/{name}" for name in DENSE_FILES),
-)
+_MANIFEST, _DATABASE, _PARENTS, _BAD_LINES = "manifest.json", "documents.sqlite", "parents.npy", "bad_lines.txt"
+# Patterns of the files of a store, with those of the indexes below it; a folder with other files is never replaced.
+_STORE_FILES = (_MANIFEST, _DATABASE, _BAD_LINES, "*.npy", "bm25-*", "dense-*")
 _SQL_VARIABLES = 500  # max placeholders of a query; older versions of SQLite allow 999
 
 _NOT_THERE = (errno.ENOENT, errno.ENOTDIR, errno.EISDIR)
@@ -114,9 +39,9 @@ class TextTable:
         """Use `DocumentStore`."""
         self.folder, self.manifest = folder, manifest
         self._database = database
-        self._ids = IdReader(folder, self.name)
-        if not len(self) == len(self._ids) == self._rows():
-            raise ValueError(f"{self._rows()} {self.name} and {len(self._ids)} ids, not {len(self)}")
+        (rows,) = database.execute(f"SELECT ifnull(max(row) + 1, 0) FROM {self.name}").fetchone()
+        if rows != len(self):
+            raise ValueError(f"{rows} {self.name}, not {len(self)}")
 
     def __len__(self) -> int:
         size: int = getattr(self.manifest, self.name)
@@ -125,25 +50,27 @@ class TextTable:
     def find_unknown(self, unit_ids: Iterable[str]) -> list[str]:
         """Return the ids that the corpus lacks, in the given order."""
         wanted = list(dict.fromkeys(unit_ids))
-        known: set[str] = set()
-        for part in _slices(wanted):
-            marks = ",".join("?" * len(part))
-            known.update(
-                row[0] for row in self._database.execute(f"SELECT id FROM {self.name} WHERE id IN ({marks})", part)
-            )
+        known = {row_id for (row_id,) in self._select("id", "id", wanted)}
         return [unit_id for unit_id in wanted if unit_id not in known]
 
     def get_ids(self, rows: list[int]) -> list[str]:
         """Return the ids of rows, in the given order."""
-        return self._ids.get(rows)
+        found = dict(self._select("row, id", "row", rows))
+        return [found[row] for row in rows]
 
     def get_texts(self, ids: list[str]) -> Iterator[str]:
         """Yield the texts of ids that are in the corpus, in the given order."""
-        for part in _slices(ids):
-            marks = ",".join("?" * len(part))
-            query = f"SELECT id, text FROM {self.name} WHERE id IN ({marks})"
-            found: dict[str, str] = dict(self._database.execute(query, part))
+        for start in range(0, len(ids), _SQL_VARIABLES):
+            part = ids[start : start + _SQL_VARIABLES]
+            found = dict(self._select("id, text", "id", part))
             yield from (found[row_id] for row_id in part)
+
+    def _select(self, columns: str, key: str, values: Sequence[str | int]) -> Iterator[tuple[Any, ...]]:
+        """Yield the columns of the rows that have one of the values as key, in any order."""
+        for start in range(0, len(values), _SQL_VARIABLES):
+            part = values[start : start + _SQL_VARIABLES]
+            marks = ",".join("?" * len(part))
+            yield from self._database.execute(f"SELECT {columns} FROM {self.name} WHERE {key} IN ({marks})", part)
 
     def read_texts(self, start: int = 0, stop: int | None = None) -> Iterator[str]:
         """Yield the texts to index of the rows from `start` to before `stop`, one in memory at a time."""
@@ -155,10 +82,6 @@ class TextTable:
     def database_bytes(self) -> int:
         """Size of the database, which a store shares with its parts."""
         return (self.folder / _DATABASE).stat().st_size
-
-    def _rows(self) -> int:
-        (rows,) = self._database.execute(f"SELECT ifnull(max(row) + 1, 0) FROM {self.name}").fetchone()
-        return int(rows)
 
     def _get_row(self, query: str, row_id: str) -> tuple[Any, ...]:
         row: tuple[Any, ...] | None = self._database.execute(query, (row_id,)).fetchone()
@@ -205,7 +128,6 @@ class DocumentStore(TextTable):
 
     def __init__(self, folder: Path) -> None:
         """Open the store in `folder`; raises DataError if there is none."""
-        recover(folder.parent)
         manifest = _read_manifest(folder)
         # The file never changes, so reads need neither locks nor checks for changes.
         place = f"{(folder / _DATABASE).absolute().as_uri()}?mode=ro&immutable=1"
@@ -214,6 +136,7 @@ class DocumentStore(TextTable):
                 # SQLite does not report why it cannot open a file.
                 (folder / _DATABASE).open("rb").close()
                 database = undo.enter_context(closing(connect(place)))
+                database.path = folder / _DATABASE
                 super().__init__(folder, manifest, database)
                 self.parts = Parts(folder, manifest, database)
             undo.pop_all()
@@ -251,21 +174,16 @@ def report_damage(folder: Path, what: str) -> Iterator[None]:
         raise DataError(f"{folder}: damaged {what} ({error!s:.200}); delete the folder and index again") from error
 
 
-def _slices(items: list[str]) -> Iterator[list[str]]:
-    for start in range(0, len(items), _SQL_VARIABLES):
-        yield items[start : start + _SQL_VARIABLES]
-
-
 def _read_manifest(folder: Path) -> StoreManifest:
-    path = folder / "manifest.json"
+    path = folder / _MANIFEST
     if not path.exists():
         raise DataError(f"{folder}: no index here; build one with `touche-llm index`")
-    manifest = read_record(path, StoreManifest, "index manifest")
-    if manifest.format != FORMAT:
+    try:
+        return read_record(path, StoreManifest, "an index manifest")
+    except DataError as error:
         raise DataError(
-            f"{folder}: index format {manifest.format}, this version reads {FORMAT}; delete it and index again"
-        )
-    return manifest
+            f"{error}; it is damaged or of another version of this program: run `touche-llm index` with its corpus"
+        ) from error
 
 
 def ensure_store(source: Source, folder: Path, *, skip_bad_lines: bool = False, warn: Warn) -> DocumentStore:
@@ -279,9 +197,11 @@ def ensure_store(source: Source, folder: Path, *, skip_bad_lines: bool = False, 
         UsageError: The folder contains another corpus or is not an index, or the path of the corpus is not UTF-8.
     """
     source.check()
-    recover(folder.parent)
-    if (folder / "manifest.json").exists():
-        stale = _why_stale(_read_manifest(folder), source, folder, skip_bad_lines)
+    if (folder / _MANIFEST).exists():
+        try:
+            stale = _why_stale(_read_manifest(folder), source, folder, skip_bad_lines)
+        except DataError as error:
+            stale = str(error)
         if stale is None:
             return DocumentStore(folder)
         warn(f"{stale}; storing {source} again")
@@ -295,13 +215,13 @@ def ensure_store(source: Source, folder: Path, *, skip_bad_lines: bool = False, 
 
 def hash_corpus(corpus: Path | None, folder: Path) -> str | None:
     """Return the SHA-256 of a corpus file, or of the corpus of the store in a folder; None if there is neither."""
-    recover(folder.parent)
-    stored = (folder / "manifest.json").exists()
     if corpus is None:
-        return _read_manifest(folder).sha256 if stored else None
+        return _read_manifest(folder).sha256 if (folder / _MANIFEST).exists() else None
     if not corpus.is_file():
         return None
-    return hash_if_changed(_read_manifest(folder), corpus) if stored else sha256(corpus)
+    with suppress(DataError):  # there is no store of this version
+        return hash_if_changed(_read_manifest(folder), corpus)
+    return sha256(corpus)
 
 
 def _why_stale(manifest: StoreManifest, source: Source, folder: Path, skip_bad_lines: bool) -> str | None:
@@ -318,7 +238,7 @@ def _why_stale(manifest: StoreManifest, source: Source, folder: Path, skip_bad_l
 
 def _build(source: Source, folder: Path, skip_bad_lines: bool, warn: Warn) -> None:
     before = source.read_state()
-    ids, part_ids = IdWriter(), IdWriter()
+    row = 0
     parents: array[int] = array("q")
     with replace_folder(folder, _STORE_FILES) as building:
         listing = building / _BAD_LINES
@@ -326,37 +246,29 @@ def _build(source: Source, folder: Path, skip_bad_lines: bool, warn: Warn) -> No
             closing(connect(str(building / _DATABASE))) as database,
             listing.open("w", encoding="utf-8") as lines,
         ):
-            left_out = SkippedLines(source, warn, lines)
-
-            def on_bad_line(bad: BadLine) -> None:
-                left_out.add(bad, len(ids))
-
+            left_out = SkippedLines(warn, lines)
             # Only a complete folder is renamed into place, so no journal is needed.
             database.executescript("PRAGMA journal_mode=OFF; PRAGMA synchronous=OFF; PRAGMA cache_size=-200000; BEGIN;")
             database.execute(
-                "CREATE TABLE documents (row INTEGER PRIMARY KEY, id TEXT NOT NULL UNIQUE, line INTEGER, "
-                "text TEXT NOT NULL, title TEXT NOT NULL, side TEXT NOT NULL)"
+                "CREATE TABLE documents (row INTEGER PRIMARY KEY, id TEXT NOT NULL UNIQUE, text TEXT NOT NULL, "
+                "title TEXT NOT NULL, side TEXT NOT NULL)"
             )
             database.execute(
                 "CREATE TABLE parts (row INTEGER PRIMARY KEY, id TEXT NOT NULL UNIQUE, document INTEGER NOT NULL, "
                 "text TEXT NOT NULL)"
             )
-            for line, document in source.read(on_bad_line if skip_bad_lines else None):
-                taken = _insert(database, document, line, len(ids), len(part_ids))
-                if taken:
-                    bad = BadLine(source, line, taken)
+            for line, document in source.read(left_out.add if skip_bad_lines else None):
+                if taken := _insert(database, document, row, len(parents)):
+                    bad = BadLine(source, line, f"{taken} occurs already in an earlier line")
                     if not skip_bad_lines:
                         raise bad
-                    on_bad_line(bad)
+                    left_out.add(bad)
                     continue
-                parents.extend([len(ids)] * len(document.parts))
-                ids.extend([document.id])
-                part_ids.extend(part.id for part in document.parts)
+                parents.extend([row] * len(document.parts))
+                row += 1
             database.execute("COMMIT")
             np.save(building / _PARENTS, np.frombuffer(parents, dtype=np.int64))
-            ids.write(building, DocumentStore.name)
-            part_ids.write(building, Parts.name)
-        if not len(ids):
+        if not row:
             raise DataError(f"{source}: no usable document in it")
         if not left_out.count:
             listing.unlink()
@@ -364,34 +276,28 @@ def _build(source: Source, folder: Path, skip_bad_lines: bool, warn: Warn) -> No
         if source.read_state() != before:
             raise DataError(f"{source}: changed while it was read; run the command again")
         manifest = StoreManifest(
-            format=FORMAT,
             corpus=source.name,
             **before._asdict(),
             sha256=digest,
-            documents=len(ids),
+            documents=row,
             parts=len(parents),
             bad_lines=left_out.count,
             keys=source.keys,
         )
-        write_records(building / "manifest.json", [manifest])
+        write_records(building / _MANIFEST, [manifest])
     if left_out.count:
         warn(f"left out {left_out.count} bad lines of {source}, all listed in {folder / _BAD_LINES}")
 
 
-def _insert(database: sqlite3.Connection, document: Document, line: int, row: int, part_row: int) -> str:
-    """Store a document in row `row` and its parts from `part_row` on, or nothing.
-
-    Returns:
-        Reason why it was not stored: its id, or that of a part, is taken. Empty if it was stored.
-    """
-    # Ids are looked up only after a conflict: looking up each takes as long as storing it.
+def _insert(database: sqlite3.Connection, document: Document, row: int, part_row: int) -> str:
+    """Store a document in row `row` and its parts from `part_row` on; return which id is taken if it was not stored."""
+    # Ids are not looked up before: that takes as long as storing them.
     stored = database.execute(
-        "INSERT OR IGNORE INTO documents VALUES (?, ?, ?, ?, ?, ?)",
-        (row, document.id, line, document.text, document.title, document.side),
+        "INSERT OR IGNORE INTO documents VALUES (?, ?, ?, ?, ?)",
+        (row, document.id, document.text, document.title, document.side),
     )
-    if stored.rowcount == 0:
-        (before,) = database.execute("SELECT line FROM documents WHERE id = ?", (document.id,)).fetchone()
-        return f"document {document.id}: the id occurs already in line {before}"
+    if not stored.rowcount:
+        return f"document {document.id}: the id"
     if not document.parts:
         return ""
     stored = database.executemany(
@@ -400,9 +306,6 @@ def _insert(database: sqlite3.Connection, document: Document, line: int, row: in
     )
     if stored.rowcount == len(document.parts):
         return ""
-    query = "SELECT line FROM parts JOIN documents ON documents.row = document WHERE parts.id = ? AND document != ?"
-    taken = ((part.id, database.execute(query, (part.id, row)).fetchone()) for part in document.parts)
-    part_id, (before,) = next((part_id, found) for part_id, found in taken if found)
     database.execute("DELETE FROM parts WHERE row >= ?", (part_row,))
     database.execute("DELETE FROM documents WHERE row = ?", (row,))
-    return f"document {document.id}: the id of its part {part_id} occurs already in line {before}"
+    return f"document {document.id}: the id of one of its parts"

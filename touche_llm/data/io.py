@@ -41,9 +41,6 @@ MAX_TABLE_LINE, MAX_TABLE_LINES = 10_000, 1_000_000
 MAX_RECORDS = 192 * 2**20
 MAX_ID = 1_000
 ID_FORM = f"one printable word of at most {MAX_ID:,} characters"
-# Blocks hashed to detect a change, and their size: a file of up to 4 MiB is hashed completely, a larger one in
-# milliseconds.
-_BLOCKS, _BLOCK = 64, 2**16
 
 RecordT = TypeVar("RecordT", bound=JsonRecord)
 
@@ -153,27 +150,29 @@ def encode_line(record: JsonRecord) -> bytes:
     return record.to_json() + b"\n"
 
 
-def read_records(path: Path, record: type[RecordT], what: str, *, max_bytes: int = MAX_RECORDS) -> list[RecordT]:
+def read_records(path: Path, record: type[RecordT], what: str) -> list[RecordT]:
     """Read JSON Lines written by `write_records`.
 
     Raises:
-        DataError: The file cannot be read or has more than `max_bytes`, or a line is not such a record.
+        DataError: The file cannot be read or has more than `MAX_RECORDS` bytes, or a line is not such a record.
     """
     with suppress(OSError):  # reading the file reports the cause
-        if path.stat().st_size > max_bytes:
+        if path.stat().st_size > MAX_RECORDS:
             raise DataError(
-                f"{path}: too large: at most {max_bytes:,} bytes are read into memory; restore the file, or divide a "
-                "larger run by topics (`topic: ID`)"
+                f"{path}: larger than {MAX_RECORDS:,} bytes; restore the file, or divide a larger run by topics "
+                "(`topic: ID`)"
             )
     return list(iterate_records(path, record, what))
 
 
 def read_record(path: Path, record: type[RecordT], what: str) -> RecordT:
-    """Read the only record of a file; raises DataError as `read_records`, and unless there is exactly one."""
-    records = read_records(path, record, f"{what}s")
-    if len(records) != 1:
-        raise DataError(f"{path}: {'more than one line' if records else 'no line'}, not one {what}")
-    return records[0]
+    """Read the only record of a file; raise DataError if it cannot be read or is not such a record."""
+    with report_unreadable(path):
+        content = read_bounded(path, MAX_LINE)
+    try:
+        return record.from_json(content)
+    except Malformed as error:
+        raise DataError(f"{path}: not {what}: {error}") from error
 
 
 def iterate_records(path: Path, record: type[RecordT], what: str) -> Iterator[RecordT]:
@@ -220,23 +219,16 @@ def sha256(path: Path) -> str:
 
 
 class FileState(NamedTuple):
-    """Fingerprint that detects a change without reading the whole file; `sample` hashes evenly spaced blocks."""
+    """Size and time of the last change of a file."""
 
     size: int
     mtime_ns: int
-    sample: str
 
 
 def read_file_state(path: Path) -> FileState:
     """Return the current state of a file."""
-    digest = hashlib.sha256()
-    with path.open("rb") as stream:
-        status = os.fstat(stream.fileno())
-        last = max(0, status.st_size - _BLOCK)
-        for block in range(_BLOCKS):
-            stream.seek(last * block // (_BLOCKS - 1))
-            digest.update(stream.read(_BLOCK))
-    return FileState(status.st_size, status.st_mtime_ns, digest.hexdigest())
+    status = path.stat()
+    return FileState(status.st_size, status.st_mtime_ns)
 
 
 @contextmanager
@@ -267,38 +259,39 @@ def replace_folder(path: Path, own: Collection[str]) -> Iterator[Path]:
         UsageError: The existing folder holds other files.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    recover(path.parent)
+    recover(path)
     _check_own_files(path, own)
     with _add_output_to_errors(path), open_scratch(path, BUILDING) as (building, _):
         yield building
         building.chmod(0o777 & ~_umask())
+        _check_own_files(path, own)  # Again, since building takes minutes.
+        old = _get_old(path)
+        shutil.rmtree(old, ignore_errors=True)
         if path.exists():
-            _check_own_files(path, own)  # Again, since building takes minutes.
-            with open_scratch(path, RETIRED) as (retired, _):
-                # It keeps its name, so that `recover` can restore it.
-                old = retired / path.name
-                try:
-                    path.rename(old)
-                    building.rename(path)
-                except BaseException:
-                    if not path.exists():
-                        old.rename(path)
-                    raise
-                shutil.rmtree(retired)
-        else:
-            building.rename(path)
+            path.rename(old)
+        building.rename(path)
+        shutil.rmtree(old, ignore_errors=True)
     remove_abandoned(path.parent)
 
 
+def recover(path: Path) -> None:
+    """Restore a folder whose replacement was interrupted between its two renames."""
+    if not os.path.lexists(path) and _get_old(path).exists():
+        _get_old(path).rename(path)
+
+
+def _get_old(path: Path) -> Path:
+    return path.with_name(f".{path.name}.old")
+
+
 def _check_own_files(folder: Path, own: Collection[str]) -> None:
-    others = []
-    for root, folders, files in os.walk(folder):
+    files = (file.relative_to(folder) for file in folder.rglob("*") if file.is_symlink() or not file.is_dir())
+    others = [
+        str(file)
+        for file in files
         # Temporary folders belong to killed builds.
-        folders[:] = [name for name in folders if not _SCRATCH.fullmatch(name)]
-        links = [name for name in folders if os.path.islink(os.path.join(root, name))]
-        found = (name for name in files + links if not _SCRATCH.fullmatch(name))
-        names = (os.path.relpath(os.path.join(root, name), folder) for name in found)
-        others += [name for name in names if not any(fnmatchcase(name, pattern) for pattern in own)]
+        if not any(fnmatchcase(str(file), pattern) for pattern in own) and not any(map(_SCRATCH.fullmatch, file.parts))
+    ]
     if others:
         raise UsageError(
             f"{folder}: the folder would be replaced, but holds files of other programs: "
@@ -329,8 +322,8 @@ def _umask() -> int:
     return mask
 
 
-WRITING, BUILDING, RETIRED = "writing", "building", "retired"
-_SCRATCH = re.compile(r"\..+\.(?P<kind>writing|building|retired)-(?P<host>[0-9a-f]{8})-\d+-[0-9a-f]{8}")
+WRITING, BUILDING = "writing", "building"
+_SCRATCH = re.compile(r"\..+\.(?:old|(?:writing|building)-(?P<host>[0-9a-f]{8})-[0-9a-f]{16})")
 # Max characters taken from the name of the output: at four bytes each, the temporary name stays within 255 bytes.
 _MAX_NAME_CHARS = 40
 
@@ -342,8 +335,7 @@ def open_scratch(path: Path, kind: str) -> Iterator[tuple[Path, int]]:
     Yields:
         Its path and its descriptor, which is locked until the end of the block and closed then.
     """
-    token = f"{kind}-{_host()}-{os.getpid()}-{secrets.token_hex(4)}"
-    place = path.with_name(f".{path.name[:_MAX_NAME_CHARS]}.{token}")
+    place = path.with_name(f".{path.name[:_MAX_NAME_CHARS]}.{kind}-{_host()}-{secrets.token_hex(8)}")
     if kind != WRITING:
         place.mkdir(mode=0o700)
     number = os.open(place, os.O_WRONLY | os.O_CREAT | os.O_EXCL if kind == WRITING else os.O_RDONLY, 0o600)
@@ -352,63 +344,27 @@ def open_scratch(path: Path, kind: str) -> Iterator[tuple[Path, int]]:
             fcntl.flock(number, fcntl.LOCK_EX | fcntl.LOCK_NB)
         yield place, number
     except BaseException:
-        if kind == RETIRED:
-            # Its content may be the only copy.
-            with suppress(OSError):
-                place.rmdir()
-        else:
-            _remove(place)
+        _remove(place)
         raise
     finally:
         os.close(number)
 
 
-def recover(folder: Path) -> None:
-    """Restore the folders whose replacement was interrupted between its two renames."""
-    for place, kind in _lock_abandoned(folder):
-        if kind == RETIRED:
-            # Without write permission it stays; the reader of the folder reports what is missing.
-            with suppress(OSError):
-                _restore(place)
-
-
 def remove_abandoned(folder: Path) -> None:
     """Remove the temporary files and folders of dead processes of this machine from a folder.
 
-    Those of other machines stay, since not every shared file system shares locks. Retired folders are restored as by
-    `recover`.
+    Those of other machines stay, since not every shared file system shares locks.
     """
-    for place, kind in _lock_abandoned(folder):
-        # What cannot be restored or removed stays.
-        with suppress(OSError):
-            if kind == RETIRED:
-                _restore(place)
-            _remove(place)
-
-
-def _lock_abandoned(folder: Path) -> Iterator[tuple[Path, str]]:
-    """Yield path and kind of each temporary file or folder of a dead process, holding its lock."""
     for found in filter(None, map(_SCRATCH.fullmatch, os.listdir(folder) if os.access(folder, os.R_OK) else ())):
         if found["host"] != _host():
             continue
-        try:
+        with suppress(OSError):  # its process is alive, it was removed meanwhile, or it is of another user
             number = os.open(folder / found[0], os.O_RDONLY | os.O_NOFOLLOW)
-        except OSError:
-            continue  # Removed meanwhile, or of another user.
-        try:
-            fcntl.flock(number, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            yield folder / found[0], found["kind"]
-        except OSError:
-            pass  # Its process is alive, or the file system has no locks.
-        finally:
-            os.close(number)
-
-
-def _restore(place: Path) -> None:
-    """Move the content of a retired folder to its own name, unless the name is taken by now."""
-    for held in place.iterdir():
-        if not os.path.lexists(place.parent / held.name):
-            held.rename(place.parent / held.name)
+            try:
+                fcntl.flock(number, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                _remove(folder / found[0])
+            finally:
+                os.close(number)
 
 
 def _remove(place: Path) -> None:

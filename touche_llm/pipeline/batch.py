@@ -60,7 +60,7 @@ def read_batch(folder: Path) -> Batch:
     """Return the inputs of the last export for a run's folder; raise DataError if there was none."""
     if not (folder / BATCH).exists():
         raise DataError(f"{folder / BATCH}: no such file; run `touche-llm batch export` for this folder first")
-    return read_record(folder / BATCH, Batch, "batch export")
+    return read_record(folder / BATCH, Batch, "a batch export")
 
 
 def check_cache(config: Config) -> None:

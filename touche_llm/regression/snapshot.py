@@ -16,7 +16,7 @@ import orjson
 from pydantic import Field, ValidationError
 
 from touche_llm.config import Config, flatten, is_one_of
-from touche_llm.data.io import open_atomic, read_bounded, remove_abandoned, shorten_path
+from touche_llm.data.io import open_atomic, read_bounded, recover, remove_abandoned, shorten_path
 from touche_llm.data.records import Model
 from touche_llm.errors import DataError, UsageError, describe_first_problem
 from touche_llm.evaluation.qrels import Qrels, qrels_file, read_qrels
@@ -229,6 +229,8 @@ def find_snapshots(root: Path, names: list[str]) -> list[Path]:
     if not root.is_dir():
         raise UsageError(f"{root}: no such folder; `touche-llm regress record RUN --dir {root}` makes it")
     remove_abandoned(root)
+    for old in root.glob(".*.old"):
+        recover(root / old.name[1 : -len(".old")])
     available = sorted(
         path.name
         for path in root.iterdir()

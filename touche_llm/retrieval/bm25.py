@@ -19,8 +19,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from touche_llm.corpus.store import BM25_FILES, DocumentStore, TextTable, report_damage
-from touche_llm.data.io import read_record, recover, replace_folder, write_records
+from touche_llm.corpus.store import DocumentStore, TextTable, report_damage
+from touche_llm.data.io import read_record, replace_folder, write_records
 from touche_llm.data.records import Model
 from touche_llm.errors import DataError, Warn
 from touche_llm.retrieval.base import Bm25Settings, FirstStage
@@ -51,6 +51,8 @@ class OkapiIndex(FirstStage):
 
 
 FORMAT = 1
+# Patterns of the files of an index; a folder with other files is never replaced.
+_FILES = ("manifest.json", "*.index.json", "*.index.npy")
 
 
 class Bm25Manifest(Model):
@@ -102,10 +104,9 @@ def open_index(table: TextTable, settings: Bm25Settings, warn: Warn | None = Non
     import bm25s
 
     folder = get_index_folder(table)
-    recover(folder.parent)
     stale = "no BM25 index"
     if (folder / "manifest.json").exists():
-        stale = _why_stale(read_record(folder / "manifest.json", Bm25Manifest, "index manifest"), settings, table)
+        stale = _why_stale(read_record(folder / "manifest.json", Bm25Manifest, "an index manifest"), settings, table)
     if stale and warn is None:
         raise DataError(f"{folder}: {stale}; run `touche-llm index` with these settings, or use those of the index")
     if stale and warn is not None:
@@ -154,7 +155,7 @@ def _build(table: TextTable, settings: Bm25Settings, folder: Path) -> None:
     index.vocab_dict = vocabulary
     index.nonoccurrence_array = None
     index.scores = {**_compute_scores(blocks, len(vocabulary), settings), "num_docs": len(table)}
-    with replace_folder(folder, BM25_FILES) as building:
+    with replace_folder(folder, _FILES) as building:
         index.save(building, show_progress=False)
         write_records(building / "manifest.json", [_make_manifest(table, settings)])
 

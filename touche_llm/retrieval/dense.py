@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from touche_llm.corpus.store import DENSE_FILES, TextTable, report_damage
+from touche_llm.corpus.store import TextTable, report_damage
 from touche_llm.data.concurrency import map_in_order
 from touche_llm.data.io import read_record, write_records
 from touche_llm.data.records import Candidate, Model, Topic
@@ -142,7 +142,7 @@ def _is_empty(block: NDArray[np.float32]) -> NDArray[np.bool_]:
 
 
 FORMAT = 1
-_MANIFEST, _VECTORS = DENSE_FILES
+_MANIFEST, _VECTORS = "manifest.json", "vectors.npy"
 
 
 class DenseSettings(TemplateConfig):
@@ -316,7 +316,7 @@ class DenseIndex:
         path = self.folder / _MANIFEST
         if not path.exists():
             return None
-        manifest = read_record(path, DenseManifest, "index manifest")
+        manifest = read_record(path, DenseManifest, "an index manifest")
         if manifest.model_dump(include=set(self._source)) != self._source:
             raise DataError(
                 f"{self.folder}: vectors of another corpus, or of another version of this program; delete the folder "

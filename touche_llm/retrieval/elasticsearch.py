@@ -388,7 +388,7 @@ class _Load:
     def __init__(self, server: Server, name: str, corpus: Path, *, skip_bad_lines: bool, warn: Warn) -> None:
         # Number of documents in the index, and of those that were there before.
         self.documents = self.known = 0
-        self.left_out = SkippedLines(corpus, warn)
+        self.left_out = SkippedLines(warn)
         self._server, self._name, self._corpus = server, name, corpus
         self._skip, self._warn = skip_bad_lines, warn
         # Documents to send, by id, with their lines in the corpus.
@@ -400,7 +400,7 @@ class _Load:
         """Skip a bad line, or raise it."""
         if not self._skip:
             raise bad
-        self.left_out.add(bad, self.documents)
+        self.left_out.add(bad)
 
     def add(self, line: int, document: Document) -> None:
         """Add a document to the batch; send the batch when it is full."""
