@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import html
 import json
 import re
 from pathlib import Path
@@ -86,10 +85,11 @@ def test_a_dry_run_sends_and_writes_nothing_and_counts_what_would_be_sent(
 def test_topics_that_are_not_compared_are_named_with_the_reason(touche: Touche, engine: Engine) -> None:
     done = compare(touche, "--sample", "20")
     notes = [line for line in done.stderr.splitlines() if line.startswith("note: ")]
-    (dropped,) = (line for line in notes if "not in the sample" in line)
+    (dropped,) = (line for line in notes if "documents are drawn" in line)
     (halves,) = (line for line in notes if "to choose on" in line)
     chosen, held_out = (re.findall(r"\d+", part)[1:] for part in halves.split(" to choose on; "))
-    listed = set(re.findall(r"\d+", dropped.partition(";")[0].rpartition(": ")[2]))
+    listed = set(re.findall(r"\d+", dropped.partition(";")[0].partition("topics ")[2]))
+    assert dropped.startswith("note: 12 of 20 documents are drawn")
     assert len({*chosen, *held_out, *listed}) == len(chosen) + len(held_out) + len(listed) == 12
     alone = compare(touche, "--topic", held_out[0], "--format", "json")
     assert (alone.returncode, alone.stdout) == (2, "")
@@ -216,47 +216,3 @@ def test_the_other_half_is_closed_unless_it_is_asked_for_and_each_access_is_told
     assert [{row["earlier_accesses"] for row in rows_of(done).values()} for done in (first, second)] == [{0}, {1}]
     # One line for each access, beside the answer cache.
     assert len(Path("hold_out_accesses.jsonl").read_text().splitlines()) == 2 + 2 * 2
-
-
-def test_a_prompt_is_compared_with_itself_with_and_without_reasoning(touche: Touche, engine: Engine) -> None:
-    budgets = ("--thinking", "0,512", "--chains", "2")
-    done = touche("prompts", "compare", *WORDINGS[:1] * 2, *DATA, *QRELS, *budgets, "--format", "json")
-    assert done.returncode == 0, done.stderr
-    rows = {variant: row for (_, variant), row in rows_of(done).items()}
-    without, reasoned = (f"{WORDINGS[0]}+{budget}" for budget in (0, 512))
-    assert list(rows) == [without, reasoned]
-    # Two chains of thought and answer for each of 36 documents.
-    assert (rows[without]["requests"], rows[reasoned]["requests"]) == (36, 4 * 36)
-    assert {request.sampling.max_tokens for request in engine.requests if not request.schema} == {512}
-    assert rows[reasoned]["relevance_ndcg_5_difference"] is not None
-
-
-def test_a_prompt_is_compared_with_itself_by_where_the_stance_comes_from(touche: Touche, engine: Engine) -> None:
-    chosen = ("--stance-prompt", "shared,own,both_orders", "--html", "matrix.html")
-    done = touche("prompts", "compare", *WORDINGS[:1] * 3, *DATA, *QRELS, *chosen, "--format", "json")
-    assert done.returncode == 0, done.stderr
-    rows = {variant.rpartition("+")[2]: row for (_, variant), row in rows_of(done).items()}
-    assert [(name, row["requests"], row["cache_hits"]) for name, row in rows.items()] == [
-        ("shared", 36, 0),
-        ("own", 36, 36),
-        ("both_orders", 36, 72),
-    ]
-    # The stance prompt has no blunt wording.
-    assert rows["shared"]["stance_macro_f1"] < rows["own"]["stance_macro_f1"]
-    assert rows["own"]["best"] and rows["own"]["relevance_ndcg_5_difference"] == 0.0
-    page = html.unescape(Path("matrix.html").read_text())
-    assert "comparative/stance@" in page and "by the prompt that each variant names" in page
-
-
-@pytest.mark.parametrize(
-    ("option", "value"),
-    [
-        *(("--thinking", value) for value in ("512", "0,1,2", "0,x", "512,512", "0,99999", "0,-1")),
-        *(("--stance-prompt", value) for value in ("own", "own,own", "shared,judge", "own,")),
-    ],
-)
-def test_settings_that_fit_no_prompts_are_refused(touche: Touche, engine: Engine, option: str, value: str) -> None:
-    done = touche("prompts", "compare", *WORDINGS[:1] * 2, *DATA, *QRELS, option, value)
-    assert (done.returncode, done.stdout, engine.requests) == (2, "", [])
-    # A variant that is given twice is named instead.
-    assert option.lstrip("-") in done.stderr or len(set(value.split(","))) == 1

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,6 @@ from touche_llm.evaluation.qrels import read_qrels
 from touche_llm.prompt_lab.comparison import ComparisonInputs, PromptComparison, compare_prompts
 from touche_llm.prompt_lab.holdout import access_log
 from touche_llm.prompt_lab.sample import Plan
-from touche_llm.prompt_lab.variants import VariantSettings
 from touche_llm.tasks import get_task
 
 NDCG = "relevance nDCG@5"
@@ -47,7 +46,6 @@ class Bench:
         self,
         *names: str | Path,
         aspects: tuple[str, ...] = ("relevance",),
-        settings: Sequence[VariantSettings] = (),
         **plan: Any,
     ) -> PromptComparison:
         self.monkeypatch.setattr("touche_llm.prompt_lab.comparison.open_model", opening(self.engine))
@@ -56,9 +54,7 @@ class Bench:
         qrels = read_qrels({aspect: self.files[aspect] for aspect in aspects}, get_task(self.task))
         progress = Silent()
         self.notices = progress.notices
-        return await compare_prompts(
-            ComparisonInputs(config, list(map(str, names)), qrels, Plan(**plan), settings), progress
-        )
+        return await compare_prompts(ComparisonInputs(config, list(map(str, names)), qrels, Plan(**plan)), progress)
 
     @property
     def log(self) -> Path:

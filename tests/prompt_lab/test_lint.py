@@ -1,25 +1,19 @@
 from __future__ import annotations
 
 import asyncio
-import csv
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from touche_llm.corpus.args_me import HEADER as COLUMNS
 from touche_llm.data.records import Topic
-from touche_llm.errors import DataError
 from touche_llm.llm.answers import AnswerForm
 from touche_llm.llm.cache import Cache, Entry
-from touche_llm.pipeline.corpora import open_local_corpus
 from touche_llm.prompt_lab.lint import (
     CheckedPrompt,
     check,
     detect_changed_text,
-    make_invented_material,
-    take_corpus_material,
 )
 from touche_llm.prompt_lab.trial import (
     Messages,
@@ -32,7 +26,7 @@ from touche_llm.prompt_lab.trial import (
     offline_builder,
     split_by_sharing,
 )
-from touche_llm.prompts.purposes import find_prompt, find_prompts, list_files, load_named, purposes_of
+from touche_llm.prompts.purposes import find_prompt, find_prompts, list_files, load_named
 from touche_llm.tasks import TASKS, get_task, prompts_folder
 
 HEADER = "---\nversion: 1\npurpose: for a test\nanswer: judge\n---\n"
@@ -52,13 +46,13 @@ def template(folder: Path, system: str, user: str, name: str = "mine") -> Path:
 def checked(path: Path, *topics: Topic) -> CheckedPrompt:
     task = get_task("comparative")
     purpose, prompt = load_named(task, str(path))
-    return asyncio.run(check(task, purpose, prompt, make_invented_material(topics), estimate))
+    return asyncio.run(check(task, purpose, prompt, topics, estimate))
 
 
 @pytest.mark.parametrize(("task", "name"), ALL, ids=lambda each: getattr(each, "name", each))
 def test_nothing_is_wrong_with_the_project_s_own_prompts(task: Any, name: str) -> None:
     purpose, prompt = load_named(task, name)
-    result = asyncio.run(check(task, purpose, prompt, make_invented_material(), estimate))
+    result = asyncio.run(check(task, purpose, prompt, (), estimate))
     assert result.findings == []
     assert result.tokens and result.between_topics
     # Instructions are most of a prompt, and the topic comes before the documents.
@@ -269,26 +263,6 @@ def test_the_parts_of_a_prompt_are_all_of_it_and_begin_where_topic_and_document_
         shown = "x" if name == "sentence" or "Conclusion: x" in messages[1].content else "※ First it says this."
         assert text["nobody"].startswith(shown)
     assert len(text["all"]) > 400
-
-
-@pytest.mark.parametrize("sentences", [3, 4, 5, 20])
-def test_pairs_to_check_with_are_made_of_the_first_sentences(tmp_path: Path, sentences: int) -> None:
-    said = [{"sent_id": f"s{number}", "sent_text": f"Sentence {number}."} for number in range(sentences)]
-    with (tmp_path / "args.csv").open("w", newline="") as stream:
-        premises = repr([{"text": "", "stance": "PRO", "annotations": []}])
-        csv.writer(stream).writerows([COLUMNS, ["arg", "title", premises, "", repr(said)]])
-    task = get_task("sentence_pairs")
-    with open_local_corpus(
-        tmp_path / "args.csv", tmp_path / "index", task, skip_bad_lines=False, warn=lambda _: None
-    ) as corpus:
-        if sentences < 4:
-            with pytest.raises(DataError):
-                take_corpus_material([], corpus, purposes_of(task)["judge"])
-            return
-        pairs = take_corpus_material([], corpus, purposes_of(task)["judge"])
-        assert list(pairs.ids) == ["s0,s1", "s2,s3", "s4,s5", "s6,s7"][: sentences // 2]
-        assert take_corpus_material([], corpus, purposes_of(task)["sentence"]).ids == ("s0", "s1", "s2", "s3")
-        assert pairs.documents.get("s2,s3").text == "Sentence 2.\nSentence 3."
 
 
 def test_a_prompt_with_the_document_first_shares_nothing_of_its_topic(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from touche_llm.data.trec_runs import read_run
 from touche_llm.evaluation import evaluate
 from touche_llm.evaluation.qrels import Qrels
 from touche_llm.evaluation.stance_measures import count_confusion
-from touche_llm.report.page import MeasureComparison, MeasureResult, measure_run
+from touche_llm.report.page import measure_run
 
 
 def found(report: SimpleNamespace) -> Any:
@@ -21,11 +21,11 @@ def found(report: SimpleNamespace) -> Any:
     return report.measured
 
 
-def list_headline(measured: Any) -> list[MeasureComparison]:
+def list_headline(measured: Any) -> list[SimpleNamespace]:
     return [each for each in measured.measures if each.headline]
 
 
-def sides(measure: MeasureComparison) -> tuple[MeasureResult, MeasureResult]:
+def sides(measure: SimpleNamespace) -> tuple[SimpleNamespace, SimpleNamespace]:
     """The results of the run and of its first stage."""
     run, first = measure.runs
     assert run is not None and first is not None

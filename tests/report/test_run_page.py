@@ -70,14 +70,13 @@ def test_no_text_of_a_report_leaves_its_place(judged: SimpleNamespace) -> None:
         view.documents[0], truncation="half", comparisons=["line"], failures=failures, sentences=said, answers=answers
     )
     assert full.readings and full.text and full.row.people and full.answers[0][1] and view.prompts
-    left = [("gone", 1, 30, {"relevance": "2"})]
-    shown = changed(view, documents=[full], rows=[view.documents[1].row], dropped=left)
+    shown = changed(view, documents=[full], rows=[view.documents[1].row])
     report = changed(judged, topics=[shown], failures={"failures.jsonl": failures}, notes=["note"])
     page = Page(render_report(poisoned(report)))
     assert [tag for tag, _ in page.elements if tag.startswith("x-")] == []
     for _, attributes in page.elements:
         assert not any(name.startswith("on") or POISON in name for name in attributes)
-    for text in ("note", full.answers[0][1], "line", "half", "{", "no JSON", "gone", full.text[:50]):
+    for text in ("note", full.answers[0][1], "line", "half", "{", "no JSON", full.text[:50]):
         assert POISON + text in page.text
 
 

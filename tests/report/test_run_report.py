@@ -14,7 +14,6 @@ from touche_llm.data.io import read_records, write_records
 from touche_llm.data.records import Attempt, Comparison, Cut, Failure, Judgment, Reading
 from touche_llm.data.trec_runs import read_run
 from touche_llm.errors import DataError
-from touche_llm.evaluation.qrels import Qrels
 from touche_llm.report.folder import find_differences, summarize_comparisons
 from touche_llm.report.run_report import gather_report
 from touche_llm.tasks import get_task
@@ -152,18 +151,6 @@ def test_metadata_of_another_program_is_an_error(comparative: Path, tmp_path: Pa
     (run / "ir-metadata.yml").write_text("- a list\n")
     with raises_at(DataError, run / "ir-metadata.yml"):
         gather_report(run, None, 1)
-
-
-def test_candidates_that_left_the_top_are_told(comparative: Path, qrels: Qrels) -> None:
-    report = gather_report(comparative, qrels, 3)
-    run, first = read_run(comparative / "run.txt"), read_run(comparative / "candidates.run.txt")
-    assert set(report.movements) == {"candidates", "judge", "run"}
-    for view in report.topics:
-        ranks = {each.document_id: each.rank for each in run.rankings[view.topic.id]}
-        gone = [each.document_id for each in first.rankings[view.topic.id][:5] if ranks.get(each.document_id, 999) > 3]
-        assert [document for document, *_ in view.dropped] == gone
-        assert all(rank == ranks.get(document) for document, _, rank, _ in view.dropped)
-    assert sum(len(view.dropped) for view in report.topics) > 0
 
 
 def test_comparisons_are_summed_up_for_each_document_and_step() -> None:

@@ -25,15 +25,7 @@ from touche_llm.llm.cache import Cache, CacheMode
 from touche_llm.llm.settings import CacheConfig, SamplingConfig
 from touche_llm.llm.tokenizers import ChatTokenizer
 from touche_llm.pipeline.context import Dataset, check_examples
-from touche_llm.pipeline.corpora import LocalCorpus, open_local_corpus
-from touche_llm.prompt_lab.lint import (
-    CheckedPrompt,
-    Finding,
-    check,
-    detect_changed_text,
-    make_invented_material,
-    take_corpus_material,
-)
+from touche_llm.prompt_lab.lint import CheckedPrompt, Finding, check, detect_changed_text
 from touche_llm.prompt_lab.trial import Count, estimate
 from touche_llm.prompts.prompt import Prompt, Purpose, examples_path
 from touche_llm.prompts.purposes import CatalogEntry, find_prompt, find_prompts, load_named
@@ -102,7 +94,7 @@ def show_(given: s.GivenSettings, name: NameArgument, output: FormatOption = For
 
 
 @prompts_app.command("check")
-@s.takes_settings("prompts.folder", "dataset", "topics", "corpus", "index", "skip_bad_lines")
+@s.takes_settings("prompts.folder", "dataset", "topics")
 def check_(
     given: s.GivenSettings,
     names: Annotated[
@@ -114,7 +106,7 @@ def check_(
         typer.Option(
             "--task",
             metavar="NAME",
-            help=f"{TASK_HELP} (default: all; {DEFAULT_TASK} with names, topics or a corpus).",
+            help=f"{TASK_HELP} (default: all; {DEFAULT_TASK} with names or topics).",
             rich_help_panel="Input",
         ),
     ] = None,
@@ -132,11 +124,11 @@ def check_(
 ) -> None:
     """Check prompts without a model: whether they load, name all labels and share what they can with other requests.
 
-    Without topics and a corpus, invented ones are used. Exit code 1 if there are errors; warnings leave it at 0.
+    Documents are invented, and topics unless some are given. Exit code 1 if there are errors; warnings leave it at 0.
     """
     folder, inputs = given.get("prompts.folder"), s.read_inputs(given)
     dataset, topics = inputs.dataset, inputs.topics
-    if task is None and not (names or topics or inputs.has_documents):
+    if task is None and not (names or topics or dataset):
         tasks = list(TASKS.values())
     else:
         tasks = [get_task(task or (find_dataset_task(dataset) if dataset else DEFAULT_TASK))]
@@ -156,12 +148,7 @@ def check_(
         answers = None
         if cache is not None or _DEFAULT_CACHE.is_file():
             answers = stack.enter_context(Cache(cache or _DEFAULT_CACHE, CacheMode.REPLAY))
-        opened = None
-        if inputs.has_documents:
-            skip = given.get("skip_bad_lines", False)
-            corpus = open_local_corpus(inputs.documents, inputs.index, tasks[0], skip_bad_lines=skip, warn=warn)
-            opened = stack.enter_context(corpus)
-        rows = [(entry, _check_entry(entry, read, topics, opened, count, answers, warn)) for entry in found]
+        rows = [(entry, _check_entry(entry, read, topics, count, answers, warn)) for entry in found]
     _print_checks(output, rows, tokenizer)
     if any(checked.of("error") for _, checked in rows):
         raise typer.Exit(1)
@@ -179,7 +166,6 @@ def _check_entry(
     found: CatalogEntry,
     topics: Sequence[Topic],
     file: Path | None,
-    corpus: LocalCorpus | None,
     count: Count,
     answers: Cache | None,
     warn: Callable[[str], None],
@@ -187,8 +173,7 @@ def _check_entry(
     if found.loaded is None:
         return CheckedPrompt([Finding("error", found.error)])
     purpose, prompt = found.loaded
-    material = make_invented_material(topics) if corpus is None else take_corpus_material(topics, corpus, purpose)
-    checked = asyncio.run(check(found.task, purpose, prompt, material, count))
+    checked = asyncio.run(check(found.task, purpose, prompt, topics, count))
     if file is not None:
         try:
             check_examples(prompt, list(topics), file, warn)

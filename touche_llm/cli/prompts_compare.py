@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from touche_llm.cli import measured_runs as m
 from touche_llm.cli import options as o
 from touche_llm.cli import setting_options as s
 from touche_llm.cli.emit import (
@@ -34,15 +33,14 @@ from touche_llm.pipeline.context import Dataset
 
 if TYPE_CHECKING:
     from touche_llm.prompt_lab.comparison import PromptComparison
-    from touche_llm.prompt_lab.variants import PartMeasures, VariantSettings
+    from touche_llm.prompt_lab.variants import PartMeasures
 
 _MAX_ON_PAGE = 8
 _MOST_HELD_OUT = "Held-out topics are judged by the first prompt and the best, and not at all if these are the same."
 _CHANGE = ("difference", "low", "high", "p", "p_holm", "wins", "ties", "losses")
 _OF_COMPARISON = (
     *s.INPUTS,
-    *("skip_bad_lines", "limit_topics", "topic", "prompts.folder", "prompts.objects", "engine", "cache"),
-    *(f"sampling.{name}" for name in ("temperature", "seed", "max_tokens", "logprobs", "thinking.chains")),
+    *("skip_bad_lines", "limit_topics", "topic", "prompts.folder", "prompts.objects", "engine", "sampling", "cache"),
 )
 TemplatesArgument = Annotated[
     list[str], typer.Argument(metavar="NAME|FILE", help="Judge prompts: names or .jinja files.")
@@ -69,56 +67,14 @@ SampleOption = Annotated[
     ),
 ]
 SampleSeedOption = Annotated[int, typer.Option("--sample-seed", metavar="N", help="Seed of the sample.", hidden=True)]
-ThinkingOption = Annotated[
-    str | None,
-    typer.Option(
-        "--thinking",
-        metavar="N,N",
-        help="Max tokens of reasoning of each prompt, as judge judge --thinking 0,512.",
-        rich_help_panel="Judging",
-        hidden=True,
-    ),
-]
-StancePromptOption = Annotated[
-    str | None,
-    typer.Option(
-        "--stance-prompt",
-        metavar="NAME,NAME",
-        help="Prompt of the stance of each, as judge judge --stance-prompt shared,own; chosen by stance macro-F1.",
-        rich_help_panel="Judging",
-        hidden=True,
-    ),
-]
 HtmlOption = Annotated[
     Path | None,
     typer.Option("--html", metavar="FILE", help="Also write a page with a row per document.", rich_help_panel="Output"),
 ]
 
 
-def _read_settings(own: Mapping[str, Any]) -> list[VariantSettings]:
-    """Return the settings of each prompt; raise UsageError unless each option has a valid value for each prompt."""
-    from touche_llm.prompt_lab.variants import VariantSettings
-
-    given: list[dict[str, str]] = [{} for _ in own["templates"]]
-    for name, example in (("thinking", "0,512"), ("stance_prompt", "shared,own")):
-        if (text := own[name]) is None:
-            continue
-        values = text.split(",")
-        if len(values) != len(given):
-            raise UsageError(
-                f"--{name.replace('_', '-')}: {text!r:.80} has {len(values)} values for {len(given)} prompts; give one "
-                f"for each, as {example}"
-            )
-        for settings, value in zip(given, values, strict=True):
-            settings[name] = value.strip()
-    return [s.validate(VariantSettings, settings, "") for settings in given]
-
-
 def _check_own(given: s.GivenSettings, own: Mapping[str, Any]) -> None:
-    """Raise UsageError if settings of variants are invalid or the page cannot be written, before input is read."""
-    if budgets := [settings.thinking for settings in _read_settings(own) if settings.thinking is not None]:
-        # The server must be able to do what the variants need.
-        given["sampling.thinking.judge"] = max(budgets)
+    """Raise UsageError if the page cannot be written, before input is read."""
     html, prompts = own["html"], own["templates"]
     if html is None:
         return
@@ -140,8 +96,6 @@ def compare(
     confirm: ConfirmOption = False,
     sample: SampleOption = 200,
     sample_seed: SampleSeedOption = 0,
-    thinking: ThinkingOption = None,
-    stance_prompt: StancePromptOption = None,
     html: HtmlOption = None,
     dry_run: o.DryRunOption = False,
     overwrite: o.OverwriteOption = False,
@@ -162,8 +116,7 @@ def compare(
     for note in qrels.notes:
         progress.warn(note)
     plan = Plan(sample, sample_seed, split, confirm, texts=html is not None)
-    settings = _read_settings({"templates": templates, "thinking": thinking, "stance_prompt": stance_prompt})
-    inputs = ComparisonInputs(config, templates, qrels, plan, settings)
+    inputs = ComparisonInputs(config, templates, qrels, plan)
     if dry_run:
         cost = run_requests(config, estimate_comparison(inputs, progress))
         print_costs(output, config, cost, [_MOST_HELD_OUT] if confirm else [])
@@ -195,13 +148,10 @@ def _write_page(output: Format, found: PromptComparison, qrels: Qrels, files: Ma
 
 
 def _show(found: PromptComparison, part: PartMeasures, rows: Sequence[Mapping[str, Any]]) -> None:
-    from touche_llm.evaluation.measures import name_judged
-
     # Counts are dropped before measures if the terminal is narrow.
     columns = [Column("variant", is_text=True)]
     for measure in part.measures:
         columns.append(Column(_short(measure), 0 if measure == part.measures[0] else 1, value=_key(measure)))
-        columns.append(Column(m.strip_aspect(name_judged(measure)), drop=3, value=f"{_key(measure)}_judged", digits=3))
     columns.append(Column("outside", drop=2, value=lambda row: nan if row["outside"] is None else row["outside"]))
     columns += [Column("failures", drop=2), Column("tokens", drop=2, value="prompt_tokens")]
     columns += [Column("requests", drop=2), Column("cached", drop=2, value="cache_hits")]
@@ -242,14 +192,11 @@ def _short(measure: str) -> str:
 
 
 def _explain(found: PromptComparison, qrels: Qrels) -> None:
-    from touche_llm.prompt_lab.variants import describe_stance_measure
-
     show_lines(
         (
             "random order: mean nDCG@5 of the same documents over all orders",
-            *([describe_stance_measure(found.variants).removesuffix(".")] if qrels.stances else []),
+            *(["macro-F1: of the judge prompt's stance"] if qrels.stances else []),
             "kappa: quadratic weights, rounded grades; outside: mean probability off the labels",
-            m.JUDGED_LEGEND,
             "tokens: of all prompts, cached ones included; requests: sent now; cached: answers from the cache",
             "p Holm: paired randomisation test over topics, corrected for the number of variants",
         )
@@ -276,8 +223,7 @@ def _make_rows(found: PromptComparison, part: PartMeasures) -> list[dict[str, An
         for measure, figure in part.estimates[variant.name].items():
             name = _key(measure)
             change = part.differences.get((variant.name, measure), {})
-            row |= {name: figure.value, f"{name}_judged": part.judged[variant.name][measure]}
-            row |= {f"{name}_{key}": change.get(key) for key in _CHANGE}
+            row |= {name: figure.value} | {f"{name}_{key}": change.get(key) for key in _CHANGE}
         row["random_ndcg_5"] = part.chance
         accesses = found.earlier_accesses
         row["earlier_accesses"] = None if accesses is None else len(accesses)

@@ -9,7 +9,6 @@ from pathlib import Path
 from touche_llm.config import Config
 from touche_llm.data.records import Failure, Topic
 from touche_llm.errors import DataError, UsageError, shorten
-from touche_llm.evaluation.measures import NDCG
 from touche_llm.evaluation.qrels import Qrels
 from touche_llm.evaluation.significance import describe_missing_intervals
 from touche_llm.judging.pointwise import RequestBuilder, find_objects
@@ -42,11 +41,9 @@ from touche_llm.prompt_lab.sample import (
     write_sample,
 )
 from touche_llm.prompt_lab.variants import (
-    MACRO_F1,
     PartMeasures,
     Variant,
     VariantJudgments,
-    VariantSettings,
     Verdict,
     choose_winner,
     decide_verdict,
@@ -68,14 +65,12 @@ class ComparisonInputs:
         names: Names or template paths of two prompts or more.
         qrels: Human judgments, with grades.
         plan: Documents and topics to compare on.
-        settings: Settings of each variant; empty if none has settings of its own.
     """
 
     config: Config
     names: Sequence[str]
     qrels: Qrels
     plan: Plan = field(default_factory=Plan)
-    settings: Sequence[VariantSettings] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +119,7 @@ class PromptComparison:
 async def compare_prompts(inputs: ComparisonInputs, progress: Progress) -> PromptComparison:
     """Judge one sample with several prompts and compare each with human judgments.
 
-    Variants are chosen by nDCG@5; by macro-F1 of the stance if they name the prompt of their stance.
+    Variants are chosen by nDCG@5.
 
     Raises:
         PromptError: A prompt is missing or invalid.
@@ -139,7 +134,7 @@ async def compare_prompts(inputs: ComparisonInputs, progress: Progress) -> Promp
         check_log(access_log(config.cache.file))
         if not work.sample_file.exists():
             write_sample(work.sample_file, work.sample)
-        schemas = list_schemas(prompt for variant in work.variants for prompt in variant.prompts)
+        schemas = list_schemas(variant.prompt for variant in work.variants)
         opening = open_model(config.engine, config.sampling, config.cache, schemas=schemas, progress=progress)
         async with opening as model:
             builder = make_request_builder(model, config.engine, config.sampling)
@@ -219,7 +214,7 @@ def _list_costs(part: str, usage: Sequence[tuple[Variant, Mapping[str, Usage]]])
         return sum(use.prompt_tokens + use.completion_tokens for use in of_variant[1].values())
 
     return [
-        Cost(part, f"{prompt}{variant.settings.suffix}", use if is_open else Usage(), use)
+        Cost(part, prompt, use if is_open else Usage(), use)
         for variant, of_variant in (usage if is_open else (usage[0], max(usage[1:], key=count)))
         for prompt, use in of_variant.items()
     ]
@@ -251,12 +246,6 @@ class _Work:
         """Add a note, and warn."""
         self.notes.append(text)
         self.context.progress.warn(text)
-
-    @property
-    def criterion(self) -> str:
-        """Return the name of the measure that the variants are chosen by."""
-        has_stances = any(variant.settings.stance_prompt for variant in self.variants)
-        return MACRO_F1 if has_stances else f"{next(iter(self.qrels.grades))} {NDCG}"
 
     async def find_objects(self, builder: RequestBuilder) -> list[Failure]:
         """Let the model find the objects of topics that name none; drop the topics where it fails.
@@ -301,7 +290,7 @@ class _Work:
         """Log an access to a part before any measure is shown; return earlier accesses to any of its topics."""
         sampled = {item.topic_id for item in self.parts[part]}
         titles = [topic.title for topic in self.topics if topic.id in sampled]
-        access = make_access(kind, titles, self.qrels, [p.label for variant in variants for p in variant.prompts])
+        access = make_access(kind, titles, self.qrels, [variant.prompt.label for variant in variants])
         return record_access(access_log(self.context.config.cache.file), access)
 
 
@@ -311,13 +300,13 @@ async def _prepare(context: RunContext, inputs: ComparisonInputs) -> _Work:
     if not qrels.grades:
         aspects = ", ".join(task.aspects)
         raise UsageError(f"qrels: no grades, by which documents are drawn; give those of at least one of {aspects}")
-    variants = load_variants(inputs.names, config, task, inputs.settings)
+    variants = load_variants(inputs.names, config, task)
     grades = next(iter(qrels.grades.values()))
     halves = split_topics([topic for topic in context.file_topics if topic.id in grades], inputs.plan.split)
     await corpus.fetch(document_id for topic in context.topics for document_id in grades.get(topic.id, {}))
     sample, path, notes = choose_sample(inputs.plan, grades, context.topics, halves, corpus, task)
     topics = _keep_topics(context.topics, sample)
-    prompts = [prompt for variant in variants for prompt in variant.prompts]
+    prompts = [variant.prompt for variant in variants]
     objects_prompt = None
     if task.objects_answer is not None and any(topic.objects is None for topic in topics):
         named = config.prompts
@@ -328,8 +317,6 @@ async def _prepare(context: RunContext, inputs: ComparisonInputs) -> _Work:
     parts, part_notes = divide_sample(inputs.plan, sample, halves)
     topics = _keep_topics(topics, [item for documents in parts.values() for item in documents])
     work = _Work(context, qrels, variants, objects_prompt, topics, parts, sample, path)
-    if work.criterion == MACRO_F1:
-        _check_stances(parts, qrels)
     for note in (*notes, *part_notes):
         work.note(note)
     return work
@@ -356,7 +343,7 @@ async def _judge_parts(
     def measure(name: str) -> PartMeasures:
         judgments = {variant: result.judgments for (part, variant), result in judged.items() if part == name}
         weights = work.context.config.weights
-        return measure_part(name, work.parts[name], judgments, work.qrels, weights, work.criterion)
+        return measure_part(name, work.parts[name], judgments, work.qrels, weights)
 
     measures = [measure(name)]
     names = {work.variants[0].name, choose_winner(measures[0])}
@@ -365,18 +352,8 @@ async def _judge_parts(
     finalists = [variant for variant in work.variants if variant.name in names]
     judged |= await work.judge(HOLD_OUT, finalists, builder)
     earlier = work.record("confirmation", HOLD_OUT, finalists)
-    baseline, winner = ([prompt.label for prompt in variant.prompts] for variant in finalists)
+    baseline, winner = (variant.prompt.label for variant in finalists)
     counted = select_counted(earlier, baseline, winner)
     for note in describe_accesses(earlier, counted, access_log(work.context.config.cache.file)):
         work.note(note)
     return judged, [*measures, measure(HOLD_OUT)], counted
-
-
-def _check_stances(parts: Mapping[str, Sequence[Sampled]], qrels: Qrels) -> None:
-    """Raise UsageError if a part has no document whose stance people judged."""
-    for name, sample in parts.items():
-        if not any(item.document_id in qrels.stances.get(item.topic_id, {}) for item in sample):
-            raise UsageError(
-                f"qrels: no stance of the {len(sample)} sampled documents ({name}), by which prompts of the stance are "
-                "compared; give stance judgments of these topics"
-            )

@@ -32,8 +32,6 @@ HALVES_FILE = "halves.yaml"
 _LOG = "hold_out_accesses.jsonl"
 # Folder of the default cache; the folder of a cassette is read-only data.
 _FOLDER_OF_CASSETTES = Path(".touche-llm")
-# Maximum bytes of the log, about 8,000 accesses to 25 topics; an access takes ten times its bytes in memory.
-_MAX_LOG = 16 * 2**20
 _HASH_DIGITS = 12
 
 Kind = Literal["choice", "confirmation", "trial", "evaluation"]
@@ -106,8 +104,7 @@ def read_accesses(path: Path) -> list[Access]:
     """
     if not path.exists():
         return []
-    what = "accesses to topics, one a line; correct or remove this line"
-    return read_records(path, Access, what, max_bytes=_MAX_LOG)
+    return read_records(path, Access, "accesses to topics, one a line; correct or remove this line")
 
 
 def check_log(path: Path) -> None:
@@ -194,7 +191,7 @@ def _record_evaluation(directory: RunDirectory, qrels: Qrels) -> None:
     record_access(access_log(config.cache.file), make_access("evaluation", titles, qrels, prompts, run))
 
 
-def select_counted(earlier: Iterable[Access], baseline: Sequence[str], winner: Sequence[str]) -> list[Access]:
+def select_counted(earlier: Iterable[Access], baseline: str, winner: str) -> list[Access]:
     """Return the accesses that make a confirmation weaker.
 
     Those with the baseline alone do not, nor does the evaluation of a run made with other prompts than the one to
@@ -202,31 +199,18 @@ def select_counted(earlier: Iterable[Access], baseline: Sequence[str], winner: S
 
     Args:
         earlier: Earlier accesses to the held-out topics.
-        baseline: Labels of the prompts of the first variant.
-        winner: Labels of the prompts to confirm.
+        baseline: Label of the first prompt.
+        winner: Label of the prompt to confirm.
     """
-    known = {_hash_of(label) for label in baseline}
-    # Without a prompt of its own, the winner differs from the baseline in settings, which are not logged.
-    own = [label for label in winner if _hash_of(label) not in known] or list(winner)
-    hashes, names = {_hash_of(label) for label in own}, {_name_of(label) for label in own}
+    name, _, digest = winner.rpartition("-")
 
     def counts(past: Access) -> bool:
-        others = [label for label in past.prompts if _hash_of(label) not in known]
-        if any(_hash_of(label) in hashes for label in past.prompts) or any(
-            _name_of(label) in names for label in others
-        ):
-            return True
-        return bool(others) and past.kind != "evaluation"
+        hashes = {label.rpartition("-")[2] for label in past.prompts}
+        others = [label for label in past.prompts if label.rpartition("-")[2] != baseline.rpartition("-")[2]]
+        is_earlier_wording = any(label.rpartition("@")[0] == name.rpartition("@")[0] for label in others)
+        return digest in hashes or is_earlier_wording or (bool(others) and past.kind != "evaluation")
 
     return [past for past in earlier if counts(past)]
-
-
-def _hash_of(label: str) -> str:
-    return label.rpartition("-")[2]
-
-
-def _name_of(label: str) -> str:
-    return label.rpartition("@")[0]
 
 
 def describe_accesses(earlier: Sequence[Access], counted: Sequence[Access], path: Path) -> list[str]:

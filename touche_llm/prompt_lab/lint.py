@@ -10,10 +10,8 @@ from typing import Any, Literal, get_args
 from touche_llm.data.records import Topic
 from touche_llm.errors import DataError, PromptError
 from touche_llm.judging.pointwise import Documents
-from touche_llm.judging.sentence_pairs import SEPARATOR
 from touche_llm.llm.answers import AnswerForm, get_labels
 from touche_llm.llm.cache import Cache
-from touche_llm.pipeline.corpora import LocalCorpus
 from touche_llm.prompt_lab.trial import (
     Count,
     Messages,
@@ -36,13 +34,10 @@ from touche_llm.tasks.task import Task
 Level = Literal["error", "warning"]
 # Maximum share and characters of fixed text after the topic or the documents: field names, a last line.
 _MAX_SHARE_BEHIND, _MAX_CHARS_BEHIND = 0.25, 200
-# Engines compile a schema with more labels slowly or reject it.
-_MAX_LABELS = 1000
 # Words that are not labels.
 _PLAIN = "x y"
 
 
-_MAX_DOCUMENTS = 4
 _INVENTED = (
     Topic(
         "1",
@@ -59,54 +54,15 @@ _INVENTED = (
         ("rye", "wheat"),
     ),
 )
-_INVENTED_TEXTS = (
-    "Most people who took the first for a year say that it saved them money, though not in winter. The second costs "
-    "more to keep, as a study of forty households found, but nobody was late because of rain.",
-    "Nobody can say this in general. It depends on the time at hand, on the weather and on what somebody likes, and "
-    "those who tried both went back to what they were used to after a month.",
-    "Last spring we looked at both. The figures speak for the second: fewer faults, less noise, half of the waiting.",
-    "There are good reasons for the first, and cost is one of them. It needs little room and hardly any care.",
-)
-
-
-@dataclass(frozen=True, slots=True)
-class Material:
-    """Topics and documents for checking prompts.
-
-    Attributes:
-        topics: Topics of a file, or invented ones.
-        documents: Documents by id.
-        ids: Ids of four documents; two or three if there are no more.
-    """
-
-    topics: Sequence[Topic]
-    documents: Documents
-    ids: tuple[str, ...]
-
-
-def make_invented_material(topics: Sequence[Topic] = ()) -> Material:
-    """Return invented documents, with the given or else invented topics."""
-    texts = dict(zip("abcd", _INVENTED_TEXTS, strict=True))
-    return Material(topics or _INVENTED, Texts(texts), tuple(texts))
-
-
-def take_corpus_material(topics: Sequence[Topic], corpus: LocalCorpus, purpose: Purpose) -> Material:
-    """Return the first documents of a corpus; sentences or pairs of sentences if the prompt shows them.
-
-    Raises:
-        DataError: The corpus has fewer than two.
-    """
-    store = corpus.store
-    if corpus.documents is store:
-        ids = store.get_ids(list(range(min(_MAX_DOCUMENTS, len(store)))))
-    else:
-        ids = store.parts.get_ids(list(range(min(2 * _MAX_DOCUMENTS, len(store.parts)))))
-        if purpose.name != "sentence":
-            ids = [SEPARATOR.join(pair) for pair in zip(ids[::2], ids[1::2], strict=False)]
-    if len(ids) < 2:
-        raise DataError(f"{corpus.name}: has too few documents to compare two requests; give a corpus with more")
-    documents = corpus.candidates if purpose.name == "sentence" else corpus.documents
-    return Material(topics or _INVENTED, documents, tuple(ids[:_MAX_DOCUMENTS]))
+_TEXTS = {
+    "a": "Most people who took the first for a year say that it saved them money, though not in winter. The second "
+    "costs more to keep, as a study of forty households found, but nobody was late because of rain.",
+    "b": "Nobody can say this in general. It depends on the time at hand, on the weather and on what somebody likes, "
+    "and those who tried both went back to what they were used to after a month.",
+    "c": "Last spring we looked at both. The figures speak for the second: fewer faults, less noise, half of the "
+    "waiting.",
+    "d": "There are good reasons for the first, and cost is one of them. It needs little room and hardly any care.",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,8 +107,17 @@ class CheckedPrompt:
         return [finding.message for finding in self.findings if finding.level == level]
 
 
-async def check(task: Task, purpose: Purpose, prompt: Prompt, material: Material, count: Count) -> CheckedPrompt:
-    """Check a prompt; loading it has already checked its front matter, variables and examples."""
+async def check(task: Task, purpose: Purpose, prompt: Prompt, topics: Sequence[Topic], count: Count) -> CheckedPrompt:
+    """Check a prompt; loading it has already checked its front matter, variables and examples.
+
+    Args:
+        task: Task of the prompt.
+        purpose: Purpose of the prompt.
+        prompt: Prompt.
+        topics: Topics to render it for; invented ones if empty. Documents are invented.
+        count: Counts tokens.
+    """
+    topics = topics or _INVENTED
     linter = _Linter(task, purpose, prompt)
     result = linter.result
     plain = await linter.render_minimal()
@@ -161,15 +126,13 @@ async def check(task: Task, purpose: Purpose, prompt: Prompt, material: Material
     linter.check_labels(*plain)
     for problem in list_copyable_answers(prompt):
         linter.warn(problem)
-    linter.check_answers(material.topics)
-    lengths = await linter.count_lengths(material.topics, count)
+    lengths = await linter.count_lengths(topics, count)
     try:
         await linter.check_order(*plain)
         await linter.check_variables(*plain)
         if lengths:
             result.longest_topic, result.tokens = max(lengths, key=lambda length: length[1])
-            topics = [topic for topic in material.topics if topic.id in dict(lengths)]
-            await linter.measure(topics, material, count)
+            await linter.measure([topic for topic in topics if topic.id in dict(lengths)], count)
     except PromptError as error:
         linter.error(f"with other texts: {error}")
     return result
@@ -274,20 +237,19 @@ class _Linter:
 
     async def check_variables(self, subject: Subject, messages: Messages) -> None:
         """Check that the prompt uses its variables and shows the objects that labels refer to."""
-        unused = sorted(variable for variable in self.purpose.variables if variable not in self.prompt.files.used)
         model = self.prompt.answer_for(subject.topic, len(subject.ids))
         labels = {label for allowed in get_labels(model).values() for label in allowed}
-        for place, name in enumerate(("first", "second")):
-            if name in self.purpose.variables and name.upper() in labels:
+        for name in sorted(self.purpose.variables):
+            place = {"first": 0, "second": 1}.get(name)
+            if place is not None and name.upper() in labels:
                 objects = list(subject.topic.objects or ())
                 objects[place] = "another"
                 changed = replace(subject.topic, objects=(objects[0], objects[1]))
                 if (await self.render(changed, subject.ids, subject.documents))[1] == messages:
                     problem = f"does not show the object `{name}`, which the label {name.upper()} refers to"
                     self.error(f"{problem}; insert {{{{ {name} }}}}")
-                unused = [variable for variable in unused if variable != name]
-        for name in unused:
-            self.warn(f"does not use the variable {name!r}, so its text is never sent")
+            elif name not in self.prompt.files.used:
+                self.warn(f"does not use the variable {name!r}, so its text is never sent")
 
     async def check_order(self, subject: Subject, messages: Messages) -> None:
         """Check the order: text shared by all requests first, then the topic, then the documents."""
@@ -321,25 +283,13 @@ class _Linter:
                 f"the start of the topic: {behind}; put the instructions first"
             )
 
-    def check_answers(self, topics: Sequence[Topic]) -> None:
-        """Check that each topic has labels to answer with, and not too many."""
-        number = 2 if self.purpose.depends_on == "documents" else 1
-        for topic in topics if self.purpose.depends_on == "topic" else topics[:1]:
-            try:
-                labels = get_labels(self.prompt.answer_for(topic, number))
-            except DataError as error:
-                self.error(f"topic {topic.id}: answer schema: {error}")
-                continue
-            for name, allowed in labels.items():
-                if len(allowed) > _MAX_LABELS:
-                    problem = f"{len(allowed):,} labels; expected at most {_MAX_LABELS:,}"
-                    self.error(f"topic {topic.id}: answer schema: {name}: {problem}")
-
     async def count_lengths(self, topics: Sequence[Topic], count: Count) -> list[tuple[str, int]]:
         """Count the tokens of the prompt for each topic, without documents."""
         found = []
         for topic in topics:
             try:
+                # A topic can have no labels to answer with, as a title without a word has none for its objects.
+                self.prompt.answer_for(topic, 2 if self.purpose.depends_on == "documents" else 1)
                 _, messages = await self.render(topic, "ab", Texts("x"))
             except (PromptError, DataError) as error:
                 self.error(f"topic {topic.id}: {error}")
@@ -347,10 +297,10 @@ class _Linter:
             found.append((topic.id, count(messages)))
         return found
 
-    async def measure(self, topics: Sequence[Topic], material: Material, count: Count) -> None:
+    async def measure(self, topics: Sequence[Topic], count: Count) -> None:
         """Measure the common beginning of requests across topics, and across documents of a topic."""
-        ids, turned = material.ids, material.ids[::-1]
-        subject, messages = await self.render(topics[0], ids, material.documents)
+        documents = Texts(_TEXTS)
+        subject, messages = await self.render(topics[0], "abcd", documents)
 
         def share(other: Messages) -> Share:
             place = shared_prefix(messages, other)
@@ -358,9 +308,9 @@ class _Linter:
             return Share(count_chars(messages, place), whole, count_tokens_to(messages, place, count), count(messages))
 
         another = topics[1] if len(topics) > 1 else make_other_subject(subject, topic=True).topic
-        self.result.between_topics = share((await self.render(another, turned, material.documents))[1])
+        self.result.between_topics = share((await self.render(another, "dcba", documents))[1])
         if self.purpose.question is not None:
-            self.result.between_documents = share((await self.render(topics[0], turned, material.documents))[1])
+            self.result.between_documents = share((await self.render(topics[0], "dcba", documents))[1])
 
 
 def _words_of(task: Task) -> set[str]:

@@ -127,8 +127,6 @@ HALF, ALL = "half", "all"
 CONFIRMED_BELOW = 0.05
 # Topics in each half; with fewer held out no choice can be confirmed, see `min_p_value`.
 MIN_TOPICS_IN_HALF = 6
-# nDCG@5 covers all documents of a topic with at most this many.
-_ALL_COUNT = 5
 _SAMPLES = Path(".touche-llm/samples")
 # Ids of all judged topics of the topics file: those to choose on, and those held out.
 Halves = tuple[list[str], list[str]]
@@ -236,11 +234,14 @@ def choose_sample(
     pool, notes = select_judged(grades, topics, corpus.documents)
     sample = _draw(plan, pool, halves)
     drawn = {item.topic_id for item in sample}
+    wanted = f"{len(sample):,} of {plan.size:,} documents are drawn"
     if dropped := [topic for topic in pool if topic not in drawn]:
         notes.append(
-            f"topics not in the sample of {len(sample):,} documents: {shorten(dropped)}; draw a larger one: another "
-            f"topic needs {MIN_TOPIC_DOCUMENTS} documents, or all of its judged ones if these are fewer"
+            f"{wanted}, none of topics {shorten(dropped)}; draw more: another topic needs {MIN_TOPIC_DOCUMENTS}, or "
+            "all of its judged ones if these are fewer"
         )
+    elif len(sample) < plan.size:
+        notes.append(f"{wanted}: no more are judged")
     text = "\n".join(f"{item.topic_id} {item.document_id}" for item in sample)
     name = f"{task.name}-{hashlib.sha256(text.encode()).hexdigest()[:8]}.tsv"
     return sample, _SAMPLES / name, notes
@@ -263,7 +264,7 @@ def divide_sample(plan: Plan, sample: Sequence[Sampled], halves: Halves) -> tupl
     Raises:
         UsageError: As `check_parts`, or no topic is held out to confirm the choice on.
     """
-    counts, notes = Counter(item.topic_id for item in sample), list[str]()
+    notes: list[str] = []
     if plan.split == ALL:
         if plan.confirm:
             raise UsageError(f"split: {ALL} holds no topic out to confirm a choice on; give another split")
@@ -285,10 +286,6 @@ def divide_sample(plan: Plan, sample: Sequence[Sampled], halves: Halves) -> tupl
         notes.append(
             f"{held} topics held out with a grade above 0: p cannot be below {min_p:.4f}, so that no choice can be "
             f"confirmed; that takes {MIN_TOPICS_IN_HALF} (a larger sample, or judgments of more topics)"
-        )
-    if thin := [topic for topic, count in counts.items() if count <= _ALL_COUNT]:
-        notes.append(
-            f"topics with {_ALL_COUNT} sampled documents or fewer, where any order has a high nDCG@5: {shorten(thin)}"
         )
     return parts, notes
 

@@ -8,23 +8,22 @@ from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 from msgspec import structs
-from pydantic import NonNegativeInt
 
 from touche_llm.config import Config
-from touche_llm.data.records import Candidate, Failure, Judgment, Model, Reading, ScoredDocument, Topic
+from touche_llm.data.records import Candidate, Failure, Judgment, ScoredDocument, Topic
 from touche_llm.data.trec_runs import NO_STANCE_COLUMN, ParsedRun
 from touche_llm.errors import UsageError
-from touche_llm.evaluation.measures import CUTOFF, NDCG, estimate_grades, estimate_judged
+from touche_llm.evaluation.measures import CUTOFF, NDCG, estimate_grades
 from touche_llm.evaluation.qrels import Grades, Qrels
 from touche_llm.evaluation.significance import Estimate, compare, estimate_mean
 from touche_llm.evaluation.stance_measures import estimate_common_stances, estimate_kappa, estimate_stances
-from touche_llm.judging.labels import StancePrompt, choose_stance, mean_off_label_mass
-from touche_llm.judging.pointwise import RequestBuilder, judge, judge_stances
+from touche_llm.judging.labels import mean_off_label_mass
+from touche_llm.judging.pointwise import RequestBuilder, judge
 from touche_llm.llm.engine import Counts
 from touche_llm.pipeline.context import RunContext
-from touche_llm.prompt_lab.sample import ALL, CONFIRMED_BELOW, Sampled, min_p_value
+from touche_llm.prompt_lab.sample import ALL, CONFIRMED_BELOW, Sampled
 from touche_llm.prompts.prompt import Prompt, check_overlay
-from touche_llm.prompts.purposes import load, load_named, purposes_of
+from touche_llm.prompts.purposes import load_named, purposes_of
 from touche_llm.ranking.order import rank_by_judgment
 from touche_llm.tasks.definition import Scale
 from touche_llm.tasks.task import Task
@@ -32,70 +31,28 @@ from touche_llm.tasks.task import Task
 PURPOSE = "judge"
 
 
-class VariantSettings(Model):
-    """Settings of a variant, each in place of the configured one unless it is None.
-
-    Attributes:
-        thinking: Max tokens of reasoning before a judgment.
-        stance_prompt: Prompt whose answers give the stance; None for the judge prompt.
-    """
-
-    thinking: NonNegativeInt | None = None
-    stance_prompt: StancePrompt | None = None
-
-    @property
-    def suffix(self) -> str:
-        """Return what the settings add to the name of a variant."""
-        return "".join(f"+{value}" for value in (self.thinking, self.stance_prompt) if value is not None)
-
-
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """One of the compared prompts.
-
-    Attributes:
-        name: Name or path that it was given by, with the suffix of its settings.
-        prompt: Judge prompt.
-        settings: Settings of its own.
-        stance: Stance prompt; None if the stance is that of the judge prompt.
-    """
+    """One of the compared prompts, with the name or path that it was given by."""
 
     name: str
     prompt: Prompt
-    settings: VariantSettings = VariantSettings()
-    stance: Prompt | None = None
-
-    @property
-    def prompts(self) -> list[Prompt]:
-        """Return the prompts that are sent."""
-        return [self.prompt, *([] if self.stance is None else [self.stance])]
-
-    def choose_builder(self, builder: RequestBuilder) -> RequestBuilder:
-        """Return the builder of this variant's requests."""
-        if self.settings.thinking is None:
-            return builder
-        return replace(builder, thinking=builder.thinking.model_copy(update={"judge": self.settings.thinking}))
 
 
-def load_variants(
-    names: Sequence[str], config: Config, task: Task, settings: Sequence[VariantSettings] = ()
-) -> list[Variant]:
-    """Load the prompts to compare; `settings` are empty if no variant has settings of its own.
+def load_variants(names: Sequence[str], config: Config, task: Task) -> list[Variant]:
+    """Load the prompts to compare.
 
     Raises:
         PromptError: A prompt is missing or invalid.
-        UsageError: A prompt does not judge documents, a variant is given twice, or the task has no stance prompt.
+        UsageError: A prompt does not judge documents, or is given twice.
     """
-    settings = settings or [VariantSettings()] * len(names)
-    if len(settings) != len(names):
-        raise UsageError(f"{len(names)} prompts have {len(settings)} settings; give one for each")
     if len(names) < 2:
         raise UsageError(f"{', '.join(names) or 'no prompt'} alone cannot be compared; name two prompts or more")
     folder = config.prompts.folder
     if folder is not None:
         check_overlay(folder, task.name, {name for name in (*purposes_of(task), *names) if not name.endswith(".jinja")})
     variants: list[Variant] = []
-    for name, own in zip(names, settings, strict=True):
+    for name in names:
         purpose, prompt = load_named(task, name, folder)
         if purpose.name != PURPOSE:
             judged = "documents" if task.sentence_question is None else "pairs of sentences"
@@ -103,25 +60,10 @@ def load_variants(
                 f"{name}: is a prompt for {purpose.name!r}; only those for {PURPOSE!r}, which judge {judged} one by "
                 "one, can be compared"
             )
-        if any((prompt.path.resolve(), own) == (known.prompt.path.resolve(), known.settings) for known in variants):
-            raise UsageError(f"{name}: is given twice; name each prompt once, or once for each value of its settings")
-        variants.append(Variant(f"{name}{own.suffix}", prompt, own, _load_stance_prompt(config, task, own)))
+        if any(prompt.path.resolve() == known.prompt.path.resolve() for known in variants):
+            raise UsageError(f"{name}: is given twice; name each prompt once")
+        variants.append(Variant(name, prompt))
     return variants
-
-
-def describe_stance_measure(variants: Sequence[Variant]) -> str:
-    """Describe the measured stance for the user."""
-    if any(variant.settings.stance_prompt for variant in variants):
-        return "macro-F1: of the stance by the prompt that each variant names; of the judge prompt where it fails."
-    return "macro-F1: of the judge prompt's stance, as in a run whose stance.prompt is shared."
-
-
-def _load_stance_prompt(config: Config, task: Task, settings: VariantSettings) -> Prompt | None:
-    if settings.stance_prompt in (None, "shared"):
-        return None
-    if task.stance_question is None:
-        raise UsageError(f"stance.prompt: {task.name} has no stance prompt; compare its prompts with `shared` alone")
-    return load(task, purposes_of(task)["stance"], config.prompts.stance, config.prompts.folder)
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,48 +80,11 @@ async def judge_variant(
 ) -> VariantJudgments:
     """Judge documents of topics with a variant; misses of a replay are in the builder's model."""
     model, task, documents = builder.model, context.task, context.corpus.documents
-    before, builder = replace(model.counts), variant.choose_builder(builder)
+    before = replace(model.counts)
     with context.progress.stage(f"judging with {variant.name}", len(pairs), model.counts) as done:
         found, failures = await judge(pairs, documents, task.question, variant.prompt, builder, done)
     judgments = {(judgment.topic_id, judgment.document_id): _convert_grades(judgment, task) for judgment in found}
-    if variant.stance is not None:
-        failures += await _judge_stances(context, variant, pairs, judgments, builder)
     return VariantJudgments(judgments, failures, model.counts.since(before))
-
-
-async def _judge_stances(
-    context: RunContext,
-    variant: Variant,
-    pairs: list[tuple[Topic, str]],
-    judgments: dict[tuple[str, str], Judgment],
-    builder: RequestBuilder,
-) -> list[Failure]:
-    """Replace the stances of judgments by those of the variant's stance prompt; return its failures.
-
-    As in a run, a document without a judgment is not requested, and one without a usable answer keeps the stance of the
-    judge prompt.
-    """
-    task = context.task
-    assert variant.stance is not None
-    readings, failures = await judge_stances(
-        [(topic, document_id) for topic, document_id in pairs if (topic.id, document_id) in judgments],
-        context.corpus.documents,
-        task,
-        variant.stance,
-        variant.settings.stance_prompt == "both_orders",
-        builder,
-        lambda title, total: context.progress.stage(f"{title} with {variant.name}", total, builder.model.counts),
-    )
-    for reading in readings:
-        judgment = judgments[reading.topic_id, reading.document_id]
-        label = choose_stance(reading.probabilities, {}, task)
-        shares = reading.probabilities if reading.source == "probabilities" else None
-        judgments[reading.topic_id, reading.document_id] = structs.replace(
-            judgment,
-            stance=label,
-            readings={**judgment.readings, "stance": Reading(answered=label, probabilities=shares)},
-        )
-    return failures
 
 
 def _convert_grades(judgment: Judgment, task: Task) -> Judgment:
@@ -205,21 +110,17 @@ class PartMeasures:
         sample: Documents of the part.
         estimates: Estimates by variant and measure: nDCG@5 by the first aspect's grades, kappa by the grades of each
             aspect, macro-F1 of the stance if there are stance qrels.
-        judged: Share of judged documents by variant and measure, see `measures.estimate_judged`.
         differences: Rows of `significance.compare` with the first variant, by variant and measure.
         chance: Expected nDCG@5 of a random order of the sample, see `compute_chance_ndcg`.
         off_label_mass: Mean probability outside the labels by variant; None if no engine reported it.
-        criterion: Name of the measure that variants are chosen by.
     """
 
     name: str
     sample: list[Sampled]
     estimates: dict[str, dict[str, Estimate]]
-    judged: dict[str, dict[str, float]]
     differences: dict[tuple[str, str], Mapping[str, Any]]
     chance: float
     off_label_mass: dict[str, float | None]
-    criterion: str
 
     @property
     def topics(self) -> list[str]:
@@ -257,7 +158,6 @@ def measure_part(
     judgments: Mapping[str, Judgments],
     qrels: Qrels,
     weights: Mapping[str, float],
-    criterion: str,
 ) -> PartMeasures:
     """Measure the judgments of several variants for the documents of a part.
 
@@ -292,34 +192,26 @@ def measure_part(
         name,
         list(sample),
         estimates,
-        {
-            variant: {
-                measure: estimate_judged(runs[variant], given, measure, estimate.topics).value
-                for measure, estimate in of_variant.items()
-            }
-            for variant, of_variant in estimates.items()
-        },
         {(row["run"], row["measure"]): row for row in rows},
         compute_chance_ndcg(_select_relevant(given)).value,
         {variant: mean_off_label_mass(said.values()) for variant, said in judgments.items()},
-        criterion,
     )
 
 
 def choose_winner(part: PartMeasures) -> str:
-    """Return the best variant by the part's criterion; the earlier one of a tie."""
-    values = {variant: estimates[part.criterion].value for variant, estimates in part.estimates.items()}
+    """Return the best variant by nDCG@5; the earlier one of a tie."""
+    values = {variant: estimates[part.measures[0]].value for variant, estimates in part.estimates.items()}
     # NaN ranks below every number.
     return max(values, key=lambda variant: (values[variant] == values[variant], values[variant]))
 
 
 def decide_verdict(parts: Sequence[PartMeasures]) -> Verdict:
     """Choose the best variant on the first part, and test it against the first variant on the second."""
-    choice, measure = parts[0], parts[0].criterion
+    choice, measure = parts[0], parts[0].measures[0]
     values = {variant: estimates[measure].value for variant, estimates in choice.estimates.items()}
     first, winner = next(iter(values)), choose_winner(choice)
     chosen = choice.name != ALL
-    # Topics without a grade above 0 do not count in nDCG; of a pooled measure all count.
+    # Topics without a grade above 0 do not count.
     counted = len(choice.estimates[first][measure].topics)
     topics = f"{counted} topic{'' if counted == 1 else 's'}"
     on = f"the {topics} that it was chosen on" if chosen else topics
@@ -336,9 +228,7 @@ def decide_verdict(parts: Sequence[PartMeasures]) -> Verdict:
     row = parts[1].differences[winner, measure]
     confirmed = row["difference"] > 0.0 and row["p"] < CONFIRMED_BELOW
     reason = f"on the {row['n']} topics held out the difference is {row['difference']:+.4f}, p = {row['p']:.4f}"
-    least = min_p_value(row["n"])
-    short = f"; with {row['n']} topics p cannot be below {least:.4f}" if least >= CONFIRMED_BELOW else ""
-    return Verdict(winner, confirmed, f"{best} {'Confirmed' if confirmed else 'Not confirmed'}: {reason}{short}.")
+    return Verdict(winner, confirmed, f"{best} {'Confirmed' if confirmed else 'Not confirmed'}: {reason}.")
 
 
 def compute_chance_ndcg(grades: Grades) -> Estimate:

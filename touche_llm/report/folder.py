@@ -280,27 +280,20 @@ def summarize_comparisons(comparisons: Iterable[Comparison]) -> dict[tuple[str, 
 @contextmanager
 def _open_corpus(config: Config, task: Task, stages: Mapping[str, Any], notes: list[str]) -> Iterator[Corpus | None]:
     """Open the documents of the run, or yield None if they are unavailable; add the reason to `notes`."""
-    if config.elasticsearch is not None:
-        # Only a request shows whether the server is available.
-        there, place = True, config.elasticsearch.url
-    elif config.chatnoir is not None:
-        there, place = config.chatnoir.cache.is_file(), str(config.chatnoir.cache)
-    else:
-        there = config.corpus is not None and config.corpus.is_file()
-        place = f"{config.dataset or config.corpus} and {config.index}"
-        if not there and config.index is not None and (config.index / "manifest.json").is_file():
-            config, there = config.model_copy(update={"corpus": None}), True
-    if not there:
-        notes.append(f"No document texts: {place} not found; {_MOVED}.")
-        yield None
-        return
+    if config.corpus is not None and not config.corpus.is_file():
+        # Its index has the texts too.
+        config = config.model_copy(update={"corpus": None})
+    # Opening these would download what is missing, or make an empty cache of documents.
+    needed = None if config.chatnoir is None else config.chatnoir.cache
+    if config.dataset is not None and config.index is not None:
+        needed = config.index / "manifest.json"
     with ExitStack() as stack:
         try:
+            if needed is not None and not needed.is_file():
+                raise DataError(f"{needed}: not found")
             corpus = stack.enter_context(open_run_corpus(config, task, notes.append))
         except ToucheError as error:
-            if config.elasticsearch is None:
-                raise
-            notes.append(f"No document texts: {error}.")
+            notes.append(f"No document texts: {error}; {_MOVED}.")
             yield None
             return
         before = stages.get("retrieve", {}).get("corpus", {}).get("sha256")

@@ -15,7 +15,7 @@ from touche_llm.evaluation.stance_measures import round_grade
 from touche_llm.llm.answers import get_labels
 from touche_llm.prompt_lab.comparison import PromptComparison
 from touche_llm.prompt_lab.sample import Sampled
-from touche_llm.prompt_lab.variants import Variant, describe_stance_measure
+from touche_llm.prompt_lab.variants import Variant
 from touche_llm.prompts.prompt import Prompt
 from touche_llm.report.folder import describe_truncation
 from touche_llm.report.page import create_environment
@@ -70,7 +70,7 @@ def build_rows(found: PromptComparison, qrels: Qrels) -> list[SimpleNamespace]:
 
 def _describe_wordings(variants: Iterable[Variant]) -> list[tuple[str, str]]:
     """Return a title and a text for each variant: the first in full, then the differences of the others."""
-    first, *others = ("\n".join(map(_format_prompt, variant.prompts)) for variant in variants)
+    first, *others = (_format_prompt(variant.prompt) for variant in variants)
     changes = [
         "\n".join(list(unified_diff(first.splitlines(), other.splitlines(), lineterm=""))[2:]) or "no difference"
         for other in others
@@ -103,7 +103,6 @@ def render_matrix(found: PromptComparison, qrels: Qrels, judged_by: Mapping[str,
         "wordings": _describe_wordings(found.variants),
         "judged_by": judged_by,
         "groups": groups,
-        "stance_note": describe_stance_measure(found.variants) if qrels.stances else "",
         "fields": list(get_labels(found.task.question.answer)),
         "aspect": next(iter(qrels.grades)),
         "failures": Counter(failure.kind for failure in found.all_failures()),

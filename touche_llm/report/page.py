@@ -7,7 +7,7 @@ import hashlib
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -144,50 +144,6 @@ def compute_label_shares(sets: Mapping[str, list[str]], labels: Iterable[str]) -
 Row = Mapping[str, Any]
 
 
-@dataclass(frozen=True, slots=True)
-class MeasureResult:
-    """The value of one measure for one run.
-
-    Attributes:
-        summary: Row of `Evaluation.summary`: the value, its interval, and the number of topics or documents.
-        difference: Row of `significance.compare`; None for the baseline, and for measures that are not compared.
-        unjudged: Number of unjudged documents above the cutoff, over all topics.
-        bounds: Lowest and highest possible value if these were judged; None where unknown.
-        by_topic: Values by topic; empty unless the measure is a headline measure.
-    """
-
-    summary: Row
-    difference: Row | None
-    unjudged: int
-    bounds: tuple[float, float] | None
-    by_topic: dict[str, float]
-
-
-@dataclass(frozen=True, slots=True)
-class MeasureComparison:
-    """One measure of all runs.
-
-    Attributes:
-        name: Name of the measure, as in `measures.evaluate_run`.
-        headline: Whether the page shows the measure at the top: nDCG@5 of each graded aspect, macro-F1 of the stance.
-        runs: Results, one per run; None for a run that was not evaluated by this measure.
-    """
-
-    name: str
-    headline: bool
-    runs: list[MeasureResult | None]
-
-    @property
-    def by_topic(self) -> list[dict[str, float]]:
-        """Return the values by topic, one mapping per run; empty unless it is a headline measure."""
-        return [{} if result is None else result.by_topic for result in self.runs]
-
-    @property
-    def topics(self) -> set[str]:
-        """Return the topics with a value in at least one run."""
-        return {topic for values in self.by_topic for topic in values}
-
-
 def measure_run(run: ParsedRun, first_stage: ParsedRun, qrels: Qrels, before: str) -> SimpleNamespace:
     """Evaluate a run and its first stage, named `before`, with recall at the depth of the first stage.
 
@@ -223,12 +179,19 @@ def measure_run(run: ParsedRun, first_stage: ParsedRun, qrels: Qrels, before: st
     )
 
 
-def compare_measures(evaluations: Sequence[Evaluation], differences: DataFrame) -> list[MeasureComparison]:
+def compare_measures(evaluations: Sequence[Evaluation], differences: DataFrame) -> list[SimpleNamespace]:
     """Combine the evaluations of several runs, measure by measure.
 
     Args:
         evaluations: Evaluations of the runs, all by the same qrels; the first has all measures.
         differences: Differences from the baseline, as returned by `significance.compare`.
+
+    Returns:
+        Each measure: its `name`; whether it is a `headline` measure, at the top of the page; and `runs`, one for each
+        evaluation or None if it lacks the measure. A run has the rows of `Evaluation.summary` and of
+        `significance.compare` (None for the baseline and for measures that are not compared), the number of `unjudged`
+        documents above the cutoff, the `bounds` of the value if these were judged (None where unknown), and the values
+        `by_topic` of a headline measure.
     """
     from touche_llm.evaluation.measures import list_headline
 
@@ -236,21 +199,27 @@ def compare_measures(evaluations: Sequence[Evaluation], differences: DataFrame) 
     tables = [{row["measure"]: row for row in evaluation.summary().to_dict("records")} for evaluation in evaluations]
     headlines = list_headline(evaluations[0].qrels)
 
-    def combine(evaluation: Evaluation, summary: Row | None, name: str) -> MeasureResult | None:
+    def combine(evaluation: Evaluation, summary: Row | None, name: str) -> SimpleNamespace | None:
         if summary is None:
             return None
         by_topic: dict[str, float] = {}
         if name in headlines:
             estimate = evaluation.estimates[name]
             by_topic = dict(zip(estimate.topics, estimate.by_topic().tolist(), strict=True))
-        change = changes.get((evaluation.name, name))
-        return MeasureResult(summary, change, *_get_unjudged(evaluation, name), by_topic)
+        bounds = evaluation.bounds.get(name)
+        return SimpleNamespace(
+            summary=summary,
+            difference=changes.get((evaluation.name, name)),
+            unjudged=0 if bounds is None else bounds.unjudged,
+            bounds=None if bounds is None else (bounds.lowest, bounds.highest),
+            by_topic=by_topic,
+        )
 
     return [
-        MeasureComparison(
-            name,
-            name in headlines,
-            [combine(evaluation, table.get(name), name) for evaluation, table in zip(evaluations, tables, strict=True)],
+        SimpleNamespace(
+            name=name,
+            headline=name in headlines,
+            runs=[combine(each, table.get(name), name) for each, table in zip(evaluations, tables, strict=True)],
         )
         for name in tables[0]
     ]
@@ -278,20 +247,11 @@ def collect_notes(evaluations: Sequence[Evaluation]) -> list[str]:
     return [*qrels.notes, *format_notes(notes)]
 
 
-def note_missing_intervals(measures: Iterable[MeasureComparison]) -> list[str]:
+def note_missing_intervals(measures: Iterable[SimpleNamespace]) -> list[str]:
     """Return a note if a value or a difference has no interval, else nothing."""
     results = [result for measure in measures for result in measure.runs if result is not None]
     rows = [row for result in results for row in (result.summary, result.difference) if row is not None]
     return describe_missing_intervals(rows)
-
-
-def _get_unjudged(evaluation: Evaluation, measure: str) -> tuple[int, tuple[float, float] | None]:
-    """Return the number of unjudged documents above the cutoff, and the bounds of the value if they were judged.
-
-    Measures without known bounds give 0 and None.
-    """
-    bounds = evaluation.bounds.get(measure)
-    return (0, None) if bounds is None else (bounds.unjudged, (bounds.lowest, bounds.highest))
 
 
 def compute_confusion(run: ParsedRun, qrels: Qrels) -> tuple[list[list[int]], list[Row]]:

@@ -11,7 +11,7 @@ import io
 import xml.etree.ElementTree as ET
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from itertools import cycle, islice
+from itertools import cycle
 from typing import TYPE_CHECKING, Any
 
 from markupsafe import Markup
@@ -25,22 +25,20 @@ if TYPE_CHECKING:
 _SVG, _XLINK = "{http://www.w3.org/2000/svg}", "{http://www.w3.org/1999/xlink}"
 # Letters of the runs on one page, and thereby their maximum number.
 LETTERS = "ABCDEFGH"
-# Upper ends of the bands of ranks between which documents moved; one more is open.
-BANDS = (5, 10, 20, 50, 100)
 # A stand-in for each colour of the page: the class `f-…` fills with it, `s-…` strokes.
-_STANCES, _BANDS = [f"stance{n}" for n in range(8)], [f"band{n}" for n in range(len(BANDS) + 1)]
+_STANCES = [f"stance{n}" for n in range(8)]
 _SIDES = [f"side{n}" for n in range(len(LETTERS))]
 INKS = {
     name: f"#0000{number:02x}"
-    for number, name in enumerate(("grid", "run", "first", "strip", *_STANCES, *_BANDS, *_SIDES), start=1)
+    for number, name in enumerate(("grid", "run", "first", "strip", *_STANCES, *_SIDES), start=1)
 }
 _NAMES = {colour: name for name, colour in INKS.items()}
 # Fewer topics have no plot: their values stand in their headings.
 MIN_TOPICS = 3
 # Smallest share whose number fits on its bar.
 _MIN_LABELLED = 0.06
-# Letters of values closer than this would overlap, and are drawn this many inches apart.
-_TOO_CLOSE, _APART = 0.055, 0.09
+# Distance of the letters of a topic, in inches.
+_APART = 0.09
 # Widest plot, in pixels, that stays legible when scaled down to the page.
 _LEGIBLE = 1500
 _SETTINGS: dict[str, Any] = {
@@ -118,8 +116,7 @@ def plot_topics_of_runs(
         dict.fromkeys(topic for of_run in by_topic for topic in of_run),
         key=lambda topic: -by_topic[baseline].get(topic, -1.0),
     )
-    groups = {topic: _groups([of_run.get(topic) for of_run in by_topic]) for topic in topics}
-    slot = max(0.23, 0.04 + _APART * max(len(group) for found in groups.values() for group in found))
+    slot = max(0.23, 0.04 + _APART * len(by_topic))
     figure, axes = _axes(max(4.0, slot * len(topics) + 0.9), 3.2)
     hints: dict[str, str] = {}
     for place, topic in enumerate(topics):
@@ -133,11 +130,12 @@ def plot_topics_of_runs(
             strip.set_url(f"#{anchor}")
         least, most = min(values.values()), max(values.values())
         axes.bar(place * slot, most - least, 0.02, bottom=least, color=INKS["grid"])
-        for group in groups[topic]:
-            for n, (side, value) in enumerate(group):
-                x = place * slot + (n - (len(group) - 1) / 2) * _APART
-                ink = INKS[_SIDES[side]]
-                axes.text(x, value, LETTERS[side], color=ink, fontsize=8, weight="bold", ha="center", va="center")
+        for side, of_run in enumerate(by_topic):
+            if topic in of_run:
+                # Beside each other, as equal values would hide each other.
+                x = place * slot + (side - (len(by_topic) - 1) / 2) * _APART
+                letter, ink = LETTERS[side], INKS[_SIDES[side]]
+                axes.text(x, of_run[topic], letter, color=ink, fontsize=8, weight="bold", ha="center", va="center")
     axes.set_xticks([place * slot for place in range(len(topics))], topics, fontsize=8)
     axes.set_xlim(-0.6 * slot, (len(topics) - 0.4) * slot)
     axes.set_ylim(-0.06, 1.06)
@@ -146,55 +144,26 @@ def plot_topics_of_runs(
     return _svg(figure, f"{name} of each topic in {len(by_topic)} runs", hints)
 
 
-def _groups(values: Sequence[float | None]) -> list[list[tuple[int, float]]]:
-    """Group the runs and their values so that the letters of a group would overlap."""
-    groups: list[list[tuple[int, float]]] = []
-    known = [(value, side) for side, value in enumerate(values) if value is not None]
-    for value, side in sorted(known):
-        if groups and value - groups[-1][-1][1] < _TOO_CLOSE:
-            groups[-1].append((side, value))
-        else:
-            groups.append([(side, value)])
-    return [sorted(group) for group in groups]
-
-
-@_style()
-def plot_movements(moved: Mapping[str, list[int]], way: str) -> Markup:
-    """Plot the bands of ranks that top documents came from, or went to.
-
-    Args:
-        moved: Number of documents in each band, by group of ranks, as in `RunReport.movements`.
-        way: Ranking that the bands refer to.
-    """
-    shares = {f"places {group}": [count / sum(counts) for count in counts] for group, counts in moved.items()}
-    return _shares(shares, _BANDS, f"Ranks by {way} of the documents at the top")
-
-
 @_style()
 def plot_stances(stances: Mapping[str, Mapping[str, float]], labels: Sequence[str]) -> Markup:
     """Plot the share of each label in several sets of documents."""
-    shares = {name: [shares[label] for label in labels] for name, shares in stances.items()}
-    return _shares(shares, [*islice(cycle(_STANCES), len(labels))], "The stances of several sets of documents")
-
-
-def _shares(rows: Mapping[str, Sequence[float]], inks: Sequence[str], description: str) -> Markup:
-    """Plot a stacked bar of shares for each row."""
-    figure, axes = _axes(5.4, 0.36 * len(rows) + 0.25)
-    for place, shares in enumerate(rows.values()):
+    figure, axes = _axes(5.4, 0.36 * len(stances) + 0.25)
+    for place, shares in enumerate(stances.values()):
         left = 0.0
-        for ink, share in zip(inks, shares, strict=False):
+        for ink, label in zip(cycle(_STANCES), labels, strict=False):
+            share = shares[label]
             axes.barh(place, share, 0.7, left=left, color=INKS[ink])
             if share >= _MIN_LABELLED:
                 text = axes.text(left + share / 2, place, f"{share:.0%}", ha="center", va="center", fontsize=9)
                 # The style sheet defines the colour of text on each ink.
                 text.set_gid(f"on-{ink}-{place}")
             left += share
-    axes.set_yticks(range(len(rows)), list(rows))
+    axes.set_yticks(range(len(stances)), list(stances))
     axes.invert_yaxis()
     axes.set_xlim(0.0, 1.0)
     axes.set_xticks([])
     axes.spines[["bottom", "left"]].set_visible(False)
-    return _svg(figure, description, {})
+    return _svg(figure, "The stances of several sets of documents", {})
 
 
 def _axes(width: float, height: float) -> tuple[Figure, Axes]:

@@ -214,18 +214,9 @@ def _build_topic(
                 top_differs=any(at_top) and not all(at_top),
             )
         )
-    known = {
-        letter: folder.topics[topic_id]
-        for letter, folder in zip(LETTERS, folders, strict=False)
-        if folder is not None and topic_id in folder.topics
-    }
-    objects: dict[tuple[str, str], list[str]] = {}
-    for letter, topic in known.items():
-        if topic.objects is not None:
-            objects.setdefault(topic.objects, []).append(letter)
-    topic = next(iter(known.values()), Topic(topic_id, ""))
-    by_letters = {tuple(letters): pair for pair, letters in objects.items()}
-    return SimpleNamespace(topic=topic, objects=by_letters, documents=documents)
+    # With the objects that the first of the models found.
+    known = (folder.topics[topic_id] for folder in folders if folder is not None and topic_id in folder.topics)
+    return SimpleNamespace(topic=next(known, Topic(topic_id, "")), documents=documents)
 
 
 def _place_documents(
@@ -264,8 +255,6 @@ def _notes(
     documents = [document for topic in topics for document in topic.documents]
     if without := sum(document.text is None for document in documents):
         yield f"Documents without text, missing in every available corpus: {without:,} of {len(documents):,}."
-    if untitled := [topic.topic.id for topic in topics if not topic.topic.title]:
-        yield f"Topics without a title, missing in every run folder: {', '.join(untitled)}."
 
 
 def render_comparison(found: SimpleNamespace) -> str:
@@ -273,6 +262,7 @@ def render_comparison(found: SimpleNamespace) -> str:
     sides = found.sides
     anchors = {view.topic.id: (f"t{n}", view.topic.title) for n, view in enumerate(found.topics, start=1)}
     headline = [measure for measure in found.measures if measure.headline]
+    by_topic = {each.name: [{} if run is None else run.by_topic for run in each.runs] for each in headline}
     folders = [(n, side) for n, side in enumerate(sides) if side.failures is not None]
     sets = {name: {side.letter: side.stances[name] for side in sides} for name in sides[0].stances}
     values = {
@@ -282,10 +272,11 @@ def render_comparison(found: SimpleNamespace) -> str:
         "before": found.task.before_judging,
         "grades": found.task.question.grades,
         "headline": headline,
+        "by_topic": by_topic,
         "plots": {
-            measure.name: plot_topics_of_runs(measure.name, measure.by_topic, LETTERS.index(found.baseline), anchors)
-            for measure in headline
-            if len(measure.topics) >= MIN_TOPICS
+            name: plot_topics_of_runs(name, values, LETTERS.index(found.baseline), anchors)
+            for name, values in by_topic.items()
+            if len({topic for of_run in values for topic in of_run}) >= MIN_TOPICS
         },
         "stances": {
             name: plot_stances(

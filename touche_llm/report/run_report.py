@@ -2,26 +2,19 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from touche_llm.data.records import Candidate, Document, Topic
+from touche_llm.data.records import Document, Topic
 from touche_llm.errors import PromptError, UsageError
 from touche_llm.evaluation.qrels import Qrels, check_judged, describe_fitted, select_topics
 from touche_llm.pipeline.context import RunContext
 from touche_llm.pipeline.run_directory import RunDirectory, read_counts
 from touche_llm.prompts.prompt import Prompt
-from touche_llm.ranking.steps import JUDGE
-from touche_llm.report.folder import (
-    DocumentRow,
-    RunFolder,
-    get_assessments,
-    open_folder,
-)
+from touche_llm.report.folder import RunFolder, open_folder
 from touche_llm.report.page import (
     COSTS,
     collect_assessor_labels,
@@ -32,7 +25,7 @@ from touche_llm.report.page import (
     extract_costs,
     measure_run,
 )
-from touche_llm.report.plots import BANDS, MIN_TOPICS, plot_movements, plot_stances, plot_topics
+from touche_llm.report.plots import MIN_TOPICS, plot_stances, plot_topics
 from touche_llm.tasks.features import Question
 from touche_llm.tasks.task import Task
 
@@ -40,10 +33,6 @@ from touche_llm.tasks.task import Task
 PLACEHOLDER = "\N{HORIZONTAL ELLIPSIS} here stands the text of the document \N{HORIZONTAL ELLIPSIS}"
 # Maximum number of rows per topic, including those with text.
 _MAX_ROWS = 100
-# Groups of ranks whose movements are counted.
-GROUPS = ((1, 5), (6, 10), (11, 20))
-# Number of top candidates of each topic whose loss is reported.
-_TOP = 5
 # Failures are listed with their completions up to this number; all of them are counted.
 _MAX_FAILURES = 50
 
@@ -85,7 +74,6 @@ def gather_report(folder: Path, qrels: Qrels | None, top: int, *, run_topics: bo
                 # The following rows, shown without text, and the number of those that are not shown.
                 rows=lines[top:_MAX_ROWS],
                 omitted=len(lines[max(top, _MAX_ROWS) :]),
-                dropped=find_dropped(opened.first.rankings[topic_id], lines, top, qrels),
                 prompts=render_prompts(prompts, task, opened.topics[topic_id]),
             )
             for topic_id, lines in rows.items()
@@ -96,7 +84,7 @@ def gather_report(folder: Path, qrels: Qrels | None, top: int, *, run_topics: bo
             task=task,
             facts=describe_run(opened.config, task, opened.stages, run),
             topics=shown,
-            movements=count_movements(rows, opened.first.rankings),
+            has_judge_ranks=any(row.judge is not None for lines in rows.values() for row in lines),
             stances=compute_label_shares(
                 collect_labels(run) | {"assessors": collect_assessor_labels(qrels)}, task.stances
             ),
@@ -160,55 +148,6 @@ def _render_messages(prompt: Prompt, question: Question, topic: Topic) -> list[t
     return [(message.role, message.content.split(PLACEHOLDER)) for message in messages]
 
 
-def count_movements(
-    topics: Mapping[str, list[DocumentRow]], candidates: Mapping[str, list[Candidate]]
-) -> dict[str, dict[str, list[int]]]:
-    """Count how the top documents of all topics moved between the stages.
-
-    Returns:
-        Under `candidates` and `judge`, by group of final ranks, the number of documents from each band of ranks
-        (`BANDS`) at that stage; under `run`, by group of candidate ranks, the number of documents in each band of
-        final ranks.
-    """
-    counted: dict[str, dict[str, list[int]]] = {}
-
-    def count(way: str, rank: int, other: float | None) -> None:
-        group = next((f"{low}\N{EN DASH}{high}" for low, high in GROUPS if low <= rank <= high), None)
-        if group is not None and other is not None:
-            counts = counted.setdefault(way, {}).setdefault(group, [0] * (len(BANDS) + 1))
-            counts[sum(other > band for band in BANDS)] += 1
-
-    for topic, rows in topics.items():
-        for row in rows:
-            count("candidates", row.rank, row.first)
-            count(JUDGE, row.rank, row.judge)
-        ranks = {row.document_id: row.rank for row in rows}
-        for candidate in candidates.get(topic, []):
-            count("run", candidate.rank, ranks.get(candidate.document_id, math.inf))
-    return counted
-
-
-def find_dropped(
-    candidates: list[Candidate], rows: list[DocumentRow], shown: int, qrels: Qrels | None
-) -> list[tuple[str, int, int | None, Mapping[str, str]]]:
-    """Return the top 5 candidates of a topic that are not among the first `shown` rows.
-
-    Returns:
-        For each its id, its rank in the first stage, its rank in the run if any, and the judgments by assessors.
-    """
-    ranks = {row.document_id: row.rank for row in rows}
-    return [
-        (
-            candidate.document_id,
-            candidate.rank,
-            ranks.get(candidate.document_id),
-            get_assessments(qrels, candidate.topic_id, candidate.document_id),
-        )
-        for candidate in candidates[:_TOP]
-        if ranks.get(candidate.document_id, math.inf) > shown
-    ]
-
-
 def render_report(report: SimpleNamespace) -> str:
     """Render the page of a run."""
     measured = report.measured
@@ -235,10 +174,8 @@ def render_report(report: SimpleNamespace) -> str:
                 for name, values in by_topic.items()
                 if len(values) >= MIN_TOPICS
             },
-            "movements": {way: plot_movements(groups, way) for way, groups in report.movements.items()},
             "stances": plot_stances(report.stances, report.task.stances) if report.task.stances else "",
         },
-        "bands": _label_bands(),
         "scores": {
             topic: [(name, *values[topic]) for name, values in by_topic.items() if topic in values] for topic in anchors
         },
@@ -251,10 +188,3 @@ def render_report(report: SimpleNamespace) -> str:
         "costs": COSTS,
     }
     return create_environment().get_template("run.html.jinja").render(values)
-
-
-def _label_bands() -> list[str]:
-    """Return a label for each band of ranks."""
-    starts = [1, *(band + 1 for band in BANDS)]
-    closed = [f"{start}\N{EN DASH}{end}" for start, end in zip(starts, BANDS, strict=False)]
-    return [*closed, f"after {BANDS[-1]}, or not ranked"]
