@@ -8,11 +8,12 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from datetime import date
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
-from jinja2 import nodes
+from jinja2 import Template, nodes
 from jinja2.ext import Extension
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
@@ -68,6 +69,11 @@ def read_template(name: str) -> str:
     return file.read_text(encoding="utf-8")
 
 
+@cache
+def _compile(template: str) -> Template:
+    return _ENVIRONMENT.from_string(template)
+
+
 def render(template: str, messages: Sequence[Mapping[str, str]], is_continued: bool, **switches: Any) -> str:
     """Return the text of a prompt, as transformers renders it.
 
@@ -88,8 +94,7 @@ def render(template: str, messages: Sequence[Mapping[str, str]], is_continued: b
         "raise_exception": refuse,
         "strftime_now": lambda form: date.today().strftime(form),
     }
-    compiled = _ENVIRONMENT.from_string(template)
-    prompt = compiled.render(messages=chat, add_generation_prompt=not is_continued, **tokens, **switches)
+    prompt = _compile(template).render(messages=chat, add_generation_prompt=not is_continued, **tokens, **switches)
     if not is_continued:
         return prompt
     if final not in prompt or _TAG.strip() not in prompt:

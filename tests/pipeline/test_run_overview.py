@@ -50,7 +50,7 @@ async def test_the_beginning_of_a_document_is_read_from_the_index_and_a_damaged_
     assert 0 < len(texts["3", document_id]) <= 300
     assert config.index is not None
     (config.index / "manifest.json").write_text("{}")
-    with raises_at(DataError, str(config.index / 'manifest.json')):
+    with raises_at(DataError, str(config.index / "manifest.json")):
         read_texts(config, task, wanted)
 
 
