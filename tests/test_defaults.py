@@ -23,10 +23,11 @@ from touche_llm.ranking.order import BalanceSettings
 from touche_llm.ranking.pairwise import Pairwise, Sliding
 from touche_llm.ranking.setwise import Insertion, Setwise
 from touche_llm.ranking.steps import RankingSettings
-from touche_llm.retrieval.base import Bm25Settings, ExpansionSettings, RetrieverConfig
+from touche_llm.retrieval.base import Bm25Settings, ExpansionSettings
 from touche_llm.retrieval.chatnoir import ChatNoirSettings
 from touche_llm.retrieval.dense import DenseSettings
 from touche_llm.retrieval.elasticsearch_server import ElasticsearchSettings
+from touche_llm.retrieval.retrievers import RetrieverConfig
 from touche_llm.retrieval.sentences import SentenceSettings
 
 # Optional settings, which are None or empty by default, and sections are left out.

@@ -26,22 +26,15 @@ from touche_llm.ranking.steps import (
     check_fusion,
     parse_steps,
 )
-from touche_llm.retrieval.base import ExpansionSettings, RetrieverConfig, to_texts
+from touche_llm.retrieval.base import ExpansionSettings, to_texts
 from touche_llm.retrieval.chatnoir import ChatNoirSettings
 from touche_llm.retrieval.dense import DenseSettings, find_dense_problem
 from touche_llm.retrieval.elasticsearch_server import ElasticsearchSettings
+from touche_llm.retrieval.retrievers import RETRIEVERS, RetrieverConfig
 from touche_llm.retrieval.sentences import SentenceSettings
 from touche_llm.tasks import DEFAULT_TASK, TASK_HELP, get_task
 from touche_llm.tasks.definition import FIRST_STAGE, Objective, Weight
 from touche_llm.tasks.task import Task
-
-# Sections of the settings of a retriever alone, by its name.
-RETRIEVER_SECTIONS: Mapping[str, str] = {
-    "chatnoir": "chatnoir",
-    "elasticsearch": "elasticsearch",
-    "dense": "dense",
-    "hybrid": "dense",
-}
 
 
 def _require_one_word(tag: str) -> str:
@@ -228,8 +221,8 @@ class Config(Section):
                 )
             if self.retriever.method != "lucene":
                 raise ValueError("retriever.method: Elasticsearch scores like Lucene; use lucene")
-        for section in ("chatnoir", "elasticsearch", "dense"):
-            if (getattr(self, section) is not None) is not (section == RETRIEVER_SECTIONS.get(self.retriever.name)):
+        for section in {retriever.section for retriever in RETRIEVERS.values()} - {""}:
+            if (getattr(self, section) is not None) is not (section == self.retriever.retriever.section):
                 raise ValueError(f"{section}: settings of a retriever that is not the chosen one; see `retriever.name`")
         if self.dense is not None and (problem := find_dense_problem(task)):
             raise ValueError(problem)

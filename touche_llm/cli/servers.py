@@ -22,10 +22,10 @@ from touche_llm.llm.settings import CacheConfig, EngineConfig, SamplingConfig
 from touche_llm.pipeline.context import list_schemas
 from touche_llm.pipeline.corpora import DenseCorpus, LocalCorpus, open_local_corpus
 from touche_llm.prompts.purposes import load_named
-from touche_llm.retrieval.base import RetrieverConfig
 from touche_llm.retrieval.dense import DenseSettings, find_dense_problem
 from touche_llm.retrieval.elasticsearch import load_corpus
 from touche_llm.retrieval.elasticsearch_server import ElasticsearchSettings
+from touche_llm.retrieval.retrievers import RetrieverConfig
 from touche_llm.tasks import DEFAULT_TASK, find_dataset_task, get_task
 from touche_llm.tasks.task import Task
 

@@ -13,7 +13,7 @@ from typing import Any
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
-from touche_llm.config import RETRIEVER_SECTIONS, Config, is_one_of
+from touche_llm.config import Config, is_one_of
 from touche_llm.corpus.ir_dataset import dataset_index, topics_file
 from touche_llm.data.io import open_atomic
 from touche_llm.data.settings import find_booleans, read_yaml, set_values, to_yaml
@@ -22,6 +22,7 @@ from touche_llm.judging.sentence_pairs import PairSettings
 from touche_llm.prompts.few_shot import EXAMPLES_SUFFIX
 from touche_llm.prompts.prompt import PromptsConfig
 from touche_llm.prompts.purposes import list_files
+from touche_llm.retrieval.retrievers import RETRIEVERS
 from touche_llm.tasks import DEFAULT_TASK, TASKS, find_dataset_task, get_task
 from touche_llm.tasks.definition import TASK_FILE
 from touche_llm.tasks.published import LEADERBOARD_FILE
@@ -155,11 +156,12 @@ def _complete_first_stage(values: dict[str, Any], source: str) -> None:
     """Add the settings of the chosen retriever, and the default index of a corpus that no search engine holds."""
     retriever = values.get("retriever")
     name = retriever.get("name") if isinstance(retriever, dict) else None
-    if isinstance(name, str) and (section := RETRIEVER_SECTIONS.get(name)):
-        values[section] = values.get(section) or {}
+    chosen = RETRIEVERS.get(name) if isinstance(name, str) else None
+    if chosen is not None and chosen.section:
+        values[chosen.section] = values.get(chosen.section) or {}
     if isinstance(retriever, dict) and name == "elasticsearch":
         retriever.setdefault("method", "lucene")
-    if name not in ("chatnoir", "elasticsearch") and not values.get("index"):
+    if not (chosen is not None and chosen.has_documents) and not values.get("index"):
         if isinstance(values.get("dataset"), str):
             values["index"] = dataset_index(values["dataset"])
             return

@@ -12,7 +12,7 @@ import numpy as np
 
 from touche_llm.config import Config
 from touche_llm.corpus.ir_dataset import dataset_index
-from touche_llm.corpus.store import DocumentStore, TextTable, ensure_store
+from touche_llm.corpus.store import DocumentStore, ensure_store
 from touche_llm.data.records import Candidate, Topic
 from touche_llm.data.topics import build_query
 from touche_llm.errors import DataError, ReplayMiss, UsageError, Warn, shorten
@@ -25,12 +25,12 @@ from touche_llm.pipeline.config_file import index_folder
 from touche_llm.pipeline.engines import OpenPooling, describe_pooling, open_pooling
 from touche_llm.pipeline.progress import Progress
 from touche_llm.ranking.fusion import fuse_candidates
-from touche_llm.retrieval.base import FirstStage, QueryField, RetrieverConfig
-from touche_llm.retrieval.bm25 import OkapiIndex, open_index
+from touche_llm.retrieval.base import FirstStage, QueryField
 from touche_llm.retrieval.chatnoir import ChatNoirDocuments, ChatNoirSettings, retrieve_chatnoir
 from touche_llm.retrieval.dense import DenseIndex, DenseSettings, find_dense_problem, read_vectors, split_rows
 from touche_llm.retrieval.elasticsearch import ElasticIndex
 from touche_llm.retrieval.elasticsearch_server import ElasticsearchSettings
+from touche_llm.retrieval.retrievers import RetrieverConfig
 from touche_llm.retrieval.sentences import SentenceSettings, retrieve_sentences
 from touche_llm.tasks.task import Task
 from touche_llm.text.sanitize import sanitize
@@ -167,14 +167,12 @@ class LocalCorpus(Corpus):
 
     def open_first_stages(self) -> list[FirstStage]:
         """Open the index of the documents and, if pairs are made, that of the sentences; build missing ones."""
-        tables = [self.store] if self.task.sentence_question is None else [self.store, self.store.parts]
-        return [self._open_first_stage(table) for table in tables]
-
-    def _open_first_stage(self, table: TextTable) -> FirstStage:
-        settings = self.retriever
-        if settings.name == "okapi":
-            return OkapiIndex(table, k1=settings.k1, b=settings.b)
-        return open_index(table, settings.bm25, self.warn)
+        settings, tables = (
+            self.retriever,
+            [self.store] if self.task.sentence_question is None else [self.store, self.store.parts],
+        )
+        assert settings.retriever.open is not None
+        return [settings.retriever.open(table, settings.bm25, self.warn) for table in tables]
 
     def explain_empty(self) -> str:
         """See the base class."""

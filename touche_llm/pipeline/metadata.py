@@ -111,7 +111,7 @@ def _training(config: Config) -> str:
 def _method(config: Config, task: Task, stages: Mapping[str, Any]) -> dict[str, Any]:
     judged = "judge" in stages
     retriever = config.retriever
-    first: dict[str, Any] = {"name": "first stage"}
+    first: dict[str, Any] = {"name": "first stage", "method": retriever.retriever.method}
     retrieval = [first]
     if judged and config.pairs is not None:
         pairs = {"sentences judged": config.depth, **config.pairs.model_dump()}
@@ -137,25 +137,19 @@ def _method(config: Config, task: Task, stages: Mapping[str, Any]) -> dict[str, 
     if config.expansion.use:
         params["other queries"] = config.expansion.model_dump(exclude={"use"})
     if config.chatnoir is not None:
-        first |= {"method": "ChatNoir", "params": {"index": config.chatnoir.index, **params}}
+        first["params"] = {"index": config.chatnoir.index, **params}
         return {"retrieval": retrieval}
     params |= {"k1": retriever.k1, "b": retriever.b}
     if config.elasticsearch is not None:
-        first |= {"method": "Elasticsearch BM25", "params": {"index": config.elasticsearch.index, **params}}
+        first["params"] = {"index": config.elasticsearch.index, **params}
         return {"indexing": {"tokenizer": elastic.ANALYSIS}, "retrieval": retrieval}
+    if retriever.name in ("bm25", "hybrid"):
+        params["variant"] = retriever.method
     if config.dense is not None:
-        dense = config.dense.model_dump(exclude=_POOLING_DELIVERY, exclude_none=True)
-        method = "touche_llm.retrieval.dense"
-        if retriever.name == "hybrid":
-            method = f"reciprocal rank fusion of bm25s.BM25 and {method}"
-            params["variant"] = retriever.method
-        first |= {"method": method, "params": {**params, "vectors": dense}}
-    elif retriever.name == "bm25":
-        first |= {"method": "bm25s.BM25", "params": {"variant": retriever.method, **params}}
-    else:
-        first |= {"method": "rank_bm25.BM25Okapi", "params": params}
+        params["vectors"] = config.dense.model_dump(exclude=_POOLING_DELIVERY, exclude_none=True)
     if config.sentences is not None:
-        first["params"] |= config.sentences.model_dump(exclude={"pool"})
+        params |= config.sentences.model_dump(exclude={"pool"})
+    first["params"] = params
     indexing = {
         "tokenizer": analysis.NAME,
         "stemmer": "Snowball English",

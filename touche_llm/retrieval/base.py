@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import BeforeValidator, Field
+from pydantic import Field
 
 from touche_llm.corpus.store import TextTable
 from touche_llm.data.records import Candidate, Topic
@@ -39,42 +39,6 @@ class Bm25Settings(Section):
     b: Annotated[float, Option("--b", "Length normalisation of BM25", "Retrieval")] = Field(
         default=0.75, ge=0.0, le=1.0
     )
-
-
-class RetrieverConfig(Bm25Settings):
-    """Settings of the first stage; `method`, `k1` and `b` belong to the index."""
-
-    name: Annotated[
-        Literal["bm25", "okapi", "dense", "hybrid", "chatnoir", "elasticsearch"],
-        Option(
-            "--retriever",
-            "bm25 (index on disk), okapi (rank-bm25), dense (vectors), hybrid (bm25 and dense), elasticsearch "
-            "or chatnoir",
-            "Retrieval",
-            metavar="NAME",
-        ),
-    ] = "bm25"
-    query: Annotated[
-        tuple[QueryField, ...],
-        BeforeValidator(to_texts),
-        Field(min_length=1),
-        Option(
-            "--query",
-            "Topic field of the query: title, description, narrative or objects; repeatable",
-            "Retrieval",
-            metavar="FIELD",
-        ),
-    ] = ("title",)
-
-    @property
-    def is_dense(self) -> bool:
-        """Whether vectors of the documents are searched."""
-        return self.name in ("dense", "hybrid")
-
-    @property
-    def bm25(self) -> Bm25Settings:
-        """Settings of the index alone."""
-        return Bm25Settings(method=self.method, k1=self.k1, b=self.b)
 
 
 class ExpansionSettings(Section):
