@@ -16,8 +16,8 @@ from tests.faults.tally import Tally
 from tests.faults.trials import Trial, Undisturbed, plan_kill, plan_want, prepare, try_fault
 from tests.faults.workplace import Workplace
 
-# Trials per scenario, twice as many with requests to a model: enough to kill 1,000 commands.
-_KILLS = 27
+# Trials per scenario, twice as many with requests to a model: enough to kill 500 commands.
+_KILLS = 14
 # Of each scenario: each kind once.
 _WANTS = 7
 # Of the problems of a trial.

@@ -242,7 +242,7 @@ async def strays(folder: Path, seed: int, rounds: int, tally: Tally) -> None:
 
 ROUNDS = [
     pytest.param(1, marks=pytest.mark.slow),
-    pytest.param(75, marks=pytest.mark.nightly),
+    pytest.param(25, marks=pytest.mark.nightly),
 ]
 
 
@@ -255,7 +255,7 @@ async def test_a_malformed_reply_gives_an_answer_that_it_carries_or_a_typed_fail
 
 
 @pytest.mark.parametrize(
-    "rounds", [pytest.param(1, marks=pytest.mark.slow), pytest.param(50, marks=pytest.mark.nightly)]
+    "rounds", [pytest.param(1, marks=pytest.mark.slow), pytest.param(15, marks=pytest.mark.nightly)]
 )
 async def test_a_fault_of_the_whole_server_ends_the_run_with_one_error(
     rounds: int, tmp_path: Path, fault_seed: int, tally: Tally

@@ -15,7 +15,7 @@ from statistics import fmean
 import pytest
 import yaml
 
-from tests.chat_templates import DEEPSEEK_R1, HARMONY, KEPT, MISTRAL, OWN, PUBLISHED, QWEN3_5, read_template, render
+from tests.chat_templates import DEEPSEEK_R1, HARMONY, KEPT, OWN, PUBLISHED, read_template, render
 from tests.vllm.command import touche
 from tests.vllm.conftest import Tell
 from tests.vllm.real_data import TaskInput
@@ -178,12 +178,10 @@ def row_of(card: str) -> dict[str, object]:
 @pytest.mark.parametrize(
     ("template", "delimiters", "is_kept"),
     [
-        (QWEN3_5, "qwen3", True),
-        (MISTRAL, "mistral", True),
         (KEPT, "deepseek", True),
         (HARMONY, "qwen3", False),
     ],
-    ids=["qwen3.5", "mistral", "r1 of the guide", "harmony"],
+    ids=["r1 of the guide", "harmony"],
 )
 def test_templates_are_found_out_by_token_ids(
     tiny_model: Path, tmp_path: Path, template: str, delimiters: str, is_kept: bool
@@ -249,8 +247,8 @@ def test_a_thought_before_each_answer(data: TaskInput, vllm_url: str, tmp_path: 
     assert (tmp_path / "again" / "run.txt").read_bytes() == (tmp_path / "out" / "run.txt").read_bytes()
 
 
-def judge_by_files(command: list[object], tiny_model: Path, folder: Path) -> str:
-    """Make a run by `vllm run-batch` with the model of the server; returns the last line that it printed."""
+def judge_by_files(command: list[object], tiny_model: Path, folder: Path) -> None:
+    """Make a run by `vllm run-batch` with the model of the server."""
     model = thinking_model(tiny_model, folder / "models", OWN)
     engine = {"name": "batch", "runner": "vllm", "model": str(model), "context": CONTEXT, "options": OPTIONS}
     (folder / "run.yaml").write_text(yaml.safe_dump({"engine": engine}))
@@ -262,23 +260,6 @@ def judge_by_files(command: list[object], tiny_model: Path, folder: Path) -> str
             [VENV / "bin" / "python", "-m", "touche_llm", *map(str, words)], capture_output=True, text=True, cwd=folder
         )
     assert done.returncode == 0, done.stdout + done.stderr[-4000:]
-    return done.stderr.splitlines()[-1]
-
-
-@pytest.mark.nightly
-def test_all_topics_are_judged_by_batch_files(data: TaskInput, tiny_model: Path, tmp_path: Path, tell: Tell) -> None:
-    command = arguments(data, "http://127.0.0.1:1", tmp_path / "out")
-    said = json.loads(touche(*command, "--dry-run", "--format", "json").stdout)
-    tell(judge_by_files(command, tiny_model, tmp_path))
-    answers = stored(tmp_path)
-    assert len(answers) == sum(row["requests_least"] for row in said) == sum(row["requests_most"] for row in said)
-    judgments = read_records(tmp_path / "out" / "judgments.jsonl", Judgment, "judgments")
-    assert len(answers) == len(judgments) * 2 * CHAINS > 0
-    assert max(answer.completion_tokens for answer in answers if not answer.tokens) <= BUDGET
-    assert {answer.finish_reason for answer in answers if answer.tokens} == {"stop"}
-    assert_means(tmp_path, judgments)
-    touche(*arguments(data, "http://127.0.0.1:1", tmp_path / "replayed"), "--cache-mode", "replay")
-    assert (tmp_path / "replayed" / "run.txt").read_bytes() == (tmp_path / "out" / "run.txt").read_bytes()
 
 
 @pytest.mark.nightly
@@ -286,13 +267,13 @@ def test_a_run_by_batch_files_equals_that_of_a_server(
     data: TaskInput, thinking_url: str, tiny_model: Path, tmp_path: Path
 ) -> None:
     # Thoughts are drawn anew at a temperature.
-    greedy = ["--limit-topics", 10, "--set", "sampling.thinking.temperature=0", "--chains", 1]
+    greedy = ["--limit-topics", 5, "--set", "sampling.thinking.temperature=0", "--chains", 1]
     server, files = tmp_path / "server", tmp_path / "files"
     files.mkdir()
     touche(*arguments(data, thinking_url, server / "out"), *greedy)
     judge_by_files([*arguments(data, thinking_url, files / "out"), *greedy], tiny_model, files)
     found, expected = read_answers(files), read_answers(server)
-    assert found.keys() == expected.keys() and len(found) == 10 * DEPTH * 2
+    assert found.keys() == expected.keys() and len(found) == 5 * DEPTH * 2
     for key, answer in found.items():
         assert answer.text == expected[key].text
         logprobs = [token.logprob for token in answer.tokens]
