@@ -44,7 +44,7 @@ def written(folder: Path, engine: ScriptedEngine, words: dict[str, str], text: s
     files = collection(folder, topics=8, text=text)
     names = [str(wording(folder / "mine" / name, each)) for name, each in words.items()]
     qrels = read_qrels({aspect: files[aspect] for aspect in ASPECTS}, get_task("comparative"))
-    plan = Plan(texts=True, split="all")
+    plan = Plan(split="all")
     with pytest.MonkeyPatch.context() as patch, ThreadPoolExecutor() as other:
         patch.setattr("touche_llm.prompt_lab.comparison.open_model", opening(engine))
         work = compare_prompts(ComparisonInputs(config_of(folder, files), names, qrels, plan), Silent())

@@ -12,7 +12,6 @@ import pytest
 
 from touche_llm.data.io import encode_line
 from touche_llm.errors import DataError
-from touche_llm.evaluation.qrels import Qrels
 from touche_llm.prompt_lab.holdout import (
     Access,
     access_log,
@@ -22,13 +21,8 @@ from touche_llm.prompt_lab.holdout import (
     select_counted,
 )
 
-GRADES = {"1": {"a": 2.0, "b": 0.0}, "2": {"c": 1.0}}
 JUDGE, MINE, EARLIER = "task/judge@1-aaaaaa", "task/mine@2-bbbbbb", "task/mine@1-cccccc"
 OTHER, BEST, COPY = "task/other@1-dddddd", "task/best@1-eeeeee", "else/copy@2-bbbbbb"
-
-
-def hashes_of(grades: dict[str, dict[str, float]]) -> dict[str, str]:
-    return Qrels({"relevance": grades}, {}, (), {}).hashes
 
 
 def access(number: int = 0, **fields: Any) -> Access:
@@ -36,7 +30,6 @@ def access(number: int = 0, **fields: Any) -> Access:
         "time": datetime(2026, 1, 2, 3, number % 60, tzinfo=UTC),
         "kind": "confirmation",
         "topics": ["Tea or coffee?", "Cats or dogs?"],
-        "judgments": hashes_of(GRADES),
         "prompts": [JUDGE, MINE],
     }
     return Access(**given | fields)
@@ -48,7 +41,7 @@ def test_accesses_to_topics_of_the_same_title_are_earlier_ones(tmp_path: Path) -
     accesses = [access(number, topics=topics) for number, topics in enumerate(others)]
     for each in accesses:
         record_access(path, each)
-    changed = access(4, judgments=hashes_of({"9": {"x": 1.0}}), prompts=[OTHER])
+    changed = access(4, prompts=[OTHER])
     assert record_access(path, changed) == [accesses[0], accesses[2]]
     assert read_accesses(path) == [*accesses, changed]
 

@@ -13,6 +13,7 @@ from tests.prompt_variants import title_of
 from touche_llm.data.records import Document, Topic
 from touche_llm.errors import DataError, UsageError
 from touche_llm.evaluation.qrels import Grades
+from touche_llm.prompt_lab.holdout import CHOICE, HOLD_OUT
 from touche_llm.prompt_lab.sample import draw_sample, select_judged, split_topics
 
 
@@ -92,13 +93,13 @@ def test_only_documents_in_the_corpus_of_chosen_topics_are_drawn() -> None:
 
 def test_topics_are_split_by_title_or_by_a_file(tmp_path: Path) -> None:
     topics = [Topic(topic, title_of(number)) for topic, number in zip("73915", "12345", strict=True)]
-    assert split_topics(topics, "half") == (["7", "9", "5"], ["3", "1"])
-    assert split_topics(topics, "all") == (["7", "3", "9", "1", "5"], [])
+    assert split_topics(topics, "half") == dict.fromkeys("795", CHOICE) | dict.fromkeys("31", HOLD_OUT)
+    assert split_topics(topics, "all") == dict.fromkeys("73915", "all")
     with raises_at(UsageError, "split", "1, 3"):
         split_topics(topics[1::2], "half")
     path = tmp_path / "topics.txt"
     path.write_text("5\n\n3\n77\n")
-    assert split_topics(topics, str(path)) == (["3", "5"], ["7", "9", "1"])
+    assert split_topics(topics, str(path)) == dict.fromkeys("35", CHOICE) | dict.fromkeys("791", HOLD_OUT)
     path.write_text("77\n")
     with raises_at(UsageError, tmp_path / "topics.txt", "1, 3, 5, 7, 9"):
         split_topics(topics, str(path))

@@ -47,7 +47,7 @@ async def compared(folder: Path, monkeypatch: pytest.MonkeyPatch, text: str = ""
     words = {"blunt": "BLUNT", "sharp": "SHARP", "keen": "KEEN"}
     names = [str(wording(folder / "mine" / f"{name}.jinja", word)) for name, word in words.items()]
     qrels = read_qrels({aspect: files[aspect] for aspect in ("relevance", "stance")}, get_task("comparative"))
-    plan = Plan(texts=True, split="all")
+    plan = Plan(split="all")
     return await compare_prompts(ComparisonInputs(config_of(folder, files), names, qrels, plan), Silent()), qrels
 
 

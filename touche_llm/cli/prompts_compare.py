@@ -115,7 +115,7 @@ def compare(
     progress = CommandProgress()
     for note in qrels.notes:
         progress.warn(note)
-    plan = Plan(sample, sample_seed, split, confirm, texts=html is not None)
+    plan = Plan(sample, sample_seed, split, confirm)
     inputs = ComparisonInputs(config, templates, qrels, plan)
     if dry_run:
         cost = run_requests(config, estimate_comparison(inputs, progress))

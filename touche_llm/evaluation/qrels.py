@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import hashlib
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
-
-import orjson
 
 from touche_llm.data.io import ID_FORM, is_word, read_table_lines
 from touche_llm.data.topics import require_kind
@@ -48,7 +45,6 @@ class Qrels:
         scales: Scale of each aspect of the task in human judgments.
         notes: Notes on the files: repeated lines, and topics or documents that some of them lack.
         judged_topics: All topics that the file of each aspect judges, including those that `restrict_to` left out.
-        hashes: SHA-256 of the judgments of each aspect in any order, including those that `restrict_to` left out.
     """
 
     grades: dict[str, Grades]
@@ -57,15 +53,11 @@ class Qrels:
     scales: Mapping[str, Scale]
     notes: Sequence[str] = ()
     judged_topics: dict[str, frozenset[str]] = field(default_factory=dict)
-    hashes: dict[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if not self.judged_topics:
             self.judged_topics.update({aspect: frozenset(judged) for aspect, judged in self.grades.items()})
             self.judged_topics.update({STANCE: frozenset(self.stances)} if self.stances else {})
-        if not self.hashes:
-            given: dict[str, Any] = {**self.grades, **({STANCE: self.stances} if self.stances else {})}
-            self.hashes.update({aspect: _hash(judged) for aspect, judged in given.items()})
 
     def restrict_to(self, topics: Collection[str]) -> Qrels:
         """Return the judgments of these topics alone; an aspect without any of them stays, without topics."""
@@ -74,10 +66,6 @@ class Qrels:
             grades={aspect: _select(judged, topics) for aspect, judged in self.grades.items()},
             stances=_select(self.stances, topics),
         )
-
-
-def _hash(judged: Mapping[str, Mapping[str, Any]]) -> str:
-    return hashlib.sha256(orjson.dumps(judged, option=orjson.OPT_SORT_KEYS)).hexdigest()
 
 
 def _select(judged: dict[str, dict[str, ValueT]], topics: Collection[str]) -> dict[str, dict[str, ValueT]]:

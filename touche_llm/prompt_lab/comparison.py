@@ -27,7 +27,6 @@ from touche_llm.prompt_lab.holdout import (
     access_log,
     check_log,
     describe_accesses,
-    make_access,
     record_access,
     select_counted,
 )
@@ -37,6 +36,7 @@ from touche_llm.prompt_lab.sample import (
     check_parts,
     choose_sample,
     divide_sample,
+    sample_file,
     split_topics,
     write_sample,
 )
@@ -73,39 +73,58 @@ class ComparisonInputs:
     plan: Plan = field(default_factory=Plan)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class PromptComparison:
-    """Result of a comparison.
+    """A comparison: prompts and sample, then the judgments and measures of each part.
 
     Attributes:
-        task: Task of the prompts.
+        context: Context of the run, closed once all parts are judged.
+        qrels: Human judgments.
         variants: Variants in the given order; the others are compared with the first.
-        model: Name of the judging model.
+        objects_prompt: Prompt that finds the objects of topics; None if each names its own.
         topics: Sampled topics in the order of the topics file, with the objects that the model found.
-        sample_file: File of the sample.
-        parts: Measures of each part of the sample: the one to choose on, then the held-out one if it was judged.
+        sample: All sampled documents, for the file.
+        samples: Documents by name of the part: the one to choose on, then the held-out one if it is to be judged.
+        notes: Notes for the user.
+        model: Name of the judging model.
+        parts: Measures of each judged part.
         judged: Judgments by part and variant, their grades on the scales of the human ones; held-out topics are judged
             by the first variant and the best only.
         failures: Failures to find a topic's objects.
-        verdict: The best variant, and whether it was confirmed.
-        texts: Texts of the documents by id, if the plan wants them.
-        notes: Notes for the user.
+        texts: Texts of the documents by id.
         earlier_accesses: Earlier accesses to the held-out topics that make a confirmation weaker; None if these were
             not judged.
     """
 
-    task: Task
+    context: RunContext
+    qrels: Qrels
     variants: list[Variant]
-    model: str
+    objects_prompt: Prompt | None
     topics: list[Topic]
-    sample_file: Path
-    parts: list[PartMeasures]
-    judged: dict[tuple[str, str], VariantJudgments]
-    failures: list[Failure]
-    verdict: Verdict
-    texts: Mapping[str, str] = field(default_factory=dict)
+    sample: list[Sampled]
+    samples: dict[str, list[Sampled]]
     notes: list[str] = field(default_factory=list)
+    model: str = ""
+    parts: list[PartMeasures] = field(default_factory=list)
+    judged: dict[tuple[str, str], VariantJudgments] = field(default_factory=dict)
+    failures: list[Failure] = field(default_factory=list)
+    texts: dict[str, str] = field(default_factory=dict)
     earlier_accesses: list[Access] | None = None
+
+    @property
+    def task(self) -> Task:
+        """Return the task of the prompts."""
+        return self.context.task
+
+    @property
+    def sample_file(self) -> Path:
+        """Return the file of the sample."""
+        return sample_file(self.task.name, self.sample)
+
+    @property
+    def verdict(self) -> Verdict:
+        """Return the best variant, and whether it was confirmed."""
+        return decide_verdict(self.parts)
 
     def variants_in(self, part: PartMeasures) -> list[Variant]:
         """Return the variants that judged a part."""
@@ -114,6 +133,72 @@ class PromptComparison:
     def all_failures(self) -> list[Failure]:
         """Return the failures of all variants and of the topics."""
         return [*self.failures, *(failure for result in self.judged.values() for failure in result.failures)]
+
+    def note(self, text: str) -> None:
+        """Add a note, and warn."""
+        self.notes.append(text)
+        self.context.progress.warn(text)
+
+    async def find_objects(self, builder: RequestBuilder) -> None:
+        """Let the model find the objects of topics that name none; drop the topics where it fails.
+
+        Raises:
+            DataError: No topic has objects.
+        """
+        if self.objects_prompt is None:
+            return
+        unnamed = sum(topic.objects is None for topic in self.topics)
+        with self.context.progress.stage("finding objects", unnamed, builder.model.counts) as done:
+            topics, self.failures = await find_objects(self.topics, self.task, self.objects_prompt, builder, done)
+        builder.model.raise_on_misses()
+        self.topics = [topic for topic in topics if topic.objects is not None]
+        if lost := [topic.id for topic in topics if topic.objects is None]:
+            self.note(f"topics left out, since the model found no two objects in their titles: {shorten(lost)}")
+        if not self.topics:
+            raise DataError("the model found no two objects in the title of any topic; name them in <objects>")
+        kept = {topic.id for topic in self.topics}
+        self.samples = {
+            name: [item for item in sample if item.topic_id in kept] for name, sample in self.samples.items()
+        }
+        check_parts(self.samples)
+
+    async def judge(self, part: str, variants: Sequence[Variant], builder: RequestBuilder) -> None:
+        """Judge a part with each variant.
+
+        Raises:
+            ReplayMiss: The cache of a replay lacks an answer.
+        """
+        topics = {topic.id: topic for topic in self.topics}
+        pairs = [(topics[item.topic_id], item.document_id) for item in self.samples[part]]
+        for variant in variants:
+            self.judged[part, variant.name] = await judge_variant(self.context, variant, pairs, builder)
+        builder.model.raise_on_misses()
+        builder.model.raise_on_unread()
+
+    async def measure(
+        self, kind: Kind, part: str, variants: Sequence[Variant], builder: RequestBuilder
+    ) -> list[Access]:
+        """Judge a part and measure it; return earlier accesses to its topics, logged before any measure is known."""
+        await self.judge(part, variants, builder)
+        sampled = {item.topic_id for item in self.samples[part]}
+        titles = list(dict.fromkeys(topic.title for topic in self.topics if topic.id in sampled))
+        access = Access(kind=kind, topics=titles, prompts=[variant.prompt.label for variant in variants])
+        earlier = record_access(access_log(self.context.config.cache.file), access)
+        judgments = {variant.name: self.judged[part, variant.name].judgments for variant in variants}
+        weights = self.context.config.weights
+        self.parts.append(measure_part(part, self.samples[part], judgments, self.qrels, weights))
+        return earlier
+
+    async def confirm(self, builder: RequestBuilder) -> None:
+        """Judge the held-out topics, if they are to be judged, with the first variant and the best."""
+        names = {self.variants[0].name, choose_winner(self.parts[0])}
+        if not self.samples.get(HOLD_OUT) or len(names) < 2:
+            return
+        finalists = [variant for variant in self.variants if variant.name in names]
+        earlier = await self.measure("confirmation", HOLD_OUT, finalists, builder)
+        baseline, winner = (variant.prompt.label for variant in finalists)
+        self.earlier_accesses = select_counted(earlier, baseline, winner)
+        self.note(describe_accesses(earlier, self.earlier_accesses, access_log(self.context.config.cache.file)))
 
 
 async def compare_prompts(inputs: ComparisonInputs, progress: Progress) -> PromptComparison:
@@ -130,39 +215,28 @@ async def compare_prompts(inputs: ComparisonInputs, progress: Progress) -> Promp
     """
     config = inputs.config
     with RunContext(config, progress) as context:
-        work = await _prepare(context, inputs)
+        found = await _prepare(context, inputs)
         check_log(access_log(config.cache.file))
-        if not work.sample_file.exists():
-            write_sample(work.sample_file, work.sample)
-        schemas = list_schemas(variant.prompt for variant in work.variants)
+        if not found.sample_file.exists():
+            write_sample(found.sample_file, found.sample)
+        schemas = list_schemas(variant.prompt for variant in found.variants)
         opening = open_model(config.engine, config.sampling, config.cache, schemas=schemas, progress=progress)
         async with opening as model:
+            found.model = model.engine_info.model
             builder = make_request_builder(model, config.engine, config.sampling)
-            failures = await work.find_objects(builder)
-            judged, parts, earlier = await _judge_parts(work, builder)
+            await found.find_objects(builder)
+            await found.measure("choice", next(iter(found.samples)), found.variants, builder)
+            await found.confirm(builder)
             report_known_failures(progress, model, Counts())
-        ids = [document.document_id for part in parts for document in part.sample] if inputs.plan.texts else []
-        texts = {document_id: context.corpus.documents.get(document_id).text for document_id in ids}
-    if ungraded := [topic for part in parts for topic in part.topics if not part.counts(topic)]:
-        work.note(
+        ids = (item.document_id for part in found.parts for item in part.sample)
+        found.texts = {document_id: context.corpus.documents.get(document_id).text for document_id in ids}
+    if ungraded := [topic for part in found.parts for topic in part.topics if not part.counts(topic)]:
+        found.note(
             f"topics without a grade above 0 among their sampled documents, left out of nDCG: {shorten(ungraded)}"
         )
-    for note in describe_missing_intervals(row for part in parts for row in part.differences.values()):
-        work.note(note)
-    return PromptComparison(
-        task=context.task,
-        variants=work.variants,
-        model=model.engine_info.model,
-        topics=work.topics,
-        sample_file=work.sample_file,
-        parts=parts,
-        judged=judged,
-        failures=failures,
-        verdict=decide_verdict(parts),
-        texts=texts,
-        notes=work.notes,
-        earlier_accesses=earlier,
-    )
+    for note in describe_missing_intervals(row for part in found.parts for row in part.differences.values()):
+        found.note(note)
+    return found
 
 
 async def estimate_comparison(inputs: ComparisonInputs, progress: Progress) -> DryRun:
@@ -190,7 +264,7 @@ async def estimate_comparison(inputs: ComparisonInputs, progress: Progress) -> D
         engine = make_dry_engine(answered=answered)
         await work.find_objects(make_builder(engine))
         result.costs += [Cost("objects", prompt, use, use) for prompt, use in engine.usage.items()]
-        for part in work.parts:
+        for part in work.samples:
             before, repeated = replace(counts), 0
             usage: list[tuple[Variant, Mapping[str, Usage]]] = []
             for variant in work.variants:
@@ -220,81 +294,7 @@ def _list_costs(part: str, usage: Sequence[tuple[Variant, Mapping[str, Usage]]])
     ]
 
 
-@dataclass(slots=True)
-class _Work:
-    """A comparison whose prompts and sample are checked, before the engine starts.
-
-    Attributes:
-        objects_prompt: Prompt that finds the objects of topics; None if each names its own.
-        topics: Topics of the parts, in the order of the topics file.
-        parts: Documents by name of the part.
-        sample: All sampled documents, for the file.
-        notes: Notes for the user.
-    """
-
-    context: RunContext
-    qrels: Qrels
-    variants: list[Variant]
-    objects_prompt: Prompt | None
-    topics: list[Topic]
-    parts: dict[str, list[Sampled]]
-    sample: list[Sampled]
-    sample_file: Path
-    notes: list[str] = field(default_factory=list)
-
-    def note(self, text: str) -> None:
-        """Add a note, and warn."""
-        self.notes.append(text)
-        self.context.progress.warn(text)
-
-    async def find_objects(self, builder: RequestBuilder) -> list[Failure]:
-        """Let the model find the objects of topics that name none; drop the topics where it fails.
-
-        Raises:
-            DataError: No topic has objects.
-        """
-        if self.objects_prompt is None:
-            return []
-        unnamed = sum(topic.objects is None for topic in self.topics)
-        with self.context.progress.stage("finding objects", unnamed, builder.model.counts) as done:
-            topics, failures = await find_objects(self.topics, self.context.task, self.objects_prompt, builder, done)
-        builder.model.raise_on_misses()
-        self.topics = [topic for topic in topics if topic.objects is not None]
-        if lost := [topic.id for topic in topics if topic.objects is None]:
-            self.note(f"topics left out, since the model found no two objects in their titles: {shorten(lost)}")
-        if not self.topics:
-            raise DataError("the model found no two objects in the title of any topic; name them in <objects>")
-        kept = {topic.id for topic in self.topics}
-        self.parts = {name: [item for item in sample if item.topic_id in kept] for name, sample in self.parts.items()}
-        check_parts(self.parts)
-        return failures
-
-    async def judge(
-        self, part: str, variants: Sequence[Variant], builder: RequestBuilder
-    ) -> dict[tuple[str, str], VariantJudgments]:
-        """Judge a part with each variant; return the judgments by part and variant.
-
-        Raises:
-            ReplayMiss: The cache of a replay lacks an answer.
-        """
-        topics = {topic.id: topic for topic in self.topics}
-        pairs = [(topics[item.topic_id], item.document_id) for item in self.parts[part]]
-        judged = {
-            (part, variant.name): await judge_variant(self.context, variant, pairs, builder) for variant in variants
-        }
-        builder.model.raise_on_misses()
-        builder.model.raise_on_unread()
-        return judged
-
-    def record(self, kind: Kind, part: str, variants: Sequence[Variant]) -> list[Access]:
-        """Log an access to a part before any measure is shown; return earlier accesses to any of its topics."""
-        sampled = {item.topic_id for item in self.parts[part]}
-        titles = [topic.title for topic in self.topics if topic.id in sampled]
-        access = make_access(kind, titles, self.qrels, [variant.prompt.label for variant in variants])
-        return record_access(access_log(self.context.config.cache.file), access)
-
-
-async def _prepare(context: RunContext, inputs: ComparisonInputs) -> _Work:
+async def _prepare(context: RunContext, inputs: ComparisonInputs) -> PromptComparison:
     """Load the variants, draw the sample and divide it; raise an error if one does not fit."""
     config, task, qrels, corpus = context.config, context.task, inputs.qrels, context.corpus
     if not qrels.grades:
@@ -302,9 +302,9 @@ async def _prepare(context: RunContext, inputs: ComparisonInputs) -> _Work:
         raise UsageError(f"qrels: no grades, by which documents are drawn; give those of at least one of {aspects}")
     variants = load_variants(inputs.names, config, task)
     grades = next(iter(qrels.grades.values()))
-    halves = split_topics([topic for topic in context.file_topics if topic.id in grades], inputs.plan.split)
+    split = split_topics([topic for topic in context.file_topics if topic.id in grades], inputs.plan.split)
     await corpus.fetch(document_id for topic in context.topics for document_id in grades.get(topic.id, {}))
-    sample, path, notes = choose_sample(inputs.plan, grades, context.topics, halves, corpus, task)
+    sample, notes = choose_sample(inputs.plan, grades, context.topics, split, corpus.documents)
     topics = _keep_topics(context.topics, sample)
     prompts = [variant.prompt for variant in variants]
     objects_prompt = None
@@ -314,46 +314,15 @@ async def _prepare(context: RunContext, inputs: ComparisonInputs) -> _Work:
         prompts.append(objects_prompt)
     for prompt in prompts:
         check_examples(prompt, topics, config.topics, context.progress.warn)
-    parts, part_notes = divide_sample(inputs.plan, sample, halves)
-    topics = _keep_topics(topics, [item for documents in parts.values() for item in documents])
-    work = _Work(context, qrels, variants, objects_prompt, topics, parts, sample, path)
-    for note in (*notes, *part_notes):
-        work.note(note)
-    return work
+    samples, more = divide_sample(inputs.plan, sample, split)
+    topics = _keep_topics(topics, [item for documents in samples.values() for item in documents])
+    found = PromptComparison(context, qrels, variants, objects_prompt, topics, sample, samples)
+    for note in (*notes, *more):
+        found.note(note)
+    return found
 
 
 def _keep_topics(topics: Sequence[Topic], sample: Sequence[Sampled]) -> list[Topic]:
     """Return the topics that have a document in the sample."""
     sampled = {document.topic_id for document in sample}
     return [topic for topic in topics if topic.id in sampled]
-
-
-async def _judge_parts(
-    work: _Work, builder: RequestBuilder
-) -> tuple[dict[tuple[str, str], VariantJudgments], list[PartMeasures], list[Access] | None]:
-    """Judge with all variants; then judge the held-out topics, if any, with the first variant and the best.
-
-    Returns:
-        The judgments by part and variant, the measures of each part, and the earlier accesses to count or None.
-    """
-    name = next(part for part in work.parts if part != HOLD_OUT)
-    judged = await work.judge(name, work.variants, builder)
-    work.record("choice", name, work.variants)
-
-    def measure(name: str) -> PartMeasures:
-        judgments = {variant: result.judgments for (part, variant), result in judged.items() if part == name}
-        weights = work.context.config.weights
-        return measure_part(name, work.parts[name], judgments, work.qrels, weights)
-
-    measures = [measure(name)]
-    names = {work.variants[0].name, choose_winner(measures[0])}
-    if not work.parts.get(HOLD_OUT) or len(names) < 2:
-        return judged, measures, None
-    finalists = [variant for variant in work.variants if variant.name in names]
-    judged |= await work.judge(HOLD_OUT, finalists, builder)
-    earlier = work.record("confirmation", HOLD_OUT, finalists)
-    baseline, winner = (variant.prompt.label for variant in finalists)
-    counted = select_counted(earlier, baseline, winner)
-    for note in describe_accesses(earlier, counted, access_log(work.context.config.cache.file)):
-        work.note(note)
-    return judged, [*measures, measure(HOLD_OUT)], counted

@@ -69,26 +69,15 @@ class Access(Model):
         time: When the result was computed.
         kind: `choice` or `confirmation` by `prompts compare`, `trial` by `prompts try`, or `evaluation` of a run.
         topics: Titles.
-        judgments: SHA-256 of the judgments of each aspect, see `Qrels.hashes`.
         prompts: Labels of the prompts, as `Prompt.label`.
         run: Folder of an evaluated run and the beginning of the SHA-256 of its run file, as `FOLDER@HASH`.
     """
 
-    time: AwareDatetime
+    time: AwareDatetime = Field(default_factory=lambda: datetime.now(UTC).replace(microsecond=0))
     kind: Kind
     topics: Annotated[list[str], Field(min_length=1)]
-    judgments: dict[str, Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]]
     prompts: Annotated[list[str], Field(min_length=1)]
     run: str | None = None
-
-
-def make_access(
-    kind: Kind, titles: Iterable[str], qrels: Qrels, prompts: Iterable[str], run: str | None = None
-) -> Access:
-    """Make an access to topics with prompts, at the present time."""
-    now = datetime.now(UTC).replace(microsecond=0)
-    unique = [list(dict.fromkeys(names)) for names in (titles, prompts)]
-    return Access(time=now, kind=kind, topics=unique[0], judgments=qrels.hashes, prompts=unique[1], run=run)
 
 
 def access_log(cache: Path) -> Path:
@@ -128,11 +117,8 @@ def record_access(path: Path, access: Access) -> list[Access]:
     is_logged = any(past.model_copy(update={"time": access.time}) == access for past in logged)
     if not is_logged or access.kind in ("choice", "confirmation"):
         write_records(path, [*logged, access])
-    return [past for past in logged if _count_shared(past, access)]
-
-
-def _count_shared(past: Access, access: Access) -> int:
-    return len({normalise_title(title) for title in past.topics} & {normalise_title(title) for title in access.topics})
+    topics = set(map(normalise_title, access.topics))
+    return [past for past in logged if not topics.isdisjoint(map(normalise_title, past.topics))]
 
 
 def record_evaluations(folders: Iterable[Path | None], qrels: Qrels, warn: Warn) -> None:
@@ -148,16 +134,6 @@ def record_evaluations(folders: Iterable[Path | None], qrels: Qrels, warn: Warn)
             _record_evaluation(RunDirectory(folder), qrels)
 
 
-@contextmanager
-def _warn_of_errors(what: str, warn: Warn) -> Iterator[None]:
-    """Warn instead of raising an error: results of a command that only logs on the side are printed all the same."""
-    try:
-        yield
-    except (OSError, ToucheError) as error:
-        problem = describe_os_error(error) if isinstance(error, OSError) else error
-        warn(f"{what} is not logged as an access to topics, so that no confirmation will count it: {problem}")
-
-
 def record_trial(cache: Path, topic: Topic, documents: Collection[str], qrels: Qrels, prompt: str, warn: Warn) -> None:
     """Log a trial as an access to its topic if one of the documents is judged; warn if it cannot be logged.
 
@@ -170,16 +146,25 @@ def record_trial(cache: Path, topic: Topic, documents: Collection[str], qrels: Q
         warn: Receives the warning.
     """
     judged: list[Mapping[str, Collection[str]]] = [*qrels.grades.values(), qrels.stances]
-    if not any(document in aspect.get(topic.id, {}) for aspect in judged for document in documents):
-        return
-    with _warn_of_errors(f"topic {topic.id}: this trial", warn):
-        record_access(access_log(cache), make_access("trial", [topic.title], qrels, [prompt]))
+    if any(document in aspect.get(topic.id, {}) for aspect in judged for document in documents):
+        with _warn_of_errors(f"topic {topic.id}: this trial", warn):
+            record_access(access_log(cache), Access(kind="trial", topics=[topic.title], prompts=[prompt]))
+
+
+@contextmanager
+def _warn_of_errors(what: str, warn: Warn) -> Iterator[None]:
+    """Warn instead of raising an error: results of a command that only logs on the side are printed all the same."""
+    try:
+        yield
+    except (OSError, ToucheError) as error:
+        problem = describe_os_error(error) if isinstance(error, OSError) else error
+        warn(f"{what} is not logged as an access to topics, so that no confirmation will count it: {problem}")
 
 
 def _record_evaluation(directory: RunDirectory, qrels: Qrels) -> None:
     """Log the evaluation of a run; nothing if it has no prompts or no judged topics."""
-    used = [facts.get("prompts") or {} for facts in directory.read_metadata().stages.values()]
-    prompts = [str(label) for of_stage in used for label in of_stage.values()]
+    stages = directory.read_metadata().stages.values()
+    prompts = dict.fromkeys(label for facts in stages for label in (facts.get("prompts") or {}).values())
     judged = {*qrels.stances}.union(*qrels.grades.values()) & read_run(directory.run_file).rankings.keys()
     if not prompts or not judged:
         return
@@ -188,7 +173,8 @@ def _record_evaluation(directory: RunDirectory, qrels: Qrels) -> None:
     if not titles:
         raise DataError(f"{config.topics}: has none of the judged topics; restore the topics of the run")
     run = f"{shorten_path(directory.path)}@{sha256(directory.run_file)[:_HASH_DIGITS]}"
-    record_access(access_log(config.cache.file), make_access("evaluation", titles, qrels, prompts, run))
+    access = Access(kind="evaluation", topics=titles, prompts=list(prompts), run=run)
+    record_access(access_log(config.cache.file), access)
 
 
 def select_counted(earlier: Iterable[Access], baseline: str, winner: str) -> list[Access]:
@@ -202,23 +188,26 @@ def select_counted(earlier: Iterable[Access], baseline: str, winner: str) -> lis
         baseline: Label of the first prompt.
         winner: Label of the prompt to confirm.
     """
-    name, _, digest = winner.rpartition("-")
+
+    def split(label: str) -> tuple[str, str]:
+        """Return name and hash."""
+        return label.rpartition("@")[0], label.rpartition("-")[2]
 
     def counts(past: Access) -> bool:
-        hashes = {label.rpartition("-")[2] for label in past.prompts}
-        others = [label for label in past.prompts if label.rpartition("-")[2] != baseline.rpartition("-")[2]]
-        is_earlier_wording = any(label.rpartition("@")[0] == name.rpartition("@")[0] for label in others)
-        return digest in hashes or is_earlier_wording or (bool(others) and past.kind != "evaluation")
+        others = [split(label) for label in past.prompts if split(label)[1] != split(baseline)[1]]
+        if past.kind != "evaluation":
+            return bool(others)
+        name, digest = split(winner)
+        return any(other_name == name or other_digest == digest for other_name, other_digest in others)
 
     return [past for past in earlier if counts(past)]
 
 
-def describe_accesses(earlier: Sequence[Access], counted: Sequence[Access], path: Path) -> list[str]:
+def describe_accesses(earlier: Sequence[Access], counted: Sequence[Access], path: Path) -> str:
     """Describe earlier accesses to the topics of a confirmation, of which those in `counted` make it weaker."""
     if not earlier:
-        return [f"no earlier access to the held-out topics in {path}"]
-    others = len(earlier) - len(counted)
-    notes = [
-        f"earlier accesses to the held-out topics, each of which makes a confirmation weaker: {len(counted)} in {path}"
-    ]
-    return notes + [f"not counted, with the first prompt or by runs with others: {others}"] * bool(others)
+        return f"no earlier access to the held-out topics in {path}"
+    return (
+        f"earlier accesses to the held-out topics, each of which makes a confirmation weaker: {len(counted)} in {path} "
+        f"(not counted, with the first prompt or by runs with others: {len(earlier) - len(counted)})"
+    )

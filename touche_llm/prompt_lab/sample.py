@@ -15,9 +15,7 @@ from touche_llm.errors import DataError, UsageError, shorten
 from touche_llm.evaluation.qrels import Grades
 from touche_llm.evaluation.stance_measures import round_grade
 from touche_llm.judging.pointwise import Documents
-from touche_llm.pipeline.corpora import Corpus
 from touche_llm.prompt_lab.holdout import CHOICE, HOLD_OUT, find_half
-from touche_llm.tasks.task import Task
 
 # Documents per topic; with fewer, nearly every order has a high nDCG@5.
 MIN_TOPIC_DOCUMENTS = 10
@@ -125,11 +123,9 @@ COLUMNS = ("topic", "document", "grade")
 HALF, ALL = "half", "all"
 # A choice is confirmed if p on the held-out topics is below this level.
 CONFIRMED_BELOW = 0.05
-# Topics in each half; with fewer held out no choice can be confirmed, see `min_p_value`.
+# Topics in each half; with fewer held out no choice can be confirmed.
 MIN_TOPICS_IN_HALF = 6
 _SAMPLES = Path(".touche-llm/samples")
-# Ids of all judged topics of the topics file: those to choose on, and those held out.
-Halves = tuple[list[str], list[str]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,14 +137,12 @@ class Plan:
         seed: Seed of the sample.
         split: Topics that variants are chosen on, see `split_topics`; the others are held out. `all` holds none out.
         confirm: Whether to confirm the choice on the held-out topics; otherwise they are not judged.
-        texts: Whether to return the texts of the documents.
     """
 
     size: int = 200
     seed: int = 0
     split: str = HALF
     confirm: bool = False
-    texts: bool = False
 
 
 def select_judged(grades: Grades, topics: Iterable[Topic], documents: Documents) -> tuple[Grades, list[str]]:
@@ -190,27 +184,25 @@ def write_sample(path: Path, sample: Iterable[Sampled]) -> None:
             stream.write(("\t".join(columns) + "\n").encode())
 
 
-def split_topics(judged: Sequence[Topic], split: str) -> Halves:
-    """Split judged topics into those to choose on and those held out, both in the given order.
+def split_topics(judged: Sequence[Topic], split: str) -> dict[str, str]:
+    """Return the part of each judged topic, by id: to choose on, held out, or all.
 
     Args:
         judged: Topics.
-        split: `half` for the halves of `find_half`; `all`; or the path of a file of topic ids, one per line.
+        split: `half` for the halves of `find_half`; `all`; or the path of a file of topic ids, one per line, to choose
+            on.
 
     Raises:
         DataError: The file cannot be read, or a line is not a topic id.
         UsageError: There is no topic to choose on.
     """
-    topics = [topic.id for topic in judged]
     if split == ALL:
-        chosen = set(topics)
-    elif split == HALF:
-        chosen = {topic.id for topic in judged if find_half(topic.title) == CHOICE}
-        if topics and not chosen:
-            raise UsageError(
-                f"split: by their titles, all judged topics are held out: {shorten(topics)}; give a file of topics to "
-                f"choose on, or {ALL}"
-            )
+        return {topic.id: ALL for topic in judged}
+    if split == HALF:
+        parts = {topic.id: find_half(topic.title) for topic in judged}
+        problem = (
+            f"split: by their titles, all judged topics are held out; give a file of topics to choose on, or {ALL}"
+        )
     else:
         chosen = set()
         for number, line in read_table_lines(Path(split), "a list of topics"):
@@ -218,45 +210,48 @@ def split_topics(judged: Sequence[Topic], split: str) -> Halves:
             if name and not is_word(name):
                 raise DataError(f"{split}:{number}: must be a topic id, one per line")
             chosen.add(name)
-        if not chosen.intersection(topics):
-            raise UsageError(f"{split}: none of the judged topics is in this file: {shorten(topics)}")
-    return [topic for topic in topics if topic in chosen], [topic for topic in topics if topic not in chosen]
+        parts = {topic.id: CHOICE if topic.id in chosen else HOLD_OUT for topic in judged}
+        problem = f"{split}: none of the judged topics is in this file"
+    if parts and CHOICE not in parts.values():
+        raise UsageError(f"{problem}: {shorten(parts)}")
+    return parts
 
 
 def choose_sample(
-    plan: Plan, grades: Grades, topics: list[Topic], halves: Halves, corpus: Corpus, task: Task
-) -> tuple[list[Sampled], Path, list[str]]:
-    """Draw the sample; return it with the file to write it to, and notes for the user.
+    plan: Plan, grades: Grades, topics: list[Topic], parts: Mapping[str, str], documents: Documents
+) -> tuple[list[Sampled], list[str]]:
+    """Draw the sample, equally many documents from each part as far as available; return it with notes for the user.
 
     Raises:
         DataError: The judgments do not fit the topics and the corpus.
     """
-    pool, notes = select_judged(grades, topics, corpus.documents)
-    sample = _draw(plan, pool, halves)
-    drawn = {item.topic_id for item in sample}
+    pool, notes = select_judged(grades, topics, documents)
+    sides = {part: {topic: pool[topic] for topic in pool if parts[topic] == part} for part in (ALL, CHOICE, HOLD_OUT)}
+    sizes = shares(plan.size, {part: sum(map(len, judged.values())) for part, judged in sides.items()})
+    drawn = {part: draw_sample(judged, sizes[part], plan.seed) for part, judged in sides.items()}
+    places = {topic: place for place, topic in enumerate(pool)}
+    sample = sorted((item for part in drawn.values() for item in part), key=lambda item: places[item.topic_id])
     wanted = f"{len(sample):,} of {plan.size:,} documents are drawn"
-    if dropped := [topic for topic in pool if topic not in drawn]:
+    sampled = {item.topic_id for item in sample}
+    if dropped := [topic for topic in pool if topic not in sampled]:
         notes.append(
             f"{wanted}, none of topics {shorten(dropped)}; draw more: another topic needs {MIN_TOPIC_DOCUMENTS}, or "
             "all of its judged ones if these are fewer"
         )
     elif len(sample) < plan.size:
         notes.append(f"{wanted}: no more are judged")
+    return sample, notes
+
+
+def sample_file(task: str, sample: Iterable[Sampled]) -> Path:
+    """Return the file to write a sample to."""
     text = "\n".join(f"{item.topic_id} {item.document_id}" for item in sample)
-    name = f"{task.name}-{hashlib.sha256(text.encode()).hexdigest()[:8]}.tsv"
-    return sample, _SAMPLES / name, notes
+    return _SAMPLES / f"{task}-{hashlib.sha256(text.encode()).hexdigest()[:8]}.tsv"
 
 
-def _draw(plan: Plan, pool: Grades, halves: Halves) -> list[Sampled]:
-    """Draw equally many documents from both halves, as far as available."""
-    sides = [{topic: judged for topic, judged in pool.items() if topic in half} for half in halves if half]
-    sizes = shares(plan.size, {side: sum(map(len, judged.values())) for side, judged in enumerate(sides)})
-    sample = [item for side, judged in enumerate(sides) for item in draw_sample(judged, sizes[side], plan.seed)]
-    places = {topic: place for place, topic in enumerate(pool)}
-    return sorted(sample, key=lambda item: places[item.topic_id])
-
-
-def divide_sample(plan: Plan, sample: Sequence[Sampled], halves: Halves) -> tuple[dict[str, list[Sampled]], list[str]]:
+def divide_sample(
+    plan: Plan, sample: Sequence[Sampled], parts: Mapping[str, str]
+) -> tuple[dict[str, list[Sampled]], list[str]]:
     """Divide a sample into parts by name: all, or those to choose on and those held out; add notes for the user.
 
     The held-out part is included only if the choice is to be confirmed on it.
@@ -265,14 +260,12 @@ def divide_sample(plan: Plan, sample: Sequence[Sampled], halves: Halves) -> tupl
         UsageError: As `check_parts`, or no topic is held out to confirm the choice on.
     """
     notes: list[str] = []
-    if plan.split == ALL:
-        if plan.confirm:
-            raise UsageError(f"split: {ALL} holds no topic out to confirm a choice on; give another split")
-        parts = {ALL: list(sample)}
-    else:
-        named = zip((CHOICE, HOLD_OUT), halves, strict=True)
-        parts = {name: [item for item in sample if item.topic_id in half] for name, half in named}
-        chosen, held_out = (list(dict.fromkeys(item.topic_id for item in part)) for part in parts.values())
+    names = (ALL,) if plan.split == ALL else (CHOICE, HOLD_OUT)
+    if plan.confirm and HOLD_OUT not in names:
+        raise UsageError(f"split: {ALL} holds no topic out to confirm a choice on; give another split")
+    found = {name: [item for item in sample if parts[item.topic_id] == name] for name in names}
+    if HOLD_OUT in names:
+        chosen, held_out = (list(dict.fromkeys(item.topic_id for item in found[name])) for name in names)
         if not chosen:
             raise UsageError(
                 f"split: all sampled topics are held out: {shorten(held_out)}; choose topics of the other half too, or "
@@ -280,19 +273,21 @@ def divide_sample(plan: Plan, sample: Sequence[Sampled], halves: Halves) -> tupl
             )
         notes.append(f"{_list_topics(chosen)} to choose on; {_list_topics(held_out)} held out to confirm the best")
         if not plan.confirm:
-            del parts[HOLD_OUT]
-    check_parts(parts)
-    if plan.confirm and (min_p := min_p_value(held := len(_list_relevant_topics(parts[HOLD_OUT])))) >= CONFIRMED_BELOW:
+            del found[HOLD_OUT]
+    check_parts(found)
+    # The minimum p of a paired randomisation test: 2 of 2^n sign assignments are all equal.
+    held = _count_relevant_topics(found.get(HOLD_OUT, []))
+    if plan.confirm and (min_p := 2.0 ** (1 - held)) >= CONFIRMED_BELOW:
         notes.append(
             f"{held} topics held out with a grade above 0: p cannot be below {min_p:.4f}, so that no choice can be "
             f"confirmed; that takes {MIN_TOPICS_IN_HALF} (a larger sample, or judgments of more topics)"
         )
-    return parts, notes
+    return found, notes
 
 
 def check_parts(parts: Mapping[str, Sequence[Sampled]]) -> None:
     """Raise UsageError if a part has too few topics with a document above grade 0."""
-    counts = {name: len(_list_relevant_topics(sample)) for name, sample in parts.items()}
+    counts = {name: _count_relevant_topics(sample) for name, sample in parts.items()}
     if HOLD_OUT in counts:
         if min(counts.values()) < 2:
             raise UsageError(
@@ -313,11 +308,6 @@ def _list_topics(topics: Sequence[str]) -> str:
     return f"{len(topics)} topic{'' if len(topics) == 1 else 's'}{listed}"
 
 
-def min_p_value(topics: int) -> float:
-    """Return the minimum p of a paired randomisation test: 2 of 2^n sign assignments are all equal."""
-    return float(2.0 ** (1 - topics))
-
-
-def _list_relevant_topics(sample: Sequence[Sampled]) -> set[str]:
-    """Return the topics with a document above grade 0, which count in nDCG."""
-    return {item.topic_id for item in sample if item.grade > 0.0}
+def _count_relevant_topics(sample: Iterable[Sampled]) -> int:
+    """Return the number of topics with a document above grade 0, which count in nDCG."""
+    return len({item.topic_id for item in sample if item.grade > 0.0})
