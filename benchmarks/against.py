@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from scipy.stats import bootstrap
+from scipy.stats import ttest_1samp
 
 ROOT = Path(__file__).parent.parent
 DATA = ROOT.parent / "shared" / "data" / "comparative"
@@ -102,13 +102,13 @@ def time_benchmark(tree: Path, name: str) -> float:
 
 
 def describe_ratios(name: str, seconds: Sequence[tuple[float, float]]) -> str:
-    """Return one line: medians of both checkouts, and the median ratio with its 95 % interval."""
+    """Return one line: medians of both checkouts, and the mean ratio with its 95 % interval by Student's t."""
     old, new = (statistics.median(column) for column in zip(*seconds, strict=True))
     ratios = np.array([mine / theirs for theirs, mine in seconds])
-    line = f"{name:<12} {old:7.2f} s {new:7.2f} s   ratio {np.median(ratios):.3f}"
+    line = f"{name:<12} {old:7.2f} s {new:7.2f} s   ratio {np.mean(ratios):.3f}"
     if len(ratios) < 3:
         return line
-    interval = bootstrap((ratios,), np.median, method="percentile", random_state=0).confidence_interval
+    interval = ttest_1samp(ratios, 1).confidence_interval()
     return f"{line} ({interval.low:.3f} to {interval.high:.3f})"
 
 
