@@ -74,7 +74,8 @@ async def _examine(
     # Imported here because the HTTP libraries are slow to load.
     from touche_llm.llm.chat import ChatServer
     from touche_llm.llm.checks import Survey
-    from touche_llm.llm.doctor import count_steps, examine
+    from touche_llm.llm.doctor import FURTHER, THOROUGH
+    from touche_llm.llm.startup import START_UP, examine
 
     async with ChatServer(
         engine.base_url,
@@ -85,12 +86,14 @@ async def _examine(
         server.address, server.is_patient = "URL", False
         _, prompt = load_named(get_task(DEFAULT_TASK), "judge")
         schemas, progress = list_schemas([prompt]), CommandProgress()
-        with progress.stage("checking the server", count_steps(is_thorough=is_thorough)) as step:
+        further = FURTHER | (THOROUGH if is_thorough else {})
+        with progress.stage("checking the server", len(START_UP | further)) as step:
             survey = Survey(server, engine, sampling, schemas, progress.warn, step)
             try:
-                return await examine(survey, is_thorough=is_thorough), None
+                await examine(survey, further)
             except EngineError as error:
                 return survey.checks, error
+            return survey.checks, None
 
 
 def _mark(row: Mapping[str, Any]) -> str:

@@ -8,63 +8,49 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
 from touche_llm.errors import Warn
-from touche_llm.llm.answers import (
-    AnswerModel,
-    Layout,
-    build_schema,
-)
+from touche_llm.llm.answers import AnswerModel, Layout, build_schema
 from touche_llm.llm.chat import ChatReply, ChatServer, read_completion
-from touche_llm.llm.engine import EngineInfo, ServedModel
+from touche_llm.llm.engine import EngineInfo
 from touche_llm.llm.logprobs import LOGPROB_ROUNDING
-from touche_llm.llm.request import (
-    Message,
-    Request,
-    Sampling,
-)
-from touche_llm.llm.settings import EngineConfig, PoolingConfig, SamplingConfig
+from touche_llm.llm.request import Message, Request, Sampling
+from touche_llm.llm.settings import EngineConfig, SamplingConfig
 
 
 class Peculiarity(NamedTuple):
     """What a server may lack: a row of the card.
 
     Attributes:
-        stops_runs: Whether no run is possible then, unless a finding says otherwise.
         cost: Consequence.
         remedy: How to add it.
         options: Options of servers that add it, by server.
+        stops_runs: Whether no run is possible without it, unless a check says otherwise.
     """
 
-    stops_runs: bool = False
     cost: str = ""
     remedy: str = ""
     options: Mapping[str, str] = {}
+    stops_runs: bool = False
 
 
 LABEL_TOKENS, SYSTEM_MESSAGE, OPEN_THOUGHT = "label tokens", "system message", "open thought"
 PLAIN = "request plain grades with `sampling.logprobs: false`"
 _WHITE_SPACE = '{"backend": "xgrammar", "disable_any_whitespace": true}'
-# All that is detected, in the order of the card.
 PECULIARITIES = {
-    "server": Peculiarity(),
-    "model": Peculiarity(),
-    "context": Peculiarity(True),
-    "tokens": Peculiarity(True, remedy="give a folder with the model's tokenizer (`engine.tokenizer`)"),
+    "context": Peculiarity(stops_runs=True),
     # While thinking is off, a reasoning parser switches schemas off: https://github.com/vllm-project/vllm/issues/39130
     "schema": Peculiarity(
-        True,
         remedy="use a server that enforces `structured_outputs` or `response_format`, such as vLLM from 0.11 on "
         "without a reasoning parser (--reasoning-parser)",
+        stops_runs=True,
     ),
     "logprobs": Peculiarity(
-        True,
         "without them, grades are whole numbers, ties keep the order of the first stage, and stances are certain",
         f"use a server that sends them, or {PLAIN}",
+        stops_runs=True,
     ),
-    "reasoning": Peculiarity(
-        False, "each answer takes many more tokens", "switch it off (`sampling.chat_template_kwargs`)"
-    ),
+    "reasoning": Peculiarity("each answer takes many more tokens", "switch it off (`sampling.chat_template_kwargs`)"),
+    "tokens": Peculiarity(remedy="give a folder with the model's tokenizer (`engine.tokenizer`)", stops_runs=True),
     SYSTEM_MESSAGE: Peculiarity(
-        True,
         "prompts give their instructions in one",
         "put them into the user message (`sampling.system_message: user`)",
         {
@@ -72,16 +58,15 @@ PECULIARITIES = {
             "sglang": "SGLang: --chat-template FILE",
             "llama.cpp": "llama.cpp: --chat-template-file FILE",
         },
+        stops_runs=True,
     ),
-    LABEL_TOKENS: Peculiarity(True, remedy=PLAIN),
+    LABEL_TOKENS: Peculiarity(remedy=f"use prompts of another `form`, such as `object`, or {PLAIN}", stops_runs=True),
     OPEN_THOUGHT: Peculiarity(
-        False,
         "the answer stands where the model has learnt to reason",
         "let it reason (`sampling.thinking`), or switch reasoning off, with a switch that its chat template knows "
         "(`sampling.chat_template_kwargs`) or another template",
     ),
     "white space": Peculiarity(
-        False,
         "a weak model can write it until its answer is cut off",
         options={
             "vllm": f"vLLM: --structured-outputs-config '{_WHITE_SPACE}'",
@@ -89,7 +74,6 @@ PECULIARITIES = {
         },
     ),
     "prefix cache": Peculiarity(
-        False,
         "instructions and topic are computed for each document",
         options={
             "vllm": "vLLM: --enable-prefix-caching --enable-prompt-tokens-details",
@@ -98,12 +82,11 @@ PECULIARITIES = {
         },
     ),
     "thinking": Peculiarity(
-        True,
         remedy="set the delimiters of the model (`sampling.thinking.delimiters`), or serve it with a chat template "
         "that keeps its thought (vLLM: --chat-template FILE)",
+        stops_runs=True,
     ),
     "determinism": Peculiarity(
-        False,
         "without the answer cache a run is not repeatable",
         options={
             "vllm": "vLLM: --dtype float32, or VLLM_BATCH_INVARIANT=1 in its environment",
@@ -118,7 +101,7 @@ class ServerCheck:
     """Result of one check of a server.
 
     Attributes:
-        name: Name of the peculiarity.
+        name: What was checked, such as a peculiarity.
         is_ok: Whether nothing is missing; None if unknown.
         value: Finding.
         cost: Consequence of the missing part.
@@ -137,38 +120,16 @@ class ServerCheck:
         return "; ".join(part for part in (self.value, self.cost, self.remedy) if part)
 
 
-def fail(name: str, value: str, remedy: str | None = None, kind: str = "") -> ServerCheck:
-    """Return a failed check, with the cost and the remedy of the peculiarity; `kind` is the program that serves."""
-    row = PECULIARITIES[name]
-    known = " or ".join(filter(None, (row.remedy, row.options.get(kind))))
-    return ServerCheck(name, False, value, row.cost, known if remedy is None else remedy, row.stops_runs)
+class _Word(AnswerModel):
+    """Answer that no model gives unless the schema is enforced."""
+
+    word: Literal["quokka-7351"]
 
 
-@dataclass(frozen=True, slots=True)
-class Identity:
-    """What a server says of itself and of a model.
-
-    Attributes:
-        model: The model in its list.
-        context: Context in tokens, None if not reported; that of a slot for llama.cpp.
-        kind: The program that serves, empty if unknown.
-        title: Its name with the version.
-    """
-
-    model: ServedModel
-    context: int | None
-    kind: str
-    title: str
-
-    def describe(self, settings: EngineConfig | PoolingConfig) -> EngineInfo:
-        """Return the description of an engine before it is checked; a context of 0 is unknown."""
-        return EngineInfo(
-            model=self.model.id,
-            revision=settings.revision,
-            context=settings.context or self.context or 0,
-            overhead=0,
-            engine=self.title,
-        )
+PROBE_ANSWER = '{"word":"quokka-7351"}'
+PROBE_MESSAGES = (Message("user", "Say hello."),)
+_PROBE_SCHEMA = build_schema(_Word)
+PROBE_LAYOUT = Layout.of_schema(_PROBE_SCHEMA)
 
 
 @dataclass(slots=True)
@@ -176,16 +137,15 @@ class Survey:
     """Server under examination, and what was found so far.
 
     Attributes:
-        server: The server; start-up makes it send requests in the way that works.
+        server: The server; the probes make it send requests in the way that works.
         engine: Model, revision, context and tokenizer of the run.
         sampling: Sampling of the run.
         schemas: Schemas of the answers that the run requests, as far as they are known.
         warn: Receives what is missing if a run is possible, and a queue.
         step: Called after each probe.
-        checks: Results in the order of the probes; after a blocking one, probes that depend on it are left out.
-        info: Description of the engine; meaningful if nothing blocks.
+        checks: Results in the order of the probes.
+        info: Description of the engine, complete after all probes if nothing blocks.
         probe: Reply in which the schema was enforced, if there was one.
-        identity: What the server says of itself.
     """
 
     server: ChatServer
@@ -195,19 +155,8 @@ class Survey:
     warn: Warn = lambda _: None
     step: Callable[[], None] = lambda: None
     checks: list[ServerCheck] = field(default_factory=list)
-    info: EngineInfo | None = None
+    info: EngineInfo = EngineInfo(model="", revision="", context=0, overhead=0, engine="")
     probe: ChatReply | None = None
-    identity: Identity | None = None
-
-    @property
-    def is_enforced(self) -> bool:
-        """Whether the server enforced a schema."""
-        return self.probe is not None
-
-    @property
-    def takes_instructions(self) -> bool:
-        """Whether requests with a schema and instructions can be sent."""
-        return self.is_enforced and not self.is_blocked(SYSTEM_MESSAGE)
 
     @property
     def top_logprobs(self) -> int:
@@ -234,21 +183,11 @@ class Survey:
         return any(check.is_blocking for check in self.checks if not name or check.name == name)
 
     def fail(self, name: str, value: str, remedy: str | None = None) -> ServerCheck:
-        """Return a failed check of this server, see `fail`."""
-        return fail(name, value, remedy, self.identity.kind if self.identity else "")
+        """Return a failed check, with the cost and the remedy of the peculiarity on this server."""
+        row = PECULIARITIES[name]
+        known = " or ".join(filter(None, (row.remedy, row.options.get(self.info.engine.partition(" ")[0]))))
+        return ServerCheck(name, False, value, row.cost, known if remedy is None else remedy, row.stops_runs)
 
     def build_probe(self, top_logprobs: int = 0) -> Request:
         """Return a request that allows one answer."""
         return self.server.build_check(PROBE_MESSAGES, _PROBE_SCHEMA, Sampling(top_logprobs=top_logprobs))
-
-
-class _Word(AnswerModel):
-    """Answer that no model gives unless the schema is enforced."""
-
-    word: Literal["quokka-7351"]
-
-
-PROBE_ANSWER = '{"word":"quokka-7351"}'
-PROBE_MESSAGES = (Message("user", "Say hello."),)
-_PROBE_SCHEMA = build_schema(_Word)
-PROBE_LAYOUT = Layout.of_schema(_PROBE_SCHEMA)

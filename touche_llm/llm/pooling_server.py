@@ -18,7 +18,7 @@ from touche_llm.llm.engine import BrokenReply, EngineInfo, Rejected, Transient
 from touche_llm.llm.http import HttpClient
 from touche_llm.llm.request import Message
 from touche_llm.llm.settings import SECTIONS, PoolingConfig, PoolingPurpose
-from touche_llm.llm.startup import check_context, describe_failure, identify, read_serving, recognise
+from touche_llm.llm.startup import describe_failure, identify, read_serving
 from touche_llm.llm.tokenizers import TokenCount, VllmTokenCounter
 
 _PATHS: dict[PoolingPurpose, str] = {"embedding": "/v1/embeddings", "score": "/v1/rerank"}
@@ -130,16 +130,15 @@ class PoolingServer(HttpClient):
 
     async def recognise(self) -> EngineInfo:
         """Return the description of the server without its checks; raise as `startup.identify`."""
-        return await recognise(self, self._settings, self.section)
+        return (await identify(self, self._settings, self.section))[0]
 
     async def _inspect(self) -> EngineInfo:
-        identity = await identify(self, self._settings.model, self.section)
-        self.model = identity.model.id
-        check = check_context(identity, self._settings.context, self.section)
-        if check.is_blocking:
-            raise EngineError(f"{self.base_url}: {check}")
-        serving = await read_serving(self, identity, None)
-        return identity.describe(self._settings).model_copy(update={"overhead": _OVERHEAD, "serving": serving})
+        info, context = await identify(self, self._settings, self.section)
+        self.model = info.model
+        if context.is_blocking:
+            raise EngineError(f"{self.base_url}: {context}")
+        serving = await read_serving(self, info)
+        return info.model_copy(update={"overhead": _OVERHEAD, "serving": serving})
 
     async def _check_vectors(self, dimensions: int | None) -> None:
         vectors = [read_vector(vector) for vector in await self.embed(_DOCUMENTS, dimensions)]

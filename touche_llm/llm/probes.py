@@ -1,4 +1,4 @@
-"""Probes that start-up and doctor share: labels, instructions, reasoning."""
+"""Probes of a server: requests that show what it can do."""
 
 from __future__ import annotations
 
@@ -21,20 +21,23 @@ from touche_llm.llm.answers import (
     list_fields,
     parse_answer,
 )
-from touche_llm.llm.chat import ChatServer, read_completion
+from touche_llm.llm.chat import ChatReply, Delivery, read_completion
 from touche_llm.llm.checks import (
     LABEL_TOKENS,
     OPEN_THOUGHT,
+    PECULIARITIES,
     PLAIN,
     PROBE_ANSWER,
+    PROBE_LAYOUT,
+    PROBE_MESSAGES,
     SYSTEM_MESSAGE,
     ServerCheck,
     Survey,
-    fail,
 )
 from touche_llm.llm.engine import BrokenReply, Completion, MissingLogprobs, Rejected
-from touche_llm.llm.logprobs import Label, read_label
+from touche_llm.llm.logprobs import Label, check_logprobs, read_label
 from touche_llm.llm.request import (
+    DELIMITERS,
     Message,
     Request,
     Sampling,
@@ -43,6 +46,99 @@ from touche_llm.llm.request import (
     place_system_message,
 )
 from touche_llm.llm.settings import ThinkingConfig
+from touche_llm.llm.tokenizers import ChatTokenizer, LlamaCppTokenCounter
+
+# All probes raise Transient if the server did not reply, and Rejected if it refuses all requests.
+
+
+async def check_schema(survey: Survey) -> list[ServerCheck]:
+    """Make the server use the first way of constraining answers that works, and check its log-probabilities."""
+    server = survey.server
+    problems: list[str] = []
+    for delivery in Delivery:
+        server.delivery = delivery
+        try:
+            reply, refusal = await _send_probe(survey)
+        except Rejected as error:
+            if error.is_fatal:
+                raise
+            problems.append(f"the server refused the request: {error}")
+            continue
+        completion = read_completion(reply)
+        written = _squeeze(completion.text)
+        if written == PROBE_ANSWER:
+            survey.probe = reply
+            checks = [ServerCheck("schema", True, f"enforced with {delivery}"), _check_logprobs(survey, refusal)]
+            if completion.reasoning:
+                checks.append(survey.fail("reasoning", "the model thinks before it answers"))
+            return checks
+        if completion.finish_reason == "length" and PROBE_ANSWER.startswith(written) and '{"word"' in written:
+            value = f"{server.model} fills its answer with white space until it is cut off"
+            return [replace(survey.fail("white space", value), is_blocking=True)]
+        hint = " (its reasoning was not empty: switch thinking off)" if completion.reasoning else ""
+        problems.append(f"the model answered {completion.text[:80]!r}{hint}")
+    value = f"{server.model} does not enforce JSON schemas: restricted to {PROBE_ANSWER}, "
+    return [survey.fail("schema", value + "; ".join(dict.fromkeys(problems)))]
+
+
+async def _send_probe(survey: Survey) -> tuple[ChatReply, str]:
+    """Return the reply to a request for one word, and why log-probabilities were refused, if they were."""
+    try:
+        return await survey.server.exchange(survey.build_probe(survey.sampling.top_logprobs)), ""
+    except Rejected as error:
+        if error.is_fatal or not survey.sampling.logprobs:
+            raise
+        return await survey.server.exchange(survey.build_probe()), str(error)
+
+
+def _check_logprobs(survey: Survey, refusal: str) -> ServerCheck:
+    assert survey.probe is not None
+    name, model = "logprobs", survey.server.model
+    if not survey.sampling.logprobs:
+        return ServerCheck(name, None, "not requested", PECULIARITIES[name].cost)
+    if refusal:
+        return survey.fail(name, f"{model} refuses log-probabilities ({refusal})")
+    try:
+        completion = read_completion(survey.probe, PROBE_LAYOUT)
+        check_logprobs(completion.text, completion.tokens)
+    except MissingLogprobs:
+        return survey.fail(name, f"{model} sends no log-probabilities")
+    except Unusable as error:
+        remedy = "serve it with --logprobs-mode raw_logprobs, the default of vLLM, or set `sampling.logprobs: false`"
+        return survey.fail(name, f"{model} sends impossible log-probabilities: {error.reason}", remedy)
+    if not any(token.top for token in completion.tokens):
+        return survey.fail(name, f"{model} sends log-probabilities that do not spell its answer")
+    kind = "renormalised" if survey.is_renormalised else "raw"
+    return ServerCheck(name, True, f"for each token of an answer, {kind}")
+
+
+# Max difference between the prompt tokens that are counted and those that the server reports: some templates add a
+# date, some servers a token at the beginning.
+_MAX_COUNT_ERROR = 8
+
+
+async def check_tokens(survey: Survey) -> list[ServerCheck]:
+    """Make the server use the first counter of tokens that works, and compare its count with the server's."""
+    server, folder = survey.server, survey.engine.tokenizer
+    others = LlamaCppTokenCounter(server, server.chat_template_kwargs)
+    problem = ""
+    # Some templates refuse system messages.
+    for counter in [ChatTokenizer(folder, server.chat_template_kwargs)] if folder else [server.counter, others]:
+        server.counter = counter
+        try:
+            counted = await counter.count_tokens(PROBE_MESSAGES)
+        except (Rejected, BrokenReply) as error:
+            if isinstance(error, Rejected) and error.status in (401, 403):
+                raise
+            problem = problem or str(error)
+            continue
+        reported = survey.probe.usage.prompt_tokens if survey.probe else 0
+        if reported > counted + _MAX_COUNT_ERROR:
+            value = f"{reported} prompt tokens are {counted} by {counter.name}, so documents would not fit"
+            return [survey.fail("tokens", value, "give the tokenizer of this very model (`engine.tokenizer`)")]
+        return [ServerCheck("tokens", True, f"counted by {counter.name}")]
+    return [survey.fail("tokens", f"does not count the tokens of messages ({problem})")]
+
 
 # Max probability of tokens that several labels share, since it is split between these; and of the tokens that the
 # alternatives leave out, where one of these could be a label's.
@@ -61,24 +157,21 @@ async def check_labels(survey: Survey) -> list[ServerCheck]:
 
     Returns:
         The worst result; nothing if no answer has labels.
-
-    Raises:
-        Transient, Rejected: The server did not reply, or refuses all requests.
     """
     joined = _join_answers(survey.schemas)
-    if not joined:
-        return []
-    if not survey.top_logprobs:
+    if joined and not survey.top_logprobs:
         return [ServerCheck(LABEL_TOKENS, None, "not read without log-probabilities")]
     if not survey.is_renormalised:
-        survey.server.alternatives = _RAW_ALTERNATIVES
-    found = [await _check_form(survey, *each) for each in joined]
-    return [min(found, key=lambda check: (not check.is_blocking, check.is_ok is not False, check.is_ok is not None))]
+        survey.server.alternatives = _RAW_ALTERNATIVES if joined else 0
+    found = [await _check_form(survey, *form) for form in joined]
+    return sorted(found, key=lambda check: (not check.is_blocking, check.is_ok is not False, check.is_ok or False))[:1]
 
 
 async def _check_form(survey: Survey, answer: type[AnswerModel], form: AnswerForm) -> ServerCheck:
-    server, request = survey.server, _build_request(survey, answer, form)
-    other_form = "use prompts of another `form`, such as `object`"
+    server, schema = survey.server, build_schema(answer, form)
+    sampling = Sampling(max_tokens=256, top_logprobs=min(survey.top_logprobs, count_alternatives(schema)))
+    text = "\n".join(f"{name}: {_join(labels)}" for name, labels in get_labels(answer).items())
+    request = server.build_check((Message("system", SYSTEM), Message("user", text)), schema, sampling)
     try:
         completion = await server.complete(request)
         values = parse_answer(completion.text, answer, form).model_dump()
@@ -88,34 +181,35 @@ async def _check_form(survey: Survey, answer: type[AnswerModel], form: AnswerFor
         if server.alternatives:
             server.alternatives = 0
             return await _check_form(survey, answer, form)
-        return fail(LABEL_TOKENS, f"the server refuses the schema of the labels in {form} form: {error}", other_form)
+        return survey.fail(LABEL_TOKENS, f"the server refuses the schema of the labels in {form} form: {error}")
     except MissingLogprobs:
-        return fail(LABEL_TOKENS, f"{server.model} sends no log-probabilities of labels in {form} form")
+        return survey.fail(LABEL_TOKENS, f"{server.model} sends no log-probabilities of labels in {form} form")
     except Unusable as error:
         found = f"{' '.join(error.text.split())[:40]!r}"
         if completion.finish_reason == "length":
             return ServerCheck(LABEL_TOKENS, None, f"could not be checked: the answer is {found}")
-        return fail(LABEL_TOKENS, f"the schema of the labels in {form} form is not enforced: {found}", other_form)
-    sent = max(request.sampling.top_logprobs, server.alternatives)
-    return _judge_readings(completion, request, values, sent, is_renormalised=survey.is_renormalised)
+        return survey.fail(LABEL_TOKENS, f"the schema of the labels in {form} form is not enforced: {found}")
+    return _judge_readings(survey, completion, request, values)
 
 
 def _judge_readings(
-    completion: Completion, request: Request, values: Mapping[str, Label], sent: int, *, is_renormalised: bool
+    survey: Survey, completion: Completion, request: Request, values: Mapping[str, Label]
 ) -> ServerCheck:
-    """Return whether each label can be read from an answer with these values, of which `sent` alternatives came."""
-    layout = Layout.of_schema(request.schema)
+    """Return whether each label can be read from an answer with these values."""
+    layout, is_renormalised = Layout.of_schema(request.schema), survey.is_renormalised
+    sent = max(request.sampling.top_logprobs, survey.server.alternatives)
     read, count, shared = 0, 0, 0.0
     for name, labels in _list_labels(request.schema):
         reading = read_label(completion.text, completion.tokens, layout, name, labels, values[name])
         if reading.probabilities is None:
-            return fail(LABEL_TOKENS, f"no label of {name} ({_join(labels)}) can be read from {completion.text!r:.80}")
+            value = f"no label of {name} ({_join(labels)}) can be read from {completion.text!r:.80}"
+            return survey.fail(LABEL_TOKENS, value, PLAIN)
         unread = [label for label, share in reading.probabilities.items() if not share]
         unseen = reading.off_label_mass or 0.0
         if unread and is_renormalised and unseen > _MAX_UNSEEN:
-            more = f"use prompts of `form: object` with {MAX_ALTERNATIVES}, or " if sent < MAX_ALTERNATIVES else ""
             value = f"{_join(unread)} of {name} cannot be read: {sent} alternatives miss a probability of {unseen:.3f}"
-            return fail(LABEL_TOKENS, value, more + PLAIN)
+            more = f"use prompts of `form: object` with {MAX_ALTERNATIVES}, or " if sent < MAX_ALTERNATIVES else ""
+            return survey.fail(LABEL_TOKENS, value, more + PLAIN)
         read, count, shared = read + len(labels) - len(unread), count + len(labels), max(shared, reading.shared or 0.0)
     value = f"{read} of {count} labels can be read"
     if read < count and not is_renormalised:
@@ -134,13 +228,11 @@ def _join_answers(schemas: Sequence[Mapping[str, Any]]) -> list[tuple[type[Answe
     """Return an answer for each form, with each set of labels of its schemas once."""
     by_form: dict[AnswerForm, dict[tuple[Label, ...], str]] = {}
     for schema in schemas:
-        fields = by_form.setdefault(Layout.of_schema(schema).form, {})
         for name, labels in _list_labels(schema):
+            fields = by_form.setdefault(Layout.of_schema(schema).form, {})
             fields.setdefault(labels, name if name not in fields.values() else f"{name}{len(fields) + 1}")
     joined = []
     for form, fields in by_form.items():
-        if not fields:
-            continue
         given: dict[str, Any] = {name: (Literal[labels], ...) for labels, name in fields.items()}
         joined.append((create_model("JoinedLabels", __base__=AnswerModel, **given), form))
     return joined
@@ -150,13 +242,6 @@ def _list_labels(schema: Mapping[str, Any]) -> Iterator[tuple[str, tuple[Label, 
     for name, part in list_fields(schema).items():
         if "enum" in part:
             yield name, tuple(part["enum"])
-
-
-def _build_request(survey: Survey, answer: type[AnswerModel], form: AnswerForm) -> Request:
-    schema = build_schema(answer, form)
-    fields = "\n".join(f"{name}: {_join(labels)}" for name, labels in get_labels(answer).items())
-    sampling = Sampling(max_tokens=256, top_logprobs=min(survey.top_logprobs, count_alternatives(schema)))
-    return survey.server.build_check((Message("system", SYSTEM), Message("user", fields)), schema, sampling)
 
 
 def _join(labels: Sequence[Label]) -> str:
@@ -178,41 +263,34 @@ async def check_system_message(survey: Survey) -> list[ServerCheck]:
     """Check whether the model sees a system message: by the text of a prompt, else by its effect on the tokens.
 
     Some templates write a message of their own where a chat has none, so that only prompts with one are compared.
-
-    Raises:
-        Transient, Rejected: The server did not reply, or refuses all requests.
     """
+    name = SYSTEM_MESSAGE
     if survey.sampling.system_message == "user":
-        return [ServerCheck(SYSTEM_MESSAGE, True, "in the user message, as configured")]
+        return [ServerCheck(name, True, "in the user message, as configured")]
+    counts = []
     try:
         prompt = await _render(survey)
-        if prompt is None:
-            return [await _compare_tokens(survey)]
-        if _SYSTEM.casefold() not in " ".join(prompt.casefold().split()):
-            return [survey.fail(SYSTEM_MESSAGE, "ignored by the chat template")]
-        return [ServerCheck(SYSTEM_MESSAGE, True, "shown by the chat template")]
+        for text in (_SYSTEM, _SYSTEM + " quokka" * _MORE_WORDS) if prompt is None else ():
+            request = replace(survey.build_probe(), messages=(Message("system", text), Message("user", _USER)))
+            counts.append((await survey.server.exchange(request)).usage.prompt_tokens)
     except Rejected as error:
         if error.is_fatal:
             raise
-        return [survey.fail(SYSTEM_MESSAGE, f"refused: {error}")]
-
-
-async def _compare_tokens(survey: Survey) -> ServerCheck:
-    """Return whether a longer system message makes a longer prompt."""
-    counts = []
-    for text in (_SYSTEM, _SYSTEM + " quokka" * _MORE_WORDS):
-        request = replace(survey.build_probe(), messages=(Message("system", text), Message("user", _USER)))
-        counts.append((await survey.server.exchange(request)).usage.prompt_tokens)
-    added = counts[1] - counts[0]
-    if added >= _MORE_WORDS:
-        return ServerCheck(SYSTEM_MESSAGE, True, "shown by the chat template, by its tokens")
-    if added or not counts[0]:
-        return ServerCheck(SYSTEM_MESSAGE, None, "accepted; the prompt tokens do not show whether it is used")
-    return survey.fail(SYSTEM_MESSAGE, "ignored by the chat template: a longer one adds no tokens")
+        return [survey.fail(name, f"refused: {error}")]
+    if prompt is not None:
+        if _SYSTEM.casefold() in " ".join(prompt.casefold().split()):
+            return [ServerCheck(name, True, "shown by the chat template")]
+        return [survey.fail(name, "ignored by the chat template")]
+    short, long = counts
+    if long >= short + _MORE_WORDS:
+        return [ServerCheck(name, True, "shown by the chat template, by its tokens")]
+    if long > short or not short:
+        return [ServerCheck(name, None, "accepted; the prompt tokens do not show whether it is used")]
+    return [survey.fail(name, "ignored by the chat template: a longer one adds no tokens")]
 
 
 async def check_open_thought(survey: Survey) -> list[ServerCheck]:
-    """Check whether the prompt of an answer without reasoning ends inside a thought; raise Transient or Rejected."""
+    """Check whether the prompt of an answer without reasoning ends inside a thought."""
     if survey.sampling.thinking.judge:
         return []
     prompt = await _render(survey)
@@ -232,74 +310,84 @@ async def _render(survey: Survey) -> str | None:
     return await survey.server.render(chat, sampling.chat_template_kwargs)
 
 
-_NAME = "thinking"
 _PARSER = "serve the model without a reasoning parser (vLLM: --reasoning-parser)"
 # Two thoughts that no template would change.
 _THOUGHTS = ("One of two.", "Other words.")
 
 
-async def check_thinking(survey: Survey, settings: ThinkingConfig) -> ServerCheck:
-    """Return whether the server continues a thought that has ended with an answer that fits the schema.
+async def check_thinking(survey: Survey) -> list[ServerCheck]:
+    """Check whether the server continues a thought as the run does; nothing for a run without reasoning."""
+    settings = survey.sampling.thinking
+    return [await _check_thought(survey, settings)] if settings.budgets else []
 
-    Args:
-        survey: The server, with the field in which it gets schemas.
-        settings: Delimiters, and switches of the chat template.
 
-    Raises:
-        Transient, Rejected: The server did not reply, or refuses all requests.
+async def check_all_delimiters(survey: Survey) -> list[ServerCheck]:
+    """Check reasoning with the delimiters of the configuration and the presets, and name those that pass.
+
+    A template that writes messages as they are passes with all; which ones the model knows is not checked.
     """
-    server, probe = survey.server, survey.build_probe()
+    settings, found = survey.sampling.thinking, dict[str, ServerCheck]()
+    for delimiters in dict.fromkeys([settings.delimiters, *DELIMITERS.values()]):
+        check = await _check_thought(survey, settings.model_copy(update={"delimiters": delimiters}))
+        found[delimiters[1].strip()] = check
+    passed = {closing: check for closing, check in found.items() if check.is_ok}
+    if passed:
+        check = next(iter(passed.values()))
+        return [replace(check, value=f"{check.value}, ended by {' or '.join(passed)}")]
+    # A run without reasoning is possible.
+    return [replace(next(iter(found.values())), is_blocking=False)]
+
+
+async def _check_thought(survey: Survey, settings: ThinkingConfig) -> ServerCheck:
+    """Return whether the server continues a thought that has ended with an answer that fits the schema."""
+    name, probe = "thinking", survey.build_probe()
     opening, closing = settings.delimiters
     thinking = Thinking(1, opening, closing, settings.temperature)
-    known = await _check_template(server, probe.messages, thinking, settings.chat_template_kwargs)
-    if known is not None and not known.is_ok:
-        return known
     thoughtful = replace(probe, thinking=thinking, chat_template_kwargs=settings.chat_template_kwargs)
-    request = continue_thought(thoughtful, 0, _THOUGHTS[0])
+    continued = [continue_thought(thoughtful, 0, thought) for thought in _THOUGHTS]
     try:
-        completion = read_completion(await server.exchange(request))
+        problem = await _compare_prompts(survey, thoughtful, continued)
+    except (Rejected, BrokenReply) as error:
+        problem = f"the chat template refuses to continue a thought: {error}"
+    if problem:
+        return survey.fail(name, problem)
+    try:
+        completion = read_completion(await survey.server.exchange(continued[0]))
     except Rejected as error:
         if error.is_fatal:
             raise
         remedy = "let the model reason on a server that continues one, such as vLLM"
-        return fail(_NAME, f"the server refuses to continue a message of the assistant: {error}", remedy)
-    if "".join(completion.text.split()) == PROBE_ANSWER:
-        unknown = "an answer continues a thought; whether the template keeps it is unknown"
-        return known or ServerCheck(_NAME, None, unknown)
-    if PROBE_ANSWER in "".join((completion.reasoning or "").split()):
-        return fail(_NAME, "the answer after a thought is in the field of the reasoning", _PARSER)
-    return fail(_NAME, f"no schema is enforced after a thought: {completion.text[:80]!r}", _PARSER)
+        return survey.fail(name, f"the server refuses to continue a message of the assistant: {error}", remedy)
+    if _squeeze(completion.text) == PROBE_ANSWER:
+        if problem is None:
+            return ServerCheck(name, None, "an answer continues a thought; whether the template keeps it is unknown")
+        return ServerCheck(name, True, "a thought is kept")
+    if PROBE_ANSWER in _squeeze(completion.reasoning or ""):
+        return survey.fail(name, "the answer after a thought is in the field of the reasoning", _PARSER)
+    return survey.fail(name, f"no schema is enforced after a thought: {completion.text[:80]!r}", _PARSER)
 
 
-async def _check_template(
-    server: ChatServer, messages: tuple[Message, ...], thinking: Thinking, chat_template_kwargs: Mapping[str, Any]
-) -> ServerCheck | None:
-    """Return whether the chat template keeps a thought; None if the server does not show its prompts.
+async def _compare_prompts(survey: Survey, begun: Request, continued: Sequence[Request]) -> str | None:
+    """Return what the chat template does to a thought, "" if it keeps it; None if the server shows no prompts.
 
-    Apart from white space, the prompt of the answer is the prompt of the thought with the thought after it: a template
-    may write an empty thought before it, or put it in a channel of its own.
+    Apart from white space, which templates strip, the prompt of the answer is the prompt of the thought with the
+    thought after it: a template may write an empty thought before it, or put it in a channel of its own.
     """
-    prompt = await server.render(messages, chat_template_kwargs)
+    server, thinking = survey.server, begun.thinking
+    assert thinking is not None
+    prompt = await server.render(begun.messages, begun.chat_template_kwargs)
     if prompt is None:
         return None
-    found = []
-    for thought in _THOUGHTS:
-        continued = (*messages, Message("assistant", thinking.delimit(thought)))
-        try:
-            found.append(await server.counter.render(continued, chat_template_kwargs) or "")
-        except (Rejected, BrokenReply) as error:
-            return fail(_NAME, f"the chat template refuses to continue a thought: {error}")
-    text, other = found
+    text, other = [await server.counter.render(each.messages, each.chat_template_kwargs) or "" for each in continued]
     if text == other:
-        return fail(_NAME, "the chat template drops the thought when an answer continues it")
+        return "the chat template drops the thought when an answer continues it"
     # Some templates open the thought themselves.
-    begun = _squeeze(prompt).removesuffix(_squeeze(thinking.opening))
-    if _squeeze(text) != begun + _squeeze(thinking.delimit(_THOUGHTS[0])):
-        how = f"the chat template continues a thought as {text[-80:]!r}"
-        return fail(_NAME, f"after {prompt[-40:]!r} the model reasons, but {how}")
-    return ServerCheck(_NAME, True, "a thought is kept")
+    start = _squeeze(prompt).removesuffix(_squeeze(thinking.opening))
+    if _squeeze(text) != start + _squeeze(thinking.delimit(_THOUGHTS[0])):
+        return f"after {prompt[-40:]!r} the model reasons, but the chat template continues a thought as {text[-80:]!r}"
+    return ""
 
 
 def _squeeze(text: str) -> str:
-    """Return a text without white space, which templates strip from messages."""
+    """Return a text without white space."""
     return "".join(text.split())

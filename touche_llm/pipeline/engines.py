@@ -133,7 +133,7 @@ async def _open_server(
     from touche_llm.llm.chat import ChatServer
     from touche_llm.llm.checks import Survey
     from touche_llm.llm.managed import serve
-    from touche_llm.llm.startup import PROBES, connect, recognise
+    from touche_llm.llm.startup import START_UP, connect, identify
 
     is_managed = engine.name == "managed"
     folder = check_model_folder(engine.model) if is_managed else Path()
@@ -153,7 +153,7 @@ async def _open_server(
         if is_managed:
             server.base_url = await start()
         settings = engine.model_copy(update={"model": engine.model_name, "context": context})
-        with progress.stage("checking the server", len(PROBES)) as step:
+        with progress.stage("checking the server", len(START_UP)) as step:
             facts = await connect(Survey(server, settings, sampling, schemas, progress.warn, step))
         store_engine_info(facts, cache)
         return facts
@@ -167,7 +167,11 @@ async def _open_server(
             restart=restart if is_managed else None,
         )
     )
-    known = await _recall(engine, cache, None if is_managed else partial(recognise, server, engine))
+
+    async def look() -> EngineInfo:
+        return (await identify(server, engine, "engine"))[0]
+
+    known = await _recall(engine, cache, None if is_managed else look)
     if known is None:
         return server, await start_up(engine.context), None
     return server, known, partial(start_up, known.context)

@@ -16,8 +16,9 @@ from tests.fake_server import FakeServer, fields_in, reply, says, spell
 from touche_llm.llm.answers import AnswerForm, AnswerModel, build_schema
 from touche_llm.llm.chat import ChatServer
 from touche_llm.llm.checks import ServerCheck, Survey
-from touche_llm.llm.doctor import count_steps, examine
+from touche_llm.llm.doctor import FURTHER, THOROUGH
 from touche_llm.llm.settings import EngineConfig, SamplingConfig
+from touche_llm.llm.startup import examine
 
 
 class Examined(AnswerModel):
@@ -84,33 +85,40 @@ class Model:
             token["top_logprobs"].append({"token": "!", "logprob": -9999.0})
 
 
-async def checks_of(
-    *faults: str,
-    logprobs: bool = True,
-    is_thorough: bool = True,
-    schemas: Sequence[Mapping[str, Any]] = SCHEMAS,
-) -> dict[str, ServerCheck]:
+def serving(*faults: str) -> FakeServer:
     model = Model(faults)
-    server = FakeServer(rest=model.answer, probe=model.answer, labels=model.answer)
+    return FakeServer(rest=model.answer, probe=model.answer, labels=model.answer)
+
+
+async def examined(
+    server: FakeServer,
+    *,
+    is_thorough: bool = False,
+    schemas: Sequence[Mapping[str, Any]] = SCHEMAS,
+    sampling: SamplingConfig | None = None,
+) -> dict[str, ServerCheck]:
+    """The checks of a complete examination."""
     async with server.running():
         async with ChatServer(server.url, concurrency=64, request_timeout=5, chat_template_kwargs={}) as client:
-            sampling = SamplingConfig(logprobs=logprobs)
-            found = await examine(Survey(client, EngineConfig(), sampling, schemas), is_thorough=is_thorough)
-    assert len(found) == len({check.name for check in found})
-    return {check.name: check for check in found}
+            survey = Survey(client, EngineConfig(), sampling or SamplingConfig(), schemas)
+            await examine(survey, FURTHER | (THOROUGH if is_thorough else {}))
+    assert len(survey.checks) == len({check.name for check in survey.checks})
+    return {check.name: check for check in survey.checks}
 
 
 @pytest.mark.parametrize("form", ["compact", "spaces"])
 async def test_a_server_without_a_fault_has_none(form: str) -> None:
-    found = await checks_of(form)
+    server = serving(form)
+    found = await examined(server, is_thorough=True)
     assert [name for name, check in found.items() if not check.is_ok] == []
     assert list(found) == [
-        *("server", "model", "context", "tokens", "schema", "logprobs", "system message", "label tokens"),
-        *("open thought", "white space", "prefix cache", "thinking", "determinism"),
+        *("server", "model", "context", "schema", "logprobs", "tokens", "system message", "label tokens"),
+        *("open thought", "thinking", "white space", "prefix cache", "determinism"),
     ]
     assert found["logprobs"].value == "for each token of an answer, renormalised"
     assert found["label tokens"].value.startswith("8 of 8")
     assert found["determinism"].value == "0 of 40 repeats differ, probabilities by up to 0"
+    assert len(server.bodies) < 80
 
 
 @pytest.mark.parametrize(
@@ -132,7 +140,7 @@ async def test_a_server_without_a_fault_has_none(form: str) -> None:
 async def test_a_fault_that_a_run_survives_is_named_with_its_cost_and_remedy(
     fault: str, name: str, is_ok: bool | None, value: str, remedy: str
 ) -> None:
-    found = await checks_of(fault)
+    found = await examined(serving(fault), is_thorough=fault == "noise")
     assert (found[name].is_ok, value in found[name].value, remedy in found[name].remedy) == (is_ok, True, True)
     assert is_ok or found[name].cost
     # Nothing else is blamed, apart from what cannot be seen in an answer that ends early.
@@ -148,49 +156,25 @@ class Sides(AnswerModel):
 
 @pytest.mark.parametrize("form", [AnswerForm.ARRAY, AnswerForm.LETTERS])
 async def test_letters_are_advised_only_to_prompts_of_another_form(form: AnswerForm) -> None:
-    check = (await checks_of("blank", is_thorough=False, schemas=[build_schema(Sides, form)]))["label tokens"]
+    check = (await examined(serving("blank"), schemas=[build_schema(Sides, form)]))["label tokens"]
     assert (check.is_ok, "0.200" in check.value) == (False, True)
     assert ("`form: letters`" in check.remedy) == (form is not AnswerForm.LETTERS)
 
 
-@pytest.mark.parametrize(("is_thorough", "max_requests"), [(False, 20), (True, 80)])
-async def test_the_steps_of_an_examination_are_all_counted(is_thorough: bool, max_requests: int) -> None:
-    model, steps = Model(()), []
-    server = FakeServer(rest=model.answer, probe=model.answer, labels=model.answer)
-    async with server.running():
-        async with ChatServer(server.url, concurrency=64, request_timeout=5, chat_template_kwargs={}) as client:
-            found = await examine(
-                Survey(
-                    client, EngineConfig(), SamplingConfig(), SCHEMAS, step=lambda: steps.append(len(server.bodies))
-                ),
-                is_thorough=is_thorough,
-            )
-    assert len(steps) == count_steps(is_thorough=is_thorough)
-    assert ("determinism" in {check.name for check in found}) == is_thorough
-    assert len(server.bodies) < max_requests
-
-
 async def test_a_server_that_ignores_schemas_is_examined_no_further() -> None:
     server = FakeServer(ignored=("structured_outputs", "response_format"))
-    async with server.running():
-        async with ChatServer(server.url, concurrency=64, request_timeout=5, chat_template_kwargs={}) as client:
-            found = await examine(Survey(client, EngineConfig(), SamplingConfig(), SCHEMAS))
-    assert [check.name for check in found if check.is_blocking] == ["schema"]
+    found = await examined(server)
+    assert [check.name for check in found.values() if check.is_blocking] == ["schema"]
     assert server.bodies == []
 
 
 async def test_a_model_that_writes_white_space_without_end_is_told_from_a_server_that_ignores_schemas() -> None:
-    server = FakeServer(probe=says('{ "word"\n \t' + " " * 50, "length"))
-    async with server.running():
-        async with ChatServer(server.url, concurrency=64, request_timeout=5, chat_template_kwargs={}) as client:
-            found = {
-                each.name: each for each in await examine(Survey(client, EngineConfig(), SamplingConfig(), SCHEMAS))
-            }
-    assert (found["schema"].is_ok, found["white space"].is_blocking) == (True, True)
+    found = await examined(FakeServer(probe=says('{ "word"\n \t' + " " * 50, "length")))
+    assert "schema" not in found and found["white space"].is_blocking
     assert "disable_any_whitespace" in found["white space"].remedy
 
 
 async def test_without_log_probabilities_what_they_show_is_unknown() -> None:
-    found = await checks_of("noise", logprobs=False)
+    found = await examined(serving("noise"), is_thorough=True, sampling=SamplingConfig(logprobs=False))
     assert {name for name, check in found.items() if check.is_ok is None} == {"logprobs", "white space", "label tokens"}
     assert found["determinism"].is_ok is False

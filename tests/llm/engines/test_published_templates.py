@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Awaitable, Callable
 from typing import Any
 
+import orjson
 import pytest
 
 from tests.chat_templates import FOLDER, render
-from tests.llm.engines.test_thinking_templates import Rendering
+from touche_llm.data.records import decode_json
 from touche_llm.llm.chat import ChatServer
-from touche_llm.llm.checks import ServerCheck, Survey
+from touche_llm.llm.checks import PROBE_ANSWER, ServerCheck, Survey
+from touche_llm.llm.engine import Rejected
+from touche_llm.llm.http import ReplyT
+from touche_llm.llm.probes import check_open_thought, check_system_message, check_thinking
 from touche_llm.llm.settings import EngineConfig, SamplingConfig
-from touche_llm.llm.startup import check_start_up
 from touche_llm.text.sanitize import sanitize
 
 FILES = {path.stem: path for path in sorted(FOLDER.glob("*.jinja"))}
@@ -74,26 +78,40 @@ KEEPS_NONE = {
 _CONTROL = re.compile(r"<[|｜/]?[^\s<>{}'\"]{1,40}>|\[/?[A-Z_]{3,}\]|\]~!?b\[?\]?|\[e~\[")
 
 
-async def checks_of(name: str, **sampling: Any) -> dict[str, ServerCheck]:
-    """Return the checks of a server that renders with a published template."""
+class Rendering(ChatServer):
+    """Client of a server that renders chats with a published template, without a connection."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__("http://server", concurrency=1, request_timeout=5, chat_template_kwargs=SWITCHES)
+        self.template = FILES[name].read_text(encoding="utf-8")
+
+    async def post(self, path: str, body: dict[str, Any], reply: type[ReplyT]) -> ReplyT:
+        if path == "/tokenize":
+            is_continued = body.get("continue_final_message", False)
+            try:
+                text = render(self.template, body["messages"], is_continued, **body["chat_template_kwargs"])
+            except ValueError as error:
+                raise Rejected(400, str(error)) from error
+            answer: Any = {"count": len(text), "tokens": list(text.encode())}
+        elif path == "/detokenize":
+            answer = {"prompt": bytes(body["tokens"]).decode()}
+        else:
+            answer = {"choices": [{"message": {"content": PROBE_ANSWER}, "finish_reason": "stop"}]}
+        return decode_json(orjson.dumps(answer), reply)
+
+
+async def check_of(name: str, probe: Callable[[Survey], Awaitable[list[ServerCheck]]], **sampling: Any) -> ServerCheck:
     settings = SamplingConfig(**{"chat_template_kwargs": SWITCHES, **sampling})
-    async with Rendering(FILES[name].read_text(encoding="utf-8")).running() as server:
-        async with ChatServer(server.url, concurrency=8, request_timeout=5, chat_template_kwargs=SWITCHES) as client:
-            found = Survey(client, EngineConfig(), settings)
-            await check_start_up(found)
-    return {check.name: check for check in found.checks}
+    (check,) = await probe(Survey(Rendering(name), EngineConfig(), settings))
+    return check
 
 
 @pytest.mark.parametrize("name", FILES)
 async def test_only_a_refused_system_message_blocks_and_an_open_thought_is_named(name: str) -> None:
-    found = await checks_of(name)
-    is_refused = name in REFUSES_SYSTEM_MESSAGES
-    assert [check.name for check in found.values() if check.is_blocking] == ["system message"] * is_refused
-    if is_refused:
-        assert "sampling.system_message: user" in found["system message"].remedy
-        found = await checks_of(name, system_message="user")
-        assert not any(check.is_blocking for check in found.values())
-    thought = found["open thought"]
+    check, is_refused = await check_of(name, check_system_message), name in REFUSES_SYSTEM_MESSAGES
+    assert (check.is_ok, check.is_blocking) == (not is_refused, is_refused)
+    assert is_refused == ("sampling.system_message: user" in check.remedy)
+    thought = await check_of(name, check_open_thought, system_message="user" if is_refused else "role")
     assert (thought.is_ok, thought.is_blocking) == (name not in OPENS_A_THOUGHT, False)
     assert thought.is_ok or "sampling.thinking" in thought.remedy
 
@@ -103,7 +121,7 @@ async def test_a_reasoning_run_keeps_its_thought_or_is_refused(name: str) -> Non
     switches = SWITCHES | {"enable_thinking": True, "thinking": True}
     for preset in KEEPS_ONLY:
         thinking = {"judge": 64, "delimiters": preset, "chat_template_kwargs": switches}
-        check = (await checks_of(name, system_message="user", thinking=thinking))["thinking"]
+        check = await check_of(name, check_thinking, thinking=thinking)
         others = set().union(*(names for other, names in KEEPS_ONLY.items() if other != preset))
         is_kept = name not in KEEPS_NONE | others
         assert (check.is_ok, check.is_blocking) == (is_kept, not is_kept)

@@ -14,10 +14,9 @@ from tests.fake_server import FakeServer, reply
 from tests.sample_runs import config_for, run_on, with_cache
 from touche_llm.llm.cache import Cache, CacheMode
 from touche_llm.llm.chat import ChatServer
-from touche_llm.llm.checks import Identity, Survey
-from touche_llm.llm.engine import ServedModel
+from touche_llm.llm.checks import Survey
 from touche_llm.llm.settings import EngineConfig, SamplingConfig
-from touche_llm.llm.startup import connect, read_serving
+from touche_llm.llm.startup import connect
 
 BASE = {"id": "base", "max_model_len": 8192, "owned_by": "vllm", "root": "org/base"}
 ADAPTER = {"id": "mine", "max_model_len": None, "owned_by": "vllm", "root": "/adapters/mine", "parent": "base"}
@@ -27,24 +26,14 @@ vllm:cache_config_info{block_size="16",cache_dtype="fp8",engine="1",sliding_wind
 vllm:spec_decode_num_drafts_total{engine="0",model_name="base"} 0.0
 vllm:num_requests_running{engine="0",model_name="base"} 0.0
 """
-CONFIGURATION = {
-    "vllm_config": {
-        "model_config": {"quantization": "awq", "dtype": "torch.bfloat16", "tokenizer": "org/base"},
-        "parallel_config": {"tensor_parallel_size": 2, "data_parallel_size": 4, "pipeline_parallel_size": 1},
-        "cache_config": {"cache_dtype": "fp8"},
-        "speculative_config": {"method": "ngram", "num_speculative_tokens": 3},
-    },
-    "vllm_env": {"VLLM_PORT": 1},
-}
 
 
 @dataclass
 class Reporting(FakeServer):
-    """A server whose pages hold these texts; None for a page that it does not have."""
+    """A server with metrics; None if it has none."""
 
     models: list[dict[str, Any]] = field(default_factory=lambda: [BASE, ADAPTER])
     metrics: str | None = METRICS
-    configuration: Any = None
 
     def add_routes(self, app: web.Application) -> None:
         super().add_routes(app)
@@ -52,53 +41,34 @@ class Reporting(FakeServer):
         async def metrics(_: web.Request) -> web.Response:
             return web.Response(text=self.metrics or "", status=200 if self.metrics is not None else 404)
 
-        async def configuration(request: web.Request) -> web.Response:
-            assert request.query["config_format"] == "json"
-            return web.json_response(self.configuration, status=200 if self.configuration is not None else 404)
-
         app.router.add_get("/metrics", metrics)
-        app.router.add_get("/server_info", configuration)
 
 
-async def facts(server: Reporting, model: dict[str, Any], fingerprint: str | None = None) -> dict[str, str]:
+async def facts(server: Reporting, model: str) -> dict[str, str]:
     async with server.running():
-        engine = EngineConfig(base_url=server.url)
-        async with ChatServer(engine.base_url, concurrency=1, request_timeout=5.0, chat_template_kwargs={}) as client:
-            return await read_serving(client, Identity(ServedModel(**model), 8192, "vllm", "vllm 1"), fingerprint)
+        async with ChatServer(server.url, concurrency=1, request_timeout=5.0, chat_template_kwargs={}) as client:
+            return (await connect(Survey(client, EngineConfig(model=model), SamplingConfig()))).serving
 
 
 async def test_the_metrics_tell_copies_and_speculative_decoding() -> None:
-    assert await facts(Reporting(), BASE, "vllm-0.32.0-dp2-12345678") == {
+    assert await facts(Reporting(), "base") == {
         "root": "org/base",
-        "fingerprint": "vllm-0.32.0-dp2-12345678",
+        "fingerprint": "fake",
         "key-value cache": "fp8",
         "data parallel": "2",
         "speculative decoding": "yes",
     }
 
 
-async def test_a_server_in_developer_mode_tells_quantisation_and_sizes() -> None:
-    assert await facts(Reporting(configuration=CONFIGURATION), ADAPTER) == {
-        "root": "/adapters/mine",
-        "base model": "base",
-        "key-value cache": "fp8",
-        "data parallel": "4",
-        "tensor parallel": "2",
-        "speculative decoding": "ngram, 3 tokens",
-        "quantisation": "awq",
-        "data type": "torch.bfloat16",
-    }
-
-
-@pytest.mark.parametrize(
-    "configuration", [None, [], {"vllm_config": "text"}, {"vllm_config": {"model_config": 3}}, "x"]
-)
 @pytest.mark.parametrize(
     "metrics", [None, "", "vllm:cache_config_info{engine=", "\udcff{}".encode("utf-8", "replace").decode()]
 )
-async def test_pages_that_are_missing_or_malformed_tell_nothing(configuration: Any, metrics: str | None) -> None:
-    served = {"id": "base", "root": "base"}
-    assert await facts(Reporting(configuration=configuration, metrics=metrics), served) == {}
+async def test_metrics_that_are_missing_or_malformed_tell_nothing(metrics: str | None) -> None:
+    assert await facts(Reporting(metrics=metrics), "mine") == {
+        "root": "/adapters/mine",
+        "base model": "base",
+        "fingerprint": "fake",
+    }
 
 
 async def test_a_server_that_hides_its_version_tells_the_rest() -> None:

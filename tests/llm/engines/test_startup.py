@@ -18,7 +18,7 @@ from tests.fake_server import GOOD, FakeServer, fields_in, good, hangs, reply, s
 from tests.llm.engines.test_server import question
 from tests.other_servers import FakeFewAlternatives, FakeLlamaCpp, FakeLmStudio, FakeOllama, FakeSglang
 from touche_llm.errors import EngineError
-from touche_llm.llm import startup
+from touche_llm.llm import probes
 from touche_llm.llm.answers import AnswerForm, AnswerModel, build_schema
 from touche_llm.llm.cache import Cache
 from touche_llm.llm.chat import ChatServer, Delivery
@@ -27,7 +27,7 @@ from touche_llm.llm.engine import EngineInfo, Transient
 from touche_llm.llm.model import AnsweredRequest, ModelClient
 from touche_llm.llm.request import Message, Sampling
 from touche_llm.llm.settings import EngineConfig, SamplingConfig
-from touche_llm.llm.startup import connect
+from touche_llm.llm.startup import START_UP, connect
 from touche_llm.llm.tokenizers import TokenCounter
 
 
@@ -48,7 +48,7 @@ class WordTokenizer(TokenCounter):
 
 @pytest.fixture(autouse=True)
 def _tokenizer(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(startup, "ChatTokenizer", WordTokenizer)
+    monkeypatch.setattr(probes, "ChatTokenizer", WordTokenizer)
 
 
 @asynccontextmanager
@@ -163,7 +163,11 @@ async def ignore_schema(_: web.Request, __: dict[str, Any]) -> web.StreamRespons
         (FakeSglang(), {}, "/tokenize: 1 validation error.*`engine.tokenizer`"),
         (FakeOllama(), {}, "context length of fake.*`engine.context`"),
         (FakeOllama(), {"context": 1024}, "HTTP 404 from /tokenize.*`engine.tokenizer`"),
-        (FakeLmStudio(), {"context": 1024}, "malformed reply from /tokenize.*`engine.tokenizer`"),
+        (
+            FakeLmStudio(),
+            {"context": 1024, "logprobs": False},
+            "malformed reply from /tokenize.*`engine.tokenizer`",
+        ),
         (FakeLmStudio(), {"context": 1024, "tokenizer": TOKENIZER}, "no log-prob.*ties.*`sampling.logprobs: false`"),
         (FakeServer(probe=refuse_logprobs), {}, "logprobs is not supported.*`sampling.logprobs: false`"),
         (FakeServer(probe=spell_another_answer), {}, "do not spell its answer.*`sampling.logprobs: false`"),
@@ -433,4 +437,4 @@ async def test_the_steps_of_a_start_up_check_are_all_counted() -> None:
     async with FakeServer().running() as server:
         async with ChatServer(server.url, concurrency=8, request_timeout=5, chat_template_kwargs={}) as client:
             await connect(Survey(client, EngineConfig(), SamplingConfig(), step=lambda: steps.append(None)))
-    assert len(steps) == len(startup.PROBES)
+    assert len(steps) == len(START_UP)

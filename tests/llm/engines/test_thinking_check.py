@@ -10,14 +10,13 @@ import pytest
 from aiohttp import web
 
 from tests.fake_server import FakeServer, good, reply
-from tests.llm.engines.test_conformance import SCHEMAS, Model
+from tests.llm.engines.test_conformance import Model, examined
 from tests.other_servers import FakeLlamaCpp, FakeSglang
 from touche_llm.errors import EngineError
 from touche_llm.llm.chat import ChatServer
 from touche_llm.llm.checks import ServerCheck, Survey
-from touche_llm.llm.doctor import examine
 from touche_llm.llm.settings import EngineConfig, SamplingConfig, ThinkingConfig
-from touche_llm.llm.startup import check_start_up, connect
+from touche_llm.llm.startup import connect, examine
 
 PROBE = '{"word":"quokka-7351"}'
 
@@ -27,7 +26,7 @@ async def survey_of(server: FakeServer, thinking: ThinkingConfig | None = None) 
     async with server.running():
         async with ChatServer(server.url, concurrency=8, request_timeout=5, chat_template_kwargs={}) as client:
             found = Survey(client, EngineConfig(), sampling)
-            await check_start_up(found)
+            await examine(found)
     return next((check for check in found.checks if check.name == "thinking"), None)
 
 
@@ -127,10 +126,7 @@ async def test_llama_cpp_refuses_to_continue_a_thought_under_a_schema() -> None:
 async def test_a_run_without_reasoning_is_possible_on_a_server_that_cannot_continue() -> None:
     model = Model(())
     server = FakeServer(rest=model.answer, probe=after_a_thought("Hello."))
-    async with server.running():
-        async with ChatServer(server.url, concurrency=8, request_timeout=5, chat_template_kwargs={}) as client:
-            checks = await examine(Survey(client, EngineConfig(), SamplingConfig(), SCHEMAS))
-    (row,) = (check for check in checks if check.name == "thinking")
+    row = (await examined(server))["thinking"]
     assert (row.is_ok, row.is_blocking) == (False, False)
 
 

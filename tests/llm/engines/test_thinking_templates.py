@@ -13,12 +13,8 @@ from tests.chat_templates import (
     render,
 )
 from tests.fake_server import FakeServer
-from tests.llm.engines.test_conformance import SCHEMAS, Model
-from touche_llm.llm.chat import ChatServer
-from touche_llm.llm.checks import Survey
-from touche_llm.llm.doctor import examine
+from tests.llm.engines.test_conformance import Model, examined
 from touche_llm.llm.request import DELIMITERS
-from touche_llm.llm.settings import EngineConfig, SamplingConfig
 
 BARE = ("<think>", "</think>")
 SYSTEM, USER = {"role": "system", "content": "Judge."}, {"role": "user", "content": "Say hello.\n"}
@@ -53,10 +49,7 @@ class Rendering(FakeServer):
 async def test_the_doctor_names_the_delimiters_that_the_template_keeps(template: str, kept: set[str]) -> None:
     server = Rendering(read_template(template))
     server.rest = Model(()).answer
-    async with server.running():
-        async with ChatServer(server.url, concurrency=8, request_timeout=5, chat_template_kwargs={}) as client:
-            checks = await examine(Survey(client, EngineConfig(), SamplingConfig(), SCHEMAS))
-    (row,) = (check for check in checks if check.name == "thinking")
+    row = (await examined(server))["thinking"]
     assert row.is_ok
     for name, delimiters in DELIMITERS.items():
         # The preset of DeepSeek has the delimiters of Qwen3.
