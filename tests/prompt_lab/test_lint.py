@@ -233,7 +233,7 @@ def parts(task_name: str, name: str, topic: Topic) -> tuple[Messages, list[Promp
     task = get_task(task_name)
     purpose, prompt = load_named(task, name)
     ids = () if purpose.question is None else ("a", "b") if purpose.depends_on == "documents" else ("a",)
-    texts = Texts({"a": "※ First it says this.", "b": "Then it says that."})
+    texts = Texts("※ First it says this.")
     subject = Subject(task, purpose, topic, ids, texts)
 
     async def of(each: Subject) -> Messages:
@@ -269,7 +269,7 @@ def test_a_prompt_with_the_document_first_shares_nothing_of_its_topic(tmp_path: 
     path = template(tmp_path, RULES + ANSWER, "{{ document }}\n" + SHOWN)
     task = get_task("comparative")
     purpose, prompt = load_named(task, str(path))
-    subject = Subject(task, purpose, TOPICS[1], ("a",), Texts({"a": "It is."}))
+    subject = Subject(task, purpose, TOPICS[1], ("a",), Texts("It is."))
 
     async def all_of() -> list[Messages]:
         subjects = (subject, make_other_subject(subject, topic=False), make_other_subject(subject, topic=True))

@@ -29,17 +29,16 @@ from touche_llm.llm.recorder import make_dry_engine, open_known_answers
 from touche_llm.llm.tokenizers import ChatTokenizer
 from touche_llm.pipeline.context import RunContext, check_examples
 from touche_llm.pipeline.engines import assume_engine_info, make_request_builder, open_model
-from touche_llm.pipeline.progress import Progress
 from touche_llm.prompt_lab.holdout import record_trial
 from touche_llm.prompt_lab.trial import (
     PromptPart,
     Subject,
     Trial,
-    TrialContext,
     ask,
     estimate,
     find_best_documents,
     make_other_subject,
+    make_subject,
     split_by_sharing,
 )
 from touche_llm.prompts.prompt import Prompt, Purpose, examples_path
@@ -105,10 +104,8 @@ def render(
     cache holds the counts, otherwise by the tokeniser or an estimate.
     """
     counting = None if tokenizer is None else ChatTokenizer(tokenizer, config.sampling.chat_template_kwargs)
-    progress = CommandProgress()
-    with RunContext(config, progress) as run:
-        trial = TrialContext(run, name, tuple(documents or ()))
-        prompt, found = asyncio.run(_render(trial, counting, progress))
+    with RunContext(config, CommandProgress()) as run:
+        prompt, found = asyncio.run(_render(run, name, tuple(documents or ()), counting))
     rows: list[dict[str, Any]] = []
     for ids, parts in found:
         if output is Format.TABLE:
@@ -122,24 +119,25 @@ def render(
 
 
 async def _render(
-    context: TrialContext, tokenizer: ChatTokenizer | None, progress: Progress
+    run: RunContext, name: str, ids: tuple[str, ...], tokenizer: ChatTokenizer | None
 ) -> tuple[Prompt, list[tuple[tuple[str, ...], list[PromptPart]]]]:
     """Return the prompt, and for each request its documents and its parts."""
-    config = context.run.config
-    purpose, prompt = context.load()
+    config, progress = run.config, run.progress
+    purpose, prompt = load_named(run.task, name, config.prompts.folder)
     engine = make_dry_engine(tokenizer)
     count = estimate if tokenizer is None else tokenizer.count
     make_builder = partial(make_request_builder, engine=config.engine, sampling=config.sampling)
     with open_known_answers(config.cache.file, CacheMode.REUSE) as cache:
         facts = assume_engine_info(config.engine, cache)
-        subject = await context.subject(purpose, make_builder(ModelClient(engine_info=facts, engine=None, cache=cache)))
+        known = make_builder(ModelClient(engine_info=facts, engine=None, cache=cache))
+        subject = await make_subject(run, purpose, ids, known)
         builder = make_builder(ModelClient(engine_info=facts, engine=engine, cache=cache))
         how: dict[str, Any] = {"objective": config.objective, "document_tokens": config.ranking.document_tokens}
         mine, same_topic, other_topic = [
             await ask(prompt, variant, builder, **how)
             for variant in (subject, make_other_subject(subject, topic=False), make_other_subject(subject, topic=True))
         ]
-    if context.ids and not (facts.engine or config.engine.context):
+    if ids and not (facts.engine or config.engine.context):
         progress.warn("the context is not known (--context, or a cache with answers), so no document is truncated")
     found = []
     for trial, same, other in zip(mine, same_topic, other_topic, strict=True):
@@ -247,14 +245,13 @@ def try_(
     """
     qrels = read_qrels(qrels_files, config.task) if qrels_files else None
     with RunContext(config, CommandProgress()) as run:
-        trial = TrialContext(run, name, tuple(documents or ()))
         # Errors of the files are raised before the engine starts.
-        purpose, prompt = trial.load()
+        purpose, prompt = load_named(run.task, name, config.prompts.folder)
         check_examples(prompt, run.topics, config.topics, run.progress.warn)
         if not documents and purpose.question is not None:
             how = _suggest_documents(run, purpose)
             raise UsageError(f"--doc: missing, since the prompt for {purpose.name} is about documents; {how}")
-        tried = run_requests(config, _send(trial, purpose, prompt))
+        tried = run_requests(config, _send(run, tuple(documents or ()), purpose, prompt))
         _record(run, *tried, qrels)
     _, subject, trials = tried
     objects = f" ({' or '.join(subject.topic.objects)})" if subject.topic.objects else ""
@@ -283,11 +280,11 @@ def _suggest_documents(run: RunContext, purpose: Purpose) -> str:
 _Tried = tuple[Prompt, Subject, list[Trial]]
 
 
-async def _send(context: TrialContext, purpose: Purpose, prompt: Prompt) -> _Tried:
-    config = context.run.config
-    async with open_model(config.engine, config.sampling, config.cache, progress=context.run.progress) as model:
+async def _send(run: RunContext, ids: tuple[str, ...], purpose: Purpose, prompt: Prompt) -> _Tried:
+    config = run.config
+    async with open_model(config.engine, config.sampling, config.cache, progress=run.progress) as model:
         builder = make_request_builder(model, config.engine, config.sampling)
-        subject = await context.subject(purpose, builder)
+        subject = await make_subject(run, purpose, ids, builder)
         document_tokens = config.ranking.document_tokens
         trials = await ask(prompt, subject, builder, objective=config.objective, document_tokens=document_tokens)
         return prompt, subject, trials

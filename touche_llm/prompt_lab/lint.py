@@ -15,14 +15,15 @@ from touche_llm.llm.cache import Cache
 from touche_llm.prompt_lab.trial import (
     Count,
     Messages,
+    Shared,
     Subject,
     Texts,
     ask,
     count_chars,
-    count_tokens_to,
     make_other_subject,
     offline_builder,
     shared_prefix,
+    split_by_sharing,
 )
 from touche_llm.prompts.prompt import Prompt, Purpose
 from touche_llm.prompts.purposes import list_copyable_answers, purposes_of
@@ -38,31 +39,17 @@ _MAX_SHARE_BEHIND, _MAX_CHARS_BEHIND = 0.25, 200
 _PLAIN = "x y"
 
 
-_INVENTED = (
-    Topic(
-        "1",
-        "Is a bicycle better than a car for going to work?",
-        "A user who lives five kilometres from the office wants to know what to travel with.",
-        "Highly relevant texts compare the two in cost, time and health. Texts about races or about repairs are not.",
-        ("bicycle", "car"),
-    ),
-    Topic(
-        "2",
-        "Which keeps longer, bread from rye or from wheat?",
-        "Somebody who bakes once a week asks for the flour with which bread stays fresh.",
-        "Relevant texts name the flour and say something of days or of storing; recipes alone are not relevant.",
-        ("rye", "wheat"),
-    ),
+_INVENTED_TOPIC = Topic(
+    "1",
+    "Is a bicycle better than a car for going to work?",
+    "A user who lives five kilometres from the office wants to know what to travel with.",
+    "Highly relevant texts compare the two in cost, time and health. Texts about races or about repairs are not.",
+    ("bicycle", "car"),
 )
-_TEXTS = {
-    "a": "Most people who took the first for a year say that it saved them money, though not in winter. The second "
-    "costs more to keep, as a study of forty households found, but nobody was late because of rain.",
-    "b": "Nobody can say this in general. It depends on the time at hand, on the weather and on what somebody likes, "
-    "and those who tried both went back to what they were used to after a month.",
-    "c": "Last spring we looked at both. The figures speak for the second: fewer faults, less noise, half of the "
-    "waiting.",
-    "d": "There are good reasons for the first, and cost is one of them. It needs little room and hardly any care.",
-}
+_INVENTED_TEXT = (
+    "Most people who took the first for a year say that it saved them money, though not in winter. The second costs "
+    "more to keep, as a study of forty households found, but nobody was late because of rain."
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,10 +101,9 @@ async def check(task: Task, purpose: Purpose, prompt: Prompt, topics: Sequence[T
         task: Task of the prompt.
         purpose: Purpose of the prompt.
         prompt: Prompt.
-        topics: Topics to render it for; invented ones if empty. Documents are invented.
+        topics: Topics to render it for; an invented one if empty. Documents are invented.
         count: Counts tokens.
     """
-    topics = topics or _INVENTED
     linter = _Linter(task, purpose, prompt)
     result = linter.result
     plain = await linter.render_minimal()
@@ -126,13 +112,14 @@ async def check(task: Task, purpose: Purpose, prompt: Prompt, topics: Sequence[T
     linter.check_labels(*plain)
     for problem in list_copyable_answers(prompt):
         linter.warn(problem)
-    lengths = await linter.count_lengths(topics, count)
+    lengths = await linter.count_lengths(topics or [_INVENTED_TOPIC], count)
     try:
         await linter.check_order(*plain)
         await linter.check_variables(*plain)
         if lengths:
-            result.longest_topic, result.tokens = max(lengths, key=lambda length: length[1])
-            await linter.measure([topic for topic in topics if topic.id in dict(lengths)], count)
+            longest, result.tokens = max(lengths, key=lambda length: length[1])
+            result.longest_topic = longest.id
+            await linter.measure(longest, count)
     except PromptError as error:
         linter.error(f"with other texts: {error}")
     return result
@@ -283,7 +270,7 @@ class _Linter:
                 f"the start of the topic: {behind}; put the instructions first"
             )
 
-    async def count_lengths(self, topics: Sequence[Topic], count: Count) -> list[tuple[str, int]]:
+    async def count_lengths(self, topics: Sequence[Topic], count: Count) -> list[tuple[Topic, int]]:
         """Count the tokens of the prompt for each topic, without documents."""
         found = []
         for topic in topics:
@@ -294,23 +281,24 @@ class _Linter:
             except (PromptError, DataError) as error:
                 self.error(f"topic {topic.id}: {error}")
                 continue
-            found.append((topic.id, count(messages)))
+            found.append((topic, count(messages)))
         return found
 
-    async def measure(self, topics: Sequence[Topic], count: Count) -> None:
-        """Measure the common beginning of requests across topics, and across documents of a topic."""
-        documents = Texts(_TEXTS)
-        subject, messages = await self.render(topics[0], "abcd", documents)
+    async def measure(self, topic: Topic, count: Count) -> None:
+        """Measure what requests share across topics, and across documents of a topic."""
+        subject, messages = await self.render(topic, "ab", Texts(_INVENTED_TEXT))
+        others = [make_other_subject(subject, topic=is_other) for is_other in (False, True)]
+        same_topic, other_topic = [(await self.render(other.topic, other.ids, other.documents))[1] for other in others]
+        parts = split_by_sharing(messages, same_topic, other_topic, count)
 
-        def share(other: Messages) -> Share:
-            place = shared_prefix(messages, other)
-            whole = sum(len(message.content) for message in messages)
-            return Share(count_chars(messages, place), whole, count_tokens_to(messages, place, count), count(messages))
+        def share(*kinds: Shared) -> Share:
+            shared = [part for part in parts if part.shared in kinds]
+            chars, tokens = sum(len(part.text) for part in shared), sum(part.tokens for part in shared)
+            return Share(chars, sum(len(part.text) for part in parts), tokens, sum(part.tokens for part in parts))
 
-        another = topics[1] if len(topics) > 1 else make_other_subject(subject, topic=True).topic
-        self.result.between_topics = share((await self.render(another, "dcba", documents))[1])
+        self.result.between_topics = share("all")
         if self.purpose.question is not None:
-            self.result.between_documents = share((await self.render(topics[0], "dcba", documents))[1])
+            self.result.between_documents = share("all", "topic")
 
 
 def _words_of(task: Task) -> set[str]:

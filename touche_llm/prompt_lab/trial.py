@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from pathlib import Path
@@ -23,23 +23,22 @@ from touche_llm.pipeline.candidates import find_queries
 from touche_llm.pipeline.context import RunContext
 from touche_llm.pipeline.stages import retrieve_candidates
 from touche_llm.prompts.prompt import Prompt, Purpose
-from touche_llm.prompts.purposes import MAX_DOCUMENTS, load, load_named, purposes_of
+from touche_llm.prompts.purposes import MAX_DOCUMENTS, load, purposes_of
 from touche_llm.ranking.comparer import MAX_CHOICES, Comparer
 from touche_llm.tasks.definition import Objective
 from touche_llm.tasks.features import Question
 from touche_llm.tasks.task import Task
 
 
+@dataclass(frozen=True, slots=True)
 class Texts:
-    """Documents with one text for all ids, or with a text for each id."""
+    """Documents with the same text."""
 
-    def __init__(self, texts: Mapping[str, str] | str) -> None:
-        self._texts = texts
+    text: str
 
     def get(self, document_id: str) -> Document:
         """Return the document with this id."""
-        text = self._texts if isinstance(self._texts, str) else self._texts[document_id]
-        return Document(document_id, text, title="x", side="PRO")
+        return Document(document_id, self.text, title="x", side="PRO")
 
     def find_unknown(self, document_ids: Iterable[str]) -> list[str]:
         """Return an empty list: every id is known."""
@@ -115,44 +114,39 @@ class Trial:
         return said
 
 
-@dataclass(frozen=True, slots=True)
-class TrialContext:
-    """Context of a trial: one topic, a prompt and documents.
+async def make_subject(run: RunContext, purpose: Purpose, ids: tuple[str, ...], builder: RequestBuilder) -> Subject:
+    """Return what to try a prompt for this purpose on.
 
-    Attributes:
+    Args:
         run: Context of a run with a single topic.
-        name: Name or path of the prompt.
+        purpose: Purpose of the prompt.
         ids: Ids of documents.
+        builder: Requests objects that the topic does not name; without an engine, they are looked up in the cache.
+
+    Raises:
+        UsageError: The documents do not fit the purpose, or objects are missing and there is no engine.
+        DataError: The model named no objects.
     """
-
-    run: RunContext
-    name: str
-    ids: tuple[str, ...]
-
-    def load(self) -> tuple[Purpose, Prompt]:
-        """Load the prompt from its current files, with its purpose; raise PromptError if it is invalid."""
-        return load_named(self.run.task, self.name, self.run.config.prompts.folder)
-
-    async def subject(self, purpose: Purpose, builder: RequestBuilder) -> Subject:
-        """Return what to try a prompt for this purpose on; `builder` requests objects that the topic does not name.
-
-        Raises:
-            UsageError: The documents do not fit the purpose, or objects are missing and there is no engine.
-            DataError: The model named no objects.
-        """
-        (topic,), task = self.run.topics, self.run.task
-        documents: Documents = Texts({})
-        if self.ids:
-            corpus = self.run.corpus
-            await corpus.fetch(self.ids)
-            documents = corpus.candidates if purpose.name == "sentence" else corpus.documents
-        subject = Subject(task, purpose, topic, self.ids, documents)
-        subject.check()
-        if purpose.question is None or task.objects_answer is None or topic.objects is not None:
-            return subject
-        prompts = self.run.config.prompts
-        prompt = load(task, purposes_of(task)["objects"], prompts.objects, prompts.folder)
-        return await _with_objects(subject, prompt, builder)
+    (topic,), task = run.topics, run.task
+    documents: Documents = Texts("")
+    if ids:
+        await run.corpus.fetch(ids)
+        documents = run.corpus.candidates if purpose.name == "sentence" else run.corpus.documents
+    subject = Subject(task, purpose, topic, ids, documents)
+    subject.check()
+    if purpose.question is None or task.objects_answer is None or topic.objects is not None:
+        return subject
+    prompt = load(task, purposes_of(task)["objects"], run.config.prompts.objects, run.config.prompts.folder)
+    (found,), failures = await find_objects([topic], task, prompt, builder, _nothing)
+    if found.objects is not None:
+        return replace(subject, topic=found)
+    if failures:
+        reason = failures[0].attempts[-1].reason
+        raise DataError(f"topic {topic.id}: the model names no two objects ({reason}); name them in <objects>")
+    raise UsageError(
+        f"topic {topic.id} names no objects, and the cache {builder.model.cache.path} has no answer of "
+        f"{prompt.label}; `touche-llm prompts try objects` requests them"
+    )
 
 
 async def find_best_documents(context: RunContext) -> list[str]:
@@ -253,20 +247,6 @@ async def _send_each(prompt: Prompt, subject: Subject, builder: RequestBuilder) 
         return (document_id,), result, {} if cut is None else {document_id: cut}
 
     return await map_in_order(send, subject.ids, builder.concurrency)
-
-
-async def _with_objects(subject: Subject, prompt: Prompt, builder: RequestBuilder) -> Subject:
-    """Return the subject with the topic's two objects, found by a prompt; without an engine, in the cache."""
-    topics, failures = await find_objects([subject.topic], subject.task, prompt, builder, _nothing)
-    if topics[0].objects is not None:
-        return replace(subject, topic=topics[0])
-    if failures:
-        reason = failures[0].attempts[-1].reason
-        raise DataError(f"topic {subject.topic.id}: the model names no two objects ({reason}); name them in <objects>")
-    raise UsageError(
-        f"topic {subject.topic.id} names no objects, and the cache {builder.model.cache.path} has no answer of "
-        f"{prompt.label}; `touche-llm prompts try objects` requests them"
-    )
 
 
 def _nothing() -> None:
