@@ -35,8 +35,6 @@ from touche_llm.prompt_lab.sample import (
     Sampled,
     check_parts,
     choose_sample,
-    divide_sample,
-    sample_file,
     split_topics,
     write_sample,
 )
@@ -83,9 +81,10 @@ class PromptComparison:
         variants: Variants in the given order; the others are compared with the first.
         objects_prompt: Prompt that finds the objects of topics; None if each names its own.
         topics: Sampled topics in the order of the topics file, with the objects that the model found.
-        sample: All sampled documents, for the file.
+        sample: All sampled documents, in the order of the topics.
         samples: Documents by name of the part: the one to choose on, then the held-out one if it is to be judged.
         notes: Notes for the user.
+        sample_file: File of the sample; None before it is written.
         model: Name of the judging model.
         parts: Measures of each judged part.
         judged: Judgments by part and variant, their grades on the scales of the human ones; held-out topics are judged
@@ -104,6 +103,7 @@ class PromptComparison:
     sample: list[Sampled]
     samples: dict[str, list[Sampled]]
     notes: list[str] = field(default_factory=list)
+    sample_file: Path | None = None
     model: str = ""
     parts: list[PartMeasures] = field(default_factory=list)
     judged: dict[tuple[str, str], VariantJudgments] = field(default_factory=dict)
@@ -115,11 +115,6 @@ class PromptComparison:
     def task(self) -> Task:
         """Return the task of the prompts."""
         return self.context.task
-
-    @property
-    def sample_file(self) -> Path:
-        """Return the file of the sample."""
-        return sample_file(self.task.name, self.sample)
 
     @property
     def verdict(self) -> Verdict:
@@ -217,8 +212,7 @@ async def compare_prompts(inputs: ComparisonInputs, progress: Progress) -> Promp
     with RunContext(config, progress) as context:
         found = await _prepare(context, inputs)
         check_log(access_log(config.cache.file))
-        if not found.sample_file.exists():
-            write_sample(found.sample_file, found.sample)
+        found.sample_file = write_sample(context.task.name, found.sample)
         schemas = list_schemas(variant.prompt for variant in found.variants)
         opening = open_model(config.engine, config.sampling, config.cache, schemas=schemas, progress=progress)
         async with opening as model:
@@ -304,8 +298,9 @@ async def _prepare(context: RunContext, inputs: ComparisonInputs) -> PromptCompa
     grades = next(iter(qrels.grades.values()))
     split = split_topics([topic for topic in context.file_topics if topic.id in grades], inputs.plan.split)
     await corpus.fetch(document_id for topic in context.topics for document_id in grades.get(topic.id, {}))
-    sample, notes = choose_sample(inputs.plan, grades, context.topics, split, corpus.documents)
-    topics = _keep_topics(context.topics, sample)
+    samples, notes = choose_sample(inputs.plan, grades, context.topics, split, corpus.documents)
+    topics = _keep_topics(context.topics, samples)
+    sample = [item for topic in topics for part in samples.values() for item in part if item.topic_id == topic.id]
     prompts = [variant.prompt for variant in variants]
     objects_prompt = None
     if task.objects_answer is not None and any(topic.objects is None for topic in topics):
@@ -314,15 +309,17 @@ async def _prepare(context: RunContext, inputs: ComparisonInputs) -> PromptCompa
         prompts.append(objects_prompt)
     for prompt in prompts:
         check_examples(prompt, topics, config.topics, context.progress.warn)
-    samples, more = divide_sample(inputs.plan, sample, split)
-    topics = _keep_topics(topics, [item for documents in samples.values() for item in documents])
+    if not inputs.plan.confirm:
+        samples.pop(HOLD_OUT, None)
+    check_parts(samples)
+    topics = _keep_topics(topics, samples)
     found = PromptComparison(context, qrels, variants, objects_prompt, topics, sample, samples)
-    for note in (*notes, *more):
+    for note in notes:
         found.note(note)
     return found
 
 
-def _keep_topics(topics: Sequence[Topic], sample: Sequence[Sampled]) -> list[Topic]:
-    """Return the topics that have a document in the sample."""
-    sampled = {document.topic_id for document in sample}
+def _keep_topics(topics: Sequence[Topic], samples: Mapping[str, Sequence[Sampled]]) -> list[Topic]:
+    """Return the topics that have a document in the samples."""
+    sampled = {document.topic_id for sample in samples.values() for document in sample}
     return [topic for topic in topics if topic.id in sampled]

@@ -177,11 +177,15 @@ def select_judged(grades: Grades, topics: Iterable[Topic], documents: Documents)
     return pool, notes
 
 
-def write_sample(path: Path, sample: Iterable[Sampled]) -> None:
-    """Write a sample as tab-separated lines with a header, whole or not at all."""
-    with open_atomic(path) as stream:
-        for columns in (COLUMNS, *((item.topic_id, item.document_id, f"{item.grade:g}") for item in sample)):
-            stream.write(("\t".join(columns) + "\n").encode())
+def write_sample(task: str, sample: Sequence[Sampled]) -> Path:
+    """Write a sample as tab-separated lines with a header, unless its file exists; return the file."""
+    text = "\n".join(f"{item.topic_id} {item.document_id}" for item in sample)
+    path = _SAMPLES / f"{task}-{hashlib.sha256(text.encode()).hexdigest()[:8]}.tsv"
+    if not path.exists():
+        with open_atomic(path) as stream:
+            for columns in (COLUMNS, *((item.topic_id, item.document_id, f"{item.grade:g}") for item in sample)):
+                stream.write(("\t".join(columns) + "\n").encode())
+    return path
 
 
 def split_topics(judged: Sequence[Topic], split: str) -> dict[str, str]:
@@ -219,70 +223,46 @@ def split_topics(judged: Sequence[Topic], split: str) -> dict[str, str]:
 
 def choose_sample(
     plan: Plan, grades: Grades, topics: list[Topic], parts: Mapping[str, str], documents: Documents
-) -> tuple[list[Sampled], list[str]]:
-    """Draw the sample, equally many documents from each part as far as available; return it with notes for the user.
+) -> tuple[dict[str, list[Sampled]], list[str]]:
+    """Draw equally many documents from each part, as far as available; return them with notes for the user.
 
     Raises:
         DataError: The judgments do not fit the topics and the corpus.
+        UsageError: There is no topic to choose on, or none to confirm the choice on.
     """
+    if plan.confirm and plan.split == ALL:
+        raise UsageError(f"split: {ALL} holds no topic out to confirm a choice on; give another split")
     pool, notes = select_judged(grades, topics, documents)
-    sides = {part: {topic: pool[topic] for topic in pool if parts[topic] == part} for part in (ALL, CHOICE, HOLD_OUT)}
-    sizes = shares(plan.size, {part: sum(map(len, judged.values())) for part, judged in sides.items()})
-    drawn = {part: draw_sample(judged, sizes[part], plan.seed) for part, judged in sides.items()}
-    places = {topic: place for place, topic in enumerate(pool)}
-    sample = sorted((item for part in drawn.values() for item in part), key=lambda item: places[item.topic_id])
-    wanted = f"{len(sample):,} of {plan.size:,} documents are drawn"
-    sampled = {item.topic_id for item in sample}
-    if dropped := [topic for topic in pool if topic not in sampled]:
+    names = (ALL,) if plan.split == ALL else (CHOICE, HOLD_OUT)
+    sides = {name: {topic: pool[topic] for topic in pool if parts[topic] == name} for name in names}
+    sizes = shares(plan.size, {name: sum(map(len, judged.values())) for name, judged in sides.items()})
+    samples = {name: draw_sample(judged, sizes[name], plan.seed) for name, judged in sides.items()}
+    drawn = {name: list(dict.fromkeys(item.topic_id for item in sample)) for name, sample in samples.items()}
+    size = sum(map(len, samples.values()))
+    wanted = f"{size:,} of {plan.size:,} documents are drawn"
+    if dropped := set(pool).difference(*drawn.values()):
         notes.append(
             f"{wanted}, none of topics {shorten(dropped)}; draw more: another topic needs {MIN_TOPIC_DOCUMENTS}, or "
             "all of its judged ones if these are fewer"
         )
-    elif len(sample) < plan.size:
+    elif size < plan.size:
         notes.append(f"{wanted}: no more are judged")
-    return sample, notes
-
-
-def sample_file(task: str, sample: Iterable[Sampled]) -> Path:
-    """Return the file to write a sample to."""
-    text = "\n".join(f"{item.topic_id} {item.document_id}" for item in sample)
-    return _SAMPLES / f"{task}-{hashlib.sha256(text.encode()).hexdigest()[:8]}.tsv"
-
-
-def divide_sample(
-    plan: Plan, sample: Sequence[Sampled], parts: Mapping[str, str]
-) -> tuple[dict[str, list[Sampled]], list[str]]:
-    """Divide a sample into parts by name: all, or those to choose on and those held out; add notes for the user.
-
-    The held-out part is included only if the choice is to be confirmed on it.
-
-    Raises:
-        UsageError: As `check_parts`, or no topic is held out to confirm the choice on.
-    """
-    notes: list[str] = []
-    names = (ALL,) if plan.split == ALL else (CHOICE, HOLD_OUT)
-    if plan.confirm and HOLD_OUT not in names:
-        raise UsageError(f"split: {ALL} holds no topic out to confirm a choice on; give another split")
-    found = {name: [item for item in sample if parts[item.topic_id] == name] for name in names}
-    if HOLD_OUT in names:
-        chosen, held_out = (list(dict.fromkeys(item.topic_id for item in found[name])) for name in names)
-        if not chosen:
+    if HOLD_OUT in drawn:
+        if not drawn[CHOICE]:
             raise UsageError(
-                f"split: all sampled topics are held out: {shorten(held_out)}; choose topics of the other half too, or "
-                f"give a file of topics to choose on, or {ALL}"
+                f"split: all sampled topics are held out: {shorten(drawn[HOLD_OUT])}; choose topics of the other half "
+                f"too, or give a file of topics to choose on, or {ALL}"
             )
-        notes.append(f"{_list_topics(chosen)} to choose on; {_list_topics(held_out)} held out to confirm the best")
-        if not plan.confirm:
-            del found[HOLD_OUT]
-    check_parts(found)
+        chosen, held_out = map(_list_topics, drawn.values())
+        notes.append(f"{chosen} to choose on; {held_out} held out to confirm the best")
     # The minimum p of a paired randomisation test: 2 of 2^n sign assignments are all equal.
-    held = _count_relevant_topics(found.get(HOLD_OUT, []))
+    held = _count_relevant_topics(samples.get(HOLD_OUT, []))
     if plan.confirm and (min_p := 2.0 ** (1 - held)) >= CONFIRMED_BELOW:
         notes.append(
             f"{held} topics held out with a grade above 0: p cannot be below {min_p:.4f}, so that no choice can be "
             f"confirmed; that takes {MIN_TOPICS_IN_HALF} (a larger sample, or judgments of more topics)"
         )
-    return found, notes
+    return samples, notes
 
 
 def check_parts(parts: Mapping[str, Sequence[Sampled]]) -> None:

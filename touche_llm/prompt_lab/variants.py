@@ -166,12 +166,8 @@ def measure_part(
     measures are over the documents that a variant judged, and differences over those that both judged.
     """
     sampled = {(item.topic_id, item.document_id) for item in sample}
-    given = Qrels(
-        {aspect: _restrict(grades, sampled) for aspect, grades in qrels.grades.items()},
-        _restrict(qrels.stances, sampled),
-        qrels.labels,
-        qrels.scales,
-    )
+    grades = {aspect: _restrict(judged, sampled) for aspect, judged in qrels.grades.items()}
+    given = replace(qrels, grades=grades, stances=_restrict(qrels.stances, sampled))
     runs = {variant: _rank_documents(sample, said, weights, qrels.scales) for variant, said in judgments.items()}
     estimates = {
         variant: _estimate_variant(runs[variant], said, given, stances=bool(qrels.stances))
@@ -208,27 +204,24 @@ def choose_winner(part: PartMeasures) -> str:
 def decide_verdict(parts: Sequence[PartMeasures]) -> Verdict:
     """Choose the best variant on the first part, and test it against the first variant on the second."""
     choice, measure = parts[0], parts[0].measures[0]
-    values = {variant: estimates[measure].value for variant, estimates in choice.estimates.items()}
-    first, winner = next(iter(values)), choose_winner(choice)
-    chosen = choice.name != ALL
+    first, winner = next(iter(choice.estimates)), choose_winner(choice)
+    best, value = (choice.estimates[variant][measure] for variant in (winner, first))
     # Topics without a grade above 0 do not count.
-    counted = len(choice.estimates[first][measure].topics)
-    topics = f"{counted} topic{'' if counted == 1 else 's'}"
-    on = f"the {topics} that it was chosen on" if chosen else topics
+    on = f"{len(value.topics)} topic{'' if len(value.topics) == 1 else 's'}"
+    if choice.name != ALL:
+        on = f"the {on} that it was chosen on"
     if winner == first:
-        sentence = f"No variant has a better {measure} than {first}, the first ({values[first]:.4f}), on {on}"
+        sentence = f"No variant has a better {measure} than {first}, the first ({value.value:.4f}), on {on}"
         return Verdict(winner, None, f"{sentence}: there is no choice to confirm.")
-    best = (
-        f"{winner} has the best {measure} on {on}: {values[winner]:.4f}, and {first}, the first, {values[first]:.4f}."
-    )
+    sentence = f"{winner} has the best {measure} on {on}: {best.value:.4f}, and {first}, the first, {value.value:.4f}."
     if len(parts) == 1:
-        how = "confirm it on the topics held out" if chosen else "no topics were held out"
-        return Verdict(winner, None, f"{best} Not confirmed: the best of several can be it by chance; {how}.")
+        how = "no topics were held out" if choice.name == ALL else "confirm it on the topics held out"
+        return Verdict(winner, None, f"{sentence} Not confirmed: the best of several can be it by chance; {how}.")
     # The interval decides nothing: few topics have one, and for some data it is too narrow.
     row = parts[1].differences[winner, measure]
     confirmed = row["difference"] > 0.0 and row["p"] < CONFIRMED_BELOW
     reason = f"on the {row['n']} topics held out the difference is {row['difference']:+.4f}, p = {row['p']:.4f}"
-    return Verdict(winner, confirmed, f"{best} {'Confirmed' if confirmed else 'Not confirmed'}: {reason}.")
+    return Verdict(winner, confirmed, f"{sentence} {'Confirmed' if confirmed else 'Not confirmed'}: {reason}.")
 
 
 def compute_chance_ndcg(grades: Grades) -> Estimate:
@@ -274,14 +267,10 @@ def _rank_documents(
     for topic in dict.fromkeys(item.topic_id for item in sample):
         documents = [ScoredDocument(item.document_id, 0.0) for item in sample if item.topic_id == topic]
         own = {document: judgment for (of, document), judgment in said.items() if of == topic}
-        ranking = rank_by_judgment(documents, own, weights, scales)
-        rankings[topic] = [
-            Candidate(topic, candidate.document_id, rank, candidate.score)
-            for rank, candidate in enumerate(ranking, start=1)
-        ]
-    return ParsedRun(
-        rankings, {key: judgment.stance for key, judgment in said.items() if judgment.stance != NO_STANCE_COLUMN}
-    )
+        ranked = enumerate(rank_by_judgment(documents, own, weights, scales), start=1)
+        rankings[topic] = [Candidate(topic, found.document_id, rank, found.score) for rank, found in ranked]
+    stances = {key: judgment.stance for key, judgment in said.items() if judgment.stance != NO_STANCE_COLUMN}
+    return ParsedRun(rankings, stances)
 
 
 def _estimate_variant(run: ParsedRun, said: Judgments, given: Qrels, *, stances: bool) -> dict[str, Estimate]:
