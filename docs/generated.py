@@ -21,6 +21,7 @@ from pydantic.fields import FieldInfo
 import touche_llm
 from benchmarks import gpu_time
 from touche_llm import cli, errors
+from touche_llm.cli.options import find_panel
 from touche_llm.cli.setting_options import OPTIONS
 from touche_llm.config import Config
 from touche_llm.data import records
@@ -56,7 +57,7 @@ def _describe_commands(group: Any, parent: Any, path: str) -> Iterator[str]:
     if not hasattr(group, "list_commands"):
         yield from _describe_command(group, context, path)
         return
-    panels = {next(iter(names)): panel for panel, names in group.panels.items()}
+    panels = {next(iter(names)): panel for panel, names in cli.PANELS.items() if parent is None}
     for name in group.list_commands(context):
         command = group.get_command(context, name)
         if name in panels:
@@ -73,10 +74,14 @@ def _describe_command(command: Any, context: Any, path: str) -> Iterator[str]:
         yield f"#### {path.removeprefix('touche-llm ')}\n"
     yield _escape(command.help or "") + "\n"
     yield f"```sh\n{path} {' '.join(command.collect_usage_pieces(context))}\n```\n"
-    for panel, options in command.list_options(context, with_hidden=True).items():
-        yield f"**{panel}**\n"
-        for name, description in options:
-            yield f"`{name.strip()}`\n: {_escape(' '.join(description.split()))}\n"
+    panels: dict[str, list[str]] = {"Arguments": []}
+    for parameter in command.get_params(context):
+        parameter.hidden = False
+        name, text = parameter.get_help_record(context)
+        entry = f"`{name.partition(' <')[0].strip()}`\n: {_escape(' '.join(text.split()))}\n"
+        panels.setdefault(find_panel(parameter), []).append(entry)
+    for panel, entries in panels.items():
+        yield from (f"**{panel}**\n", *entries) if entries else ()
 
 
 def _escape(text: str) -> str:

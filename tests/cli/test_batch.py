@@ -273,9 +273,3 @@ def test_one_command_makes_a_whole_run_by_files(touche: Touche, tmp_path: Path, 
     assert touche("rank", "--out", "run", "--rank", "judge,pairwise:2").returncode == 0
     assert len(programs.calls()) > 1
     assert len((tmp_path / "run" / "run.txt").read_text().splitlines()) == 3
-
-
-def test_commands_that_make_no_run_refuse_batch_files(touche: Touche, programs: Programs) -> None:
-    engine = ["--engine", "batch", "--model", "models/tiny", "--context", "32768"]
-    done = touche("prompts", "try", "comparative/judge", *DATA, *engine)
-    assert (done.returncode, "--engine" in done.stderr, programs.calls()) == (2, True, [])

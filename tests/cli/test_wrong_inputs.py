@@ -41,17 +41,6 @@ def test_a_run_names_its_task_before_anything_else(touche: Touche) -> None:
         assert done.stderr.splitlines()[0].startswith(f"task: {task} (")
 
 
-def test_a_run_that_nobody_chose_the_task_of_names_the_option_unless_topics_name_objects(
-    touche: Touche, tmp_path: Path
-) -> None:
-    own = write_topics(tmp_path, (4, "Should offices offer free tea?")), write_corpus(tmp_path, "own-1")
-    assert [("--task" in note) for note in list_warnings(touche, *own)] == [True]
-    (tmp_path / "settings.yaml").write_text("task: comparative")
-    for chosen in (("--task", "comparative"), ("--config", "settings.yaml")):
-        assert list_warnings(touche, *own, *chosen) == []
-    assert list_warnings(touche, DATA[1], DATA[3]) == []
-
-
 @pytest.mark.parametrize(
     ("task", "topic", "document", "fitting"),
     [

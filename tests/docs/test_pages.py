@@ -9,7 +9,7 @@ from typing import get_args
 
 import pytest
 
-from tests.cli.test_help import COMMANDS
+from tests.cli.test_options import COMMANDS
 from tests.docs.pages import DOCS, PAGES, ROOT, list_code, list_targets
 from touche_llm import errors
 from touche_llm.config import Config

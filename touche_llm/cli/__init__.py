@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import errno
+import io
+import os
 import sqlite3
 import sys
 from importlib import import_module
@@ -12,11 +15,11 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from touche_llm import __version__
-from touche_llm.cli.log import logged, open_streams, take_options
-from touche_llm.cli.options import Command, Group, ParserError, describe_parser_error
+from touche_llm.cli.log import logged, take_options
+from touche_llm.cli.options import Command, ParserError, describe_parser_error
 from touche_llm.data.databases import describe_database_error
 from touche_llm.data.io import check_name
-from touche_llm.errors import ToucheError, describe_os_error, to_printable
+from touche_llm.errors import BadLine, ToucheError, describe_os_error, to_printable
 
 # By the panel of the help, each command and the module that holds it: a function of its name, or `NAME_app`, a program
 # with commands of its own.
@@ -46,36 +49,43 @@ PANELS = {
 COMMANDS = {name: module for commands in PANELS.values() for name, module in commands.items()}
 
 
-class _Program(Group):
+class _Program(TyperGroup):
     """The program with its commands."""
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings)
         # Names for the help and for suggestions; `get_command` loads the commands.
         self.commands = cast(dict[str, Any], dict.fromkeys(COMMANDS))
-        self.panels = PANELS
 
     def get_command(self, ctx: Any, cmd_name: str) -> TyperCommand | TyperGroup | None:
         """Return a command, whose module is loaded only now, as libraries are slow to load; None if there is none."""
         if cmd_name not in COMMANDS:
             return None
-        found = import_module(f"{__name__}.{COMMANDS[cmd_name]}")
-        if several := getattr(found, f"{cmd_name}_app", None):
-            several.info.cls, several.rich_markup_mode = Group, None
-            for command in several.registered_commands:
-                command.cls = Command
-            group = typer.main.get_group(several)
-            group.name = cmd_name
-            return group
+        module = import_module(f"{__name__}.{COMMANDS[cmd_name]}")
+        if (several := getattr(module, f"{cmd_name}_app", None)) is not None:
+            several.rich_markup_mode = None
+            for each in several.registered_commands:
+                each.cls = Command
+            command = typer.main.get_group(several)
+            command.name = cmd_name
+            return command
         alone = typer.Typer(add_completion=False, rich_markup_mode=None)
-        alone.command(cmd_name, cls=Command)(getattr(found, cmd_name))
+        alone.command(cmd_name, cls=Command)(getattr(module, cmd_name))
         return cast(TyperCommand, typer.main.get_command(alone))
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        """Write the commands by panel, each with the first sentence of its help."""
+        for panel, names in PANELS.items():
+            with formatter.section(panel):
+                commands = ((name, self.get_command(ctx, name)) for name in names)
+                formatter.write_dl(
+                    [(name, command.get_short_help_str(formatter.width)) for name, command in commands if command]
+                )
 
 
 app = typer.Typer(
     cls=_Program,
     no_args_is_help=True,
-    # Plain help wraps what is long; rich cuts it.
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -95,7 +105,7 @@ def _callback(
     debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
     log_file: Annotated[
         Path | None,
-        typer.Option("--log-file", help="Log requests, retries and timings to this file."),
+        typer.Option("--log-file", metavar="FILE", help="Log requests, retries and timings to this file."),
     ] = None,
     verbose: Annotated[bool, typer.Option("--verbose", help="Log on standard error.")] = False,
     log_text: Annotated[
@@ -105,7 +115,7 @@ def _callback(
         bool, typer.Option("--version", help="Print the version.", callback=_version, is_eager=True)
     ] = False,
 ) -> None:
-    """Options that come before a command."""
+    """Options that may stand before or after a command, for the help; `take_options` reads them."""
 
 
 def _lacks_memory(error: Exception) -> bool:
@@ -115,14 +125,16 @@ def _lacks_memory(error: Exception) -> bool:
     return is_known or isinstance(error, MemoryError)
 
 
-def _describe_error(error: Exception) -> str | None:
+def _describe_error(error: Exception, command: str) -> str | None:
     """Return the message of an expected error; None for a bug."""
     match error:
         case ToucheError():
             # Imported here because it loads the configuration.
             from touche_llm.cli.setting_options import name_options
 
-            return "\n".join((name_options(str(error)), *getattr(error, "__notes__", ())))
+            # The stages after `retrieve` take the lines that it took.
+            can_skip = isinstance(error, BadLine) and command not in ("judge", "rank")
+            return name_options(str(error)) + ("; --skip-bad-lines leaves such lines out" if can_skip else "")
         case OSError():
             return to_printable(describe_os_error(error))
         case UnicodeEncodeError():
@@ -138,22 +150,26 @@ def _describe_error(error: Exception) -> str | None:
 
 def main() -> None:
     """Run the command line; an expected error ends it with one line and an exit code."""
-    # Accepted anywhere, since users add it to the end of the command that failed.
-    debug = "--debug" in sys.argv
-    open_streams()
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        if stream is None:
+            # The caller closed it.
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115
+        elif isinstance(stream, io.TextIOWrapper):
+            # A character that the encoding lacks is written as Python would, `\\xe9`.
+            stream.reconfigure(errors="backslashreplace")
+    is_debugging, command = "--debug" in sys.argv, ""
     try:
-        arguments, log = take_options([argument for argument in sys.argv[1:] if argument != "--debug"])
+        arguments, options = take_options(sys.argv[1:])
         for argument in arguments:
             check_name(argument)
-        name = next((argument for argument in arguments if argument in COMMANDS), "")
-        with logged(log, name):
-            try:
-                # All errors are reported below, in one style.
-                code = app(args=arguments, prog_name="touche-llm", standalone_mode=False)
-                if code:
-                    sys.exit(code)
-            finally:
-                sys.stdout.flush()
+        command = next((argument for argument in arguments if argument in COMMANDS), "")
+        with logged(command, options.log_file, verbose=options.verbose, with_text=options.log_text):
+            # All errors are reported below, in one style.
+            code = app(args=arguments, prog_name="touche-llm", standalone_mode=False)
+            sys.stdout.flush()
+            if code:
+                sys.exit(code)
     except ParserError as error:
         # A group without a command shows its help.
         is_help = error.message.startswith("Usage:")
@@ -162,8 +178,13 @@ def main() -> None:
     except typer.Abort:
         sys.exit("error: aborted")
     except Exception as error:
-        message = None if debug else _describe_error(error)
+        if isinstance(error, OSError) and error.filename is None and error.errno in (errno.EPIPE, errno.ENOSPC):
+            # Standard output is full or has lost its reader; Python would try to write the rest of it again.
+            error.filename = "standard output"
+            os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        message = None if is_debugging else _describe_error(error, command)
         if message is None:
             raise
-        print(f"error: {message}", file=sys.stderr)
+        if not isinstance(error, BrokenPipeError):
+            print(f"error: {message}", file=sys.stderr)
         sys.exit(getattr(error, "exit_code", 1))

@@ -119,7 +119,7 @@ def run(
             raise UsageError(f"--set {name}: not an option of vLLM or Ray; give --set engine.options.NAME=VALUE")
         options[option] = value
     given = {"name": "batch", "runner": engine, "model": str(model), "context": context_tokens, "options": options}
-    settings = s.validate(EngineConfig, {f"engine.{name}": value for name, value in given.items()}, "engine")
+    settings = s.read_section(EngineConfig, {f"engine.{name}": value for name, value in given.items()}, "engine")
     log = responses.with_name(f"{responses.name}.log")
     work = answer_file(settings, requests, responses, log, served_name=served_name)
     count = stages.until_interrupted(work, lambda: f"{responses} is not written")

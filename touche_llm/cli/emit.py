@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import io
 import math
 import os
 import sys
@@ -19,8 +20,7 @@ import typer
 from rich.cells import cell_len, set_cell_size
 from rich.console import Console
 
-from touche_llm.cli.log import write_as_utf8
-from touche_llm.errors import to_printable
+from touche_llm.errors import UsageError, to_printable
 
 # Width of a table with cut texts where the output is not a terminal.
 _DEFAULT_WIDTH = 140
@@ -280,6 +280,18 @@ def print_result(output: Format, sentence: str, row: Mapping[str, Any]) -> None:
 def say(output: Format, line: str) -> None:
     """Print a line for people: on standard output with tables, and on standard error beside rows for programs."""
     show_lines([line], sys.stdout if output is Format.TABLE else sys.stderr)
+
+
+def write_as_utf8() -> None:
+    """Switch standard output to UTF-8, so that rows for programs do not depend on the terminal's encoding."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(encoding="utf-8")
+
+
+def require_cache(cache: Path) -> None:
+    """Raise UsageError if a cache does not exist, instead of creating it."""
+    if not cache.is_file():
+        raise UsageError(f"{cache}: no such cache; name one with --cache")
 
 
 def _value(value: Any) -> Any:

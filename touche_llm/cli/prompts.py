@@ -10,10 +10,19 @@ from typing import Annotated, Any
 
 import typer
 
-from touche_llm.cli import options as o
 from touche_llm.cli import prompts_compare, prompts_trial
 from touche_llm.cli import setting_options as s
-from touche_llm.cli.emit import TEXT_WIDTH, Column, Format, FormatOption, emit, print_rows, say, show_lines
+from touche_llm.cli.emit import (
+    TEXT_WIDTH,
+    Column,
+    Format,
+    FormatOption,
+    emit,
+    print_rows,
+    require_cache,
+    say,
+    show_lines,
+)
 from touche_llm.cli.prompts_trial import NameArgument, TokenizerOption
 from touche_llm.cli.setting_options import CommandProgress
 from touche_llm.corpus.ir_dataset import topics_file
@@ -126,14 +135,14 @@ def check_(
 
     Documents are invented, and topics unless some are given. Exit code 1 if there are errors; warnings leave it at 0.
     """
-    folder, inputs = given.get("prompts.folder"), s.read_inputs(given)
-    dataset, topics = inputs.dataset, inputs.topics
+    s.check_inputs(given)
+    folder, dataset, topics = (given.get(name) for name in ("prompts.folder", "dataset", "topics"))
     if task is None and not (names or topics or dataset):
         tasks = list(TASKS.values())
     else:
         tasks = [get_task(task or (find_dataset_task(dataset) if dataset else DEFAULT_TASK))]
     if cache is not None:
-        o.require_cache(cache)
+        require_cache(cache)
     count = _make_counter(tokenizer)
     read = [] if topics is None else read_topics(topics)
     if dataset is not None:

@@ -73,20 +73,7 @@ HtmlOption = Annotated[
 ]
 
 
-def _check_own(given: s.GivenSettings, own: Mapping[str, Any]) -> None:
-    """Raise UsageError if the page cannot be written, before input is read."""
-    html, prompts = own["html"], own["templates"]
-    if html is None:
-        return
-    if len(prompts) > _MAX_ON_PAGE:
-        raise UsageError(f"--html: a page shows at most {_MAX_ON_PAGE} prompts; name fewer than {len(prompts)}")
-    names = ("relevance", "quality", "stance", "coherence", "config")
-    qrels = (Path(text.partition("=")[2]) for text in own["qrels"] or ())
-    inputs = (*(own[name] for name in names), *qrels, given.get("topics"), given.get("corpus"))
-    check_output(html, own["overwrite"], filter(None, inputs))
-
-
-@s.configured(*_OF_COMPARISON, complete=_check_own)
+@s.configured(*_OF_COMPARISON)
 @o.takes_qrels
 def compare(
     config: Config,
@@ -109,6 +96,11 @@ def compare(
     from touche_llm.prompt_lab.comparison import ComparisonInputs, compare_prompts, estimate_comparison
     from touche_llm.prompt_lab.sample import Plan
 
+    if html is not None and len(templates) > _MAX_ON_PAGE:
+        raise UsageError(f"--html: a page shows at most {_MAX_ON_PAGE} prompts; name fewer than {len(templates)}")
+    if html is not None:
+        inputs_ = (*qrels_files.values(), config.topics, config.corpus)
+        check_output(html, overwrite, filter(None, inputs_))
     if not qrels_files and config.dataset is not None:
         qrels_files = Dataset(config.dataset, config.task).qrels_files
     qrels = read_qrels(qrels_files, config.task)

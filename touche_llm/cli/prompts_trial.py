@@ -82,20 +82,30 @@ _OF_TRIAL = (
 _NO_INDEX = Path(".touche-llm/index/none")
 
 
-def _complete(given: s.GivenSettings, own: Mapping[str, Any]) -> None:
-    """Add the topic to the settings; a prompt without documents needs no corpus."""
-    given["topic"] = (own["topic"],)
-    if not own["documents"] and own["config"] is None and not given.keys() & {"corpus", "index"}:
+def _load(
+    command: str,
+    given: s.GivenSettings,
+    topic: str,
+    documents: list[str] | None,
+    file: Path | None,
+    sets: list[str] | None,
+) -> Config:
+    """Load the configuration of a command about a topic; a prompt without documents needs no corpus."""
+    given["topic"] = (topic,)
+    if not documents and file is None and not given.keys() & {"corpus", "index"}:
         given["index"] = _NO_INDEX
+    return s.load_settings(command, given, file, sets)
 
 
-@s.configured(*_OF_TRIAL, without=(*s.DELIVERY, "sampling", "cache.mode", "cache.retry_failures"), complete=_complete)
+@s.takes_settings(*_OF_TRIAL, without=(*s.DELIVERY, "sampling", "cache.mode", "cache.retry_failures"))
 def render(
-    config: Config,
+    given: s.GivenSettings,
     name: NameArgument,
     topic: TopicOption,
     documents: DocumentsOption = None,
     tokenizer: TokenizerOption = None,
+    config_file: s.ConfigOption = None,
+    assigned: s.SetOption = None,
     output: FormatOption = Format.TABLE,
 ) -> None:
     """Print the messages that would be sent about a topic and documents. Nothing is sent.
@@ -103,6 +113,7 @@ def render(
     Documents are truncated if the context is known, from --context or the cache: as the engine measured them if the
     cache holds the counts, otherwise by the tokeniser or an estimate.
     """
+    config = _load("render", given, topic, documents, config_file, assigned)
     counting = None if tokenizer is None else ChatTokenizer(tokenizer, config.sampling.chat_template_kwargs)
     with RunContext(config, CommandProgress()) as run:
         prompt, found = asyncio.run(_render(run, name, tuple(documents or ()), counting))
@@ -229,20 +240,23 @@ _SHOWN = (
 )
 
 
-@s.configured(*_OF_TRIAL, complete=_complete)
+@s.takes_settings(*_OF_TRIAL)
 @o.takes_qrels
 def try_(
-    config: Config,
+    given: s.GivenSettings,
     qrels_files: o.QrelsFiles,
     name: NameArgument,
     topic: TopicOption,
     documents: DocumentsOption = None,
+    config_file: s.ConfigOption = None,
+    assigned: s.SetOption = None,
     output: FormatOption = Format.TABLE,
 ) -> None:
     """Send the requests of a run for a topic now, and show grades, probabilities and human judgments.
 
     Answers are read from the cache and stored there, as in a run. Exit code 3 if one is unusable.
     """
+    config = _load("try", given, topic, documents, config_file, assigned)
     qrels = read_qrels(qrels_files, config.task) if qrels_files else None
     with RunContext(config, CommandProgress()) as run:
         # Errors of the files are raised before the engine starts.

@@ -17,6 +17,7 @@ from touche_llm.cli import setting_options as s
 from touche_llm.cli.emit import Format, FormatOption, print_result, print_rows, say, show_lines
 from touche_llm.cli.setting_options import CommandProgress
 from touche_llm.data.io import check_output, is_word, recover
+from touche_llm.data.settings import read_settings
 from touche_llm.data.topics import read_topics
 from touche_llm.data.trec_runs import read_candidates, read_run, write_run
 from touche_llm.errors import UsageError, shorten
@@ -72,7 +73,7 @@ def fuse(
     A document has the stance of the first run that gives it one.
     """
     known = _find_task(task, runs)
-    settings = s.validate(FusionSettings, {"method": method, "k": k}, "")
+    settings = read_settings(FusionSettings, {"method": method, "k": k}, "fuse")
     weights = weight or [1.0] * len(runs)
     if len(runs) < 2:
         raise UsageError(f"{runs[0]}: one run cannot be fused; name two or more")
@@ -143,18 +144,20 @@ def validate(
 
     Prints the problems with their lines. Exit code 0 for a valid file, 1 for any other.
     """
-    inputs = s.read_inputs(given)
-    known, run = find_task(task, [run], inputs.dataset), find_run_file(run)
-    read = None if inputs.topics is None else read_topics(inputs.topics)
-    if inputs.dataset is not None:
-        read = Dataset(inputs.dataset, known.reference).topics
+    s.check_inputs(given)
+    dataset, topics, index = given.get("dataset"), given.get("topics"), given.get("index")
+    documents = dataset or given.get("corpus")
+    known, run = find_task(task, [run], dataset), find_run_file(run)
+    read = None if topics is None else read_topics(topics)
+    if dataset is not None:
+        read = Dataset(dataset, known.reference).topics
     topic_ids = None if read is None else {topic.id for topic in read}
-    if not inputs.has_documents:
+    if documents is None and index is None:
         problems = validate_run(run, known, topic_ids=topic_ids)
     else:
         with open_local_corpus(
-            inputs.documents,
-            inputs.index,
+            documents,
+            index,
             known,
             skip_bad_lines=given.get("skip_bad_lines", False),
             warn=CommandProgress().warn,
@@ -175,7 +178,7 @@ def validate(
     if problems:
         say(output, f"{len(problems):,} problem{'s' if len(problems) > 1 else ''}: not a valid {known.name} run")
         raise typer.Exit(1)
-    checked = [name for name, given in (("topics", topic_ids), ("documents", inputs.has_documents)) if given]
+    checked = [name for name, given in (("topics", topic_ids), ("documents", documents or index)) if given]
     say(output, f"{run}: a valid {known.name} run" + (f", {' and '.join(checked)} checked" if checked else ""))
 
 

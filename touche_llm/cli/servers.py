@@ -11,7 +11,7 @@ import typer
 
 from touche_llm.cli import options as o
 from touche_llm.cli import setting_options as s
-from touche_llm.cli.emit import Column, Format, FormatOption, emit, print_result, say, show_lines
+from touche_llm.cli.emit import Column, Format, FormatOption, emit, print_result, require_cache, say, show_lines
 from touche_llm.cli.setting_options import CommandProgress
 from touche_llm.cli.stages import until_interrupted
 from touche_llm.data.io import check_output
@@ -47,8 +47,8 @@ def doctor(
 
     Sends about fifteen short requests. Exit code 1 if a run is impossible.
     """
-    engine = s.validate(EngineConfig, {**given, "engine.base_url": url}, "engine", {"engine.base_url": "URL"})
-    sampling = s.validate(SamplingConfig, given, "sampling")
+    engine = s.read_section(EngineConfig, {**given, "engine.base_url": url}, "engine")
+    sampling = s.read_section(SamplingConfig, given, "sampling")
     checks, failure = until_interrupted(_examine(engine, sampling, thorough), lambda: "nothing was stored")
     if failure is not None and not any(check.is_ok for check in checks):
         raise failure
@@ -109,7 +109,7 @@ cache_app = typer.Typer(no_args_is_help=True, help="Inspect an answer cache, exp
 @cache_app.command()
 def stats(cache: CacheFile = _DEFAULT_CACHE, output: FormatOption = Format.TABLE) -> None:
     """Count the entries by kind, model and prompt."""
-    o.require_cache(cache)
+    require_cache(cache)
     drops = {"kind": 0, "model": 0, "prompt": 0, "version": 1, "hash": 2}
     with Cache(cache, CacheMode.REPLAY) as opened:
         rows = [dict(zip((*drops, "entries"), row, strict=True)) for row in opened.count_entries()]
@@ -125,7 +125,7 @@ def export_(
     output: FormatOption = Format.TABLE,
 ) -> None:
     """Write all entries as JSON Lines sorted by key: a cassette, to be kept with a run or a test."""
-    o.require_cache(cache)
+    require_cache(cache)
     if out.suffix != ".jsonl":
         raise UsageError(f"{out}: a cassette ends in .jsonl")
     check_output(out, overwrite, [cache])
@@ -141,7 +141,7 @@ def import_(
     output: FormatOption = Format.TABLE,
 ) -> None:
     """Add the entries of a cassette to a cache: all of them, or none if one does not fit."""
-    o.require_cache(cassette)
+    require_cache(cassette)
     with Cache(cache) as opened:
         new, known = opened.import_cassette(cassette)
     sentence = f"{new:,} new entries in {cache}, {known:,} were there already"
@@ -159,12 +159,13 @@ def index(given: s.GivenSettings, values: s.SetOption = None, output: FormatOpti
     With `--retriever dense` or `hybrid` a model embeds the documents, with `--retriever elasticsearch` they are loaded
     into an index there; what was stopped resumes.
     """
-    inputs = s.read_inputs(given)
-    dataset, corpus = inputs.dataset, inputs.documents
+    s.check_inputs(given)
+    dataset = given.get("dataset")
+    corpus = dataset or given.get("corpus")
     if corpus is None:
         raise UsageError("index: missing --corpus or --dataset; see touche-llm index --help")
     task = get_task(given.get("task") or (find_dataset_task(dataset) if dataset else DEFAULT_TASK))
-    settings, skip = s.validate(RetrieverConfig, given, "retriever"), given.get("skip_bad_lines", False)
+    settings, skip = s.read_section(RetrieverConfig, given, "retriever"), given.get("skip_bad_lines", False)
     if settings.name == "elasticsearch":
         if "index" in given or given.get("retriever.method", "lucene") != "lucene":
             raise UsageError("--retriever elasticsearch: stores the index itself and scores as --bm25-method lucene")
@@ -179,7 +180,7 @@ def index(given: s.GivenSettings, values: s.SetOption = None, output: FormatOpti
     dense = _read_dense(settings, task, given, values or [])
     progress = CommandProgress()
     with open_local_corpus(
-        corpus, inputs.index, task, skip_bad_lines=skip, warn=progress.warn, retriever=settings
+        corpus, given.get("index"), task, skip_bad_lines=skip, warn=progress.warn, retriever=settings
     ) as opened:
         if settings.name != "dense":
             opened.open_first_stages()
@@ -206,7 +207,7 @@ def _read_dense(
         return None
     if problem := find_dense_problem(task):
         raise UsageError(problem)
-    return s.validate(DenseSettings, given | _read_assigned(values, "dense"), "dense")
+    return s.read_section(DenseSettings, given | _read_assigned(values, "dense"), "dense")
 
 
 def _embed(corpus: LocalCorpus, settings: DenseSettings, progress: CommandProgress) -> None:
@@ -231,7 +232,7 @@ def _load_elasticsearch(
     if task.reads_arguments:
         what = "arguments of args.me" if task.sentence_question is None else "pairs of sentences"
         raise UsageError(f"--retriever elasticsearch: {task.name} ranks {what}; use bm25")
-    settings = s.validate(ElasticsearchSettings, given | _read_assigned(values, "elasticsearch"), "elasticsearch")
+    settings = s.read_section(ElasticsearchSettings, given | _read_assigned(values, "elasticsearch"), "elasticsearch")
     corpus = given["corpus"]
     loaded = load_corpus(
         corpus,

@@ -1,25 +1,23 @@
-"""Progress of the commands."""
+"""Options of settings: each is declared once, on its field of the configuration."""
 
 from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import wraps
 from pathlib import Path
 from types import UnionType
 from typing import Annotated, Any, TypeVar, get_args, get_origin
 
 import typer
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel
 
-from touche_llm.cli.options import CommandFunction, HelpAllOption, make_parameter, set_signature
+from touche_llm.cli.options import CommandFunction, HelpAllOption, make_parameter, replace_parameter
 from touche_llm.config import Config, find_settings, is_one_of
-from touche_llm.data.settings import Option, Scope, YamlError, parse_yaml
-from touche_llm.errors import DataError, UsageError, describe_problem, list_fields
+from touche_llm.data.settings import Option, Scope, YamlError, parse_yaml, read_settings
+from touche_llm.errors import DataError, UsageError, list_fields
 from touche_llm.judging.labels import read_thresholds
-from touche_llm.llm.cache import CacheMode
 from touche_llm.pipeline.config_file import CONFIG, find_task_folder, is_copy, load_config
 from touche_llm.pipeline.progress import ConsoleProgress
 from touche_llm.pipeline.run_directory import RunDirectory
@@ -43,6 +41,11 @@ DELIVERY = tuple(name for name in find_settings(Scope.DELIVERY) if name.startswi
 OF_RUN = tuple(dict.fromkeys(name for names in OF_STAGE.values() for name in names))
 # A command with more options of settings lists the common ones in `--help`, and all of them in `--help-all`.
 _MAX_LISTED = 11
+_SETTINGS = {name for name, _ in list_fields(Config)}
+# Arguments of the library that are options of commands, but no settings.
+_ARGUMENTS = ("overwrite", "run")
+# A dotted setting in a message of the library, or any setting or argument with its value; other words are commands.
+_NAMED = re.compile(r"`(?=[^`]*[.:])([a-z][a-z0-9_.]*)(?:: ([^`\n]+))?`")
 _METAVARS = {int: "N", float: "NUMBER", Path: "FILE", str: "TEXT"}
 # Settings of the stages before a command; a change of them would make the configuration differ from what was done.
 _DONE_BEFORE = {"judge": _OF_RETRIEVE, "rank": (*_OF_RETRIEVE, *_OF_JUDGE)}
@@ -56,12 +59,21 @@ SetOption = Annotated[
         rich_help_panel="Input",
     ),
 ]
-_ConfigOption = Annotated[
+ConfigOption = Annotated[
     Path | None,
     typer.Option(
         "--config", metavar="FILE", help="YAML file of settings; options override it.", rich_help_panel="Input"
     ),
 ]
+# Parameters of these options in commands that do not declare them.
+_CONFIG, _SET, _HELP_ALL = (
+    inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
+    for name, default, annotation in (
+        ("config_file", None, ConfigOption),
+        ("assigned", None, SetOption),
+        ("help_all", False, HelpAllOption),
+    )
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,16 +106,16 @@ class SettingOption:
 
     def to_parameter(self, *, hidden: bool) -> inspect.Parameter:
         """Return the parameter that typer makes the option of; its default None means that it was not given."""
-        default = f" [default: {self.default}]" if self.default else ""
-        declared = typer.Option(
+        kind: Any = list[self.kind] if self.is_repeatable else self.kind  # type: ignore[name-defined]
+        return make_parameter(
+            self.parameter_name,
+            kind | None,
             self.option.flag,
-            help=f"{self.option.help}.{default}",
+            help=f"{self.option.help}{f' (default: {self.default})' if self.default else ''}.",
             metavar=None if self.kind is bool else self.option.metavar or _METAVARS[self.kind],
             rich_help_panel=self.option.panel,
             hidden=hidden,
         )
-        kind: Any = list[self.kind] if self.is_repeatable else self.kind  # type: ignore[name-defined]
-        return make_parameter(self.parameter_name, Annotated[kind | None, declared], None)
 
 
 def _split_pairs(option: SettingOption, text: str) -> GivenSettings:
@@ -165,87 +177,84 @@ def takes_settings(
 ) -> Callable[[CommandFunction], CommandFunction]:
     """Return a decorator that adds the options of settings to a command.
 
-    The command receives the given values by dotted name as its first argument, and its own options by keyword.
+    The command receives those given by dotted name, as `given`.
 
     Args:
         settings: Dotted names of settings or sections.
         without: Settings or sections among them whose options are left out.
         max_listed: Max number of options of which `--help` lists all.
     """
-    options = [option for name, option in OPTIONS.items() if is_one_of(name, settings) and not is_one_of(name, without)]
-    is_long = len(options) > max_listed
-
-    def decorate(command: CommandFunction) -> CommandFunction:
-        _, *own = inspect.signature(command, eval_str=True).parameters.values()
-        parameters = [option.to_parameter(hidden=is_long and not option.option.is_common) for option in options]
-        help_all = [make_parameter("help_all", HelpAllOption, False)] if is_long else []
-
-        @wraps(command)
-        def expanded(**values: Any) -> None:
-            values.pop("help_all", None)
-            given: GivenSettings = {}
-            for option in options:
-                value = values.pop(option.parameter_name)
-                if value is not None and value != []:
-                    given |= _split_pairs(option, value) if option.option.is_pairs else {option.setting: value}
-            command(given, **values)
-
-        set_signature(expanded, [*parameters, *own, *help_all])
-        return expanded
-
-    return decorate
+    options = _choose(settings, without)
+    return replace_parameter(
+        "given", _list_parameters(options, max_listed), lambda values, _: _collect(options, values)
+    )
 
 
-_SETTINGS = {name for name, _ in list_fields(Config)}
-# Arguments of the library that are options of commands, but no settings.
-_ARGUMENTS = ("overwrite", "run")
-# A dotted setting in a message of the library, or any setting or argument with its value; other words are commands.
-_NAMED = re.compile(r"`(?=[^`]*[.:])([a-z][a-z0-9_.]*)(?:: ([^`\n]+))?`")
-
-Complete = Callable[[GivenSettings, Mapping[str, Any]], None]
-
-
-def configured(
-    *settings: str, without: Collection[str] = (), complete: Complete | None = None
-) -> Callable[[CommandFunction], CommandFunction]:
+def configured(*settings: str, without: Collection[str] = ()) -> Callable[[CommandFunction], CommandFunction]:
     """Return a decorator that adds the options of settings, `--config` and `--set` to a command.
 
-    The command receives the loaded configuration as its first argument, and its own options by keyword.
-
-    Args:
-        settings: Dotted names of settings or sections.
-        without: Settings or sections among them whose options are left out.
-        complete: Called with the given values by dotted name, which it may change, and the command's own options.
+    The command receives the configuration that they make, as `config`; see `takes_settings` for the arguments.
     """
+    options = _choose(settings, without)
+    parameters = [*_list_parameters(options, _MAX_LISTED), _CONFIG, _SET]
 
     def decorate(command: CommandFunction) -> CommandFunction:
-        _, *own = inspect.signature(command, eval_str=True).parameters.values()
-        has_context = any(parameter.name == "context" for parameter in own)
+        def load(values: dict[str, Any], own: Mapping[str, Any]) -> Config:
+            name = str(own.get("stage") or command.__name__)
+            given = _collect(options, values)
+            return load_settings(name, given, values["config_file"], values["assigned"], own.get("out"))
 
-        @wraps(command)
-        def loaded(
-            given: GivenSettings, context: typer.Context, config: Path | None, values: list[str], **others: Any
-        ) -> None:
-            stage = str(others.get("stage") or context.info_name)
-            if config is None and stage in ("judge", "rank"):
-                config = _find_stage_config(others["out"])
-                _use_task_copy(config, given)
-            if complete is not None:
-                complete(given, {**others, "config": config})
-            _replace_thresholds(given)
-            loaded_config = _load(config, given, set_values(values or [], stage))
-            if is_one_of("engine.name", settings) and not is_one_of("engine.name", without):
-                _check_batch(loaded_config, stage)
-            command(loaded_config, **others, **({"context": context} if has_context else {}))
-
-        first = inspect.Parameter("given", inspect.Parameter.POSITIONAL_ONLY)
-        context = [] if has_context else [make_parameter("context", typer.Context, inspect.Parameter.empty)]
-        config = make_parameter("config", _ConfigOption, None)
-        values = make_parameter("values", SetOption, None)
-        set_signature(loaded, [first, *context, *own, config, values])
-        return takes_settings(*settings, without=without)(loaded)
+        return replace_parameter("config", parameters, load)(command)
 
     return decorate
+
+
+def _choose(settings: Collection[str], without: Collection[str]) -> list[SettingOption]:
+    return [option for name, option in OPTIONS.items() if is_one_of(name, settings) and not is_one_of(name, without)]
+
+
+def _list_parameters(options: Sequence[SettingOption], max_listed: int) -> list[inspect.Parameter]:
+    is_long = len(options) > max_listed
+    parameters = [option.to_parameter(hidden=is_long and not option.option.is_common) for option in options]
+    return [*parameters, *[_HELP_ALL] * is_long]
+
+
+def _collect(options: Sequence[SettingOption], values: Mapping[str, Any]) -> GivenSettings:
+    given: GivenSettings = {}
+    for option in options:
+        value = values[option.parameter_name]
+        if value is not None and value != []:
+            given |= _split_pairs(option, value) if option.option.is_pairs else {option.setting: value}
+    return given
+
+
+def load_settings(
+    command: str, given: GivenSettings, file: Path | None, assigned: list[str] | None, folder: Path | None = None
+) -> Config:
+    """Load the configuration of a command.
+
+    Args:
+        command: Name of the command or stage.
+        given: Settings from its options.
+        file: Value of `--config`.
+        assigned: Values of `--set`.
+        folder: Folder of the run; stages after the first use the configuration there.
+
+    Raises:
+        UsageError: A value is missing or invalid; names the option.
+        DataError: The stage before has not written its configuration.
+    """
+    if file is None and command in ("judge", "rank") and folder is not None:
+        file = _find_stage_config(folder)
+        _use_task_copy(file, given)
+    if thresholds := given.get("stance.thresholds"):
+        found = read_thresholds(thresholds)
+        given |= {"stance.thresholds": found.thresholds, "stance.calibrated_on": list(found.calibrated_on)}
+        given |= {"stance.calibrated_for": found.calibrated_for}
+    values = set_values(assigned or [], command)
+    flags = {name: tuple(value) if isinstance(value, list) else value for name, value in given.items()}
+    names = {name: option.flag for name, option in OPTIONS.items()} | {name: f"--set {name}" for name in values}
+    return load_config(file, flags | values, names)
 
 
 def _find_stage_config(folder: Path) -> Path:
@@ -263,33 +272,6 @@ def _use_task_copy(config: Path, given: GivenSettings) -> None:
         given["task"] = folder
         if is_copy(get_task(folder), config.parent):
             ConsoleProgress().warn(f"{folder}: used as the task, since its own folder moved or {TASK_FILE} changed")
-
-
-def _replace_thresholds(given: GivenSettings) -> None:
-    """Replace the file of thresholds by the settings in it."""
-    if file := given.get("stance.thresholds"):
-        settings = read_thresholds(file)
-        given |= {
-            "stance.thresholds": settings.thresholds,
-            "stance.calibrated_on": list(settings.calibrated_on),
-            "stance.calibrated_for": settings.calibrated_for,
-        }
-
-
-def _load(file: Path | None, given: Mapping[str, Any], assigned: Mapping[str, Any]) -> Config:
-    flags = {name: tuple(value) if isinstance(value, list) else value for name, value in given.items()}
-    names = {name: option.flag for name, option in OPTIONS.items()} | {name: f"--set {name}" for name in assigned}
-    return load_config(file, flags | dict(assigned), names)
-
-
-def _check_batch(config: Config, command: str) -> None:
-    """Raise UsageError for the engine `batch` if a command sends requests one by one."""
-    is_sent = config.engine.name == "batch" and config.cache.mode is not CacheMode.REPLAY
-    if is_sent and command not in (*OF_STAGE, "run"):
-        raise UsageError(
-            f"--engine batch: `{command}` sends no batch files; give --engine server or managed, or replay answers "
-            "with --cache-mode replay"
-        )
 
 
 def set_values(given: list[str], command: str) -> dict[str, Any]:
@@ -315,32 +297,12 @@ def set_values(given: list[str], command: str) -> dict[str, Any]:
     return values
 
 
-@dataclass(frozen=True, slots=True)
-class GivenInputs:
-    """Inputs given on the command line; None for one that was not given."""
-
-    dataset: str | None
-    topics: Path | None
-    corpus: Path | None
-    index: Path | None
-
-    @property
-    def documents(self) -> str | Path | None:
-        """Dataset or corpus with the documents."""
-        return self.dataset or self.corpus
-
-    @property
-    def has_documents(self) -> bool:
-        """Whether documents were given, perhaps only by their index."""
-        return self.documents is not None or self.index is not None
-
-
-def read_inputs(given: GivenSettings) -> GivenInputs:
-    """Return the given inputs; raise UsageError for files beside a dataset."""
-    inputs = GivenInputs(*(given.get(name) for name in ("dataset", "topics", "corpus", "index")))
-    if inputs.dataset is not None and (inputs.topics is not None or inputs.corpus is not None):
-        raise UsageError(f"--dataset {inputs.dataset:.200}: has topics and documents; leave out --topics and --corpus")
-    return inputs
+def check_inputs(given: GivenSettings) -> None:
+    """Raise UsageError for files beside a dataset, which has topics and documents."""
+    if given.get("dataset") is not None and given.keys() & {"topics", "corpus"}:
+        raise UsageError(
+            f"--dataset {given['dataset']:.200}: has topics and documents; leave out --topics and --corpus"
+        )
 
 
 def name_options(text: str) -> str:
@@ -350,8 +312,8 @@ def name_options(text: str) -> str:
     --set NAME=VALUE.
     """
     location, separator, rest = text.partition(": ")
-    if separator and "." in location and location in OPTIONS:
-        text = f"{OPTIONS[location].flag}: {rest}"
+    if separator and "." in location and location in _SETTINGS:
+        text = f"{OPTIONS[location].flag if location in OPTIONS else f'--set {location}'}: {rest}"
     return _NAMED.sub(_name_option, text)
 
 
@@ -367,28 +329,11 @@ def _name_option(match: re.Match[str]) -> str:
     return f"--set {name}={value or '…'}" if name in _SETTINGS else match[0]
 
 
-def validate(
-    model: type[ModelT], values: Mapping[str, Any], section: str, arguments: Mapping[str, str] | None = None
-) -> ModelT:
-    """Return a record of settings; raises UsageError, with the option's name, if a value is invalid.
-
-    Args:
-        model: Record.
-        values: Values by dotted name; those outside the record's section are ignored.
-        section: Dotted name of the section; empty for a record of a command's own options.
-        arguments: Names of the arguments that the command has in place of options, by dotted name.
-    """
-    prefix = section and f"{section}."
-    own = {name.removeprefix(prefix): value for name, value in values.items() if name.startswith(prefix)}
-    try:
-        return model.model_validate(own)
-    except ValidationError as error:
-        first = error.errors()[0]
-        name = ".".join(map(str, first["loc"]))
-        known = OPTIONS.get(f"{prefix}{name}")
-        flag = known.flag if known else f"--set {prefix}{name}" if section else f"--{name.replace('_', '-')}"
-        flag = (arguments or {}).get(f"{prefix}{name}", flag)
-        raise UsageError(f"{flag}: {describe_problem(first)}") from error
+def read_section(model: type[ModelT], given: Mapping[str, Any], section: str) -> ModelT:
+    """Return the section of the given settings; raises UsageError, with the setting's name, if a value is invalid."""
+    prefix = f"{section}."
+    own = {name.removeprefix(prefix): value for name, value in given.items() if name.startswith(prefix)}
+    return read_settings(model, own, section)
 
 
 class CommandProgress(ConsoleProgress):

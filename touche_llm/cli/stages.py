@@ -23,8 +23,6 @@ from touche_llm.cli.show import show_summary
 from touche_llm.config import Config
 from touche_llm.data.io import read_records
 from touche_llm.data.records import Failure, Judgment
-from touche_llm.data.settings import read_yaml
-from touche_llm.data.topics import read_topics
 from touche_llm.data.trec_runs import read_run
 from touche_llm.errors import UsageError
 from touche_llm.integrations.tira import detect_input, list_corpus_names
@@ -109,7 +107,6 @@ def rank(
 @s.configured(*s.OF_RUN)
 def run(
     config: Config,
-    context: typer.Context,
     out: o.OutOption,
     dry_run: o.DryRunOption = False,
     overwrite: o.OverwriteOption = False,
@@ -122,7 +119,6 @@ def run(
     """
     task = get_task(config.task)
     show_lines([f"task: {task.name} ({task.title})"], sys.stderr)
-    _check_default_task(config, context.params["config"], is_given=context.params["task"] is not None)
     if dry_run:
         show_cost(output, config, out, ("retrieve", "judge", "rank"), overwrite=overwrite)
         return
@@ -133,17 +129,6 @@ def run(
     print_written(output, f"run: {file} ({outcome.judgments.requested:,} judgments)", file, counts)
     show_summary(output, out, time.monotonic() - started)
     report_failures(output, out, outcome.failures, f"next: touche-llm show {out}")
-
-
-def _check_default_task(config: Config, file: Path | None, *, is_given: bool) -> None:
-    """Print a note if nobody chose the task, and no topic names the two objects that those of the default task have."""
-    if is_given or config.dataset is not None or (file is not None and "task" in read_yaml(file, error=UsageError)):
-        return
-    if not any(topic.objects for topic in read_topics(config.topics)):
-        CommandProgress().warn(
-            f"{config.topics}: no topic names two objects to compare, as those of {config.task}, the default task, do; "
-            "for topics and documents of your own give --task NAME or FOLDER (`touche-llm tasks list`)"
-        )
 
 
 def print_written(output: Format, sentence: str, file: Path, counts: Mapping[str, int]) -> None:
@@ -308,7 +293,7 @@ _WRITES = {
 _OFFLINE = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"}
 
 
-@s.takes_settings("prompts.folder", "cache.mode")
+@s.takes_settings("prompts.folder", "cache.mode", "skip_bad_lines")
 def tira(
     given: s.GivenSettings,
     input_folder: Annotated[

@@ -1,0 +1,153 @@
+"""Options and help of the commands, and errors of the option parser."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from rich.cells import cell_len
+from typer.main import get_command
+
+from tests.cli.conftest import Touche
+from touche_llm import cli
+from touche_llm.cli.demo import SAMPLES
+from touche_llm.cli.setting_options import OF_STAGE, OPTIONS, name_options
+from touche_llm.config import is_one_of
+
+SAMPLE = SAMPLES / "comparative"
+RUN = ["run", "--topics", str(SAMPLE / "topics.xml"), "--corpus", str(SAMPLE / "passages.jsonl"), "--out", "o"]
+
+
+def commands(group: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
+    yield path, group
+    for name in group.list_commands(None) if hasattr(group, "list_commands") else ():
+        yield from commands(group.get_command(None, name), (*path, name))
+
+
+COMMANDS = dict(commands(get_command(cli.app)))
+LONG = {path for path, command in COMMANDS.items() if any(item.name == "help_all" for item in command.params)}
+
+
+@pytest.mark.parametrize("path", [(), ("run",), ("prompts",), ("prompts", "try"), ("batch", "run"), ("tira",)])
+def test_the_help_fits_80_columns_and_cuts_no_name(
+    touche: Touche, path: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    flag = "--help-all" if path in LONG else "--help"
+    done = touche(*path, flag)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert all(cell_len(line) <= 80 for line in done.stdout.splitlines()) and "…" not in done.stdout
+    words = set(re.split(r"[\s,/]+", done.stdout))
+    names = {name for item in COMMANDS[path].params for name in item.opts if item.param_type_name == "option"}
+    assert names <= words
+    if not path:
+        assert set(cli.COMMANDS) <= words
+
+
+def test_the_help_of_a_long_command_lists_the_common_options_and_help_all_every_one(touche: Touche) -> None:
+    assert LONG >= {("run",), ("retrieve",), ("judge",), ("rank",), ("batch", "export"), ("prompts", "try")}
+    # The help comes before any error of other options.
+    short, long = touche("run", "--help"), touche("run", "--depth", "many", "--help-all")
+    assert (short.returncode, long.returncode, long.stderr) == (0, 0, "")
+    common, every = ({word for word in done.stdout.split() if word.startswith("--")} for done in (short, long))
+    assert {"--help-all", "--topics", "--model", "--depth", "--out"} <= common < every
+
+
+def test_a_flag_is_off_unless_it_is_given() -> None:
+    flags = {(path, item.name): item for path, command in COMMANDS.items() for item in command.params}
+    flags = {name: item for name, item in flags.items() if getattr(item, "is_flag", False)}
+    assert {name for name, item in flags.items() if item.default} == set()
+    assert {path for path, name in flags if name == "overwrite"} >= {("run",), ("fuse",), ("report",), ("tira",)}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["run"], "--out: missing"),
+        (["validate"], "RUN: missing"),
+        (["run", "--depth"], "--depth"),
+        (["run", "--dpeth", "3"], "--dpeth: no such option; did you mean --depth"),
+        (["run", "--toppic", "5"], "--toppic: no such option; did you mean --topic"),
+        (["run", "--zzz"], "--zzz: no such option; see"),
+        (["run", "--out", "o", "--limit-topics", "many"], "--limit-topics: must be a whole number"),
+        (["rank", "--out", "o", "--k1", "2"], "--k1: no such option"),
+        ([*RUN, "--set", "retrieval.dept=5"], "retrieval.dept: no such name, did you mean depth?"),
+        ([*RUN, "--set", "rankin.listwise.window=5"], "did you mean ranking.listwise.window?"),
+        (["evaluate", "r", "--qrels", "depth"], "--qrels depth: must be ASPECT=FILE"),
+        (["evaluate", "r", "--quality", "a", "--qrels", "quality=b"], "--qrels quality=b: must be"),
+        (["index", "--dataset", "a/b", "--corpus", "c"], "--dataset a/b: has topics and documents"),
+        (["jduge"], "jduge"),
+        (["prompts", "shwo"], "shwo"),
+    ],
+)
+def test_a_wrong_argument_is_one_line(touche: Touche, arguments: list[str], message: str) -> None:
+    done = touche(*arguments)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.splitlines()[-1].startswith("error: ") and message in done.stderr
+
+
+def test_a_group_without_a_command_shows_its_help(touche: Touche) -> None:
+    done = touche("prompts")
+    assert (done.returncode, done.stdout) == (2, "") and "compare" in done.stderr.split()
+
+
+def test_an_option_belongs_to_one_setting() -> None:
+    flags = [flag for option in OPTIONS.values() for flag in option.option.flag.split("/")]
+    assert len(flags) == len(set(flags)) > 40
+
+
+@pytest.mark.parametrize("stage", OF_STAGE)
+def test_a_stage_takes_the_options_of_its_settings(stage: str) -> None:
+    flags = {option.flag for name, option in OPTIONS.items() if is_one_of(name, OF_STAGE[stage])}
+    taken = {parameter.opts[0] for parameter in COMMANDS[stage,].params}
+    assert flags < taken and not {option.flag for option in OPTIONS.values()} & (taken - flags)
+
+
+@pytest.mark.parametrize(
+    ("message", "expected"),
+    [
+        ("a longer context (`engine.context`)", "a longer context (--context)"),
+        ("engine.context: not set", "--context: not set"),
+        ("ranking.document_tokens: not set", "--set ranking.document_tokens: not set"),
+        ("use `cache.mode: reuse` here", "use --cache-mode reuse here"),
+        ("`sampling.logprobs: false`, `sampling.logprobs: true`", "--no-logprobs, --logprobs"),
+        ("`overwrite: true`", "--overwrite"),
+        ("`depth: 4`", "--depth 4"),
+        ("`ranking.document_tokens`", "--set ranking.document_tokens=…"),
+        # Commands, columns and text from outside.
+        ("`rank` of `touche-llm rank --out o`", "`rank` of `touche-llm rank --out o`"),
+        ("rank: missing", "rank: missing"),
+        ("`no.setting: 3` and `\n: x`", "`no.setting: 3` and `\n: x`"),
+    ],
+)
+def test_settings_in_messages_of_the_library_become_options(message: str, expected: str) -> None:
+    assert name_options(message) == expected
+
+
+@pytest.mark.parametrize(
+    ("options", "flag", "value"),
+    [
+        (["--concurrency", "auto"], "--concurrency", "'auto'"),
+        (["--set", "engine.name=managed"], "--model", "TOUCHE_LLM_MODEL"),
+        (["--base-url", "http://127.0.0.1:1", "--retry-for", "0"], "http://127.0.0.1:1", "--base-url"),
+        (["--cache", "."], ".", "--cache"),
+    ],
+)
+def test_an_error_names_the_option(touche: Touche, options: list[str], flag: str, value: str) -> None:
+    done = touche(*RUN, *options)
+    line = done.stderr.splitlines()[-1]
+    assert done.returncode in (1, 2)
+    assert line.startswith(f"error: {flag}: ") and value in line and "`" not in line
+
+
+def test_a_bug_ends_with_the_traceback_of_python(monkeypatch: pytest.MonkeyPatch) -> None:
+    def validate() -> None:
+        raise RuntimeError("a bug")
+
+    monkeypatch.setattr("touche_llm.cli.run_files.validate", validate)
+    monkeypatch.setattr(sys, "argv", ["touche-llm", "validate"])
+    with pytest.raises(RuntimeError):
+        cli.main()
