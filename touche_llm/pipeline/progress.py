@@ -5,12 +5,10 @@ from __future__ import annotations
 import logging
 import sys
 import threading
-import time
-from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 import rich.progress
 from rich.console import Console
@@ -23,11 +21,8 @@ from touche_llm.llm.engine import Counts
 _LOG = logging.getLogger(__name__)
 _PLAIN_SECONDS = 10.0
 _NOTEBOOK_SECONDS = 0.25
-# Window of the rate of a stage that is not complete; longer than a server takes for most batches. With fewer steps in
-# it the rate jumps as they leave, so that the whole stage counts.
-_RATE_SECONDS, _MIN_STEPS = 60.0, 5
-# A stage of fewer steps and without a model is a check: no remaining time.
-_CHECKS = 100
+# Window of the remaining time; longer than a server takes for most batches.
+_WINDOW_SECONDS = 60.0
 # Below this width the bar keeps to what matters.
 _WIDE = 110
 
@@ -103,34 +98,19 @@ class ConsoleProgress:
     @contextmanager
     def stage(self, title: str, total: int, counts: Counts | None = None) -> Iterator[Callable[[], None]]:
         """Show a stage of `total` steps; yields the function to call after each step. Always ends the bar."""
-        state = StageState(title, total, counts)
+        stage = _Stage(title, total, counts, self.console)
         _LOG.info("%s: %d to do", title, total)
-        if self.console.is_terminal:
-            facts = _Facts(state, wide=self.console.width >= _WIDE)
-            columns = (
-                TextColumn("{task.description}"),
-                BarColumn(12),
-                MofNCompleteColumn(),
-                facts,
-            )
-            with rich.progress.Progress(*columns, console=self.console) as bar:
-                task = bar.add_task(title, total=total)
-
-                def step() -> None:
-                    state.advance()
-                    bar.advance(task)
-
-                yield step
-            if state.spent.retries:
-                self.warn(f"{title}: {state.spent.retries:,} retries; the last: {state.spent.problem}")
-            state.log()
+        if not self.console.is_terminal:
+            with _show_regularly(
+                stage, _PLAIN_SECONDS, lambda: self.console.print(stage.line(), markup=False), self._min_seconds
+            ):
+                yield stage.step
             return
-
-        def show() -> None:
-            self.console.print(state.line(), markup=False)
-
-        with _show_regularly(state, _PLAIN_SECONDS, show, self._min_seconds):
-            yield state.advance
+        with stage.bar:
+            yield stage.step
+        if stage.spent.retries:
+            self.warn(f"{title}: {stage.spent.retries:,} retries; the last: {stage.spent.problem}")
+        stage.log()
 
 
 class NotebookProgress:
@@ -146,10 +126,10 @@ class NotebookProgress:
         # Only in Jupyter, which has it.
         from IPython.display import display
 
-        state = StageState(title, total, counts)
-        handle = display({"text/plain": state.line()}, raw=True, display_id=True)  # type: ignore[no-untyped-call]
-        with _show_regularly(state, _NOTEBOOK_SECONDS, lambda: handle.update({"text/plain": state.line()}, raw=True)):
-            yield state.advance
+        stage = _Stage(title, total, counts)
+        handle = display({"text/plain": stage.line()}, raw=True, display_id=True)  # type: ignore[no-untyped-call]
+        with _show_regularly(stage, _NOTEBOOK_SECONDS, lambda: handle.update({"text/plain": stage.line()}, raw=True)):
+            yield stage.step
 
 
 def default_progress() -> Progress:
@@ -163,7 +143,7 @@ def default_progress() -> Progress:
 
 @contextmanager
 def _show_regularly(
-    state: StageState, seconds: float, show: Callable[[], None], min_seconds: float = 0.0
+    stage: _Stage, seconds: float, show: Callable[[], None], min_seconds: float = 0.0
 ) -> Iterator[None]:
     """Show a stage every few seconds while the block runs and, unless it was short, at its end if it succeeds."""
     ended = threading.Event()
@@ -180,32 +160,24 @@ def _show_regularly(
     finally:
         ended.set()
         thread.join()
-    if state.elapsed >= min_seconds:
+    if stage.elapsed >= min_seconds:
         show()
-    state.log()
+    stage.log()
 
 
-class _Sample(NamedTuple):
-    """State of a stage at a time: steps, requests that have ended, and requests that the cache answered."""
+class _Stage(ProgressColumn):
+    """State of a stage, kept by a bar that only a terminal shows; as a column, the facts beside the bar."""
 
-    time: float
-    steps: int = 0
-    ended: int = 0
-    cached: int = 0
-
-
-class StageState:
-    """State of a stage: steps so far, rate and remaining time."""
-
-    def __init__(self, title: str, total: int, counts: Counts | None = None) -> None:
+    def __init__(self, title: str, total: int, counts: Counts | None = None, console: Console | None = None) -> None:
         """Start the clock of a stage of `total` steps."""
-        self.title, self.total, self.counts = title, total, counts
-        # The counts go on from stage to stage; shown is what is of this one.
+        super().__init__()
+        self.counts, self._is_wide = counts, console is None or console.width >= _WIDE
+        # The counts grow from stage to stage; only those of this one are shown.
         self._before = replace(counts) if counts is not None else Counts()
-        self.done = 0
-        self._start = _Sample(time.monotonic())
-        # The first one is that at the beginning of the window.
-        self._recent = deque([self._start])
+        columns = (TextColumn("{task.description}"), BarColumn(12), MofNCompleteColumn(), self)
+        self.bar = rich.progress.Progress(*columns, console=console, speed_estimate_period=_WINDOW_SECONDS)
+        self.bar.add_task(title, total=total)
+        (self._task,) = self.bar.tasks
 
     @property
     def spent(self) -> Counts:
@@ -215,87 +187,42 @@ class StageState:
     @property
     def elapsed(self) -> float:
         """Seconds so far."""
-        return time.monotonic() - self._start.time
+        return self._task.elapsed or 0.0
 
-    def advance(self) -> None:
+    def step(self) -> None:
         """Count one step."""
-        self.done += 1
-        self._recent.append(self._take_sample())
+        self.bar.advance(self._task.id)
 
-    def rate(self) -> float:
-        """Return the requests that end per second, or the steps of a stage without requests.
-
-        The rate is that of the last minute; of a complete stage, and if none has ended of late, that of all of it.
-        """
-        return self._measure(
-            lambda since, now: now.steps - since.steps if self.counts is None else now.ended - since.ended
-        )
-
-    def estimate_rest(self) -> float | None:
-        """Return the seconds that the remaining steps take if each needs the server; None if that is unknown.
-
-        The few requests of a check differ too much to say anything of the next ones.
-        """
-        if self.counts is None and self.total < _CHECKS:
-            return None
-        speed = self._measure(_count_sent)
-        return (self.total - self.done) / speed if speed and self.done < self.total else None
-
-    def _take_sample(self) -> _Sample:
-        spent = self.spent
-        return _Sample(time.monotonic(), self.done, spent.ended, spent.cache_hits + spent.known_failures)
-
-    def _measure(self, count: Callable[[_Sample, _Sample], float]) -> float:
-        now = self._take_sample()
-        while len(self._recent) > 1 and self._recent[1].time <= now.time - _RATE_SECONDS:
-            self._recent.popleft()
-        since = self._recent[0]
-        if self.done >= self.total or count(since, now) < _MIN_STEPS:
-            since = self._start
-        return count(since, now) / max(now.time - since.time, 1e-3)
-
-    def facts(self, wide: bool, is_whole: bool = False) -> str:
-        """Return what is known beside the number of steps, the most important first, with the error or its kind."""
-        parts = [f"{self.elapsed:.1f} s"]
-        rest = self.estimate_rest()
-        if rest is not None:
-            parts.append(f"{rest:,.0f} s left")
-        spent = self.spent
-        if self.counts is not None:
-            parts += [f"{spent.failures:,} failed", f"{spent.cache_hits:,} cached"]
-        if spent.retries:
-            # The bar has no room for more than the kind.
-            problem = spent.problem if is_whole else spent.problem.partition(":")[0]
-            parts.append(f"{spent.retries:,} retries" + (f" (last: {problem})" if wide else ""))
-        rate = self.rate()
-        parts.append(f"{rate:,.1f}" if rate >= 1 else f"{rate:.2g}")
-        parts[-1] += "/s" if self.counts is None else " requests/s"
-        if self.counts is not None and wide:
-            parts.append(f"{spent.prompt_tokens:,}+{spent.completion_tokens:,} tokens")
-        return ", ".join(parts)
-
-    def log(self) -> None:
-        """Log what the stage took; not its last problem, which may quote a prompt."""
-        done = self.title, self.done, self.total, self.elapsed
-        _LOG.info("%s: %d of %d in %.1f s, %d failed, %d retries", *done, self.spent.failures, self.spent.retries)
+    def render(self, task: Task) -> Text:
+        """Return the facts as far as they fit, with no more of the last error than its kind."""
+        problem = self.spent.problem.partition(":")[0]
+        return Text(to_printable(self._describe(problem, self._is_wide)), overflow="ellipsis", no_wrap=True)
 
     def line(self) -> str:
         """Return all of it as one line."""
-        return to_printable(f"{self.title}: {self.done:,}/{self.total:,} in {self.facts(wide=True, is_whole=True)}")
+        done, total = int(self._task.completed), int(self._task.total or 0)
+        return to_printable(
+            f"{self._task.description}: {done:,}/{total:,} in {self._describe(self.spent.problem, is_wide=True)}"
+        )
 
+    def log(self) -> None:
+        """Log what the stage took; not its last problem, which may quote a prompt."""
+        task, spent = self._task, self.spent
+        done = task.description, task.completed, task.total, self.elapsed
+        _LOG.info("%s: %d of %d in %.1f s, %d failed, %d retries", *done, spent.failures, spent.retries)
 
-def _count_sent(since: _Sample, now: _Sample) -> float:
-    """Return the steps between two samples that the server answered: of those of the cache, one needs no time."""
-    steps, ended, cached = (now.steps - since.steps, now.ended - since.ended, now.cached - since.cached)
-    return steps * ended / (ended + cached) if ended + cached else float(steps)
-
-
-class _Facts(ProgressColumn):
-    """The facts of a stage, drawn anew also while nothing advances."""
-
-    def __init__(self, state: StageState, wide: bool) -> None:
-        super().__init__()
-        self._state, self._wide = state, wide
-
-    def render(self, task: Task) -> Text:
-        return Text(to_printable(self._state.facts(self._wide)), overflow="ellipsis", no_wrap=True)
+    def _describe(self, problem: str, is_wide: bool) -> str:
+        """Return what is known beside the number of steps, the most important first."""
+        spent, parts = self.spent, [f"{self.elapsed:.1f} s"]
+        if rest := self._task.time_remaining:
+            parts.append(f"{rest:,.0f} s left")
+        if self.counts is not None:
+            parts += [f"{spent.failures:,} failed", f"{spent.cache_hits:,} cached"]
+        if spent.retries:
+            parts.append(f"{spent.retries:,} retries" + (f" (last: {problem})" if is_wide else ""))
+        rate = (self._task.completed if self.counts is None else spent.ended) / max(self.elapsed, 1e-3)
+        parts.append(f"{rate:,.1f}" if rate >= 1 else f"{rate:.2g}")
+        parts[-1] += "/s" if self.counts is None else " requests/s"
+        if self.counts is not None and is_wide:
+            parts.append(f"{spent.prompt_tokens:,}+{spent.completion_tokens:,} tokens")
+        return ", ".join(parts)
