@@ -65,7 +65,7 @@ def test_the_written_configuration_makes_the_same_run_again_and_flags_override_i
         (["run", "--topics", "t.xml", "--corpus", "c.jsonl", "--out", "o"], 1, "t.xml: cannot read the file"),
         (["run", "--out", "o"], 2, "give the topics (--topics FILE), and the corpus"),
         (["run", *DATA, "--out", "o", "--engine", "warp"], 2, "--engine: must be 'server'"),
-        (["run", *DATA, "--out", "o", "--depth", "0"], 2, "--depth: must be 1 or more, not 0"),
+        (["run", *DATA, "--out", "o", "--depth", "0"], 2, "--depth: must be greater than or equal to 1, not 0"),
         (["run", *DATA, "--out", "o", "--depth", "2000"], 2, "at most 1000"),
         (["run", *DATA, "--out", "o", "--task", "chess"], 2, "no task 'chess'; known are arguments_2020"),
         (["run", *DATA, "--out", "o", "--cache-mode", "maybe"], 2, "maybe"),

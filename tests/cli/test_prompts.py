@@ -112,7 +112,7 @@ def test_a_check_ends_with_one_only_where_there_are_errors(touche: Touche, folde
     template.write_text(text.replace("version: 4", "version: one"))
     (row,) = json.loads(touche(*given, "--format", "json").stdout)
     assert (row["errors"], row["version"], row["tokens"]) == (1, None, None)
-    assert "version: must be a whole number" in row["problems"]
+    assert "version: must be a valid integer" in row["problems"]
 
 
 @pytest.mark.parametrize("task", SAMPLE_TASKS)

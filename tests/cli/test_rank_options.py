@@ -136,10 +136,10 @@ def test_any_value_can_be_set(touche: Touche, demo: Path) -> None:
         ("depth=!!python/object/apply:os.getcwd []", "the value is not YAML"),
         ("depth=" + "[" * 1500, "the value is not YAML"),
         ("tag=2024-13-01", "the value is not YAML"),
-        ("depth=many", "--set depth: must be a whole number, not 'many'"),
+        ("depth=many", "--set depth: must be a valid integer, not 'many'"),
         ("ranking.listwise.windw=3", "--set ranking.listwise.windw: no such name, did you mean ranking.listwise.w"),
         ("listwise=3", "--set listwise: no such name, did you mean ranking.listwise?"),
-        ("ranking.listwise.window=1", "--set ranking.listwise.window: must be 2 or more, not 1"),
+        ("ranking.listwise.window=1", "--set ranking.listwise.window: must be greater than or equal to 2, not 1"),
         (
             "ranking.listwise.window=5",
             "--set ranking.listwise.window: ranking.listwise: stride must be smaller than window",

@@ -14,20 +14,8 @@ from touche_llm.errors import DataError
 from touche_llm.pipeline.rank import list_result_columns
 from touche_llm.pipeline.run import read_results, read_texts
 from touche_llm.pipeline.run_directory import RunDirectory
-from touche_llm.pipeline.run_overview import BROKEN, EMPTY, MAX_DEPTH, find_runs, read_overview
+from touche_llm.pipeline.run_overview import BROKEN, EMPTY, read_overview
 from touche_llm.tasks import get_task
-
-
-def test_runs_are_found_down_to_the_greatest_depth_and_no_deeper(tmp_path: Path) -> None:
-    root = tmp_path / "root"
-    deepest = root.joinpath(*map(str, range(MAX_DEPTH)))
-    deepest.mkdir(parents=True)
-    (deepest / "run.txt").touch()
-    assert find_runs(root) == ([deepest], True)
-    assert find_runs(tmp_path) == ([], False)
-    # The folders, and the root.
-    assert find_runs(root, max_folders=MAX_DEPTH + 1) == ([deepest], True)
-    assert find_runs(root, max_folders=MAX_DEPTH) == ([], False)
 
 
 @pytest.mark.parametrize("text", ["topic\trank\n3\t1\n", "{names}\n3\n", "{names}\n{texts}\n", '"'])

@@ -20,7 +20,6 @@ from touche_llm.cli.emit import (
     FormatOption,
     print_result,
     print_rows,
-    say,
     show_lines,
     show_table,
 )
@@ -31,8 +30,6 @@ from touche_llm.evaluation.qrels import read_qrels
 from touche_llm.pipeline.run_directory import REPORT, RunDirectory, is_page
 from touche_llm.pipeline.run_overview import (
     COMPLETE,
-    MAX_DEPTH,
-    MAX_FOLDERS,
     Basis,
     RunOverview,
     RunUsage,
@@ -60,8 +57,7 @@ def runs(
     The measures are those of the last `evaluate`. Values over other topics or by other qrels than most values of a
     measure cannot be compared with them and are marked. Unfinished and damaged runs are listed too.
     """
-    found = find_runs(folder)
-    latest_first = sorted(map(read_overview, found.folders), key=lambda each: each.changed, reverse=True)
+    latest_first = sorted(map(read_overview, find_runs(folder)), key=lambda each: each.changed, reverse=True)
     overviews = sorted(latest_first, key=lambda each: each.directory.path.parent)
     measures = list_measures(each.evaluation for each in overviews)
     evaluations = [each.evaluation for each in latest_first if each.evaluation is not None]
@@ -73,11 +69,6 @@ def runs(
         _show_runs(rows, references, measures)
     else:
         print(f"{folder}: no runs")
-    if not found.is_complete:
-        say(
-            output,
-            f"not searched: more than {MAX_DEPTH} levels, {MAX_FOLDERS:,} folders, or unreadable ones; name a folder",
-        )
 
 
 def _list_names(references: References) -> list[str]:

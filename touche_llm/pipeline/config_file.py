@@ -6,7 +6,6 @@ import hashlib
 import os
 import shutil
 from collections.abc import Callable, Iterable, Mapping
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,7 @@ from touche_llm.config import Config, is_one_of
 from touche_llm.corpus.ir_dataset import dataset_index, topics_file
 from touche_llm.data.io import open_atomic
 from touche_llm.data.settings import find_booleans, read_yaml, set_values, to_yaml
-from touche_llm.errors import DataError, UsageError, describe_problem, list_fields
+from touche_llm.errors import DataError, UsageError, describe_problem, list_fields, suggest
 from touche_llm.judging.sentence_pairs import PairSettings
 from touche_llm.prompts.few_shot import EXAMPLES_SUFFIX
 from touche_llm.prompts.prompt import PromptsConfig
@@ -105,13 +104,6 @@ def _find_from_here(path: Path) -> Path:
     """Return an absolute path as relative to the current folder if it lies below."""
     plain, here = Path(os.path.normpath(path)), Path.cwd()
     return plain.relative_to(here) if plain.is_relative_to(here) else plain
-
-
-def _find_from_run(path: Path, folder: Path) -> Path:
-    """Return a relative path as relative to a run's folder, or absolute unless both lie below the current folder."""
-    plain, here = Path(os.path.normpath(Path.cwd() / path)), Path.cwd()
-    inside = plain.is_relative_to(here) and folder.is_relative_to(here)
-    return Path(os.path.relpath(plain, folder)) if inside else plain
 
 
 def _drop_outdated(values: dict[str, Any], flags: Mapping[str, Any]) -> None:
@@ -224,29 +216,15 @@ def _find_weights(task: Task, objective: Any) -> Mapping[str, float]:
 
 def _describe_error(error: ErrorDetails, where: str) -> str:
     """Describe a problem of the configuration's setting `where` in its user's terms."""
-    kind = error["type"]
-    if kind == "missing":
-        return f"{where}: missing; give --{where} or name it in the configuration"
-    if kind == "extra_forbidden":
-        near = _find_near(where)
-        return f"{where}: no such name" + (f", did you mean {near}?" if near else "")
     message = describe_problem(error)
+    if error["type"] == "missing":
+        message += f"; give --{where} or name it in the configuration"
+    elif error["type"] == "extra_forbidden":
+        names = [name for name, _ in list_fields(Config)]
+        # The same name in another section, or a similar one.
+        elsewhere = next((name for name in names if name.split(".")[-1] == where.split(".")[-1]), None)
+        message += suggest(where, names) if elsewhere is None else f", did you mean {elsewhere}?"
     return f"{where}: {message}" if where else message
-
-
-def _find_near(name: str) -> str | None:
-    """Return the known setting that a misspelt name, or one in the wrong section, may mean; None if none is like it."""
-    section, _, key = name.rpartition(".")
-    settings = [(*setting.rpartition("."), setting) for setting, _ in list_fields(Config)]
-    # The first that has any: this key elsewhere, a like key in the same section, a like key elsewhere.
-    for candidates, cutoff in (
-        ({own: setting for _, _, own, setting in reversed(settings) if own == key}, 1.0),
-        ({own: setting for place, _, own, setting in settings if place == section}, 0.5),
-        ({own: setting for _, _, own, setting in reversed(settings)}, 0.8),
-    ):
-        if near := get_close_matches(key, candidates, n=1, cutoff=cutoff):
-            return candidates[near[0]]
-    return None
 
 
 def write_config(config: Config, path: Path) -> None:
@@ -257,7 +235,7 @@ def write_config(config: Config, path: Path) -> None:
     values = config.model_dump(mode="json")
     if _is_of_run(path):
         folder = path.parent.resolve()
-        _map_paths(values, lambda each: _find_from_run(each, folder))
+        _map_paths(values, lambda each: Path(os.path.relpath(each, folder)))
     with open_atomic(path) as stream:
         stream.write(to_yaml(values))
 

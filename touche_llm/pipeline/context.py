@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Self
@@ -34,7 +34,7 @@ from touche_llm.prompts.prompt import Prompt, check_overlay, examples_path
 from touche_llm.prompts.purposes import list_copyable_answers, list_judging_purposes, load, purposes_of
 from touche_llm.ranking.steps import list_comparison_kinds, needs_cross_encoder
 from touche_llm.tasks import find_dataset_task, get_task
-from touche_llm.tasks.published import list_corpus_tasks, list_topic_tasks
+from touche_llm.tasks.published import list_topic_tasks
 
 
 class Dataset:
@@ -270,7 +270,9 @@ class RunContext:
         self.check_sources()
 
     def check_sources(self) -> None:
-        """Check corpus and candidates before an engine starts, and warn of files that belong to another task.
+        """Check corpus and candidates before an engine starts, and warn of topics that belong to another task.
+
+        Only number and title of the first topic count. A task of one's own may use any topics.
 
         Raises:
             DataError: A file is missing, cannot be read or holds something else.
@@ -281,39 +283,15 @@ class RunContext:
                 raise DataError(f"{path}: no such file")
         if candidates is not None:
             require_kind(candidates, "run", "rerank")
-        for warning in self._list_foreign_inputs():
-            self.progress.warn(warning)
-
-    def _list_foreign_inputs(self) -> Iterator[str]:
-        """Yield a warning for topics and a corpus that a task of the project cannot have, by their first records.
-
-        Only what identifies a published file counts: number and title of the first topic, and the form of the first
-        document's id. A task of one's own may use any of these files.
-        """
-        document_id = self._read_first_id()
-        if not self.task.is_own:
-            return
+        if corpus is not None:
+            with suppress(BadLine):  # the store decides on bad lines
+                next(iter(self.task.read_corpus(corpus)), None)
         first = self.file_topics[0]
-        for source, what, tasks in (
-            (self.config.topics, f"topic {first.id}, {first.title!r:.80}", list_topic_tasks(first)),
-            (self.config.corpus, f"document {document_id:.80}", list_corpus_tasks(document_id)),
-        ):
-            if tasks and self.task.name not in tasks:
-                yield (
-                    f"{source}: begins with {what}, as published for {', '.join(tasks)}, but the task is "
-                    f"{self.task.name}; give `task: NAME` unless this is intended"
-                )
-
-    def _read_first_id(self) -> str:
-        """Return the id of the first document of the corpus file; empty without a file, or if its first line is bad."""
-        if self.config.corpus is None:
-            return ""
-        try:
-            _, document = next(iter(self.task.read_corpus(self.config.corpus)), (0, None))
-        except BadLine:
-            # The store decides on bad lines.
-            return ""
-        return "" if document is None else document.id
+        if self.task.is_own and (tasks := list_topic_tasks(first)) and self.task.name not in tasks:
+            self.progress.warn(
+                f"{self.config.topics}: begins with topic {first.id}, {first.title!r:.80}, as published for "
+                f"{', '.join(tasks)}, but the task is {self.task.name}; give `task: NAME` unless this is intended"
+            )
 
 
 def choose_topics(topics: list[Topic], config: Config) -> list[Topic]:

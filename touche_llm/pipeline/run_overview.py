@@ -28,9 +28,8 @@ if TYPE_CHECKING:
 
 # Any of these files marks a folder as a run.
 _MARKS = frozenset((METADATA, LOCK, BATCH, *(name for names in OUTPUTS.values() for name in names)))
-# The search for runs goes no deeper, and looks at no more folders.
+# The search for runs goes no deeper.
 MAX_DEPTH = 6
-MAX_FOLDERS = 20_000
 COMPLETE = "complete"
 BROKEN = "broken"
 EMPTY = "empty"
@@ -151,19 +150,7 @@ def _list_marks(folder: Path) -> set[str]:
     return {name for name in _MARKS if (folder / name).exists()}
 
 
-class FoundRuns(NamedTuple):
-    """Folders of runs.
-
-    Attributes:
-        folders: The folders, sorted.
-        is_complete: Whether no part of the tree was left out because of its size or depth.
-    """
-
-    folders: list[Path]
-    is_complete: bool
-
-
-def find_runs(root: Path, max_folders: int = MAX_FOLDERS) -> FoundRuns:
+def find_runs(root: Path) -> list[Path]:
     """Find the folders of runs in a folder and below, but not within runs, recorded ones, hidden folders and links.
 
     Raises:
@@ -171,31 +158,15 @@ def find_runs(root: Path, max_folders: int = MAX_FOLDERS) -> FoundRuns:
     """
     if not root.is_dir():
         raise DataError(f"{root}: no such folder")
-    found, waiting, seen, is_complete = list[Path](), [(root, 0)], 0, True
-    while waiting:
-        folder, depth = waiting.pop()
-        seen += 1
-        if seen > max_folders:
-            is_complete = False
-            break
-        try:
-            with os.scandir(folder) as entries:
-                listed = list(entries)
-        except OSError:
-            is_complete = False
-            continue
-        names = {entry.name for entry in listed}
-        if RECORDED in names:
-            continue
-        if names & _MARKS:
+    found = []
+    for name, below, files in os.walk(root):
+        folder = Path(name)
+        is_run = not _MARKS.isdisjoint(files)
+        if is_run and RECORDED not in files:
             found.append(folder)
-            continue
-        below = [entry for entry in listed if not entry.name.startswith(".") and entry.is_dir(follow_symlinks=False)]
-        if depth < MAX_DEPTH:
-            waiting += ((folder / entry.name, depth + 1) for entry in below)
-        elif below:
-            is_complete = False
-    return FoundRuns(sorted(found), is_complete)
+        is_end = is_run or RECORDED in files or len(folder.relative_to(root).parts) >= MAX_DEPTH
+        below[:] = [] if is_end else [name for name in below if not name.startswith(".")]
+    return sorted(found)
 
 
 class QrelsFile(Model, extra="ignore"):

@@ -106,12 +106,6 @@ def list_topic_tasks(topic: Topic) -> list[str]:
     return list(dict.fromkeys(task for file in files for task in file.tasks))
 
 
-def list_corpus_tasks(document_id: str) -> list[str]:
-    """Return the tasks whose corpus has documents with ids of this form; none if it is of no known form."""
-    form = read_published().find_form(document_id)
-    return [] if form is None else [*form.tasks, *form.stored]
-
-
 def describe_restriction(document_ids: Iterable[str]) -> str:
     """Return a note on texts that may not be redistributed; empty if none of the documents is of such a corpus."""
     beginnings = {document_id[:_ID_CHARS].lower() for document_id in document_ids}
