@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from pathlib import Path
 from typing import Any
 
@@ -72,29 +71,15 @@ async def test_thoughts_take_a_file_before_that_of_the_answers(programs: Program
     assert (outcome.judgments.requested, outcome.failures) == (4, [])
     numbers = sent(programs) if runner == "vllm" else [len(rows) for rows in programs.seen("rows")]
     assert numbers == [8, 8]
+    if runner == "ray":
+        stages = yaml.safe_load((tmp_path / "out" / "ir-metadata.yml").read_text())["stages"]
+        assert "Ray" in stages["judge"]["engine"]
     # A replay for a server makes the same run.
     engine = config.engine.model_copy(update={"name": "server", "model": "tiny"})
     mode = config.cache.model_copy(update={"mode": CacheMode.REPLAY})
     replay = config.model_copy(update={"cache": mode, "engine": engine})
     await pipeline.run_all(replay, tmp_path / "replayed", Silent())
     assert (tmp_path / "replayed" / "run.txt").read_bytes() == (tmp_path / "out" / "run.txt").read_bytes()
-
-
-async def test_a_first_stage_with_expansion_sends_a_file_of_its_own(programs: Programs, tmp_path: Path) -> None:
-    config = config_of(tmp_path, programs, expansion__use=True, rank="judge", stance__depth=0)
-    await pipeline.run_all(config, tmp_path / "out", Silent())
-    assert sent(programs) == [1, 4]
-    assert (tmp_path / "out" / "queries.jsonl").stat().st_size > 0
-
-
-async def test_the_runner_is_a_setting(programs: Programs, tmp_path: Path) -> None:
-    on_cpu = {"placement_group_config": {"bundles": [{"CPU": 1}]}}
-    flags = {"engine__runner": "ray", "engine__options": on_cpu}
-    config = config_of(tmp_path, programs, rank="judge", stance__depth=0, **flags)
-    assert (await pipeline.run_all(config, tmp_path / "out", Silent())).judgments.requested == 4
-    assert ([len(rows) for rows in programs.seen("rows")], programs.calls()) == ([4], [])
-    stages = yaml.safe_load((tmp_path / "out" / "ir-metadata.yml").read_text())["stages"]
-    assert "Ray" in stages["judge"]["engine"]
 
 
 async def test_a_run_whose_runner_failed_resumes_with_what_is_missing(
@@ -109,16 +94,15 @@ async def test_a_run_whose_runner_failed_resumes_with_what_is_missing(
     assert sent(programs) == [4, 4, 4, 6]
 
 
-@pytest.mark.parametrize("status", [500, 503, 429])
 async def test_a_request_without_an_answer_is_sent_once_more_and_then_fails_without_being_stored(
-    status: int, programs: Programs, tmp_path: Path
+    programs: Programs, tmp_path: Path
 ) -> None:
-    programs.behave(broken=1, status=status)
+    programs.behave(broken=1, status=503)
     config = config_of(tmp_path, programs, rank="judge", stance__depth=0)
     outcome = await pipeline.run_all(config, tmp_path / "out", Silent())
     assert sent(programs) == [4, 1]
     (failure,) = outcome.failures
-    assert failure.attempts[-1].kind == "server_error" and f"HTTP {status}" in failure.attempts[-1].reason
+    assert failure.attempts[-1].kind == "server_error" and "HTTP 503" in failure.attempts[-1].reason
     with Cache(config.cache.file) as cache:
         assert cache.find("unusable") == []
     # The server was at fault, so the same command sends the request again.
@@ -139,18 +123,6 @@ async def test_a_rejected_request_is_a_stored_failure_and_sent_again_only_if_wan
     assert sent(programs) == [4]
     assert (await pipeline.run_all(with_cache(config, retry_failures=True), tmp_path / "out", Silent())).failures == []
     assert sent(programs) == [4, 1]
-
-
-async def test_an_interrupted_round_leaves_no_files(config: Config, programs: Programs, tmp_path: Path) -> None:
-    programs.behave(hangs=True)
-    running = asyncio.create_task(pipeline.run_all(config, tmp_path / "out", Silent()))
-    while not (programs.folder / "hangs").exists():
-        assert not running.done(), running.exception()
-        await asyncio.sleep(0.02)
-    running.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await running
-    assert {path.name for path in config.cache.file.parent.iterdir() if path.name.startswith(".")} == set()
 
 
 async def test_a_round_has_a_limited_number_of_requests(

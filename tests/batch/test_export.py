@@ -19,7 +19,6 @@ from tests.batch.stages import (
     replay,
     short_config,
     simple_config,
-    stored_keys,
 )
 from tests.fake_server import FakeServer
 from tests.sample_runs import Silent, retrieve_stage, run_on
@@ -50,16 +49,6 @@ async def test_lines_hold_the_bodies_that_a_server_receives(tmp_path: Path) -> N
     assert set(lines[0]) == {"custom_id", "method", "url", "body"}
 
 
-async def test_an_export_writes_nothing_but_its_files(waiting: Waiting, tmp_path: Path) -> None:
-    config, out, requests = waiting
-    assert len(requests) == 4
-    assert {path.name for path in out.iterdir()} == {
-        *("candidates.run.txt", "config.yaml", "ir-metadata.yml"),
-        *("batch.json", "requests.jsonl"),
-    }
-    assert stored_keys(config) == set()
-
-
 async def test_a_file_that_no_export_wrote_is_not_overwritten(waiting: Waiting) -> None:
     config, out, _ = waiting
     found = await pending_requests("judge", config, out, None, Silent())
@@ -84,7 +73,6 @@ async def test_requests_of_a_topic_stay_together(tmp_path: Path) -> None:
     [
         ({"engine__model": None}, "engine.model"),
         ({"engine__context": None}, "engine.context"),
-        ({"cache__mode": "refresh"}, "cache.mode"),
         ({"cache__mode": "off"}, "cache.mode"),
     ],
 )
@@ -103,13 +91,6 @@ async def test_model_and_context_are_taken_from_the_cache(waiting: Waiting) -> N
     await import_files(out, b.write(out / "r.jsonl", b.answers(requests[:1], COMPARATIVE)))
     unnamed = config.model_copy(update={"engine": config.engine.model_copy(update={"model": None, "context": None})})
     assert [each.key for each in (await export_stage(unnamed, out)).requests] == [each.key for each in requests[1:]]
-
-
-async def test_a_stage_without_requests_has_nothing_pending(tmp_path: Path) -> None:
-    config = simple_config(tmp_path, rank=("judge", "fusion:4"))
-    for stage in ("retrieve", "rank"):
-        assert (await export_stage(config, tmp_path / "out", stage)).requests == []
-    assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.parametrize(("known", "counted"), [(FACTS.overhead, 0), (FACTS.overhead, FACTS.overhead + 1), (512, 513)])

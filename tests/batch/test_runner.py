@@ -87,16 +87,10 @@ async def test_a_runner_that_fails_leaves_the_target_as_it_was(behaviour: dict[s
     assert place.responses.read_text() == "of before"
 
 
-async def test_a_response_with_an_error_is_a_response(place: Place) -> None:
-    place.programs.behave(broken=1)
-    assert await place.answer() == 2
-    assert [line["response"]["status_code"] for line in b.read(place.responses)] == [500, 200]
-
-
 async def test_an_interruption_ends_the_runner_and_leaves_no_half_file(place: Place) -> None:
     place.programs.behave(hangs=True)
     task = asyncio.create_task(place.answer())
-    while not (place.programs.folder / "hangs").exists():
+    while not place.programs.is_hanging.is_set():
         assert not task.done(), task.exception()
         await asyncio.sleep(0.02)
     task.cancel()
@@ -105,32 +99,23 @@ async def test_an_interruption_ends_the_runner_and_leaves_no_half_file(place: Pl
     assert place.files() == {"responses.log"}
 
 
-@pytest.mark.parametrize("runner", ["vllm", "ray"])
 @pytest.mark.parametrize(
     ("lines", "line"),
     [
         ([], ""),
         ([{"custom_id": "a"}], ":1"),
-        (["no object"], ":1"),
         ([request("a") | {"url": "/v1/embeddings"}], ":1"),
         ([request("a"), request("b", model="another")], ""),
     ],
 )
 async def test_what_is_no_file_of_chat_requests_to_one_model_starts_nothing(
-    lines: list[Any], line: str, runner: str, place: Place
+    lines: list[Any], line: str, place: Place
 ) -> None:
     b.write(place.requests, lines)
     with pytest.raises(DataError) as caught:
-        await place.answer(runner=runner)
-    assert caught.value.location == f"{place.requests}{line}"
-    assert (place.programs.calls(), place.programs.seen("init"), place.files()) == ([], [], set())
-
-
-async def test_a_missing_file_is_an_error_of_the_data(place: Place) -> None:
-    place.requests.unlink()
-    with pytest.raises(DataError) as caught:
         await place.answer()
-    assert caught.value.location == str(place.requests)
+    assert caught.value.location == f"{place.requests}{line}"
+    assert (place.programs.calls(), place.files()) == ([], set())
 
 
 async def test_requests_to_a_model_of_another_name_need_that_name(place: Place) -> None:
@@ -143,12 +128,6 @@ async def test_requests_to_a_model_of_another_name_need_that_name(place: Place) 
         await place.answer(served_name="small")
     assert await place.answer(served_name="large") == 1
     assert [call["flags"]["--served-model-name"] for call in place.programs.calls()] == ["organisation/tiny", "large"]
-
-
-async def test_a_model_that_is_no_folder_of_one_is_refused(place: Place) -> None:
-    (place.programs.model / "config.json").unlink()
-    with pytest.raises(UsageError, match=r"config\.json"):
-        await place.answer()
 
 
 async def test_ray_needs_the_context_and_its_libraries(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -204,7 +183,7 @@ async def test_the_job_sends_what_a_chat_template_and_a_server_would_make_of_a_r
 
 
 async def test_the_job_writes_a_response_to_each_request_also_where_vllm_or_the_template_refuses(place: Place) -> None:
-    text = '{"word": "yes"}'
+    text = '{"word":"yes"}'
     lines = [request(str(most), max_tokens=most) for most in (64, len(text) + 1, len(text), 4)]
     lines += [request("refused", structured_outputs={"json": {"allOf": []}})]
     lines += [request("broken", "broken"), request("template", "no such role")]
@@ -221,7 +200,7 @@ async def test_the_job_writes_a_response_to_each_request_also_where_vllm_or_the_
     answered = [found[str(most)]["body"] for most in (64, len(text) + 1, len(text), 4)]
     # The end token separates an answer that ended with its last token from one that was cut off there.
     assert [each["choices"][0]["finish_reason"] for each in answered] == ["stop", "stop", "length", "length"]
-    assert [each["usage"]["completion_tokens"] for each in answered] == [16, 16, 15, 4]
+    assert [each["usage"]["completion_tokens"] for each in answered] == [15, 15, 14, 4]
     whole = answered[0]
     assert whole["choices"][0]["message"]["content"] == text
     assert whole["usage"]["prompt_tokens"] == len("<system>Judge.<user>A question.<assistant>")

@@ -78,9 +78,7 @@ def test_a_cassette_is_sorted_by_key_and_imports_to_the_same_entries(tmp_path: P
     ("line", "field"),
     [
         (b"{", ""),
-        (b'{"key": "abc", "kind": "answer", "model": "m", "value": {}}', "$.key"),
         (b'{"key": "%s\\n", "kind": "answer", "model": "m", "value": {}}' % (b"a" * 64), "$.key"),
-        (b'{"key": "%s", "kind": "answer", "value": {}}' % (b"a" * 64), "`model`"),
         (b'{"key": "%s", "kind": "answer", "model": "m", "value": {}, "x": 1}' % (b"a" * 64), "`x`"),
     ],
 )
@@ -118,9 +116,6 @@ def test_a_file_that_is_not_a_cache_is_named(tmp_path: Path) -> None:
     ("code", "advice"),
     [
         (sqlite3.SQLITE_FULL, "free some space"),
-        (sqlite3.SQLITE_IOERR, "ulimit -f"),
-        (sqlite3.SQLITE_READONLY, "cache.file"),
-        (errno.ENOSPC, "free some space"),
         (errno.EROFS, "cache.file"),
     ],
 )
@@ -170,34 +165,10 @@ def test_replay_writes_nothing(tmp_path: Path) -> None:
         assert cache.get("b" * 64, Answer) is None
 
 
-def test_a_value_of_another_type_is_named_by_its_key(tmp_path: Path) -> None:
-    (tmp_path / "c.jsonl").write_bytes(replace(entry(), value={"text": 1}).to_json())
-    with Cache(tmp_path / "c.sqlite") as cache:
-        cache.import_cassette(tmp_path / "c.jsonl")
-        with pytest.raises(DataError, match=f"{'a' * 64}.* Answer"):
-            cache.get("a" * 64, Answer)
-
-
 def _write(path: Path, first: int) -> None:
     with Cache(path) as cache:
         for number in range(first, first + 200):
             cache.put(replace(entry(), key=f"{number:064x}"), Answer)
-
-
-def _open_many(folder: Path) -> None:
-    for number in range(10):
-        Cache(folder / f"{number}.sqlite").close()
-
-
-@pytest.mark.slow
-def test_several_processes_can_create_the_same_cache_at_once(tmp_path: Path) -> None:
-    context = multiprocessing.get_context("spawn")
-    openers = [context.Process(target=_open_many, args=(tmp_path,)) for _ in range(4)]
-    for opener in openers:
-        opener.start()
-    for opener in openers:
-        opener.join(60)
-    assert [opener.exitcode for opener in openers] == [0] * 4
 
 
 @pytest.mark.slow
@@ -281,18 +252,3 @@ def test_a_damaged_value_is_named_by_its_key(tmp_path: Path) -> None:
             cache._database.execute(f"UPDATE entries SET value = {damaged}")
             with pytest.raises(DataError, match=f"{'a' * 64}.* Answer"):
                 cache.get("a" * 64, Answer)
-
-
-@pytest.mark.parametrize("value", ["NULL", "x'ff'", "'{'", f"'{'[' * 5_000}'"])
-def test_a_row_that_is_not_json_is_named_with_its_key(tmp_path: Path, value: str) -> None:
-    with Cache(tmp_path / "c.sqlite") as cache:
-        cache.put(entry(), Answer)
-        cache.export_cassette(tmp_path / "c.jsonl")
-    database = sqlite3.connect(tmp_path / "c.sqlite")
-    database.executescript(f"UPDATE entries SET value = {value}")
-    database.close()
-    with Cache(tmp_path / "c.sqlite") as cache:
-        with pytest.raises(DataError, match=rf"c\.sqlite: .*{entry().key}"):
-            cache.export_cassette(tmp_path / "new.jsonl")
-        with pytest.raises(DataError, match=rf"c\.sqlite: .*{entry().key}"):
-            cache.import_cassette(tmp_path / "c.jsonl")

@@ -69,16 +69,7 @@ async def test_tokens_of_a_document_that_must_fit_are_not_counted(tmp_path: Path
     assert cut is None
 
 
-async def test_a_document_that_fits_after_counting_is_complete(tmp_path: Path) -> None:
-    with Cache(tmp_path / "c.sqlite") as cache:
-        # 8,600 bytes could be 8,600 tokens, but are 2,200 here.
-        model, engine = model_with(cache, context=4096)
-        _, cut = await model.request_truncated(request_about, SENTENCES, ComparativeJudgment)
-    assert cut is None
-    assert engine.requests[0].messages[1].content == f"Passage: {SENTENCES}"
-
-
-@pytest.mark.parametrize("context", [150, 333, 1000, 2000])
+@pytest.mark.parametrize("context", [150, 1000])
 async def test_a_long_document_is_truncated_at_a_sentence_end(tmp_path: Path, context: int) -> None:
     with Cache(tmp_path / "c.sqlite") as cache:
         model, engine = model_with(cache, context)
@@ -129,31 +120,12 @@ async def test_refresh_forgets_old_samples_so_that_a_replay_finds_what_the_run_u
         assert await model_with(cache, engine=False)[0].request(request, ComparativeJudgment) == refreshed
 
 
-async def test_text_without_sentences_is_truncated_at_a_word(tmp_path: Path) -> None:
-    words = "lorem ipsum dolor " * 500
-    with Cache(tmp_path / "c.sqlite") as cache:
-        model, engine = model_with(cache, 500)
-        _, cut = await model.request_truncated(request_about, words, ComparativeJudgment)
-    assert cut is not None
-    assert engine.requests[0].messages[1].content.removesuffix(" …").split()[-1] in ("lorem", "ipsum", "dolor")
-
-
 async def test_a_prompt_that_leaves_no_room_is_an_error(tmp_path: Path) -> None:
     with Cache(tmp_path / "c.sqlite") as cache:
         model, _ = model_with(cache, 80)
         with pytest.raises(PromptError, match=r"\b30\b.*`engine.context`") as raised:
             await model.request_truncated(request_about, SENTENCES, ComparativeJudgment)
     assert raised.value.location == "prompt comparative/judge, topic 7, document doc"
-
-
-async def test_a_replay_truncates_like_the_run_without_an_engine(tmp_path: Path) -> None:
-    with Cache(tmp_path / "c.sqlite") as cache:
-        model, _ = model_with(cache, 1000)
-        before = await model.request_truncated(request_about, SENTENCES, ComparativeJudgment)
-    with Cache(tmp_path / "c.sqlite", CacheMode.REPLAY) as cache:
-        model, _ = model_with(cache, 1000, engine=False)
-        assert await model.request_truncated(request_about, SENTENCES, ComparativeJudgment) == before
-        model.raise_on_misses()
 
 
 TOPIC = Topic(
@@ -170,7 +142,7 @@ def sent_about(engine: ScriptedEngine) -> str:
     return engine.requests[0].messages[1].content.removeprefix("Passage: ")
 
 
-@pytest.mark.parametrize("context", [300, 400, 1000, 3000])
+@pytest.mark.parametrize("context", [300, 1000])
 async def test_an_argument_in_the_middle_of_a_long_page_is_kept_if_the_context_is_small(
     tmp_path: Path, context: int
 ) -> None:
@@ -222,16 +194,6 @@ async def test_a_replay_keeps_the_same_passages_without_an_engine(tmp_path: Path
         for other in (document.whole.text, rank_passages(PAGE, TOPIC, Analyzer(), passage_chars=300)):
             await model.request_truncated(request_about, other, ComparativeJudgment)
         assert len(model.misses) == 2
-
-
-async def test_passages_without_room_are_an_error(tmp_path: Path) -> None:
-    with Cache(tmp_path / "c.sqlite") as cache:
-        model, _ = model_with(cache, 80)
-        for page in (PAGE, ARGUMENT, "\n"):
-            with pytest.raises(PromptError, match=r"\b30\b.*`engine.context`"):
-                await model.request_truncated(
-                    request_about, rank_passages(page, TOPIC, Analyzer()), ComparativeJudgment
-                )
 
 
 async def test_a_replay_miss_names_the_request_and_the_likely_reason(tmp_path: Path) -> None:

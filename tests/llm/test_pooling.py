@@ -132,10 +132,8 @@ def test_vectors_of_numbers_are_read_too(tmp_path: Path) -> None:
         ("embedding", "dimensions", "31 dimensions, the first had 32"),
         ("embedding", "short", "2 results for 3 texts"),
         ("embedding", "locked", "VLLM_API_KEY"),
-        ("embedding", "refused", "log"),
         ("score", "constant", "issues/27857"),
         ("score", "nan", "no number"),
-        ("score", "short", "2 results for 3 texts"),
     ],
 )
 def test_faults_are_found_at_the_start(tmp_path: Path, purpose: PoolingPurpose, fault: str, named: str) -> None:
@@ -195,14 +193,6 @@ def test_a_server_that_dies_later_ends_the_work_before_its_retries_do(
     assert isinstance(raised.value.__cause__, EngineDeath)
     # Scores are in the cache, vectors of documents in the index.
     assert ("cache.sqlite" in str(raised.value)) is (purpose == "score")
-
-
-@pytest.mark.parametrize(("wanted", "context"), [(None, 128), (128, 128), (64, 64)])
-async def test_the_context_is_that_of_the_settings_or_else_of_the_server(wanted: int | None, context: int) -> None:
-    server = FakePooling()
-    settings = PoolingConfig(context=wanted)
-    async with server.running(), PoolingServer(server.url, "embedding", settings) as engine:
-        assert (await engine.connect()).context == context
 
 
 def test_a_server_of_another_kind_or_model_or_length_is_refused(tmp_path: Path) -> None:

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 import pytest
-from pydantic import Field
 
 from tests.answer_models import ComparativeJudgment, ControversialJudgment, PairJudgment, SentenceJudgment
 from tests.scripted_engine import FACTS, ScriptedEngine
@@ -26,15 +25,6 @@ class Awkward(AnswerModel):
 
     grade: Literal[1, 10, 100]
     word: Literal["NO", "NONE", "N", "NO,NOT", 'a"quoted"é']
-
-
-class Order(AnswerModel):
-    order: Annotated[str, Field(pattern=r"^[A-D]( > [A-D]){1,3}$")]
-
-
-class Queries(AnswerModel):
-    query1: Annotated[str, Field(pattern=r"^[A-Za-z0-9 ,'-]{3,100}$")]
-    query_2: Annotated[str, Field(pattern=r"^[A-Za-z0-9 ,'-]{3,100}$")]
 
 
 class Best(AnswerModel):
@@ -115,22 +105,11 @@ async def test_the_same_document_is_the_best_in_another_order() -> None:
     assert isinstance(again, AnsweredRequest) and again.value.best == "C"
 
 
-async def test_an_order_lists_the_documents_as_shown() -> None:
-    assert (await answered(Order, "d1 d2 d3")).value.order == "A > B > C"
-
-
-async def test_queries_differ_and_fit_their_pattern() -> None:
-    queries = (await answered(Queries, None)).value.model_dump()
-    assert len(set(queries.values())) == 2
-
-
 @pytest.mark.parametrize(
     "title",
     [
         "Which is better, Canon or Nikon?",
         "Vim or Emacs, or rather vim?",
-        "vim versus emacs or vim",
-        "To be or not to be",
         "a\tb",
         "'Do' or \"don't\"",
     ],

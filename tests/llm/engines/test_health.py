@@ -83,13 +83,6 @@ async def test_a_server_that_lives_or_recovers_is_sent_the_request_again(statuse
     assert (len(server.bodies), model.counts.retries, server.health) == (3, 2, [])
 
 
-async def test_a_slow_health_check_is_a_sign_of_life(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("touche_llm.llm.http._HEALTH_SECONDS", 0.0)
-    server = FakeServer([status(500)], health=[503] * 1000)
-    async with server.running(), client_of(server, tmp_path) as model:
-        assert isinstance(await send(model), AnsweredRequest)
-
-
 async def test_a_managed_server_is_restarted_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     servers = [FakeServer(), FakeServer()]
     started: list[AsyncExitStack] = []
@@ -150,13 +143,3 @@ async def test_a_managed_server_starts_with_the_first_request_that_the_cache_lac
         assert all(isinstance(result, AnsweredRequest) for result in found)
         assert (model.engine_info.engine, starts) == ("vllm 0.0-fake", started)
     assert len(server.bodies) == 3
-
-
-async def test_a_restart_that_fails_stops_the_run(tmp_path: Path) -> None:
-    async def restart() -> str:
-        raise EngineError("vllm serve: ended with code 1")
-
-    server = FakeServer(rest=closes, health=[503] * 1000)
-    async with server.running(), client_of(server, tmp_path, restart) as model:
-        with pytest.raises(EngineError, match="code 1"):
-            await send(model)

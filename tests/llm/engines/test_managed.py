@@ -122,15 +122,6 @@ async def test_a_server_that_ends_at_once_gives_the_end_of_its_log(place: Path, 
     assert gone(place)
 
 
-@pytest.mark.slow
-async def test_a_server_that_is_never_ready_is_stopped(place: Path, tmp_path: Path) -> None:
-    (place / "behaviour").write_text("slow")
-    with pytest.raises(EngineError, match=r"\b1 s\b"):
-        async with serve(tmp_path / "tiny", {}, tmp_path / "server.log", ready_within=1):
-            pass
-    assert gone(place)
-
-
 @pytest.mark.parametrize("error", [ValueError, asyncio.CancelledError])
 async def test_an_error_ends_the_server_even_one_that_ignores_sigterm(
     error: type[BaseException], place: Path, tmp_path: Path

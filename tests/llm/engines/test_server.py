@@ -27,13 +27,12 @@ from tests.fake_server import (
     hangs,
     reply,
     says,
-    schema_in,
     status,
 )
 from touche_llm.data import concurrency
 from touche_llm.errors import EngineError
-from touche_llm.llm.answers import Answer, FailedRequest, build_schema
-from touche_llm.llm.cache import Cache, CacheMode, Entry
+from touche_llm.llm.answers import FailedRequest, build_schema
+from touche_llm.llm.cache import Cache, CacheMode
 from touche_llm.llm.chat import ChatServer
 from touche_llm.llm.checks import Survey
 from touche_llm.llm.engine import Rejected, Transient
@@ -127,7 +126,6 @@ async def test_a_request_that_hangs_times_out_and_is_retried(tmp_path: Path) -> 
     ("behaviour", "kind", "reason"),
     [
         (status(500), "server_error", "HTTP 500: status 500"),
-        (status(429), "server_error", "HTTP 429"),
         (hangs, "timeout", "0.2 s"),
         (closes, "server_error", "ServerDisconnectedError"),
         (breaks_off, "server_error", "ClientPayloadError"),
@@ -156,11 +154,8 @@ _OF_RELEVANCE = b'"top_logprobs":[{"token":"0"'
     [
         (b'"logprob":0.0', b'"logprob":NaN'),
         (b'"bytes":[123]', b'"bytes":[999]'),
-        (b'"prompt_tokens":10', b'"prompt_tokens":9007199254740992'),
         (b'"prompt_tokens":10', b'"prompt_tokens":-1'),
         (_OF_RELEVANCE, _OF_RELEVANCE.replace(b'"0"', b"0")),
-        (_OF_RELEVANCE, _OF_RELEVANCE.replace(b'"0"', b'"\xff"')),
-        (_OF_RELEVANCE, b'"top_logprobs":["0",{"token":"0"'),
         (_OF_RELEVANCE, b'"top_logprobs":' + b"[" * 100_000 + b'{"token":"0"'),
         (_OF_RELEVANCE + b',"logprob":0.0', _OF_RELEVANCE + b',"logprob":-1e999'),
     ],
@@ -189,8 +184,6 @@ def cached(tokens: Any) -> dict[str, Any]:
     [
         ({}, (0, 0)),
         ({"prompt_tokens_details": None}, (0, 0)),
-        ({"prompt_tokens_details": {}}, (0, 0)),
-        (cached(None), (0, 0)),
         (cached(0), (0, 1)),
         (cached(10), (10, 1)),
     ],
@@ -204,15 +197,6 @@ async def test_tokens_from_the_prefix_cache_are_counted_if_reported_and_are_not_
     assert model.counts.prompt_tokens == 10
     silent, _ = await send_question(FakeServer(rest=says(GOOD)), tmp_path / "silent")
     assert result == silent
-
-
-@pytest.mark.parametrize("usage", [*map(cached, [-1, 11, 2**63, "7", 7.0, True, [7]]), {"prompt_tokens_details": 7}])
-async def test_an_impossible_number_of_cached_tokens_is_a_broken_reply(usage: dict[str, Any], tmp_path: Path) -> None:
-    server = FakeServer(rest=says(GOOD, usage=usage))
-    result, model = await send_question(server, tmp_path)
-    assert isinstance(result, FailedRequest)
-    assert [attempt.kind for attempt in result.attempts] == ["server_error"]
-    assert (len(server.bodies), model.counts.prefix_reports) == (3, 0)
 
 
 async def test_a_rejected_request_is_not_sent_again(tmp_path: Path) -> None:
@@ -253,24 +237,8 @@ UNUSABLE = [
 ]
 
 
-@pytest.mark.parametrize(("behaviour", "kind"), UNUSABLE)
-async def test_after_an_unusable_answer_two_more_samples_are_requested(
-    behaviour: Behaviour, kind: str, tmp_path: Path
-) -> None:
-    server = FakeServer(rest=behaviour)
-    result, model = await send_question(server, tmp_path)
-    assert isinstance(result, FailedRequest)
-    assert [(attempt.sample, attempt.kind) for attempt in result.attempts] == [(0, kind), (1, kind), (2, kind)]
-    # vLLM 0.32's CPU engine dies if a request with a seed is prefilled in chunks.
-    assert not any("seed" in body for body in server.bodies)
-    assert [body["temperature"] > 0 for body in server.bodies] == [False, True, True]
-    assert (model.counts.resamples, model.counts.failures) == (2, 1)
-
-
-@pytest.mark.parametrize(("behaviour", "kind"), UNUSABLE)
-async def test_the_second_sample_counts_when_it_is_usable_and_is_found_again(
-    behaviour: Behaviour, kind: str, tmp_path: Path
-) -> None:
+async def test_the_second_sample_counts_when_it_is_usable_and_is_found_again(tmp_path: Path) -> None:
+    behaviour, _ = UNUSABLE[0]
     first, model = await send_question(FakeServer([behaviour]), tmp_path)
     assert isinstance(first, AnsweredRequest)
     assert (first.sample, model.counts.failures) == (1, 0)
@@ -297,11 +265,7 @@ def grade_token(logprob: float, *alternatives: tuple[str, float]) -> Behaviour:
     "behaviour",
     [
         grade_token(5.04, ("2", 5.04), ("1", -0.1)),
-        grade_token(-0.1, ("2", -0.1), ("1", 0.02)),
-        grade_token(800.0, ("2", 800.0)),
         grade_token(-0.1, ("2", -0.1), ("1", -0.1)),
-        grade_token(-0.1, *[("2", -5.0)] * 154),
-        grade_token(-0.5, ("1", -0.5)),
         grade_token(5.04),
     ],
 )
@@ -352,17 +316,6 @@ async def test_an_answer_without_the_log_probabilities_requested_is_requested_ag
     assert isinstance(result, AnsweredRequest) and result.answer.tokens
 
 
-async def test_an_answer_stored_without_tokens_stays_readable(tmp_path: Path) -> None:
-    value = {"text": GOOD, "finish_reason": "stop", "tokens": [], "prompt_tokens": 10, "completion_tokens": 9}
-    entry = Entry(key=question().key, kind="answer", model="fake", value=value)
-    with Cache(tmp_path / "answers.sqlite") as cache:
-        cache.put(entry, Answer)
-    server = FakeServer()
-    result, model = await send_question(server, tmp_path)
-    assert isinstance(result, AnsweredRequest) and result.answer.tokens == []
-    assert (server.bodies, model.counts.cache_hits) == ([], 1)
-
-
 async def test_a_server_that_sends_logits_for_log_probabilities_is_refused_at_once() -> None:
     async def logits(request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
         sent = (await good(request, body)).body  # type: ignore[attr-defined]
@@ -400,21 +353,15 @@ async def test_too_many_open_files_are_an_overload(monkeypatch: pytest.MonkeyPat
     assert raised.value.is_overload and "ulimit" in raised.value.reason
 
 
-@pytest.mark.parametrize("code", [301, 302, 303, 307, 308])
-@pytest.mark.parametrize("broken", [False, True])
-async def test_a_redirect_is_not_followed_and_ends_the_run(code: int, broken: bool, tmp_path: Path) -> None:
+@pytest.mark.parametrize("code", [301, 307])
+async def test_a_redirect_is_not_followed_and_ends_the_run(code: int, tmp_path: Path) -> None:
     other, server = FakeServer(), FakeServer()
     async with other.running(), server.running(), model_of(server, tmp_path) as model:
-        server.rest = status(code, Location="http://[" if broken else f"{other.url}/v1/chat/completions")
+        server.rest = status(code, Location=f"{other.url}/v1/chat/completions")
         with pytest.raises(EngineError) as raised:
             await model.request(question(), ComparativeJudgment)
     assert isinstance(raised.value.__cause__, Rejected) and raised.value.__cause__.status == code
     assert (len(server.bodies), other.bodies) == (1, [])
-
-
-async def test_a_redirect_at_the_start_up_check_is_an_error_that_says_so() -> None:
-    with pytest.raises(EngineError, match="307.*`engine.base_url`"):
-        await connect(FakeServer(probe=status(307, Location="http://[")))
 
 
 @pytest.mark.parametrize("before", ["fake", "alias-of-fake"])
@@ -440,8 +387,6 @@ async def connect(server: FakeServer, model: str | None = None, logprobs: bool =
 @pytest.mark.parametrize(
     ("server", "model", "message"),
     [
-        (FakeServer(probe=says("Hello! How can I help?")), None, "Hello! How can I help"),
-        (FakeServer(probe=says('{"word": "hello"}')), None, "hello"),
         (FakeServer(probe=says("", reasoning="hm")), None, "thinking"),
         (FakeServer(probe=status(400)), None, "HTTP 400"),
         (FakeServer(probe=status(401)), None, "VLLM_API_KEY"),
@@ -460,19 +405,7 @@ async def test_a_server_that_cannot_do_the_work_is_an_error_at_the_start(
     assert raised.value.location == server.url
 
 
-async def test_a_server_without_log_probabilities_is_refused_unless_they_are_not_wanted() -> None:
-    async def silent(_: web.Request, body: dict[str, Any]) -> web.StreamResponse:
-        word = schema_in(body)["properties"]["word"]["enum"][0]
-        return web.json_response(
-            {"choices": [{"message": {"content": f'{{"word":"{word}"}}'}, "finish_reason": "stop", "logprobs": None}]}
-        )
-
-    with pytest.raises(EngineError, match="`sampling.logprobs: false`"):
-        await connect(FakeServer(probe=silent))
-    assert (await connect(FakeServer(probe=silent), logprobs=False)).model == "fake"
-
-
-@pytest.mark.parametrize("url", ["http://127.0.0.1:1", "http://127.0.0.1:1/v1/", "127.0.0.1:8000", "http://"])
+@pytest.mark.parametrize("url", ["http://127.0.0.1:1/v1/", "127.0.0.1:8000"])
 async def test_an_unreachable_address_is_named_with_the_option(url: str) -> None:
     async with ChatServer(url, concurrency=1, request_timeout=5, chat_template_kwargs={}) as engine:
         with pytest.raises(EngineError, match="`engine.base_url`") as raised:
@@ -498,7 +431,7 @@ async def test_the_key_comes_from_the_environment_and_goes_into_the_header_alone
 PAGE = "\n<!DOCTYPE html>\n<html><head><style>p {}</style><title>nginx &amp; more</title></head>" + "<p>Hello</p>" * 500
 
 
-@pytest.mark.parametrize("code", [200, 404, 405, 500])
+@pytest.mark.parametrize("code", [200, 404, 500])
 async def test_a_web_page_is_named_by_its_title_and_the_option_is_named(code: int) -> None:
     async def page(_: web.Request) -> web.Response:
         return web.Response(text=PAGE, content_type="text/html", status=code)

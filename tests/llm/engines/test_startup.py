@@ -14,7 +14,7 @@ from aiohttp import web
 from pydantic import Field
 
 from tests.answer_models import ComparativeJudgment
-from tests.fake_server import GOOD, FakeServer, fields_in, good, hangs, reply, says, schema_in, status
+from tests.fake_server import FakeServer, fields_in, good, hangs, reply, says, schema_in, status
 from tests.llm.engines.test_server import question
 from tests.other_servers import FakeFewAlternatives, FakeLlamaCpp, FakeLmStudio, FakeOllama, FakeSglang
 from touche_llm.errors import EngineError
@@ -23,11 +23,11 @@ from touche_llm.llm.answers import AnswerForm, AnswerModel, build_schema
 from touche_llm.llm.cache import Cache
 from touche_llm.llm.chat import ChatServer, Delivery
 from touche_llm.llm.checks import Survey
-from touche_llm.llm.engine import EngineInfo, Transient
+from touche_llm.llm.engine import EngineInfo
 from touche_llm.llm.model import AnsweredRequest, ModelClient
 from touche_llm.llm.request import Message, Sampling
 from touche_llm.llm.settings import EngineConfig, SamplingConfig
-from touche_llm.llm.startup import START_UP, connect
+from touche_llm.llm.startup import connect
 from touche_llm.llm.tokenizers import TokenCounter
 
 
@@ -72,9 +72,7 @@ TOKENIZER = Path("tokenizer")
 SERVED = {"id": "fake", "max_model_len": 8192}
 USABLE: list[tuple[FakeServer, dict[str, Any], Delivery, str, int]] = [
     (FakeServer(), {}, Delivery.STRUCTURED_OUTPUTS, "vllm 0.0-fake", 8192),
-    (FakeServer(), {"context": 8192}, Delivery.STRUCTURED_OUTPUTS, "vllm 0.0-fake", 8192),
     (FakeServer(), {"context": 8191}, Delivery.STRUCTURED_OUTPUTS, "vllm 0.0-fake", 8191),
-    (Versionless(models=[SERVED | {"owned_by": "vllm"}]), {}, Delivery.STRUCTURED_OUTPUTS, "vllm", 8192),
     (Versionless(models=[SERVED | {"owned_by": "me"}]), {}, Delivery.STRUCTURED_OUTPUTS, "unknown server", 8192),
     (FakeSglang(), {"tokenizer": TOKENIZER}, Delivery.RESPONSE_FORMAT, "sglang 0.5.0-fake", 4096),
     (FakeLlamaCpp(), {}, Delivery.RESPONSE_FORMAT, "llama.cpp b1-fake", 8192),
@@ -116,16 +114,6 @@ async def test_a_server_is_used_in_the_way_that_works(
     assert [each.value for each in Delivery if each.value in body] == [delivery]
 
 
-async def test_a_server_that_refuses_a_field_that_it_does_not_know_is_sent_the_other() -> None:
-    async def strict(_: web.Request, body: dict[str, Any]) -> web.StreamResponse:
-        if "structured_outputs" in body:
-            return web.json_response({"error": {"message": "extra field"}}, status=422)
-        return reply('{"word":"quokka-7351"}')
-
-    async with connected(FakeServer(probe=strict)) as (client, _):
-        assert client.delivery is Delivery.RESPONSE_FORMAT
-
-
 @pytest.mark.parametrize("server", [FakeServer(), FakeLlamaCpp()])
 async def test_texts_are_truncated_by_the_tokens_of_the_server(server: FakeServer) -> None:
     async with connected(server) as (client, info):
@@ -133,12 +121,6 @@ async def test_texts_are_truncated_by_the_tokens_of_the_server(server: FakeServe
         assert await client.count_tokens((Message("user", "four"), Message("user", "five!"))) == 10 + 4 + 5
         assert await client.truncate("A text.", 7) == "A text."
         assert await client.truncate("A text.", 6) == "A text"
-
-
-async def test_texts_are_truncated_by_the_tokenizer_of_a_folder() -> None:
-    async with connected(FakeSglang(), tokenizer=TOKENIZER) as (client, info):
-        assert info.overhead == 3
-        assert await client.truncate("one two three", 2) == "one two"
 
 
 async def refuse_logprobs(_: web.Request, body: dict[str, Any]) -> web.StreamResponse:
@@ -190,11 +172,6 @@ async def test_what_is_missing_is_named_in_one_line_with_the_setting(
     assert server.bodies == []
 
 
-async def test_refused_log_probabilities_are_not_needed_for_plain_grades() -> None:
-    async with connected(FakeServer([says(GOOD)], probe=refuse_logprobs), logprobs=False) as (_, info):
-        assert info.model == "fake"
-
-
 class Side(AnswerModel):
     """A part of the answer to a stance prompt."""
 
@@ -237,7 +214,7 @@ async def test_one_request_for_each_form_has_the_labels_of_its_prompts_once(form
     assert server.bodies == []
 
 
-@pytest.mark.parametrize(("schemas", "logprobs"), [([], True), (ARRAYS[:1], True), (ARRAYS, False)])
+@pytest.mark.parametrize(("schemas", "logprobs"), [(ARRAYS[:1], True), (ARRAYS, False)])
 async def test_where_no_label_is_read_none_is_requested(schemas: list[Mapping[str, Any]], logprobs: bool) -> None:
     async with connected(FakeServer(labels=status(500)), logprobs=logprobs, schemas=schemas) as (_, info):
         assert info.model == "fake"
@@ -408,7 +385,8 @@ async def fail(server: FakeServer) -> tuple[str, list[str]]:
     return str(caught.value), notes
 
 
-async def test_a_server_that_is_busy_with_requests_of_others_is_named_so() -> None:
+async def test_a_server_that_is_busy_with_requests_of_others_is_named_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("touche_llm.llm.http._MAX_WAITS", 1)
     error, notes = await fail(Shared(probe=hangs))
     assert all("240 requests wait and 65 run" in text for text in (error, *notes)) and len(notes) == 1
     assert "`engine.request_timeout`" in error and "is the server running" not in error
@@ -418,23 +396,3 @@ async def test_a_server_without_metrics_is_busy_if_it_answers_other_requests() -
     error, notes = await fail(FakeServer(probe=hangs))
     assert "busy" in error and "`engine.request_timeout`" in error and "is the server running" not in error
     assert notes == []
-
-
-async def test_a_request_of_a_run_that_times_out_names_the_queue() -> None:
-    server = Shared(rest=hangs)
-    async with server.running():
-        async with ChatServer(server.url, concurrency=8, request_timeout=0.3, chat_template_kwargs={}) as client:
-            client.choose("fake")
-            request = client.build_check((Message("user", "x"),), {}, Sampling())
-            with pytest.raises(Transient) as caught:
-                await client.exchange(request)
-    assert (caught.value.kind, caught.value.is_busy) == ("timeout", True)
-    assert "240 requests wait" in caught.value.reason
-
-
-async def test_the_steps_of_a_start_up_check_are_all_counted() -> None:
-    steps: list[None] = []
-    async with FakeServer().running() as server:
-        async with ChatServer(server.url, concurrency=8, request_timeout=5, chat_template_kwargs={}) as client:
-            await connect(Survey(client, EngineConfig(), SamplingConfig(), step=lambda: steps.append(None)))
-    assert len(steps) == len(START_UP)

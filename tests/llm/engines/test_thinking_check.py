@@ -5,18 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import orjson
 import pytest
 from aiohttp import web
 
 from tests.fake_server import FakeServer, good, reply
 from tests.llm.engines.test_conformance import Model, examined
 from tests.other_servers import FakeLlamaCpp, FakeSglang
-from touche_llm.errors import EngineError
 from touche_llm.llm.chat import ChatServer
 from touche_llm.llm.checks import ServerCheck, Survey
 from touche_llm.llm.settings import EngineConfig, SamplingConfig, ThinkingConfig
-from touche_llm.llm.startup import connect, examine
+from touche_llm.llm.startup import examine
 
 PROBE = '{"word":"quokka-7351"}'
 
@@ -54,26 +52,9 @@ class Template(FakeServer):
         return web.json_response({"count": len(text), "tokens": list(text.encode())})
 
 
-class Inverted(FakeServer):
-    """Server whose later letters have smaller token ids."""
-
-    async def tokenize(self, request: web.Request) -> web.Response:
-        found = orjson.loads(str((await super().tokenize(request)).text))
-        return web.json_response(found | {"tokens": [255 - token for token in found["tokens"]]})
-
-    async def detokenize(self, request: web.Request) -> web.Response:
-        tokens = (await request.json())["tokens"]
-        return web.json_response({"prompt": bytes(255 - token for token in tokens).decode()})
-
-
-@pytest.mark.parametrize("server", [FakeServer(), Inverted()], ids=["ascending", "descending"])
-async def test_a_server_that_continues_thoughts_passes(server: FakeServer) -> None:
-    check = await survey_of(server)
+async def test_a_server_that_continues_thoughts_passes() -> None:
+    check = await survey_of(FakeServer())
     assert check is not None and check.is_ok
-
-
-async def test_nothing_is_checked_without_a_budget() -> None:
-    assert await survey_of(FakeServer(), ThinkingConfig()) is None
 
 
 @pytest.mark.parametrize(
@@ -95,14 +76,6 @@ async def test_nothing_is_checked_without_a_budget() -> None:
 async def test_each_fault_is_found_and_named(server: FakeServer, named: str) -> None:
     check = await survey_of(server)
     assert check is not None and check.is_blocking and named in check.remedy
-
-
-async def test_a_template_that_refuses_is_named() -> None:
-    def refuse(_: str) -> str:
-        raise web.HTTPBadRequest(text='{"error": {"message": "the final message does not appear in the chat"}}')
-
-    check = await survey_of(Template(refuse))
-    assert check is not None and check.is_blocking and "does not appear" in check.value
 
 
 async def test_a_server_that_continues_no_prompt_with_token_ids_is_named() -> None:
@@ -128,11 +101,3 @@ async def test_a_run_without_reasoning_is_possible_on_a_server_that_cannot_conti
     server = FakeServer(rest=model.answer, probe=after_a_thought("Hello."))
     row = (await examined(server))["thinking"]
     assert (row.is_ok, row.is_blocking) == (False, False)
-
-
-async def test_the_error_of_a_run_is_one_line() -> None:
-    async with FakeServer(probe=after_a_thought("Hello.")).running() as server:
-        async with ChatServer(server.url, concurrency=8, request_timeout=5, chat_template_kwargs={}) as client:
-            with pytest.raises(EngineError) as raised:
-                await connect(Survey(client, EngineConfig(), SamplingConfig(thinking=ThinkingConfig(judge=64))))
-    assert "\n" not in str(raised.value)
