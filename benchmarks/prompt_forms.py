@@ -36,19 +36,18 @@ from tests.vllm.real_data import REAL
 from tests.vllm.server import ROOT
 from touche_llm.corpus.json_lines import read_collection
 from touche_llm.data import concurrency
-from touche_llm.data.records import Document, Judgment, Reading, Topic
+from touche_llm.data.records import Document, Reading, Topic
 from touche_llm.data.settings import read_yaml
 from touche_llm.data.topics import read_topics
 from touche_llm.evaluation.qrels import STANCE, Qrels, read_qrels
-from touche_llm.judging.labels import combine_position
 from touche_llm.judging.pointwise import judge
 from touche_llm.llm.logprobs import LabelInformation
 from touche_llm.llm.settings import EngineConfig
 from touche_llm.pipeline.engines import LanguageModel
+from touche_llm.prompts.fields import JudgePer
 from touche_llm.prompts.purposes import load, purposes_of
 from touche_llm.tasks import get_task
 from touche_llm.tasks.definition import TASK_FILE
-from touche_llm.tasks.features import Question
 from touche_llm.tasks.task import Task, load_task
 
 DATA = REAL / "comparative"
@@ -57,7 +56,7 @@ TASK = get_task("comparative")
 _JUDGE = (TASK.folder / "judge.jinja").read_text()
 _LAST_LINE = re.compile(r"^Answer with .*$", re.MULTILINE)
 _LETTERS = (
-    "Answer with one JSON array of {count} values and nothing else, each label by its first letter: [{values}]",
+    "Answer with one JSON array of four values and nothing else, each label by its first letter: [{values}]",
     {
         "relevance": "relevance 0 to 3",
         "quality": "quality 0 to 3",
@@ -78,8 +77,6 @@ _EXAMPLES = {
     "letters": ', written like [1,2,"Y","S"]',
     "object": ', written like {"relevance":1,"quality":2,"position":"YES","stance":"SECOND"}',
 }
-_COUNTS = {1: "one value", 2: "two values", 4: "four values"}
-_SIDE = ("position", "stance")
 _COLUMNS = (
     "prompt",
     "documents",
@@ -100,14 +97,16 @@ class Form:
     """A form of the judge prompt.
 
     Attributes:
-        fields: Fields of each of its requests, in the order of the answer.
+        fields: Fields of the answer, in their order.
         form: Form of the answers.
         has_example: Whether the prompt ends with an example of an answer.
+        judge_per: What a request is about: a document, or a field of the answer.
     """
 
-    fields: tuple[tuple[str, ...], ...] = (("relevance", "quality", *_SIDE),)
+    fields: tuple[str, ...] = ("relevance", "quality", "position", "stance")
     form: str = "letters"
     has_example: bool = False
+    judge_per: JudgePer = "document"
 
 
 CELLS = {
@@ -115,8 +114,8 @@ CELLS = {
     "letters": Form(),
     "objects_example": Form(form="object", has_example=True),
     "objects": Form(form="object"),
-    "swapped": Form((("quality", "relevance", *_SIDE),)),
-    "single": Form((("relevance",), ("quality",), _SIDE)),
+    "swapped": Form(("quality", "relevance", "position", "stance")),
+    "single": Form(judge_per="field"),
 }
 # RankLLM's pointwise prompt, a question for yes or no: the cell of `--rank-llm-python`.
 RANK_LLM = "rank_llm"
@@ -150,17 +149,14 @@ class Texts:
         return [name for name in document_ids if name not in self._documents]
 
 
-def write_template(fields: Sequence[str], form: Form) -> str:
-    """Return the project's judge prompt with the rubrics of these fields, in this order, and an answer of this form."""
+def write_template(form: Form) -> str:
+    """Return the project's judge prompt with the rubrics in the order of a form, and an answer of this form."""
     sections = {found[2]: found[0] for found in re.finditer(r"^(\d)\. (\w+): .*?(?=\n\n)", _JUDGE, re.MULTILINE | re.S)}
     first, last = min(map(_JUDGE.index, sections.values())), _LAST_LINE.search(_JUDGE)
     assert last is not None
-    rules = (re.sub(r"^\d", str(place), sections[name]) for place, name in enumerate(fields, start=1))
+    rules = (re.sub(r"^\d", str(place), sections[name]) for place, name in enumerate(form.fields, start=1))
     pattern, names = _LETTERS if form.form == "letters" else _OBJECT
-    values = ", ".join(names[name] for name in fields)
-    answer = pattern.format(count=_COUNTS[len(fields)].split()[0], values=values)
-    if len(fields) == 1:
-        answer = answer.replace("values", "value").replace(", each label by its first letter", "")
+    answer = pattern.format(values=", ".join(names[name] for name in form.fields))
     answer += _EXAMPLES[form.form] if form.has_example else ""
     text = "\n\n".join([_JUDGE[:first].rstrip(), *rules, answer]) + _JUDGE[last.end() :]
     return text.replace("\nform: letters", f"\nform: {form.form}")
@@ -171,48 +167,27 @@ def make_task(fields: Sequence[str], template: str, folder: Path) -> Task:
     definition = read_yaml(TASK.folder / TASK_FILE, words=True)
     assert isinstance(definition, dict)
     aspects = {name: definition["aspects"][name] for name in fields if name in definition["aspects"]}
-    # A task needs an aspect; where only the stance is requested, its question is that of the stance prompt.
-    aspects = aspects or {"relevance": definition["aspects"]["relevance"]}
     parts = {"aspects": aspects, "weights": {"both": dict.fromkeys(aspects, 1.0)}, "measures": {}}
     definition |= parts | {"name": "variant", "features": ["objects", "stance_prompt"]}
     definition["corpus"] = {"reader": "json_lines"}
-    if STANCE not in fields:
-        definition |= {"stance": None, "features": ["objects"]}
     folder.mkdir()
     (folder / TASK_FILE).write_text(yaml.safe_dump(definition, sort_keys=False))
-    for name in ("judge", "objects", "stance", "best", "order", "queries"):
+    for name in ("objects", "stance", "best", "order", "queries"):
         (folder / f"{name}.jinja").write_text((TASK.folder / f"{name}.jinja").read_text())
-    if set(fields) == set(_SIDE):
-        header = "---\nversion: 3\npurpose: Stance\nanswer: stance\nform: letters\n---\n"
-        (folder / "stance.jinja").write_text(header + template.split("---\n", 2)[2])
-    else:
-        text = template if STANCE in fields else template.replace("\nposition: true", "")
-        (folder / "judge.jinja").write_text(text)
+    (folder / "judge.jinja").write_text(template)
     return load_task(folder)
 
 
 async def measure(form: Form, work: Sequence[tuple[Topic, str]], texts: Texts, model: LanguageModel) -> list[Answer]:
     """Send the requests of a form, and return the answers to the documents that have all."""
-    found: dict[tuple[str, str], list[Judgment]] = {}
-    for fields in form.fields:
-        with tempfile.TemporaryDirectory() as name:
-            task = make_task(fields, write_template(fields, form), Path(name) / "task")
-            is_stance = set(fields) == set(_SIDE)
-            question: Question | None = task.stance_question if is_stance else task.question
-            assert question is not None
-            prompt = load(
-                task, purposes_of(task)["stance" if is_stance else "judge"], "stance" if is_stance else "judge"
-            )
-        judgments, failures = await judge(list(work), texts, question, prompt, model.builder, _count(len(work)))
-        for failure in failures:
-            print(f"failed: {failure}", file=sys.stderr)
-        for judgment in judgments:
-            found.setdefault((judgment.topic_id, judgment.document_id), []).append(judgment)
-    return [
-        Answer(topic, document, [str(one.key) for one in answers], _merge(answers))
-        for (topic, document), answers in found.items()
-        if len(answers) == len(form.fields)
-    ]
+    with tempfile.TemporaryDirectory() as name:
+        task = make_task(form.fields, write_template(form), Path(name) / "task")
+        prompt = load(task, purposes_of(task)["judge"], "judge", judge_per=form.judge_per)
+    done = _count(len(work) * len(prompt.sent))
+    judgments, failures = await judge(list(work), texts, task.question, prompt, model.builder, done)
+    for failure in failures:
+        print(f"failed: {failure}", file=sys.stderr)
+    return [Answer(one.topic_id, one.document_id, one.answer_keys, one.readings) for one in judgments]
 
 
 def measure_rank_llm(
@@ -256,16 +231,6 @@ def _count(total: int) -> Callable[[], None]:
         print(f"\r{done} of {total}", end="" if done < total else "\n", file=sys.stderr, flush=True)
 
     return count
-
-
-def _merge(answers: Iterable[Judgment]) -> dict[str, Reading]:
-    readings = {field: reading for judgment in answers for field, reading in judgment.readings.items()}
-    if "position" in readings:
-        assert TASK.stance is not None
-        labels = TASK.stance.labels
-        (without,) = set(labels) - set(readings[STANCE].probabilities or {})
-        readings[STANCE] = combine_position(readings.pop("position"), readings[STANCE], labels, without)
-    return readings
 
 
 @cache

@@ -44,6 +44,7 @@ DEFAULTS: Mapping[type[Section], Mapping[str, object]] = {
         "task": "comparative",
         "skip_bad_lines": False,
         "depth": 100,
+        "judge_per": "document",
         "objective": "both",
         "rank": ("judge",),
         "tag": "touche-llm",

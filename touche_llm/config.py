@@ -14,6 +14,7 @@ from touche_llm.data.settings import Option, Scope, Section
 from touche_llm.judging.labels import StanceSettings
 from touche_llm.judging.sentence_pairs import PairSettings
 from touche_llm.llm.settings import CacheConfig, EngineConfig, SamplingConfig
+from touche_llm.prompts.fields import JudgePer
 from touche_llm.prompts.prompt import PromptsConfig
 from touche_llm.ranking.steps import (
     BALANCE,
@@ -126,6 +127,17 @@ class Config(Section):
     engine: EngineConfig = EngineConfig()
     sampling: Annotated[SamplingConfig, Scope.JUDGE] = SamplingConfig()
     prompts: PromptsConfig = PromptsConfig()
+    judge_per: Annotated[
+        JudgePer,
+        Option(
+            "--judge-per",
+            "One judge request per document, or per field of the answer (each aspect, the stance): as many times the "
+            "requests",
+            "Judging",
+            metavar="NAME",
+        ),
+        Scope.JUDGE,
+    ] = "document"
     objective: Annotated[
         Objective,
         Option(

@@ -40,7 +40,8 @@ _MOST_HELD_OUT = "Held-out topics are judged by the first prompt and the best, a
 _CHANGE = ("difference", "low", "high", "p", "p_holm", "wins", "ties", "losses")
 _OF_COMPARISON = (
     *s.INPUTS,
-    *("skip_bad_lines", "limit_topics", "topic", "prompts.folder", "prompts.objects", "engine", "sampling", "cache"),
+    *("skip_bad_lines", "limit_topics", "topic", "prompts.folder", "prompts.objects", "judge_per"),
+    *("engine", "sampling", "cache"),
 )
 TemplatesArgument = Annotated[
     list[str], typer.Argument(metavar="NAME|FILE", help="Judge prompts: names or .jinja files.")

@@ -73,6 +73,7 @@ _OF_TRIAL = (
     "skip_bad_lines",
     "prompts.folder",
     "prompts.objects",
+    "judge_per",
     "objective",
     "engine",
     "sampling",
@@ -134,7 +135,7 @@ async def _render(
 ) -> tuple[Prompt, list[tuple[tuple[str, ...], list[PromptPart]]]]:
     """Return the prompt, and for each request its documents and its parts."""
     config, progress = run.config, run.progress
-    purpose, prompt = load_named(run.task, name, config.prompts.folder)
+    purpose, prompt = load_named(run.task, name, config.prompts.folder, config.judge_per)
     engine = make_dry_engine(tokenizer)
     count = estimate if tokenizer is None else tokenizer.count
     make_builder = partial(make_request_builder, engine=config.engine, sampling=config.sampling)
@@ -260,7 +261,7 @@ def try_(
     qrels = read_qrels(qrels_files, config.task) if qrels_files else None
     with RunContext(config, CommandProgress()) as run:
         # Errors of the files are raised before the engine starts.
-        purpose, prompt = load_named(run.task, name, config.prompts.folder)
+        purpose, prompt = load_named(run.task, name, config.prompts.folder, config.judge_per)
         check_examples(prompt, run.topics, config.topics, run.progress.warn)
         if not documents and purpose.question is not None:
             how = _suggest_documents(run, purpose)
@@ -308,8 +309,8 @@ def _record(run: RunContext, prompt: Prompt, subject: Subject, trials: list[Tria
     """Log the human judgments that are about to be shown as an access to the topic."""
     if qrels is not None:
         # Human judgments are of one document.
-        documents = [trial.ids[0] for trial in trials if len(trial.ids) == 1]
-        record_trial(run.config.cache.file, subject.topic, documents, qrels, prompt.label, run.progress.warn)
+        documents = dict.fromkeys(trial.ids[0] for trial in trials if len(trial.ids) == 1)
+        record_trial(run.config.cache.file, subject.topic, [*documents], qrels, prompt.label, run.progress.warn)
 
 
 def _list_lines(trial: Trial) -> Iterator[str]:

@@ -222,10 +222,11 @@ class Judgment(_WithThoughts, JsonStruct, frozen=True, kw_only=True):
         stance: Most probable label; `Q0` if the task has none.
         source: "inherited" for a pair that was not judged or whose answer is unusable: it has the mean grades and the
             side of its sentences.
-        cut: Truncation of the document, if any.
+        cut: Truncation of the document, if any; the shortest of several.
         prompt: Prompt of the request.
-        key: Key of the answer in the cache.
-        sample: Index of the sample whose answer was usable.
+        key: Key of the answer in the cache; None if there are several.
+        keys: Keys of the answers to the requests for each field; left out if one request was about all.
+        sample: Index of the sample whose answer was usable; the highest of several.
         thoughts: Keys of the thoughts before the answers; left out if the model did not reason.
     """
 
@@ -238,8 +239,16 @@ class Judgment(_WithThoughts, JsonStruct, frozen=True, kw_only=True):
     cut: Cut | None = None
     prompt: str
     key: str | None = None
+    keys: list[str] | msgspec.UnsetType = msgspec.UNSET
     sample: int = 0
     thoughts: list[str] | msgspec.UnsetType = msgspec.UNSET
+
+    @property
+    def answer_keys(self) -> list[str]:
+        """Keys of all answers; empty for an inherited judgment."""
+        if not isinstance(self.keys, msgspec.UnsetType):
+            return self.keys
+        return [] if self.key is None else [self.key]
 
 
 class Comparison(JsonStruct, frozen=True, kw_only=True):

@@ -11,6 +11,7 @@ from statistics import fmean
 from typing import Any, Protocol
 
 from msgspec import UNSET, UnsetType
+from msgspec.structs import replace as replace_fields
 
 from touche_llm.data.concurrency import map_in_order
 from touche_llm.data.records import Cut, Document, Failure, Judgment, Reading, StanceReading, Topic
@@ -198,22 +199,33 @@ async def judge(
     builder: RequestBuilder,
     done: Done,
 ) -> tuple[list[Judgment], list[Failure]]:
-    """Judge documents, and return judgments and failures in the order of `work`.
+    """Judge documents, and return judgments in the order of `work`, and failures in that of the requests.
 
-    Requests are sent in that order: topic by topic, so that a server's prefix cache holds the topic's part.
+    Requests are sent topic by topic, and of a topic those of one part of the prompt together, so that a server's prefix
+    cache holds what they share. A document is judged if all parts have an answer.
     """
+    requests = []
+    for _, of_topic in groupby(work, key=lambda item: item[0].id):
+        documents_of = list(of_topic)
+        requests += [(*item, sent) for sent in prompt.sent for item in documents_of]
 
-    async def judge_one(item: tuple[Topic, str]) -> Judgment | Failure | None:
-        topic, document_id = item
-        result, cut = await request_answer(topic, document_id, documents, question, prompt, builder)
+    async def judge_one(item: tuple[Topic, str, Prompt]) -> Judgment | Failure | None:
+        topic, document_id, sent = item
+        result, cut = await request_answer(topic, document_id, documents, question, sent, builder)
         done()
         if isinstance(result, AnsweredRequest):
-            readings = builder.read_labels(result, prompt.origin(topic.id, document_id), question)
-            return _make_judgment(topic, document_id, prompt, result, question, readings, cut)
-        return make_failure(topic, document_id, prompt, result)
+            readings = builder.read_labels(result, sent.origin(topic.id, document_id), question)
+            return _make_judgment(topic, document_id, sent, result, readings, cut)
+        return make_failure(topic, document_id, sent, result)
 
-    results = await map_in_order(judge_one, work, builder.concurrency)
+    results = await map_in_order(judge_one, requests, builder.concurrency)
     judgments = [result for result in results if isinstance(result, Judgment)]
+    if prompt.parts:
+        parts: defaultdict[tuple[str, str], list[Judgment]] = defaultdict(list)
+        for judgment in judgments:
+            parts[judgment.topic_id, judgment.document_id].append(judgment)
+        of_documents = (parts[topic.id, document_id] for topic, document_id in work)
+        judgments = [_merge(found, prompt.label) for found in of_documents if len(found) == len(prompt.parts)]
     return judgments, [result for result in results if isinstance(result, Failure)]
 
 
@@ -306,23 +318,49 @@ def _make_judgment(
     document_id: str,
     prompt: Prompt,
     result: AnsweredRequest[AnswerModel],
-    question: Question,
     readings: dict[str, Reading],
     cut: Cut | None,
 ) -> Judgment:
-    complete = all(reading.probabilities is not None for reading in readings.values())
     return Judgment(
         topic_id=topic.id,
         document_id=document_id,
-        grades={field: compute_expected_grade(readings[field]) for field in question.grades},
-        stance=get_most_probable(readings["stance"]) if "stance" in readings else NO_STANCE_COLUMN,
-        readings=readings,
-        source="probabilities" if complete else "value",
+        **_describe(readings),
         cut=cut,
         prompt=prompt.label,
         key=result.key,
         sample=result.sample,
         thoughts=list_thoughts([result]),
+    )
+
+
+def _describe(readings: dict[str, Reading]) -> dict[str, Any]:
+    """Return the fields of a judgment that follow from its readings."""
+    complete = all(reading.probabilities is not None for reading in readings.values())
+    grades = {
+        name: compute_expected_grade(reading) for name, reading in readings.items() if isinstance(reading.answered, int)
+    }
+    return {
+        "grades": grades,
+        "stance": get_most_probable(readings["stance"]) if "stance" in readings else NO_STANCE_COLUMN,
+        "readings": readings,
+        "source": "probabilities" if complete else "value",
+    }
+
+
+def _merge(parts: Sequence[Judgment], prompt: str) -> Judgment:
+    """Merge the judgments of a document by the parts of a prompt; if one lacks probabilities, none has any."""
+    readings = {field: reading for part in parts for field, reading in part.readings.items()}
+    if any(part.source == "value" for part in parts):
+        readings = {field: Reading(answered=reading.answered) for field, reading in readings.items()}
+    return replace_fields(
+        parts[0],
+        **_describe(readings),
+        cut=min((part.cut for part in parts if part.cut), key=lambda cut: cut.kept_chars, default=None),
+        prompt=prompt,
+        key=None,
+        keys=[key for part in parts for key in part.answer_keys],
+        sample=max(part.sample for part in parts),
+        thoughts=[key for part in parts for key in part.thought_keys] or UNSET,
     )
 
 

@@ -397,8 +397,8 @@ class PairJudge:
             ]
             if not work:
                 break
-            with self.stage("judging sentences", len(work)) as done:
-                prompt = self.prompts["sentence"]
+            prompt = self.prompts["sentence"]
+            with self.stage("judging sentences", len(work) * len(prompt.sent)) as done:
                 judgments, failed = await judge(work, self.parts, question, prompt, self.builder, done)
             failures += failed
             sentences += judgments
@@ -421,9 +421,10 @@ class PairJudge:
         self, title: str, work: list[tuple[Topic, str]], failures: list[Failure]
     ) -> JudgmentsByTopic:
         """Judge pairs; return their judgments, and add failed requests to `failures`."""
-        with self.stage(title, len(work)) as done:
+        prompt = self.prompts["judge"]
+        with self.stage(title, len(work) * len(prompt.sent)) as done:
             documents, question = PairDocuments(self.parts), self.task.question
-            judgments, failed = await judge(work, documents, question, self.prompts["judge"], self.builder, done)
+            judgments, failed = await judge(work, documents, question, prompt, self.builder, done)
         failures += failed
         return group_judgments(judgments)
 

@@ -320,7 +320,7 @@ class LabelCounts:
         if not self.overruled:
             return []
         return [
-            f"{self.overruled:,} of {self.answers:,} stances differ from the answers as written, since the "
+            f"in {self.overruled:,} of {self.answers:,} answers the stance is another than the written one, since the "
             "probabilities of all labels decide: docs/explanation/stance.md"
         ]
 
@@ -331,7 +331,7 @@ class LabelCounts:
             named = ", ".join(f"{name} {bits:.3f} bits" for name, bits in low.items())
             notes.append(
                 f"the labels say next to nothing about documents ({named}; below {LOW_INFORMATION:g}): the model "
-                "answers nearly the same for all; try a larger model, few-shot examples with different labels, or a "
-                "prompt for each aspect"
+                "answers nearly the same for all; try a larger model, few-shot examples with different labels, or one "
+                "request for each field (`judge_per: field`)"
             )
         return notes

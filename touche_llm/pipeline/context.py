@@ -235,7 +235,8 @@ class RunContext:
                 given = {*purposes, *(getattr(settings, name) for name in purposes)}
                 check_overlay(settings.folder, self.task.name, {name for name in given if not name.endswith(".jinja")})
             for name in missing:
-                prompt = load(self.task, purposes[name], getattr(settings, name), settings.folder)
+                template, judge_per = getattr(settings, name), self.config.judge_per
+                prompt = load(self.task, purposes[name], template, settings.folder, judge_per=judge_per)
                 check_examples(prompt, self.topics, self.config.topics, self.progress.warn)
                 self._prompts[name] = prompt
         return {name: self._prompts[name] for name in wanted}
@@ -311,9 +312,10 @@ def list_schemas(prompts: Iterable[Prompt], documents: int = 1) -> list[Mapping[
     """
     topic = Topic("", "")
     return [
-        build_schema(prompt.answer_for(topic, documents), prompt.header.form)
+        build_schema(sent.answer_for(topic, documents), prompt.header.form)
         for prompt in prompts
         if prompt.header.answer != "objects"
+        for sent in prompt.sent
     ]
 
 

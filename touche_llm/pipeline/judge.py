@@ -169,7 +169,7 @@ async def _judge_documents(
         for topic, ranking in zip(topics, chosen.list_rankings(), strict=True)
         for candidate in ranking
     ]
-    with stage("judging", len(work)) as done:
+    with stage("judging", len(work) * len(prompts["judge"].sent)) as done:
         judgments, failures = await judge_documents(work, documents, task.question, prompts["judge"], builder, done)
     stances: list[StanceReading] = []
     if stance is not None and stance.prompt_depth and "stance" in prompts:

@@ -29,6 +29,7 @@ from touche_llm.pipeline.engines import LanguageModel, open_pooling
 from touche_llm.pipeline.judge import Judgments
 from touche_llm.pipeline.progress import ForwardedProgress, Progress, default_progress
 from touche_llm.pipeline.rank import Ranking
+from touche_llm.prompts.fields import JudgePer
 from touche_llm.prompts.prompt import Prompt
 from touche_llm.prompts.purposes import list_judging_purposes, load, purposes_of
 from touche_llm.ranking.cross_encoder import CrossEncoder
@@ -192,6 +193,7 @@ async def _judge(
     prompts: Mapping[str, str] | None = None,
     stance: StanceSettings | None = None,
     pairs: PairSettings | None = None,
+    judge_per: JudgePer = "document",
     progress: Progress | None = None,
 ) -> Judgments:
     """Judge candidates; of sentences, make pairs and judge these.
@@ -203,6 +205,7 @@ async def _judge(
         prompts: Prompts of other purposes: objects, sentence, stance.
         stance: Settings of the stance prompt; None for the defaults.
         pairs: Settings of sentence pairs; None for the defaults.
+        judge_per: `field` for one request for each field of the answer instead of one for each document.
         progress: Display of the progress; None for a bar in a terminal or notebook, elsewhere a line every ten seconds.
 
     Raises:
@@ -218,7 +221,9 @@ async def _judge(
     pairs = read_settings(PairSettings, pairs, "pairs")
     needed = list_judging_purposes(task, candidates.topics, stance.prompt_depth)
     given = {**(prompts or {}), **({} if prompt is None else {"judge": prompt})}
-    loaded = _load_prompts(task, needed, given, ("judge", "objects", "sentence", "stance"))
+    if judge_per not in get_args(JudgePer):
+        raise UsageError(f"judge_per: {judge_per!r:.40}: must be {' or '.join(get_args(JudgePer))}")
+    loaded = _load_prompts(task, needed, given, ("judge", "objects", "sentence", "stance"), judge_per)
     _check_prompts(loaded, candidates.topics, progress)
     return await judging.judge(candidates, loaded, model.builder, progress, stance=stance, pairs=pairs)
 
@@ -305,13 +310,17 @@ def _check_topics(topics: object) -> list[Topic]:
 
 
 def _load_prompts(
-    task: Task, names: Sequence[str], given: Mapping[str, str], allowed: Sequence[str]
+    task: Task,
+    names: Sequence[str],
+    given: Mapping[str, str],
+    allowed: Sequence[str],
+    judge_per: JudgePer = "document",
 ) -> dict[str, Prompt]:
     purposes = purposes_of(task)
     possible = [name for name in allowed if name in purposes]
     if unknown := [name for name in given if name not in possible]:
         raise UsageError(f"prompts: no purpose {', '.join(unknown)} here; expected {', '.join(possible)}")
-    return {name: load(task, purposes[name], given.get(name, name), None) for name in names}
+    return {name: load(task, purposes[name], given.get(name, name), judge_per=judge_per) for name in names}
 
 
 def _check_prompts(prompts: Mapping[str, Prompt], topics: list[Topic], progress: Progress) -> None:

@@ -168,7 +168,8 @@ async def ask(
         document_tokens: Maximum number of tokens of a document, for prompts that compare.
 
     Returns:
-        One trial for each document; a single one if documents are compared or the prompt is about a topic only.
+        One trial for each document, or for each part of the prompt about it; a single one if documents are compared or
+        the prompt is about a topic only.
 
     Raises:
         PromptError: The template fails, or leaves no room for the documents.
@@ -179,23 +180,29 @@ async def ask(
     model = RecordingClient(**given | {"misses": []})
     builder = replace(builder, model=model)
     purpose = subject.purpose
-    if purpose.question is None or purpose.depends_on == "documents":
-        found = [await _send_one(prompt, subject, builder, model, objective, document_tokens)]
-    else:
-        found = await _send_each(prompt, subject, builder)
-    model.raise_on_misses()
-    messages = {request.origin.document_id: request.messages for request in model.requests}
-    return [
-        Trial(
-            ids=ids,
-            messages=messages.get(" ".join(ids) or None, ()),
-            result=result,
-            cut=cut,
-            cached=isinstance(result, AnsweredRequest) and result.key not in model.sent,
-            question=purpose.question,
+    trials: list[list[Trial]] = []
+    for sent in prompt.sent:
+        before = len(model.requests)
+        if purpose.question is None or purpose.depends_on == "documents":
+            found = [await _send_one(sent, subject, builder, model, objective, document_tokens)]
+        else:
+            found = await _send_each(sent, subject, builder)
+        messages = {request.origin.document_id: request.messages for request in model.requests[before:]}
+        trials.append(
+            [
+                Trial(
+                    ids=ids,
+                    messages=messages.get(" ".join(ids) or None, ()),
+                    result=result,
+                    cut=cut,
+                    cached=isinstance(result, AnsweredRequest) and result.key not in model.sent,
+                    question=purpose.question,
+                )
+                for ids, result, cut in found
+            ]
         )
-        for ids, result, cut in found
-    ]
+    model.raise_on_misses()
+    return [trial for of_document in zip(*trials, strict=True) for trial in of_document]
 
 
 _Sent = tuple[tuple[str, ...], AnsweredRequest[Any] | FailedRequest, dict[str, Cut]]

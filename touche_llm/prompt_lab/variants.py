@@ -53,7 +53,7 @@ def load_variants(names: Sequence[str], config: Config, task: Task) -> list[Vari
         check_overlay(folder, task.name, {name for name in (*purposes_of(task), *names) if not name.endswith(".jinja")})
     variants: list[Variant] = []
     for name in names:
-        purpose, prompt = load_named(task, name, folder)
+        purpose, prompt = load_named(task, name, folder, config.judge_per)
         if purpose.name != PURPOSE:
             judged = "documents" if task.sentence_question is None else "pairs of sentences"
             raise UsageError(
@@ -80,8 +80,8 @@ async def judge_variant(
 ) -> VariantJudgments:
     """Judge documents of topics with a variant; misses of a replay are in the builder's model."""
     model, task, documents = builder.model, context.task, context.corpus.documents
-    before = replace(model.counts)
-    with context.progress.stage(f"judging with {variant.name}", len(pairs), model.counts) as done:
+    before, total = replace(model.counts), len(pairs) * len(variant.prompt.sent)
+    with context.progress.stage(f"judging with {variant.name}", total, model.counts) as done:
         found, failures = await judge(pairs, documents, task.question, variant.prompt, builder, done)
     judgments = {(judgment.topic_id, judgment.document_id): _convert_grades(judgment, task) for judgment in found}
     return VariantJudgments(judgments, failures, model.counts.since(before))

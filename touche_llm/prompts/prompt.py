@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -17,9 +17,10 @@ from pydantic import Field
 from touche_llm.data.records import Topic
 from touche_llm.data.settings import Option, Scope, Section, load_yaml
 from touche_llm.errors import PromptError, UsageError
-from touche_llm.llm.answers import AnswerForm, AnswerModel, can_be_letters
+from touche_llm.llm.answers import AnswerForm, AnswerModel, Layout, can_be_letters, parse_answer
 from touche_llm.llm.request import Message, Origin
 from touche_llm.prompts.few_shot import EXAMPLES_SUFFIX, FewShotExample, parse_examples
+from touche_llm.prompts.fields import group_fields, pick_fields, select_fields
 from touche_llm.prompts.templates import HEADER, ROLES, TemplateFiles, read_text, resolve_reference
 from touche_llm.tasks.features import Question
 from touche_llm.tasks.task import Task
@@ -122,6 +123,8 @@ class Prompt:
         answer_for: Returns the answer model for a topic and a number of documents.
         examples: Few-shot examples, sent before the question.
         shared: Variables that the examples take from the question, such as the comparison criterion.
+        parts: The prompts for each field that are sent in place of this one; empty if it is sent itself.
+        whole: Of such a part, the answer model of the whole prompt.
     """
 
     name: str
@@ -132,6 +135,8 @@ class Prompt:
     answer_for: AnswerFor
     examples: tuple[FewShotExample, ...] = ()
     shared: tuple[str, ...] = ()
+    parts: tuple[Prompt, ...] = ()
+    whole: type[AnswerModel] | None = None
     _turns: dict[tuple[Any, ...], tuple[Message, ...]] = field(default_factory=dict, repr=False, compare=False)
 
     def render(self, **variables: Any) -> tuple[Message, ...]:
@@ -141,8 +146,35 @@ class Prompt:
             PromptError: A variable is undefined, or the template fails or does what the sandbox forbids. Names the
                 template, the place and the variable.
         """
-        system, user = (Message(role, self._render(role, variables)) for role in ROLES)
-        return (system, *self._render_examples(variables), user)
+        system, user = (self._render(role, variables) for role in ROLES)
+        if self.whole is not None:
+            try:
+                system = select_fields(system, self.whole, self.answer_for(_ANY_TOPIC, 1), self.header.form)
+            except ValueError as error:
+                raise PromptError(
+                    f"{self.path}: block system: {error}; with `judge_per: field` it needs a paragraph for each field, "
+                    "which begins with its name and a colon, and a last one that says how to answer"
+                ) from error
+        return (Message("system", system), *self._render_examples(variables), Message("user", user))
+
+    @property
+    def sent(self) -> tuple[Prompt, ...]:
+        """The prompts that are sent about a document: the prompt itself, or its parts."""
+        return self.parts or (self,)
+
+    def divide(self) -> Prompt:
+        """Return the prompt with a part for each field of its answer; raise UsageError if that has one field only."""
+        answer, form = self.answer_for(_ANY_TOPIC, 1), self.header.form
+        groups = group_fields(answer)
+        if len(groups) < 2:
+            raise UsageError(f"{self.path}: the answer has one field only, {groups[0][-1]}; give `judge_per: document`")
+        examples = [(example, parse_answer(example.answer, answer, form).model_dump()) for example in self.examples]
+        parts = []
+        for fields in groups:
+            turns = tuple(replace(example, answer=Layout(form, fields).spell(values)) for example, values in examples)
+            picked = partial(_ignore, pick_fields(answer, fields))
+            parts.append(replace(self, answer_for=picked, examples=turns, whole=answer, _turns={}))
+        return replace(self, parts=tuple(parts))
 
     def _render_examples(self, variables: Mapping[str, Any]) -> tuple[Message, ...]:
         common = {name: variables[name] for name in self.shared if name in variables}
@@ -178,8 +210,14 @@ class Prompt:
 
     @property
     def label(self) -> str:
-        """Name, version and hash in one word, as judgments store it."""
-        return f"{self.name}@{self.header.version}-{self.hash}"
+        """Name, version and hash in one word, as judgments store it; and the fields of a divided prompt."""
+        divided = [part.answer_for(_ANY_TOPIC, 1) for part in self.sent if part.whole is not None]
+        fields = "".join(f":{list(answer.model_fields)[-1]}" for answer in divided)
+        return f"{self.name}@{self.header.version}-{self.hash}{fields}"
+
+
+def _ignore(answer: type[AnswerModel], topic: Topic, documents: int) -> type[AnswerModel]:
+    return answer
 
 
 def _sanitize_value(value: Any) -> str:

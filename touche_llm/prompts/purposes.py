@@ -15,9 +15,10 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, create_model
 
-from touche_llm.data.records import LabelledDocument, Topic
+from touche_llm.data.records import Document, LabelledDocument, Topic
 from touche_llm.errors import PromptError, UsageError
 from touche_llm.llm.answers import AnswerForm, AnswerModel, Unusable, parse_answer
+from touche_llm.prompts.fields import JudgePer
 from touche_llm.prompts.prompt import (
     AnswerByHeader,
     Prompt,
@@ -35,6 +36,9 @@ from touche_llm.tasks.task import Task
 # The comparison criterion is the same for all questions of a run, so few-shot examples use it too.
 _SHARED = ("aim",)
 _DECODER = json.JSONDecoder()
+# Purposes of the prompts that can be sent for each field of the answer.
+_DIVISIBLE = ("judge", "sentence")
+_TOPIC = Topic("0", "TITLE", "DESCRIPTION", "NARRATIVE", ("FIRST", "SECOND"))
 
 
 def purposes_of(task: Task) -> dict[str, Purpose]:
@@ -54,15 +58,24 @@ def purposes_of(task: Task) -> dict[str, Purpose]:
     return {purpose.name: purpose for purpose in found}
 
 
-def load(task: Task, purpose: Purpose, name: str, folder: Path | None = None) -> Prompt:
-    """Load the prompt with this name or path for a purpose.
+def load(
+    task: Task, purpose: Purpose, name: str, folder: Path | None = None, *, judge_per: JudgePer = "document"
+) -> Prompt:
+    """Load the prompt with this name or path for a purpose; a judge prompt is divided if it is sent for each field.
 
     Raises:
-        PromptError: The prompt does not exist or is invalid.
+        PromptError: The prompt does not exist or is invalid, or cannot be divided.
+        UsageError: The answer of a prompt to divide has one field only.
     """
-    prompt = load_prompt(task, purpose, name, folder)
-    if purpose.depends_on == "documents" and purpose.question is not None:
-        check_template(prompt, purpose.question)
+    prompt, question = load_prompt(task, purpose, name, folder), purpose.question
+    if purpose.depends_on == "documents" and question is not None:
+        check_template(prompt, question)
+    if judge_per == "document" or purpose.name not in _DIVISIBLE or question is None:
+        return prompt
+    prompt = prompt.divide()
+    variables = question.render(_TOPIC, Document("0", "TEXT", "TITLE", "PRO")).variables
+    for part in prompt.parts:
+        part.render(topic=_TOPIC, document="TEXT", **variables)
     return prompt
 
 
@@ -123,10 +136,9 @@ def _is_answer(text: str, model: type[AnswerModel], form: AnswerForm) -> bool:
 
 def check_template(prompt: Prompt, question: Question) -> None:
     """Raise PromptError unless the template shows the topic and every document with its label."""
-    topic = Topic("0", "TITLE", "DESCRIPTION", "NARRATIVE", ("FIRST", "SECOND"))
     documents = [LabelledDocument(f"LABEL-{number}", f"TEXT-{number}") for number in range(3)]
-    values = question.topic_variables(topic)
-    messages = prompt.render(topic=topic, documents=documents, aim="both", **values)
+    values = question.topic_variables(_TOPIC)
+    messages = prompt.render(topic=_TOPIC, documents=documents, aim="both", **values)
     rendered = "".join(message.content for message in messages)
     for document in documents:
         before, text, _ = rendered.partition(document.text)
@@ -252,8 +264,10 @@ def find_prompts(task: Task, folder: Path | None = None) -> list[CatalogEntry]:
     return [_make_entry(task, name, folder) for name in sorted(names)]
 
 
-def load_named(task: Task, name: str, folder: Path | None = None) -> tuple[Purpose, Prompt]:
-    """Load the prompt with a name or path; return its purpose and the prompt.
+def load_named(
+    task: Task, name: str, folder: Path | None = None, judge_per: JudgePer = "document"
+) -> tuple[Purpose, Prompt]:
+    """Load the prompt with a name or path, divided as by `load`; return its purpose and the prompt.
 
     A prompt named like a purpose, such as `judge`, has that purpose; the others name theirs as `answer` in their
     front matter.
@@ -263,7 +277,7 @@ def load_named(task: Task, name: str, folder: Path | None = None) -> tuple[Purpo
         UsageError: The folder has no template of the task.
     """
     _check_folder(task, name, folder)
-    return _load(task, name, folder)
+    return _load(task, name, folder, judge_per)
 
 
 def list_files(template: Path) -> set[Path]:
@@ -293,7 +307,7 @@ def _make_entry(task: Task, name: str, folder: Path | None) -> CatalogEntry:
         return CatalogEntry(task, name, path, None, str(error))
 
 
-def _load(task: Task, name: str, folder: Path | None) -> tuple[Purpose, Prompt]:
+def _load(task: Task, name: str, folder: Path | None, judge_per: JudgePer = "document") -> tuple[Purpose, Prompt]:
     purposes = purposes_of(task)
     path = template_path(task, name, folder)
     answer = name if name in purposes else _read_answer(path)
@@ -303,7 +317,7 @@ def _load(task: Task, name: str, folder: Path | None) -> tuple[Purpose, Prompt]:
         )
     # If the front matter names no answer, loading the prompt for any purpose raises the error that explains it.
     purpose = purposes[answer or next(iter(purposes))]
-    return purpose, load(task, purpose, name, folder)
+    return purpose, load(task, purpose, name, folder, judge_per=judge_per)
 
 
 def _list_prompts(folder: Path) -> Iterator[str]:

@@ -55,6 +55,7 @@ _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,99}")
 # Settings that determine the run after the first stage, in the order of a configuration.
 DECISIVE = (
     "depth",
+    "judge_per",
     "sampling",
     "objective",
     "weights",

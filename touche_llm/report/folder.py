@@ -212,7 +212,7 @@ class RunFolder:
         key = (topic_id, row.document_id)
         judgment, stance = self.judgments[topic_id].get(row.document_id), self.readings.get(key)
         readings = {} if judgment is None else dict(judgment.readings)
-        keys = [] if judgment is None or judgment.key is None else _list_answers(judgment, [judgment.key])
+        keys = [] if judgment is None else _list_answers(judgment, judgment.answer_keys)
         if stance is not None:
             probable = Reading(answered=row.stance, probabilities=stance.probabilities)
             readings["stance, separate request"] = probable

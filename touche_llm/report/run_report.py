@@ -136,7 +136,7 @@ def render_prompts(
     for name, prompt in prompts.items():
         question = questions[name]
         assert question is not None
-        shown.append((name, prompt.label, _render_messages(prompt, question, topic)))
+        shown += [(name, sent.label, _render_messages(sent, question, topic)) for sent in prompt.sent]
     return shown
 
 

@@ -1,0 +1,270 @@
+"""One judge request for each field of the answer: the prompts, the judgments, and everything that reads their keys."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import shutil
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import msgspec
+import pytest
+
+import touche_llm as tl
+from benchmarks.prompt_forms import ANSWERS, CELLS, DATA, Answer, Texts, judged_work, measure
+from tests.batch.stages import answer_by_files, export_stage, replay, simple_config
+from tests.expect import raises_at
+from tests.pipeline.test_dry_run import SHORT, dry, real, requests
+from tests.regression.conftest import checked
+from tests.sample_runs import Silent, config_for, judge_stage, retrieve_stage, run_directly
+from tests.scripted_engine import FACTS, Label, ScriptedEngine
+from tests.write_demo_cassette import script_of
+from touche_llm.config import Config
+from touche_llm.data.io import read_records
+from touche_llm.data.records import Document, Failure, Judgment, Topic
+from touche_llm.errors import PromptError, UsageError
+from touche_llm.llm.answers import list_fields
+from touche_llm.llm.cache import Cache, CacheMode
+from touche_llm.llm.engine import Completion
+from touche_llm.llm.model import ModelClient
+from touche_llm.llm.recorder import make_dry_engine
+from touche_llm.llm.request import Request
+from touche_llm.llm.settings import EngineConfig, SamplingConfig
+from touche_llm.pipeline.engines import make_request_builder
+from touche_llm.pipeline.stages import run_all
+from touche_llm.prompts.prompt import Prompt
+from touche_llm.prompts.purposes import load, purposes_of
+from touche_llm.regression.check import load_finished_run
+from touche_llm.regression.record import record
+from touche_llm.tasks import TASKS, get_task
+from touche_llm.tasks.task import Task
+
+TOPIC = Topic("1", "Is tea better than coffee?", objects=("tea", "coffee"))
+DIVIDED = [
+    (name, purpose)
+    for name, task in TASKS.items()
+    for purpose in ("judge", "sentence")
+    if purpose in purposes_of(task) and len(task.judged_aspects) > 1
+]
+
+
+def divided(task: Task, purpose: str = "judge", name: str = "") -> Prompt:
+    return load(task, purposes_of(task)[purpose], name or purpose, judge_per="field")
+
+
+def instructions(task: Task, purpose: str, prompt: Prompt) -> str:
+    question = purposes_of(task)[purpose].question
+    assert question is not None
+    shown = question.render(TOPIC, Document("d", "Text.", "Title", "PRO"))
+    return prompt.render(topic=TOPIC, document="Text.", **shown.variables)[0].content
+
+
+@pytest.mark.parametrize(("name", "purpose"), DIVIDED)
+def test_each_part_has_the_rules_and_the_labels_of_its_field_alone(name: str, purpose: str) -> None:
+    task = get_task(name)
+    whole = load(task, purposes_of(task)[purpose], purpose)
+    of_whole = instructions(task, purpose, whole)
+    fields = list(whole.answer_for(TOPIC, 1).model_fields)
+    found = []
+    for part in divided(task, purpose).parts:
+        own = list(part.answer_for(TOPIC, 1).model_fields)
+        found += own
+        *rules, how = instructions(task, purpose, part).split("\n\n")
+        assert rules[0] == of_whole.split("\n\n")[0]
+        assert {field for field in fields if any(f"{field}:" in rule for rule in rules)} == set(own)
+        assert {field for field in fields if f"{field} " in how} == set(own)
+        for rule in rules:
+            assert rule.partition(". ")[2] in of_whole
+    assert found == fields
+
+
+@pytest.mark.skipif(not DATA.is_dir(), reason="the real topics and passages are absent")
+@pytest.mark.parametrize("cell", ["letters", "single"])
+async def test_the_requests_are_those_that_were_measured(cell: str) -> None:
+    """A real model answered these: docs/explanation/tried.md."""
+    work = judged_work()[0][:40]
+    facts = FACTS.model_copy(update={"model": "Qwen2.5-Coder-1.5B-Instruct"})
+    model = ModelClient(facts, make_dry_engine(), Cache(Path("none"), CacheMode.OFF))
+    builder = make_request_builder(model, EngineConfig(), SamplingConfig())
+    sent = await measure(CELLS[cell], work, Texts(document for _, document in work), SimpleNamespace(builder=builder))  # type: ignore[arg-type]
+    recorded = [
+        msgspec.json.decode(line, type=Answer) for line in (ANSWERS / f"{cell}.jsonl").read_bytes().splitlines()
+    ]
+    keys = {(answer.topic, answer.document): answer.keys for answer in recorded}
+    assert [answer.keys for answer in sent] == [keys[answer.topic, answer.document] for answer in sent]
+
+
+def judgments_of(out: Path) -> list[Judgment]:
+    return read_records(out / "judgments.jsonl", Judgment, "judgments")
+
+
+@pytest.mark.parametrize("form", ["letters", "array", "object"])
+async def test_judgments_are_those_of_one_request_if_the_model_answers_the_same(form: str, tmp_path: Path) -> None:
+    source = get_task("comparative").find_template("judge.jinja").read_text()
+    (tmp_path / "mine.jinja").write_text(source.replace("\nform: letters", f"\nform: {form}"))
+    given: dict[str, Any] = {"topic": ("3",), "depth": 4, "prompts__judge": str(tmp_path / "mine.jinja")}
+    together = await judged(config_for(tmp_path, **given), tmp_path / "one")
+    apart = await judged(config_for(tmp_path, **given, judge_per="field"), tmp_path / "many")
+    assert len(apart) == len(together) == 4
+    for one, many in zip(together, apart, strict=True):
+        assert many.grades == pytest.approx(one.grades)
+        assert (many.document_id, many.stance, list(many.readings)) == (one.document_id, one.stance, list(one.readings))
+        assert many.readings["stance"].probabilities == pytest.approx(one.readings["stance"].probabilities)
+        assert (len(one.answer_keys), many.key, len(set(many.answer_keys))) == (1, None, 3)
+        # Thresholds of the stance belong to one of them.
+        assert one.prompt != many.prompt
+    assert b'"keys"' not in (tmp_path / "one/judgments.jsonl").read_bytes()
+
+
+async def judged(config: Config, out: Path, script: Any = None) -> list[Judgment]:
+    await run_directly(config, out, ScriptedEngine(script or script_of(config.task)))
+    return judgments_of(out)
+
+
+@pytest.mark.parametrize("task", SHORT)
+async def test_a_dry_run_counts_all_requests_and_thoughts(task: str, tmp_path: Path) -> None:
+    given: dict[str, Any] = {"task": task, **SHORT[task], "sampling": {"thinking": {"judge": 50}}}
+    config = config_for(tmp_path, **given, judge_per="field")
+    said = requests(await dry(config))
+    plain = requests(await dry(config_for(tmp_path, **given)))
+    fields = {"comparative": 3, "controversial": 3, "sentence_pairs": 4}[task]
+    assert said[f"{task}/judge"] == fields * plain[f"{task}/judge"] > 0
+    assert said == await real(config, tmp_path / "out", script_of(task))
+
+
+def fail_on(field: str) -> Any:
+    script = script_of("comparative")
+
+    def fail(request: Request) -> Mapping[str, Label | Mapping[Label, float]]:
+        return {field: 9} if list(list_fields(request.schema)) == [field] else script(request)
+
+    return fail
+
+
+async def test_a_document_without_one_of_its_answers_is_not_judged_and_the_others_are_kept(tmp_path: Path) -> None:
+    config = config_for(tmp_path, topic=("3",), depth=4, judge_per="field")
+    assert await judged(config, tmp_path / "out", fail_on("quality")) == []
+    failures = read_records(tmp_path / "out/failures.jsonl", Failure, "failures")
+    assert {failure.kind for failure in failures} == {"outside_schema"}
+    assert len(failures) == 4 and all(failure.prompt.endswith(":quality") for failure in failures)
+    engine = ScriptedEngine(script_of("comparative"))
+    with Cache(config.cache.file, CacheMode.REUSE) as cache:
+        model = ModelClient(FACTS, engine, cache, retry_failures=True)
+        result = await judge_stage(config, tmp_path / "out", Silent(), model)
+    assert len(result.judgments) == 4
+    assert [list(list_fields(request.schema)) for request in engine.requests] == [["quality"]] * 4
+
+
+class WithoutLogprobs(ScriptedEngine):
+    """Sends no log-probabilities of the quality."""
+
+    async def complete(self, request: Request) -> Completion:
+        completion = await super().complete(request)
+        return replace(completion, tokens=[]) if "quality" in list_fields(request.schema) else completion
+
+
+async def test_expectations_are_not_mixed_with_plain_labels(tmp_path: Path) -> None:
+    config = config_for(tmp_path, topic=("3",), depth=3, judge_per="field")
+    await run_directly(config, tmp_path / "out", WithoutLogprobs(script_of("comparative")))
+    found = judgments_of(tmp_path / "out")
+    assert {judgment.source for judgment in found} == {"value"}
+    assert all(reading.probabilities is None for judgment in found for reading in judgment.readings.values())
+    assert all(grade == int(grade) for judgment in found for grade in judgment.grades.values())
+
+
+@pytest.mark.parametrize("prompt", ["own", "both_orders"])
+async def test_a_stance_prompt_of_its_own_labels_the_best_documents_all_the_same(prompt: str, tmp_path: Path) -> None:
+    config = config_for(tmp_path, topic=("3",), depth=4, judge_per="field", stance__depth=2, stance__prompt=prompt)
+    found = await judged(config, tmp_path / "out")
+    stances = (tmp_path / "out/stances.jsonl").read_text().splitlines()
+    assert (len(found), len(stances)) == (4, 2)
+
+
+async def test_batch_files_hold_the_requests_and_a_replay_needs_no_server(tmp_path: Path) -> None:
+    config, out = simple_config(tmp_path, judge_per="field"), tmp_path / "out"
+    await retrieve_stage(config, out, Silent())
+    (sent,) = await answer_by_files("judge", config, out, script_of("comparative"))
+    assert len(sent) == 3 * 4
+    assert (await export_stage(config, out)).requests == []
+    judgments = (await replay("judge", config, out)).judgments
+    assert {key for judgment in judgments for key in judgment.answer_keys} == {request.key for request in sent}
+
+
+def test_a_recorded_run_replays(tmp_path: Path) -> None:
+    config = config_for(tmp_path, topic=("3",), depth=4, judge_per="field")
+    asyncio.run(judged(config, tmp_path / "out"))
+    asyncio.run(record(load_finished_run(tmp_path / "out"), tmp_path / "out", tmp_path / "regress/divided", None))
+    assert checked(tmp_path / "regress/divided") == []
+
+
+async def test_a_folder_keeps_the_run_of_the_other_setting(tmp_path: Path) -> None:
+    await judged(config_for(tmp_path, topic=("3",), depth=3), tmp_path / "out")
+    with raises_at(UsageError, tmp_path / "out", "judge_per", "document", "field"):
+        await run_all(config_for(tmp_path, topic=("3",), depth=3, judge_per="field"), tmp_path / "out", Silent())
+
+
+def test_the_library_takes_it_as_an_argument(tmp_path: Path) -> None:
+    config = config_for(tmp_path, topic=("3",), depth=4, judge_per="field")
+    expected = asyncio.run(judged(config, tmp_path / "out"))
+    topics = [topic for topic in tl.read_topics(config.topics) if topic.id == "3"]
+    with (
+        tl.open_corpus(config.corpus, task="comparative", index=config.index) as corpus,
+        tl.LanguageModel(cache=config.cache.file, cache_mode="replay") as model,
+    ):
+        candidates = tl.retrieve(topics, corpus, depth=4)
+        assert list(tl.judge(candidates, model, judge_per="field").judgments) == expected
+        with raises_at(UsageError, "judge_per"):
+            tl.judge(candidates, model, judge_per="aspect")  # type: ignore[arg-type]
+
+
+def own_prompt(folder: Path, change: tuple[str, str]) -> str:
+    source = get_task("comparative").find_template("judge.jinja").read_text()
+    assert change[0] in source
+    path = folder / "mine.jinja"
+    path.write_text(source.replace(*change))
+    return str(path)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        ("2. quality: how", "Quality means how"),
+        ("{% endblock %}\n{% block user", "\n\nBe brief.\n{% endblock %}\n{% block user"),
+    ],
+    ids=["no paragraph", "no answer"],
+)
+def test_a_template_that_cannot_be_divided_is_an_error(change: tuple[str, str], tmp_path: Path) -> None:
+    path = own_prompt(tmp_path, change)
+    with raises_at(PromptError, path):
+        divided(get_task("comparative"), name=path)
+
+
+def test_paragraphs_stay_with_the_field_before_them_and_examples_have_its_answer(tmp_path: Path) -> None:
+    path = own_prompt(tmp_path, ("\n\n2. quality:", "\n\nAds say nothing.\n\n2. quality:"))
+    answer = {"relevance": 3, "quality": 2, "position": "YES", "stance": "FIRST"}
+    example = {"topic": {"id": "9", "title": "Dogs or cats?"}, "document": "D", "first": "dogs", "second": "cats"}
+    (tmp_path / "mine.examples.yaml").write_text(json.dumps([{**example, "answer": answer}]))
+    task = get_task("comparative")
+    parts = divided(task, name=path).parts
+    assert ["Ads say nothing." in instructions(task, "judge", part) for part in parts] == [True, False, False]
+    answers = [part.render(topic=TOPIC, document="x", first="a", second="b")[2].content for part in parts]
+    assert answers == ["[3]", "[2]", '["Y","F"]']
+
+
+def test_a_task_of_ones_own_needs_no_other_template(tmp_path: Path) -> None:
+    shutil.copytree(get_task("arguments_2021").folder, tmp_path / "mine")
+    (tmp_path / "mine/leaderboard.yaml").unlink()
+    definition = tmp_path / "mine/task.yaml"
+    definition.write_text(definition.read_text().replace("name: arguments_2021", "name: mine"))
+    parts = divided(get_task(str(tmp_path / "mine"))).parts
+    assert [list(part.answer_for(TOPIC, 1).model_fields) for part in parts] == [["relevance"], ["quality"]]
+
+
+def test_an_answer_with_one_field_cannot_be_divided() -> None:
+    task = get_task("arguments_2020")
+    with raises_at(UsageError, task.find_template("judge.jinja"), "judge_per"):
+        divided(task)
