@@ -157,7 +157,7 @@ class FakeElasticsearch:
         assert (lower, stop["type"], cut) == ("lowercase", "stop", {"type": "truncate", "length": 255})
         assert set(stop["stopwords"]) == STOP_WORDS and stem == {"type": "snowball", "language": "English"}
         assert index["similarity"][fields["text"]["similarity"]]["type"] == "BM25"
-        assert (fields["id"]["type"], fields["line"]["type"]) == ("keyword", "long")
+        assert set(fields) == {"id", "text"} and fields["id"]["type"] == "keyword"
         self.indices[name] = Index(request.body["settings"], mappings)
         return Reply(200, {"acknowledged": True, "shards_acknowledged": True, "index": name})
 
@@ -168,7 +168,7 @@ class FakeElasticsearch:
 
     def _bulk(self, name: str, request: ElasticRequest) -> Reply:
         # As action.auto_create_index says by default.
-        index = self.indices.setdefault(name, Index({}, {"properties": {"id": {}, "text": {}, "line": {}}}))
+        index = self.indices.setdefault(name, Index({}, {"properties": {"id": {}, "text": {}}}))
         lines, items = request.body, []
         assert lines and len(lines) % 2 == 0
         for action, source in zip(lines[::2], lines[1::2], strict=True):

@@ -5,17 +5,16 @@ from __future__ import annotations
 import asyncio
 import sqlite3
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
+from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Literal
-
-from pydantic import BaseModel, ConfigDict
+from typing import TYPE_CHECKING, Any, Literal
 
 from touche_llm.corpus.json_lines import Reader, SkippedLines
 from touche_llm.data.concurrency import TransientFailure
 from touche_llm.data.io import is_word, read_file_state, sha256
-from touche_llm.data.records import Candidate, Document, Topic
+from touche_llm.data.records import Candidate, Document, Model, Topic
 from touche_llm.data.topics import build_query
 from touche_llm.errors import BadLine, DataError, UsageError, Warn
 from touche_llm.retrieval.elasticsearch_server import (
@@ -29,7 +28,6 @@ from touche_llm.text.analysis import STOP_WORDS
 if TYPE_CHECKING:  # the client is loaded when a server is opened
     from elasticsearch import Elasticsearch
 
-FORMAT: Final = 1
 # The analysis of text/analysis.py in Elasticsearch's terms. Lucene refuses terms of more than 32,766 bytes.
 ANALYSIS = (
     "pattern (?U)\\b\\w\\w+\\b, lower case, Lucene's 33 English stop words, Snowball English stemmer, "
@@ -38,15 +36,13 @@ ANALYSIS = (
 META = "touche-llm"
 
 
-class ElasticManifest(BaseModel):
+class ElasticManifest(Model, strict=True):
     """Source and settings of an index, stored in the `_meta` of its mapping.
 
     `documents` is None until all of them are loaded.
     """
 
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
-
-    format: Literal[1] = FORMAT
+    format: Literal[2] = 2
     corpus: str
     sha256: str
     k1: float
@@ -82,11 +78,7 @@ def build_index_body(manifest: ElasticManifest, shards: int | None) -> dict[str,
     if shards is not None:
         index["number_of_shards"] = shards
     text = {"type": "text", "analyzer": "touche", "similarity": "touche", "index_options": "freqs"}
-    properties = {
-        "id": {"type": "keyword"},
-        "text": text,
-        "line": {"type": "long", "index": False, "doc_values": False},
-    }
+    properties = {"id": {"type": "keyword"}, "text": text}
     return {
         "settings": {"index": index},
         "mappings": {"dynamic": "strict", "_meta": {META: manifest.model_dump()}, "properties": properties},
@@ -95,10 +87,10 @@ def build_index_body(manifest: ElasticManifest, shards: int | None) -> dict[str,
 
 # Max documents of a request for their fields.
 _FIELDS_AT_ONCE = 100
-# Max documents of a request to load, and the bytes after which no other document is added to it.
-_BATCH, _BATCH_BYTES = 500, 8 * 2**20
-# Max bytes of an id in Elasticsearch; a longer one fails the whole request.
-_MAX_ID_BYTES = 512
+# Max documents of a batch to load, and max bytes of a request unless one document has more.
+_BATCH, _REQUEST_BYTES = 500, 8 * 2**20
+# Statuses of a stored document: created, or there already from an earlier load or a request whose reply was lost.
+_STORED = (201, 409)
 _NOTICE_EVERY = 60.0  # seconds
 
 
@@ -132,29 +124,6 @@ def _check(manifest: ElasticManifest, place: str, k1: float, b: float) -> None:
                 f"{place}: has {name} {own}, not {value}; use the index's own (`retriever.{name}: {own}`), or load the "
                 "corpus into another index (`elasticsearch.index`) with yours"
             )
-
-
-def _request_field(
-    server: Server, name: str, ids: list[str], field: Literal["line", "text"]
-) -> tuple[str, Callable[[Elasticsearch], dict[str, Any]]]:
-    """Return the request of a field of documents: its description, and the function that sends it.
-
-    The result has the values by id, without the documents that the index lacks; `ids` has at least one.
-    """
-    what = f"documents {ids[0]} and {len(ids) - 1} more"
-
-    def send(client: Elasticsearch) -> dict[str, Any]:
-        found = {}
-        for wanted, document in zip(ids, client.mget(index=name, ids=ids, source=field)["docs"], strict=True):
-            if "error" in document:
-                raise server.error(f"document {wanted}: {describe_refusal(document['error'])}")
-            if document["_id"] != wanted:
-                raise server.error(f"{what}: the reply has another document, {document['_id']!r:.80}")
-            if document["found"]:
-                found[wanted] = document["_source"][field]
-        return found
-
-    return what, send
 
 
 class ElasticIndex:
@@ -218,34 +187,39 @@ class ElasticIndex:
     async def fetch(self, document_ids: Iterable[str]) -> None:
         """Fetch documents that were not fetched before; ids that the index lacks are no error."""
         for part in self._split_wanted(document_ids):
-            self._keep(part, await self._server.request_async(*_request_field(self._server, self._name, part, "text")))
+            await self._server.request_async(_describe(part), partial(self._fetch, part))
 
     def find_unknown(self, document_ids: Iterable[str]) -> list[str]:
         """Return the ids that the index lacks, in the order given."""
         wanted = list(dict.fromkeys(document_ids))
         for part in self._split_wanted(wanted):
-            self._keep(part, self._server.request(*_request_field(self._server, self._name, part, "text")))
+            self._server.request(_describe(part), partial(self._fetch, part))
         return [ident for ident in wanted if self._row(ident) == (None,)]
 
     def get(self, document_id: str) -> Document:
         """Return the document of this id; raises DataError if there is none, and EngineError as `Server.request`."""
-        unknown = self.find_unknown([document_id])
-        row = self._row(document_id)
-        if unknown or row is None:
+        if self.find_unknown([document_id]):
             raise DataError(f"{self._name}: document {document_id!r} is not in this index of Elasticsearch")
-        return Document(document_id, row[0])
+        return Document(document_id, *self._row(document_id))
 
     def _split_wanted(self, document_ids: Iterable[str]) -> list[list[str]]:
         """Return the ids that were not fetched before, in the parts of a request."""
         wanted = [ident for ident in dict.fromkeys(document_ids) if self._row(ident) is None]
         return [wanted[start : start + _FIELDS_AT_ONCE] for start in range(0, len(wanted), _FIELDS_AT_ONCE)]
 
-    def _keep(self, ids: list[str], texts: dict[str, str]) -> None:
-        rows = [(ident, texts.get(ident)) for ident in ids]
-        self._fetched.executemany("INSERT OR REPLACE INTO documents VALUES (?, ?)", rows)
-
     def _row(self, document_id: str) -> Any:
         return self._fetched.execute("SELECT text FROM documents WHERE id = ?", (document_id,)).fetchone()
+
+    def _fetch(self, ids: list[str], client: Elasticsearch) -> None:
+        """Fetch documents; None is stored as the text of one that the index lacks."""
+        rows = []
+        for wanted, document in zip(ids, client.mget(index=self._name, ids=ids, source="text")["docs"], strict=True):
+            if "error" in document:
+                raise self._server.error(f"document {wanted}: {describe_refusal(document['error'])}")
+            if document["_id"] != wanted:
+                raise self._server.error(f"document {wanted}: the reply has another, {document['_id']!r:.80}")
+            rows.append((wanted, document["_source"]["text"] if document["found"] else None))
+        self._fetched.executemany("INSERT OR REPLACE INTO documents VALUES (?, ?)", rows)
 
     async def _search(self, topic_id: str, query: str, depth: int) -> list[tuple[str, float]]:
         """Return ids and scores of the best documents, in order."""
@@ -274,6 +248,10 @@ class ElasticIndex:
         return await self._server.request_async(what, send)
 
 
+def _describe(ids: list[str]) -> str:
+    return f"documents {ids[0]} and {len(ids) - 1} more"
+
+
 def _require_complete(manifest: ElasticManifest | None, settings: ElasticsearchSettings) -> ElasticManifest:
     """Return the manifest of a complete index; raise DataError if there is none."""
     if manifest is not None and manifest.documents is not None:
@@ -298,19 +276,20 @@ def load_corpus(
 ) -> ElasticManifest:
     """Load a corpus into an index, unless it is loaded; resume a load that was interrupted.
 
-    One batch of documents is in memory at a time. The index is marked as complete only after all documents were
-    counted in it.
+    One batch of documents is in memory at a time, and the ids of all. The index is marked as complete only after all
+    documents were counted in it.
 
     Raises:
         DataError: The corpus cannot be read, has a bad line (unless `skip_bad_lines`) or changes while it is read.
         UsageError: The index holds another corpus, has other settings, or was not created by this program.
-        EngineError: Elasticsearch cannot be reached or refuses; the next load skips the documents loaded before.
+        EngineError: Elasticsearch cannot be reached or refuses; the same command resumes.
     """
     if not corpus.is_file():
         raise DataError(f"{corpus}: no such corpus file")
     before, name = read_file_state(corpus), settings.index
     wanted = ElasticManifest(corpus=corpus.name, sha256=sha256(corpus), k1=k1, b=b, analysis=ANALYSIS)
     place = f"{settings.url}, index {name}"
+    skipped = SkippedLines(warn)
     with Server(settings, warn) as server:
         fetch = partial(server.request, f"index {name}", partial(_read_manifest, name))
         found = fetch()
@@ -324,40 +303,21 @@ def load_corpus(
         _check_source(found, wanted, skip_bad_lines, place)
         if found.documents is not None:
             return found
-        load = _Load(server, name, corpus, skip_bad_lines=skip_bad_lines, warn=warn)
-        try:
-            for line, document in read(corpus, load.bad_line if skip_bad_lines else None):
-                load.add(line, document)
-            load.flush()
-        except (KeyboardInterrupt, asyncio.CancelledError):
-            warn(f"{place}: {load.documents:,} documents are stored; the same command resumes")
-            raise
+        documents = _store_all(
+            server, name, corpus, _read_distinct(corpus, read, skipped.add if skip_bad_lines else None), warn
+        )
         if read_file_state(corpus) != before:
             raise DataError(
                 f"{corpus}: changed while it was read; delete the index {name} or name another, and run the command "
                 "again"
             )
-        _check_count(server, name, load.documents, corpus)
-        complete = wanted.model_copy(update={"documents": load.documents, "bad_lines": load.left_out.count})
+        _check_count(server, name, documents, corpus)
+        complete = wanted.model_copy(update={"documents": documents, "bad_lines": skipped.count})
         meta = {META: complete.model_dump()}
         server.request(f"completing the index {name}", lambda client: client.indices.put_mapping(index=name, meta=meta))
-    if load.known:
-        warn(f"{load.known:,} of the documents were stored before")
-    if load.left_out.count:
-        warn(f"left out {load.left_out.count} bad lines of {corpus}")
+    if skipped.count:
+        warn(f"left out {skipped.count} bad lines of {corpus}")
     return complete
-
-
-def _check_count(server: Server, name: str, documents: int, corpus: Path) -> None:
-    if not documents:
-        raise DataError(f"{corpus}: no usable document in it")
-    server.request(f"refresh of {name}", lambda client: client.indices.refresh(index=name))
-    count = server.request(f"count of {name}", lambda client: client.count(index=name)["count"])
-    if count != documents:
-        raise server.error(
-            f"index {name}: has {count!r:.20} documents, not {documents}; if fewer, run the command again, which "
-            "loads the missing ones; if more, another program writes to this index: delete it or name another"
-        )
 
 
 def _create(server: Server, manifest: ElasticManifest, settings: ElasticsearchSettings, client: Elasticsearch) -> None:
@@ -382,93 +342,74 @@ def _check_source(found: ElasticManifest, wanted: ElasticManifest, skip_bad_line
         )
 
 
-class _Load:
-    """Load in progress: the next batch, and counts of the documents in the index."""
-
-    def __init__(self, server: Server, name: str, corpus: Path, *, skip_bad_lines: bool, warn: Warn) -> None:
-        # Number of documents in the index, and of those that were there before.
-        self.documents = self.known = 0
-        self.left_out = SkippedLines(warn)
-        self._server, self._name, self._corpus = server, name, corpus
-        self._skip, self._warn = skip_bad_lines, warn
-        # Documents to send, by id, with their lines in the corpus.
-        self._batch: dict[str, tuple[int, str]] = {}
-        self._bytes = 0
-        self._noticed = time.monotonic()
-
-    def bad_line(self, bad: BadLine) -> None:
-        """Skip a bad line, or raise it."""
-        if not self._skip:
-            raise bad
-        self.left_out.add(bad)
-
-    def add(self, line: int, document: Document) -> None:
-        """Add a document to the batch; send the batch when it is full."""
-        if len(document.id.encode()) > _MAX_ID_BYTES:
-            self._bad(line, document.id, f"the id is longer than {_MAX_ID_BYTES} bytes, the max of Elasticsearch")
-        elif document.id in self._batch:
-            self._bad(line, document.id, f"the id occurs already in line {self._batch[document.id][0]}")
+def _read_distinct(
+    corpus: Path, read: Reader, on_bad_line: Callable[[BadLine], None] | None
+) -> Iterator[tuple[int, Document]]:
+    """Yield the documents of a corpus with their lines; a repeated id makes a bad line."""
+    seen: set[str] = set()
+    for line, document in read(corpus, on_bad_line):
+        if document.id in seen:
+            bad = BadLine(corpus, line, f"document {document.id}: the id occurs already in an earlier line")
+            if on_bad_line is None:
+                raise bad
+            on_bad_line(bad)
         else:
-            self._batch[document.id] = line, document.text
-            self._bytes += len(document.text.encode())
-        if len(self._batch) >= _BATCH or self._bytes >= _BATCH_BYTES:
-            self.flush()
+            seen.add(document.id)
+            yield line, document
 
-    def flush(self) -> None:
-        """Send the batch; documents that a busy server refuses are sent again."""
-        if not self._batch:
-            return
-        lines = [line for line, _ in self._batch.values()]
-        # Lines of ids that the index has already, from an earlier load or line, or a request that seemed to fail.
-        taken: dict[str, int] = {}
-        what = f"documents of lines {min(lines)} to {max(lines)} of {self._corpus}"
-        self._server.request(what, partial(self._send, taken))
-        if taken:
-            self._count_stored(taken)
-        self._bytes = 0
-        if time.monotonic() - self._noticed > _NOTICE_EVERY:
-            self._noticed = time.monotonic()
-            self._warn(f"{self.documents:,} documents so far")
 
-    def _send(self, taken: dict[str, int], client: Elasticsearch) -> None:
-        """Send the batch, and keep in it only the documents that a busy server refuses."""
-        from elasticsearch.helpers import streaming_bulk
+def _store_all(server: Server, name: str, corpus: Path, rows: Iterator[tuple[int, Document]], warn: Warn) -> int:
+    """Store documents in an index, and return their number; those that it has already stay."""
+    count, noticed = 0, time.monotonic()
+    try:
+        while batch := list(islice(rows, _BATCH)):
+            left = {document.id: document.text for _, document in batch}
+            what = f"documents of lines {batch[0][0]} to {batch[-1][0]} of {corpus}"
+            server.request(what, partial(_store, server, name, left))
+            count += len(batch)
+            if time.monotonic() - noticed > _NOTICE_EVERY:
+                noticed = time.monotonic()
+                warn(f"{count:,} documents so far")
+    except (KeyboardInterrupt, asyncio.CancelledError):
+        warn(f"index {name}: {count:,} documents are stored; the same command resumes")
+        raise
+    return count
 
-        actions = [
-            {"_op_type": "create", "_id": ident, "id": ident, "text": text, "line": line}
-            for ident, (line, text) in self._batch.items()
-        ]
-        paths = ["items.*._id", "items.*.status", "items.*.error"]
-        busy = "the reply lacks them"
-        for is_stored, reply in streaming_bulk(
-            client, actions, chunk_size=len(actions), index=self._name, raise_on_error=False, filter_path=paths
-        ):
-            ident, status = reply["create"]["_id"], reply["create"]["status"]
-            refusal = f"HTTP {status}: {describe_refusal(reply['create'].get('error'))}"
-            if status in RETRYABLE_STATUSES:
-                busy = refusal
-                continue
-            line, _ = self._batch.pop(ident)
-            if is_stored:
-                self.documents += 1
-            elif status == 409:
-                taken[ident] = line
-            elif status >= 500:
-                raise self._server.error(f"document {ident}: {refusal}")
-            else:
-                self._bad(line, ident, f"Elasticsearch refuses it: {refusal}")
-        if self._batch:
-            raise TransientFailure(f"{len(self._batch)} documents refused: {busy}")
 
-    def _count_stored(self, lines: dict[str, int]) -> None:
-        """Count the documents of the index that came from these lines; an id from another line is a duplicate."""
-        stored = self._server.request(*_request_field(self._server, self._name, list(lines), "line"))
-        for ident, line in lines.items():
-            if stored.get(ident) == line:
-                self.documents += 1
-                self.known += 1
-            else:
-                self._bad(line, ident, f"the id occurs already in line {stored.get(ident)}")
+def _store(server: Server, name: str, left: dict[str, str], client: Elasticsearch) -> None:
+    """Store texts by id, and keep in `left` only those that a busy server refuses."""
+    from elasticsearch.helpers import streaming_bulk
 
-    def _bad(self, line: int, ident: str, problem: str) -> None:
-        self.bad_line(BadLine(self._corpus, line, f"document {ident}: {problem}"))
+    actions = [{"_op_type": "create", "_id": ident, "id": ident, "text": text} for ident, text in left.items()]
+    busy = "the reply lacks them"
+    for _, reply in streaming_bulk(
+        client,
+        actions,
+        index=name,
+        chunk_size=len(actions),
+        max_chunk_bytes=_REQUEST_BYTES,
+        raise_on_error=False,
+        filter_path=["items.*._id", "items.*.status", "items.*.error"],
+    ):
+        item = reply["create"]
+        refusal = f"HTTP {item['status']}: {describe_refusal(item.get('error'))}"
+        if item["status"] in RETRYABLE_STATUSES:
+            busy = refusal
+        elif item["status"] in _STORED:
+            del left[item["_id"]]
+        else:
+            raise server.error(f"document {item['_id']}: {refusal}")
+    if left:
+        raise TransientFailure(f"{len(left)} documents refused: {busy}")
+
+
+def _check_count(server: Server, name: str, documents: int, corpus: Path) -> None:
+    if not documents:
+        raise DataError(f"{corpus}: no usable document in it")
+    server.request(f"refresh of {name}", lambda client: client.indices.refresh(index=name))
+    count = server.request(f"count of {name}", lambda client: client.count(index=name)["count"])
+    if count != documents:
+        raise server.error(
+            f"index {name}: has {count!r:.20} documents, not {documents}; if fewer, run the command again, which "
+            "loads the missing ones; if more, another program writes to this index: delete it or name another"
+        )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -59,12 +58,10 @@ def test_a_corpus_goes_in_batches_and_is_marked_complete_at_the_end(server: Fake
     assert load.notices == [f"loading {load.corpus} into {server.url}, index touche-llm"]
 
 
-def test_a_request_has_eight_mebibytes_or_more_only_for_its_last_document(
-    server: FakeElasticsearch, tmp_path: Path
-) -> None:
-    texts = {name: "x" * 2**22 for name in "abc"}
+def test_a_request_has_at_most_eight_mebibytes_or_one_document(server: FakeElasticsearch, tmp_path: Path) -> None:
+    texts = {name: "x" * size for name, size in (("a", 2**21), ("b", 2**22), ("c", 9 * 2**20), ("d", 1))}
     Loader(server, corpus_file(tmp_path, texts))()
-    assert sizes(server) == [2, 1]
+    assert sizes(server) == [2, 1, 1] and texts_in(server) == texts
 
 
 def test_texts_come_through_as_they_are(server: FakeElasticsearch, tmp_path: Path) -> None:
@@ -89,13 +86,10 @@ def test_a_corpus_that_is_there_is_not_sent_again(server: FakeElasticsearch, tmp
 @pytest.mark.parametrize(
     "behaviours",
     [
-        [refuses(429, "circuit_breaking_exception"), refuses(503), refuses(502), refuses(504)],
-        [breaks(after=False), None, breaks(after=False)],
-        [breaks(after=True), None, breaks(after=True), breaks(after=True)],
-        [takes_only(4), takes_only(0), takes_only(3, 503, "unavailable_shards_exception")],
-        [takes_only(4), breaks(after=True), takes_only(1)],
+        [refuses(429, "circuit_breaking_exception"), refuses(503), refuses(502), breaks(after=False)],
+        [takes_only(4), breaks(after=True), takes_only(0), takes_only(3, 503, "unavailable_shards_exception")],
     ],
-    ids=["refusals", "never arrived", "carried out", "partly", "all of it"],
+    ids=["refusals", "partly"],
 )
 def test_after_failures_that_pass_every_document_is_there_once(
     server: FakeElasticsearch, tmp_path: Path, behaviours: list[Behaviour | None]
@@ -107,12 +101,9 @@ def test_after_failures_that_pass_every_document_is_there_once(
     assert any("tried again for up to 5 s" in notice for notice in load.notices)
 
 
-@pytest.mark.parametrize("kind", ["get", "create", "refresh", "count", "mapping"])
-@pytest.mark.parametrize("failure", [refuses(503), breaks(after=False), breaks(after=True)])
-def test_every_step_of_a_load_is_tried_again(
-    server: FakeElasticsearch, tmp_path: Path, kind: str, failure: Behaviour
-) -> None:
-    server.behaviours[kind] = [failure]
+def test_every_step_of_a_load_is_tried_again(server: FakeElasticsearch, tmp_path: Path) -> None:
+    for kind in ("get", "create", "refresh", "count", "mapping"):
+        server.behaviours[kind] = [refuses(503), breaks(after=True)]
     Loader(server, corpus_file(tmp_path, SOME))()
     assert texts_in(server) == SOME and complete(server)
 
@@ -120,7 +111,7 @@ def test_every_step_of_a_load_is_tried_again(
 # A load that stops.
 
 
-@pytest.mark.parametrize("stop", [refuses(500), breaks(after=False), breaks(after=True), takes_only(4), takes_only(0)])
+@pytest.mark.parametrize("stop", [refuses(500), breaks(after=True), takes_only(4)])
 def test_a_load_that_stopped_is_not_complete_and_goes_on(
     server: FakeElasticsearch, tmp_path: Path, stop: Behaviour
 ) -> None:
@@ -137,23 +128,19 @@ def test_a_load_that_stopped_is_not_complete_and_goes_on(
     assert load().documents == 25
     assert texts_in(server) == numbered(25) and complete(server)
     assert any("an earlier load was interrupted; resuming" in notice for notice in load.notices)
-    assert load.notices[-1] == f"{there} of the documents were stored before"
 
 
-@pytest.mark.parametrize("stop", [KeyboardInterrupt, asyncio.CancelledError])
-def test_ctrl_c_says_that_the_same_command_goes_on(
-    server: FakeElasticsearch, tmp_path: Path, stop: type[BaseException]
-) -> None:
+def test_ctrl_c_says_that_the_same_command_goes_on(server: FakeElasticsearch, tmp_path: Path) -> None:
     def interrupted(path: Path, on_bad_line: Any = None) -> Iterator[Any]:
         for line, document in read_passages(path, on_bad_line):
             if line == 15:
-                raise stop
+                raise KeyboardInterrupt
             yield line, document
 
     load = Loader(server, corpus_file(tmp_path, numbered(25)))
-    with pytest.raises(stop):
+    with pytest.raises(KeyboardInterrupt):
         load(read=interrupted)
-    assert load.notices[-1] == f"{server.url}, index touche-llm: 10 documents are stored; the same command resumes"
+    assert "10 documents are stored" in load.notices[-1]
     assert not complete(server)
     load()
     assert texts_in(server) == numbered(25)
@@ -209,7 +196,7 @@ def test_an_index_of_another_corpus_or_other_settings_is_refused_and_left_alone(
     assert server.kinds()[before:] == ["info", "get"] and texts_in(server) == SOME
 
 
-@pytest.mark.parametrize("meta", [None, {}, {META: {}}, {META: "x"}, {META: {"format": 1}}, {META: {"format": 2}}, [1]])
+@pytest.mark.parametrize("meta", [None, {META: {"format": 1}}, [1]])
 def test_an_index_of_another_program_is_refused(server: FakeElasticsearch, tmp_path: Path, meta: Any) -> None:
     mappings = {"properties": {}} if meta is None else {"_meta": meta, "properties": {}}
     server.indices["touche-llm"] = Index({}, mappings)
@@ -223,19 +210,18 @@ def test_an_index_of_another_program_is_refused(server: FakeElasticsearch, tmp_p
 
 
 @pytest.mark.parametrize(
-    ("pairs", "line", "values"),
+    ("pairs", "line", "value"),
     [
-        ([("a", "x"), ("a", "y")], 2, ["document a", "line 1"]),
-        ([*numbered(25).items(), ("d003", "y")], 26, ["document d003", "line 4"]),
-        ([("a", "x"), ("ü" * 257, "y")], 2, ["document üü", "512 bytes"]),
+        ([("a", "x"), ("a", "y")], 2, "document a"),
+        ([*numbered(25).items(), ("d003", "y")], 26, "document d003"),
     ],
-    ids=["in a batch", "in two", "long"],
+    ids=["in a batch", "in two"],
 )
-def test_a_document_that_cannot_be_stored_is_a_bad_line(
-    server: FakeElasticsearch, tmp_path: Path, pairs: list[tuple[str, str]], line: int, values: list[str]
+def test_a_repeated_id_is_a_bad_line(
+    server: FakeElasticsearch, tmp_path: Path, pairs: list[tuple[str, str]], line: int, value: str
 ) -> None:
     load = Loader(server, corpus_file(tmp_path, pairs))
-    with raises_at(BadLine, f"{load.corpus}:{line}", *values):
+    with raises_at(BadLine, f"{load.corpus}:{line}", value):
         load()
     assert not complete(server)
     # It goes on from there.
@@ -247,19 +233,12 @@ def test_a_document_that_cannot_be_stored_is_a_bad_line(
     assert load(skip_bad_lines=True) == manifest
 
 
-def test_a_document_that_the_server_does_not_take_is_a_bad_line(server: FakeElasticsearch, tmp_path: Path) -> None:
-    def picky(request: ElasticRequest, usual: Callable[[], Reply]) -> Reply:
-        items = usual().body["items"]
-        server.indices["touche-llm"].documents.pop("d2", None)
-        refused = {"create": refused_item("", "d2", 400, "document_parsing_exception", "no room")}
-        return Reply(200, {"items": [refused if each["create"]["_id"] == "d2" else each for each in items]})
-
-    load = Loader(server, corpus_file(tmp_path, SOME))
-    server.behaviours["bulk"] = [picky, picky]
-    with raises_at(BadLine, f"{load.corpus}:2", "document d2", "document_parsing_exception", "no room"):
-        load()
-    assert load(skip_bad_lines=True).bad_lines == 1
-    assert set(texts_in(server)) == {"d1", "d3"}
+def test_a_document_that_the_server_refuses_ends_the_load(server: FakeElasticsearch, tmp_path: Path) -> None:
+    refused = {"create": refused_item("", "d2", 400, "document_parsing_exception", "no room")}
+    server.behaviours["bulk"] = [says({"items": [refused]})]
+    with raises_at(EngineError, server.url, "document d2", "document_parsing_exception", "no room"):
+        Loader(server, corpus_file(tmp_path, SOME))()
+    assert not complete(server)
 
 
 # Replies that make no sense.
@@ -270,19 +249,11 @@ def test_a_document_that_the_server_does_not_take_is_a_bad_line(server: FakeElas
     [
         {"items": []},
         {"items": [{"create": {"_id": "other", "status": 201}}] * 3},
-        {"items": [{"create": {"_id": ident, "status": 201}} for ident in ("d2", "d1", "d3")]},
-        {"items": [{"create": {"_id": "d1", "status": "201"}}]},
         {"items": [{"index": {"_id": "d1", "status": 201}}]},
-        {"items": {"create": 3}},
-        {"items": None},
         {},
-        [],
-        None,
         b"",
         b"<html>proxy</html>",
         b'{"items": [',
-        b"[" * 100_000,
-        b"\xff\xfe",
     ],
     ids=repr,
 )

@@ -93,15 +93,9 @@ HIT = {"_id": "d1", "_score": 1.5}
         (found([HIT], timed_out=True), "topic 1: "),
         (found([HIT], failed=2), "2 shards"),
         (found([{"_id": "two words", "_score": 1.0}]), "topic 1: .*document id"),
-        (found([{"_id": "", "_score": 1.0}]), "topic 1: .*document id"),
-        (found([{"_id": "a\x1b[2J", "_score": 1.0}]), "topic 1: .*document id"),
-        (found([{"_id": "d1", "_score": None}]), "topic 1: "),
         (found([{"_id": "d1"}]), "_score"),
         (b'{"timed_out": false, "_shards": {"failed": 0}, "hits": {"hits": [{"_id": "d1", "_score": NaN}]}}', "JSON"),
-        (b'{"timed_out": false, "_shards": {"failed": 0}, "hits": {"hits": [{"_id": "d1", "_score": 1e999}]}}', "JSON"),
         ({"hits": {"hits": [HIT]}}, "timed_out"),
-        ({}, "timed_out"),
-        (b"[" * 100_000, "JSON"),
     ],
 )
 def test_a_reply_that_cannot_be_is_an_error(
@@ -153,16 +147,12 @@ async def test_the_event_loop_goes_on_while_elasticsearch_is_slow(server: FakeEl
     ("reply", "value"),
     [
         ({"docs": []}, "document"),
-        ({"docs": [{"_id": "d1", "found": True, "_source": {"text": "x"}}] * 2}, "document"),
         ({"docs": [{"_id": "d2", "found": True, "_source": {"text": "x"}}]}, "'d2'"),
         (
             {"docs": [{"_id": "d1", "error": {"type": "no_shard_available", "reason": "gone"}}]},
             "no_shard_available: gone",
         ),
         ({"docs": [{"_id": "d1", "found": True, "_source": {}}]}, "text"),
-        ({"docs": [{"_id": "d1", "found": True}]}, "_source"),
-        ({"docs": {"d1": "x"}}, "documents d1"),
-        ({}, "docs"),
     ],
 )
 def test_a_document_that_did_not_come_is_not_taken_for_one_that_is_not_there(
@@ -173,9 +163,6 @@ def test_a_document_that_did_not_come_is_not_taken_for_one_that_is_not_there(
         server.behaviours["mget"] = [says(reply)]
         with raises_at(EngineError, server.url, value):
             index.get("d1")
-        server.behaviours["mget"] = [says(reply)]
-        with raises_at(EngineError, server.url, value):
-            index.find_unknown(["d1"])
 
 
 # Opening.
