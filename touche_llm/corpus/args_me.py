@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import ast
 import csv
-import json
 import re
 import tarfile
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
-from io import TextIOWrapper
 from pathlib import Path, PurePosixPath
 from typing import IO, Any, cast
+
+import ijson
 
 from touche_llm.corpus.json_lines import OnBadLine, parse_documents
 from touche_llm.data.io import (
@@ -28,14 +28,6 @@ from touche_llm.data.records import Document, Part
 from touche_llm.data.topics import recognize, require_kind
 from touche_llm.errors import BadLine, DataError
 
-# In characters. A real argument has tens of thousands, with a web page in its context hundreds of thousands.
-MAX_ARGUMENT = 16 * 2**20
-_CHUNK = 2**20
-# Characters that are read ahead of a mark between arguments.
-_LOOKAHEAD = 1000
-_BEGIN = re.compile(r'\s*\{\s*"arguments"\s*:\s*\[\s*')
-_COMMA, _END, _END_OF_FILE = re.compile(r"\s*,\s*"), re.compile(r"\s*\]\s*\}"), re.compile(r"\s*\Z")
-
 
 def read_json_arguments(path: Path) -> Iterator[tuple[int, Any]]:
     """Yield `(number, value)` for each value in the list `arguments` of a JSON object, one in memory at a time.
@@ -44,67 +36,19 @@ def read_json_arguments(path: Path) -> Iterator[tuple[int, Any]]:
     and numbered consecutively. The file may be gzipped.
 
     Raises:
-        DataError: The file cannot be read, is not UTF-8 or is not such an object, or a value has more than
-            `MAX_ARGUMENT` characters.
+        DataError: The file cannot be read, is not UTF-8 or not JSON, or is truncated.
     """
     number = 0
     with report_unreadable(path), open_maybe_gzip(path) as stream:
-        text = _JsonText(path, stream)
-        while not text.skip(_END_OF_FILE):
-            if not text.skip(_BEGIN):
-                raise DataError(f'{path}: does not begin with {{"arguments": [; is this a JSON file of args.me?')
-            is_first = True
-            while not text.skip(_END):
-                if not is_first and not text.skip(_COMMA):
-                    raise DataError(f"{path}: neither a comma nor the end after argument {number}; download it again")
-                is_first = False
-                number += 1
-                yield number, text.decode(number)
-
-
-class _JsonText:
-    """Text of a JSON file, read in chunks."""
-
-    def __init__(self, path: Path, stream: IO[bytes]) -> None:
-        self._path = path
-        self._stream = TextIOWrapper(cast(Any, stream), encoding="utf-8-sig")
-        self._decoder = json.JSONDecoder()
-        self._text, self._at = "", 0
-
-    def skip(self, pattern: re.Pattern[str]) -> bool:
-        """Skip what the pattern matches; return whether it matches."""
-        while len(self._text) - self._at < _LOOKAHEAD and self._read_more():
-            pass
-        match = pattern.match(self._text, self._at)
-        self._at = match.end() if match else self._at
-        return match is not None
-
-    def decode(self, number: int) -> Any:
-        """Return the next value."""
-        while True:
-            try:
-                value, end = self._decoder.raw_decode(self._text, self._at)
-            except (ValueError, RecursionError) as error:
-                # What looks like an error may be the end of the chunk.
-                if len(self._text) - self._at > MAX_ARGUMENT or not self._read_more():
-                    raise DataError(
-                        f"{self._path}:{number}: not JSON, longer than {MAX_ARGUMENT:,} characters or truncated "
-                        f"({error!s:.100}); download it again"
-                    ) from error
-            else:
-                # A number at the end of a chunk may go on.
-                if end < len(self._text) or not self._read_more():
-                    self._at = end
-                    return value
-
-    def _read_more(self) -> bool:
-        """Read the next chunk and forget what was taken; return False at the end of the file."""
         try:
-            chunk = self._stream.read(_CHUNK)
-        except UnicodeDecodeError as error:
-            raise DataError(f"{self._path}: not UTF-8: {error.reason}; download it again") from error
-        self._text, self._at = self._text[self._at :] + chunk, 0
-        return bool(chunk)
+            values = ijson.items(stream, "arguments.item", use_float=True, multiple_values=True)
+            for number, value in enumerate(values, start=1):
+                yield number, value
+        except ijson.JSONError as error:
+            problem = " ".join(str(error).split())
+            raise DataError(
+                f"{path}:{number + 1}: not JSON, or truncated ({problem:.100}); download it again"
+            ) from error
 
 
 HEADER = ["id", "conclusion", "premises", "context", "sentences"]
