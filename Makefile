@@ -36,7 +36,7 @@ help:
 $(RUNS): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or later is needed: make PYTHON=python3.11")'
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python $(PIP) install --constraint constraints.txt --editable '.[plots]'
+	$(BIN)/python $(PIP) install --constraint constraints.txt --editable .
 	@touch $@
 
 $(STAMP): $(RUNS)
@@ -134,7 +134,7 @@ test-wheel: wheel
 	@sh tests/wheel/run.sh "$(PYTHON)" "$(abspath constraints.txt)" "$(abspath dist)"
 
 # Each extra in an empty environment of its own: about ten minutes. Not vllm and ray, with gigabytes of CUDA.
-EXTRAS ?= none plots chatnoir ir-datasets warc elasticsearch pyterrier docs packaging dev
+EXTRAS ?= none chatnoir ir-datasets warc elasticsearch pyterrier docs packaging dev
 test-extras: wheel
 	@sh tests/extras/run.sh "$(PYTHON)" "$(abspath constraints.txt)" "$(abspath dist)" $(EXTRAS)
 

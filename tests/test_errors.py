@@ -79,5 +79,5 @@ def test_a_limit_of_the_system_is_named_with_the_command_that_raises_it(number: 
     [(ImportError("libcuda.so: not found"), "libcuda.so"), (ModuleNotFoundError("No module", name="tabula"), "tabula")],
 )
 def test_an_optional_library_that_cannot_be_imported_is_named_with_its_extra(error: ImportError, missing: str) -> None:
-    with raises_at(UsageError, "--plots", f"needs {missing}", "touche-llm[plots]"), needs_extra("plots", "--plots"):
+    with raises_at(UsageError, "--corpus", f"needs {missing}", "touche-llm[warc]"), needs_extra("warc", "--corpus"):
         raise error

@@ -13,7 +13,6 @@ import pytest
 from tests.extras.features import APART, FEATURES
 from tests.test_layers import MODULES, PACKAGE
 from touche_llm.errors import UsageError
-from touche_llm.report.plots import plot_stances
 from touche_llm.retrieval.chatnoir import ChatNoirSettings
 
 PROJECT = tomllib.loads((PACKAGE.parent / "pyproject.toml").read_text(encoding="utf-8"))["project"]
@@ -45,7 +44,7 @@ def test_only_modules_of_a_feature_import_its_optional_library() -> None:
 
 def test_every_extra_in_a_message_exists() -> None:
     named = {extra for path in MODULES.values() for extra in named_extras(path)}
-    assert {"plots", "chatnoir", "elasticsearch"} <= named
+    assert {"chatnoir", "elasticsearch"} <= named
     assert named <= PROJECT["optional-dependencies"].keys()
 
 
@@ -69,7 +68,6 @@ def named_extras(path: Path) -> Iterator[str]:
 @pytest.mark.parametrize(
     ("extra", "library", "use"),
     [
-        ("plots", "matplotlib", lambda: plot_stances({}, ("FIRST", "NO"))),
         ("chatnoir", "chatnoir_api.model", lambda: ChatNoirSettings(index="clueweb12")),
     ],
 )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import warnings
 from pathlib import Path
 
@@ -33,12 +32,3 @@ def test_a_sample_without_judgments_is_shown_without_measures(touche: Touche, tm
     done = touche("demo", "--task", "sentence_pairs", "--out", "demo")
     assert done.returncode == 0 and "nDCG" not in done.stdout and "note: " not in done.stderr
     assert (tmp_path / "demo" / "sentence_pairs" / "report.html").is_file()
-
-
-def test_the_demo_names_the_extra_that_its_report_needs(
-    touche: Touche, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(sys.modules, "matplotlib", None)
-    done = touche("demo", "--task", "controversial", "--out", "demo")
-    assert done.returncode == 0 and "touche-llm[plots]" in done.stdout
-    assert not (tmp_path / "demo" / "controversial" / "report.html").exists()

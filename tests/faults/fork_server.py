@@ -156,8 +156,6 @@ def import_all() -> None:
         if module.name != "touche_llm.__main__":
             importlib.import_module(module.name)
     for name in (
-        "matplotlib.pyplot",
-        "matplotlib.backends.backend_svg",
         "scipy.stats",
         "bm25s",
         "ir_measures",

@@ -176,7 +176,7 @@ def environment(home: Path) -> dict[str, str]:
     """The variables of a command: those of this process, less what would reach for something outside."""
     kept = {name: value for name, value in os.environ.items() if name in ("PATH", "PYTHONPATH", "LANG", "TMPDIR")}
     single = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
-    return {**kept, **single, "HOME": str(home), "MPLCONFIGDIR": str(home.parent / "matplotlib")}
+    return {**kept, **single, "HOME": str(home)}
 
 
 def _snapshot(folder: Path) -> Snapshot:

@@ -17,7 +17,7 @@ from touche_llm.evaluation.measures import compare_runs, evaluate_run
 from touche_llm.evaluation.qrels import Qrels
 from touche_llm.pipeline.config_file import load_config, write_config
 from touche_llm.report import page as page_module
-from touche_llm.report.plots import LETTERS
+from touche_llm.report.page import LETTERS
 from touche_llm.report.run_comparison import (
     NamedRun,
     check_runs,

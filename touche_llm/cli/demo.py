@@ -56,20 +56,15 @@ def _measure(folder: Path, task: Task, files: dict[str, Path]) -> None:
     show_summary(frame[frame["measure"].isin(f"{aspect} {task.measures[aspect]}" for aspect in files)], evaluations)
 
 
-def _describe_report(folder: Path, files: dict[str, Path]) -> list[str]:
-    """Write the report of a run, and return lines that say where it is, or which extra it needs."""
-    # Only here: matplotlib takes half a second to load.
+def _write_report(folder: Path, files: dict[str, Path]) -> str:
+    """Write the report of a run; return a line with its place."""
     from touche_llm.report.page import write_page
     from touche_llm.report.run_report import gather_report, render_report
 
     task = get_task(RunDirectory(folder).read_config().task)
     report = gather_report(folder, read_qrels(files, task) if files else None, _REPORTED)
-    try:
-        page = render_report(report)
-    except UsageError as error:
-        return [f"No report: {error}"]
-    write_page(page, folder / REPORT)
-    return [f"Report of the first run, a page for a browser: {shorten_path(folder / REPORT)}"]
+    write_page(render_report(report), folder / REPORT)
+    return f"Report of the first run, a page for a browser: {shorten_path(folder / REPORT)}"
 
 
 SAMPLES = Path(__file__).parent.parent / "samples"
@@ -121,7 +116,7 @@ def demo(
     for line in (
         "The answers above were invented for this demo; no model gave them,",
         "and nothing follows from them. The same is true of the judgments.",
-        *_describe_report(out / names[0], find_judgments(SAMPLES / names[0], TASKS[names[0]])),
+        _write_report(out / names[0], find_judgments(SAMPLES / names[0], TASKS[names[0]])),
         "Each run is a file; check one with",
         f"    touche-llm validate {run} \\",
         f"        --task {name} --topics {topics}",

@@ -178,7 +178,7 @@ def report(
     The page shows measures, costs, documents and answers in one self-contained file. Without qrels, given here or to
     `evaluate` before, it has no measures.
     """
-    # Only here: matplotlib and pandas take a second to load.
+    # Only here: pandas takes half a second to load.
     from touche_llm.report.page import write_page
     from touche_llm.report.run_report import gather_report, render_report
 

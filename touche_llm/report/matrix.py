@@ -18,8 +18,7 @@ from touche_llm.prompt_lab.sample import Sampled
 from touche_llm.prompt_lab.variants import Variant
 from touche_llm.prompts.prompt import Prompt
 from touche_llm.report.folder import describe_truncation
-from touche_llm.report.page import create_environment
-from touche_llm.report.plots import LETTERS
+from touche_llm.report.page import LETTERS, create_environment
 
 # Number of colours for grades above 0.
 _HEAT = 5

@@ -45,6 +45,10 @@ COSTS = {
 # The characters with Unicode's property Bidi_Control.
 _BIDIRECTIONAL = re.compile("[\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]")
 _HERE = Path(__file__).parent
+# Letters of the runs on one page, and thereby their maximum number.
+LETTERS = "ABCDEFGH"
+# Fewer topics have no plot: their values are in their headings.
+_MIN_PLOTTED = 3
 
 
 def write_page(text: str, path: Path) -> int:
@@ -138,6 +142,29 @@ def compute_label_shares(sets: Mapping[str, list[str]], labels: Iterable[str]) -
     """Return the share of each label in each set; names get the size of the set, and empty sets are omitted."""
     counts = {f"{name} ({len(given):,})": Counter(given) for name, given in sets.items() if given}
     return {name: {label: count[label] / count.total() for label in labels} for name, count in counts.items()}
+
+
+def plot_topics(
+    runs: Sequence[tuple[str, str, str]], values: Sequence[Mapping[str, float]], baseline: int = 0
+) -> dict[str, list[SimpleNamespace]]:
+    """Return the points of a measure by topic, best topic of the baseline first; empty for too few topics.
+
+    Args:
+        runs: Name, mark and colour of each run, in the order of their places.
+        values: Values of the runs by topic; topics that the baseline lacks come last.
+        baseline: Index of the baseline.
+    """
+    topics = dict.fromkeys(topic for of_run in values for topic in of_run)
+    if len(topics) < _MIN_PLOTTED:
+        return {}
+    return {
+        topic: [
+            SimpleNamespace(run=run, mark=mark, ink=ink, place=place, value=values[place][topic])
+            for place, (run, mark, ink) in enumerate(runs)
+            if topic in values[place]
+        ]
+        for topic in sorted(topics, key=lambda topic: -values[baseline].get(topic, -1.0))
+    }
 
 
 # A row of a data frame, by column.

@@ -24,6 +24,7 @@ from touche_llm.report.folder import (
 )
 from touche_llm.report.page import (
     COSTS,
+    LETTERS,
     collect_assessor_labels,
     collect_labels,
     collect_notes,
@@ -35,8 +36,8 @@ from touche_llm.report.page import (
     describe_run,
     extract_costs,
     note_missing_intervals,
+    plot_topics,
 )
-from touche_llm.report.plots import LETTERS, MIN_TOPICS, plot_stances, plot_topics_of_runs
 from touche_llm.tasks.task import Task
 
 if TYPE_CHECKING:
@@ -263,6 +264,9 @@ def render_comparison(found: SimpleNamespace) -> str:
     anchors = {view.topic.id: (f"t{n}", view.topic.title) for n, view in enumerate(found.topics, start=1)}
     headline = [measure for measure in found.measures if measure.headline]
     by_topic = {each.name: [{} if run is None else run.by_topic for run in each.runs] for each in headline}
+    letters = [(side.letter, side.letter, f"side{n}") for n, side in enumerate(sides)]
+    baseline = LETTERS.index(found.baseline)
+    plots = {name: plot_topics(letters, values, baseline) for name, values in by_topic.items()}
     folders = [(n, side) for n, side in enumerate(sides) if side.failures is not None]
     sets = {name: {side.letter: side.stances[name] for side in sides} for name in sides[0].stances}
     values = {
@@ -273,16 +277,10 @@ def render_comparison(found: SimpleNamespace) -> str:
         "grades": found.task.question.grades,
         "headline": headline,
         "by_topic": by_topic,
-        "plots": {
-            name: plot_topics_of_runs(name, values, LETTERS.index(found.baseline), anchors)
-            for name, values in by_topic.items()
-            if len({topic for of_run in values for topic in of_run}) >= MIN_TOPICS
-        },
+        "anchors": anchors,
+        "plots": {name: topics for name, topics in plots.items() if topics},
         "stances": {
-            name: plot_stances(
-                compute_label_shares(of_runs | {"assessors": found.assessor_labels}, found.task.stances),
-                found.task.stances,
-            )
+            name: compute_label_shares(of_runs | {"assessors": found.assessor_labels}, found.task.stances)
             for name, of_runs in sets.items()
             if found.task.stances and any(of_runs.values())
         },

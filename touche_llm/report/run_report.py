@@ -24,8 +24,8 @@ from touche_llm.report.page import (
     describe_run,
     extract_costs,
     measure_run,
+    plot_topics,
 )
-from touche_llm.report.plots import MIN_TOPICS, plot_stances, plot_topics
 from touche_llm.tasks.features import Question
 from touche_llm.tasks.task import Task
 
@@ -152,15 +152,13 @@ def render_report(report: SimpleNamespace) -> str:
     """Render the page of a run."""
     measured = report.measured
     anchors = {view.topic.id: (f"t{n}", view.topic.title) for n, view in enumerate(report.topics, start=1)}
-    # Stances have no first stage, and are not measured by topic here.
-    by_topic: dict[str, dict[str, tuple[float, float | None]]] = {}
     headline = [] if measured is None else [measure for measure in measured.measures if measure.headline]
-    for measure in headline:
-        run, first = measure.runs
-        if run is not None and first is not None:
-            by_topic[measure.name] = {
-                topic: (value, first.by_topic.get(topic)) for topic, value in run.by_topic.items()
-            }
+    # Stances have no first stage, and are not measured by topic here.
+    by_topic = {
+        measure.name: [run.by_topic for run in measure.runs] for measure in headline if None not in measure.runs
+    }
+    pair = (("run", "●", "run"), (report.task.before_judging, "○", "first"))
+    plots = {name: plot_topics(pair, values) for name, values in by_topic.items()}
     failures = [(name, failure) for name, of_file in report.failures.items() for failure in of_file]
     values = {
         "report": report,
@@ -168,16 +166,11 @@ def render_report(report: SimpleNamespace) -> str:
         "headline": headline,
         "labels": report.task.stances,
         "before": report.task.before_judging,
-        "plots": {
-            "topics": {
-                name: plot_topics(name, values, anchors)
-                for name, values in by_topic.items()
-                if len(values) >= MIN_TOPICS
-            },
-            "stances": plot_stances(report.stances, report.task.stances) if report.task.stances else "",
-        },
+        "anchors": anchors,
+        "plots": {name: topics for name, topics in plots.items() if topics},
         "scores": {
-            topic: [(name, *values[topic]) for name, values in by_topic.items() if topic in values] for topic in anchors
+            topic: [(name, run[topic], first.get(topic)) for name, (run, first) in by_topic.items() if topic in run]
+            for topic in anchors
         },
         # Aspects by which the model and the assessors can be compared.
         "aspects": list(
