@@ -34,6 +34,7 @@ LAYERS = (
     "regression",
     "report",
     "integrations",
+    "lab",
     "cli",
 )
 # The facade names objects of any layer, and loads them when they are used.

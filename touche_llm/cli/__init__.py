@@ -35,7 +35,7 @@ PANELS = {
         "tira": "stages",
         "demo": "demo",
     },
-    "Look at runs": {"show": "show", "runs": "runs", "report": "runs"},
+    "Look at runs": {"lab": "lab", "show": "show", "runs": "runs", "report": "runs"},
     "Measure and check": {
         "evaluate": "evaluate",
         "compare": "compare",

@@ -314,6 +314,15 @@ class StanceReading(_WithThoughts, JsonStruct, frozen=True, kw_only=True):
     thoughts: list[str] | msgspec.UnsetType = msgspec.UNSET
 
 
+class UserLabels(JsonStruct, frozen=True, kw_only=True):
+    """Labels of a document by the user of a run: grades by aspect and the stance, and a note."""
+
+    topic_id: str
+    document_id: str
+    labels: dict[str, int | str] = {}
+    note: str = ""
+
+
 class Attempt(JsonStruct, frozen=True, kw_only=True):
     """Unusable answer: the kind of failure, the reason and the shortened text."""
 

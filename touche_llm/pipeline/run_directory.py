@@ -5,7 +5,7 @@ from __future__ import annotations
 import fcntl
 import os
 import socket
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -16,7 +16,7 @@ import msgspec
 
 from touche_llm.config import PURPOSES, Config
 from touche_llm.data.io import RecordT, open_atomic, read_records, sha256, write_records
-from touche_llm.data.records import Comparison, Failure, Judgment, Objects, StanceReading
+from touche_llm.data.records import Comparison, Failure, Judgment, Objects, StanceReading, UserLabels
 from touche_llm.data.settings import read_yaml, to_yaml
 from touche_llm.data.trec_runs import ParsedRun, read_run
 from touche_llm.errors import DataError, UsageError
@@ -57,6 +57,8 @@ RESULTS = "results.tsv"
 REPORT = "report.html"
 # Only with `touche-llm evaluate`; it names the run file that it measured by its hash, and so survives later stages.
 EVALUATION = "evaluation.yaml"
+# Only with `touche-llm lab`: labels and notes of its user, which survive a repetition.
+LABELS = "labels.jsonl"
 # Only with `touche-llm batch`: the last export.
 BATCH = "batch.json"
 # Only in a recorded run, which has some files of a run's folder, but is none.
@@ -373,6 +375,14 @@ class RunDirectory:
             for name in ALL_FAILURES
             if (self.path / name).exists()
         }
+
+    def read_labels(self) -> list[UserLabels]:
+        """Read the labels and notes of the user; empty if there is no file."""
+        return self._read_optional(LABELS, UserLabels, "labels of the user")
+
+    def write_labels(self, labels: Iterable[UserLabels]) -> None:
+        """Write the labels and notes of the user in place of earlier ones."""
+        write_records(self.path / LABELS, labels)
 
     def write_ranking(self, ranking: Ranking, *, compared: bool) -> None:
         """Write the outputs of the last stage; the comparisons only if documents were compared."""

@@ -51,13 +51,17 @@ LETTERS = "ABCDEFGH"
 _MIN_PLOTTED = 3
 
 
-def write_page(text: str, path: Path) -> int:
-    """Write a page atomically, and return its size in bytes.
+def replace_directions(text: str) -> str:
+    """Replace characters that control the direction of text.
 
-    Characters that control the direction of text are replaced, since a document could use them to reorder what a reader
-    sees around it.
+    A document could use them to reorder what a reader sees around it.
     """
-    page = _BIDIRECTIONAL.sub("\N{REPLACEMENT CHARACTER}", text).encode()
+    return _BIDIRECTIONAL.sub("\N{REPLACEMENT CHARACTER}", text)
+
+
+def write_page(text: str, path: Path) -> int:
+    """Write a page atomically, without characters that control directions, and return its size in bytes."""
+    page = replace_directions(text).encode()
     with open_atomic(path) as stream:
         stream.write(page)
     return len(page)

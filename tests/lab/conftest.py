@@ -1,0 +1,32 @@
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from tests.fake_server import FakeServer
+from tests.lab.labs import make_run, reading
+
+
+@pytest.fixture(scope="session")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a run, made once."""
+    folder = tmp_path_factory.mktemp("lab")
+    make_run(folder, FakeServer(rest=reading({})))
+    return folder
+
+
+@pytest.fixture
+def folder(finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A copy of it, which is the current folder."""
+    shutil.copytree(finished, tmp_path, dirs_exist_ok=True)
+    config = tmp_path / "runs" / "first" / "config.yaml"
+    config.write_text(config.read_text().replace(str(finished), str(tmp_path)))
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.fixture
+def qrels(folder: Path) -> dict[str, Path]:
+    return {aspect: folder / aspect for aspect in ("relevance", "quality", "stance")}

@@ -1,0 +1,133 @@
+"""A lab for tests: a judged run, a server that answers by a script, and a client that knows the token."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import orjson
+from aiohttp import web
+
+from tests.fake_server import FakeServer, schema_in
+from tests.prompt_variants import DOCUMENTS, LABELS, collection, config_of
+from tests.sample_runs import Silent, run_on
+from tests.scripted_engine import answer
+from touche_llm.lab.server import Address, serve_lab
+from touche_llm.lab.workplace import LabInputs, Workplace
+from touche_llm.llm.answers import list_fields
+
+ASPECTS = ("relevance", "quality", "stance")
+# For which topic and number of a document a prompt with a word is read wrongly.
+Blind = Mapping[str, Callable[[str, int], bool]]
+_DOCUMENT = re.compile(r"passage (\d+)-(\d+)")
+
+
+def reading(blind: Blind, delay: float = 0.0) -> Any:
+    """A behaviour that answers with the true grade, probable at 0.8, or with its opposite where it is blind."""
+
+    async def behave(_: web.Request, body: dict[str, Any]) -> web.StreamResponse:
+        await asyncio.sleep(delay)
+        schema = schema_in(body)
+        words = body["messages"][0]["content"].split()
+        found = _DOCUMENT.search(body["messages"][-1]["content"])
+        assert found is not None
+        grade = int(found[2]) % 3
+        if any(word in words and misread(found[1], int(found[2])) for word, misread in blind.items()):
+            grade = 2 - grade
+        shares: dict[str, Any] = {
+            name: {each: 0.8 if each == grade else 0.2 / 3 for each in range(4)}
+            for name in ("relevance", "quality")
+            if name in list_fields(schema)
+        }
+        text, tokens = answer(
+            {**shares, "stance": {each: 0.7 if each == LABELS[grade] else 0.1 for each in LABELS}}, schema
+        )
+        content = [
+            {
+                "token": token.token,
+                "bytes": list(token.token.encode()),
+                "logprob": token.logprob,
+                "top_logprobs": [{"token": name, "logprob": max(share, -99.0)} for name, share in token.top],
+            }
+            for token in tokens
+        ]
+        choice = {"message": {"role": "assistant", "content": text}, "finish_reason": "stop", "index": 0}
+        usage = {"prompt_tokens": 100, "completion_tokens": len(tokens)}
+        reply = {"choices": [choice | {"logprobs": {"content": content}}], "usage": usage}
+        return web.Response(body=orjson.dumps(reply), content_type="application/json")
+
+    return behave
+
+
+def make_run(folder: Path, server: FakeServer, text: str = "", topics: int = 16) -> tuple[Path, dict[str, Path]]:
+    """The folder of a run over 16 topics, half of them held out, and the qrels by aspect."""
+    files = collection(folder, topics=topics, text=text)
+    lines = (
+        f"{topic} Q0 {topic}-{n} {n + 1} {9 - n} first\n" for topic in range(1, topics + 1) for n in range(DOCUMENTS)
+    )
+    (folder / "candidates.txt").write_text("".join(lines))
+    given = {"candidates": folder / "candidates.txt", "engine__retry_for": 0.5, "stance__depth": 0}
+    config = config_of(folder, files, **given)
+    out = folder / "runs" / "first"
+    asyncio.run(run_on(server, config, out, progress=Silent()))
+    return out, {aspect: files[aspect] for aspect in ASPECTS}
+
+
+@dataclass
+class LabClient:
+    """What a page of the lab can request, with the token and as of its own origin unless other headers are given."""
+
+    address: Address
+    session: aiohttp.ClientSession
+    workplace: Workplace
+    headers: dict[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        origin = f"http://127.0.0.1:{self.address.port}"
+        self.headers = {"Cookie": f"touche-llm-lab-{self.address.port}={self.address.token}", "Origin": origin}
+
+    async def send(self, method: str, path: str, body: Any = None, **query: Any) -> tuple[int, Any]:
+        """Status and content of a reply."""
+        url = f"http://127.0.0.1:{self.address.port}{path}"
+        data = None if body is None else orjson.dumps(body)
+        async with self.session.request(method, url, params=query, data=data, headers=self.headers) as response:
+            content = await response.read()
+            return response.status, orjson.loads(content) if "json" in response.content_type else content.decode()
+
+    async def get(self, path: str, **query: Any) -> Any:
+        """Content of a reply that succeeds."""
+        status, content = await self.send("GET", path, **query)
+        assert status == 200, content
+        return content
+
+    async def put(self, path: str, **body: Any) -> Any:
+        status, content = await self.send("PUT", path, body)
+        assert status == 200, content
+        return content
+
+    async def post(self, path: str, **body: Any) -> Any:
+        status, content = await self.send("POST", path, body)
+        assert status == 200, content
+        return content
+
+    async def stream(self, path: str, **body: Any) -> list[dict[str, Any]]:
+        """The lines of a reply with one JSON object a line."""
+        url = f"http://127.0.0.1:{self.address.port}{path}"
+        async with self.session.post(url, data=orjson.dumps(body), headers=self.headers) as response:
+            assert response.status == 200, await response.text()
+            return [orjson.loads(line) async for line in response.content]
+
+
+@asynccontextmanager
+async def open_lab(root: Path | None, **inputs: Any) -> AsyncIterator[LabClient]:
+    warnings: list[str] = []
+    workplace = Workplace(LabInputs(root, **inputs), warnings.append)
+    async with serve_lab(workplace) as address, aiohttp.ClientSession() as session:
+        yield LabClient(address, session, workplace)
+    assert warnings == []

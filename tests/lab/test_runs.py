@@ -1,0 +1,96 @@
+from __future__ import annotations
+
+import asyncio
+import shutil
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from tests.lab.labs import LabClient, open_lab
+from touche_llm.data.trec_runs import read_run
+from touche_llm.evaluation.measures import evaluate_run
+from touche_llm.evaluation.qrels import read_qrels
+from touche_llm.pipeline.run_directory import RunDirectory
+from touche_llm.pipeline.run_overview import record_evaluation
+from touche_llm.prompt_lab.holdout import access_log, read_accesses
+from touche_llm.tasks import get_task
+
+
+async def next_rows(lab: LabClient, number: int) -> list[dict[str, Any]]:
+    """The next rows that the lab sends by itself."""
+    rows: list[dict[str, Any]] = []
+    url = f"http://127.0.0.1:{lab.address.port}/api/events"
+    async with asyncio.timeout(20), lab.session.get(url, headers=lab.headers) as response:
+        async for line in response.content:
+            if line.startswith(b"data: "):
+                rows.append(orjson.loads(line[6:]))
+                if len(rows) == number:
+                    break
+    return rows
+
+
+async def test_runs_are_measured_over_the_topics_to_choose_on(folder: Path, qrels: dict[str, Path]) -> None:
+    async with open_lab(folder / "runs", qrels=qrels) as lab:
+        (row,) = (await lab.get("/api/runs"))["rows"]
+        assert (row["run"], row["state"], row["model"], row["requests"]) == ("first", "complete", "fake", 96)
+        assert row["pending"] and row["measures"] == {}
+        (row,) = await next_rows(lab, 1)
+        chosen = read_qrels(qrels, "comparative").restrict_to({str(topic) for topic in range(1, 17, 2)})
+        measured = evaluate_run("run", read_run(folder / "runs" / "first" / "run.txt"), chosen).estimates
+        assert set(row["measures"]) == {"relevance nDCG@5", "quality nDCG@5", "stance macro-F1"}
+        assert row["measures"]["relevance nDCG@5"]["n"] == 8
+        assert all(row["measures"][name]["value"] == measured[name].value for name in row["measures"])
+    assert read_accesses(access_log(folder / "answers.sqlite")) == []
+
+
+async def test_measures_over_all_topics_are_those_of_the_evaluation_and_logged(
+    folder: Path, qrels: dict[str, Path]
+) -> None:
+    directory, task = RunDirectory(folder / "runs" / "first"), get_task("comparative")
+    evaluation = evaluate_run("run", directory.read_run(task.stances), read_qrels(qrels, task))
+    record_evaluation(directory, task, qrels, evaluation)
+    async with open_lab(folder / "runs") as lab:
+        (row,) = (await lab.get("/api/runs", all=1))["rows"]
+        assert row["measures"]["relevance nDCG@5"]["n"] == 16
+        (access,) = read_accesses(access_log(folder / "answers.sqlite"))
+        assert access.kind == "evaluation" and len(access.topics) == 16
+
+
+async def test_a_run_that_changes_or_comes_is_sent(folder: Path) -> None:
+    async with open_lab(folder / "runs") as lab:
+        waiting = asyncio.create_task(next_rows(lab, 2))
+        await asyncio.sleep(0.5)
+        shutil.copytree(folder / "runs" / "first", folder / "other")
+        (folder / "other" / "config.yaml").unlink()
+        (folder / "other").rename(folder / "runs" / "second")
+        rows = {(row["run"], row["state"]) for row in await waiting}
+        assert rows == {("first", "complete"), ("second", "broken")}
+
+
+async def test_a_broken_run_is_a_row_and_an_error_elsewhere(folder: Path) -> None:
+    (folder / "runs" / "first" / "config.yaml").write_text("task: [")
+    async with open_lab(folder / "runs") as lab:
+        (row,) = (await lab.get("/api/runs"))["rows"]
+        assert row["state"] == "broken" and "config.yaml" in row["problem"]
+        assert (await lab.get("/api/state"))["default_run"] is None
+        assert (await lab.send("GET", "/api/topics", run="first"))[0] == 400
+
+
+async def test_a_run_itself_is_a_root(folder: Path) -> None:
+    async with open_lab(folder / "runs" / "first") as lab:
+        assert (await lab.get("/api/state"))["default_run"] == "."
+        assert len((await lab.get("/api/topics", run="."))["topics"]) == 16
+
+
+async def test_the_comparison_of_runs_has_no_judgments_of_held_out_topics(folder: Path, qrels: dict[str, Path]) -> None:
+    shutil.copytree(folder / "runs" / "first", folder / "runs" / "second")
+    async with open_lab(folder / "runs", qrels=qrels) as lab:
+        url = f"http://127.0.0.1:{lab.address.port}/compare?run=first&run=second"
+        async with lab.session.get(url, headers=lab.headers) as response:
+            page = await response.text()
+            assert response.status == 200 and response.headers["Content-Security-Policy"] == "frame-ancestors 'none'"
+        assert "8 of 16 judged topics" in page and "16 of 16" not in page
+        for access in read_accesses(access_log(folder / "answers.sqlite")):
+            assert len(access.topics) == 8
+        assert (await lab.send("GET", "/compare", run="first"))[0] == 400

@@ -1,0 +1,345 @@
+// The bench: a template at the left; its rendering, answers and measures at the right.
+import {
+  alertBox, count, debounce, fieldRows, fill, get, h, interval, number, post, put, RequestError, say, seconds, signed, stream,
+} from "/static/dom.js";
+import { makeEditor } from "/static/editor.js";
+import { go, lab, showServer } from "/static/lab.js";
+
+const MAX_PINNED = 8, PAUSE = 400;
+const SHARED = { all: "shared by all requests", topic: "shared by the topic", nobody: "this document" };
+const TAB = sessionStorage.tab ??= crypto.randomUUID();
+
+export async function open(main, params) {
+  const run = params.run;
+  const about = await get("/api/bench", { run });
+  const name = params.prompt ?? about.prompts[0].name;
+  let template = await get("/api/template", { run, name, tab: TAB });
+  // Answers of the text before, by document; the drawn ones; and those known for the present text.
+  let before = {}, answers = new Map(), previous = {}, findings = [], diff = "", tokens = null;
+  let asking = null, sampling = null, source = "", server = about.server;
+  const body = (more) => ({ run, name: template.name, text: editor.text, ...more });
+
+  const editor = makeEditor(() => { drawState(); later(); });
+  const state = h("span", { class: "state", role: "status" });
+  const notice = h("div");
+  const list = h("ul", { id: "findings", class: "findings" });
+  const size = h("p", { class: "lead" });
+  const difference = h("pre", { class: "diff" });
+  const live = h("input", { type: "checkbox", checked: sessionStorage.live ? sessionStorage.live === "1" : about.local });
+  live.addEventListener("change", () => { sessionStorage.live = live.checked ? "1" : "0"; if (live.checked) ask(); });
+  const askButton = h("button", { type: "button", click: () => ask(true) }, "Request answers");
+  const saveButton = h("button", { type: "button", class: "primary", click: () => save() }, "Save as next version");
+  const discardButton = h("button", { type: "button", click: discard }, "Discard draft");
+
+  const choose = (label, values, chosen, change) => h("label", {}, label,
+    h("select", { change: (event) => change(event.target.value) }, values.map(([value, text]) => h("option", { value, selected: value === chosen }, text))));
+  const topicsOf = (half) => about.topics.filter((topic) => topic.half === half).map((topic) => h("option", { value: topic.id }, `${topic.id} ${topic.title}`));
+  const topicSelect = h("select", { change: () => setTopic(topicSelect.value) },
+    h("optgroup", { label: "Choosing half" }, topicsOf("choice")), h("optgroup", { label: "Held out" }, topicsOf("hold-out")));
+
+  const panel = h("div", { class: "answers" });
+  const progress = h("p", { class: "lead", role: "status" });
+  const pins = h("div", { class: "pins" });
+  const finder = h("input", { type: "search", "data-filter": "", "aria-label": "Search the candidates of the topic", placeholder: "id, title or text" });
+  const candidates = h("ul", { class: "candidates" });
+  const picker = h("details", { class: "picker" }, h("summary", {}, "Choose documents"), finder, candidates);
+  const rendered = h("div", { class: "rendered" });
+  const renderedBox = h("details", { class: "box" }, h("summary", {}, h("h2", {}, "Rendered")), rendered);
+  const measures = h("div", { class: "measures" });
+
+  const topic = () => lab.params.topic ?? about.topics.find((each) => each.half === "choice")?.id ?? about.topics[0]?.id;
+  const pinned = () => (lab.params.documents ?? "").split("\n").filter(Boolean).slice(0, MAX_PINNED);
+  const isDraft = () => editor.text !== template.text;
+  const isInvalid = () => findings.some((finding) => finding.level === "error");
+  const set = (values) => go("bench", { ...lab.params, ...values }, { replace: true });
+
+  function drawState() {
+    const words = asking || sampling ? "asking" : isInvalid() ? "invalid" : isDraft() ? "draft" : template.confirmed ? "confirmed" : "clean";
+    state.className = `state ${words}`;
+    const origin = !asking && source ? `, ${source}` : "";
+    state.textContent = ({ asking: "requesting answers …", invalid: "invalid template", draft: "draft", confirmed: "saved, confirmed", clean: "saved" })[words] + origin;
+    saveButton.disabled = !isDraft() || isInvalid();
+    discardButton.disabled = !isDraft();
+    askButton.disabled = isInvalid() || !pinned().length;
+    showServer(server);
+  }
+
+  // Check, render and answers start together after a pause: each says by itself that a template is invalid.
+  const later = debounce(async () => {
+    const text = editor.text;
+    put("/api/draft", { run, name: template.name, text: isDraft() ? text : null, base: template.hash }).catch(fail);
+    if (live.checked) ask();
+    if (renderedBox.open) render();
+    await check();
+  }, PAUSE);
+
+  async function check() {
+    const text = editor.text;
+    try {
+      const found = await post("/api/check", body());
+      if (text !== editor.text) return;
+      ({ findings, tokens, diff } = found);
+    } catch (error) { return fail(error); }
+    editor.mark(findings);
+    fill(list, findings.map((finding) => h("li", { class: finding.level },
+      finding.line ? h("button", { type: "button", class: "link", click: () => editor.goTo(finding.line) }, `line ${finding.line}`) : "", ` ${finding.message}`)));
+    size.textContent = tokens
+      ? `${tokens.exact ? "" : "about "}${count(tokens.all)} tokens shared by all requests, ${count(tokens.topic)} by a topic, ${count(tokens.document)} for the document` : "";
+    fill(difference, diff.split("\n").map((line) => h("span", { class: { "+": "plus", "-": "minus", "@": "at" }[line[0]] ?? "" }, `${line}\n`)));
+    difference.parentElement.hidden = !diff;
+    drawState();
+  }
+
+  async function render() {
+    const [document] = pinned();
+    try {
+      const { messages } = await post("/api/render", body({ topic: topic(), document: document ?? null }));
+      fill(rendered, messages.map((message) => [h("h3", {}, message.role), h("pre", {}, message.parts.map((part) =>
+        h("span", { class: `share-${part.shared}`, title: `${SHARED[part.shared]}, ${count(part.tokens)} tokens` }, part.text)))]),
+      h("p", { class: "legend" }, Object.entries(SHARED).map(([kind, text]) => h("span", { class: `share-${kind}` }, text)).flatMap((each) => [each, " "])));
+    } catch (error) { fill(rendered, alertBox(error.message)); }
+  }
+
+  async function ask(isWanted = false) {
+    asking?.abort();
+    asking = null;
+    const documents = pinned(), text = editor.text;
+    if (!documents.length) return drawState();
+    const mine = asking = new AbortController();
+    drawState();
+    const found = new Map();
+    try {
+      for await (const line of stream("/api/answers", body({ topic: topic(), documents }), mine.signal)) {
+        if (line.error) throw new RequestError(line.state, line);
+        if (line.done) {
+          source = line.requests ? `${count(line.requests)} answers in ${seconds(line.seconds)}` : "answers from the cache";
+          if (text === editor.text) server = { ...server, state: line.requests ? "ok" : server.state };
+        } else {
+          found.set(line.document, line);
+          draw(found);
+        }
+        progress.textContent = `${found.size} of ${documents.length} answers`;
+      }
+      if (answers.text !== text) { previous = before; answers.text = text; }
+      before = Object.fromEntries([...found].map(([id, line]) => [id, line.fields]));
+      fill(notice);
+    } catch (error) {
+      if (error.name === "AbortError") return;
+      source = "";
+      if (error.body?.state === "invalid") { if (isWanted) fail(error); } else {
+        server = { ...server, state: error.body?.state ?? "gone", problem: error.message };
+        fail(error);
+      }
+    }
+    if (asking === mine) asking = null;
+    progress.textContent = source;
+    drawState();
+  }
+
+  function fail(error) {
+    fill(notice, alertBox(error.message, h("button", { type: "button", click: () => { fill(notice); check(); ask(true); } }, "Try again")));
+  }
+
+  // Until a new answer comes, a document keeps its last one, greyed.
+  function draw(found) {
+    for (const [id, line] of found) answers.set(id, line);
+    const old = answers.text === editor.text ? previous : before;
+    fill(panel, pinned().map((id) => {
+      const line = answers.get(id);
+      if (!line) return h("article", { class: "answer stale" }, h("h3", { class: "id" }, id), h("p", { class: "lead" }, "no answer yet"));
+      const isNew = found.has(id);
+      return h("article", { class: isNew ? "answer" : "answer stale", "aria-label": id },
+        h("h3", {}, h("span", { class: "id" }, id), line.cached ? h("small", {}, " from the cache") : ""),
+        line.failure ? alertBox(`${line.failure.kind}: ${line.failure.reason}`) : fieldRows(about.fields, line.fields, { before: old[id], assessors: line.assessors }),
+        line.hidden && h("p", { class: "lead" }, "Assessors’ labels of held-out topics are hidden; Documents can show them."),
+        line.truncated && h("p", { class: "warn" }, line.truncated),
+        line.thought && h("details", {}, h("summary", {}, "reasoning"), h("pre", {}, line.thought)),
+        h("p", { class: "raw" }, h("code", {}, line.answer || line.failure?.text || ""), ` ${count(line.prompt_tokens)} + ${count(line.completion_tokens)} tokens`));
+    }));
+    if (!pinned().length) fill(panel, h("p", { class: "lead" }, `Choose up to ${MAX_PINNED} documents of the topic; their answers appear here while you type.`));
+  }
+
+  async function loadCandidates() {
+    try {
+      const { documents } = await get("/api/candidates", { run, topic: topic(), query: finder.value || null });
+      if (!pinned().length && !finder.value && lab.params.documents === undefined) {
+        const judged = documents.filter((each) => each.judged);
+        setPinned([...judged, ...documents.filter((each) => !each.judged)].slice(0, 5).map((each) => each.id));
+      }
+      fill(candidates, documents.map((each) => {
+        const box = h("input", { type: "checkbox", checked: pinned().includes(each.id) });
+        box.addEventListener("change", () => {
+          setPinned(box.checked ? [...pinned(), each.id] : pinned().filter((id) => id !== each.id));
+          if (box.checked && !pinned().includes(each.id)) { box.checked = false; say(`At most ${MAX_PINNED} documents.`); }
+        });
+        return h("li", {}, h("label", {}, box, h("span", { class: "id" }, each.id), each.judged ? h("small", {}, " judged") : "", ` ${each.title ? `${each.title}: ` : ""}${each.text}`));
+      }));
+    } catch (error) { fill(candidates, h("li", {}, error.message)); }
+  }
+
+  function setPinned(ids) {
+    set({ documents: ids.slice(0, MAX_PINNED).join("\n") });
+    drawPins();
+    draw(new Map());
+    drawState();
+    if (live.checked) ask();
+    if (renderedBox.open) render();
+  }
+
+  function drawPins() {
+    fill(pins, pinned().map((id) => h("button", { type: "button", class: "pin", title: "Remove", "aria-label": `Remove ${id}`, click: () => { setPinned(pinned().filter((other) => other !== id)); loadCandidates(); } }, id, " ×")));
+  }
+
+  function setTopic(id) {
+    go("bench", { ...lab.params, topic: id, documents: null });
+  }
+
+  async function applyTopic() {
+    topicSelect.value = topic();
+    answers = new Map();
+    before = {};
+    previous = {};
+    drawPins();
+    draw(answers);
+    await loadCandidates();
+    if (renderedBox.open) render();
+    if (live.checked && pinned().length && !asking) ask();
+  }
+
+  async function save(as = null) {
+    try {
+      ({ template } = await post("/api/save", body({ hash: template.hash, as })));
+      editor.text = template.text;
+      fill(notice);
+      say(`Saved ${template.path} as version ${template.version}.`);
+      if (!about.prompts.some((prompt) => prompt.name === template.name)) go("bench", { ...lab.params, prompt: template.name });
+      check();
+      estimate();
+    } catch (error) {
+      if (error.status !== 409) return fail(error);
+      const path = h("input", { "aria-label": "Name of the new template", value: `${template.name}-mine.jinja` });
+      fill(notice, alertBox(error.message,
+        h("button", { type: "button", click: () => { fill(notice, h("h3", {}, "The version on disk"), h("pre", {}, error.body.disk)); } }, "Show it"), path,
+        h("button", { type: "button", click: () => save(path.value) }, "Save mine under this name")));
+    }
+    drawState();
+  }
+
+  async function discard() {
+    await put("/api/draft", { run, name: template.name, text: null, base: template.hash }).catch(fail);
+    template = await get("/api/template", { run, name: template.name, tab: TAB });
+    editor.text = template.text;
+    fill(notice);
+    later();
+    drawState();
+  }
+
+  async function estimate() {
+    if (about.sample.problem) return fill(measures, h("p", { class: "lead" }, about.sample.problem));
+    const button = h("button", { type: "button", click: judgeSample }, `Judge the sample: ${count(about.sample.documents)} documents of ${count(about.sample.topics)} topics`);
+    const cost = h("p", { class: "lead" }, "Counting requests …");
+    fill(measures, h("p", {}, button), cost);
+    try {
+      const found = await post("/api/sample/estimate", body());
+      button.textContent = `Judge the sample: ${count(found.requests)} requests, ${count(found.prompt_tokens + found.completion_tokens)} tokens`;
+      cost.textContent = `${count(found.documents)} documents of ${count(found.topics)} topics of the choosing half, draft and saved version; ${count(found.known)} answers are in the cache.`;
+    } catch (error) { cost.textContent = error.message; }
+  }
+
+  async function judgeSample() {
+    const mine = sampling = new AbortController();
+    const meter = h("progress", { max: 1, value: 0, "aria-label": "Progress of the sample" }), words = h("p", { class: "lead", role: "status" }), counts = h("div");
+    fill(measures, h("p", {}, meter, " ", h("button", { type: "button", click: () => mine.abort() }, "Cancel")), words, counts);
+    drawState();
+    try {
+      for await (const line of stream("/api/sample", body(), mine.signal)) {
+        if (line.error) throw new RequestError(line.state, line);
+        if (line.total) {
+          meter.max = line.total;
+          meter.value = line.done;
+          words.textContent = `${line.stage}: ${count(line.done)} of ${count(line.total)}, ${count(line.requests)} requests, ${count(line.cached)} from the cache`;
+        } else if (line.counts) fill(counts, countTable(line.counts));
+        else if (line.measures) fill(measures, measureTable(line), counts, h("p", {}, h("button", { type: "button", click: estimate }, "Judge again")));
+      }
+    } catch (error) {
+      await estimate();
+      measures.append(error.name === "AbortError" ? h("p", { class: "lead" }, "Cancelled; the answers that came are in the cache.") : alertBox(error.message));
+    }
+    sampling = null;
+    drawState();
+  }
+
+  function countTable(counts) {
+    return h("table", { class: "data" }, h("caption", {}, "Labels of the draft"), Object.entries(counts).map(([field, of]) =>
+      h("tr", {}, h("th", { scope: "row" }, field), Object.entries(of).map(([label, n]) => h("td", {}, `${label} `, h("b", {}, count(n)))))));
+  }
+
+  function measureTable(line) {
+    const failures = Object.entries(line.failures ?? {}).map(([kind, n]) => `${count(n)} ${kind}`).join(", ");
+    return [
+      h("div", { class: "scroll" }, h("table", { class: "data" },
+        h("thead", {}, h("tr", {}, ["measure", "saved", "draft", "difference", "95 % interval", "p", "n"].map((title) => h("th", { scope: "col" }, title)))),
+        h("tbody", {}, line.measures.map((row) => h("tr", {},
+          h("th", { scope: "row" }, row.measure), h("td", {}, number(row.baseline, 3)), h("td", {}, h("b", {}, number(row.value, 3)), h("br"), h("small", {}, interval(row))),
+          h("td", { class: `way ${row.difference > 0 ? "up" : row.difference < 0 ? "down" : ""}` }, signed(row.difference)), h("td", {}, interval(row, "diff_low", "diff_high") || "–"),
+          h("td", {}, number(row.p, 3)), h("td", {}, count(row.n))))))),
+      failures && h("p", { class: "warn" }, `Failures: ${failures}`),
+      line.notes.length ? h("ul", { class: "lead" }, line.notes.map((note) => h("li", {}, note))) : "",
+      h("p", {}, line.page && h("a", { href: line.page, target: "_blank", rel: "noopener" }, "documents by prompt, disagreements first")),
+    ];
+  }
+
+  fill(main,
+    h("h1", { class: "hidden" }, "Bench"),
+    h("div", { class: "filters bar-of-tools" },
+      choose("Prompt", about.prompts.map((prompt) => [prompt.name, prompt.label]), template.name, (value) => go("bench", { run, prompt: value, topic: lab.params.topic })),
+      h("label", {}, "Topic", topicSelect),
+      h("p", { class: "buttons" }, state, saveButton, discardButton, askButton, h("label", { class: "check" }, live, "live"))),
+    notice,
+    h("div", { class: "columns" },
+      h("section", { "aria-label": "Template" }, h("p", { class: "kind" }, template.path, template.writable ? "" : " (comes with the program; saving makes a copy)"),
+        editor.element, size, list, h("details", { hidden: true }, h("summary", {}, "Difference to the saved version"), difference)),
+      h("div", {},
+        h("section", { "aria-labelledby": "answers" }, h("h2", { id: "answers" }, "Answers"), pins, picker, progress, panel),
+        h("section", { "aria-labelledby": "measures" }, h("h2", { id: "measures" }, "Measures"), measures),
+        h("section", {}, renderedBox))));
+  renderedBox.addEventListener("toggle", () => renderedBox.open && render());
+  finder.addEventListener("input", debounce(loadCandidates, 250));
+  editor.text = template.draft?.text ?? template.text;
+  if (template.draft && template.draft.base !== template.hash) fill(notice, alertBox("The template changed on disk after this draft was begun; saving asks for another name.", h("button", { type: "button", click: discard }, "Discard draft")));
+  if (template.tabs > 1) warnTabs(template.tabs);
+  drawState();
+  check();
+  estimate();
+  await applyTopic();
+
+  function warnTabs(tabs) {
+    fill(notice, alertBox(`This template is open in ${tabs} tabs; whichever saves second is asked for another name.`));
+  }
+
+  return {
+    close() { asking?.abort(); sampling?.abort(); },
+    async update(now) {
+      if ((now.prompt ?? about.prompts[0].name) !== name) { this.close(); Object.assign(this, await open(main, now)); } else await applyTopic();
+    },
+    event(kind, data) {
+      if (kind === "server" && data.run === run) { server = data; drawState(); }
+      if (data.name !== template.name || data.run !== run) return;
+      if (kind === "tab" && data.tabs > 1) warnTabs(data.tabs);
+      if (kind === "template" && data.hash !== template.hash) {
+        if (isDraft()) fill(notice, alertBox("The template changed on disk; your draft is kept, and saving asks for another name."));
+        else { say("The template changed on disk and was read again."); discard(); }
+      }
+    },
+    key(key) {
+      if (key === "save") saveButton.disabled || save();
+      else if (key === "ask") askButton.disabled || ask(true);
+      else if (key === "[" || key === "]") {
+        const ids = about.topics.map((each) => each.id), place = ids.indexOf(topic()) + (key === "]" ? 1 : -1);
+        if (ids[place]) setTopic(ids[place]);
+      } else return false;
+      return true;
+    },
+    command: () => ({ prompt: template.name, topic: topic(), documents: pinned().join("\n") }),
+  };
+}
