@@ -64,7 +64,6 @@ def test_a_missing_input_is_named_before_a_stage_begins(tmp_path: Path, setting:
         {"engine__revision": "another"},
         {"limit_topics": 1},
         {"retriever__k1": 0.9},
-        {"prompts__judge": "my.jinja"},
         {"skip_bad_lines": True},
     ],
 )
@@ -76,8 +75,6 @@ async def test_a_run_with_other_settings_is_left_as_it_is_and_what_differs_is_li
     before = contents(out)
     changed = short(tmp_path, **flags, engine__base_url=PORT_NOBODY_LISTENS_ON)
     for command in (pipeline.run_all, pipeline.run_retrieve, pipeline.run_judge):
-        if flags.get("prompts__judge") and command is pipeline.run_all:
-            continue  # There is no such template, which is said first.
         with pytest.raises(UsageError, match="overwrite: true") as caught:
             await command(changed, out, Silent())
         (name,) = (name.replace("__", ".") for name in flags)
@@ -143,20 +140,18 @@ async def test_queries_of_the_model_are_kept_like_judgments(tmp_path: Path) -> N
     assert changes(caught.value) == ["sampling.seed"]
 
 
-def test_without_a_corpus_the_index_says_which_documents_are_meant(tmp_path: Path) -> None:
-    def config(index: str, corpus: Path | None) -> Config:
-        return config_for(tmp_path).model_copy(update={"corpus": corpus, "index": tmp_path / index})
-
-    def write(value: Config) -> None:
-        (tmp_path / "run.txt").touch()
-        (tmp_path / "config.yaml").write_text(yaml.safe_dump(value.model_dump(mode="json")))
-
-    write(config("a", tmp_path / "corpus.jsonl"))
-    check_settings(tmp_path, config("b", tmp_path / "corpus.jsonl"), "run", overwrite=False)
-    write(config("a", None))
+async def test_inputs_are_the_same_by_content_wherever_they_lie(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    await pipeline.run_retrieve(short(tmp_path), out, Silent())
+    own = with_own_inputs(tmp_path)
+    check_settings(out, short(tmp_path, **own, index=tmp_path / "other"), "run", overwrite=False)
+    only_index = short(tmp_path).model_copy(update={"corpus": None})
+    check_settings(out, only_index, "run", overwrite=False)
+    own["corpus"].write_bytes(own["corpus"].read_bytes() + b'{"id": "x___1", "contents": "tea"}\n')
+    await pipeline.run_retrieve(short(tmp_path, **own, index=tmp_path / "other"), tmp_path / "edited", Silent())
     with pytest.raises(UsageError) as caught:
-        check_settings(tmp_path, config("b", None), "run", overwrite=False)
-    assert changes(caught.value) == ["index"]
+        check_settings(tmp_path / "edited", only_index, "run", overwrite=False)
+    assert changes(caught.value) == ["corpus"]
 
 
 @pytest.mark.parametrize("name", ["run.txt", "judgments.jsonl", "candidates.run.txt"])

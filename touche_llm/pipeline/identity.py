@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Iterator, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from typing import Any
 
 from touche_llm.config import Config, find_settings, flatten, is_one_of
 from touche_llm.corpus.store import hash_corpus
@@ -18,54 +18,15 @@ from touche_llm.pipeline.run_directory import OUTPUTS, RunDirectory
 
 # Key of the file hashes in a stage's facts, by setting; the hash of the corpus is in its description.
 INPUT_FILES = "input files"
-# The index is a location, unless it is the corpus.
 INCIDENTAL = ("index", *find_settings(Scope.DELIVERY))
 OF_RETRIEVE, OF_JUDGE, OF_MODEL = map(find_settings, (Scope.RETRIEVE, Scope.JUDGE, Scope.MODEL))
+# Compared with the facts of the finished stages, whatever their names: by hash, version, or as the server reports them.
+_INPUTS = ("topics", "corpus", "candidates")
+_BY_FACTS = (*_INPUTS, "prompts", *OF_MODEL)
 # Settings whose values are the server's unless they are configured, and known only after connecting.
-_OF_SERVER = tuple(f"{section}.{name}" for section in ("engine", *SECTIONS.values()) for name in ("model", "context"))
-_PATHS = ("topics", "corpus", "index", "candidates", "prompts")
+_OF_SERVER = tuple(f"{section}.{name}" for section in SECTIONS.values() for name in ("model", "context"))
 _NOT_SET = "not set"
 Stages = Mapping[str, Mapping[str, Any]]
-
-
-class SettingChange(NamedTuple):
-    """A changed setting or input; the values are shown as text."""
-
-    setting: str
-    before: str
-    now: str
-
-
-def compare_settings(old: Config, new: Config, at_stake: tuple[str, ...] | None) -> Iterator[SettingChange]:
-    """Yield the differences of two configurations in the settings `at_stake`, or in all that matter if it is None."""
-    before, after = _values(old), _values(new)
-    for name in dict.fromkeys((*before, *after)):
-        first, second = before.get(name, _NOT_SET), after.get(name, _NOT_SET)
-        unknown = name in _OF_SERVER and _NOT_SET in (first, second)
-        if (at_stake is None or is_one_of(name, at_stake)) and not unknown and not _is_same(name, first, second):
-            yield SettingChange(name, f"{first!s:.100}", f"{second!s:.100}")
-
-
-def _values(config: Config) -> dict[str, Any]:
-    """Return every setting that matters and is set, by dotted name."""
-    values = config.model_dump(mode="json")
-    values["engine"]["model"] = config.engine.model_name
-    counts = {name: value for name, value in flatten(values).items() if not is_one_of(name, INCIDENTAL)}
-    if config.corpus is None and config.dataset is None:
-        counts["index"] = values["index"]  # the index is the corpus here, not just a location
-    return {name: value for name, value in counts.items() if value is not None and value != {}}
-
-
-def _is_same(name: str, first: Any, second: Any) -> bool:
-    if first == second:
-        return True
-    if name == "task":
-        return is_same_task(str(first), str(second))
-    if name == "topic":
-        # Topics are in the order of their file.
-        return set(first) == set(second)
-    paths = is_one_of(name, _PATHS) and _NOT_SET not in (first, second)
-    return paths and os.path.realpath(first) == os.path.realpath(second)
 
 
 def hash_inputs(config: Config) -> dict[str, str]:
@@ -77,9 +38,9 @@ def hash_inputs(config: Config) -> dict[str, str]:
 def check_settings(directory: RunDirectory, context: RunContext, command: str, *, overwrite: bool) -> None:
     """Raise an error if a command would replace outputs made with other settings or by another program.
 
-    The same settings can name other inputs: prompts, corpus, topics and candidates are compared with what the finished
-    stages recorded, and so is the model, since `rank` may use another one than judged. A default that changed with the
-    program is a difference, since the folder names every value; a setting that the program did not have then is none.
+    Prompts, corpus, topics and candidates are compared by content with what the finished stages recorded, and so is the
+    model, since `rank` may use another one than judged. A default that changed with the program is a difference, since
+    the folder names every value; a setting that the program did not have then is none.
 
     Args:
         directory: The run's folder.
@@ -97,9 +58,9 @@ def check_settings(directory: RunDirectory, context: RunContext, command: str, *
         if command == "judge":  # It replaces no candidates.
             check_inputs(directory, config)
         return
-    stages = list(OUTPUTS)[command == "judge" :]
+    replaced = list(OUTPUTS)[command == "judge" :]
     if not directory.config_file.exists():
-        for name in (name for stage in stages for name in OUTPUTS[stage]):
+        for name in (name for stage in replaced for name in OUTPUTS[stage]):
             if os.path.lexists(folder / name):
                 raise UsageError(
                     f"{folder / name}: without a {directory.config_file.name} beside it, this file was not written by "
@@ -110,23 +71,22 @@ def check_settings(directory: RunDirectory, context: RunContext, command: str, *
         old = directory.read_config()
     except UsageError as error:
         raise UsageError(f"{error}; give another folder, or replace it (`overwrite: true`)") from error
-    recorded = directory.read_metadata().stages
+    facts = directory.read_metadata().stages
     made = {
-        name: recorded.get(name, {})
-        for name, files in OUTPUTS.items()
+        stage: facts.get(stage, {})
+        for stage, files in OUTPUTS.items()
         if any((folder / file).exists() for file in files)
     }
-    replaced = {stage: made[stage] for stage in stages if stage in made}
-    changes = list(compare_settings(old, config, _relevant_settings(made, old, command)))
-    if any("model" in facts for facts in replaced.values()):
-        changes = [each for each in changes if each.setting not in OF_MODEL]
-        changes += [change for stage, facts in replaced.items() for change in _engine_changes(stage, facts, config)]
-    changed = {each.setting for each in changes}
-    changes += [*_input_changes(made, config, changed), *_prompt_changes(made, context, changed)]
+    changes = [
+        *_compare_settings(old, config, _list_relevant(made, old, command)),
+        *(change for stage in replaced if stage in made for change in _compare_model(stage, made[stage], config)),
+        *_compare_inputs(made, config, _INPUTS),
+        *_compare_prompts(made, context),
+    ]
     if changes:
         raise UsageError(
             f"{folder}: holds a run with other settings or inputs; give another folder, or replace it "
-            "(`overwrite: true`; answers stay in the cache):\n" + _listed(changes)
+            "(`overwrite: true`; answers stay in the cache):\n" + "\n".join(changes)
         )
 
 
@@ -138,63 +98,77 @@ def check_inputs(directory: RunDirectory, config: Config) -> None:
         DataError: The metadata cannot be read.
     """
     # The folder has its own copy of the candidates.
-    changes = list(_input_changes(directory.read_metadata().stages, config, ("candidates",)))
+    changes = list(_compare_inputs(directory.read_metadata().stages, config, ("topics", "corpus")))
     if changes:
         raise UsageError(
             f"{directory}: the model would see other inputs than the first stage had; restore these "
-            "files, or repeat all stages with `touche-llm run --overwrite`:\n" + _listed(changes)
+            "files, or repeat all stages with `touche-llm run --overwrite`:\n" + "\n".join(changes)
         )
 
 
-def _listed(changes: Collection[SettingChange]) -> str:
-    return "\n".join(f"  {name}: {before} → {now}" for name, before, now in changes)
+def _describe(name: str, before: object, now: object) -> str:
+    return f"  {name}: {before!s:.100} → {now!s:.100}"
 
 
-def _relevant_settings(made: Collection[str], config: Config, command: str) -> tuple[str, ...] | None:
+def _list_relevant(made: Collection[str], config: Config, command: str) -> tuple[str, ...] | None:
     """Return the settings that determine the files of these stages; None for all settings."""
     if "rank" in made:
         return None
     if "judge" in made:
-        return (*OF_RETRIEVE, *OF_JUDGE, *OF_MODEL)
+        return (*OF_RETRIEVE, *OF_JUDGE)
     if "retrieve" not in made:
         return ()
     if command == "judge":
         return OF_RETRIEVE
-    expanded = ("sampling", "prompts.folder", *OF_MODEL) if config.expansion.use else ()
-    return (*OF_RETRIEVE, "depth", *expanded)
+    return (*OF_RETRIEVE, "depth", *(("sampling",) if config.expansion.use else ()))
 
 
-def _input_changes(stages: Stages, config: Config, changed: Collection[str]) -> Iterator[SettingChange]:
-    """Yield the settings whose files are not as the first stage found them; not `changed` ones, which name others."""
-    before = _section(stages, "retrieve", INPUT_FILES)
-    before |= {"corpus": hashed} if (hashed := _section(stages, "retrieve", "corpus").get("sha256")) else {}
-    now = hash_inputs(config)
-    if "corpus" in before and config.index is not None and not {"corpus", "index"} & set(changed):
-        now |= {"corpus": hashed} if (hashed := hash_corpus(config.corpus, config.index)) is not None else {}
-    for name, digest in before.items():
-        if name in now and name not in changed and now[name] != digest:
-            yield SettingChange(name, f"sha256 {digest!s:.12}", f"sha256 {now[name]:.12}")
+def _compare_settings(old: Config, new: Config, relevant: tuple[str, ...] | None) -> Iterator[str]:
+    before, now = (
+        {
+            name: value
+            for name, value in flatten(config.model_dump(mode="json") | {"topic": sorted(config.topic)}).items()
+            if value not in (None, {})
+            and (relevant is None or is_one_of(name, relevant))
+            and not is_one_of(name, (*INCIDENTAL, *_BY_FACTS))
+        }
+        for config in (old, new)
+    )
+    for name in dict.fromkeys((*before, *now)):
+        first, second = before.get(name, _NOT_SET), now.get(name, _NOT_SET)
+        is_unknown = name in _OF_SERVER and _NOT_SET in (first, second)
+        if first != second and not is_unknown and not (name == "task" and is_same_task(first, second)):
+            yield _describe(name, first, second)
 
 
-def _engine_changes(stage: str, facts: Mapping[str, Any], config: Config) -> Iterator[SettingChange]:
+def _compare_model(stage: str, facts: Mapping[str, Any], config: Config) -> Iterator[str]:
     engine = config.engine
     for setting, now in zip(OF_MODEL, (engine.model_name, engine.revision, engine.context), strict=True):
         before = facts.get(setting.removeprefix("engine."))
         # A value that is not configured is the server's and known only after connecting.
         if None not in (before, now) and before != now:
-            yield SettingChange(setting, f"{before!s:.100} ({stage})", f"{now!s:.100}")
+            yield _describe(setting, f"{before} ({stage})", now)
 
 
-def _prompt_changes(stages: Stages, context: RunContext, changed: Collection[str]) -> Iterator[SettingChange]:
+def _compare_inputs(stages: Stages, config: Config, names: Iterable[str]) -> Iterator[str]:
+    """Compare the files of these settings with those that the first stage found."""
+    before, now = _section(stages, "retrieve", INPUT_FILES), hash_inputs(config)
+    if digest := _section(stages, "retrieve", "corpus").get("sha256"):
+        before["corpus"] = digest
+        if config.index is not None and (digest := hash_corpus(config.corpus, config.index)) is not None:
+            now["corpus"] = digest
+    for name in names:
+        # A file that is gone is an error of the stage that reads it.
+        is_gone = getattr(config, name) is not None and name not in now
+        if before and not is_gone and before.get(name) != now.get(name):
+            yield _describe(name, *(f"sha256 {hashes.get(name, _NOT_SET)!s:.12}" for hashes in (before, now)))
+
+
+def _compare_prompts(stages: Stages, context: RunContext) -> Iterator[str]:
     before = {purpose: label for stage in stages for purpose, label in _section(stages, stage, "prompts").items()}
-    if "prompts.folder" in changed:
-        return
-    compared = [purpose for purpose in before if f"prompts.{purpose}" not in changed]
-    if not compared:
-        return
-    for purpose, prompt in context.load_prompts(*compared).items():
+    for purpose, prompt in (context.load_prompts(*before) if before else {}).items():
         if prompt.label != before[purpose]:
-            yield SettingChange(f"prompts.{purpose}", f"{before[purpose]!s:.100}", prompt.label)
+            yield _describe(f"prompts.{purpose}", before[purpose], prompt.label)
 
 
 def _section(stages: Stages, stage: str, name: str) -> dict[str, Any]:
