@@ -1,21 +1,18 @@
-"""Defaults of settings, which decide the results of every run that does not set them, and limits of their values."""
+"""Defaults of settings, which decide the results of every run that does not set them."""
 
 from __future__ import annotations
 
-import math
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
-from pydantic import ValidationError
 
 from touche_llm.config import Config
 from touche_llm.data.settings import Section
 from touche_llm.judging.labels import StanceSettings
 from touche_llm.judging.sentence_pairs import PairSettings
 from touche_llm.llm.cache import CacheMode
-from touche_llm.llm.settings import CacheConfig, EngineConfig, PoolingConfig, Runner, SamplingConfig, ThinkingConfig
+from touche_llm.llm.settings import CacheConfig, EngineConfig, Runner, SamplingConfig, ThinkingConfig
 from touche_llm.ranking.cross_encoder import CrossEncoderSettings
 from touche_llm.ranking.fusion import FusionSettings, FusionStepSettings
 from touche_llm.ranking.listwise import Listwise, Tournament
@@ -130,79 +127,3 @@ def test_defaults_change_only_on_purpose(section: type[Section]) -> None:
     defaults = {name: field.get_default(call_default_factory=True) for name, field in fields.items()}
     plain = {name: value for name, value in defaults.items() if not isinstance(value, Section)}
     assert {name: value for name, value in plain.items() if value not in (None, "", (), {}, [])} == DEFAULTS[section]
-
-
-ABOVE_0, FINITE = math.nextafter(0.0, 1.0), sys.float_info.max
-# The lowest and the highest value of a setting; infinite if there is no highest.
-LIMITS: Mapping[type[Section], Mapping[str, tuple[float, float]]] = {
-    PairSettings: {
-        "judged": (0, math.inf),
-        "both_orders": (0, math.inf),
-        "most": (1, math.inf),
-        "most_share": (ABOVE_0, 1.0),
-        "no_side_above": (0.0, 1.0),
-        "same_argument": (0.0, 1.0),
-    },
-    EngineConfig: {
-        "context": (1, math.inf),
-        "concurrency": (1, 65536),
-        "request_timeout": (ABOVE_0, math.inf),
-        "retry_for": (0.0, math.inf),
-    },
-    SamplingConfig: {
-        "temperature": (0.0, 2.0),
-        "resample_temperature": (0.0, 2.0),
-        "seed": (0, 2**31 - 1),
-        "max_tokens": (1, 65536),
-    },
-    ThinkingConfig: {
-        "temperature": (0.0, 2.0),
-        **dict.fromkeys(("judge", "stance", "compare"), (0, 65536)),
-    },
-    PoolingConfig: {
-        "context": (16, math.inf),
-        "batch": (1, 1024),
-        "concurrency": (1, 1024),
-        "request_timeout": (ABOVE_0, math.inf),
-        "retry_for": (0.0, math.inf),
-    },
-    DenseSettings: {"dimensions": (1, 16384), "pool": (1, math.inf), "weight": (ABOVE_0, FINITE), "k": (0.0, FINITE)},
-    BalanceSettings: {"margin": (0.0, math.inf), "places": (1, math.inf)},
-    ExpansionSettings: {"weight": (ABOVE_0, FINITE), "k": (0.0, FINITE)},
-    FusionSettings: {"k": (0.0, FINITE)},
-    Listwise: {"shuffles": (1, math.inf)},
-    Setwise: {"children": (1, 19), "top": (1, math.inf)},
-    Sliding: {"passes": (1, math.inf)},
-    RankingSettings: {"document_tokens": (16, math.inf)},
-    Tournament: {"group": (2, 26), "rounds": (1, math.inf)},
-    Bm25Settings: {"k1": (0.0, 100.0), "b": (0.0, 1.0)},
-    ChatNoirSettings: {
-        "requests_per_second": (ABOVE_0, 1000.0),
-        "page_size": (1, 1000),
-        "request_timeout": (ABOVE_0, math.inf),
-        "retry_for": (0.0, math.inf),
-    },
-    ElasticsearchSettings: {"shards": (1, 1024), "request_timeout": (ABOVE_0, FINITE), "retry_for": (0.0, FINITE)},
-    SentenceSettings: {
-        "pool": (2, 100_000),
-        "arguments": (0, math.inf),
-        "argument_share": (0.0, 1.0),
-        "least_words": (1, math.inf),
-        "most_chars": (1, math.inf),
-        "duplicate": (ABOVE_0, 1.0),
-    },
-}
-
-
-@pytest.mark.parametrize("section", LIMITS, ids=lambda section: section.__name__)
-def test_values_within_their_limits_are_accepted_and_no_others(section: type[Section]) -> None:
-    for name, (lowest, highest) in LIMITS[section].items():
-        is_whole = isinstance(lowest, int)
-        for value in (lowest, 10**6 if is_whole and highest == math.inf else highest):
-            assert getattr(section.model_validate({name: value}), name) == value
-        below = lowest - 1 if is_whole else math.nextafter(lowest, -math.inf)
-        above = highest + 1 if is_whole else math.nextafter(highest, math.inf)
-        # Nothing is above infinity.
-        for value in {below, above, math.nan} - {highest}:
-            with pytest.raises(ValidationError):
-                section.model_validate({name: value})

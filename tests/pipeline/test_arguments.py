@@ -120,6 +120,7 @@ async def test_files_of_beir_are_ranked_and_measured_as_published(tmp_path: Path
     assert await check_snapshot(open_snapshot(tmp_path / "recorded")) == []
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not REAL.is_dir(), reason="the real arguments and judgments are not here")
 async def test_the_arguments_of_2020_are_ranked_and_measured_with_their_judgments(tmp_path: Path) -> None:
     """1.3 % of the arguments are here, and 30 % of the judged ones, so that the values say nothing about a method."""

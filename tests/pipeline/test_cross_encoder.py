@@ -82,22 +82,6 @@ async def test_the_dry_run_counts_the_requests_that_are_sent(tmp_path: Path) -> 
     assert (after.costs, after.known) == ([], {"rank": 12})
 
 
-async def test_a_cross_encoder_and_a_fusion_of_its_ranking_with_the_judgments(tmp_path: Path) -> None:
-    await judged(tmp_path)
-    await rank_on(FakePooling(), tmp_path, rank=("judge", "cross_encoder:8", "fusion:8"))
-    weights = {"cross_encoder": 1.0, "judge": 0.0, "first_stage": 0.0}
-    fused = ids(lines_of(tmp_path / "out"))
-    alone = await rank_on(
-        FakePooling(),
-        tmp_path,
-        rank=("judge", "cross_encoder:8", "fusion:8"),
-        ranking__fusion__weights=weights,
-    )
-    crossed = await rank_on(FakePooling(), tmp_path, rank=("judge", "cross_encoder:8"))
-    assert [each.document_id for each in alone.rankings["3"]] == [each.document_id for each in crossed.rankings["3"]]
-    assert sorted(fused) == sorted(ids(lines_of(tmp_path / "out")))
-
-
 async def test_without_address_or_scores_the_setting_is_named(tmp_path: Path) -> None:
     await judged(tmp_path)
     with pytest.raises(UsageError, match=r"^ranking\.cross_encoder\.url: missing"):

@@ -4,30 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import importlib
-import sys
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pandas as pd
 import pytest
 
 import touche_llm as tl
-from tests.expect import raises_at
 from tests.fake_server import FakeServer
 from tests.sample_runs import Silent, config_for, run_directly
 from tests.scripted_engine import ScriptedEngine
 from tests.write_demo_cassette import script_with_queries
 from touche_llm.cli.demo import SAMPLE_TASKS, SAMPLES, sample_config
 from touche_llm.config import Config
-from touche_llm.data.records import Candidate
 from touche_llm.integrations.tira import detect_input
-from touche_llm.llm.model import ModelClient
-from touche_llm.pipeline import engines
-from touche_llm.pipeline.engines import open_model
 from touche_llm.pipeline.stages import run_all
 
 
@@ -133,13 +125,6 @@ def test_a_frame_without_a_required_field_names_the_row() -> None:
     assert tl.from_frame(pd.DataFrame([{"id": "1", "title": "a", "other": 3}]), tl.Topic) == [tl.Topic("1", "a")]
 
 
-def test_candidates_that_the_corpus_lacks_are_refused_before_any_request(topics: list[tl.Topic], corpus: Any) -> None:
-    frame = pd.DataFrame([{"topic": topics[0].id, "document": "nowhere", "rank": 1}])
-    candidates = tl.Candidates.from_frame(frame, topics, corpus)
-    with replayed("comparative") as model, pytest.raises(tl.DataError, match="nowhere"):
-        tl.judge(candidates, model)
-
-
 def test_wrong_use_is_named(topics: list[tl.Topic], corpus: Any) -> None:
     candidates = tl.retrieve(topics, corpus, depth=3)
     with pytest.raises(tl.UsageError):
@@ -155,6 +140,13 @@ def test_wrong_use_is_named(topics: list[tl.Topic], corpus: Any) -> None:
             with pytest.raises(tl.UsageError) as caught:
                 tl.rank(candidates, judgments, **options)
             assert caught.value.location == location
+        with pytest.raises(tl.UsageError, match="controversial"):
+            tl.rank(replace(candidates, task=tl.get_task("controversial")), judgments)
+        frame = pd.DataFrame([{"topic": topics[0].id, "document": "nowhere", "rank": 1}])
+        with pytest.raises(tl.DataError, match="nowhere"):
+            tl.judge(tl.Candidates.from_frame(frame, topics, corpus), model)
+    with pytest.raises(tl.UsageError):
+        model.info  # noqa: B018
     with pytest.raises(tl.UsageError) as caught:
         tl.LanguageModel(cache_mode="sometimes")
     assert caught.value.location == "cache.mode"
@@ -176,15 +168,6 @@ def test_an_existing_file_is_replaced_only_on_demand(topics: list[tl.Topic], cor
     assert len(file.read_text().splitlines()) == sum(map(len, candidates.rankings.values()))
 
 
-def test_judgments_of_another_task_are_refused(topics: list[tl.Topic], corpus: Any) -> None:
-    candidates = tl.retrieve(topics, corpus, depth=3)
-    other = replace(candidates, task=tl.get_task("controversial"))
-    with replayed("comparative") as model:
-        judgments = tl.judge(candidates, model, stance=tl.StanceSettings(depth=0))
-    with raises_at(tl.UsageError, "judgments", "comparative", "controversial"):
-        tl.rank(other, judgments)
-
-
 def test_a_topic_given_twice_and_a_closed_corpus_are_refused(topics: list[tl.Topic], corpus: Any) -> None:
     with pytest.raises(tl.DataError) as caught:
         tl.retrieve([*topics, topics[0]], corpus)
@@ -197,26 +180,7 @@ def test_a_topic_given_twice_and_a_closed_corpus_are_refused(topics: list[tl.Top
         tl.retrieve(topics, corpus)
 
 
-@pytest.mark.parametrize("kernel", [None, object()])
-def test_progress_is_shown_in_the_notebook_of_a_kernel_and_elsewhere_without_ipython(
-    kernel: object, topics: list[tl.Topic], corpus: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    shown: list[str] = []
-
-    def display(data: dict[str, str], **_: Any) -> Any:
-        shown.append(data["text/plain"])
-        return SimpleNamespace(update=lambda data, **_: shown.append(data["text/plain"]))
-
-    monkeypatch.delitem(sys.modules, "IPython", raising=False)
-    if kernel is not None:
-        shell = SimpleNamespace(kernel=kernel)
-        monkeypatch.setitem(sys.modules, "IPython", SimpleNamespace(get_ipython=lambda: shell))
-        monkeypatch.setitem(sys.modules, "IPython.display", SimpleNamespace(display=display))
-    assert len(tl.retrieve(topics, corpus, depth=1).rankings) > 0
-    assert bool(shown) is (kernel is not None)
-
-
-def test_unjudged_documents_give_a_typed_warning(topics: list[tl.Topic], corpus: Any) -> None:
+def test_unjudged_documents_give_a_typed_warning(topics: list[tl.Topic], corpus: Any, tmp_path: Path) -> None:
     candidates = tl.retrieve(topics, corpus, depth=4)
     with replayed("comparative") as model:
         judgments = tl.judge(candidates, model, stance=tl.StanceSettings(depth=0))
@@ -225,42 +189,11 @@ def test_unjudged_documents_give_a_typed_warning(topics: list[tl.Topic], corpus:
         ranking = tl.rank(some, judgments)
     assert {warning.filename for warning in caught} == {__file__}
     assert ranking.imputed == len(ranking.lines) - len(judgments.judgments) > 0
-
-
-def test_evaluation_of_a_ranking_warns_of_unjudged_documents(
-    topics: list[tl.Topic], corpus: Any, tmp_path: Path
-) -> None:
-    candidates = tl.retrieve(topics, corpus, depth=4)
-    with replayed("comparative") as model:
-        ranking = tl.rank(candidates, tl.judge(candidates, model, stance=tl.StanceSettings(depth=0)))
-    first: Candidate = ranking.rankings[topics[0].id][0]
+    first = ranking.rankings[topics[0].id][0]
     (tmp_path / "qrels.txt").write_text(f"{topics[0].id} 0 {first.document_id} 2\n")
-    qrels = tl.read_qrels({"relevance": tmp_path / "qrels.txt"}, "comparative")
     with pytest.warns(tl.ToucheWarning):
-        table = tl.evaluate(ranking, qrels)
-    value = table.set_index("measure").loc["relevance nDCG@5", "value"]
-    assert value == pytest.approx(1.0)
-    with pytest.warns(tl.ToucheWarning):
-        by_topic = tl.evaluate(ranking, qrels, per_topic=True)
-    assert set(by_topic["topic"]) == {topics[0].id}
-
-
-def test_a_block_ends_once_its_model_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
-    closed = []
-
-    @asynccontextmanager
-    async def open_slowly(*settings: Any, **options: Any) -> AsyncIterator[ModelClient]:
-        async with open_model(*settings, **options) as client:
-            yield client
-        await asyncio.sleep(0.05)
-        closed.append(True)
-
-    monkeypatch.setattr(engines, "open_model", open_slowly)
-    with replayed("comparative") as model:
-        assert model.info.model == "written-for-the-demo" and not closed
-    assert closed == [True]
-    with pytest.raises(tl.UsageError):
-        model.info  # noqa: B018
+        table = tl.evaluate(ranking, tl.read_qrels({"relevance": tmp_path / "qrels.txt"}, "comparative"))
+    assert table.set_index("measure").loc["relevance nDCG@5", "value"] == pytest.approx(1.0)
 
 
 async def test_queries_are_expanded_by_the_model_that_is_given(tmp_path: Path) -> None:

@@ -5,12 +5,15 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
+import pytest
+
 from tests.notebooks import last_text, run_notebook
 from tests.sample_runs import Silent
 from touche_llm.cli.demo import SAMPLES, sample_config
 from touche_llm.pipeline.stages import run_all
 
 
+@pytest.mark.slow
 def test_a_notebook_makes_the_run_of_the_demo(tmp_path: Path) -> None:
     config = sample_config("comparative", tmp_path / "out", {"tag": "mine"})
     asyncio.run(run_all(config, tmp_path / "out", Silent()))

@@ -48,20 +48,6 @@ async def test_the_ranking_follows_the_grades_and_carries_the_stances(tmp_path: 
     assert metadata["stages"]["judge"]["objects found by the model"] == {"20": ["tea", "coffee"]}
 
 
-async def test_both_objects_of_a_topic_are_in_its_prompt_in_order(tmp_path: Path) -> None:
-    seen: dict[str, str] = {}
-
-    def script(request: Request) -> Mapping[str, Label]:
-        if request.origin.document_id is None:
-            return {"first": "coffee", "second": "tea"}
-        seen[request.origin.topic_id] = request.messages[1].content
-        return {"relevance": 1, "quality": 1, "stance": "NO"}
-
-    await run_scripted(config_for(tmp_path, depth=1), tmp_path / "out", script)
-    assert "First object (FIRST): heat pump\nSecond object (SECOND): gas boiler\n" in seen["3"]
-    assert "First object (FIRST): coffee\nSecond object (SECOND): tea\n" in seen["20"]
-
-
 async def test_documents_that_fail_keep_their_first_stage_order_behind_the_judged_ones(tmp_path: Path) -> None:
     async def fails_on_apps(request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
         if "scooter" in body["messages"][1]["content"].split("Passage:")[-1]:
@@ -146,13 +132,10 @@ async def test_one_field_without_probabilities_makes_the_whole_judgment_plain(tm
     assert all(reading.probabilities is None for reading in judgment.readings.values())
 
 
-@pytest.mark.parametrize("task", ["comparative", "controversial", "sentence_pairs"])
 @pytest.mark.parametrize("what", ["topics", "corpus", "candidates"])
-async def test_a_file_that_is_not_there_is_told_before_the_engine_is_asked(
-    tmp_path: Path, task: str, what: str
-) -> None:
-    # Nothing listens on that port, which would be told instead.
-    flags: dict[str, Any] = {"task": task, what: tmp_path / "nowhere", "engine__base_url": "http://127.0.0.1:1"}
+async def test_a_missing_file_is_reported_before_the_engine_is_opened(tmp_path: Path, what: str) -> None:
+    # Nothing listens on that port, which would be reported instead.
+    flags: dict[str, Any] = {what: tmp_path / "nowhere", "engine__base_url": "http://127.0.0.1:1"}
     with pytest.raises(DataError, match=f"{tmp_path / 'nowhere'}: "):
         await pipeline.run_all(config_for(tmp_path, **flags), tmp_path / "out", Silent())
     assert not (tmp_path / "out").exists()

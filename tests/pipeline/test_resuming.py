@@ -16,7 +16,7 @@ from aiohttp import web
 from tests.fake_server import FakeServer, fields_in, good, says, status
 from tests.sample_runs import SAMPLE, Silent, config_for, rank_stage, run_lines, run_on, with_cache
 from touche_llm.config import Config
-from touche_llm.errors import DataError, EngineError, ReplayMiss, UsageError
+from touche_llm.errors import DataError, EngineError, ReplayMiss
 from touche_llm.llm.cache import Cache
 from touche_llm.pipeline import stages as pipeline
 from touche_llm.pipeline.config_file import load_config
@@ -71,30 +71,6 @@ async def test_a_stage_that_fails_leaves_nothing_of_an_earlier_state_behind_it(t
         await rank_stage(changed, out, Silent())
 
 
-async def test_replay_wants_to_know_which_context_documents_were_cut_to(tmp_path: Path) -> None:
-    models: list[dict[str, Any]] = [{"id": "fake", "max_model_len": 8192}]
-    for length in (8192, 5000):
-        models[0]["max_model_len"] = length
-        config = config_for(tmp_path, topic=("3",))
-        await run_on(FakeServer(models=models), config, tmp_path / str(length))
-    cut = [
-        yaml.safe_load((tmp_path / each / "ir-metadata.yml").read_text())["stages"]["judge"]
-        for each in ("8192", "5000")
-    ]
-    assert [each["context"] for each in cut] == [8192, 5000]
-    assert cut[0]["documents cut"] < cut[1]["documents cut"]
-    replay = config_for(tmp_path, topic=("3",), cache__mode="replay")
-    with pytest.raises(UsageError, match="contexts of 5000, 8192 tokens.*`engine.context`"):
-        await pipeline.run_all(replay, tmp_path / "out", Silent())
-    for length in (8192, 5000):
-        engine = replay.engine.model_copy(update={"context": length})
-        again = replay.model_copy(update={"engine": engine})
-        await pipeline.run_all(again, tmp_path / "out", Silent(), overwrite=True)
-        assert (tmp_path / "out" / "judgments.jsonl").read_bytes() == (
-            tmp_path / str(length) / "judgments.jsonl"
-        ).read_bytes()
-
-
 async def test_a_server_that_never_answers_usefully_ends_the_run_and_nothing_is_lost(tmp_path: Path) -> None:
     config = config_for(tmp_path, depth=40, engine__retry_for=0.0)
     with pytest.raises(EngineError, match="32 .*HTTP 503: status 503"):
@@ -105,22 +81,6 @@ async def test_a_server_that_never_answers_usefully_ends_the_run_and_nothing_is_
     await run_on(server, config, tmp_path / "out")
     with Cache(config.cache.file) as cache:
         assert len(server.bodies) == len(cache.find("answer")) - 9
-
-
-async def test_requests_that_the_server_refuses_do_not_end_a_run_however_many_and_it_can_be_repeated(
-    tmp_path: Path,
-) -> None:
-    async def refuses_most(request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
-        about = body["messages"][1]["content"].split("Passage:")[-1]
-        return await (good if "heat pump" in about else status(400))(request, body)
-
-    config = config_for(tmp_path, topic=("3", "7", "12"))
-    first = await run_on(FakeServer(rest=refuses_most), config, tmp_path / "out")
-    assert len(first.failures) > 40
-    written = (tmp_path / "out" / "run.txt").read_bytes()
-    again = await run_on(FakeServer(rest=refuses_most), config, tmp_path / "out")
-    assert again.failures == first.failures
-    assert (tmp_path / "out" / "run.txt").read_bytes() == written
 
 
 async def test_a_refreshed_run_is_what_a_replay_gives_also_where_passages_are_equal(tmp_path: Path) -> None:

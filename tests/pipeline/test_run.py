@@ -17,16 +17,15 @@ def folder(tmp_path: Path) -> Path:
     return sample_run("comparative", tmp_path)
 
 
-@pytest.mark.parametrize("frame", ["results", "judgments", "candidates"])
-def test_a_frame_comes_back_from_a_file_as_it_was(folder: Path, tmp_path: Path, frame: str) -> None:
-    expected: pd.DataFrame = getattr(tl.Run.open(folder), frame)
-    expected.to_csv(tmp_path / "frame.csv", index=False)
-    found = pd.read_csv(tmp_path / "frame.csv", dtype={"topic": str})
-    pd.testing.assert_frame_equal(found, expected, check_dtype=False, check_exact=True)
-    assert len(found) > 50 and "text" not in found
-
-
-def test_a_run_that_was_not_ranked_has_judgments_alone(folder: Path) -> None:
+def test_a_frame_comes_back_from_a_file_as_it_was_and_a_run_that_was_not_ranked_has_judgments_alone(
+    folder: Path, tmp_path: Path
+) -> None:
+    for frame in ("results", "judgments", "candidates"):
+        expected: pd.DataFrame = getattr(tl.Run.open(folder), frame)
+        expected.to_csv(tmp_path / "frame.csv", index=False)
+        found = pd.read_csv(tmp_path / "frame.csv", dtype={"topic": str})
+        pd.testing.assert_frame_equal(found, expected, check_dtype=False, check_exact=True)
+        assert len(found) > 50 and "text" not in found
     (folder / "results.tsv").unlink()
     run = tl.Run.open(folder)
     with pytest.raises(tl.DataError, match="touche-llm rank"):
