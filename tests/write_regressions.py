@@ -21,7 +21,7 @@ from touche_llm.evaluation.qrels import Qrels, read_qrels
 from touche_llm.llm.cache import Cache, CacheMode
 from touche_llm.llm.model import ModelClient
 from touche_llm.pipeline.engines import store_engine_info
-from touche_llm.regression.check import load_finished_run, preview_update, require_run
+from touche_llm.regression.check import compare_replay, load_finished_run, require_run
 from touche_llm.regression.differences import format_differences
 from touche_llm.regression.record import record
 from touche_llm.regression.snapshot import open_snapshot
@@ -83,7 +83,7 @@ async def main() -> None:
                 continue
             recorded = open_snapshot(target)
             (work := Path(name) / "work").mkdir()
-            found = await preview_update(recorded, None, run, work)
+            found = await compare_replay(recorded, None, work)
             print(format_differences(task, found.differences))
             if found.differences:
                 made = await record(found.config, require_run(recorded, found), target, recorded.qrels())

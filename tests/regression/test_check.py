@@ -210,15 +210,16 @@ def test_a_changed_default_is_told_by_name(copy_of: Copy) -> None:
     assert (setting.kind, setting.old, setting.new) == ("setting", 30, 20)
 
 
-def test_changed_sampling_is_reported_as_a_setting_and_as_request_parameters(copy_of: Copy) -> None:
+def test_changed_sampling_is_reported_as_a_setting_and_in_the_request(copy_of: Copy) -> None:
     folder = copy_of("sentence_pairs")
     with (folder / "config.yaml").open("a") as stream:
         stream.write("sampling: {max_tokens: 96}\n")
     found = group_by_kind(checked(folder))
     assert [(each.name, each.old, each.new) for each in found["setting"]] == [("sampling.max_tokens", 64, 96)]
-    changes = {each.name: (each.old, each.new) for each in found["request"]}
-    assert changes == {"sentence.sampling.max_tokens": (64, 96)}
-    assert "prompt" not in found and len(found["missing"]) > len(changes)
+    (prompt,) = found["prompt"]
+    assert (prompt.name, prompt.count) == ("sentence", None) and len(found["missing"]) > 1
+    changed = [line for line in prompt.text.split("\n")[2:] if line[0] in "+-"]
+    assert changed == ["-sampling.max_tokens: 64", "+sampling.max_tokens: 96"]
 
 
 def test_a_change_of_rendering_by_the_program_is_reported_without_a_changed_template(
@@ -230,7 +231,7 @@ def test_a_change_of_rendering_by_the_program_is_reported_without_a_changed_temp
     assert judge.count is None
     (old,), (new,) = ([line for line in judge.text.split("\n")[2:] if line.startswith(sign)] for sign in "-+")
     assert new[1:] == old[1:].upper() != old[1:]
-    assert "rendered differently by the program, not by its template" in format_differences("x", differences)
+    assert "by a setting or the program, not by its template" in format_differences("x", differences)
 
 
 def test_a_check_leaves_the_folder_as_it_was_and_needs_nothing_but_it(

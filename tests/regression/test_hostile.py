@@ -67,10 +67,6 @@ def test_a_damaged_run_is_an_error_of_that_run_and_the_others_are_checked(copy_o
 @pytest.mark.parametrize(
     ("values", "quoted"),
     [
-        ({"templates": {"judge": "../../../secret.jinja"}}, ["templates.judge"]),
-        ({"templates": {"judge": "secret.txt"}}, ["templates.judge"]),
-        ({"templates": {"__class__": "judge.jinja"}}, ["templates.__class__"]),
-        ({"templates": {"folder": "judge.jinja"}}, ["templates.folder"]),
         ({"format": 2}, ["format"]),
         ({"settings": []}, ["settings"]),
         ({"more": 1}, ["more"]),

@@ -292,7 +292,7 @@ def update_(
     If only the ranking changed, the replayed run is stored. If answers are missing, make a new run and give its folder
     with --run.
     """
-    from touche_llm.regression.check import preview_update, require_run
+    from touche_llm.regression.check import compare_new_run, compare_replay, require_run
     from touche_llm.regression.differences import COLUMNS, format_differences
     from touche_llm.regression.record import record
     from touche_llm.regression.snapshot import choose_templates, find_snapshots, open_snapshot
@@ -304,7 +304,10 @@ def update_(
     templates = choose_templates(runs, given.get("prompts.folder"))
     for snapshot in runs:
         with tempfile.TemporaryDirectory() as work:
-            seen = asyncio.run(preview_update(snapshot, templates[snapshot.task.name], run, Path(work)))
+            if run is None:
+                seen = asyncio.run(compare_replay(snapshot, templates[snapshot.task.name], Path(work)))
+            else:
+                seen = compare_new_run(snapshot, run)
             found += seen.differences
             say(output, format_differences(snapshot.name, seen.differences))
             if not seen.differences:

@@ -1,4 +1,4 @@
-"""Regression check: replay a recorded run, compare the result with it, and preview an update."""
+"""Regression check: replay a recorded run, or take a new one, and compare it with the recorded run."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from touche_llm.regression.differences import (
     compare_measures,
     compare_rankings,
     compare_requests,
-    compare_values,
+    compare_settings,
 )
 from touche_llm.regression.snapshot import Snapshot, choose_templates, open_snapshot, run_settings
 from touche_llm.retrieval.base import ExpansionSettings
@@ -237,7 +237,7 @@ async def compare_replay(snapshot: Snapshot, prompts: Path | None, work: Path) -
     """Do the work of `check_snapshot` in an empty folder, where the replayed run remains."""
     name = snapshot.name
     config = snapshot.config(prompts).model_copy(update={"index": work / "index"})
-    settings = compare_settings(snapshot, config)
+    settings = _compare_settings(snapshot, config)
     try:
         now = await replay(config, snapshot.first_stage, work, snapshot.folder)
     except ToucheError as error:
@@ -259,12 +259,12 @@ def _load_recorded_prompts(snapshot: Snapshot, config: Config) -> dict[str, Prom
         return {}
 
 
-def compare_settings(snapshot: Snapshot, config: Config) -> list[RunDifference]:
+def _compare_settings(snapshot: Snapshot, config: Config) -> list[RunDifference]:
     """Compare the settings with the recorded ones; a default that the program did not have then is no difference."""
     recorded, now = snapshot.manifest.settings, run_settings(config)
     defaults = flatten({name: field.default for name, field in list_fields(Config)})
     new = {name: value for name, value in now.items() if name in recorded or value != defaults.get(name)}
-    return compare_values(snapshot.name, "setting", recorded, new)
+    return compare_settings(snapshot.name, recorded, new)
 
 
 def compare_runs(snapshot: Snapshot, run: Path) -> list[RunDifference]:
@@ -280,37 +280,24 @@ def compare_runs(snapshot: Snapshot, run: Path) -> list[RunDifference]:
     return differences + compare_measures(snapshot.name, old, new, qrels)
 
 
-async def preview_update(snapshot: Snapshot, prompts: Path | None, run: Path | None, work: Path) -> ReplayComparison:
-    """Compare the recorded run with its replay, or with a new run if one is given.
-
-    Args:
-        snapshot: The recorded run.
-        prompts: A folder of templates that take precedence over the project's own.
-        run: The folder of a new run to store; if None, the replayed run is stored.
-        work: An empty folder, where the replayed run remains.
+def compare_new_run(snapshot: Snapshot, run: Path) -> ReplayComparison:
+    """Compare the settings, ranks and measures of a recorded run with those of a new run in the folder `run`.
 
     Raises:
         UsageError: The new run is of another task.
         DataError: As `load_finished_run`.
     """
-    compared = await compare_replay(snapshot, prompts, work)
-    if run is None:
-        return compared
     config = load_finished_run(run)
     if (own := get_task(config.task).name) != snapshot.task.name:
         raise UsageError(f"{run}: a run of {own}; {snapshot.folder} is one of {snapshot.task.name}")
-    # Settings and ranks are those of the new run, not of the replay.
-    kinds = ("error", "prompt", "version", "request", "missing")
-    kept = [difference for difference in compared.differences if difference.kind in kinds]
-    settings = compare_settings(snapshot, config)
-    return ReplayComparison([*settings, *kept, *compare_runs(snapshot, run / RUN)], config, run)
+    return ReplayComparison([*_compare_settings(snapshot, config), *compare_runs(snapshot, run / RUN)], config, run)
 
 
-def require_run(snapshot: Snapshot, preview: ReplayComparison) -> Path:
+def require_run(snapshot: Snapshot, compared: ReplayComparison) -> Path:
     """Return the run that an update would store; raise UsageError if the replay gave none."""
-    if preview.run is None:
+    if compared.run is None:
         raise UsageError(
             f"{snapshot.folder}: the recorded answers no longer suffice; make a new run of its topics, and give its "
             "folder (`run: FOLDER`)"
         )
-    return preview.run
+    return compared.run

@@ -13,10 +13,9 @@ from touche_llm.errors import to_printable
 from touche_llm.evaluation.qrels import Qrels
 from touche_llm.llm.request import Request
 from touche_llm.prompts.prompt import Prompt
-from touche_llm.regression.snapshot import RequestSnapshot, request_parameters
+from touche_llm.regression.snapshot import RequestSnapshot
 
-Kind = Literal["error", "setting", "prompt", "version", "request", "missing", "rank", "stance", "run", "measure"]
-Messages = list[tuple[str, str]]
+Kind = Literal["error", "setting", "prompt", "version", "missing", "rank", "stance", "run", "measure"]
 # The diff of a document can have thousands of lines.
 _MAX_LINES = 80
 _CONTEXT = 2
@@ -28,11 +27,11 @@ class RunDifference:
 
     Attributes:
         run: Name of the recorded run.
-        kind: `error`: the run cannot be replayed; `setting`: a value of the configuration; `prompt`: a rendered prompt;
-            `version`: not raised although the template renders differently; `request`: a schema or a parameter;
+        kind: `error`: the run cannot be replayed; `setting`: a value of the configuration; `prompt`: a request of a
+            prompt, its messages or parameters; `version`: not raised although the template renders differently;
             `missing`: an answer; `rank` and `stance`: of a document in the run; `run`: any other change of the run
             file; `measure`: a measure of the run.
-        name: Name of the setting, parameter or measure, or purpose of the prompt.
+        name: Name of the setting or measure, or purpose of the prompt.
         topic: Topic id, if the difference concerns one topic.
         document: Document id, if the difference concerns one document.
         old: Recorded value.
@@ -40,7 +39,7 @@ class RunDifference:
         count: Number of requests of a changed prompt without an answer; None if the template is as recorded, because
             the program or the data changed. Of scores, number of changed ones.
         of: Number of all scores.
-        text: Unified diff of a prompt, or an error message.
+        text: Unified diff of a request, or an error message.
     """
 
     run: str
@@ -65,12 +64,10 @@ class RunDifference:
 COLUMNS = tuple(RunDifference.__dataclass_fields__)
 
 
-def compare_values(
-    run: str, kind: Kind, old: Mapping[str, Any], new: Mapping[str, Any], prefix: str = ""
-) -> list[RunDifference]:
-    """Compare named values; None stands for a missing one."""
+def compare_settings(run: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> list[RunDifference]:
+    """Compare settings by name; None stands for a missing one."""
     return [
-        RunDifference(run, kind, f"{prefix}{name}", old=old.get(name), new=new.get(name))
+        RunDifference(run, "setting", name, old=old.get(name), new=new.get(name))
         for name in sorted({**old, **new})
         if old.get(name) != new.get(name)
     ]
@@ -85,8 +82,9 @@ def compare_requests(
 ) -> list[RunDifference]:
     """Return why requests have no recorded answer, and a difference for each of them.
 
-    For each prompt, the recorded example is compared with the present request about the same topic and documents. A
-    changed template whose version was not raised gives a second difference.
+    For each prompt, the recorded example is compared with the present request about the same topic and documents, or
+    the templates if that request has an answer or did not change. A changed template whose version was not raised gives
+    a second difference.
 
     Args:
         run: Name of the recorded run.
@@ -97,54 +95,32 @@ def compare_requests(
     """
     differences = []
     for purpose, requests in missing.items():
-        differences += _compare_prompt(run, purpose, old_prompts.get(purpose), prompts[purpose], requests, recorded)
-    for purpose, requests in missing.items():
-        if (request := _find_example(requests, recorded.get(purpose))) is not None:
-            old, new = recorded[purpose].parameters, request_parameters(request)
-            differences += compare_values(run, "request", old, new, f"{purpose}.")
-    differences += [
+        old, new, example = old_prompts.get(purpose), prompts[purpose], recorded.get(purpose)
+        is_changed = old is not None and old.hash != new.hash
+        shown = next((found for found in requests if example is not None and _is_about(found, example)), requests[0])
+        before, now = example.list_lines() if example is not None else [], RequestSnapshot.of(shown).list_lines()
+        if example is None or not _is_about(shown, example) or before == now:
+            if old is None or not is_changed:
+                continue
+            before, now = (prompt.path.read_text().splitlines() for prompt in (old, new))
+        labels = (None if old is None else old.label, new.label)
+        place = (shown.origin.topic_id, shown.origin.document_id)
+        count = len(requests) if is_changed or old is None else None
+        text = _diff(before, now, new)
+        differences.append(RunDifference(run, "prompt", purpose, *place, *labels, count=count, text=text))
+        if old is not None and is_changed and old.name == new.name and new.header.version <= old.header.version:
+            differences.append(RunDifference(run, "version", purpose, None, None, *labels))
+    return differences + [
         RunDifference(run, "missing", purpose, request.origin.topic_id, request.origin.document_id)
         for purpose, requests in missing.items()
         for request in requests
     ]
-    return differences
 
 
-def _compare_prompt(
-    run: str,
-    purpose: str,
-    old: Prompt | None,
-    new: Prompt,
-    missing: Sequence[Request],
-    recorded: Mapping[str, RequestSnapshot],
-) -> list[RunDifference]:
-    """Return the change of a prompt: a diff of its recorded example if that changed, else of its template."""
-    has_changed = old is not None and old.hash != new.hash
-    shown = _find_example(missing, recorded.get(purpose))
-    if shown is not None and (messages := _messages(shown)) != recorded[purpose].messages:
-        text = _diff(_list_lines(recorded[purpose].messages), _list_lines(messages), new)
-    elif old is not None and has_changed:
-        shown = missing[0]
-        text = _diff(old.path.read_text().splitlines(), new.path.read_text().splitlines(), new)
-    else:
-        return []
-    count = None if old is not None and not has_changed else len(missing)
-    labels = (old.label if old is not None else None, new.label)
-    place = (shown.origin.topic_id, shown.origin.document_id)
-    found = [RunDifference(run, "prompt", purpose, *place, *labels, count=count, text=text)]
-    if old is not None and has_changed and old.name == new.name and new.header.version <= old.header.version:
-        found.append(RunDifference(run, "version", purpose, None, None, *labels))
-    return found
-
-
-def _find_example(requests: Iterable[Request], recorded: RequestSnapshot | None) -> Request | None:
-    """Return the request about the topic and the documents of a recorded one; no later sample is one."""
-    if recorded is None:
-        return None
-    for found in requests:
-        if (found.origin.topic_id, found.origin.document_id, found.sample) == (recorded.topic, recorded.document, 0):
-            return found
-    return None
+def _is_about(request: Request, recorded: RequestSnapshot) -> bool:
+    """Return whether a request is the first sample about the topic and the documents of a recorded one."""
+    about = (request.origin.topic_id, request.origin.document_id, request.sample)
+    return about == (recorded.topic, recorded.document, 0)
 
 
 def compare_rankings(run: str, old: ParsedRun, new: ParsedRun) -> list[RunDifference]:
@@ -177,14 +153,6 @@ def compare_measures(run: str, old: ParsedRun, new: ParsedRun, qrels: Qrels) -> 
         RunDifference(run, "measure", name, old=before[name].value, new=now[name].value)
         for name in list_headline(qrels)
     ]
-
-
-def _messages(request: Request) -> Messages:
-    return [(message.role, message.content) for message in request.messages]
-
-
-def _list_lines(messages: Messages) -> list[str]:
-    return [line for role, text in messages for line in (f"[{role}]", *text.splitlines())]
 
 
 def _diff(old: list[str], new: list[str], prompt: Prompt) -> str:
@@ -240,7 +208,6 @@ def format_differences(name: str, differences: list[RunDifference]) -> str:
         f"  version of {change.name} not raised: {change.old} → {change.new}; raise it in the template's front matter"
         for change in by_kind.get("version", [])
     ]
-    lines += [f"  request {change.name}: {_format_change(change)}" for change in by_kind.get("request", [])]
     all_missing = by_kind.get("missing", [])
     for purpose in dict.fromkeys(missing.name for missing in all_missing):
         missing = [_format_place(missing) for missing in all_missing if missing.name == purpose]
@@ -267,7 +234,7 @@ def format_differences(name: str, differences: list[RunDifference]) -> str:
 
 def _format_prompt(change: RunDifference) -> list[str]:
     if change.count is None:
-        what = "rendered differently by the program, not by its template; see"
+        what = "another request by a setting or the program, not by its template; see"
     else:
         labels = f" ({change.old} → {change.new})" if change.old else ""
         what = f"{change.count:,} requests render differently{labels}, as that for"

@@ -23,7 +23,6 @@ from touche_llm.data.io import open_atomic, replace_folder
 from touche_llm.data.records import Document, JsonRecord
 from touche_llm.data.settings import to_yaml
 from touche_llm.data.topics import write_topics
-from touche_llm.data.trec_runs import read_run
 from touche_llm.errors import DataError, shorten
 from touche_llm.evaluation.qrels import STANCE, Qrels, qrels_file
 from touche_llm.judging.pointwise import Documents
@@ -42,8 +41,8 @@ from touche_llm.pipeline.progress import SilentProgress
 from touche_llm.pipeline.run_directory import RunDirectory
 from touche_llm.prompts.prompt import Prompt, examples_path
 from touche_llm.prompts.purposes import purposes_of
-from touche_llm.regression.check import ReplayResult, replay
-from touche_llm.regression.differences import compare_rankings, compare_requests, format_differences
+from touche_llm.regression.check import ReplayResult, compare_runs, replay
+from touche_llm.regression.differences import compare_requests, format_differences
 from touche_llm.regression.snapshot import (
     CASSETTE,
     DECISIVE,
@@ -247,7 +246,7 @@ async def record(config: Config, run: Path, target: Path, qrels: Qrels | None) -
         source = CacheConfig(file=config.cache.file, mode=CacheMode.REPLAY)
         # With the recorded files, and the answers of the run.
         source_config = snapshot.with_recorded_templates(snapshot.config()).model_copy(update={"cache": source})
-        replayed = await _replay_equal(source_config, snapshot, work, directory, target)
+        replayed = await _replay_equal(source_config, snapshot, work, target)
         answers = write_cassette(replayed, source.file, work / "entries.sqlite", folder / CASSETTE)
         examples = {purpose: RequestSnapshot.of(requests[0]) for purpose, requests in replayed.requests.items()}
         manifest.model_copy(update={"examples": examples}).write(folder)
@@ -287,16 +286,11 @@ def _read_first_stage(context: RunContext, directory: RunDirectory) -> Candidate
     return replace(found, rankings=rankings)
 
 
-async def _replay_equal(
-    config: Config, snapshot: Snapshot, work: Path, directory: RunDirectory, target: Path
-) -> ReplayResult:
+async def _replay_equal(config: Config, snapshot: Snapshot, work: Path, target: Path) -> ReplayResult:
     """Replay a run that is being recorded; raise DataError if the replay gives another run."""
     replayed = await replay(config, snapshot.first_stage, work, target)
     differences = compare_requests(target.name, {}, replayed.prompts, replayed.missing, {})
-    run = replayed.directory.run_file
-    if not differences and run.read_bytes() != snapshot.run.read_bytes():
-        differences = compare_rankings(target.name, read_run(snapshot.run), read_run(run))
-    if differences:
+    if differences := differences or compare_runs(snapshot, replayed.directory.run_file):
         raise DataError(
             f"{target}: not recorded: with {config.cache.file} and the current program and templates, the replay gives "
             "another run; repeat the run, which sends only requests without an answer, then record it\n"

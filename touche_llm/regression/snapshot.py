@@ -1,7 +1,4 @@
-"""The folder of a recorded run: its files, and the configuration of its replay.
-
-The folder can come from a foreign repository: only files with known names are opened.
-"""
+"""The folder of a recorded run: its files, and the configuration of its replay."""
 
 from __future__ import annotations
 
@@ -38,10 +35,10 @@ PROMPTS = "prompts"
 DOCUMENTS = "documents.jsonl"
 ARGUMENTS = "arguments.csv"
 # A folder with any of these files is a recorded run, though perhaps a damaged one.
-_MARKERS = (RECORDED, CONFIG, TOPICS, CASSETTE, PROMPTS, DOCUMENTS, ARGUMENTS, CANDIDATES, SENTENCES, RUN)
+_MARKERS = (RECORDED, CONFIG, TOPICS, CASSETTE, DOCUMENTS, ARGUMENTS, CANDIDATES, SENTENCES, RUN)
 # All files that this program writes there; a file included by a template can have any name.
 SNAPSHOT_FILES = (
-    *(name for name in _MARKERS if name != PROMPTS),
+    *_MARKERS,
     "qrels-*.txt",
     f"{PROMPTS}/*/*",
     f"{COPY}/*",
@@ -79,13 +76,28 @@ class RequestSnapshot(Model):
 
     @classmethod
     def of(cls, request: Request) -> RequestSnapshot:
-        """Make the snapshot of a request."""
+        """Make the snapshot of a request, with the parameters by dotted name."""
+        values = {
+            "schema": request.schema,
+            "sampling": asdict(request.sampling),
+            "model": request.model,
+            "revision": request.revision,
+            "chat_template_kwargs": request.chat_template_kwargs,
+        }
         return cls(
             topic=request.origin.topic_id,
             document=request.origin.document_id,
             messages=[(message.role, message.content) for message in request.messages],
-            parameters=request_parameters(request),
+            parameters=flatten(values),
         )
+
+    def list_lines(self) -> list[str]:
+        """Return the messages and the parameters, line by line."""
+        lines = [line for role, text in self.messages for line in (f"[{role}]", *text.splitlines())]
+        values = {
+            name: orjson.dumps(value, option=orjson.OPT_SORT_KEYS).decode() for name, value in self.parameters.items()
+        }
+        return [*lines, "[parameters]", *(f"{name}: {value}" for name, value in sorted(values.items()))]
 
 
 class Manifest(Model):
@@ -205,19 +217,6 @@ def run_settings(config: Config) -> dict[str, Any]:
     return {name: value for name, value in flatten(values).items() if not is_one_of(name, INCIDENTAL)}
 
 
-def request_parameters(request: Request) -> dict[str, Any]:
-    """Return the parameters of a request other than its messages, by dotted name."""
-    return flatten(
-        {
-            "schema": request.schema,
-            "sampling": asdict(request.sampling),
-            "model": request.model,
-            "revision": request.revision,
-            "chat_template_kwargs": request.chat_template_kwargs,
-        }
-    )
-
-
 def find_snapshots(root: Path, names: list[str]) -> list[Path]:
     """Find the recorded runs in a folder: those with the given names, or all.
 
@@ -300,17 +299,9 @@ def _read_config(folder: Path, prompts: Path | None = None) -> Config:
 
 def _read_manifest(path: Path) -> Manifest:
     try:
-        manifest = Manifest.model_validate_json(read_bounded(path, _MAX_BYTES))
+        return Manifest.model_validate_json(read_bounded(path, _MAX_BYTES))
     except OSError as error:
         raise DataError(f"{path}: cannot read the recorded run: {error.strerror}") from error
     except ValidationError as error:
         problem = describe_first_problem(error)
         raise DataError(f"{path}: not a manifest of this program: {problem}; record the run again") from error
-    for purpose, file in manifest.templates.items():
-        is_template = file.endswith(".jinja") and file.isprintable() and Path(file).name == file and "\\" not in file
-        if purpose not in PromptsConfig.model_fields or purpose == "folder" or not is_template:
-            raise DataError(
-                f"{path}: templates.{purpose}: {file!r:.80} is not the name of a template in this folder; record "
-                "the run again"
-            )
-    return manifest
