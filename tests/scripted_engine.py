@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Self
 
 from touche_llm.llm.answers import AnswerForm, Layout, Token, abbreviate, list_fields
 from touche_llm.llm.engine import Completion, EngineInfo
@@ -34,6 +34,10 @@ class ScriptedEngine:
         return Completion(
             text=text, finish_reason="stop", prompt_tokens=100, completion_tokens=len(tokens), tokens=tokens
         )
+
+    @property
+    def counter(self) -> Self:
+        return self
 
     async def count_tokens(self, messages: tuple[Message, ...]) -> int:
         """A token is four characters here."""

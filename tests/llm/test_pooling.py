@@ -19,7 +19,7 @@ from touche_llm.llm import http
 from touche_llm.llm.cache import Cache, CacheMode
 from touche_llm.llm.engine import EngineDeath, EngineInfo
 from touche_llm.llm.pooling import PoolingClient
-from touche_llm.llm.pooling_server import PoolingServer, read_vector
+from touche_llm.llm.pooling_server import PoolingServer
 from touche_llm.llm.settings import PoolingConfig, PoolingPurpose
 
 ResultT = TypeVar("ResultT")
@@ -75,7 +75,7 @@ def replay(work: Callable[[PoolingClient], Awaitable[ResultT]], path: Path) -> R
 def test_equal_texts_are_embedded_once_and_replayed(tmp_path: Path) -> None:
     server = FakePooling()
     vectors = run(server, lambda client: embed(client, TEXTS), tmp_path / "cache.sqlite")
-    assert [read_vector(vector).tolist() for vector in vectors] == [
+    assert [np.frombuffer(vector, "<f4").tolist() for vector in vectors] == [
         np.array(embed_words(text), "<f4").tolist() for text, _ in TEXTS
     ]
     assert server.sent[-1]["input"] == ["cats chase mice", "dogs bark"]
@@ -120,7 +120,7 @@ def _hash(parts: dict[str, Any]) -> str:
 def test_vectors_of_numbers_are_read_too(tmp_path: Path) -> None:
     server = FakePooling(fault="floats")
     (vector,) = run(server, lambda client: embed(client, TEXTS[:1]), tmp_path / "cache.sqlite")
-    assert read_vector(vector).tolist() == np.array(embed_words(TEXTS[0][0]), "<f4").tolist()
+    assert np.frombuffer(vector, "<f4").tolist() == np.array(embed_words(TEXTS[0][0]), "<f4").tolist()
 
 
 @pytest.mark.parametrize(

@@ -29,9 +29,9 @@ from touche_llm.data.io import (
 from touche_llm.data.records import JsonStruct, Malformed, decode_json
 from touche_llm.errors import DataError, EngineError, UsageError, to_printable
 from touche_llm.llm.chat import CHAT_PATH, LOGPROBS_MISSING, ChatReply, build_chat_body, read_completion
-from touche_llm.llm.engine import Completion, CountingEngine, Rejected, Transient
+from touche_llm.llm.engine import Completion, Counter, Rejected, Transient
 from touche_llm.llm.managed import build_start_options, find_vllm, run_guarded, to_flags
-from touche_llm.llm.request import Message, Request
+from touche_llm.llm.request import Request
 from touche_llm.llm.settings import MAX_ROUND, EngineConfig, Runner, check_model_folder
 
 _MAX_REASON = 300
@@ -311,9 +311,7 @@ class BatchEngine:
     Requests that depend on answers come in a later round.
     """
 
-    def __init__(
-        self, settings: EngineConfig, tokenizer: CountingEngine, log: Path, announce: Callable[[str], None]
-    ) -> None:
+    def __init__(self, settings: EngineConfig, tokenizer: Counter, log: Path, announce: Callable[[str], None]) -> None:
         """Initialise the engine; nothing is sent yet.
 
         Args:
@@ -322,7 +320,7 @@ class BatchEngine:
             log: File to which the runner's output is appended; files of rounds are written beside it.
             announce: Called with a description of each round.
         """
-        self._settings, self._tokenizer, self._log, self._announce = settings, tokenizer, log, announce
+        self._settings, self.counter, self._log, self._announce = settings, tokenizer, log, announce
         self._waiting: dict[str, tuple[Request, asyncio.Future[Completion]]] = {}
         self._sending: asyncio.Task[None] | None = None
         self._rounds = 0
@@ -347,14 +345,6 @@ class BatchEngine:
         if self._sending is None or self._sending.done():
             self._sending = asyncio.create_task(self._send_rounds())
         return await answered
-
-    async def count_tokens(self, messages: tuple[Message, ...]) -> int:
-        """Return the number of prompt tokens of a chat, template included."""
-        return await self._tokenizer.count_tokens(messages)
-
-    async def truncate(self, text: str, max_tokens: int) -> str:
-        """Return a prefix of `text` with about this many tokens."""
-        return await self._tokenizer.truncate(text, max_tokens)
 
     async def _send_rounds(self) -> None:
         while self._waiting:

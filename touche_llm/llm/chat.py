@@ -9,10 +9,9 @@ from typing import Annotated, Any
 
 import msgspec
 
-from touche_llm.data.concurrency import BROKEN_TRIES
 from touche_llm.data.records import Count, Malformed, decode_json
 from touche_llm.llm.answers import Layout, Token
-from touche_llm.llm.engine import BrokenReply, Completion, MissingLogprobs, Rejected, Transient
+from touche_llm.llm.engine import BrokenReply, Completion, MissingLogprobs, Rejected
 from touche_llm.llm.http import HttpClient
 from touche_llm.llm.logprobs import LOGPROB_ROUNDING, overlaps, trim_alternatives
 from touche_llm.llm.request import Message, Origin, Request, Sampling, SystemPlace, place_system_message, to_prompt
@@ -149,22 +148,21 @@ def read_completion(reply: ChatReply, layout: Layout | None = None) -> Completio
     """Return the completion in a reply, with the tokens of its values if their layout is given.
 
     Raises:
-        Transient: The reply is incomplete.
+        BrokenReply: The reply is incomplete.
         MissingLogprobs: There is a layout, but no log-probabilities.
     """
     if not reply.choices:
-        raise Transient("server_error", "the reply has no choices", max_tries=BROKEN_TRIES)
+        raise BrokenReply("the reply has no choices")
     choice = reply.choices[0]
     if choice.finish_reason not in ("stop", "length", "content_filter"):
-        reason = f"the answer ended with {choice.finish_reason!r}"
-        raise Transient("server_error", reason, max_tries=BROKEN_TRIES)
+        raise BrokenReply(f"the answer ended with {choice.finish_reason!r}")
     if layout is not None and reply.lacks_logprobs:
-        raise MissingLogprobs("server_error", LOGPROBS_MISSING, max_tries=BROKEN_TRIES)
+        raise MissingLogprobs(LOGPROBS_MISSING)
     text = choice.message.content or ""
     try:
         tokens = _align_tokens(choice.tokens, text, layout)
     except Malformed as error:
-        raise Transient("server_error", f"malformed alternatives: {error}", max_tries=BROKEN_TRIES) from error
+        raise BrokenReply(f"malformed alternatives: {error}") from error
     return Completion(
         text=text,
         finish_reason=choice.finish_reason,
@@ -287,10 +285,6 @@ class ChatServer(HttpClient):
             messages = place_system_message(messages, self.system_message)
         return Request(messages, schema, sampling, self.model, "", self.chat_template_kwargs, origin)
 
-    async def count_tokens(self, messages: tuple[Message, ...]) -> int:
-        """Return the number of prompt tokens of a chat, template included."""
-        return await self.counter.count_tokens(messages)
-
     async def render(self, messages: tuple[Message, ...], chat_template_kwargs: Mapping[str, Any]) -> str | None:
         """Return the text of a prompt as the server renders it; None if the server does not show it."""
         try:
@@ -301,7 +295,3 @@ class ChatServer(HttpClient):
             if error.status == 404:
                 return None
             raise
-
-    async def truncate(self, text: str, max_tokens: int) -> str:
-        """Return a prefix of `text` with about this many tokens."""
-        return await self.counter.truncate(text, max_tokens)

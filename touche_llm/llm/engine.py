@@ -14,7 +14,7 @@ from typing import Protocol
 
 import msgspec
 
-from touche_llm.data.concurrency import TransientFailure
+from touche_llm.data.concurrency import BROKEN_TRIES, TransientFailure
 from touche_llm.data.records import Count, Model
 from touche_llm.llm.answers import Answer, FailureKind, Token, UnusableAnswer
 from touche_llm.llm.request import Message, Request
@@ -94,14 +94,17 @@ class Transient(TransientFailure):
 
 
 class BrokenReply(Transient):
-    """Complete but malformed reply. At an address that a server does not know, it may be a page."""
+    """Complete but malformed reply, tried a few times. At an address that a server does not know, it may be a page."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__("server_error", reason, max_tries=BROKEN_TRIES)
 
 
 class EngineDeath(Exception):
     """The engine has died and answers no request any more, so that the run stops instead of failing every request."""
 
 
-class MissingLogprobs(Transient):
+class MissingLogprobs(BrokenReply):
     """Answer without the log-probabilities requested; not stored, so that no replay uses it."""
 
 
@@ -121,7 +124,7 @@ class Rejected(Exception):
         return self.status < 400 or self.status in (401, 403, 404)
 
 
-class CountingEngine(Protocol):
+class Counter(Protocol):
     """Access to a model's tokenizer. Methods raise Transient, Rejected or EngineDeath."""
 
     async def count_tokens(self, messages: tuple[Message, ...]) -> int:
@@ -130,6 +133,15 @@ class CountingEngine(Protocol):
 
     async def truncate(self, text: str, max_tokens: int) -> str:
         """Return the beginning of `text` with about this many tokens."""
+        ...
+
+
+class CountingEngine(Protocol):
+    """Engine that knows the tokenizer of its model."""
+
+    @property
+    def counter(self) -> Counter:
+        """Counter of tokens."""
         ...
 
 

@@ -16,7 +16,7 @@ from typing import Any, Self, TypeVar
 import aiohttp
 import orjson
 
-from touche_llm.data.concurrency import BROKEN_TRIES, describe_connection_error, parse_retry_after, read_body, to_line
+from touche_llm.data.concurrency import describe_connection_error, parse_retry_after, read_body, to_line
 from touche_llm.data.records import Malformed, decode_json
 from touche_llm.errors import EngineError
 from touche_llm.llm.engine import BrokenReply, EngineDeath, Rejected, Transient
@@ -235,7 +235,7 @@ class HttpClient:
 
     async def read_queue(self) -> tuple[int, str]:
         """Return how many requests of all clients wait at vLLM, and its queue in words; 0 and "" for other servers."""
-        found = _QUEUE.findall(await self._peek("/metrics") or "")
+        found = _QUEUE.findall((await self._look("/metrics"))[1])
         sums = {kind: sum(int(float(value)) for name, value in found if name == kind) for kind, _ in found}
         if len(sums) < 2:
             return 0, ""
@@ -248,37 +248,28 @@ class HttpClient:
     async def _describe_load(self) -> str:
         """Return that the server is busy, if it answers other requests; else nothing."""
         _, queue = await self.read_queue()
-        if not queue and await self._peek("/v1/models") is None:
+        if not queue and (await self._look("/v1/models"))[0] >= 400:
             return ""
         load = queue or "it answers other requests"
         return f": the server is busy ({load}); wait, or give requests more time with `{self.section}.request_timeout`"
 
-    async def _peek(self, path: str) -> str | None:
-        """Return a reply that comes at once, without a retry; None if there is none."""
+    async def _look(self, path: str) -> tuple[int, str]:
+        """Return the status and the text of a quick reply, without a retry; 408 if it is late, 503 if there is none."""
         assert self._session is not None
         try:
-            async with asyncio.timeout(_HEALTH_SECONDS), self._session.get(f"{self.base_url}{path}") as response:
-                content = await read_body(response, _MAX_BODY)
-                return content.decode("utf-8", "replace") if response.status < 400 else None
-        except (TimeoutError, aiohttp.ClientError, OSError):
-            return None
-
-    async def _is_alive(self) -> bool:
-        """Return whether the server shows a sign of life; one that is slow or has no `/health` does."""
-        assert self._session is not None
-        try:
-            async with asyncio.timeout(_HEALTH_SECONDS), self._session.get(f"{self.base_url}/health") as response:
-                return response.status < 500
+            async with asyncio.timeout(_HEALTH_SECONDS), self._session.get(self.base_url + path) as response:
+                return response.status, (await read_body(response, _MAX_BODY)).decode("utf-8", "replace")
         except TimeoutError:
-            return True
+            return 408, ""
         except (aiohttp.ClientError, OSError):
-            return False
+            return 503, ""
 
     async def _recover(self, reason: str) -> None:
         """Return if the server is alive after a failure, or has been restarted; raise EngineDeath if it is dead."""
         clock = asyncio.get_running_loop()
         end = clock.time() + _DEAD_AFTER
-        while not await self._is_alive():
+        # A server that is slow or has no `/health` is alive.
+        while (await self._look("/health"))[0] >= 500:
             if clock.time() >= end:
                 break
             await asyncio.sleep(_INTERVAL)
@@ -335,7 +326,7 @@ def _read(path: str, content: bytes, reply: type[ReplyT]) -> ReplyT:
         return decode_json(content, reply)
     except Malformed as error:
         reason = f"malformed reply from {path}: {_describe_page(content) or error}"
-        raise BrokenReply("server_error", reason, max_tries=BROKEN_TRIES) from error
+        raise BrokenReply(reason) from error
 
 
 def _read_error(content: bytes) -> str:

@@ -21,11 +21,6 @@ LOW_INFORMATION = 0.05
 _BILLION = 1e9
 # Max excess of a probability over 1 due to rounding: in bfloat16, values next to 1 are 0.004 to 0.008 apart.
 LOGPROB_ROUNDING = 0.01
-# The characters at which `str.split` splits.
-_WHITE_SPACE = (
-    "\t\n\v\f\r\x1c\x1d\x1e\x1f \x85\xa0\u1680\u2000\u2001\u2002\u2003\u2004\u2005\u2006\u2007\u2008\u2009\u200a"
-    "\u2028\u2029\u202f\u205f\u3000"
-)
 # Max number of cached alternatives.
 _MAX_CACHED = 20_000
 
@@ -107,11 +102,9 @@ def read_label(
         if not token.top:
             return Reading(answered=answered)
         reached = _get_reached_labels(spelled, written, layout.ends)
-        leading = reached.leading
         # Several tokens can have the same text (a byte and a character, with and without white space): hence sums.
         for alternative, logprob in _list_alternatives(token):
-            # Most alternatives are words that lead to no label.
-            if alternative[:1] not in leading or not (possible := reached[alternative]):
+            if not (possible := reached[alternative]):
                 continue
             probability = followed * math.exp(logprob)
             if len(possible) == 1 < len(labels):
@@ -221,18 +214,11 @@ def _to_names(labels: tuple[Label, ...]) -> tuple[str, ...]:
 
 
 class _ReachedLabels(dict[str, tuple[int, ...]]):
-    """Indices of the labels that the text can be or become with an alternative after `written`, by alternative.
-
-    Attributes:
-        leading: First characters of alternatives that can lead to a label; "" stands for an empty alternative.
-    """
+    """Indices of the labels that the text can be or become with an alternative after `written`, by alternative."""
 
     def __init__(self, spelled: tuple[str, ...], written: str, ends: str) -> None:
         super().__init__()
         self._spelled, self._written, self._ends = spelled, written, ends
-        following = {label[len(written) :][:1] for label in spelled if label.startswith(written)}
-        # After a complete label, its value ends.
-        self.leading = frozenset(_WHITE_SPACE) | following | (set(ends) if "" in following else set()) | {""}
 
     def __missing__(self, alternative: str) -> tuple[int, ...]:
         reached = self._written + _squeeze(alternative)

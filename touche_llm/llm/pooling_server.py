@@ -6,20 +6,17 @@ import base64
 import binascii
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 import numpy as np
-from numpy.typing import NDArray
 
-from touche_llm.data.concurrency import BROKEN_TRIES
 from touche_llm.errors import EngineError
 from touche_llm.llm.engine import BrokenReply, EngineInfo, Rejected, Transient
 from touche_llm.llm.http import HttpClient
-from touche_llm.llm.request import Message
 from touche_llm.llm.settings import SECTIONS, PoolingConfig, PoolingPurpose
 from touche_llm.llm.startup import describe_failure, identify, read_serving
-from touche_llm.llm.tokenizers import TokenCount, VllmTokenCounter
+from touche_llm.llm.tokenizers import TextTokenCounter
 
 _PATHS: dict[PoolingPurpose, str] = {"embedding": "/v1/embeddings", "score": "/v1/rerank"}
 _NOUNS: dict[PoolingPurpose, str] = {"embedding": "embeddings", "score": "scores of pairs"}
@@ -32,8 +29,11 @@ _EQUAL = 1e-6
 _OVERHEAD = 8
 
 
-class _Vector(msgspec.Struct):
+class _Item(msgspec.Struct):
     index: int
+
+
+class _Vector(_Item):
     # Base64 of float32, as requested, or the numbers, of servers that do not know `encoding_format`.
     embedding: str | list[float | None]
 
@@ -43,14 +43,17 @@ class _Embeddings(msgspec.Struct):
     model: str | None = None
 
 
-class _Result(msgspec.Struct):
-    index: int
+class _Result(_Item):
     relevance_score: float | None
 
 
 class _Scores(msgspec.Struct):
     results: list[_Result]
     model: str | None = None
+
+
+_ItemT = TypeVar("_ItemT", bound=_Item)
+_SEE_LOG = "see the server's log"
 
 
 class PoolingServer(HttpClient):
@@ -78,15 +81,23 @@ class PoolingServer(HttpClient):
             EngineError: The server is unreachable, or serves another model or unusable results.
         """
         try:
-            info = await self._inspect()
+            info, context = await identify(self, self._settings, self.section)
+            self.model = info.model
+            if context.is_blocking:
+                raise EngineError(f"{self.base_url}: {context}")
+            serving = await read_serving(self, info)
             await (self._check_vectors(dimensions) if self.purpose == "embedding" else self._check_scores())
         except (Transient, Rejected) as error:
-            refused = "see the server's log"
+            refused = _SEE_LOG
             if isinstance(error, Rejected) and error.status == 404:
                 refused = f"serves no {_NOUNS[self.purpose]}; with vLLM, serve a model for them with --runner pooling"
             raise describe_failure(self, error, refused) from error
         self.is_monitored = True
-        return info
+        return info.model_copy(update={"overhead": _OVERHEAD, "serving": serving})
+
+    async def recognise(self) -> EngineInfo:
+        """Return the description of the server without its checks; raise as `startup.identify`."""
+        return (await identify(self, self._settings, self.section))[0]
 
     async def embed(self, texts: Sequence[str], dimensions: int | None) -> list[bytes]:
         """Return the vector of each text; see `PoolingEngine`.
@@ -98,9 +109,7 @@ class PoolingServer(HttpClient):
         if dimensions is not None:
             body["dimensions"] = dimensions
         reply = await self.post(_PATHS["embedding"], body, _Embeddings)
-        self.check_model(reply.model, self.model)
-        self._check_complete([vector.index for vector in reply.data], len(texts))
-        return [self._read_vector(vector) for vector in sorted(reply.data, key=lambda vector: vector.index)]
+        return [self._read_vector(item.embedding) for item in self._sort(reply.data, reply.model, len(texts))]
 
     async def score(self, query: str, documents: Sequence[str]) -> list[float]:
         """Return the relevance of each document to the query; see `PoolingEngine`.
@@ -110,46 +119,29 @@ class PoolingServer(HttpClient):
         """
         body = {"model": self.model, "query": query, "documents": list(documents)}
         reply = await self.post(_PATHS["score"], body, _Scores)
-        self.check_model(reply.model, self.model)
-        self._check_complete([result.index for result in reply.results], len(documents))
         scores = []
-        for result in sorted(reply.results, key=lambda result: result.index):
-            if result.relevance_score is None or not math.isfinite(result.relevance_score):
-                raise self._fail(f"sends a score that is no number ({result.relevance_score})", "see the server's log")
-            scores.append(result.relevance_score)
+        for item in self._sort(reply.results, reply.model, len(documents)):
+            if item.relevance_score is None or not math.isfinite(item.relevance_score):
+                raise self._fail(f"sends a score that is no number ({item.relevance_score})")
+            scores.append(item.relevance_score)
         return scores
 
-    async def count_tokens(self, messages: tuple[Message, ...]) -> int:
-        """Return the number of tokens of a text, given as one message."""
-        text = "".join(message.content for message in messages)
-        return (await self.post("/tokenize", {"model": self.model, "prompt": text}, TokenCount)).count
-
-    async def truncate(self, text: str, max_tokens: int) -> str:
-        """Return a prefix of `text` with about this many tokens."""
-        return await VllmTokenCounter(self, self.model, {}).truncate(text, max_tokens)
-
-    async def recognise(self) -> EngineInfo:
-        """Return the description of the server without its checks; raise as `startup.identify`."""
-        return (await identify(self, self._settings, self.section))[0]
-
-    async def _inspect(self) -> EngineInfo:
-        info, context = await identify(self, self._settings, self.section)
-        self.model = info.model
-        if context.is_blocking:
-            raise EngineError(f"{self.base_url}: {context}")
-        serving = await read_serving(self, info)
-        return info.model_copy(update={"overhead": _OVERHEAD, "serving": serving})
+    @property
+    def counter(self) -> TextTokenCounter:
+        """Counter of the tokens of texts."""
+        return TextTokenCounter(self, self.model, {})
 
     async def _check_vectors(self, dimensions: int | None) -> None:
-        vectors = [read_vector(vector) for vector in await self.embed(_DOCUMENTS, dimensions)]
+        contents = await self.embed(_DOCUMENTS, dimensions)
         if dimensions is not None and self._length != dimensions:
             raise self._fail(
                 f"sends vectors of {self._length} dimensions, {dimensions} are configured",
                 "leave `dense.dimensions` out, or serve a model that can shorten its vectors (Matryoshka)",
             )
-        units = [vector / np.linalg.norm(vector) for vector in vectors]
-        if all(np.abs(unit - units[0]).max() <= _EQUAL for unit in units):
-            raise self._fail("sends the same vector for clearly different texts", "see the server's log")
+        vectors = np.array([np.frombuffer(content, "<f4") for content in contents])
+        units = vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
+        if np.abs(units - units[0]).max() <= _EQUAL:
+            raise self._fail("sends the same vector for clearly different texts")
 
     async def _check_scores(self) -> None:
         scores = await self.score(_QUERY, _DOCUMENTS)
@@ -160,29 +152,31 @@ class PoolingServer(HttpClient):
                 "version of the server and its --hf-overrides",
             )
 
-    def _check_complete(self, indexes: list[int], expected: int) -> None:
-        """Raise Transient unless there is one result for each text."""
-        if sorted(indexes) != list(range(expected)):
-            path = _PATHS[self.purpose]
-            reason = f"incomplete reply from {path}: {len(set(indexes))} results for {expected} texts"
-            raise BrokenReply("server_error", reason, max_tries=BROKEN_TRIES)
+    def _sort(self, items: Sequence[_ItemT], model: str | None, expected: int) -> list[_ItemT]:
+        """Return the results in the order of the texts; raise BrokenReply unless there is one for each."""
+        self.check_model(model, self.model)
+        found = sorted(items, key=lambda item: item.index)
+        if [item.index for item in found] != list(range(expected)):
+            raise BrokenReply(
+                f"incomplete reply from {_PATHS[self.purpose]}: {len(found)} results for {expected} texts"
+            )
+        return found
 
-    def _read_vector(self, vector: _Vector) -> bytes:
-        if isinstance(vector.embedding, str):
+    def _read_vector(self, embedding: str | Sequence[float | None]) -> bytes:
+        if isinstance(embedding, str):
             try:
-                content = base64.b64decode(vector.embedding, validate=True)
+                content = base64.b64decode(embedding, validate=True)
             except binascii.Error as error:
-                reason = f"malformed reply from {_PATHS['embedding']}: a vector is not base64"
-                raise BrokenReply("server_error", reason, max_tries=BROKEN_TRIES) from error
+                raise BrokenReply(f"malformed reply from {_PATHS['embedding']}: a vector is not base64") from error
         else:
-            content = np.array([math.nan if value is None else value for value in vector.embedding], "<f4").tobytes()
+            content = np.array([math.nan if value is None else value for value in embedding], "<f4").tobytes()
         if not content or len(content) % 4:
-            raise self._fail(f"sends a vector of {len(content)} bytes, not of float32", "see the server's log")
-        values = read_vector(content)
+            raise self._fail(f"sends a vector of {len(content)} bytes, not of float32")
+        values = np.frombuffer(content, "<f4")
         if not np.isfinite(values).all():
-            raise self._fail("sends a vector with values that are no numbers (NaN)", "see the server's log")
+            raise self._fail("sends a vector with values that are no numbers (NaN)")
         if not values.any():
-            raise self._fail("sends a vector of zeros", "see the server's log")
+            raise self._fail("sends a vector of zeros")
         self._length = self._length or len(values)
         if len(values) != self._length:
             raise self._fail(
@@ -190,10 +184,5 @@ class PoolingServer(HttpClient):
             )
         return content
 
-    def _fail(self, problem: str, remedy: str) -> EngineError:
+    def _fail(self, problem: str, remedy: str = _SEE_LOG) -> EngineError:
         return EngineError(f"{self.base_url}: {problem}; {remedy}")
-
-
-def read_vector(content: bytes) -> NDArray[np.float32]:
-    """Return a vector from its little-endian float32 values."""
-    return np.frombuffer(content, "<f4")

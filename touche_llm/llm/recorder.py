@@ -26,7 +26,7 @@ from touche_llm.llm.answers import (
     list_fields,
 )
 from touche_llm.llm.cache import Cache, CacheMode
-from touche_llm.llm.engine import Completion, CountingEngine, Engine
+from touche_llm.llm.engine import Completion, Counter, Engine
 from touche_llm.llm.logprobs import Label
 from touche_llm.llm.model import AnsweredRequest, ModelClient
 from touche_llm.llm.request import Message, Request
@@ -89,7 +89,7 @@ class RecordingEngine:
     def __init__(
         self,
         answer: Callable[[Request], Completion | None],
-        tokenizer: CountingEngine | None = None,
+        tokenizer: Counter | None = None,
         *,
         task: str = "",
         answered: set[str] | None = None,
@@ -143,15 +143,9 @@ class RecordingEngine:
         self._scored += len(documents)
         return [float(-place) for place in range(self._scored - len(documents), self._scored)]
 
-    async def count_tokens(self, messages: tuple[Message, ...]) -> int:
-        """Return the number of prompt tokens of a chat."""
-        return await self._require_tokenizer().count_tokens(messages)
-
-    async def truncate(self, text: str, max_tokens: int) -> str:
-        """Return the beginning of `text` with about this many tokens."""
-        return await self._require_tokenizer().truncate(text, max_tokens)
-
-    def _require_tokenizer(self) -> CountingEngine:
+    @property
+    def counter(self) -> Counter:
+        """Tokenizer; cancels the task if there is none."""
         if self._tokenizer is None:
             self.needs_tokenizer = True
             raise asyncio.CancelledError
@@ -204,7 +198,7 @@ class RecordingClient(ModelClient):
 
 
 def make_dry_engine(
-    tokenizer: CountingEngine | None = None, *, task: str = "", answered: set[str] | None = None
+    tokenizer: Counter | None = None, *, task: str = "", answered: set[str] | None = None
 ) -> RecordingEngine:
     """Return an engine that answers without a model, from the schema alone; tokens are estimated if need be."""
     return RecordingEngine(DryAnswers(), tokenizer or EstimatingTokenizer(), task=task, answered=answered)

@@ -101,7 +101,7 @@ async def _describe(survey: Survey) -> list[ServerCheck]:
     """Complete the description of the engine."""
     server, overhead = survey.server, 0
     if not survey.is_blocked():
-        overhead = await server.count_tokens(place_system_message(EMPTY_CHAT, survey.sampling.system_message))
+        overhead = await server.counter.count_tokens(place_system_message(EMPTY_CHAT, survey.sampling.system_message))
     fingerprint = None if survey.probe is None else survey.probe.system_fingerprint
     serving = await read_serving(server, survey.info, fingerprint)
     survey.info = survey.info.model_copy(update={"overhead": overhead, "serving": serving})

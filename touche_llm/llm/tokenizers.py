@@ -21,17 +21,7 @@ def _describe(error: Exception) -> str:
     return f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
 
 
-def match_prefix(text: str, decoded: str) -> str:
-    """Return the prefix of `text` that corresponds to its first tokens, decoded.
-
-    The decoded text of a tokenizer that normalises differs from its input, but has about as many characters.
-    """
-    return text[: len(decoded.rstrip("\ufffd"))]
-
-
-class TokenCount(msgspec.Struct):
-    """Reply of `/tokenize` of which only the number of tokens is decoded."""
-
+class _Count(msgspec.Struct):
     count: Count
 
 
@@ -57,12 +47,17 @@ class TokenCounter(ABC):
         """Return the number of prompt tokens of a chat, template included."""
 
     async def truncate(self, text: str, max_tokens: int) -> str:
-        """Return a prefix of `text` with about this many tokens."""
-        tokens = await self._encode(text)
-        return text if len(tokens) <= max_tokens else match_prefix(text, await self._decode(tokens[:max_tokens]))
+        """Return a prefix of `text` with about this many tokens.
 
-    async def _encode(self, text: str, *, is_prompt: bool = False) -> list[int]:
-        """Return the tokens of a text, with those that the model adds to a prompt if it is one."""
+        The decoded text of a tokenizer that normalises differs from its input, but has about as many characters.
+        """
+        tokens = await self._encode(text)
+        if len(tokens) <= max_tokens:
+            return text
+        return text[: len((await self._decode(tokens[:max_tokens])).rstrip("\ufffd"))]
+
+    async def _encode(self, text: str) -> list[int]:
+        """Return the tokens of a text."""
         raise NotImplementedError
 
     async def _decode(self, tokens: list[int]) -> str:
@@ -85,25 +80,31 @@ class VllmTokenCounter(TokenCounter):
 
     async def count_tokens(self, messages: tuple[Message, ...]) -> int:
         """Return the number of prompt tokens of a chat, template included."""
-        body = {
-            "model": self._model,
-            **to_prompt(messages),
-            "chat_template_kwargs": self._chat_template_kwargs,
-        }
-        return (await self._client.post("/tokenize", body, TokenCount)).count
+        body = {"model": self._model, **to_prompt(messages), "chat_template_kwargs": self._chat_template_kwargs}
+        return (await self._client.post("/tokenize", body, _Count)).count
 
     async def render(self, messages: tuple[Message, ...], chat_template_kwargs: Mapping[str, Any]) -> str:
         """Return the text of a prompt with these switches of the chat template."""
         body = {"model": self._model, **to_prompt(messages), "chat_template_kwargs": dict(chat_template_kwargs)}
         return await self._decode((await self._client.post("/tokenize", body, _Tokens)).tokens)
 
-    async def _encode(self, text: str, *, is_prompt: bool = False) -> list[int]:
-        body: dict[str, Any] = {"model": self._model, "prompt": text, "add_special_tokens": is_prompt}
+    async def _encode(self, text: str) -> list[int]:
+        body = {"model": self._model, "prompt": text, "add_special_tokens": False}
         return (await self._client.post("/tokenize", body, _Tokens)).tokens
 
     async def _decode(self, tokens: list[int]) -> str:
-        body = {"model": self._model, "tokens": tokens}
-        return (await self._client.post("/detokenize", body, _Prompt)).prompt
+        return (await self._client.post("/detokenize", {"model": self._model, "tokens": tokens}, _Prompt)).prompt
+
+
+class TextTokenCounter(VllmTokenCounter):
+    """Counter of the tokens of a text that is sent without a chat template, given as one message."""
+
+    name = "/tokenize"
+
+    async def count_tokens(self, messages: tuple[Message, ...]) -> int:
+        """Return the number of tokens of a text, with those that the model adds."""
+        text = "".join(message.content for message in messages)
+        return (await self._client.post("/tokenize", {"model": self._model, "prompt": text}, _Count)).count
 
 
 class LlamaCppTokenCounter(TokenCounter):
@@ -117,17 +118,19 @@ class LlamaCppTokenCounter(TokenCounter):
 
     async def count_tokens(self, messages: tuple[Message, ...]) -> int:
         """Return the number of prompt tokens of a chat, template included."""
-        prompt = await self.render(messages, self._chat_template_kwargs)
-        return len(await self._encode(prompt, is_prompt=True))
+        return len(await self._tokenize(await self.render(messages, self._chat_template_kwargs), is_prompt=True))
 
     async def render(self, messages: tuple[Message, ...], chat_template_kwargs: Mapping[str, Any]) -> str:
         """Return the text of a prompt with these switches of the chat template."""
         body = {**to_prompt(messages), "chat_template_kwargs": dict(chat_template_kwargs)}
         return (await self._client.post("/apply-template", body, _Prompt)).prompt
 
-    async def _encode(self, text: str, *, is_prompt: bool = False) -> list[int]:
-        body = {"content": text, "add_special": is_prompt}
-        return (await self._client.post("/tokenize", body, _Tokens)).tokens
+    async def _encode(self, text: str) -> list[int]:
+        return await self._tokenize(text, is_prompt=False)
+
+    async def _tokenize(self, text: str, *, is_prompt: bool) -> list[int]:
+        """Return the tokens of a text, with those that the model adds to a prompt if it is one."""
+        return (await self._client.post("/tokenize", {"content": text, "add_special": is_prompt}, _Tokens)).tokens
 
     async def _decode(self, tokens: list[int]) -> str:
         return (await self._client.post("/detokenize", {"tokens": tokens}, _Content)).content
@@ -183,7 +186,7 @@ class ChatTokenizer(TokenCounter):
         """Return the number of prompt tokens of a chat as `count`."""
         return self.count(messages)
 
-    async def _encode(self, text: str, *, is_prompt: bool = False) -> list[int]:
+    async def _encode(self, text: str) -> list[int]:
         return self._tokenize(text)
 
     async def _decode(self, tokens: list[int]) -> str:

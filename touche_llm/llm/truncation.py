@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import Any, TypeVar
 
 import msgspec
@@ -192,8 +191,8 @@ class TokenCountingClient:
 
         async def fit(engine: CountingEngine) -> Truncation:
             return await fit_document(
-                lambda messages: self._retry(partial(engine.count_tokens, messages)),
-                lambda text, max_tokens: self._retry(partial(engine.truncate, text, max_tokens)),
+                lambda messages: self._retry(lambda: engine.counter.count_tokens(messages)),
+                lambda text, max_tokens: self._retry(lambda: engine.counter.truncate(text, max_tokens)),
                 build_request,
                 document,
                 room,
@@ -211,7 +210,8 @@ class TokenCountingClient:
         """Return the number of prompt tokens of a request, as the engine counts them."""
 
         async def count(engine: CountingEngine) -> Truncation:
-            return Truncation(prompt_tokens=await self._retry(partial(engine.count_tokens, request.messages)))
+            tokens = await self._retry(lambda: engine.counter.count_tokens(request.messages))
+            return Truncation(prompt_tokens=tokens)
 
         counted = await self._measure(request, count)
         return counted if isinstance(counted, FailedRequest) else counted.prompt_tokens

@@ -118,9 +118,9 @@ async def test_a_server_is_used_in_the_way_that_works(
 async def test_texts_are_truncated_by_the_tokens_of_the_server(server: FakeServer) -> None:
     async with connected(server) as (client, info):
         assert info.overhead == 10
-        assert await client.count_tokens((Message("user", "four"), Message("user", "five!"))) == 10 + 4 + 5
-        assert await client.truncate("A text.", 7) == "A text."
-        assert await client.truncate("A text.", 6) == "A text"
+        assert await client.counter.count_tokens((Message("user", "four"), Message("user", "five!"))) == 10 + 4 + 5
+        assert await client.counter.truncate("A text.", 7) == "A text."
+        assert await client.counter.truncate("A text.", 6) == "A text"
 
 
 async def refuse_logprobs(_: web.Request, body: dict[str, Any]) -> web.StreamResponse:
@@ -356,7 +356,7 @@ async def test_instructions_go_into_the_user_message_where_the_template_has_no_o
         async with ChatServer(server.url, concurrency=8, request_timeout=5, chat_template_kwargs={}) as client:
             info = await connect(Survey(client, EngineConfig(**given), sampling, [TUPLE]))
             # The tokens of the template are those of a chat as the run sends it.
-            assert info.overhead == await client.count_tokens((Message("user", ""),))
+            assert info.overhead == await client.counter.count_tokens((Message("user", ""),))
 
 
 class Shared(FakeServer):
