@@ -36,11 +36,7 @@ def _dripped(text: bytes) -> Pieces:
 ENDLESS: dict[str, tuple[Callable[[], Pieces], str]] = {
     "silence": (lambda: [3600.0], "timeout"),
     "silence after the headers": (lambda: [_HEAD + b"Content-Length: 10\r\n\r\n", 3600.0], "timeout"),
-    "dripping headers": (lambda: itertools.chain([b"HTTP/1.1 200 OK\r\nX: "], _dripped(b"y")), "timeout"),
     "dripping body": (lambda: itertools.chain([_HEAD + b"\r\n"], _dripped(b" ")), "timeout"),
-    "interim replies": (lambda: itertools.repeat(b"HTTP/1.1 100 Continue\r\n\r\n"), "timeout"),
-    "headers": (lambda: itertools.chain([_HEAD], itertools.repeat(b"X: y\r\n")), "server_error"),
-    "one header": (lambda: itertools.chain([_HEAD, b"X: "], itertools.repeat(b"y" * MIB)), "server_error"),
     "100 MB": (lambda: [_HEAD + b"Content-Length: 104857600\r\n\r\n", *[b" " * MIB] * 100], "server_error"),
     "body": (lambda: itertools.chain([_HEAD + b"\r\n"], itertools.repeat(b" " * MIB)), "server_error"),
     "chunks": (
@@ -48,10 +44,6 @@ ENDLESS: dict[str, tuple[Callable[[], Pieces], str]] = {
             [_HEAD + b"Transfer-Encoding: chunked\r\n\r\n"], itertools.repeat(b"100000\r\n" + b" " * MIB + b"\r\n")
         ),
         "server_error",
-    ),
-    "chunk extension": (
-        lambda: itertools.chain([_HEAD + b"Transfer-Encoding: chunked\r\n\r\n1;"], itertools.repeat(b"x" * MIB)),
-        "timeout",
     ),
     "200 MB compressed": (
         lambda: [http(gzip.compress(b" " * (200 * MIB), 1), "Content-Encoding: gzip")],

@@ -35,7 +35,7 @@ from touche_llm.llm.answers import FailedRequest, build_schema
 from touche_llm.llm.cache import Cache, CacheMode
 from touche_llm.llm.chat import ChatServer
 from touche_llm.llm.checks import Survey
-from touche_llm.llm.engine import Rejected, Transient
+from touche_llm.llm.engine import Transient
 from touche_llm.llm.model import AnsweredRequest, ModelClient
 from touche_llm.llm.request import Message, Origin, Request, Sampling
 from touche_llm.llm.settings import EngineConfig, SamplingConfig
@@ -94,7 +94,7 @@ async def test_the_request_holds_everything_that_can_change_the_answer(tmp_path:
 
 @pytest.mark.parametrize(
     "behaviour",
-    [status(500), status(503), status(429), status(429, **{"Retry-After": "0"}), closes, breaks_off, half_json],
+    [status(500), status(429, **{"Retry-After": "0"}), closes, half_json],
 )
 async def test_a_failure_that_passes_is_retried_until_it_does(behaviour: Behaviour, tmp_path: Path) -> None:
     server = FakeServer([behaviour, behaviour])
@@ -127,9 +127,7 @@ async def test_a_request_that_hangs_times_out_and_is_retried(tmp_path: Path) -> 
     [
         (status(500), "server_error", "HTTP 500: status 500"),
         (hangs, "timeout", "0.2 s"),
-        (closes, "server_error", "ServerDisconnectedError"),
         (breaks_off, "server_error", "ClientPayloadError"),
-        (half_json, "server_error", "/v1/chat/completions"),
         (says("", finish_reason="abort"), "server_error", "'abort'"),
     ],
 )
@@ -143,36 +141,6 @@ async def test_a_failure_that_lasts_is_typed_and_not_cached(
     assert model.counts.failures == 1
     with Cache(tmp_path / "answers.sqlite") as cache:
         assert not list(cache.iterate_entries())
-
-
-# How the alternatives of the relevance begin: what they hold is read later than the rest, and only there.
-_OF_RELEVANCE = b'"top_logprobs":[{"token":"0"'
-
-
-@pytest.mark.parametrize(
-    ("old", "new"),
-    [
-        (b'"logprob":0.0', b'"logprob":NaN'),
-        (b'"bytes":[123]', b'"bytes":[999]'),
-        (b'"prompt_tokens":10', b'"prompt_tokens":-1'),
-        (_OF_RELEVANCE, _OF_RELEVANCE.replace(b'"0"', b"0")),
-        (_OF_RELEVANCE, b'"top_logprobs":' + b"[" * 100_000 + b'{"token":"0"'),
-        (_OF_RELEVANCE + b',"logprob":0.0', _OF_RELEVANCE + b',"logprob":-1e999'),
-    ],
-)
-async def test_a_reply_with_impossible_parts_is_tried_three_times_and_typed(
-    old: bytes, new: bytes, tmp_path: Path
-) -> None:
-    async def impossible(request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
-        sent = (await good(request, body)).body  # type: ignore[attr-defined]
-        assert old in sent
-        return web.Response(body=sent.replace(old, new), content_type="application/json")
-
-    server = FakeServer(rest=impossible)
-    result, _ = await send_question(server, tmp_path)
-    assert isinstance(result, FailedRequest)
-    assert [attempt.kind for attempt in result.attempts] == ["server_error"]
-    assert len(server.bodies) == 3
 
 
 def cached(tokens: Any) -> dict[str, Any]:
@@ -210,29 +178,11 @@ async def test_a_rejected_request_is_not_sent_again(tmp_path: Path) -> None:
     assert (len(server.bodies), model.counts.retries) == (1, 0)
 
 
-async def test_an_answer_behind_reasoning_is_usable(tmp_path: Path) -> None:
-    result, model = await send_question(FakeServer(rest=says(GOOD, reasoning="Let me think about it")), tmp_path)
-    assert isinstance(result, AnsweredRequest) and result.answer.text == GOOD
-    assert model.counts.resamples == 0
-
-
 UNUSABLE = [
     (says("I think it is relevant."), "not_json"),
-    (says('{"relevance":NaN,"quality":1,"stance":"FIRST"}'), "not_json"),
-    (says('{"relevance":2,"quality":-Infinity,"stance":"FIRST"}'), "not_json"),
-    (says('{"relevance":2,"qual'), "not_json"),
-    (says(""), "not_json"),
-    (says(None), "not_json"),
-    (says(None, reasoning="Let me think about it"), "not_json"),
     (says("", reasoning_content="Let me think about it"), "not_json"),
     (says('{"relevance":4,"quality":1,"stance":"FIRST"}'), "outside_schema"),
-    (says('{"relevance":2,"quality":1,"stance":"MAYBE"}'), "outside_schema"),
-    (says('{"relevance":2,"quality":1}'), "outside_schema"),
-    (says('{"relevance":2,"quality":1,"stance":"NO","why":"…"}'), "outside_schema"),
-    (says('{"relevance":2,"relevance":1,"quality":1,"stance":"NO"}'), "outside_schema"),
-    (says('{"relevance":2,"quality":1,"sta', finish_reason="length"), "cut_off"),
     (says(GOOD, finish_reason="length"), "cut_off"),
-    (says(GOOD, refusal="I cannot judge this."), "refused"),
     (says("", finish_reason="content_filter"), "refused"),
 ]
 
@@ -259,61 +209,6 @@ def grade_token(logprob: float, *alternatives: tuple[str, float]) -> Behaviour:
         return web.json_response(sent)
 
     return behave
-
-
-@pytest.mark.parametrize(
-    "behaviour",
-    [
-        grade_token(5.04, ("2", 5.04), ("1", -0.1)),
-        grade_token(-0.1, ("2", -0.1), ("1", -0.1)),
-        grade_token(5.04),
-    ],
-)
-async def test_impossible_log_probabilities_are_a_failure_and_no_grade(behaviour: Behaviour, tmp_path: Path) -> None:
-    result, model = await send_question(FakeServer(rest=behaviour), tmp_path)
-    assert isinstance(result, FailedRequest)
-    assert [(attempt.sample, attempt.kind) for attempt in result.attempts] == [
-        (number, "impossible_logprobs") for number in range(3)
-    ]
-    assert {attempt.text for attempt in result.attempts} == {GOOD}
-    assert (model.counts.prompt_tokens, model.counts.failures) == (30, 1)
-    with Cache(tmp_path / "answers.sqlite") as cache:
-        assert not cache.find("answer")
-
-
-def without_logprobs(alternatives: bool) -> Behaviour:
-    """Reply with a usable answer, but without log-probabilities or without the alternatives."""
-
-    async def behave(request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
-        sent = orjson.loads((await good(request, body)).body)  # type: ignore[attr-defined]
-        choice = sent["choices"][0]
-        if alternatives:
-            for token in choice["logprobs"]["content"]:
-                token["top_logprobs"] = []
-        else:
-            choice["logprobs"] = None
-        return web.json_response(sent)
-
-    return behave
-
-
-@pytest.mark.parametrize("alternatives", [False, True])
-async def test_an_answer_without_the_log_probabilities_requested_is_requested_again(
-    alternatives: bool, tmp_path: Path
-) -> None:
-    behaviour = without_logprobs(alternatives)
-    result, model = await send_question(FakeServer([behaviour, behaviour]), tmp_path / "one")
-    assert isinstance(result, AnsweredRequest) and result.answer.tokens
-    assert (model.counts.retries, model.counts.failures) == (2, 0)
-    result, model = await send_question(FakeServer(rest=behaviour), tmp_path / "two")
-    assert isinstance(result, FailedRequest)
-    assert [(attempt.sample, attempt.kind) for attempt in result.attempts] == [(0, "server_error")]
-    assert "sampling.logprobs" in result.attempts[0].reason
-    with Cache(tmp_path / "two" / "answers.sqlite") as cache:
-        assert not [*cache.find("answer"), *cache.find("unusable")]
-    # The same request once the server sends them.
-    result, _ = await send_question(FakeServer(), tmp_path / "two")
-    assert isinstance(result, AnsweredRequest) and result.answer.tokens
 
 
 async def test_a_server_that_sends_logits_for_log_probabilities_is_refused_at_once() -> None:
@@ -353,19 +248,8 @@ async def test_too_many_open_files_are_an_overload(monkeypatch: pytest.MonkeyPat
     assert raised.value.is_overload and "ulimit" in raised.value.reason
 
 
-@pytest.mark.parametrize("code", [301, 307])
-async def test_a_redirect_is_not_followed_and_ends_the_run(code: int, tmp_path: Path) -> None:
-    other, server = FakeServer(), FakeServer()
-    async with other.running(), server.running(), model_of(server, tmp_path) as model:
-        server.rest = status(code, Location=f"{other.url}/v1/chat/completions")
-        with pytest.raises(EngineError) as raised:
-            await model.request(question(), ComparativeJudgment)
-    assert isinstance(raised.value.__cause__, Rejected) and raised.value.__cause__.status == code
-    assert (len(server.bodies), other.bodies) == (1, [])
-
-
-@pytest.mark.parametrize("before", ["fake", "alias-of-fake"])
-async def test_another_model_that_answers_ends_the_run_and_is_not_stored(before: str, tmp_path: Path) -> None:
+async def test_another_model_that_answers_ends_the_run_and_is_not_stored(tmp_path: Path) -> None:
+    before = "alias-of-fake"
     server = FakeServer([answers_as(before), answers_as(None)], rest=answers_as("other"), probe=answers_as(before))
     async with server.running(), model_of(server, tmp_path) as model:
         taken = [await model.request(question(text), ComparativeJudgment) for text in ("a", "b")]
