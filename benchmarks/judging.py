@@ -48,9 +48,9 @@ from touche_llm.data.trec_runs import write_candidates
 from touche_llm.llm.answers import AnswerForm, Layout
 from touche_llm.llm.cache import Cache
 from touche_llm.llm.chat import ChatReply, read_completion
-from touche_llm.llm.engine import Completion, Counts, EngineInfo
+from touche_llm.llm.engine import Completion, Counter, Counts, EngineInfo
 from touche_llm.llm.model import ModelClient
-from touche_llm.llm.request import Message, Request
+from touche_llm.llm.request import Request
 from touche_llm.pipeline.config_file import load_config
 from touche_llm.pipeline.context import RunContext
 from touche_llm.pipeline.run_directory import CANDIDATES, RunDirectory
@@ -117,10 +117,8 @@ class _AtOnce:
     async def complete(self, request: Request) -> Completion:
         return next(self._answers)
 
-    async def count_tokens(self, messages: tuple[Message, ...]) -> int:
-        raise AssertionError("no document is too long here")
-
-    async def truncate(self, text: str, max_tokens: int) -> str:
+    @property
+    def counter(self) -> Counter:
         raise AssertionError("no document is too long here")
 
 
