@@ -8,13 +8,7 @@ from typing import Annotated, Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import (
-    BeforeValidator,
-    Field,
-    SerializerFunctionWrapHandler,
-    model_serializer,
-    model_validator,
-)
+from pydantic import BeforeValidator, Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
 from touche_llm.data.io import open_atomic
 from touche_llm.data.records import Judgment, Reading, StanceReading
@@ -191,21 +185,7 @@ def combine_position(position: Reading, side: Reading, labels: Sequence[str], wi
 
 
 def choose_stance(probabilities: Mapping[str, float], thresholds: Mapping[str, float], task: Task) -> str:
-    """Choose the label of a document from the probabilities.
-
-    The labels of `task.no_stances` are tried in their order. A label with a threshold is chosen if its share of the
-    probability of all labels not yet ruled out reaches the threshold, and is ruled out otherwise; a label without a
-    threshold stays in. Of the remaining labels the most probable is chosen, of equal ones the first in
-    `task.stances`. Without thresholds that is the most probable label of all. The rule is our own.
-
-    Args:
-        probabilities: Probability of each label of `task.stances`, not all 0.
-        thresholds: Thresholds by label of `task.no_stances`, from 0 to 1.
-        task: Task with the labels.
-
-    Raises:
-        UsageError: A threshold belongs to a label that is not in `task.no_stances`.
-    """
+    """Choose the label of a document from the probabilities of all labels, not all 0, as `choose_stances` does."""
     row = np.array([[probabilities[label] for label in task.stances]])
     return task.stances[int(choose_stances(row, thresholds, task)[0])]
 
@@ -213,7 +193,12 @@ def choose_stance(probabilities: Mapping[str, float], thresholds: Mapping[str, f
 def choose_stances(
     probabilities: NDArray[np.float64], thresholds: Mapping[str, float | NDArray[np.float64]], task: Task
 ) -> NDArray[np.intp]:
-    """Apply the rule of `choose_stance` to many documents, and to many thresholds at once.
+    """Choose the labels of many documents, for many thresholds at once.
+
+    The labels of `task.no_stances` are tried in their order. A label with a threshold is chosen if its share of the
+    probability of all labels not yet ruled out reaches the threshold, and is ruled out otherwise; a label without a
+    threshold stays in. Of the remaining labels the most probable is chosen, of equal ones the first in
+    `task.stances`. Without thresholds that is the most probable label of all. The rule is our own.
 
     Args:
         probabilities: Array (documents, labels), with labels in the order of `task.stances`.
@@ -272,11 +257,9 @@ def choose_label(
     if not task.stances:
         return ChosenStance(NO_STANCE_COLUMN, "none", None)
     if reading is not None:
-        known = reading.probabilities if reading.source == "probabilities" else None
-        if known is None:
+        if reading.source == "value":
             return ChosenStance(choose_stance(reading.probabilities, {}, task), "stance", None)
-        thresholds = settings.thresholds if settings is not None else {}
-        return _apply_thresholds(known, thresholds, task, "stance")
+        return _apply_thresholds(reading.probabilities, settings.thresholds if settings else {}, task, "stance")
     if judgment is None:
         return None if task.unknown_stance is None else ChosenStance(task.unknown_stance, "imputed", None)
     if judgment.source == "inherited":

@@ -8,10 +8,9 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from itertools import groupby
 from statistics import fmean
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
-from msgspec import UNSET, UnsetType
-from msgspec.structs import replace as replace_fields
+from msgspec import UNSET
 
 from touche_llm.data.concurrency import map_in_order
 from touche_llm.data.records import Cut, Document, Failure, Judgment, Reading, StanceReading, Topic
@@ -31,8 +30,6 @@ from touche_llm.text.sanitize import sanitize
 Done = Callable[[], None]
 # Shows a stage by its title and number of steps; yields the function to call after each step.
 Stage = Callable[[str, int], AbstractContextManager[Done]]
-# By topic id and document id; empty for other topics.
-JudgmentsByTopic = defaultdict[str, dict[str, Judgment]]
 
 
 class Documents(Protocol):
@@ -40,11 +37,9 @@ class Documents(Protocol):
 
     def get(self, document_id: str) -> Document:
         """Return the document with this id; raise DataError if there is none."""
-        ...
 
     def find_unknown(self, document_ids: Iterable[str]) -> list[str]:
         """Return the given ids that the source does not have."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,10 +180,46 @@ def _find_problem(result: AnsweredRequest[AnswerModel]) -> str:
     """Return why the labels of an answer, of the first chain, cannot be read from log-probabilities; else nothing."""
     if all(reading.probabilities is not None for reading in _read_chain(result).values()):
         return ""
-    text = f"{result.answer.text!r:.80}"
-    if not result.answer.tokens:
-        return f"the log-probabilities do not spell {text}"
-    return f"not all labels have log-probabilities in {text}"
+    why = "not all labels have log-probabilities in" if result.answer.tokens else "the log-probabilities do not spell"
+    return f"{why} {result.answer.text!r:.80}"
+
+
+class _Reply(NamedTuple):
+    """The labels of an answer about a document, where it is stored, and what the model saw of the document."""
+
+    readings: dict[str, Reading]
+    key: str
+    sample: int
+    thoughts: list[str]
+    cut: Cut | None
+
+
+async def _send(
+    requests: Sequence[tuple[Topic, str, Prompt]],
+    documents: Documents,
+    question: Question,
+    builder: RequestBuilder,
+    done: Done,
+    whole: Question,
+) -> tuple[list[_Reply | None], list[Failure]]:
+    """Send requests about a document each; return the reply to each, None if it failed, and the failures.
+
+    The labels are read for the question `whole`, which has those of whole stances, see `read_labels`.
+    """
+
+    async def send(item: tuple[Topic, str, Prompt]) -> _Reply | Failure | None:
+        topic, document_id, prompt = item
+        result, cut = await request_answer(topic, document_id, documents, question, prompt, builder)
+        done()
+        if not isinstance(result, AnsweredRequest):
+            return make_failure(topic, document_id, prompt, result)
+        readings = builder.read_labels(result, prompt.origin(topic.id, document_id), whole)
+        thoughts = [chain.thought_key for chain in result.chains if chain.thought_key]
+        return _Reply(readings, result.key, result.sample, thoughts, cut)
+
+    results = await map_in_order(send, requests, builder.concurrency)
+    replies = [result if isinstance(result, _Reply) else None for result in results]
+    return replies, [result for result in results if isinstance(result, Failure)]
 
 
 async def judge(
@@ -204,33 +235,43 @@ async def judge(
     Requests are sent topic by topic, and of a topic those of one part of the prompt together, so that a server's prefix
     cache holds what they share. A document is judged if all parts have an answer.
     """
-    requests = []
-    for _, of_topic in groupby(work, key=lambda item: item[0].id):
-        documents_of = list(of_topic)
-        requests += [(*item, sent) for sent in prompt.sent for item in documents_of]
-
-    async def judge_one(item: tuple[Topic, str, Prompt]) -> Judgment | Failure | None:
-        topic, document_id, sent = item
-        result, cut = await request_answer(topic, document_id, documents, question, sent, builder)
-        done()
-        if isinstance(result, AnsweredRequest):
-            readings = builder.read_labels(result, sent.origin(topic.id, document_id), question)
-            return _make_judgment(topic, document_id, sent, result, readings, cut)
-        return make_failure(topic, document_id, sent, result)
-
-    results = await map_in_order(judge_one, requests, builder.concurrency)
-    judgments = [result for result in results if isinstance(result, Judgment)]
-    if prompt.parts:
-        parts: defaultdict[tuple[str, str], list[Judgment]] = defaultdict(list)
-        for judgment in judgments:
-            parts[judgment.topic_id, judgment.document_id].append(judgment)
-        of_documents = (parts[topic.id, document_id] for topic, document_id in work)
-        judgments = [_merge(found, prompt.label) for found in of_documents if len(found) == len(prompt.parts)]
-    return judgments, [result for result in results if isinstance(result, Failure)]
+    by_topic = (list(of_topic) for _, of_topic in groupby(work, key=lambda item: item[0].id))
+    requests = [(*item, sent) for of_topic in by_topic for sent in prompt.sent for item in of_topic]
+    replies, failures = await _send(requests, documents, question, builder, done, question)
+    found: defaultdict[tuple[str, str], list[_Reply]] = defaultdict(list)
+    for (topic, document_id, _), reply in zip(requests, replies, strict=True):
+        if reply is not None:
+            found[topic.id, document_id].append(reply)
+    judgments = [
+        _make_judgment(topic.id, document_id, prompt.label, found[topic.id, document_id])
+        for topic, document_id in work
+        if len(found[topic.id, document_id]) == len(prompt.sent)
+    ]
+    return judgments, failures
 
 
-# An answer, the reading of its stance, and whether the objects were swapped.
-_Answered = tuple[AnsweredRequest[AnswerModel], Reading, bool]
+def _make_judgment(topic_id: str, document_id: str, prompt: str, replies: Sequence[_Reply]) -> Judgment:
+    """Return the judgment of a document by the replies about it; if one lacks probabilities, none has any."""
+    readings = {field: reading for reply in replies for field, reading in reply.readings.items()}
+    complete = all(reading.probabilities is not None for reading in readings.values())
+    if not complete:
+        readings = {field: Reading(answered=reading.answered) for field, reading in readings.items()}
+    keys = [reply.key for reply in replies]
+    graded = {field: reading for field, reading in readings.items() if isinstance(reading.answered, int)}
+    return Judgment(
+        topic_id=topic_id,
+        document_id=document_id,
+        grades={field: compute_expected_grade(reading) for field, reading in graded.items()},
+        stance=get_most_probable(readings["stance"]) if "stance" in readings else NO_STANCE_COLUMN,
+        readings=readings,
+        source="probabilities" if complete else "value",
+        cut=min((reply.cut for reply in replies if reply.cut), key=lambda cut: cut.kept_chars, default=None),
+        prompt=prompt,
+        key=keys[0] if len(keys) == 1 else None,
+        keys=keys if len(keys) > 1 else UNSET,
+        sample=max(reply.sample for reply in replies),
+        thoughts=[key for reply in replies for key in reply.thoughts] or UNSET,
+    )
 
 
 async def judge_stances(
@@ -256,133 +297,62 @@ async def judge_stances(
     Returns:
         Readings, of one order if the other has no usable answer, and failures, each in the order of `work`.
     """
-    question = task.stance_question
-    assert question is not None
-    requests = []
+    assert task.stance_question is not None
+    topics = {topic.id: topic for topic, _ in work}
+    requests: list[tuple[Topic, str, Prompt]] = []
     # All requests of one order come together because prompts begin with the objects, which a prefix cache shares.
-    for _, of_topic in groupby(work, key=lambda item: item[0].id):
-        documents_of = list(of_topic)
-        requests += [(topic, document_id, False) for topic, document_id in documents_of]
-        for topic, document_id in documents_of:
-            if both_orders and topic.objects is not None and task.swapped_stances:
-                first, second = topic.objects
-                requests.append((replace(topic, objects=(second, first)), document_id, True))
-
+    for topic_id, of_topic in groupby(work, key=lambda item: item[0].id):
+        orders, documents_of = [topics[topic_id]], list(of_topic)
+        if both_orders and task.swapped_stances and (objects := orders[0].objects) is not None:
+            orders.append(replace(orders[0], objects=objects[::-1]))
+        requests += [(topic, document_id, prompt) for topic in orders for _, document_id in documents_of]
     with stage("judging stances", len(requests)) as done:
-
-        async def request(item: tuple[Topic, str, bool]) -> _Answered | Failure | None:
-            topic, document_id, swapped = item
-            result, _ = await request_answer(topic, document_id, documents, question, prompt, builder)
-            done()
-            if not isinstance(result, AnsweredRequest):
-                return make_failure(topic, document_id, prompt, result)
-            # The task's own question has the labels of whole stances.
-            readings = builder.read_labels(result, prompt.origin(topic.id, document_id), task.question)
-            return result, readings["stance"], swapped
-
-        results = await map_in_order(request, requests, builder.concurrency)
-    answers: dict[tuple[str, str], list[_Answered]] = {}
-    for (topic, document_id, _), result in zip(requests, results, strict=True):
-        if isinstance(result, tuple):
-            answers.setdefault((topic.id, document_id), []).append(result)
-    stances = [_average(document, orders, task, prompt.label) for document, orders in answers.items()]
-    return stances, [result for result in results if isinstance(result, Failure)]
+        replies, failures = await _send(requests, documents, task.stance_question, builder, done, task.question)
+    found: defaultdict[tuple[str, str], list[tuple[_Reply, Mapping[str, str]]]] = defaultdict(list)
+    for (topic, document_id, _), reply in zip(requests, replies, strict=True):
+        if reply is not None:
+            names = task.swapped_stances if topic.objects != topics[topic.id].objects else {}
+            found[topic.id, document_id].append((reply, names))
+    return [_average(document, answers, task, prompt.label) for document, answers in found.items()], failures
 
 
-def _average(document: tuple[str, str], orders: Sequence[_Answered], task: Task, prompt: str) -> StanceReading:
-    """Return the stance of a document by topic and id, averaged over the orders of the objects."""
-    # Labels count as certain unless all orders have probabilities.
-    known = all(reading.probabilities is not None for _, reading, _ in orders)
-    shares = [_get_shares(reading, task, swapped, known) for _, reading, swapped in orders]
+def _average(
+    document: tuple[str, str], answers: Sequence[tuple[_Reply, Mapping[str, str]]], task: Task, prompt: str
+) -> StanceReading:
+    """Return the stance of a document by topic and id, averaged over answers with their names of exchanged labels."""
+    readings = [reply.readings["stance"] for reply, _ in answers]
+    # Labels count as certain unless all answers have probabilities.
+    known = all(reading.probabilities is not None for reading in readings)
+    shares = [reading.shares if known else {str(reading.answered): 1.0} for reading in readings]
+
+    def average(label: str) -> float:
+        found = (share.get(names.get(label, label), 0.0) for share, (_, names) in zip(shares, answers, strict=True))
+        return round(fmean(found), 9)
+
     return StanceReading(
         topic_id=document[0],
         document_id=document[1],
-        probabilities={label: round(fmean(share[label] for share in shares), 9) for label in task.stances},
+        probabilities={label: average(label) for label in task.stances},
         source="probabilities" if known else "value",
-        orders=len(orders),
+        orders=len(answers),
         prompt=prompt,
-        keys=[result.key for result, _, _ in orders],
-        thoughts=list_thoughts(result for result, _, _ in orders),
+        keys=[reply.key for reply, _ in answers],
+        thoughts=[key for reply, _ in answers for key in reply.thoughts] or UNSET,
     )
-
-
-def _get_shares(reading: Reading, task: Task, swapped: bool, known: bool) -> dict[str, float]:
-    """Return the probability of each label of the task; without `known` probabilities, labels count as certain."""
-    shares = reading.shares if known else {str(reading.answered): 1.0}
-    names = task.swapped_stances if swapped else {}
-    return {label: shares.get(names.get(label, label), 0.0) for label in task.stances}
-
-
-def _make_judgment(
-    topic: Topic,
-    document_id: str,
-    prompt: Prompt,
-    result: AnsweredRequest[AnswerModel],
-    readings: dict[str, Reading],
-    cut: Cut | None,
-) -> Judgment:
-    return Judgment(
-        topic_id=topic.id,
-        document_id=document_id,
-        **_describe(readings),
-        cut=cut,
-        prompt=prompt.label,
-        key=result.key,
-        sample=result.sample,
-        thoughts=list_thoughts([result]),
-    )
-
-
-def _describe(readings: dict[str, Reading]) -> dict[str, Any]:
-    """Return the fields of a judgment that follow from its readings."""
-    complete = all(reading.probabilities is not None for reading in readings.values())
-    grades = {
-        name: compute_expected_grade(reading) for name, reading in readings.items() if isinstance(reading.answered, int)
-    }
-    return {
-        "grades": grades,
-        "stance": get_most_probable(readings["stance"]) if "stance" in readings else NO_STANCE_COLUMN,
-        "readings": readings,
-        "source": "probabilities" if complete else "value",
-    }
-
-
-def _merge(parts: Sequence[Judgment], prompt: str) -> Judgment:
-    """Merge the judgments of a document by the parts of a prompt; if one lacks probabilities, none has any."""
-    readings = {field: reading for part in parts for field, reading in part.readings.items()}
-    if any(part.source == "value" for part in parts):
-        readings = {field: Reading(answered=reading.answered) for field, reading in readings.items()}
-    return replace_fields(
-        parts[0],
-        **_describe(readings),
-        cut=min((part.cut for part in parts if part.cut), key=lambda cut: cut.kept_chars, default=None),
-        prompt=prompt,
-        key=None,
-        keys=[key for part in parts for key in part.answer_keys],
-        sample=max(part.sample for part in parts),
-        thoughts=[key for part in parts for key in part.thought_keys] or UNSET,
-    )
-
-
-def list_thoughts(results: Iterable[AnsweredRequest[AnswerModel]]) -> list[str] | UnsetType:
-    """Return the keys of the thoughts before answers; unset if there are none."""
-    keys = [chain.thought_key for result in results for chain in result.chains if chain.thought_key]
-    return keys or UNSET
 
 
 def make_failure(topic: Topic, document_id: str | None, prompt: Prompt, failed: FailedRequest) -> Failure | None:
     """Return the failure record of a request about a topic, or about documents for it; None for a replay miss."""
-    attempts = failed.attempts
-    if not attempts:
+    if not (attempts := failed.attempts):
         return None
     return Failure(
         topic_id=topic.id, document_id=document_id, kind=attempts[-1].kind, prompt=prompt.label, attempts=attempts
     )
 
 
-def group_judgments(judgments: Iterable[Judgment]) -> JudgmentsByTopic:
-    """Return judgments by topic id and document id."""
-    found: JudgmentsByTopic = defaultdict(dict)
+def group_judgments(judgments: Iterable[Judgment]) -> defaultdict[str, dict[str, Judgment]]:
+    """Return judgments by topic id and document id; other topics have none."""
+    found: defaultdict[str, dict[str, Judgment]] = defaultdict(dict)
     for judgment in judgments:
         found[judgment.topic_id][judgment.document_id] = judgment
     return found

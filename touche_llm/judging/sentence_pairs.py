@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from heapq import nlargest
 from itertools import combinations
 from math import ceil
 from typing import Annotated, Any
@@ -17,7 +18,7 @@ from touche_llm.data.records import Candidate, Document, Failure, Judgment, Topi
 from touche_llm.data.settings import Option, Section
 from touche_llm.errors import DataError
 from touche_llm.judging.labels import combine_grades
-from touche_llm.judging.pointwise import JudgmentsByTopic, RequestBuilder, Stage, group_judgments, judge
+from touche_llm.judging.pointwise import RequestBuilder, Stage, group_judgments, judge
 from touche_llm.prompts.prompt import Prompt
 from touche_llm.tasks.definition import NO_SIDE, Scale
 from touche_llm.tasks.task import Task
@@ -75,20 +76,6 @@ class Sentence:
     rank: int
 
 
-@dataclass(frozen=True, slots=True)
-class Pairs:
-    """The pairs of one topic.
-
-    Attributes:
-        share: Largest share of the pairs that one sentence is in.
-        share_judged: The same for the pairs that the model judges.
-    """
-
-    candidates: list[Candidate]
-    share: float
-    share_judged: float
-
-
 class PairDocuments:
     """Pairs as documents: the id is `a,b`, the text is the two sentences, each on a line of its own."""
 
@@ -97,8 +84,7 @@ class PairDocuments:
 
     def get(self, document_id: str) -> Document:
         """Return the pair with this id; raise DataError if the id is not a pair or a sentence is unknown."""
-        problem = describe_pair_problem(document_id)
-        if problem:
+        if problem := describe_pair_problem(document_id):
             raise DataError(f"document {document_id!r}: {problem}")
         texts = [" ".join(self._sentences.get(sentence).text.split()) for sentence in document_id.split(SEPARATOR)]
         return Document(document_id, "\n".join(texts))
@@ -120,8 +106,7 @@ def describe_pair_problem(document_id: str) -> str:
 
 def reverse_pair(document_id: str) -> str:
     """Return the id of the pair in reversed order."""
-    first, second = document_id.split(SEPARATOR)
-    return f"{second}{SEPARATOR}{first}"
+    return SEPARATOR.join(reversed(document_id.split(SEPARATOR)))
 
 
 def select_sentences(
@@ -141,8 +126,7 @@ def select_sentences(
     found = []
     for candidate in candidates:
         judgment = judgments.get(candidate.document_id)
-        side = _choose_side(judgment, settings.no_side_above) if judgment else NO_SIDE
-        if judgment is None or side == NO_SIDE:
+        if judgment is None or (side := _choose_side(judgment, settings.no_side_above)) == NO_SIDE:
             continue
         roles = judgment.readings["role"].shares
         argument, row = place(candidate.document_id)
@@ -161,7 +145,7 @@ def select_sentences(
     return sorted(found, key=lambda sentence: (-sentence.score, sentence.rank))
 
 
-def make_pairs(topic_id: str, sentences: list[Sentence], settings: PairSettings, min_pairs: int) -> Pairs:
+def make_pairs(topic_id: str, sentences: list[Sentence], settings: PairSettings, min_pairs: int) -> list[Candidate]:
     """Make the best pairs of sentences on the same side, with the claim before its support.
 
     A pair's score is the mean of its sentences' scores, plus `same_argument` within one argument. Pairs are chosen by
@@ -174,11 +158,10 @@ def make_pairs(topic_id: str, sentences: list[Sentence], settings: PairSettings,
     ids = {(one.id, other.id) for _, one, other in judged}
     others = [pair for pair in ordered if (pair[1].id, pair[2].id) not in ids]
     chosen = _cap_shares(judged + others, settings, min_pairs)
-    candidates = []
-    for rank, (score, one, other) in enumerate(chosen, start=1):
-        first, second = _put_in_order(one, other)
-        candidates.append(Candidate(topic_id, f"{first.id}{SEPARATOR}{second.id}", rank, score))
-    return Pairs(candidates, _find_largest_share(chosen), _find_largest_share(chosen[: settings.judged]))
+    return [
+        Candidate(topic_id, SEPARATOR.join(sentence.id for sentence in _put_in_order(one, other)), rank, score)
+        for rank, (score, one, other) in enumerate(chosen, start=1)
+    ]
 
 
 def _put_in_order(one: Sentence, other: Sentence) -> tuple[Sentence, Sentence]:
@@ -187,11 +170,6 @@ def _put_in_order(one: Sentence, other: Sentence) -> tuple[Sentence, Sentence]:
     if one.argument == other.argument and abs(difference) < _MIN_CLAIM_DIFFERENCE:
         return (one, other) if one.place < other.place else (other, one)
     return (one, other) if (-difference, one.rank) <= (0.0, other.rank) else (other, one)
-
-
-def _find_largest_share(pairs: list[_ScoredPair]) -> float:
-    counts = Counter(sentence.id for _, *pair in pairs for sentence in pair)
-    return max(counts.values(), default=0) / max(len(pairs), 1)
 
 
 def _get_limit(settings: PairSettings, pairs: int) -> int:
@@ -301,6 +279,7 @@ class PairJudge:
         prompts: Prompts by purpose: sentence, and judge for pairs.
         builder: Builds the requests.
         stage: Shows a stage.
+        failures: Failed requests so far.
     """
 
     task: Task
@@ -311,6 +290,7 @@ class PairJudge:
     prompts: Mapping[str, Prompt]
     builder: RequestBuilder
     stage: Stage
+    failures: list[Failure] = field(default_factory=list)
 
     async def judge(self, topics: list[Topic]) -> JudgedPairs:
         """Judge sentences of these topics, make pairs of them, and judge the best pairs.
@@ -321,19 +301,16 @@ class PairJudge:
         Raises:
             ReplayMiss: The cache of a replay lacks an answer.
         """
-        pairs, sentences, failures = await self._judge_sentences(topics)
+        made, sentences = await self._judge_sentences(topics)
         by_sentence = group_judgments(sentences)
-        made = {topic.id: pairs[topic.id].candidates if topic.id in pairs else [] for topic in topics}
         work = [(topic, pair.document_id) for topic in topics for pair in made[topic.id][: self.settings.judged]]
-        judged = await self._judge_pairs("judging pairs", work, failures)
+        judged = group_judgments(await self._judge("judging pairs", work))
         work = [
             (topic, reverse_pair(judgment.document_id))
             for topic in topics
-            for judgment in sorted(judged[topic.id].values(), key=self._grade, reverse=True)[
-                : self.settings.both_orders
-            ]
+            for judgment in nlargest(self.settings.both_orders, judged[topic.id].values(), key=self._grade)
         ]
-        reversed_ = await self._judge_pairs("judging pairs in reversed order", work, failures) if work else {}
+        reversed_ = group_judgments(await self._judge("judging pairs in reversed order", work) if work else ())
         judgments: list[Judgment] = []
         rankings: list[list[Candidate]] = []
         reversed_better = 0
@@ -342,14 +319,12 @@ class PairJudge:
             for pair in made[topic.id]:
                 judgment = judged[topic.id].get(pair.document_id)
                 judgment = judgment or inherit_judgment(pair, by_sentence[topic.id], self.settings)
-                judgments.append(judgment)
-                other = reversed_.get(topic.id, {}).get(reverse_pair(pair.document_id))
-                if other is not None:
-                    judgments.append(other)
-                    if self._grade(other) > self._grade(judgment):
-                        reversed_better += 1
-                        judgment = other
-                ranking.append(msgspec.structs.replace(pair, document_id=judgment.document_id))
+                other = reversed_[topic.id].get(reverse_pair(pair.document_id))
+                orders = [judgment] if other is None else [judgment, other]
+                best = max(orders, key=self._grade)
+                reversed_better += best is not judgment
+                judgments += orders
+                ranking.append(msgspec.structs.replace(pair, document_id=best.document_id))
             rankings.append(ranking)
         inherited = sum(judgment.source == "inherited" for judgment in judgments)
         count = sum(map(len, rankings))
@@ -359,49 +334,33 @@ class PairJudge:
             "pairs judged by the model": count - inherited,
             "pairs with inherited grades": inherited,
             "pairs that read better the other way round": reversed_better,
-            "largest share of a topic's pairs with one sentence": round(
-                max((of_topic.share for of_topic in pairs.values()), default=0.0), 4
-            ),
-            "largest share of those judged": round(
-                max((of_topic.share_judged for of_topic in pairs.values()), default=0.0), 4
-            ),
             "topics with too few pairs": {
                 topic.id: len(ranking)
                 for topic, ranking in zip(topics, rankings, strict=True)
                 if len(ranking) < self._min_pairs
             },
         }
-        return JudgedPairs(rankings, judgments, sentences, failures, facts)
+        return JudgedPairs(rankings, judgments, sentences, self.failures, facts)
 
     @property
     def _min_pairs(self) -> int:
         return min(self.task.documents_per_topic.min, self.settings.most)
 
-    async def _judge_sentences(self, topics: list[Topic]) -> tuple[dict[str, Pairs], list[Judgment], list[Failure]]:
+    async def _judge_sentences(self, topics: list[Topic]) -> tuple[dict[str, list[Candidate]], list[Judgment]]:
         """Judge sentences, and make pairs of them by topic.
 
         The first `depth` sentences of each topic are judged, then as many more of the topics with too few pairs, until
         they have enough or no sentence is left.
         """
-        question = self.task.sentence_question
-        assert question is not None
-        pairs: dict[str, Pairs] = {}
+        pairs: dict[str, list[Candidate]] = {topic.id: [] for topic in topics}
         sentences: list[Judgment] = []
-        failures: list[Failure] = []
         lacking, start = topics, 0
-        while lacking:
-            work = [
-                (topic, sentence.document_id)
-                for topic in lacking
-                for sentence in self.rankings.get(topic.id, [])[start : start + self.depth]
-            ]
-            if not work:
-                break
-            prompt = self.prompts["sentence"]
-            with self.stage("judging sentences", len(work) * len(prompt.sent)) as done:
-                judgments, failed = await judge(work, self.parts, question, prompt, self.builder, done)
-            failures += failed
-            sentences += judgments
+        while work := [
+            (topic, sentence.document_id)
+            for topic in lacking
+            for sentence in self.rankings.get(topic.id, [])[start : start + self.depth]
+        ]:
+            sentences += await self._judge("judging sentences", work, of_pairs=False)
             judged = group_judgments(sentences)
             start += self.depth
             for topic in lacking:
@@ -414,19 +373,19 @@ class PairJudge:
                     self.task.aspects,
                 )
                 pairs[topic.id] = make_pairs(topic.id, selected, self.settings, self._min_pairs)
-            lacking = [topic for topic in lacking if len(pairs[topic.id].candidates) < self._min_pairs]
-        return pairs, sentences, failures
+            lacking = [topic for topic in lacking if len(pairs[topic.id]) < self._min_pairs]
+        return pairs, sentences
 
-    async def _judge_pairs(
-        self, title: str, work: list[tuple[Topic, str]], failures: list[Failure]
-    ) -> JudgmentsByTopic:
-        """Judge pairs; return their judgments, and add failed requests to `failures`."""
-        prompt = self.prompts["judge"]
+    async def _judge(self, title: str, work: list[tuple[Topic, str]], *, of_pairs: bool = True) -> list[Judgment]:
+        """Judge pairs or sentences; return their judgments, and add failed requests to `failures`."""
+        prompt = self.prompts["judge" if of_pairs else "sentence"]
+        documents = PairDocuments(self.parts) if of_pairs else self.parts
+        question = self.task.question if of_pairs else self.task.sentence_question
+        assert question is not None
         with self.stage(title, len(work) * len(prompt.sent)) as done:
-            documents, question = PairDocuments(self.parts), self.task.question
             judgments, failed = await judge(work, documents, question, prompt, self.builder, done)
-        failures += failed
-        return group_judgments(judgments)
+        self.failures.extend(failed)
+        return judgments
 
     def _grade(self, judgment: Judgment) -> float:
         """Combine the grades by the task's weights; the run's weights must not change which pairs are judged."""
