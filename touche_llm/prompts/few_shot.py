@@ -15,7 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import BeforeValidator, Field, ValidationError
+import orjson
+from pydantic import AfterValidator, BeforeValidator, Field, ValidationError, create_model
 
 from touche_llm.data.records import LabelledDocument, Model, Topic
 from touche_llm.data.settings import YamlError, parse_yaml
@@ -25,7 +26,6 @@ from touche_llm.llm.answers import AnswerForm, AnswerModel, Layout, Unusable, pa
 EXAMPLES_SUFFIX = ".examples.yaml"
 MAX_EXAMPLES = 20
 _DOCUMENTS = "documents"
-_SCALARS = (str, int, float, type(None))
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +43,8 @@ def _collapse_spaces(value: Any) -> Any:
 
 
 _Text = Annotated[str, BeforeValidator(_collapse_spaces)]
+_Stripped = Annotated[str, Field(strict=True), AfterValidator(str.strip)]
+_Documents = Annotated[list[_Stripped], Field(min_length=2, max_length=len(string.ascii_uppercase))]
 
 
 class _Topic(Model, hide_input_in_errors=True):
@@ -74,75 +76,31 @@ def parse_examples(
         raise PromptError(f"{path}: must be a list of examples, each with topic, {', '.join(sorted(names))} and answer")
     if len(values) > MAX_EXAMPLES:
         raise PromptError(f"{path}: {len(values)} examples, more than {MAX_EXAMPLES}")
+    variables: dict[str, Any] = {name: (_Documents if name == _DOCUMENTS else _Stripped, ...) for name in sorted(names)}
+    model = create_model("Example", __base__=Model, topic=(_Topic, ...), **variables, answer=(dict[str, Any], ...))
     return tuple(
-        _parse_example(f"{path}: example {number}", value, names, answer_for, form)
+        _parse_example(f"{path}: example {number}", value, model, answer_for, form)
         for number, value in enumerate(values, start=1)
     )
 
 
 def _parse_example(
-    where: str,
-    value: Any,
-    names: Collection[str],
-    answer_for: Callable[[Topic, int], type[AnswerModel]],
-    form: AnswerForm,
+    where: str, value: Any, model: type[Model], answer_for: Callable[[Topic, int], type[AnswerModel]], form: AnswerForm
 ) -> FewShotExample:
-    _check_names(where, value, ["topic", *sorted(names), "answer"])
     try:
-        topic = Topic(**_Topic.model_validate(value["topic"]).model_dump())
+        given = dict(model.model_validate(value))
+        topic = Topic(**given.pop("topic").model_dump())
+        if _DOCUMENTS in given:
+            given[_DOCUMENTS] = list(map(LabelledDocument, string.ascii_uppercase, given[_DOCUMENTS]))
+        answer = answer_for(topic, len(given.get(_DOCUMENTS, [0])))
+        # As an object, which has the labels in full.
+        parse_answer(orjson.dumps(given["answer"]).decode(), answer)
     except ValidationError as error:
-        raise PromptError(f"{where}: {describe_first_problem(error, 'topic')}") from error
-    variables = {
-        name: _parse_documents(f"{where}: {name}", value[name])
-        if name == _DOCUMENTS
-        else _parse_text(where, name, value[name])
-        for name in names
-    }
-    try:
-        model = answer_for(topic, len(variables[_DOCUMENTS]) if _DOCUMENTS in variables else 1)
+        raise PromptError(f"{where}: {describe_first_problem(error, model=model)}") from error
     except DataError as error:
         raise PromptError(f"{where}: {error}") from error
-    return FewShotExample(topic, variables, _spell_answer(f"{where}: answer", value["answer"], model, form))
-
-
-def _check_names(where: str, value: Any, names: list[str]) -> None:
-    if not isinstance(value, dict):
-        raise PromptError(f"{where}: must have {', '.join(names)}, not be {_shorten(value)}")
-    wrong = [f"{_shorten(name)} is unknown" for name in value if name not in names]
-    wrong += [f"{name!r} is missing" for name in names if name not in value]
-    if wrong:
-        raise PromptError(f"{where}: {'; '.join(wrong[:5])}; give {', '.join(names)}")
-
-
-def _parse_text(where: str, name: str, value: Any) -> str:
-    if not isinstance(value, str):
-        raise PromptError(f"{where}: {name}: must be text (in quotation marks), not {_shorten(value)}")
-    return value.strip()
-
-
-def _parse_documents(where: str, value: Any) -> list[LabelledDocument]:
-    labels = string.ascii_uppercase
-    if not isinstance(value, list) or not 2 <= len(value) <= len(labels):
-        raise PromptError(f"{where}: must be a list of 2 to {len(labels)} texts, which are labelled A, B, …")
-    return [
-        LabelledDocument(label, _parse_text(where, f"document {label}", text))
-        for label, text in zip(labels, value, strict=False)
-    ]
-
-
-def _spell_answer(where: str, value: Any, model: type[AnswerModel], form: AnswerForm) -> str:
-    """Return an answer as the grammar lets a model spell it: fields in their order, no white space between them."""
-    fields = list(model.model_fields)
-    _check_names(where, value, fields)
-    try:
-        # As an object, which has the labels in full.
-        parse_answer(Layout(AnswerForm.OBJECT, tuple(fields)).spell(value), model)
-    except (Unusable, TypeError) as error:
-        reason = error.reason.replace("Value error, ", "") if isinstance(error, Unusable) else error
-        raise PromptError(f"{where}: {reason}; not {value!r:.200}") from error
-    return Layout(form, tuple(fields)).spell(value)
-
-
-def _shorten(value: Any) -> str:
-    """Return a value as a message shows it; a list may be long."""
-    return repr(value)[:80] if isinstance(value, _SCALARS) else f"a {type(value).__name__}"
+    except Unusable as error:
+        reason = error.reason.replace("Value error, ", "")
+        raise PromptError(f"{where}: answer: {reason}; not {given['answer']!r:.200}") from error
+    # As the grammar lets a model spell it: fields in their order, no white space between them.
+    return FewShotExample(topic, given, Layout(form, tuple(answer.model_fields)).spell(given.pop("answer")))
