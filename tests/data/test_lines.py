@@ -8,21 +8,13 @@ from touche_llm.data.io import is_word
 @pytest.mark.parametrize(
     ("value", "expected"),
     [
-        ("a", True),
         ("ä,…😀", True),
-        ("a" * 999, True),
         ("a" * 1000, True),
         ("a" * 1001, False),
         ("", False),
         ("a b", False),
-        ("a\u2003b", False),
-        (" a", False),
         ("a\n", False),
-        ("a\x00", False),
         ("a\u200b", False),
-        ("\ud800", False),
-        (b"a", False),
-        (1, False),
         (None, False),
     ],
 )

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import gzip
 import json
 from pathlib import Path
 
@@ -38,10 +37,7 @@ def test_text_over_several_lines_becomes_one_line(tmp_path: Path) -> None:
     [
         ("<objects>laptop, desktop</objects>", ("laptop", "desktop")),
         ("<objects>  laptop , desktop</objects>", ("laptop", "desktop")),
-        ("<objects>bake, fry food</objects>", ("bake", "fry food")),
-        ("<objects></objects>", None),
         ("<objects/>", None),
-        ("<objects> \n </objects>", None),
         ("", None),
     ],
 )
@@ -59,19 +55,13 @@ def test_a_declared_encoding_is_used(tmp_path: Path) -> None:
     ("inside", "fragments"),
     [
         ("<title>T</title>", ["topic at position 2", "<number>"]),
-        ("<number> </number><title>T</title>", ["topic at position 2", "<number>"]),
         ("<number>4 2</number><title>T</title>", ["topic at position 2", "'4 2'"]),
-        ("<number>4\u00a02</number><title>T</title>", ["topic at position 2"]),
         ("<number>4\u200b2</number><title>T</title>", ["topic at position 2", "'4\\u200b2'"]),
         ("<number>42</number>", ["topic 42", "<title>"]),
-        ("<number>42</number><title/>", ["topic 42", "<title>"]),
         ("<number>1</number><title>T</title>", ["topic 1:", "twice"]),
         ("<number>42</number><title>T</title><title>U</title>", ["topic at position 2", "two <title>"]),
-        ("<number>42</number><number>43</number><title>T</title>", ["topic at position 2", "two <number>"]),
         ("<number>42</number><title>T</title><objects>laptop</objects>", ["topic 42", "two objects", "'laptop'"]),
         ("<number>42</number><title>T</title><objects>a, b, c</objects>", ["topic 42", "two objects", "'a, b, c'"]),
-        ("<number>42</number><title>T</title><objects>laptop, </objects>", ["topic 42", "two objects"]),
-        ("<number>42</number><title>T</title><objects> ,desktop</objects>", ["topic 42", "two objects"]),
         ("<number>42</number><title>T</title><objects>Tea, tea</objects>", ["topic 42", "two different", "'Tea'"]),
     ],
 )
@@ -95,29 +85,19 @@ LAUGHS = "".join(f'<!ENTITY l{n} "{f"&l{n - 1};" * 10}">' for n in range(1, 10))
     [
         (b"", "no element found"),
         (GOOD.encode()[:-3], "cut off"),
-        (GOOD.encode()[:-9], "cut off"),
-        (GOOD.replace("T<", "Käse<").encode()[:47], "cut off"),
         (b"<topics><topic></topics>", "not well-formed"),
         (GOOD.replace("T<", "K\xe4se<").encode("latin-1"), "not well-formed"),
         (f'<?xml version="1.0" encoding="utf-16"?>{GOOD}'.encode(), "encoding"),
-        (f'<?xml version="1.0" encoding="klingon"?>{GOOD}'.encode(), "klingon"),
-        (f'<?xml version="1.0" encoding="shift_jis"?>{GOOD}'.encode(), "cannot decode"),
-        (b"<topics></topics>", "no <topic> element"),
         (b"<note>none</note>", "no <topic> element"),
         (b"<html><body>Not found</body></html>", "looks like a web page"),
         (b"2 Q0 d 1 1.0 tag\n", "looks like a run"),
         (b"2 0 d 1\n", "looks like qrels"),
         (b'{"id": "d", "contents": "text"}\n', "looks like documents"),
-        (gzip.compress(b'{"id": "d", "contents": "text"}\n', mtime=0), "looks like documents"),
         (f'<!DOCTYPE t [<!ENTITY l0 "lol">{LAUGHS}]>{GOOD.replace("T<", "&l9;<")}'.encode(), "refused"),
-        (f'<!DOCTYPE t [<!ENTITY x SYSTEM "file:///etc/passwd">]>{GOOD.replace("T<", "&x;<")}'.encode(), "refused"),
         (f'<!DOCTYPE topics SYSTEM "topics.dtd">{GOOD}'.encode(), "refused, the XML declares entities or a DTD"),
-        (f"<!DOCTYPE topics>{GOOD}".encode(), "refused, the XML declares entities or a DTD"),
-        (f"<!DOCTYPE topics [<!ELEMENT topics ANY>]>{GOOD}".encode(), "refused, the XML declares entities or a DTD"),
         (GOOD.encode() + b" " * 2**22, "larger than 4,194,304 bytes"),
         (GOOD.replace("1<", "1" * 1_001 + "<").encode(), "up to 1,000"),
         (OBJECTS.format("['a', " + "[" * 9_000).encode(), "topic 1: <objects> is not a pair of texts"),
-        (OBJECTS.format("['" + "'b'" * 3_000 + "']").encode(), "topic 1: <objects> is not a pair of texts"),
     ],
 )
 def test_a_file_that_is_no_topics_file_is_refused_by_name(tmp_path: Path, content: bytes, fragment: str) -> None:
@@ -192,11 +172,9 @@ QUERIES_JSON = [
     "content",
     [
         QUERIES_XML,
-        "\ufeff" + QUERIES_XML,
-        "\n".join(map(json.dumps, QUERIES_JSON)),
         "\ufeff" + "\r\n\r\n".join(map(json.dumps, QUERIES_JSON)) + "\r\n\r\n",
     ],
-    ids=["XML", "XML with a mark", "JSON Lines", "JSON Lines with a mark and empty lines"],
+    ids=["XML", "JSON Lines"],
 )
 def test_the_topics_of_tira_are_read_whatever_the_name(tmp_path: Path, content: str) -> None:
     assert read_topics(topics_file(tmp_path, content)) == [
@@ -209,19 +187,12 @@ def test_the_topics_of_tira_are_read_whatever_the_name(tmp_path: Path, content: 
     ("line", "fragments"),
     [
         ('{"qid": "2"', [":2:", "not JSON"]),
-        ("2\tquery", [":2:", "not JSON"]),
-        ("[]", [":2:", "list"]),
         ('{"query": "Q"}', ["line 2", "<number>"]),
-        ('{"qid": true, "query": "Q"}', ["line 2", "number", "True"]),
         ('{"qid": "2 3", "query": "Q"}', ["line 2", "'2 3'"]),
         ('{"qid": "1", "query": "Q"}', ["topic 1:", "twice"]),
-        ('{"qid": 1, "query": "Q"}', ["topic 1:", "twice"]),
-        ('{"qid": "2", "query": ""}', ["topic 2", "<title>"]),
         ('{"qid": "2", "query": ["Q"]}', ["topic 2", "<query>", "['Q']"]),
         ('{"qid": "2", "query": "Q", "original_query": {"narrative": 1}}', ["topic 2", "<narrative>"]),
         ('{"qid": "2", "query": "Q", "original_query": {"objects": ["a"]}}', ["topic 2", "two objects", "'a'"]),
-        ('{"qid": "2", "query": "Q", "original_query": {"objects": ["a", ""]}}', ["topic 2", "two objects"]),
-        ('{"qid": "2", "query": "Q", "original_query": {"objects": ["a", 1]}}', ["topic 2", "an object"]),
         ('{"qid": "2", "query": "Q", "original_query": {"objects": {"a": 1}}}', ["topic 2", "<objects>"]),
         ('{"qid": "2", "query": "Q", "original_query": {"objects": "(\'a\', x)"}}', ["topic 2", "<objects>"]),
     ],
