@@ -29,7 +29,7 @@ from touche_llm.data.concurrency import (
 )
 from touche_llm.data.databases import DatabaseFormat, connect, create_if_empty, describe_opening_error
 from touche_llm.data.io import ID_FORM, is_word
-from touche_llm.data.records import Candidate, Document, Malformed, Model, Topic, decode_json
+from touche_llm.data.records import Candidate, Document, Malformed, Topic, decode_json
 from touche_llm.data.settings import Scope, Section, check_address
 from touche_llm.data.topics import build_query
 from touche_llm.errors import DataError, EngineError, UsageError, Warn, needs_extra
@@ -89,7 +89,7 @@ class ChatNoirSettings(Section):
 _FORMAT = DatabaseFormat(
     noun="a ChatNoir cache",
     application=0x746C636E,  # "tlcn"
-    version=1,
+    version=2,
     statements=(
         "CREATE TABLE searches (base_url TEXT, place TEXT, query TEXT, start INTEGER, size INTEGER, "
         "page TEXT NOT NULL, PRIMARY KEY (base_url, place, query, start, size)) WITHOUT ROWID",
@@ -98,20 +98,30 @@ _FORMAT = DatabaseFormat(
 )
 
 
-class Hit(Model):
+class Hit(NamedTuple):
     """Search result: TREC id, ChatNoir's own id and score of a document."""
 
     document_id: str
     uuid: UUID
-    score: float = Field(allow_inf_nan=False)
+    score: float
 
 
-class Page(Model):
-    """Page of results. `unnamed` counts results without TREC id, `total` all results of the query."""
+class _Result(msgspec.Struct, frozen=True):
+    index: str
+    uuid: str
+    trec_id: str | None
+    score: float
 
-    hits: list[Hit]
-    unnamed: int
-    total: int
+
+class _Meta(msgspec.Struct, frozen=True):
+    total_results: int
+
+
+class Page(msgspec.Struct, frozen=True):
+    """Page of results: what is used and stored of ChatNoir's reply."""
+
+    meta: _Meta
+    results: list[_Result]
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,12 +175,7 @@ class ChatNoirDocuments:
         if row is None:
             return None
         text, reason = row
-        # A column of SQLite accepts values of any type.
-        if reason is None and isinstance(text, str):
-            return text
-        if text is None and isinstance(reason, str):
-            return MissingDocument(reason)
-        raise DataError(f"{self.path}: damaged: the document {document_id!r} is no text; delete the file")
+        return str(text) if reason is None else MissingDocument(reason)
 
     def put_text(self, document_id: str, text: str | MissingDocument) -> None:
         """Store the text of a document, or that it is missing, and commit."""
@@ -186,7 +191,7 @@ class ChatNoirDocuments:
         if row is None:
             return None
         try:
-            return Page.from_json(str(row[0]))
+            return decode_json(str(row[0]), Page)
         except Malformed as error:
             raise DataError(
                 f"{self.path}: damaged: the results of {query!r} from {start} on; delete the file"
@@ -196,24 +201,8 @@ class ChatNoirDocuments:
         """Store a page of results, and commit."""
         self._database.execute(
             "INSERT OR REPLACE INTO searches VALUES (?, ?, ?, ?, ?, ?)",
-            (self._base_url, self._index, query, start, size, page.to_json().decode()),
+            (self._base_url, self._index, query, start, size, msgspec.json.encode(page).decode()),
         )
-
-
-class _ChatNoirResult(msgspec.Struct):
-    index: str
-    uuid: str
-    trec_id: str | None
-    score: float
-
-
-class _ChatNoirMeta(msgspec.Struct):
-    total_results: int
-
-
-class _ChatNoirReply(msgspec.Struct):
-    meta: _ChatNoirMeta
-    results: list[_ChatNoirResult]
 
 
 class _RawReply(NamedTuple):
@@ -268,6 +257,8 @@ class ChatNoir:
             UsageError: The key is missing or refused, the query is empty, or `depth` exceeds 10,000.
             EngineError: ChatNoir cannot be reached, or its reply does not match the request.
         """
+        from chatnoir_api.model import decode_uuid
+
         query = " ".join(query.split())
         if not query or depth > MAX_DEPTH:
             raise UsageError(
@@ -275,23 +266,24 @@ class ChatNoir:
             )
         hits: dict[str, Hit] = {}
         start = unnamed = 0
-        before: set[str] = set()
+        before: set[str | None] = set()
         while len(hits) < depth and start < MAX_DEPTH:
             size = min(self._settings.page_size, MAX_DEPTH - start)
             stored = self._documents.get_page(query, start, size)
             page = await self._request_page(query, start, size) if stored is None else stored
-            ids = {hit.document_id for hit in page.hits}
+            ids = {result.trec_id for result in page.results}
             if ids and ids == before:
                 raise self._fail(f"{query!r}: the results from {start} on are those before; paging does not work")
             before = ids
             if stored is None:
                 self._documents.put_page(query, start, size, page)
-            for hit in page.hits:
-                hits.setdefault(hit.document_id, hit)
-            unnamed += page.unnamed
-            count = len(page.hits) + page.unnamed
-            start += count
-            if count == 0 or (count < size and start >= page.total):
+            for result in page.results:
+                if result.trec_id is None:
+                    unnamed += 1
+                else:
+                    hits.setdefault(result.trec_id, Hit(result.trec_id, decode_uuid(result.uuid), result.score))
+            start += len(page.results)
+            if not page.results or (len(page.results) < size and start >= page.meta.total_results):
                 break
         if unnamed:
             self._warn(f"ChatNoir: {query!r}: {unnamed} results without a TREC id left out")
@@ -396,19 +388,17 @@ class ChatNoir:
         if reply.status == 404:
             raise self._fail("HTTP 404: no search here; see chatnoir.base_url")
         try:
-            found = decode_json(reply.content, _ChatNoirReply)
-            named = [(result, decode_uuid(result.uuid)) for result in found.results if result.trec_id is not None]
+            page = decode_json(reply.content, Page)
+            for result in page.results:
+                decode_uuid(result.uuid)
         except ValueError as error:
             raise self._fail(f"{query!r}: a reply of another form: {self._clean(str(error))}") from None
-        hits = []
-        for result, uuid in named:
-            if not is_word(result.trec_id):
-                ident = self._clean(str(result.trec_id))
-                raise self._fail(f"{query!r}: a TREC id must be {ID_FORM}, not {ident!r:.80}")
+        for result in page.results:
+            if result.trec_id is not None and not is_word(result.trec_id):
+                raise self._fail(f"{query!r}: a TREC id must be {ID_FORM}, not {self._clean(result.trec_id)!r:.80}")
             if result.index != self._settings.index_id:
                 raise self._fail(f"{query!r}: {result.trec_id} is of index {result.index!r:.80}")
-            hits.append(Hit(document_id=result.trec_id, uuid=uuid, score=result.score))
-        return Page(hits=hits, unnamed=len(found.results) - len(hits), total=found.meta.total_results)
+        return page
 
     def _clean(self, text: str) -> str:
         """Return a text from a server on one line, without the key, shortened."""
