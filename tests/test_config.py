@@ -180,8 +180,6 @@ def test_a_written_configuration_reads_back_the_same(folder: Path, flags: dict[s
         ("stance: {thresholds: {NO: 0.1, 'NO': 0.2}}", ["stance.thresholds: NO occurs twice"]),
         ("stance: {treshold: {}}", ["stance.treshold: no such name, did you mean stance.thresholds?"]),
         ("expansion: {use: true}\ncandidates: run.txt", ["expansion: the candidates come from a run"]),
-        ("depth: true", ["depth: must be a number, not true"]),
-        ("weights: {relevance: off}", ["weights.relevance: must be a number, not false"]),
     ],
 )
 def test_a_bad_value_is_named_with_file_and_key(tmp_path: Path, text: str, fragments: list[str]) -> None:

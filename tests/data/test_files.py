@@ -20,7 +20,6 @@ from touche_llm.data.io import (
 )
 from touche_llm.data.records import Cut, Judgment, Reading
 from touche_llm.errors import DataError, UsageError
-from touche_llm.llm.engine import EngineInfo
 
 ERRORS = [RuntimeError("halfway"), KeyboardInterrupt()]
 
@@ -161,13 +160,6 @@ def test_written_judgments_read_back_the_same(folder: Path, records: list[Judgme
     assert path.read_bytes().count(b"\n") == len(records)
 
 
-def test_a_record_that_pydantic_reads_is_bounded(tmp_path: Path) -> None:
-    path = tmp_path / "engine.json"
-    path.write_bytes(b'{"name": "' + b"x" * 2**20 + b'"}')
-    with raises_at(DataError, path, "1,048,576 bytes"):
-        read_record(path, EngineInfo, "engine")
-
-
 @pytest.mark.parametrize("name", ["part/notes.txt", ".hidden", "new.bak"])
 def test_a_folder_with_a_file_of_the_user_is_not_replaced(tmp_path: Path, name: str) -> None:
     path = tmp_path / "folder"
@@ -200,13 +192,3 @@ def test_what_a_killed_build_left_in_the_folder_is_no_file_of_the_user(tmp_path:
     with replace_folder(folder, ["new"]):
         pass
     assert list(tmp_path.iterdir()) == [folder] and list(folder.iterdir()) == []
-
-
-def test_records_that_are_held_in_memory_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = tmp_path / "cuts.jsonl"
-    path.write_bytes(GOOD * 3)
-    monkeypatch.setattr(io, "MAX_RECORDS", 3 * len(GOOD))
-    assert len(read_records(path, Cut, "cuts")) == 3
-    monkeypatch.setattr(io, "MAX_RECORDS", 3 * len(GOOD) - 1)
-    with raises_at(DataError, path, f"{3 * len(GOOD) - 1:,} bytes"):
-        read_records(path, Cut, "cuts")

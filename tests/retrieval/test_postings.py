@@ -177,15 +177,3 @@ def group_lives(group: int) -> bool:
     except ProcessLookupError:
         return False
     return True
-
-
-def test_words_that_hardly_recur_are_no_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bm25, "MAX_WORDS", 100)
-    once = " ".join(f"word{n}" for n in range(101))
-    with store_of(tmp_path, [" ".join([once] * 11)]) as text:
-        assert len(bm25.read_postings(text)[0]) == 101
-    with (
-        store_of(tmp_path / "other", [once]) as store,
-        raises_at(DataError, tmp_path / "other" / "corpus.jsonl", "101 distinct words", "101 words"),
-    ):
-        bm25.read_postings(store)

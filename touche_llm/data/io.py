@@ -36,9 +36,6 @@ MAX_LINE = 16 * 2**20
 # Max bytes of a line and max lines of a table (a run, qrels): twenty times the largest runs of the shared tasks. Each
 # line takes half a kilobyte of memory.
 MAX_TABLE_LINE, MAX_TABLE_LINES = 10_000, 1_000_000
-# Max bytes of a file of records. In memory a byte takes up to four bytes. The largest file of a shared task, 50 topics
-# of 1,000 documents, has 35 MiB.
-MAX_RECORDS = 192 * 2**20
 MAX_ID = 1_000
 ID_FORM = f"one printable word of at most {MAX_ID:,} characters"
 
@@ -154,14 +151,8 @@ def read_records(path: Path, record: type[RecordT], what: str) -> list[RecordT]:
     """Read JSON Lines written by `write_records`.
 
     Raises:
-        DataError: The file cannot be read or has more than `MAX_RECORDS` bytes, or a line is not such a record.
+        DataError: The file cannot be read, or a line is not such a record.
     """
-    with suppress(OSError):  # reading the file reports the cause
-        if path.stat().st_size > MAX_RECORDS:
-            raise DataError(
-                f"{path}: larger than {MAX_RECORDS:,} bytes; restore the file, or divide a larger run by topics "
-                "(`topic: ID`)"
-            )
     return list(iterate_records(path, record, what))
 
 

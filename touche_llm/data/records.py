@@ -11,8 +11,6 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from touche_llm.errors import describe_first_problem
 
 ValueT = TypeVar("ValueT")
-# Max bytes of a record parsed by pydantic, which takes a hundred times the memory; manifests have hundreds.
-MAX_MODEL = 2**20
 
 
 class Malformed(ValueError):
@@ -44,8 +42,6 @@ class Model(BaseModel):
     @classmethod
     def from_json(cls, content: bytes | str) -> Self:
         """Parse a record; raises Malformed."""
-        if len(content) > MAX_MODEL:
-            raise Malformed(f"longer than {MAX_MODEL:,} bytes")
         try:
             return cls.model_validate_json(content)
         except ValidationError as error:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator, Mapping
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -18,8 +18,6 @@ from touche_llm.errors import DataError, ToucheError, UsageError, describe_first
 
 # The configuration of a run has a few thousand bytes, the published results have 30,000.
 MAX_BYTES = 2**20
-# The C loader composes nodes recursively, and crashes on far deeper nesting.
-MAX_DEPTH = 50
 
 ModelT = TypeVar("ModelT", bound=BaseModel)
 _DUMPER = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
@@ -61,17 +59,12 @@ def parse_yaml(content: bytes | str, *, words: bool = False) -> Any:
         words: Whether to read YES, NO and dates as words.
 
     Raises:
-        YamlError: The text is not YAML, too long or too deeply nested, or repeats a key.
+        YamlError: The text is not YAML or too long, or repeats a key.
     """
     if len(content) > MAX_BYTES:
         raise YamlError(f"longer than {MAX_BYTES:,} bytes")
     loader = _WordLoader if words else _Loader
     try:
-        depth = 0
-        for event in yaml.parse(content, loader):
-            depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
-            if depth > MAX_DEPTH:
-                raise YamlError(f"nested more than {MAX_DEPTH} levels deep")
         return yaml.load(content, loader)
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
@@ -208,15 +201,6 @@ def set_values(values: dict[str, Any], given: Mapping[str, Any], source: str) ->
             if not isinstance(target, dict):
                 raise UsageError(f"{source}: {section}: must hold names and values, since {name} is one of them")
         target[key] = value
-
-
-def find_booleans(given: Any, read: Any, place: str = "") -> Iterator[str]:
-    """Yield a problem for each true or false that pydantic read as 1 or 0."""
-    if isinstance(given, bool) and isinstance(read, int | float) and not isinstance(read, bool):
-        yield f"{place}: must be a number, not {str(given).lower()}"
-    elif isinstance(given, dict) and isinstance(read, dict):
-        for name in given.keys() & read.keys():
-            yield from find_booleans(given[name], read[name], f"{place}.{name}" if place else str(name))
 
 
 def read_settings(model: type[ModelT], given: object, name: str) -> ModelT:

@@ -15,7 +15,7 @@ from pydantic_core import ErrorDetails
 from touche_llm.config import Config, is_one_of
 from touche_llm.corpus.ir_dataset import dataset_index, topics_file
 from touche_llm.data.io import open_atomic
-from touche_llm.data.settings import find_booleans, read_yaml, set_values, to_yaml
+from touche_llm.data.settings import read_yaml, set_values, to_yaml
 from touche_llm.errors import DataError, UsageError, describe_problem, list_fields, suggest
 from touche_llm.judging.sentence_pairs import PairSettings
 from touche_llm.prompts.few_shot import EXAMPLES_SUFFIX
@@ -73,13 +73,10 @@ def load_config(file: Path | None, flags: Mapping[str, Any], options: Mapping[st
     _complete_weights(values, given, task, stored_objective)
     _complete_sections(values, task)
     try:
-        config = Config.model_validate(values)
+        return Config.model_validate(values)
     except ValidationError as error:
         problems = [_locate_problem(problem, source, given, options or {}) for problem in error.errors()]
         raise UsageError("; ".join(problems)) from error
-    if problems := list(find_booleans(values, config.model_dump())):
-        raise UsageError("; ".join(f"{source}: {problem}" for problem in problems))
-    return config
 
 
 def _is_of_run(file: Path) -> bool:

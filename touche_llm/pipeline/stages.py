@@ -40,8 +40,7 @@ from touche_llm.tasks import prompts_folder
 
 StageName = Literal["retrieve", "judge", "rank"]
 CommandName = Literal["run"] | StageName
-# A judgment has about 35 values and 740 bytes in its file, so this number stays a quarter below the limits of a file of
-# records (`MAX_RECORDS` in `data/io.py`).
+# All judgments of a run are held in memory; each has about 35 values and 740 bytes in its file.
 MAX_JUDGMENTS = 150_000
 
 

@@ -203,8 +203,6 @@ def _compute_idf(frequency: NDArray[np.int64], rows: int, method: str) -> NDArra
 BLOCK_BYTES = 32 * 2**20
 # With more processes, the one that collects the blocks is the bottleneck.
 MAX_PROCESSES = 16
-# A corpus may have more distinct terms if each occurs ten times on average; in text of this size it is fifty times.
-MAX_WORDS = 1_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,7 +232,7 @@ def read_postings(table: TextTable) -> tuple[dict[str, int], list[Block]]:
     tokenized in this process, others in one process per core.
 
     Raises:
-        DataError: A process was killed, or too many words are rare for a text.
+        DataError: A process was killed.
     """
     if not len(table):
         return {}, []
@@ -244,16 +242,10 @@ def read_postings(table: TextTable) -> tuple[dict[str, int], list[Block]]:
     found = _tokenize_in_processes(table, starts, count) if len(starts) > 1 else [_Tokenizer(table).block(0, size)]
     # Numbers of terms in order of arrival.
     arrival: dict[str, int] = {}
-    blocks, words = [], 0
+    blocks = []
     for terms, block in found:
         numbers = np.fromiter((arrival.setdefault(term, len(arrival)) for term in terms), np.int64, len(terms))
         blocks.append(replace(block, terms=numbers))
-        words += int(block.lengths.sum())
-        if len(arrival) > max(MAX_WORDS, words // 10):
-            raise DataError(
-                f"{table.manifest.corpus}: {len(arrival):,} distinct words among the first {words:,} words; is this "
-                "text?"
-            )
     ordered = sorted(arrival)
     final = np.empty(len(ordered), dtype=np.int64)
     final[[arrival[term] for term in ordered]] = np.arange(len(ordered))

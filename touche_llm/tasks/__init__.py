@@ -16,8 +16,6 @@ TASKS: dict[str, Task] = {
 }
 # Help of the options that take a task.
 TASK_HELP = f"Task, by its name (`touche-llm tasks list`) or as a folder with a {TASK_FILE}"
-# Tasks that were read from folders, so that a definition that did not change gives the same object.
-_FOLDERS: dict[Path, Task] = {}
 
 
 def get_task(name: str) -> Task:
@@ -63,7 +61,4 @@ def _read_folder(folder: Path) -> Task:
             f"{folder / TASK_FILE}: name: {own.name!r} is a task of the project; give another name than "
             f"{', '.join(TASKS)}"
         )
-    known = _FOLDERS.get(folder)
-    if known is None or not known.has_same_definition(task):
-        known = _FOLDERS[folder] = task
-    return known
+    return task
