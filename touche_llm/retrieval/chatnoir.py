@@ -106,22 +106,22 @@ class Hit(NamedTuple):
     score: float
 
 
-class _Result(msgspec.Struct, frozen=True):
+class _SearchHit(msgspec.Struct, frozen=True):
     index: str
     uuid: str
     trec_id: str | None
     score: float
 
 
-class _Meta(msgspec.Struct, frozen=True):
+class _SearchMeta(msgspec.Struct, frozen=True):
     total_results: int
 
 
-class Page(msgspec.Struct, frozen=True):
+class ResultPage(msgspec.Struct, frozen=True):
     """Page of results: what is used and stored of ChatNoir's reply."""
 
-    meta: _Meta
-    results: list[_Result]
+    meta: _SearchMeta
+    results: list[_SearchHit]
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,7 +182,7 @@ class ChatNoirDocuments:
         row = (None, text.reason) if isinstance(text, MissingDocument) else (text, None)
         self._database.execute("INSERT OR REPLACE INTO documents VALUES (?, ?, ?, ?)", (self._index, document_id, *row))
 
-    def get_page(self, query: str, start: int, size: int) -> Page | None:
+    def get_page(self, query: str, start: int, size: int) -> ResultPage | None:
         """Return a page of results, or None if it is not stored; raises DataError if the file is damaged."""
         row = self._database.execute(
             "SELECT page FROM searches WHERE base_url = ? AND place = ? AND query = ? AND start = ? AND size = ?",
@@ -191,13 +191,13 @@ class ChatNoirDocuments:
         if row is None:
             return None
         try:
-            return decode_json(str(row[0]), Page)
+            return decode_json(str(row[0]), ResultPage)
         except Malformed as error:
             raise DataError(
                 f"{self.path}: damaged: the results of {query!r} from {start} on; delete the file"
             ) from error
 
-    def put_page(self, query: str, start: int, size: int, page: Page) -> None:
+    def put_page(self, query: str, start: int, size: int, page: ResultPage) -> None:
         """Store a page of results, and commit."""
         self._database.execute(
             "INSERT OR REPLACE INTO searches VALUES (?, ?, ?, ?, ?, ?)",
@@ -311,7 +311,7 @@ class ChatNoir:
         self._documents.put_text(hit.document_id, found)
         return found
 
-    async def _request_page(self, query: str, start: int, size: int) -> Page:
+    async def _request_page(self, query: str, start: int, size: int) -> ResultPage:
         if not self._key:
             raise UsageError(
                 f"{self._settings.cache}: the search {query!r} is not in this cache, and ChatNoir needs a key; "
@@ -382,13 +382,13 @@ class ChatNoir:
             raise UsageError(f"{url}: ChatNoir refuses {who} ({problem}); {HOW_TO_GIVE_A_KEY}")
         raise self._fail(f"{path}: {problem}; is this ChatNoir? see chatnoir.base_url")
 
-    def _parse_page(self, query: str, reply: _RawReply) -> Page:
+    def _parse_page(self, query: str, reply: _RawReply) -> ResultPage:
         from chatnoir_api.model import decode_uuid
 
         if reply.status == 404:
             raise self._fail("HTTP 404: no search here; see chatnoir.base_url")
         try:
-            page = decode_json(reply.content, Page)
+            page = decode_json(reply.content, ResultPage)
             for result in page.results:
                 decode_uuid(result.uuid)
         except ValueError as error:
