@@ -120,7 +120,7 @@ async def test_answers_of_a_stage_that_fails_are_stored(tmp_path: Path) -> None:
     assert last and last <= stored_keys(config)
 
 
-@pytest.mark.parametrize(("task", "context"), [("comparative", 1000), ("controversial", 1100)])
+@pytest.mark.parametrize(("task", "context"), [("controversial", 1100)])
 async def test_documents_are_truncated_as_by_an_engine_with_this_tokeniser(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, task: str, context: int
 ) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import unicodedata
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -83,27 +82,6 @@ async def test_a_long_document_is_truncated_at_a_sentence_end(tmp_path: Path, co
     # Not more is lost than a fifth for the sentence end.
     assert cut.prompt_tokens > 0.7 * (context - 50)
     assert model.counts.cut == 1
-
-
-class ComposingEngine(ScriptedEngine):
-    """Its tokenizer normalises to NFC, so that decoding does not return the input."""
-
-    async def count_tokens(self, messages: tuple[Message, ...]) -> int:
-        return sum(len(unicodedata.normalize("NFC", message.content)) for message in messages) // 4
-
-    async def truncate(self, text: str, max_tokens: int) -> str:
-        return text[: len(unicodedata.normalize("NFC", text)[: max_tokens * 4])]
-
-
-async def test_a_text_that_the_tokenizer_normalises_is_truncated(tmp_path: Path) -> None:
-    decomposed = unicodedata.normalize("NFD", "É un café. " * 800)
-    with Cache(tmp_path / "c.sqlite") as cache:
-        model, _ = model_with(cache, 1000)
-        model.engine = engine = ComposingEngine(lambda _: ANSWER)
-        _, cut = await model.request_truncated(request_about, decomposed, ComparativeJudgment)
-    assert cut is not None
-    assert cut.prompt_tokens == await engine.count_tokens(engine.requests[0].messages) <= 950
-    assert cut.kept_chars > 2500
 
 
 async def test_refresh_forgets_old_samples_so_that_a_replay_finds_what_the_run_used(tmp_path: Path) -> None:

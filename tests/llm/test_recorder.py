@@ -142,23 +142,6 @@ async def test_an_equal_request_is_counted_once(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-async def test_a_long_document_is_truncated_in_estimated_tokens(tmp_path: Path) -> None:
-    model, engine = dry_model(tmp_path / "c.sqlite", context=500)
-    text = "This is a sentence. " * 500
-
-    def request(document: str) -> Request:
-        return request_for(ComparativeJudgment, user=f"Passage: {document}")
-
-    with model.cache:
-        result, cut = await model.request_truncated(request, text, ComparativeJudgment)
-        again, same = await model.request_truncated(request, text, ComparativeJudgment)
-    assert isinstance(result, AnsweredRequest) and cut is not None
-    assert cut.prompt_tokens == engine.usage["comparative/judge"].prompt_tokens <= 500 - 64
-    assert cut.kept_chars > 0.7 * (500 - 64) * 4
-    assert (again, same) == (result, cut)
-    assert engine.usage["comparative/judge"].requests == 1
-
-
 async def fill(path: Path) -> AnsweredRequest[Any]:
     """Write a cache with one answer and the description of the engine."""
     engine = ScriptedEngine(lambda _: {"relevance": 3, "quality": 2, "stance": "NEUTRAL"})

@@ -80,15 +80,6 @@ async def test_a_reply_between_them_restarts_the_count(made: Model, between: str
         await send(model, "lost for good")
 
 
-async def test_a_rejection_is_one_request_and_fails_only_that_request(made: Model) -> None:
-    model = made()
-    refused = await send(model, "refused")
-    assert isinstance(refused, FailedRequest)
-    assert [(each.sample, each.kind) for each in refused.attempts] == [(0, "server_error")]
-    assert (model.counts.requests, model.counts.resamples, model.counts.failures) == (1, 0, 1)
-    assert isinstance(await send(model, "tea"), AnsweredRequest)
-
-
 async def test_a_shared_failure_is_counted_and_a_shared_error_raised_for_every_task(made: Model) -> None:
     model = made()
     failed = await asyncio.gather(*(send(model, "refused") for _ in range(3)))

@@ -89,23 +89,6 @@ def test_requests_behind_those_of_others_are_sent_once(tmp_path: Path) -> None:
     run_jumping(main())
 
 
-async def test_a_connection_serves_one_request_after_the_other(tmp_path: Path) -> None:
-    ports: list[int] = []
-
-    async def serve(request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
-        assert request.transport is not None
-        ports.append(request.transport.get_extra_info("peername")[1])
-        return await good(request, body)
-
-    server = FakeServer(rest=serve)
-    async with server.running():
-        config = config_for(tmp_path, engine__base_url=server.url)
-        async with open_model(config.engine, config.sampling, config.cache) as model:
-            for number in range(3):
-                await model.request(question(f"Question {number}?"), ComparativeJudgment)
-    assert len(ports) == 3 and len(set(ports)) == 1
-
-
 Send = Callable[[float, float], Coroutine[Any, Any, float]]
 
 

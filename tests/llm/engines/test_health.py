@@ -118,28 +118,3 @@ async def test_a_managed_server_is_restarted_once(tmp_path: Path, monkeypatch: p
             await send(model)
     assert isinstance(raised.value.__cause__, EngineDeath)
     assert (ended, len(started)) == (2, 2)
-
-
-async def test_a_managed_server_starts_with_the_first_request_that_the_cache_lacks(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    server, starts = FakeServer(), 0
-
-    @asynccontextmanager
-    async def serve(*_: Any, **__: Any) -> AsyncIterator[str]:
-        nonlocal starts
-        starts += 1
-        async with server.running():
-            yield server.url
-
-    monkeypatch.setattr(managed, "serve", serve)
-    folder = tmp_path / "fake"
-    folder.mkdir()
-    (folder / "config.json").write_text("{}")
-    engine, cache = EngineConfig(name="managed", model=str(folder)), CacheConfig(file=tmp_path / "answers.sqlite")
-    for sent, started in (["first"], 1), (["first"], 1), (["first", "second", "third"], 2):
-        async with open_model(engine, SamplingConfig(), cache) as model:
-            found = await asyncio.gather(*(send(model, text) for text in sent))
-        assert all(isinstance(result, AnsweredRequest) for result in found)
-        assert (model.engine_info.engine, starts) == ("vllm 0.0-fake", started)
-    assert len(server.bodies) == 3

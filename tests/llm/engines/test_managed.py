@@ -183,31 +183,6 @@ def test_a_signal_that_ends_the_program_ends_its_server(
     assert gone(place)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("ending", [signal.SIGHUP, signal.SIGTERM, signal.SIGKILL])
-def test_a_signal_that_ends_the_guard_ends_server_and_program(
-    ending: signal.Signals, program: subprocess.Popen[bytes], place: Path
-) -> None:
-    server = seen(place)
-    os.kill(server["guard"], ending)
-    _, errors = program.communicate(timeout=60)
-    assert program.returncode == 1
-    assert b"before it was ready" in errors
-    assert ended(server["pids"][0])
-    # vLLM ends its own children; where the guard can still act, nothing depends on that.
-    if ending != signal.SIGKILL:
-        assert gone(place)
-    else:
-        os.kill(server["pids"][1], signal.SIGKILL)
-
-
-async def test_without_vllm_the_error_names_the_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(EngineError, match=r"vllm\]"):
-        async with serve(tmp_path / "tiny", {}, tmp_path / "server.log"):
-            pass
-
-
 @pytest.mark.parametrize(
     ("variable", "given", "eager"),
     [("1", {}, True), ("1", {"enforce_eager": False}, False), ("0", {}, None), ("0", {"enforce_eager": True}, True)],

@@ -71,18 +71,6 @@ async def test_metrics_that_are_missing_or_malformed_tell_nothing(metrics: str |
     }
 
 
-async def test_a_server_that_hides_its_version_tells_the_rest() -> None:
-    class Versionless(Reporting):
-        async def version(self, _: web.Request) -> web.Response:
-            raise web.HTTPNotFound
-
-    server = Versionless(models=[BASE])
-    async with server.running():
-        async with ChatServer(server.url, concurrency=1, request_timeout=5.0, chat_template_kwargs={}) as client:
-            info = await connect(Survey(client, EngineConfig(), SamplingConfig()))
-    assert (info.engine, info.serving["key-value cache"]) == ("vllm", "fp8")
-
-
 async def test_an_adapter_is_a_model_name_whose_context_is_that_of_its_model(tmp_path: Path) -> None:
     async def answer(request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
         return reply('{"relevance":2,"quality":1,"stance":"FIRST"}')
