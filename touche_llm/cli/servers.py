@@ -74,8 +74,7 @@ async def _examine(
     # Imported here because the HTTP libraries are slow to load.
     from touche_llm.llm.chat import ChatServer
     from touche_llm.llm.checks import Survey
-    from touche_llm.llm.doctor import FURTHER, THOROUGH
-    from touche_llm.llm.startup import START_UP, examine
+    from touche_llm.llm.startup import FURTHER, START_UP, THOROUGH, examine
 
     async with ChatServer(
         engine.base_url,

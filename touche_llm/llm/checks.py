@@ -22,24 +22,21 @@ class Peculiarity(NamedTuple):
     Attributes:
         cost: Consequence.
         remedy: How to add it.
-        options: Options of servers that add it, by server.
         stops_runs: Whether no run is possible without it, unless a check says otherwise.
     """
 
     cost: str = ""
     remedy: str = ""
-    options: Mapping[str, str] = {}
     stops_runs: bool = False
 
 
 LABEL_TOKENS, SYSTEM_MESSAGE, OPEN_THOUGHT = "label tokens", "system message", "open thought"
 PLAIN = "request plain grades with `sampling.logprobs: false`"
-_WHITE_SPACE = '{"backend": "xgrammar", "disable_any_whitespace": true}'
 PECULIARITIES = {
-    "context": Peculiarity(stops_runs=True),
     # While thinking is off, a reasoning parser switches schemas off: https://github.com/vllm-project/vllm/issues/39130
     "schema": Peculiarity(
-        remedy="use a server that enforces `structured_outputs` or `response_format`, such as vLLM from 0.11 on "
+        "",
+        "use a server that enforces `structured_outputs` or `response_format`, such as vLLM from 0.11 on "
         "without a reasoning parser (--reasoning-parser)",
         stops_runs=True,
     ),
@@ -49,18 +46,14 @@ PECULIARITIES = {
         stops_runs=True,
     ),
     "reasoning": Peculiarity("each answer takes many more tokens", "switch it off (`sampling.chat_template_kwargs`)"),
-    "tokens": Peculiarity(remedy="give a folder with the model's tokenizer (`engine.tokenizer`)", stops_runs=True),
+    "tokens": Peculiarity("", "give a folder with the model's tokenizer (`engine.tokenizer`)", stops_runs=True),
     SYSTEM_MESSAGE: Peculiarity(
         "prompts give their instructions in one",
-        "put them into the user message (`sampling.system_message: user`)",
-        {
-            "vllm": "vLLM: --chat-template FILE",
-            "sglang": "SGLang: --chat-template FILE",
-            "llama.cpp": "llama.cpp: --chat-template-file FILE",
-        },
+        "put them into the user message (`sampling.system_message: user`), or serve another chat template (vLLM, "
+        "SGLang: --chat-template FILE; llama.cpp: --chat-template-file FILE)",
         stops_runs=True,
     ),
-    LABEL_TOKENS: Peculiarity(remedy=f"use prompts of another `form`, such as `object`, or {PLAIN}", stops_runs=True),
+    LABEL_TOKENS: Peculiarity("", f"use prompts of another `form`, such as `object`, or {PLAIN}", stops_runs=True),
     OPEN_THOUGHT: Peculiarity(
         "the answer stands where the model has learnt to reason",
         "let it reason (`sampling.thinking`), or switch reasoning off, with a switch that its chat template knows "
@@ -68,30 +61,23 @@ PECULIARITIES = {
     ),
     "white space": Peculiarity(
         "a weak model can write it until its answer is cut off",
-        options={
-            "vllm": f"vLLM: --structured-outputs-config '{_WHITE_SPACE}'",
-            "sglang": "SGLang: --constrained-json-disable-any-whitespace",
-        },
+        'vLLM: --structured-outputs-config \'{"backend": "xgrammar", "disable_any_whitespace": true}\'; SGLang: '
+        "--constrained-json-disable-any-whitespace",
     ),
     "prefix cache": Peculiarity(
         "instructions and topic are computed for each document",
-        options={
-            "vllm": "vLLM: --enable-prefix-caching --enable-prompt-tokens-details",
-            "sglang": "SGLang: --enable-cache-report, without --disable-radix-cache",
-            "llama.cpp": "llama.cpp: --cache-prompt, which is the default",
-        },
+        "vLLM: --enable-prefix-caching --enable-prompt-tokens-details; SGLang: --enable-cache-report, without "
+        "--disable-radix-cache; llama.cpp: --cache-prompt",
     ),
     "thinking": Peculiarity(
-        remedy="set the delimiters of the model (`sampling.thinking.delimiters`), or serve it with a chat template "
-        "that keeps its thought (vLLM: --chat-template FILE)",
+        "",
+        "set the delimiters of the model (`sampling.thinking.delimiters`), or serve it with a chat template that keeps "
+        "its thought (vLLM: --chat-template FILE)",
         stops_runs=True,
     ),
     "determinism": Peculiarity(
         "without the answer cache a run is not repeatable",
-        options={
-            "vllm": "vLLM: --dtype float32, or VLLM_BATCH_INVARIANT=1 in its environment",
-            "sglang": "SGLang: --enable-deterministic-inference",
-        },
+        "vLLM: --dtype float32, or VLLM_BATCH_INVARIANT=1 in its environment; SGLang: --enable-deterministic-inference",
     ),
 }
 
@@ -118,6 +104,12 @@ class ServerCheck:
 
     def __str__(self) -> str:
         return "; ".join(part for part in (self.value, self.cost, self.remedy) if part)
+
+
+def fail(name: str, value: str, remedy: str | None = None) -> ServerCheck:
+    """Return a failed check, with the cost and the remedy of the peculiarity."""
+    cost, known, stops_runs = PECULIARITIES[name]
+    return ServerCheck(name, False, value, cost, known if remedy is None else remedy, stops_runs)
 
 
 class _Word(AnswerModel):
@@ -181,12 +173,6 @@ class Survey:
     def is_blocked(self, name: str = "") -> bool:
         """Return whether a check, or any if none is named, makes a run impossible."""
         return any(check.is_blocking for check in self.checks if not name or check.name == name)
-
-    def fail(self, name: str, value: str, remedy: str | None = None) -> ServerCheck:
-        """Return a failed check, with the cost and the remedy of the peculiarity on this server."""
-        row = PECULIARITIES[name]
-        known = " or ".join(filter(None, (row.remedy, row.options.get(self.info.engine.partition(" ")[0]))))
-        return ServerCheck(name, False, value, row.cost, known if remedy is None else remedy, row.stops_runs)
 
     def build_probe(self, top_logprobs: int = 0) -> Request:
         """Return a request that allows one answer."""

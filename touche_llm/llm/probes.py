@@ -33,6 +33,7 @@ from touche_llm.llm.checks import (
     SYSTEM_MESSAGE,
     ServerCheck,
     Survey,
+    fail,
 )
 from touche_llm.llm.engine import BrokenReply, Completion, MissingLogprobs, Rejected
 from touche_llm.llm.logprobs import Label, check_logprobs, read_label
@@ -70,15 +71,15 @@ async def check_schema(survey: Survey) -> list[ServerCheck]:
             survey.probe = reply
             checks = [ServerCheck("schema", True, f"enforced with {delivery}"), _check_logprobs(survey, refusal)]
             if completion.reasoning:
-                checks.append(survey.fail("reasoning", "the model thinks before it answers"))
+                checks.append(fail("reasoning", "the model thinks before it answers"))
             return checks
         if completion.finish_reason == "length" and PROBE_ANSWER.startswith(written) and '{"word"' in written:
             value = f"{server.model} fills its answer with white space until it is cut off"
-            return [replace(survey.fail("white space", value), is_blocking=True)]
+            return [replace(fail("white space", value), is_blocking=True)]
         hint = " (its reasoning was not empty: switch thinking off)" if completion.reasoning else ""
         problems.append(f"the model answered {completion.text[:80]!r}{hint}")
     value = f"{server.model} does not enforce JSON schemas: restricted to {PROBE_ANSWER}, "
-    return [survey.fail("schema", value + "; ".join(dict.fromkeys(problems)))]
+    return [fail("schema", value + "; ".join(dict.fromkeys(problems)))]
 
 
 async def _send_probe(survey: Survey) -> tuple[ChatReply, str]:
@@ -97,17 +98,17 @@ def _check_logprobs(survey: Survey, refusal: str) -> ServerCheck:
     if not survey.sampling.logprobs:
         return ServerCheck(name, None, "not requested", PECULIARITIES[name].cost)
     if refusal:
-        return survey.fail(name, f"{model} refuses log-probabilities ({refusal})")
+        return fail(name, f"{model} refuses log-probabilities ({refusal})")
     try:
         completion = read_completion(survey.probe, PROBE_LAYOUT)
         check_logprobs(completion.text, completion.tokens)
     except MissingLogprobs:
-        return survey.fail(name, f"{model} sends no log-probabilities")
+        return fail(name, f"{model} sends no log-probabilities")
     except Unusable as error:
         remedy = "serve it with --logprobs-mode raw_logprobs, the default of vLLM, or set `sampling.logprobs: false`"
-        return survey.fail(name, f"{model} sends impossible log-probabilities: {error.reason}", remedy)
+        return fail(name, f"{model} sends impossible log-probabilities: {error.reason}", remedy)
     if not any(token.top for token in completion.tokens):
-        return survey.fail(name, f"{model} sends log-probabilities that do not spell its answer")
+        return fail(name, f"{model} sends log-probabilities that do not spell its answer")
     kind = "renormalised" if survey.is_renormalised else "raw"
     return ServerCheck(name, True, f"for each token of an answer, {kind}")
 
@@ -135,9 +136,9 @@ async def check_tokens(survey: Survey) -> list[ServerCheck]:
         reported = survey.probe.usage.prompt_tokens if survey.probe else 0
         if reported > counted + _MAX_COUNT_ERROR:
             value = f"{reported} prompt tokens are {counted} by {counter.name}, so documents would not fit"
-            return [survey.fail("tokens", value, "give the tokenizer of this very model (`engine.tokenizer`)")]
+            return [fail("tokens", value, "give the tokenizer of this very model (`engine.tokenizer`)")]
         return [ServerCheck("tokens", True, f"counted by {counter.name}")]
-    return [survey.fail("tokens", f"does not count the tokens of messages ({problem})")]
+    return [fail("tokens", f"does not count the tokens of messages ({problem})")]
 
 
 # Max probability of tokens that several labels share, since it is split between these; and of the tokens that the
@@ -181,14 +182,14 @@ async def _check_form(survey: Survey, answer: type[AnswerModel], form: AnswerFor
         if server.alternatives:
             server.alternatives = 0
             return await _check_form(survey, answer, form)
-        return survey.fail(LABEL_TOKENS, f"the server refuses the schema of the labels in {form} form: {error}")
+        return fail(LABEL_TOKENS, f"the server refuses the schema of the labels in {form} form: {error}")
     except MissingLogprobs:
-        return survey.fail(LABEL_TOKENS, f"{server.model} sends no log-probabilities of labels in {form} form")
+        return fail(LABEL_TOKENS, f"{server.model} sends no log-probabilities of labels in {form} form")
     except Unusable as error:
         found = f"{' '.join(error.text.split())[:40]!r}"
         if completion.finish_reason == "length":
             return ServerCheck(LABEL_TOKENS, None, f"could not be checked: the answer is {found}")
-        return survey.fail(LABEL_TOKENS, f"the schema of the labels in {form} form is not enforced: {found}")
+        return fail(LABEL_TOKENS, f"the schema of the labels in {form} form is not enforced: {found}")
     return _judge_readings(survey, completion, request, values)
 
 
@@ -203,13 +204,13 @@ def _judge_readings(
         reading = read_label(completion.text, completion.tokens, layout, name, labels, values[name])
         if reading.probabilities is None:
             value = f"no label of {name} ({_join(labels)}) can be read from {completion.text!r:.80}"
-            return survey.fail(LABEL_TOKENS, value, PLAIN)
+            return fail(LABEL_TOKENS, value, PLAIN)
         unread = [label for label, share in reading.probabilities.items() if not share]
         unseen = reading.off_label_mass or 0.0
         if unread and is_renormalised and unseen > _MAX_UNSEEN:
             value = f"{_join(unread)} of {name} cannot be read: {sent} alternatives miss a probability of {unseen:.3f}"
             more = f"use prompts of `form: object` with {MAX_ALTERNATIVES}, or " if sent < MAX_ALTERNATIVES else ""
-            return survey.fail(LABEL_TOKENS, value, more + PLAIN)
+            return fail(LABEL_TOKENS, value, more + PLAIN)
         read, count, shared = read + len(labels) - len(unread), count + len(labels), max(shared, reading.shared or 0.0)
     value = f"{read} of {count} labels can be read"
     if read < count and not is_renormalised:
@@ -276,17 +277,17 @@ async def check_system_message(survey: Survey) -> list[ServerCheck]:
     except Rejected as error:
         if error.is_fatal:
             raise
-        return [survey.fail(name, f"refused: {error}")]
+        return [fail(name, f"refused: {error}")]
     if prompt is not None:
         if _SYSTEM.casefold() in " ".join(prompt.casefold().split()):
             return [ServerCheck(name, True, "shown by the chat template")]
-        return [survey.fail(name, "ignored by the chat template")]
+        return [fail(name, "ignored by the chat template")]
     short, long = counts
     if long >= short + _MORE_WORDS:
         return [ServerCheck(name, True, "shown by the chat template, by its tokens")]
     if long > short or not short:
         return [ServerCheck(name, None, "accepted; the prompt tokens do not show whether it is used")]
-    return [survey.fail(name, "ignored by the chat template: a longer one adds no tokens")]
+    return [fail(name, "ignored by the chat template: a longer one adds no tokens")]
 
 
 async def check_open_thought(survey: Survey) -> list[ServerCheck]:
@@ -299,7 +300,7 @@ async def check_open_thought(survey: Survey) -> list[ServerCheck]:
     end = prompt[prompt.rfind(_USER) + len(_USER) :]
     opened, closed = ([match.start() for match in pattern.finditer(end)] for pattern in (_OPENING, _CLOSING))
     if opened and opened[-1] > max(closed, default=-1):
-        return [survey.fail(OPEN_THOUGHT, f"the prompt ends inside a thought: {end[-40:]!r}")]
+        return [fail(OPEN_THOUGHT, f"the prompt ends inside a thought: {end[-40:]!r}")]
     return [ServerCheck(OPEN_THOUGHT, True, "none in the prompt of an answer")]
 
 
@@ -350,21 +351,21 @@ async def _check_thought(survey: Survey, settings: ThinkingConfig) -> ServerChec
     except (Rejected, BrokenReply) as error:
         problem = f"the chat template refuses to continue a thought: {error}"
     if problem:
-        return survey.fail(name, problem)
+        return fail(name, problem)
     try:
         completion = read_completion(await survey.server.exchange(continued[0]))
     except Rejected as error:
         if error.is_fatal:
             raise
         remedy = "let the model reason on a server that continues one, such as vLLM"
-        return survey.fail(name, f"the server refuses to continue a message of the assistant: {error}", remedy)
+        return fail(name, f"the server refuses to continue a message of the assistant: {error}", remedy)
     if _squeeze(completion.text) == PROBE_ANSWER:
         if problem is None:
             return ServerCheck(name, None, "an answer continues a thought; whether the template keeps it is unknown")
         return ServerCheck(name, True, "a thought is kept")
     if PROBE_ANSWER in _squeeze(completion.reasoning or ""):
-        return survey.fail(name, "the answer after a thought is in the field of the reasoning", _PARSER)
-    return survey.fail(name, f"no schema is enforced after a thought: {completion.text[:80]!r}", _PARSER)
+        return fail(name, "the answer after a thought is in the field of the reasoning", _PARSER)
+    return fail(name, f"no schema is enforced after a thought: {completion.text[:80]!r}", _PARSER)
 
 
 async def _compare_prompts(survey: Survey, begun: Request, continued: Sequence[Request]) -> str | None:

@@ -16,9 +16,8 @@ from tests.fake_server import FakeServer, fields_in, reply, says, spell
 from touche_llm.llm.answers import AnswerForm, AnswerModel, build_schema
 from touche_llm.llm.chat import ChatServer
 from touche_llm.llm.checks import ServerCheck, Survey
-from touche_llm.llm.doctor import FURTHER, THOROUGH
 from touche_llm.llm.settings import EngineConfig, SamplingConfig
-from touche_llm.llm.startup import examine
+from touche_llm.llm.startup import FURTHER, THOROUGH, examine
 
 
 class Examined(AnswerModel):
