@@ -18,8 +18,6 @@ if TYPE_CHECKING:
 # Shows a line that the user should read.
 Warn = Callable[[str], None]
 
-# Characters of a name that decide its place: Python refuses numbers of thousands of digits.
-_MAX_SORTED = 200
 _ADVICE = {
     **dict.fromkeys((errno.ENOSPC, errno.EDQUOT), "; free some space and run the same command again"),
     errno.EFBIG: "; raise the limit (`ulimit -f`) and run the same command again",
@@ -32,13 +30,9 @@ def to_printable(text: str) -> str:
     return "".join(c if c.isprintable() or c == "\n" else "\N{REPLACEMENT CHARACTER}" for c in text)
 
 
-def _split_numbers(name: str) -> list[tuple[int, str]]:
-    return [(int(part), "") if part.isdecimal() else (-1, part) for part in re.split(r"(\d+)", name[:_MAX_SORTED])]
-
-
 def shorten(names: Iterable[str], limit: int = 10) -> str:
     """Return the first `limit` names for a message, topic 2 before topic 10, with their number if there are more."""
-    names = sorted(names, key=_split_numbers)
+    names = sorted(names, key=lambda name: (len(name), name))
     first = ", ".join(names[:limit])
     return f"{first}, … ({len(names)} in all)" if len(names) > limit else first
 

@@ -31,13 +31,6 @@ DOCUMENTS = {
 }
 
 
-async def test_a_local_collection_gives_a_valid_run(tmp_path: Path) -> None:
-    lines, _ = await run_scripted(config_for(tmp_path, task="controversial"), tmp_path / "out", SCRIPT)
-    assert validate_run(tmp_path / "out" / "run.txt", get_task("controversial")) == []
-    assert {line.stance for line in lines} == {"PRO", "CON", "NEU", "NO"}
-    assert {line.topic_id for line in lines} == {"2", "5", "9"}
-
-
 async def test_a_small_context_shows_the_argument_in_the_middle_and_says_where(tmp_path: Path) -> None:
     seen: dict[str, str] = {}
 

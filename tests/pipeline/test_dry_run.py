@@ -17,7 +17,6 @@ from touche_llm.errors import DataError
 from touche_llm.llm.cache import CacheMode
 from touche_llm.pipeline.dry_run import DryRun, estimate_cost
 from touche_llm.pipeline.stages import StageName
-from touche_llm.retrieval.base import ExpansionSettings
 
 STAGES: tuple[StageName, ...] = ("retrieve", "judge", "rank")
 # Methods of which the answers do not change how often they ask.
@@ -168,17 +167,7 @@ async def test_what_is_missing_is_told_with_the_folder_that_was_given(tmp_path: 
     assert str(caught.value).startswith(f"{tmp_path / 'out' / 'judgments.jsonl'}: no such file")
 
 
-async def test_what_only_the_queries_of_the_model_find_is_not_known(tmp_path: Path) -> None:
-    titled = "<topics><topic><number>1</number><title>Zyzzyva?</title><objects>tea, coffee</objects></topic></topics>"
-    (tmp_path / "topics.xml").write_text(titled)
-    config = config_for(tmp_path, topics=tmp_path / "topics.xml", expansion__use=True)
-    found = await estimate_cost(config, None, ("retrieve", "judge", "rank"), Silent())
-    assert [(cost.stage, cost.prompt, cost.most.requests) for cost in found.costs] == [
-        ("retrieve", "comparative/queries", 1)
-    ]
-    assert found.has_unknown_queries
-    known = await estimate_cost(short(tmp_path), None, ("retrieve", "judge"), Silent())
-    assert not known.has_unknown_queries
-    plain = config.model_copy(update={"expansion": ExpansionSettings()})
-    with pytest.raises(DataError, match="found nothing"):
-        await estimate_cost(plain, None, ("retrieve",), Silent())
+async def test_queries_of_the_model_that_are_not_known_yet_are_reported(tmp_path: Path) -> None:
+    for use in (True, False):
+        found = await estimate_cost(short(tmp_path, expansion__use=use), None, ("retrieve", "judge"), Silent())
+        assert found.has_unknown_queries is use

@@ -13,7 +13,6 @@ from touche_llm.llm.model import ModelClient
 from touche_llm.llm.pooling import PoolingClient
 from touche_llm.llm.recorder import RecordingEngine, Usage, make_dry_engine, open_known_answers
 from touche_llm.llm.settings import CacheConfig, PoolingConfig, PoolingPurpose
-from touche_llm.pipeline.candidates import NoCandidates
 from touche_llm.pipeline.context import RunContext
 from touche_llm.pipeline.engines import OpenPooling, assume_engine_info
 from touche_llm.pipeline.identity import check_settings
@@ -66,8 +65,7 @@ async def estimate_cost(
     The corpus is stored and indexed, and ChatNoir queried, as in the run. Judgments that are not cached count as
     undecided, so documents are compared in first-stage order, and every sentence takes a side. Comparisons that are not
     cached confirm the ranking; where their number depends on the answers, the methods know its maximum, and a request
-    has the average length. The folder has the outputs of earlier stages than `stages`. If only queries of the model can
-    find documents, nothing is known of the later stages.
+    has the average length. The folder has the outputs of earlier stages than `stages`.
 
     Raises:
         UsageError: The first stage would not start in this folder: it is a file, or holds another run.
@@ -92,14 +90,10 @@ async def estimate_cost(
             retry = config.cache.retry_failures
             context.model = ModelClient(engine_info=facts, engine=engine, cache=cache, retry_failures=retry)
             context.open_pooling = _make_opener(engine, context.model)
-            try:
-                earlier = None if isinstance(output, Ranking) else output
-                output = await compute_stage(stage, context, directory, earlier)
-            except NoCandidates:
-                if not (result.has_unknown_queries or _invents_queries(context, engine)):
-                    raise
-                output = None
-            result.has_unknown_queries |= _invents_queries(context, engine)
+            earlier = None if isinstance(output, Ranking) else output
+            output = await compute_stage(stage, context, directory, earlier)
+            if config.expansion.use:
+                result.has_unknown_queries |= context.load_prompts("queries")["queries"].name in engine.usage
             result.known[stage] = context.model.counts.cache_hits + engine.repeated
             result.failed[stage] = context.model.counts.known_failures
             bounds = {}
@@ -108,14 +102,7 @@ async def estimate_cost(
             for prompt, usage in engine.usage.items():
                 most = usage.scale(max(usage.requests, bounds.get(prompt, 0)))
                 result.costs.append(Cost(stage, prompt, usage, most))
-            if output is None:
-                break
     return result
-
-
-def _invents_queries(context: RunContext, engine: RecordingEngine) -> bool:
-    """Return whether the engine was to expand queries, since the cache lacks the model's."""
-    return context.config.expansion.use and context.load_prompts("queries")["queries"].name in engine.usage
 
 
 def _bound_comparisons(context: RunContext, ranking: Ranking, usage: Mapping[str, Usage]) -> Iterator[tuple[str, int]]:

@@ -402,11 +402,8 @@ class LanguageModel:
 
     def __repr__(self) -> str:
         name = self._engine.model_name if self._client is None else self._client.engine_info.model
-        where = self._engine.base_url if self._engine.name == "server" else f"engine {self._engine.name}"
-        if self._cache.mode is CacheMode.REPLAY:
-            where = "the cache alone"
         state = "closed" if self._client is None else "open"
-        return f"<LanguageModel {name or 'of the server'} from {where}, cache {self._cache.file}, {state}>"
+        return f"<LanguageModel {name or self._engine.base_url}, cache {self._cache.file}, {state}>"
 
     @property
     def info(self) -> EngineInfo:

@@ -44,6 +44,7 @@ def build_metadata(config: Config, folder: Path, stages: Mapping[str, Any]) -> d
     """Return the metadata of a run, with the facts of each finished stage."""
     task = get_task(config.task)
     stances = ", label stances" if task.stances else ""
+    first_stage = "a given run" if config.candidates is not None else config.retriever.name
     return {
         "ir_metadata.version": "0.1",
         "tag": config.tag,
@@ -71,28 +72,13 @@ def build_metadata(config: Config, folder: Path, stages: Mapping[str, Any]) -> d
             "training data": _training(config),
         },
         "method": {
-            **_summarize_method(config, task, stages),
+            "name": " > ".join([first_stage, *(config.rank if "judge" in stages else ())]),
             "automatic": True,
             "score ties": "none, scores strictly decrease",
             **_method(config, task, stages),
         },
         "stages": stages,
     }
-
-
-def _summarize_method(config: Config, task: Task, stages: Mapping[str, Any]) -> dict[str, str]:
-    """Return the name of the method, its steps, and a sentence on it."""
-    first = "a given run" if config.candidates is not None else config.retriever.name
-    steps = [str(step) for step in config.steps] if "judge" in stages else []
-    model = stages.get("judge", {}).get("model") or config.engine.model_name or "an instruction model"
-    units = "documents" if task.sentence_question is None else "sentences"
-    judged = (
-        f"; {model} judges {units} zero-shot, from whose grades and comparisons the steps {', '.join(steps)} rank"
-        if steps
-        else ""
-    )
-    depth = f"up to {config.first_stage_depth} {units} for each topic"
-    return {"name": " > ".join([first, *steps]), "description": f"First stage: {first}, {depth}{judged}."}
 
 
 @cache

@@ -230,5 +230,3 @@ def _warn_of_thresholds(judgments: Judgments, settings: StanceSettings | None, p
             f"the thresholds of the stance were fitted on answers to {settings.calibrated_for}, and these are answers "
             f"to {', '.join(sorted(prompts))}: fit them anew"
         )
-    if any(reading.source == "value" for reading in judgments.stances):
-        progress.warn("some stances have no probabilities: thresholds do not apply to them")
