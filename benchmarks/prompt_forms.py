@@ -43,7 +43,7 @@ from touche_llm.evaluation.qrels import STANCE, Qrels, read_qrels
 from touche_llm.judging.pointwise import judge
 from touche_llm.llm.logprobs import LabelInformation
 from touche_llm.llm.settings import EngineConfig
-from touche_llm.pipeline.engines import LanguageModel
+from touche_llm.pipeline.language_model import LanguageModel
 from touche_llm.prompts.fields import JudgePer
 from touche_llm.prompts.purposes import load, purposes_of
 from touche_llm.tasks import get_task

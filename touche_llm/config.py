@@ -218,23 +218,19 @@ class Config(Section):
 
     def _check_first_stage(self, task: Task) -> None:
         """Raise ValueError if the retriever cannot search the documents, or has the settings of another one."""
-        if self.retriever.name == "chatnoir" and (self.corpus or self.index or task.reads_arguments):
+        name, chosen = self.retriever.name, self.retriever.retriever
+        if chosen.has_documents and task.reads_arguments:
+            what = "arguments of args.me" if task.sentence_question is None else "pairs of sentences"
+            raise ValueError(f"retriever.name: {task.name} ranks {what}; use bm25")
+        if chosen.has_documents and (self.corpus or self.index):
             raise ValueError(
-                "retriever.name: chatnoir searches web documents; use it for a task over these, without a corpus"
+                f"retriever.name: {name} has its own documents; leave out corpus and index (`touche-llm index "
+                "--retriever elasticsearch` loads a corpus there)"
             )
-        if self.retriever.name == "elasticsearch":
-            if task.reads_arguments:
-                what = "arguments of args.me" if task.sentence_question is None else "pairs of sentences"
-                raise ValueError(f"retriever.name: {task.name} ranks {what}; use bm25")
-            if self.corpus or self.index:
-                raise ValueError(
-                    "retriever.name: elasticsearch stores the documents; load them with `touche-llm index --retriever "
-                    "elasticsearch`, and leave out corpus and index here"
-                )
-            if self.retriever.method != "lucene":
-                raise ValueError("retriever.method: Elasticsearch scores like Lucene; use lucene")
+        if name == "elasticsearch" and self.retriever.method != "lucene":
+            raise ValueError("retriever.method: Elasticsearch scores like Lucene; use lucene")
         for section in {retriever.section for retriever in RETRIEVERS.values()} - {""}:
-            if (getattr(self, section) is not None) is not (section == self.retriever.retriever.section):
+            if (getattr(self, section) is not None) is not (section == chosen.section):
                 raise ValueError(f"{section}: settings of a retriever that is not the chosen one; see `retriever.name`")
         if self.dense is not None and (problem := find_dense_problem(task)):
             raise ValueError(problem)

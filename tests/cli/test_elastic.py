@@ -151,8 +151,11 @@ THERE = ["--retriever", "elasticsearch"]
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ([*RETRIEVE, "--corpus", "c.jsonl"], "elasticsearch stores the documents; load them with `touche-llm index"),
-        ([*RETRIEVE, "--index", "folder"], "elasticsearch stores the documents"),
+        (
+            [*RETRIEVE, "--corpus", "c.jsonl"],
+            "elasticsearch has its own documents; leave out corpus and index (`touche-llm index",
+        ),
+        ([*RETRIEVE, "--index", "folder"], "elasticsearch has its own documents"),
         ([*RETRIEVE, "--bm25-method", "atire"], "--bm25-method: Elasticsearch scores like Lucene; use lucene"),
         ([*RETRIEVE, "--task", "sentence_pairs"], "sentence_pairs ranks pairs of sentences; use bm25"),
         ([*RETRIEVE, "--elasticsearch", "http://u:secret@h:1"], "--elasticsearch: must not hold a password"),

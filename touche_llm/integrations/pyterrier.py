@@ -33,8 +33,8 @@ from touche_llm.judging.sentence_pairs import PairSettings
 from touche_llm.pipeline import library
 from touche_llm.pipeline.candidates import Candidates
 from touche_llm.pipeline.corpora import Corpus
-from touche_llm.pipeline.engines import LanguageModel
 from touche_llm.pipeline.judge import Judgments
+from touche_llm.pipeline.language_model import LanguageModel
 from touche_llm.pipeline.rank import list_result_columns
 from touche_llm.ranking.steps import JUDGE, list_comparison_kinds, needs_texts
 from touche_llm.retrieval.base import QueryField

@@ -158,9 +158,9 @@ def _compare_inputs(stages: Stages, config: Config, names: Iterable[str]) -> Ite
         if config.index is not None and (digest := hash_corpus(config.corpus, config.index)) is not None:
             now["corpus"] = digest
     for name in names:
-        # A file that is gone is an error of the stage that reads it.
-        is_gone = getattr(config, name) is not None and name not in now
-        if before and not is_gone and before.get(name) != now.get(name):
+        # A file that is gone is an error of the stage that reads it; a search engine keeps its documents.
+        is_unknown = name not in now and (name == "corpus" or getattr(config, name) is not None)
+        if before and not is_unknown and before.get(name) != now.get(name):
             yield _describe(name, *(f"sha256 {hashes.get(name, _NOT_SET)!s:.12}" for hashes in (before, now)))
 
 

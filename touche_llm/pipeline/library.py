@@ -25,8 +25,9 @@ from touche_llm.pipeline import rank as ranking
 from touche_llm.pipeline.candidates import Candidates
 from touche_llm.pipeline.context import Dataset, check_examples
 from touche_llm.pipeline.corpora import ChatNoirCorpus, Corpus, DenseCorpus, ElasticsearchCorpus, open_local_corpus
-from touche_llm.pipeline.engines import LanguageModel, open_pooling
+from touche_llm.pipeline.engines import open_pooling
 from touche_llm.pipeline.judge import Judgments
+from touche_llm.pipeline.language_model import LanguageModel
 from touche_llm.pipeline.progress import ForwardedProgress, Progress, default_progress
 from touche_llm.pipeline.rank import Ranking
 from touche_llm.prompts.fields import JudgePer

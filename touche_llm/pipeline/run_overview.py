@@ -285,24 +285,18 @@ def find_known_qrels(directories: Iterable[RunDirectory], task: Task) -> dict[st
         UsageError: Two runs were evaluated with different qrels.
     """
     known: dict[str, QrelsFile] = {}
-    source: RunDirectory | None = None
     for directory in directories:
         recorded = read_evaluation(directory)
-        if recorded is None or recorded.task != task.name:
-            continue
-        if source is not None and {each.sha256 for each in known.values()} != {
-            each.sha256 for each in recorded.qrels.values()
-        }:
-            options = " ".join(f"--{aspect} {each.file}" for aspect, each in known.items())
-            raise UsageError(f"{source} and {directory} were evaluated with different qrels; choose some, as {options}")
-        known, source = recorded.qrels, directory
-    for aspect, each in known.items():
-        if not each.file.is_file():
+        for aspect, qrels in recorded.qrels.items() if recorded is not None and recorded.task == task.name else ():
+            first = known.setdefault(aspect, qrels)
+            if first.sha256 != qrels.sha256:
+                raise UsageError(
+                    f"{directory}: evaluated with other qrels of {aspect} than the runs before it; choose some, as "
+                    f"--{aspect} {first.file}"
+                )
+    for aspect, qrels in known.items():
+        if not qrels.file.is_file() or sha256(qrels.file) != qrels.sha256:
             raise DataError(
-                f"{each.file}: not found, but {source} was evaluated with it; name the file with --{aspect}"
+                f"{qrels.file}: missing or changed since a run was evaluated with it; name the file with --{aspect}"
             )
-        if sha256(each.file) != each.sha256:
-            raise DataError(
-                f"{each.file}: changed since {source} was evaluated with it; give it again with --{aspect} {each.file}"
-            )
-    return {aspect: each.file for aspect, each in known.items()}
+    return {aspect: qrels.file for aspect, qrels in known.items()}
