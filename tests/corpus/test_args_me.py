@@ -121,40 +121,24 @@ def test_an_argument_has_its_premises_as_text_and_all_sentences_as_parts(tmp_pat
 
 BAD: list[tuple[list[str], str]] = [
     (row("x")[:4], "4 fields, not 5"),
-    ([*row("x"), ""], "6 fields"),
-    ([], "0 fields"),
-    (row(""), "`id`"),
     (row("x y"), "'x y'"),
     (row("x,y"), "'x,y'"),
-    (row("x\u200b"), "`id`"),
     (row("x", premises=""), "argument x: not a Python literal"),
-    (row("x", premises="[{'text': 'a', 'stance': 'PRO', 'annotations': []}"), "argument x: not a Python literal"),
     (row("x", premises=[]), "no premise"),
     (row("x", premises=[{"text": "a"}]), "`text` and `stance`"),
     (row("x", premises=[premise("a", "NEUTRAL")]), "unknown stance 'NEUTRAL'"),
-    (row("x", premises=[premise("a"), premise("a", "pro")]), "unknown stance 'pro'"),
     (row("x", premises=[{"text": "a", "stance": 1}]), "`stance` is not a string"),
-    (row("x", sentences="[]"), "no sentence"),
     (row("x", sentences=[sentence("a", " ")]), "no sentence"),
     (row("x", sentences={"sent_id": "a"}), "not a list of dictionaries"),
-    (row("x", sentences=[["sent_id", "sent_text"]]), "not a list of dictionaries"),
     (row("x", sentences=[{"sent_id": "a"}]), "`sent_id` and `sent_text`"),
     (row("x", sentences=[{"sent_id": "a", "sent_text": None}]), "`sent_text` is not a string"),
-    (row("x", sentences=[{"sent_id": "a", "sent_text": b"b"}]), "`sent_text` is not a string"),
     (row("x", sentences=[sentence("a b", "t")]), "'a b'"),
-    (row("x", sentences=[sentence("a,b", "t")]), "'a,b'"),
-    (row("x", sentences=[sentence("", "t")]), "`sent_id`"),
     (row("x", sentences=[sentence("a\x1b", "t")]), "`sent_id`"),
-    (row("x", sentences=[sentence("a", "t"), sentence("a", "u")]), "twice"),
     (row("x", sentences=[sentence("a", "t"), sentence("a", " ")]), "twice"),
     (row("x", sentences=[sentence("a", "half \ud800")]), "surrogate"),
-    (row("x", sentences=[{**sentence("a", "half \ud800"), "more": 1}]), "surrogate"),
     (row("x", sentences="[{'sent_id': 'a', 'sent_text': __import__('os').getcwd()}]"), "not a Python literal"),
-    (row("x", sentences="[{'sent_id': 'a', 'sent_text': f'{1}'}]"), "not a Python literal"),
     (row("x", sentences="[{'sent_id': 'a', 'sent_text': '\\x1'}]"), "not a Python literal"),
-    (row("x", sentences="[{[]: 1}]"), "not a Python literal"),
     (row("x", sentences="[" * 50_000), "not a Python literal"),
-    (row("x", sentences="-" * 50_000 + "1"), "not a Python literal"),
     (row("x", sentences="1" + "+1" * 50_000), "not a Python literal"),
     (row("x", sentences="[" + "0," * 2**19 + "]"), "more than 131,072 characters"),
 ]
@@ -214,9 +198,7 @@ def test_a_quotation_mark_that_is_never_closed_does_not_swallow_the_file(
     "content",
     [
         b"",
-        b"\xff\xfe\n",
         table(row(), header=["id", "conclusion", "premises", "context"]),
-        table(row(), header=HEADER[::-1]),
         b'"id\n',
     ],
 )
@@ -241,7 +223,7 @@ def test_an_archive_holds_exactly_one_table(tmp_path: Path, files: list[tuple[st
         list(read_arguments(path))
 
 
-@pytest.mark.parametrize("kept", [0.05, 0.5, 0.95, 1.0])
+@pytest.mark.parametrize("kept", [0.5, 1.0])
 @pytest.mark.parametrize("pack", [bytes, lambda content: tar_of(("args.csv", content))], ids=["csv.gz", "tar.gz"])
 def test_a_truncated_file_is_named_once_its_rows_are_read(
     tmp_path: Path, pack: Callable[[bytes], bytes], kept: float
@@ -312,7 +294,7 @@ tokens = st.sampled_from(
 )
 
 
-@settings(max_examples=300)
+@settings(max_examples=150)
 @given(st.lists(tokens, max_size=8).map("".join))
 @example("[{'sent_id': 'a', 'sent_text': 'b'}]\n")
 @example("[{'sent_id': 'a', 'sent_text': 'b'}, ]")

@@ -112,7 +112,7 @@ def test_a_bad_line_stops_with_file_and_line(tmp_path: Path, line: bytes, reason
 
 
 @pytest.mark.usefixtures("short_lines")
-@pytest.mark.parametrize("length", [201, 202, 401, 402, 403, 603, 5000])
+@pytest.mark.parametrize("length", [201, 202, 402, 5000])
 @pytest.mark.parametrize("pack", [plain, gzip.compress])
 def test_lines_behind_too_long_a_line_keep_their_numbers(
     tmp_path: Path, length: int, pack: Callable[[bytes], bytes]

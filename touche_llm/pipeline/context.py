@@ -286,7 +286,7 @@ class RunContext:
             require_kind(candidates, "run", "rerank")
         if corpus is not None:
             with suppress(BadLine):  # the store decides on bad lines
-                next(iter(self.task.read_corpus(corpus)), None)
+                next(iter(self.task.read_corpus(corpus, None)), None)
         first = self.file_topics[0]
         if self.task.is_own and (tasks := list_topic_tasks(first)) and self.task.name not in tasks:
             self.progress.warn(

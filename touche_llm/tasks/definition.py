@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
 
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
@@ -100,12 +99,6 @@ def _check_unique(names: list[str]) -> list[str]:
     return names
 
 
-def _check_file_name(name: str) -> str:
-    if name in ("", "..") or Path(name).name != name or not name.isprintable():
-        raise ValueError(f"{name!r:.80}: must be the name of a file without a folder")
-    return name
-
-
 def _check_printable(text: str) -> str:
     if not text.isprintable():
         raise ValueError("must be one line without control characters")
@@ -135,7 +128,7 @@ class CorpusDefinition(Model, strict=True):
     """
 
     reader: Literal["json_lines", "args_me"]
-    files: list[Annotated[str, AfterValidator(_check_file_name)]] = []
+    files: list[Line] = []
     datasets: list[Line] = []
     tira: TiraTopics | None = None
     id: Line | None = None
@@ -178,11 +171,10 @@ class StanceDefinition(Model, strict=True):
                     raise ValueError(f"{key}: {label!r:.40} is not one of the labels; it must be {known}{also}")
         if set(self.no_side) == set(self.labels):
             raise ValueError(f"no_side: holds all of {known}; at least one label must take a side")
-        for label, other in self.swapped.items():
-            if label == other or self.swapped.get(other, label) != label:
-                raise ValueError(f"swapped: {label} and {other} do not exchange; give pairs of two different labels")
-        if len(set(self.swapped.values())) < len(self.swapped):
-            raise ValueError("swapped: two labels become the same one; give pairs of two different labels")
+        pairs = {frozenset(pair) for pair in self.swapped.items()}
+        exchanged = [label for pair in pairs for label in pair]
+        if len(exchanged) < 2 * len(pairs) or len(set(exchanged)) < len(exchanged):
+            raise ValueError("swapped: must hold pairs of two different labels, and each label in one pair only")
         return self
 
 

@@ -219,7 +219,7 @@ def _read_first_record(path: Path) -> _FirstRecord:
             return _FirstRecord("topics", topics[0].id, "", topics[0].title, topics=len(topics))
         case "arguments" | "argument table" | "documents" | "rerank":
             read = read_whole_arguments if start.kind.startswith("argument") else read_collection
-            for _, document in read(path):
+            for _, document in read(path, None):
                 is_table = start.kind == "argument table"
                 return _FirstRecord("corpus", "", document.id, document.title or document.text, is_table)
         case "qrels" | "run":
