@@ -157,7 +157,7 @@ bench: $(STAMP) vllm
 	$(BIN)/python -m benchmarks.interval_coverage
 	$(BIN)/python -m benchmarks.serving
 	$(BIN)/python -m benchmarks.gpu --cpu --size tiny --vocabulary 4096 --topics 10 --depth 20
-	$(BIN)/python -m benchmarks.growth --write docs/explanation
+	$(BIN)/python -m benchmarks.growth
 
 clean:
 	rm -rf $(VENV) $(VLLM_VENV) dist .touche-llm .mypy_cache .pytest_cache .ruff_cache .hypothesis
