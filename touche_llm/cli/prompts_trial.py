@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from itertools import groupby
@@ -19,7 +18,6 @@ from touche_llm.cli.emit import TEXT_WIDTH, Column, Format, FormatOption, emit, 
 from touche_llm.cli.setting_options import CommandProgress
 from touche_llm.cli.stages import FAILURES_EXIT, run_requests
 from touche_llm.config import Config
-from touche_llm.data.io import open_atomic
 from touche_llm.data.records import Cut
 from touche_llm.errors import DataError, UsageError, to_printable
 from touche_llm.evaluation.qrels import STANCE, Qrels, read_qrels
@@ -35,15 +33,13 @@ from touche_llm.prompt_lab.trial import (
     Subject,
     Trial,
     ask,
+    ask_for_parts,
     estimate,
     find_best_documents,
-    make_other_subject,
     make_subject,
-    split_by_sharing,
 )
-from touche_llm.prompts.prompt import Prompt, Purpose, examples_path
+from touche_llm.prompts.prompt import Prompt, Purpose, copy_prompt
 from touche_llm.prompts.purposes import LABELS, load_named
-from touche_llm.prompts.templates import read_text
 from touche_llm.tasks import DEFAULT_TASK, get_task
 
 NameArgument = Annotated[str, typer.Argument(metavar="NAME|FILE", help="A prompt's name, or a .jinja file.")]
@@ -142,21 +138,17 @@ async def _render(
     with open_known_answers(config.cache.file, CacheMode.REUSE) as cache:
         facts = assume_engine_info(config.engine, cache)
         known = make_builder(ModelClient(engine_info=facts, engine=None, cache=cache))
-        subject = await make_subject(run, purpose, ids, known)
+        (topic,) = run.topics
+        subject = await make_subject(run, topic, purpose, ids, known)
         builder = make_builder(ModelClient(engine_info=facts, engine=engine, cache=cache))
         how: dict[str, Any] = {"objective": config.objective, "document_tokens": config.ranking.document_tokens}
-        mine, same_topic, other_topic = [
-            await ask(prompt, variant, builder, **how)
-            for variant in (subject, make_other_subject(subject, topic=False), make_other_subject(subject, topic=True))
-        ]
+        found = await ask_for_parts(prompt, subject, builder, count, **how)
     if ids and not (facts.engine or config.engine.context):
         progress.warn("the context is not known (--context, or a cache with answers), so no document is truncated")
-    found = []
-    for trial, same, other in zip(mine, same_topic, other_topic, strict=True):
+    for trial, _ in found:
         for document_id, cut in trial.cut.items():
             progress.warn(f"document {document_id} is truncated: {_describe_cut(cut)}")
-        found.append((trial.ids, split_by_sharing(trial.messages, same.messages, other.messages, count)))
-    return prompt, found
+    return prompt, [(trial.ids, parts) for trial, parts in found]
 
 
 def _describe_cut(cut: Cut) -> str:
@@ -190,38 +182,17 @@ def copy(
     mine = file or Path(prompt.path.name)
     if mine.suffix != ".jinja":
         raise UsageError(f"{mine}: not the name of a template; end it in .jinja")
-    texts = [(mine.parent / part, text) for part, text in prompt.files.texts.items()]
-    if prompt.examples:
-        texts.append((examples_path(mine), read_text(examples_path(prompt.path))))
-    for path in (path for path, _ in texts if path == mine):
-        raise UsageError(f"{path}: {prompt.path} includes a file of this name; give another FILE")
-    there = [str(path) for path, text in texts if os.path.lexists(path) and not _holds(path, text)]
-    if os.path.lexists(mine):
-        there.insert(0, str(mine))
-    if there:
-        raise UsageError(f"{', '.join(there)}: exists; give another FILE, or one in another folder")
-    # The template comes last, so that a copy that has it is complete.
-    texts.append((mine, read_text(prompt.path)))
-    for path, text in texts:
-        try:
-            with open_atomic(path) as stream:
-                stream.write(text.encode())
-        except OSError as error:
-            raise UsageError(f"{path}: cannot write it: {error.strerror}") from error
+    written = copy_prompt(prompt, mine)
     if output is not Format.TABLE:
-        print_rows(output, [{"prompt": prompt.label, "file": path} for path, _ in texts])
+        print_rows(output, [{"prompt": prompt.label, "file": path} for path in written])
     else:
-        show_lines(f"wrote {path}" for path, _ in texts)
+        show_lines(f"wrote {path}" for path in written)
     version = prompt.header.version
     say(
         output,
         f"next: change a sentence of {mine} and raise its version, {version} to {version + 1}; then\n"
         f"  touche-llm prompts check {mine} --task {of_task.reference}",
     )
-
-
-def _holds(path: Path, text: str) -> bool:
-    return path.is_file() and path.read_bytes() == text.encode()
 
 
 _ANSWERS = (
@@ -299,7 +270,8 @@ async def _send(run: RunContext, ids: tuple[str, ...], purpose: Purpose, prompt:
     config = run.config
     async with open_model(config.engine, config.sampling, config.cache, progress=run.progress) as model:
         builder = make_request_builder(model, config.engine, config.sampling)
-        subject = await make_subject(run, purpose, ids, builder)
+        (topic,) = run.topics
+        subject = await make_subject(run, topic, purpose, ids, builder)
         document_tokens = config.ranking.document_tokens
         trials = await ask(prompt, subject, builder, objective=config.objective, document_tokens=document_tokens)
         return prompt, subject, trials

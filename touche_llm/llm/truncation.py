@@ -297,6 +297,11 @@ class TokenCountingClient:
         except EngineDeath as error:
             raise EngineError(f"{error}; start the server; {self._describe_resume()}") from error
 
+    async def connect(self) -> EngineInfo:
+        """Connect to the engine unless it is connected, and return its description; raise EngineError if that fails."""
+        await self._start()
+        return self.engine_info
+
     async def _start(self) -> None:
         """Connect to the engine unless it is connected; raise EngineError in all requests if that fails."""
         async with self._start_lock:

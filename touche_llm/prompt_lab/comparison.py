@@ -60,13 +60,13 @@ class ComparisonInputs:
 
     Attributes:
         config: Configuration with the engine and the corpus.
-        names: Names or template paths of two prompts or more.
+        names: Names or template paths of two prompts or more, or variants that are loaded already.
         qrels: Human judgments, with grades.
         plan: Documents and topics to compare on.
     """
 
     config: Config
-    names: Sequence[str]
+    names: Sequence[str | Variant]
     qrels: Qrels
     plan: Plan = field(default_factory=Plan)
 

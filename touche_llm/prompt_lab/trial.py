@@ -114,11 +114,14 @@ class Trial:
         return said
 
 
-async def make_subject(run: RunContext, purpose: Purpose, ids: tuple[str, ...], builder: RequestBuilder) -> Subject:
+async def make_subject(
+    run: RunContext, topic: Topic, purpose: Purpose, ids: tuple[str, ...], builder: RequestBuilder
+) -> Subject:
     """Return what to try a prompt for this purpose on.
 
     Args:
-        run: Context of a run with a single topic.
+        run: Context of a run.
+        topic: Topic of the run.
         purpose: Purpose of the prompt.
         ids: Ids of documents.
         builder: Requests objects that the topic does not name; without an engine, they are looked up in the cache.
@@ -127,7 +130,7 @@ async def make_subject(run: RunContext, purpose: Purpose, ids: tuple[str, ...], 
         UsageError: The documents do not fit the purpose, or objects are missing and there is no engine.
         DataError: The model named no objects.
     """
-    (topic,), task = run.topics, run.task
+    task = run.task
     documents: Documents = Texts("")
     if ids:
         await run.corpus.fetch(ids)
@@ -176,8 +179,14 @@ async def ask(
         ReplayMiss: The cache lacks an answer in replay.
         DataError: A document is missing, or the prompt cannot be used for the topic.
     """
-    given = {attribute.name: getattr(builder.model, attribute.name) for attribute in fields(ModelClient)}
-    model = RecordingClient(**given | {"misses": []})
+    given = {
+        attribute.name: getattr(builder.model, attribute.name)
+        for attribute in fields(ModelClient)
+        if not attribute.name.startswith("_")
+    }
+    # Of several trials with one model, the first connects it.
+    start_up = None if builder.model.start_up is None else builder.model.connect
+    model = RecordingClient(**given | {"misses": [], "start_up": start_up})
     builder = replace(builder, model=model)
     purpose = subject.purpose
     trials: list[list[Trial]] = []
@@ -338,6 +347,18 @@ def count_tokens_to(messages: Messages, place: Place, count: Count) -> int:
     # Some chat templates reject an empty message or a chat without a user message.
     rest = (replace(message, content=message.content[:chars] or "x") for message in messages[whole : whole + 1])
     return count((*messages[:whole], *rest, *(replace(message, content="x") for message in messages[whole + 1 :])))
+
+
+async def ask_for_parts(
+    prompt: Prompt, subject: Subject, builder: RequestBuilder, count: Count, **how: Any
+) -> list[tuple[Trial, list[PromptPart]]]:
+    """Send a prompt like `ask`; return each trial with the parts of its prompt, found by sending two others."""
+    subjects = (subject, make_other_subject(subject, topic=False), make_other_subject(subject, topic=True))
+    trials = [await ask(prompt, each, builder, **how) for each in subjects]
+    return [
+        (mine, split_by_sharing(mine.messages, same.messages, other.messages, count))
+        for mine, same, other in zip(*trials, strict=True)
+    ]
 
 
 def split_by_sharing(messages: Messages, same_topic: Messages, other_topic: Messages, count: Count) -> list[PromptPart]:

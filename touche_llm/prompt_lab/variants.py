@@ -39,20 +39,24 @@ class Variant:
     prompt: Prompt
 
 
-def load_variants(names: Sequence[str], config: Config, task: Task) -> list[Variant]:
-    """Load the prompts to compare.
+def load_variants(names: Sequence[str | Variant], config: Config, task: Task) -> list[Variant]:
+    """Load the prompts to compare; variants are loaded already, as drafts are, which have no file of their own.
 
     Raises:
         PromptError: A prompt is missing or invalid.
         UsageError: A prompt does not judge documents, or is given twice.
     """
+    given = [name for name in names if isinstance(name, str)]
     if len(names) < 2:
-        raise UsageError(f"{', '.join(names) or 'no prompt'} alone cannot be compared; name two prompts or more")
+        raise UsageError(f"{', '.join(given) or 'no prompt'} alone cannot be compared; name two prompts or more")
     folder = config.prompts.folder
     if folder is not None:
-        check_overlay(folder, task.name, {name for name in (*purposes_of(task), *names) if not name.endswith(".jinja")})
+        check_overlay(folder, task.name, {name for name in (*purposes_of(task), *given) if not name.endswith(".jinja")})
     variants: list[Variant] = []
     for name in names:
+        if isinstance(name, Variant):
+            variants.append(name)
+            continue
         purpose, prompt = load_named(task, name, folder, config.judge_per)
         if purpose.name != PURPOSE:
             judged = "documents" if task.sentence_question is None else "pairs of sentences"

@@ -14,6 +14,7 @@ import orjson
 from jinja2 import UndefinedError
 from pydantic import Field
 
+from touche_llm.data.io import open_atomic
 from touche_llm.data.records import Topic
 from touche_llm.data.settings import Option, Scope, Section, load_yaml
 from touche_llm.errors import PromptError, UsageError
@@ -262,8 +263,10 @@ def check_overlay(folder: Path, task: str, names: Collection[str]) -> None:
             raise UsageError(f"{path}: no template of this name beside it; copy the project's own there")
 
 
-def load_prompt(task: Task, purpose: Purpose, name: str, folder: Path | None = None) -> Prompt:
+def load_prompt(task: Task, purpose: Purpose, name: str, folder: Path | None = None, text: str | None = None) -> Prompt:
     """Load the prompt `name` of a task from `folder` or its own; `name` may be a path that ends in `.jinja`.
+
+    A `text` takes the place of the template's own: a draft of it, with the files that it references.
 
     Raises:
         PromptError: The template does not exist, or its front matter, syntax, blocks or examples are invalid.
@@ -272,7 +275,7 @@ def load_prompt(task: Task, purpose: Purpose, name: str, folder: Path | None = N
         raise PromptError(f"{name}: neither the name of a prompt nor the path of a .jinja file")
     path = template_path(task, name, folder)
     try:
-        source = read_text(path)
+        source = read_text(path) if text is None else text
     except OSError as error:
         known = [f"{task.name} has {', '.join(_list_names(task.folder))}"]
         if folder is not None:
@@ -301,6 +304,47 @@ def load_prompt(task: Task, purpose: Purpose, name: str, folder: Path | None = N
     if not files.used.intersection(purpose.shared):
         prompt._render_examples({})  # raises errors now rather than at the first question
     return prompt
+
+
+def copy_prompt(prompt: Prompt, mine: Path, text: str | None = None) -> list[Path]:
+    """Write a prompt as a template of one's own, with the files that it references and its examples.
+
+    No file is overwritten; calling it again completes a copy that was interrupted.
+
+    Args:
+        prompt: Prompt.
+        mine: Template to write.
+        text: Text of the template; None for that of the prompt.
+
+    Returns:
+        The files, the template last.
+
+    Raises:
+        UsageError: Another file is in the way, or one cannot be written.
+    """
+    texts = [(mine.parent / part, content) for part, content in prompt.files.texts.items()]
+    if prompt.examples:
+        texts.append((examples_path(mine), read_text(examples_path(prompt.path))))
+    for path in (path for path, _ in texts if path == mine):
+        raise UsageError(f"{path}: {prompt.path} includes a file of this name; give another FILE")
+    there = [str(path) for path, content in texts if os.path.lexists(path) and not _holds(path, content)]
+    if os.path.lexists(mine):
+        there.insert(0, str(mine))
+    if there:
+        raise UsageError(f"{', '.join(there)}: exists; give another FILE, or one in another folder")
+    # The template comes last, so that a copy that has it is complete.
+    texts.append((mine, prompt.files.text if text is None else text))
+    for path, content in texts:
+        try:
+            with open_atomic(path) as stream:
+                stream.write(content.encode())
+        except OSError as error:
+            raise UsageError(f"{path}: cannot write it: {error.strerror}") from error
+    return [path for path, _ in texts]
+
+
+def _holds(path: Path, text: str) -> bool:
+    return path.is_file() and path.read_bytes() == text.encode()
 
 
 def _check_answer(path: Path, header: PromptHeader, answer_for: AnswerByHeader) -> AnswerFor:

@@ -59,15 +59,23 @@ def purposes_of(task: Task) -> dict[str, Purpose]:
 
 
 def load(
-    task: Task, purpose: Purpose, name: str, folder: Path | None = None, *, judge_per: JudgePer = "document"
+    task: Task,
+    purpose: Purpose,
+    name: str,
+    folder: Path | None = None,
+    *,
+    judge_per: JudgePer = "document",
+    text: str | None = None,
 ) -> Prompt:
     """Load the prompt with this name or path for a purpose; a judge prompt is divided if it is sent for each field.
+
+    A `text` takes the place of the template's own.
 
     Raises:
         PromptError: The prompt does not exist or is invalid, or cannot be divided.
         UsageError: The answer of a prompt to divide has one field only.
     """
-    prompt, question = load_prompt(task, purpose, name, folder), purpose.question
+    prompt, question = load_prompt(task, purpose, name, folder, text), purpose.question
     if purpose.depends_on == "documents" and question is not None:
         check_template(prompt, question)
     if judge_per == "document" or purpose.name not in _DIVISIBLE or question is None:
