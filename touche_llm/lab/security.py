@@ -34,15 +34,6 @@ _HEADERS = {
 }
 
 
-class Conflict(ToucheError):
-    """A template that changed on disk since the page read it."""
-
-    def __init__(self, message: str, details: dict[str, Any]) -> None:
-        """Keep the `details`, which the page shows."""
-        super().__init__(message)
-        self.details = details
-
-
 def reply(content: Any, status: int = 200, *, is_exact: bool = False) -> web.Response:
     """Return a JSON response, without characters that control the direction of text unless `is_exact`."""
     text = orjson.dumps(content, option=orjson.OPT_SERIALIZE_NUMPY).decode()
@@ -95,8 +86,6 @@ def make_guard(token: str, port: int) -> Middleware:
             return await handler(request)
         except web.HTTPException:
             raise
-        except Conflict as error:
-            return reply({"error": str(error), **error.details}, 409, is_exact=True)
         except Exception as error:
             is_known = isinstance(error, ToucheError | OSError | sqlite3.Error)
             return reply({"error": describe_failure(error)}, 400 if is_known else 500)

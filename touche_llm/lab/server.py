@@ -19,7 +19,8 @@ from aiohttp.typedefs import Handler
 
 from touche_llm import __version__, report
 from touche_llm.errors import UsageError
-from touche_llm.lab import documents, runs
+from touche_llm.lab import confirm, documents, runs, sampling, trying
+from touche_llm.lab.bench import Benches
 from touche_llm.lab.runs import RunList, watch_runs
 from touche_llm.lab.security import add_headers, make_guard, reply
 from touche_llm.lab.workplace import Workplace
@@ -29,8 +30,9 @@ _STATIC = Path(__file__).parent / "static"
 _STYLE = Path(report.__file__).parent / "style.css"
 # Bytes of a request: a template has at most a mebibyte.
 _MAX_BODY = 4 * 2**20
-# A view takes the workplace and its arguments by name. A plain function is called in the thread that reads folders, an
-# asynchronous one here; the lines of a generator are sent as they come, and it is closed if the page goes away.
+# A view takes the workplace, or the benches, and its arguments by name. A plain function is called in the thread that
+# reads folders, an asynchronous one here; the lines of a generator are sent as they come, and it is closed if the page
+# goes away.
 View = Callable[..., Any]
 _VIEWS: Mapping[tuple[str, str], View] = {
     ("GET", "/compare"): runs.compare,
@@ -42,6 +44,23 @@ _VIEWS: Mapping[tuple[str, str], View] = {
     ("GET", "/api/qrels"): documents.export_qrels,
     ("POST", "/api/reveal"): documents.reveal,
 }
+_BENCH_VIEWS: Mapping[tuple[str, str], View] = {
+    ("GET", "/comparison"): sampling.show_comparison,
+    ("GET", "/api/bench"): trying.describe_bench,
+    ("GET", "/api/template"): trying.read_template,
+    ("GET", "/api/candidates"): trying.list_candidates,
+    ("PUT", "/api/draft"): trying.write_draft,
+    ("POST", "/api/check"): trying.check_draft,
+    ("POST", "/api/render"): trying.render_draft,
+    ("POST", "/api/answers"): trying.answer,
+    ("POST", "/api/estimate"): sampling.estimate_sample,
+    ("POST", "/api/sample"): sampling.judge_sample,
+    ("POST", "/api/save"): trying.save,
+    ("GET", "/api/confirm"): confirm.describe_confirmation,
+    ("GET", "/api/command"): confirm.write_command,
+}
+# Their texts are edited and written back, so that no character of them is replaced.
+_EXACT = (trying.read_template, trying.save)
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,9 +98,17 @@ def make_application(lab: Workplace, token: str, port: int) -> web.Application:
     def list_runs(lab: Workplace, *, all: int = 0) -> dict[str, Any]:
         return rows.list(all_topics=bool(all))
 
+    benches = Benches(lab)
     views = {**_VIEWS, ("GET", "/api/state"): describe_lab, ("GET", "/api/runs"): list_runs}
-    for (method, path), view in views.items():
+    bound = {route: partial(view, lab) for route, view in views.items()}
+    bound |= {route: partial(view, benches) for route, view in _BENCH_VIEWS.items()}
+    for (method, path), view in bound.items():
         app.router.add_route(method, path, make_handler(lab, view))
+
+    async def close(_: web.Application) -> None:
+        await benches.close()
+
+    app.on_cleanup.append(close)
     return app
 
 
@@ -89,9 +116,9 @@ async def _send_file(path: Path, _: web.Request) -> web.StreamResponse:
     return web.FileResponse(path)
 
 
-def make_handler(lab: Workplace, view: View) -> Handler:
+def make_handler(lab: Workplace, view: partial[Any]) -> Handler:
     """Return the handler of a view: arguments from the query or the JSON body, checked by the view's types."""
-    hints = get_type_hints(view)
+    hints, is_exact = get_type_hints(view.func), view.func in _EXACT
     names = [each for each in inspect.signature(view).parameters.values() if each.kind is each.KEYWORD_ONLY]
     fields: list[Any] = [
         (each.name, hints[each.name], *([] if each.default is each.empty else [each.default])) for each in names
@@ -108,12 +135,12 @@ def make_handler(lab: Workplace, view: View) -> Handler:
         except msgspec.MsgspecError as error:
             raise UsageError(f"{request.path}: {error!s:.200}") from error
         if inspect.isasyncgenfunction(view):
-            return await _stream(request, view(lab, **arguments))
+            return await _stream(request, view(**arguments))
         if inspect.iscoroutinefunction(view):
-            result = await view(lab, **arguments)
+            result = await view(**arguments)
         else:
-            result = await lab.apart(view, lab, **arguments)
-        return result if isinstance(result, web.StreamResponse) else reply(result)
+            result = await lab.apart(view, **arguments)
+        return result if isinstance(result, web.StreamResponse) else reply(result, is_exact=is_exact)
 
     return handle
 

@@ -5,19 +5,20 @@ import {
 import { makeEditor } from "/static/editor.js";
 import { go, lab, showServer } from "/static/lab.js";
 
-const MAX_PINNED = 8, PAUSE = 400;
+const MAX_PINNED = 8, PAUSE = 400, RETRY = 4000;
 const SHARED = { all: "shared by all requests", topic: "shared by the topic", nobody: "this document" };
-const TAB = sessionStorage.tab ??= crypto.randomUUID();
+// Tabs of the lab tell each other which template they edit.
+const TABS = new BroadcastChannel("touche-llm lab");
 
 export async function open(main, params) {
   const run = params.run;
   const about = await get("/api/bench", { run });
   const name = params.prompt ?? about.prompts[0].name;
-  let template = await get("/api/template", { run, name, tab: TAB });
+  let template = await get("/api/template", { run, name });
   // Answers of the text before, by document; the drawn ones; and those known for the present text.
   let before = {}, answers = new Map(), previous = {}, findings = [], diff = "", tokens = null;
-  let asking = null, sampling = null, source = "", server = about.server;
-  const body = (more) => ({ run, name: template.name, text: editor.text, ...more });
+  let asking = null, sampling = null, retrying = 0, source = "", server = about.server;
+  const body = (more) => ({ run, name, text: editor.text, ...more });
 
   const editor = makeEditor(() => { drawState(); later(); });
   const state = h("span", { class: "state", role: "status" });
@@ -67,11 +68,13 @@ export async function open(main, params) {
   // Check, render and answers start together after a pause: each says by itself that a template is invalid.
   const later = debounce(async () => {
     const text = editor.text;
-    put("/api/draft", { run, name: template.name, text: isDraft() ? text : null, base: template.hash }).catch(fail);
+    put("/api/draft", { run, name, text: isDraft() ? text : null, base: template.hash }).catch(fail);
     if (live.checked) ask();
     if (renderedBox.open) render();
     await check();
+    countLater();
   }, PAUSE);
+  const countLater = debounce(() => !sampling && estimate(), 1500);
 
   async function check() {
     const text = editor.text;
@@ -79,12 +82,13 @@ export async function open(main, params) {
       const found = await post("/api/check", body());
       if (text !== editor.text) return;
       ({ findings, tokens, diff } = found);
+      if (found.disk !== template.hash) await takeDisk();
     } catch (error) { return fail(error); }
     editor.mark(findings);
     fill(list, findings.map((finding) => h("li", { class: finding.level },
       finding.line ? h("button", { type: "button", class: "link", click: () => editor.goTo(finding.line) }, `line ${finding.line}`) : "", ` ${finding.message}`)));
     size.textContent = tokens
-      ? `${tokens.exact ? "" : "about "}${count(tokens.all)} tokens shared by all requests, ${count(tokens.topic)} by a topic, ${count(tokens.document)} for the document` : "";
+      ? `about ${count(tokens.all)} tokens shared by all requests and ${count(tokens.topic)} by those of a topic, then the document` : "";
     fill(difference, diff.split("\n").map((line) => h("span", { class: { "+": "plus", "-": "minus", "@": "at" }[line[0]] ?? "" }, `${line}\n`)));
     difference.parentElement.hidden = !diff;
     drawState();
@@ -92,8 +96,9 @@ export async function open(main, params) {
 
   async function render() {
     const [document] = pinned();
+    if (!document) return fill(rendered, h("p", { class: "lead" }, "Pin a document to render the prompt about it."));
     try {
-      const { messages } = await post("/api/render", body({ topic: topic(), document: document ?? null }));
+      const { messages } = await post("/api/render", body({ topic: topic(), document }));
       fill(rendered, messages.map((message) => [h("h3", {}, message.role), h("pre", {}, message.parts.map((part) =>
         h("span", { class: `share-${part.shared}`, title: `${SHARED[part.shared]}, ${count(part.tokens)} tokens` }, part.text)))]),
       h("p", { class: "legend" }, Object.entries(SHARED).map(([kind, text]) => h("span", { class: `share-${kind}` }, text)).flatMap((each) => [each, " "])));
@@ -103,6 +108,7 @@ export async function open(main, params) {
   async function ask(isWanted = false) {
     asking?.abort();
     asking = null;
+    clearTimeout(retrying);
     const documents = pinned(), text = editor.text;
     if (!documents.length) return drawState();
     const mine = asking = new AbortController();
@@ -113,7 +119,7 @@ export async function open(main, params) {
         if (line.error) throw new RequestError(line.state, line);
         if (line.done) {
           source = line.requests ? `${count(line.requests)} answers in ${seconds(line.seconds)}` : "answers from the cache";
-          if (text === editor.text) server = { ...server, state: line.requests ? "ok" : server.state };
+          if (line.state === "replay" || line.requests) server = { ...server, state: line.state, problem: "" };
         } else {
           found.set(line.document, line);
           draw(found);
@@ -129,6 +135,7 @@ export async function open(main, params) {
       if (error.body?.state === "invalid") { if (isWanted) fail(error); } else {
         server = { ...server, state: error.body?.state ?? "gone", problem: error.message };
         fail(error);
+        if (live.checked) retrying = setTimeout(() => asking || ask(), RETRY);
       }
     }
     if (asking === mine) asking = null;
@@ -150,11 +157,11 @@ export async function open(main, params) {
       const isNew = found.has(id);
       return h("article", { class: isNew ? "answer" : "answer stale", "aria-label": id },
         h("h3", {}, h("span", { class: "id" }, id), line.cached ? h("small", {}, " from the cache") : ""),
-        line.failure ? alertBox(`${line.failure.kind}: ${line.failure.reason}`) : fieldRows(about.fields, line.fields, { before: old[id], assessors: line.assessors }),
+        line.failure ? h("p", { class: "warn" }, `No usable answer (${line.failure.kind}): ${line.failure.reason}`) : fieldRows(about.fields, line.fields, { ...line, before: old[id] }),
         line.hidden && h("p", { class: "lead" }, "Assessors’ labels of held-out topics are hidden; Documents can show them."),
-        line.truncated && h("p", { class: "warn" }, line.truncated),
+        line.truncated && h("p", { class: "warn" }, `Truncated: ${line.truncated}.`),
         line.thought && h("details", {}, h("summary", {}, "reasoning"), h("pre", {}, line.thought)),
-        h("p", { class: "raw" }, h("code", {}, line.answer || line.failure?.text || ""), ` ${count(line.prompt_tokens)} + ${count(line.completion_tokens)} tokens`));
+        line.answer && h("p", { class: "raw" }, h("code", {}, line.answer), ` ${count(line.prompt_tokens)} + ${count(line.completion_tokens)} tokens`));
     }));
     if (!pinned().length) fill(panel, h("p", { class: "lead" }, `Choose up to ${MAX_PINNED} documents of the topic; their answers appear here while you type.`));
   }
@@ -206,50 +213,59 @@ export async function open(main, params) {
     if (live.checked && pinned().length && !asking) ask();
   }
 
-  async function save(as = null) {
+  async function save(file = null) {
     try {
-      ({ template } = await post("/api/save", body({ hash: template.hash, as })));
+      const saved = await post("/api/save", body({ hash: template.hash, file }));
+      if (saved.conflict) return offerName(saved);
+      template = saved;
       editor.text = template.text;
       fill(notice);
       say(`Saved ${template.path} as version ${template.version}.`);
-      if (!about.prompts.some((prompt) => prompt.name === template.name)) go("bench", { ...lab.params, prompt: template.name });
+      if (template.name !== name) return go("bench", { ...lab.params, prompt: template.name });
       check();
       estimate();
-    } catch (error) {
-      if (error.status !== 409) return fail(error);
-      const path = h("input", { "aria-label": "Name of the new template", value: `${template.name}-mine.jinja` });
-      fill(notice, alertBox(error.message,
-        h("button", { type: "button", click: () => { fill(notice, h("h3", {}, "The version on disk"), h("pre", {}, error.body.disk)); } }, "Show it"), path,
-        h("button", { type: "button", click: () => save(path.value) }, "Save mine under this name")));
-    }
+    } catch (error) { return fail(error); }
     drawState();
   }
 
+  function offerName({ conflict, disk }) {
+    const path = h("input", { "aria-label": "Name of the new template", value: template.path.split("/").at(-1).replace(/[.]jinja$/, "-2.jinja") });
+    fill(notice, alertBox(conflict,
+      path, h("button", { type: "button", click: () => save(path.value) }, "Save mine under this name"),
+      h("button", { type: "button", click: discard }, "Discard mine"),
+      h("details", {}, h("summary", {}, "The version on disk"), h("pre", {}, disk))));
+  }
+
   async function discard() {
-    await put("/api/draft", { run, name: template.name, text: null, base: template.hash }).catch(fail);
-    template = await get("/api/template", { run, name: template.name, tab: TAB });
+    await put("/api/draft", { run, name, text: null, base: template.hash }).catch(fail);
+    template = await get("/api/template", { run, name });
     editor.text = template.text;
     fill(notice);
     later();
     drawState();
   }
 
+  // Someone else changed the template: a page without a draft follows, one with a draft says so.
+  async function takeDisk() {
+    if (!isDraft()) { say("The template changed on disk and was read again."); return discard(); }
+    fill(notice, alertBox("The template changed on disk; your draft is kept, and saving asks for another name."));
+  }
+
   async function estimate() {
-    if (about.sample.problem) return fill(measures, h("p", { class: "lead" }, about.sample.problem));
-    const button = h("button", { type: "button", click: judgeSample }, `Judge the sample: ${count(about.sample.documents)} documents of ${count(about.sample.topics)} topics`);
-    const cost = h("p", { class: "lead" }, "Counting requests …");
-    fill(measures, h("p", {}, button), cost);
-    try {
-      const found = await post("/api/sample/estimate", body());
-      button.textContent = `Judge the sample: ${count(found.requests)} requests, ${count(found.prompt_tokens + found.completion_tokens)} tokens`;
-      cost.textContent = `${count(found.documents)} documents of ${count(found.topics)} topics of the choosing half, draft and saved version; ${count(found.known)} answers are in the cache.`;
-    } catch (error) { cost.textContent = error.message; }
+    if (about.problem) return fill(measures, h("p", { class: "lead" }, about.problem));
+    const text = editor.text;
+    const found = await post("/api/estimate", body()).catch((error) => ({ problem: error.message }));
+    if (text !== editor.text || sampling || measures.querySelector("table")) return;
+    if (found.problem) return fill(measures, h("p", { class: "lead" }, found.problem));
+    fill(measures,
+      h("p", {}, h("button", { type: "button", click: judgeSample }, `Judge the sample: ${count(found.requests)} requests, about ${count(found.tokens)} tokens`)),
+      h("p", { class: "lead" }, `Compares ${found.compared.join(" with ")} on documents that people judged, of the choosing half; ${count(found.known)} answers are in the cache.`));
   }
 
   async function judgeSample() {
     const mine = sampling = new AbortController();
-    const meter = h("progress", { max: 1, value: 0, "aria-label": "Progress of the sample" }), words = h("p", { class: "lead", role: "status" }), counts = h("div");
-    fill(measures, h("p", {}, meter, " ", h("button", { type: "button", click: () => mine.abort() }, "Cancel")), words, counts);
+    const meter = h("progress", { max: 1, value: 0, "aria-label": "Progress of the sample" }), words = h("p", { class: "lead", role: "status" }, "Starting …");
+    fill(measures, h("p", {}, meter, " ", h("button", { type: "button", click: () => mine.abort() }, "Cancel")), words);
     drawState();
     try {
       for await (const line of stream("/api/sample", body(), mine.signal)) {
@@ -257,11 +273,12 @@ export async function open(main, params) {
         if (line.total) {
           meter.max = line.total;
           meter.value = line.done;
-          words.textContent = `${line.stage}: ${count(line.done)} of ${count(line.total)}, ${count(line.requests)} requests, ${count(line.cached)} from the cache`;
-        } else if (line.counts) fill(counts, countTable(line.counts));
-        else if (line.measures) fill(measures, measureTable(line), counts, h("p", {}, h("button", { type: "button", click: estimate }, "Judge again")));
+          words.textContent = `${line.stage}: ${count(line.done)} of ${count(line.total)}; ${count(line.requests)} requests, ${count(line.cached)} from the cache, ${count(line.failed)} failed`;
+        } else fill(measures, measureTable(line), h("p", {}, h("button", { type: "button", click: () => { fill(measures); estimate(); } }, "Judge again")));
       }
     } catch (error) {
+      sampling = null;
+      fill(measures);
       await estimate();
       measures.append(error.name === "AbortError" ? h("p", { class: "lead" }, "Cancelled; the answers that came are in the cache.") : alertBox(error.message));
     }
@@ -269,30 +286,26 @@ export async function open(main, params) {
     drawState();
   }
 
-  function countTable(counts) {
-    return h("table", { class: "data" }, h("caption", {}, "Labels of the draft"), Object.entries(counts).map(([field, of]) =>
-      h("tr", {}, h("th", { scope: "row" }, field), Object.entries(of).map(([label, n]) => h("td", {}, `${label} `, h("b", {}, count(n)))))));
-  }
-
   function measureTable(line) {
-    const failures = Object.entries(line.failures ?? {}).map(([kind, n]) => `${count(n)} ${kind}`).join(", ");
+    const failures = Object.entries(line.failures).map(([kind, n]) => `${count(n)} ${kind}`).join(", ");
     return [
       h("div", { class: "scroll" }, h("table", { class: "data" },
-        h("thead", {}, h("tr", {}, ["measure", "saved", "draft", "difference", "95 % interval", "p", "n"].map((title) => h("th", { scope: "col" }, title)))),
+        h("thead", {}, h("tr", {}, ["measure", ...line.names, "difference", "95 % interval", "p", "topics"].map((title) => h("th", { scope: "col" }, title)))),
         h("tbody", {}, line.measures.map((row) => h("tr", {},
-          h("th", { scope: "row" }, row.measure), h("td", {}, number(row.baseline, 3)), h("td", {}, h("b", {}, number(row.value, 3)), h("br"), h("small", {}, interval(row))),
-          h("td", { class: `way ${row.difference > 0 ? "up" : row.difference < 0 ? "down" : ""}` }, signed(row.difference)), h("td", {}, interval(row, "diff_low", "diff_high") || "–"),
-          h("td", {}, number(row.p, 3)), h("td", {}, count(row.n))))))),
+          h("th", { scope: "row" }, row.measure), h("td", {}, number(row.baseline, 3)), h("td", {}, h("b", {}, number(row.value, 3))),
+          h("td", { class: `way ${row.difference > 0 ? "up" : row.difference < 0 ? "down" : ""}` }, signed(row.difference)),
+          h("td", {}, interval(row) || "–"), h("td", {}, number(row.p, 3)), h("td", {}, count(row.n))))))),
+      h("p", { class: "lead" }, `${count(line.documents)} documents of ${count(line.topics)} topics; a random order has an nDCG@5 of ${number(line.chance, 3)}. `,
+        h("a", { href: line.page, target: "_blank", rel: "noopener" }, "Documents by prompt, disagreements first")),
       failures && h("p", { class: "warn" }, `Failures: ${failures}`),
-      line.notes.length ? h("ul", { class: "lead" }, line.notes.map((note) => h("li", {}, note))) : "",
-      h("p", {}, line.page && h("a", { href: line.page, target: "_blank", rel: "noopener" }, "documents by prompt, disagreements first")),
+      line.notes.length > 0 && h("details", {}, h("summary", {}, `${count(line.notes.length)} notes`), h("ul", { class: "lead" }, line.notes.map((note) => h("li", {}, note)))),
     ];
   }
 
   fill(main,
     h("h1", { class: "hidden" }, "Bench"),
     h("div", { class: "filters bar-of-tools" },
-      choose("Prompt", about.prompts.map((prompt) => [prompt.name, prompt.label]), template.name, (value) => go("bench", { run, prompt: value, topic: lab.params.topic })),
+      choose("Prompt", about.prompts.map((prompt) => [prompt.name, prompt.label]), name, (value) => go("bench", { run, prompt: value, topic: lab.params.topic })),
       h("label", {}, "Topic", topicSelect),
       h("p", { class: "buttons" }, state, saveButton, discardButton, askButton, h("label", { class: "check" }, live, "live"))),
     notice,
@@ -307,29 +320,23 @@ export async function open(main, params) {
   finder.addEventListener("input", debounce(loadCandidates, 250));
   editor.text = template.draft?.text ?? template.text;
   if (template.draft && template.draft.base !== template.hash) fill(notice, alertBox("The template changed on disk after this draft was begun; saving asks for another name.", h("button", { type: "button", click: discard }, "Discard draft")));
-  if (template.tabs > 1) warnTabs(template.tabs);
   drawState();
   check();
   estimate();
+  addEventListener("focus", check);
   await applyTopic();
 
-  function warnTabs(tabs) {
-    fill(notice, alertBox(`This template is open in ${tabs} tabs; whichever saves second is asked for another name.`));
-  }
+  TABS.onmessage = ({ data }) => {
+    if (data.path !== template.path) return;
+    if (data.asks) TABS.postMessage({ path: template.path });
+    else fill(notice, alertBox("This template is open in another tab too; whichever saves second is asked for another name."));
+  };
+  TABS.postMessage({ path: template.path, asks: true });
 
   return {
-    close() { asking?.abort(); sampling?.abort(); },
+    close() { asking?.abort(); sampling?.abort(); clearTimeout(retrying); TABS.onmessage = null; removeEventListener("focus", check); },
     async update(now) {
       if ((now.prompt ?? about.prompts[0].name) !== name) { this.close(); Object.assign(this, await open(main, now)); } else await applyTopic();
-    },
-    event(kind, data) {
-      if (kind === "server" && data.run === run) { server = data; drawState(); }
-      if (data.name !== template.name || data.run !== run) return;
-      if (kind === "tab" && data.tabs > 1) warnTabs(data.tabs);
-      if (kind === "template" && data.hash !== template.hash) {
-        if (isDraft()) fill(notice, alertBox("The template changed on disk; your draft is kept, and saving asks for another name."));
-        else { say("The template changed on disk and was read again."); discard(); }
-      }
     },
     key(key) {
       if (key === "save") saveButton.disabled || save();
@@ -340,6 +347,6 @@ export async function open(main, params) {
       } else return false;
       return true;
     },
-    command: () => ({ prompt: template.name, topic: topic(), documents: pinned().join("\n") }),
+    command: () => ({ prompt: name, topic: topic(), documents: pinned().join("\n") }),
   };
 }

@@ -66,7 +66,7 @@ function links() {
 }
 
 const SERVER = {
-  ok: "server ready", gone: "server gone", busy: "server busy", replay: "replay only", unknown: "server not requested yet",
+  ok: "server ready", gone: "server gone", busy: "server busy", replay: "replay only", unknown: "no request yet",
 };
 
 export function showServer(found) {

@@ -1,0 +1,146 @@
+"""Templates on the bench: read with their drafts, and saved as the next version, never over a change by others."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from pydantic import AwareDatetime
+
+from touche_llm.data.io import open_atomic, read_record, write_records
+from touche_llm.data.records import Model
+from touche_llm.errors import UsageError
+from touche_llm.lab.bench import Bench
+from touche_llm.lab.workplace import DRAFTS
+from touche_llm.prompt_lab.holdout import access_log, read_accesses
+from touche_llm.prompts.prompt import copy_prompt
+from touche_llm.prompts.purposes import CatalogEntry
+from touche_llm.prompts.templates import HEADER, read_text
+
+_VERSION = re.compile(r"^(version:[ \t]*)(\d+)", re.MULTILINE)
+# Name of a template that the user chooses.
+_NAME = re.compile(r"\w[\w-]{0,80}\.jinja")
+
+
+class Draft(Model):
+    """An unsaved text of a template.
+
+    Attributes:
+        template: Path of the template.
+        base: SHA-256 of the template's text that the draft began with.
+        text: The text.
+        saved: When it was stored.
+    """
+
+    template: str
+    base: str
+    text: str
+    saved: AwareDatetime
+
+
+def hash_text(text: str) -> str:
+    """Return the SHA-256 of a text."""
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def read_version(text: str) -> int:
+    """Return the version in the front matter of a template; 0 if it has none that can be read."""
+    header = HEADER.match(text)
+    found = header and _VERSION.search(header.group(0))
+    return int(found[2]) if found else 0
+
+
+def raise_version(text: str, saved: str) -> str:
+    """Return a text with the version after that of the saved one, unless it has a later one already."""
+    version = read_version(saved)
+    header = HEADER.match(text)
+    if header is None or read_version(text) > version:
+        return text
+    return _VERSION.sub(rf"\g<1>{version + 1}", header.group(0), count=1) + text[header.end() :]
+
+
+def _draft_file(path: Path) -> Path:
+    return DRAFTS / f"{path.stem}-{hash_text(str(path.resolve()))[:12]}.json"
+
+
+def is_writable(bench: Bench, entry: CatalogEntry) -> bool:
+    """Return whether a template is in the user's folder, so that it is saved in its place; others are copied there."""
+    return not entry.is_builtin and entry.path.resolve().is_relative_to(bench.prompts.resolve())
+
+
+def describe_template(bench: Bench, name: str) -> dict[str, Any]:
+    """Return a template with its draft."""
+    entry = bench.find_prompt(name)
+    text, file = read_text(entry.path), _draft_file(entry.path)
+    label = "" if entry.loaded is None else entry.loaded[1].label
+    accesses = read_accesses(access_log(bench.config.cache.file))
+    draft = read_record(file, Draft, "a draft of the lab; delete it") if file.exists() else None
+    return {
+        "name": name,
+        "path": str(entry.path),
+        "text": text,
+        "hash": hash_text(text),
+        "version": read_version(text),
+        "writable": is_writable(bench, entry),
+        "confirmed": any(label in access.prompts for access in accesses if access.kind == "confirmation"),
+        "draft": draft and {"text": draft.text, "base": draft.base, "saved": draft.saved.isoformat()},
+    }
+
+
+def store_draft(bench: Bench, name: str, text: str | None, base: str) -> None:
+    """Store the draft of a template, or delete it with None."""
+    path = bench.find_prompt(name).path
+    if text is None:
+        _draft_file(path).unlink(missing_ok=True)
+        return
+    DRAFTS.mkdir(parents=True, exist_ok=True)
+    now = datetime.now(UTC).replace(microsecond=0)
+    write_records(_draft_file(path), [Draft(template=str(path), base=base, text=text, saved=now)])
+
+
+def save_template(bench: Bench, name: str, text: str, known: str, file: str | None) -> dict[str, Any]:
+    """Save a text as the next version of its template, or as a template of the user's folder.
+
+    Args:
+        bench: Bench.
+        name: Name of the template.
+        text: Text to save.
+        known: SHA-256 of the text on disk that the user has seen.
+        file: Name of a new template; None for the place of the template itself, or a free name if it is not the
+            user's.
+
+    Returns:
+        The saved template; or, as `conflict`, why it was not saved, and the text that is on disk instead.
+
+    Raises:
+        PromptError: The text is no valid prompt.
+        UsageError: The name is invalid, or a file has it.
+    """
+    entry = bench.find_prompt(name)
+    disk = read_text(entry.path)
+    text = raise_version(text, disk)
+    prompt = bench.load(name, text)
+    if file is None and is_writable(bench, entry):
+        if hash_text(disk) != known:
+            problem = f"{entry.path}: changed on disk since it was read here; save yours under another name"
+            return {"conflict": problem, "disk": disk}
+        with open_atomic(entry.path) as stream:
+            stream.write(text.encode())
+        saved = name
+    else:
+        target = bench.prompts / (_find_free_name(bench, entry) if file is None else file)
+        if not _NAME.fullmatch(target.name) or target.parent != bench.prompts:
+            raise UsageError(f"{file!r:.80}: no name of a template; write letters, digits and hyphens, then .jinja")
+        bench.prompts.mkdir(parents=True, exist_ok=True)
+        copy_prompt(prompt, target, text)
+        saved = str(target)
+    _draft_file(entry.path).unlink(missing_ok=True)
+    return describe_template(bench, saved)
+
+
+def _find_free_name(bench: Bench, entry: CatalogEntry) -> str:
+    names = [f"{entry.path.stem}-mine", *(f"{entry.path.stem}-mine-{number}" for number in range(2, 1000))]
+    return next(f"{name}.jinja" for name in names if not (bench.prompts / f"{name}.jinja").exists())

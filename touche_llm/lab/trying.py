@@ -1,0 +1,296 @@
+"""Views of the bench: a draft checked, rendered, and tried on pinned documents while its user types."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import time
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import replace
+from difflib import unified_diff
+from typing import Any
+
+from touche_llm.data import concurrency
+from touche_llm.data.records import Topic
+from touche_llm.errors import EngineError, PromptError, ReplayMiss, UsageError
+from touche_llm.evaluation.qrels import STANCE, Qrels
+from touche_llm.lab.bench import Bench, Benches
+from touche_llm.lab.documents import SNIPPET, describe_exchange, describe_fields, read_fields
+from touche_llm.lab.templates import describe_template, save_template, store_draft
+from touche_llm.llm.cache import CacheMode
+from touche_llm.llm.model import AnsweredRequest, ModelClient
+from touche_llm.llm.recorder import make_dry_engine, open_known_answers
+from touche_llm.pipeline.context import check_examples
+from touche_llm.pipeline.engines import assume_engine_info, make_request_builder
+from touche_llm.prompt_lab.holdout import find_half, record_trial
+from touche_llm.prompt_lab.lint import check
+from touche_llm.prompt_lab.trial import Subject, Trial, ask, ask_for_parts, estimate, make_subject
+from touche_llm.prompts.prompt import Prompt
+from touche_llm.report.folder import find_differences, get_assessments
+from touche_llm.tasks.task import Task
+
+MAX_PINNED = 8
+_MAX_CANDIDATES = 50
+# Topics that a draft is checked with.
+_CHECKED_TOPICS = 5
+# Failures without a reply of the server.
+_LOST = ("server_error", "timeout")
+_LINE = re.compile(r"(?:\.jinja:|\bline )(\d+)")
+_QUOTED = re.compile(r"'([^']{2,60})'")
+
+
+def describe_bench(benches: Benches, *, run: str) -> dict[str, Any]:
+    """Return what the bench of a run has to work with."""
+    bench = benches.get(run)
+    engine, task = bench.config.engine, bench.context.task
+    is_replay = bench.config.cache.mode is CacheMode.REPLAY
+    has_qrels = bool(benches.lab.find_qrels(run, task, bench.config))
+    return {
+        "prompts": [
+            {
+                "name": name,
+                "label": entry.path.name if entry.loaded is None else entry.loaded[1].label.partition("/")[2],
+            }
+            for name, entry in bench.list_prompts().items()
+        ],
+        "topics": [
+            {"id": each.id, "title": each.title, "half": find_half(each.title)} for each in bench.topics.values()
+        ],
+        "fields": describe_fields(task),
+        "local": bench.is_local and not is_replay,
+        "server": {
+            "state": "replay" if is_replay else "unknown",
+            "url": engine.base_url,
+            "model": engine.model_name or "",
+        },
+        "problem": ""
+        if has_qrels
+        else "Without qrels no prompt is measured: evaluate the run, or start the lab with qrels.",
+    }
+
+
+def read_template(benches: Benches, *, run: str, name: str) -> dict[str, Any]:
+    """Return a template with its draft."""
+    return describe_template(benches.get(run), name)
+
+
+def write_draft(benches: Benches, *, run: str, name: str, text: str | None, base: str) -> dict[str, Any]:
+    """Store the draft of a template, or delete it with None."""
+    store_draft(benches.get(run), name, text, base)
+    return {}
+
+
+def save(benches: Benches, *, run: str, name: str, text: str, hash: str, file: str | None = None) -> dict[str, Any]:
+    """Save a template as its next version."""
+    return save_template(benches.get(run), name, text, hash, file)
+
+
+def list_candidates(benches: Benches, *, run: str, topic: str, query: str = "") -> dict[str, Any]:
+    """Return the first candidates of a topic whose id or text has the words of a query."""
+    bench = benches.get(run)
+    found = bench.find_topic(topic)
+    ranking, words = bench.rank(found), query.casefold().split()
+    documents = bench.context.corpus.documents
+    unknown = set(documents.find_unknown([each.document_id for each in ranking]))
+    qrels = benches.lab.read_visible_qrels(run, [found], bench.config)
+    listed: list[dict[str, Any]] = []
+    for candidate in ranking:
+        if candidate.document_id in unknown or len(listed) == _MAX_CANDIDATES:
+            continue
+        document = documents.get(candidate.document_id)
+        if all(word in f"{document.id} {document.title} {document.text}".casefold() for word in words):
+            is_judged = bool(get_assessments(qrels, topic, document.id))
+            text = " ".join(document.text[: 2 * SNIPPET].split())[:SNIPPET]
+            listed.append({"id": document.id, "title": document.title, "text": text, "judged": is_judged})
+    return {"documents": listed}
+
+
+async def check_draft(benches: Benches, *, run: str, name: str, text: str) -> dict[str, Any]:
+    """Return the findings about a draft with their lines, its tokens, and its difference to the saved version."""
+    bench = await benches.lab.apart(benches.get, run)
+    template = await benches.lab.apart(describe_template, bench, name)
+    lines = (template["text"].splitlines(), text.splitlines())
+    reply = {
+        "findings": [],
+        "tokens": None,
+        "diff": "\n".join(list(unified_diff(*lines, lineterm="", n=2))[2:]),
+        "disk": template["hash"],
+    }
+    try:
+        prompt = bench.load(name, text)
+        topics = list(bench.topics.values())
+        problems: list[str] = []
+        check_examples(prompt, topics, bench.config.topics, problems.append)
+        work = check(bench.context.task, bench.purpose, prompt, topics[:_CHECKED_TOPICS], estimate)
+        found = await asyncio.to_thread(asyncio.run, work)
+    except (PromptError, UsageError) as error:
+        return reply | {"findings": [_make_finding("error", str(error), text)]}
+    findings = [_make_finding(each.level, each.message, text) for each in found.findings]
+    findings += [_make_finding("warning", problem, text) for problem in problems]
+    shares = found.between_topics, found.between_documents
+    if all(shares):
+        of_all, of_topic = (0 if share is None else share.tokens for share in shares)
+        reply["tokens"] = {"all": of_all, "topic": of_topic - of_all}
+    return reply | {"findings": findings}
+
+
+def _make_finding(level: str, message: str, text: str) -> dict[str, Any]:
+    """Return a finding with the line that it names, or that has the words that it quotes."""
+    named = _LINE.search(message)
+    line = int(named[1]) if named else None
+    for quoted in _QUOTED.findall(message) if line is None else []:
+        if quoted in text:
+            line = text[: text.index(quoted)].count("\n") + 1
+            break
+    return {"level": level, "line": line, "message": message}
+
+
+async def render_draft(
+    benches: Benches, *, run: str, name: str, text: str, topic: str, document: str
+) -> dict[str, Any]:
+    """Return the messages that would be sent about a document, in parts by the requests that share them."""
+    bench = await benches.lab.apart(benches.get, run)
+    return await asyncio.to_thread(
+        asyncio.run, _render(bench, bench.load(name, text), bench.find_topic(topic), document)
+    )
+
+
+async def _render(bench: Bench, prompt: Prompt, topic: Topic, document: str) -> dict[str, Any]:
+    config = bench.config
+    with open_known_answers(config.cache.file, CacheMode.REUSE) as cache:
+        info = assume_engine_info(config.engine, cache)
+
+        def make(engine: Any) -> Any:
+            model = ModelClient(engine_info=info, engine=engine, cache=cache)
+            return make_request_builder(model, config.engine, config.sampling)
+
+        subject = await make_subject(bench.context, topic, bench.purpose, (document,), make(None))
+        tokens = config.ranking.document_tokens
+        trials = await ask_for_parts(prompt, subject, make(make_dry_engine()), estimate, document_tokens=tokens)
+    return {
+        "messages": [
+            {
+                "role": message.role,
+                "parts": [
+                    {"text": part.text, "shared": part.shared, "tokens": part.tokens}
+                    for part in parts
+                    if part.message == place
+                ],
+            }
+            for trial, parts in trials
+            for place, message in enumerate(trial.messages)
+        ]
+    }
+
+
+async def answer(
+    benches: Benches, *, run: str, name: str, text: str, topic: str, documents: list[str]
+) -> AsyncIterator[dict[str, Any]]:
+    """Yield the answers of a draft about pinned documents as they come, then their counts or an error.
+
+    When the page goes away, pending requests are cancelled.
+    """
+    started = time.monotonic()
+    lab = benches.lab
+    try:
+        if not 1 <= len(documents) <= MAX_PINNED:
+            raise UsageError(f"documents: {len(documents)} pinned; pin 1 to {MAX_PINNED}")
+        bench = await lab.apart(benches.get, run)
+        prompt, found = bench.load(name, text), bench.find_topic(topic)
+        qrels = await lab.apart(lab.read_visible_qrels, run, [found], bench.config)
+        # Judgments are shown beside the answers.
+        logged = asyncio.to_thread(_log_trial, bench, found, documents, qrels, prompt.label, lab.warn)
+        log = asyncio.create_task(logged)
+        builder = await bench.open_model()
+        work = make_subject(bench.context, found, bench.purpose, tuple(documents), builder)
+        subject = await concurrency.run_async(work)
+        await log
+    except (PromptError, UsageError) as error:
+        yield {"error": str(error), "state": "invalid"}
+        return
+    except EngineError as error:
+        yield {"error": str(error), "state": "gone"}
+        return
+    lines: list[dict[str, Any]] = []
+    try:
+        async for line in _answer_each(bench, prompt, subject):
+            line |= _compare(bench.context.task, line["fields"], qrels, topic, line["document"])
+            lines.append(line)
+            yield line | {"hidden": lab.is_hidden(run, found)}
+    except (PromptError, UsageError) as error:
+        yield {"error": str(error), "state": "invalid"}
+        return
+    except EngineError as error:
+        await bench.close_model()
+        yield {"error": str(error), "state": "gone"}
+        return
+    failures = [line["failure"] for line in lines if line["failure"]]
+    lost = [failure["reason"] for failure in failures if failure["kind"] in _LOST]
+    if lost and len(lost) == len(lines):
+        await bench.close_model()
+        yield {"error": f"The server does not answer: {lost[0]}", "state": "gone"}
+        return
+    missing = any(failure["kind"] == "replay" for failure in failures)
+    requests = sum(line["sent"] for line in lines)
+    state = "replay" if missing else "ok"
+    yield {"done": True, "requests": requests, "seconds": time.monotonic() - started, "state": state}
+
+
+def _log_trial(
+    bench: Bench, topic: Topic, documents: Sequence[str], qrels: Qrels | None, label: str, warn: Any
+) -> None:
+    if qrels is not None:
+        record_trial(bench.config.cache.file, topic, documents, qrels, label, warn)
+
+
+async def _answer_each(bench: Bench, prompt: Prompt, subject: Subject) -> AsyncIterator[dict[str, Any]]:
+    """Yield the answer about each document as it comes."""
+    builder = await bench.open_model()
+    tokens = bench.config.ranking.document_tokens
+
+    async def request(document: str) -> dict[str, Any]:
+        alone = replace(subject, ids=(document,))
+        try:
+            trials = await concurrency.run_async(ask(prompt, alone, builder, document_tokens=tokens))
+        except ReplayMiss:
+            failure = {"kind": "replay", "reason": "the cache has no answer to this text", "text": ""}
+            return {"document": document, "cached": False, "sent": 0, "fields": {}, "failure": failure}
+        return {"document": document, **_describe_trials(trials)}
+
+    tasks = [asyncio.create_task(request(document)) for document in subject.ids]
+    try:
+        for task in asyncio.as_completed(tasks):
+            yield await task
+    finally:
+        for each in tasks:
+            each.cancel()
+
+
+def _describe_trials(trials: Sequence[Trial]) -> dict[str, Any]:
+    """Return the answer about a document, of all parts of the prompt."""
+    answered = [trial.result for trial in trials if isinstance(trial.result, AnsweredRequest)]
+    failed = [trial.result.attempts[-1] for trial in trials if not isinstance(trial.result, AnsweredRequest)]
+    cuts = [cut for trial in trials for cut in trial.cut.values()]
+    exchanges = [describe_exchange(trial) for trial in trials]
+    fields: dict[str, Any] = {}
+    for trial in trials if not failed else []:
+        fields |= read_fields(trial.values, trial.readings)
+    return {
+        "cached": all(trial.cached for trial in trials),
+        "sent": sum(not trial.cached for trial in trials),
+        "fields": fields,
+        "answer": "\n".join(each["answer"] for each in exchanges),
+        "thought": "\n\n".join(filter(None, (each["thought"] for each in exchanges))),
+        "truncated": f"the model saw {cuts[0].kept_chars:,} of {cuts[0].of_chars:,} characters" if cuts else "",
+        "prompt_tokens": sum(result.answer.prompt_tokens for result in answered),
+        "completion_tokens": sum(result.answer.completion_tokens for result in answered),
+        "failure": {"kind": failed[0].kind, "reason": failed[0].reason, "text": failed[0].text} if failed else None,
+    }
+
+
+def _compare(task: Task, fields: Mapping[str, Any], qrels: Qrels | None, topic: str, document: str) -> dict[str, Any]:
+    """Return the assessors' judgments of a document, and the fields in which the model differs."""
+    people = get_assessments(qrels, topic, document)
+    grades = {name: found["value"] for name, found in fields.items() if name in task.aspects}
+    stance = fields[STANCE]["value"] if STANCE in fields else ""
+    return {"assessors": people, "differs": find_differences(grades, stance, people, task) or []}
