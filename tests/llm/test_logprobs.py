@@ -15,6 +15,8 @@ from tests.scripted_engine import spell
 from touche_llm.data.records import Reading
 from touche_llm.llm.answers import AnswerForm, Layout, Token, Unusable, get_labels
 from touche_llm.llm.logprobs import (
+    MIN_READINGS,
+    LabelInformation,
     check_logprobs,
     compute_expected_grade,
     get_most_probable,
@@ -248,3 +250,30 @@ def test_a_repeated_field_has_no_probabilities() -> None:
     assert read(pieces, "relevance", 3) == Reading(answered=3)
     text, tokens = tokens_of(pieces)
     assert [token.token for token in select_label_tokens(text, tokens, LAYOUT, ["relevance", "quality"])] == ["1"]
+
+
+def compute_information(readings: list[Reading]) -> float | None:
+    information = LabelInformation()
+    for one in readings:
+        if one.probabilities is not None:
+            information.add(one.probabilities)
+    return information.bits
+
+
+def share(*shares: float) -> Reading:
+    return Reading(answered=0, probabilities=dict(zip("0123", shares, strict=False)))
+
+
+def test_certain_labels_carry_the_entropy_of_their_distribution() -> None:
+    readings = [share(1.0, 0.0, 0.0, 0.0), share(0.0, 1.0, 0.0, 0.0), *[share(0.0, 0.0, 1.0, 0.0)] * 2] * 25
+    assert compute_information(readings) == pytest.approx(1.5)
+
+
+def test_the_same_answer_for_all_documents_carries_nothing() -> None:
+    assert compute_information([share(0.1, 0.2, 0.3, 0.4)] * 60) == pytest.approx(0.0, abs=1e-12)
+
+
+def test_too_few_readings_with_probabilities_give_none() -> None:
+    few = [share(1.0, 0.0)] * (MIN_READINGS - 1)
+    assert compute_information([*few, *[Reading(answered=1)] * 10]) is None
+    assert compute_information([*few, share(0.0, 1.0)]) is not None

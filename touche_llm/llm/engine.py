@@ -227,11 +227,7 @@ _TEXT = logging.getLogger("touche_llm.text")
 
 
 async def log_result(request: Request, sending: Awaitable[Answer | UnusableAnswer]) -> Answer | UnusableAnswer:
-    """Await the result of a request that is sent, log it and return it.
-
-    Raises:
-        Transient: From `sending`; logged too.
-    """
+    """Await the result of a request that is sent, log it and return it; raise Transient from `sending`."""
     if not _LOG.isEnabledFor(logging.DEBUG):
         return await sending
     name, started = f"{request.origin.prompt}, {request.origin.subject}, sample {request.sample}", time.monotonic()

@@ -192,10 +192,6 @@ class HttpClient:
         """Return the reply to a GET request, decoded; raise as `post` does."""
         return _read(path, await self._call("GET", path, None), reply)
 
-    async def get_text(self, path: str) -> str:
-        """Return the reply to a GET request as text; raise as `post` does."""
-        return (await self._call("GET", path, None)).decode("utf-8", "replace")
-
     async def post(self, path: str, body: dict[str, Any], reply: type[ReplyT]) -> ReplyT:
         """Return the reply to a POST request, decoded.
 
@@ -235,7 +231,7 @@ class HttpClient:
 
     async def read_queue(self) -> tuple[int, str]:
         """Return how many requests of all clients wait at vLLM, and its queue in words; 0 and "" for other servers."""
-        found = _QUEUE.findall((await self._look("/metrics"))[1])
+        found = _QUEUE.findall((await self.look("/metrics"))[1])
         sums = {kind: sum(int(float(value)) for name, value in found if name == kind) for kind, _ in found}
         if len(sums) < 2:
             return 0, ""
@@ -248,12 +244,12 @@ class HttpClient:
     async def _describe_load(self) -> str:
         """Return that the server is busy, if it answers other requests; else nothing."""
         _, queue = await self.read_queue()
-        if not queue and (await self._look("/v1/models"))[0] >= 400:
+        if not queue and (await self.look("/v1/models"))[0] >= 400:
             return ""
         load = queue or "it answers other requests"
         return f": the server is busy ({load}); wait, or give requests more time with `{self.section}.request_timeout`"
 
-    async def _look(self, path: str) -> tuple[int, str]:
+    async def look(self, path: str) -> tuple[int, str]:
         """Return the status and the text of a quick reply, without a retry; 408 if it is late, 503 if there is none."""
         assert self._session is not None
         try:
@@ -269,7 +265,7 @@ class HttpClient:
         clock = asyncio.get_running_loop()
         end = clock.time() + _DEAD_AFTER
         # A server that is slow or has no `/health` is alive.
-        while (await self._look("/health"))[0] >= 500:
+        while (await self.look("/health"))[0] >= 500:
             if clock.time() >= end:
                 break
             await asyncio.sleep(_INTERVAL)

@@ -204,12 +204,8 @@ def _check_context(info: EngineInfo, served: int | None, wanted: int | None, sec
 async def read_serving(server: HttpClient, info: EngineInfo, fingerprint: str | None = None) -> dict[str, str]:
     """Return what the server reports of how it serves the model, by name; what it does not report is left out."""
     facts = info.serving | ({"fingerprint": fingerprint} if fingerprint else {})
-    if not info.engine.startswith("vllm"):
-        return facts
-    try:
-        metrics = await server.get_text("/metrics")
-    except (Rejected, Transient):
-        return facts  # an old version, or a proxy that hides it
+    # An old version, or a proxy, hides them.
+    _, metrics = await server.look("/metrics") if info.engine.startswith("vllm") else (0, "")
     types = _CACHE.findall(metrics)
     # The cache has the model's data type unless it says more than `auto`.
     if types and types[-1] != "auto":
