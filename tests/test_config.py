@@ -300,22 +300,6 @@ def test_another_corpus_takes_the_default_index_of_the_first_along_but_not_a_cho
     assert load_config(written, {"corpus": other}).index == Path("mine")
 
 
-def test_other_thresholds_do_not_keep_what_the_old_ones_were_fitted_on(tmp_path: Path) -> None:
-    fitted = "stance: {thresholds: {NO: 0.3}, calibrated_on: [1, 2], calibrated_for: stance@1, depth: 7}\n"
-    file = config_file(tmp_path, BASE + fitted)
-    kept = load_config(file, {"stance.depth": 9}).stance
-    assert kept is not None
-    assert (kept.thresholds, kept.calibrated_on, kept.calibrated_for) == ({"NO": 0.3}, ("1", "2"), "stance@1")
-    chosen = load_config(file, {"stance.thresholds": {"NO": 0.5}}).stance
-    assert chosen is not None
-    assert (chosen.thresholds, chosen.calibrated_on, chosen.calibrated_for) == ({"NO": 0.5}, (), "")
-    assert chosen.depth == 7, "what has nothing to do with the thresholds stays"
-    given = {"thresholds": {"NO": 0.6}, "calibrated_on": ["3"], "calibrated_for": "stance@2"}
-    other = load_config(file, {f"stance.{name}": value for name, value in given.items()}).stance
-    assert other is not None
-    assert (other.thresholds, other.calibrated_on, other.calibrated_for) == ({"NO": 0.6}, ("3",), "stance@2")
-
-
 def test_a_problem_names_the_option_that_was_given() -> None:
     options = {"depth": "--depth", "engine.name": "--engine"}
     with pytest.raises(UsageError) as caught:
@@ -330,7 +314,6 @@ def test_a_problem_names_the_option_that_was_given() -> None:
     [
         ("judge", {"rank": "balance:4"}, "--rank"),
         ("balance:4", {"depth": 5}, "run.yaml"),
-        ("balance:4", {"ranking.balance.margin": 0.5}, "run.yaml"),
     ],
 )
 def test_a_step_that_the_task_cannot_take_is_blamed_on_what_named_it(

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any, get_args
+from typing import Annotated, Any
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, Field, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from touche_llm.corpus.ir_dataset import check_dataset_id
 from touche_llm.data.settings import Option, Scope, Section
+from touche_llm.errors import list_fields
 from touche_llm.judging.labels import StanceSettings
 from touche_llm.judging.sentence_pairs import PairSettings
 from touche_llm.llm.settings import CacheConfig, EngineConfig, SamplingConfig
@@ -281,18 +282,14 @@ def _name_settings(names: str) -> Iterator[None]:
 
 def find_settings(scope: Scope) -> tuple[str, ...]:
     """Return the dotted names of the settings of a scope, and of the sections that have it themselves."""
-    return tuple(name for name, found in _list_scopes(Config, Scope.RANK) if found is scope)
-
-
-def _list_scopes(section: type[BaseModel], default: Scope, prefix: str = "") -> Iterator[tuple[str, Scope]]:
-    for name, field in section.model_fields.items():
-        own = next((item for item in field.metadata if isinstance(item, Scope)), None)
-        kinds = [kind for kind in (field.annotation, *get_args(field.annotation)) if isinstance(kind, type)]
-        below = [kind for kind in kinds if issubclass(kind, BaseModel)]
-        if own is not None or not below:
-            yield prefix + name, own or default
-        for kind in below:
-            yield from _list_scopes(kind, own or default, f"{prefix}{name}.")
+    scopes: dict[str, Scope] = {}
+    own: set[str] = set()
+    for name, field in list_fields(Config):
+        given = next((item for item in field.metadata if isinstance(item, Scope)), None)
+        scopes[name] = given or scopes.get(name.rpartition(".")[0], Scope.RANK)
+        own |= {name} if given else set()
+    sections = {name.rpartition(".")[0] for name in scopes}
+    return tuple(name for name in scopes if scopes[name] is scope and (name in own or name not in sections))
 
 
 def is_one_of(name: str, places: Collection[str]) -> bool:

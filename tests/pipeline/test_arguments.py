@@ -24,7 +24,6 @@ from touche_llm.regression.record import record
 from touche_llm.regression.snapshot import open_snapshot
 from touche_llm.tasks import get_task
 
-REAL = Path(__file__).resolve().parents[3] / "shared/data/sentence_pairs"
 TEXTS = {
     "S1-A1": ("Schools should start later", "PRO", "Tired pupils learn less."),
     "S1-A2": ("Schools should start later", "CON", "Parents of pupils have to be at work early."),
@@ -118,36 +117,3 @@ async def test_files_of_beir_are_ranked_and_measured_as_published(tmp_path: Path
     # Recorded with and without a side.
     await record(config, tmp_path / "out", tmp_path / "recorded", qrels)
     assert await check_snapshot(open_snapshot(tmp_path / "recorded")) == []
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(not REAL.is_dir(), reason="the real arguments and judgments are not here")
-async def test_the_arguments_of_2020_are_ranked_and_measured_with_their_judgments(tmp_path: Path) -> None:
-    """1.3 % of the arguments are here, and 30 % of the judged ones, so that the values say nothing about a method."""
-    qrels = tl.read_qrels({"relevance": REAL / "qrels-arguments-2020.txt"}, "arguments_2020")
-    grades = qrels.grades["relevance"]
-    assert len(grades) == 25
-    values = [grade for judged in grades.values() for grade in judged.values()]
-    # -2 stands for texts that are no argument: it counts as not relevant, like 0.
-    assert [values.count(grade) for grade in (-2, 0, 1, 2)] == [403, 283, 151, 337]
-
-    def script(request: Request) -> dict[str, Any]:
-        judged = grades[request.origin.topic_id]
-        return {"relevance": int(max(judged.get(str(request.origin.document_id), 0), 0))}
-
-    config = config_of(
-        "arguments_2020",
-        tmp_path,
-        REAL / "topics.xml",
-        REAL / "args_processed_04_01.csv.gz",
-        {"depth": 30, "topic": tuple(grades)},
-    )
-    await run_directly(config, tmp_path / "out", ScriptedEngine(script))
-    assert validate_run(tmp_path / "out" / "run.txt", get_task("arguments_2020")) == []
-    first, run = (
-        evaluate_run(name, tl.read_run(tmp_path / "out" / name), qrels) for name in ("candidates.run.txt", "run.txt")
-    )
-    assert first.estimates["relevance nDCG@5"].value == pytest.approx(0.4126, abs=5e-4)
-    assert first.estimates["relevance judged@5"].value == pytest.approx(0.536)
-    # The answers are the judgments, so that only what the first stage lacks is missing.
-    assert run.estimates["relevance nDCG@5"].value > 0.7

@@ -104,7 +104,6 @@ async def test_a_key_in_the_configuration_is_not_written_out(tmp_path: Path, mon
     async with server.running():
         config = chatnoir_config(tmp_path, server, chatnoir__api_key=KEY)
         await retrieve_stage(config, tmp_path / "out", Silent())
-    assert server.requests > 0
     assert KEY not in repr(config)
     written = [path for path in tmp_path.rglob("*") if path.is_file()]
     assert tmp_path / "out" / "config.yaml" in written

@@ -61,6 +61,7 @@ async def test_the_run_sends_as_many_requests_as_the_dry_run_said(tmp_path: Path
     config = short(tmp_path, task, rank=EXACT, expansion__use=True, ranking__listwise={"window": 4, "stride": 2})
     said = await dry(config)
     assert said.context is None  # nothing is known of the engine yet
+    assert {path.name for path in tmp_path.iterdir()} == {"index"}
     assert requests(said) == await real(config, tmp_path / "out", script_with_queries(task))
     # What is in the cache now would not be sent again.
     again = await dry(config)
@@ -93,12 +94,6 @@ async def test_the_stages_are_told_one_by_one(tmp_path: Path) -> None:
     }
 
 
-async def test_nothing_is_written_but_the_index(tmp_path: Path) -> None:
-    config = short(tmp_path, rank=("judge", "pairwise:3"))
-    await dry(config)
-    assert {path.name for path in tmp_path.iterdir()} == {"index"}
-
-
 @pytest.mark.parametrize("stage", ["judge", "rank"])
 async def test_a_stage_of_a_folder_is_counted_and_the_folder_and_the_cache_stay_as_they_are(
     tmp_path: Path, stage: StageName
@@ -117,11 +112,10 @@ async def test_a_stage_of_a_folder_is_counted_and_the_folder_and_the_cache_stay_
     assert {name for name in after if name not in before} <= {"answers.sqlite-shm", "answers.sqlite-wal"}
 
 
-@pytest.mark.parametrize("mode", [CacheMode.OFF, CacheMode.REFRESH])
-async def test_a_cache_that_is_not_read_spares_nothing(tmp_path: Path, mode: CacheMode) -> None:
+async def test_a_cache_that_is_not_read_spares_nothing(tmp_path: Path) -> None:
     config = short(tmp_path, rank=("judge", "pairwise:4"))
     first = await real(config, tmp_path / "one", script_of("comparative"))
-    anew = with_cache(config, mode=mode)
+    anew = with_cache(config, mode=CacheMode.REFRESH)
     said = requests(await dry(anew))
     assert said == first
     assert await real(anew, tmp_path / "two", script_of("comparative")) == said

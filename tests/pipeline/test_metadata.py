@@ -63,13 +63,3 @@ def test_pairs_are_made_once_their_sentences_are_judged(tmp_path: Path) -> None:
 
     assert names({"retrieve": {}}) == ["first stage"]
     assert names(JUDGED) == ["first stage", "pairs", "judge"]
-
-
-def test_own_code_and_topics_that_thresholds_were_fitted_on_are_named(tmp_path: Path) -> None:
-    plain = described(tmp_path, JUDGED)
-    fitted = {"thresholds": {"NO": 0.5}, "calibrated_on": ["8", "17"], "calibrated_for": "x"}
-    own = described(tmp_path, JUDGED, actor__repository="https://example.org/code", stance=fitted)
-    assert own["implementation"]["source"]["repository"] == "https://example.org/code"
-    assert "touche" in plain["implementation"]["source"]["repository"].lower()
-    training = [run["data"]["training data"] for run in (plain, own)]
-    assert training[0].startswith("none") and training[1].endswith(" 8, 17")

@@ -75,17 +75,6 @@ async def test_no_pair_is_there_in_both_orders_and_the_better_order_stays(tmp_pa
     }
 
 
-async def test_both_orders_are_asked_only_where_wanted(tmp_path: Path) -> None:
-    asked: list[str] = []
-
-    def noting(request: Request) -> Fields:
-        asked.append(request.origin.document_id or "")
-        return SCRIPT(request)
-
-    await run(tmp_path, noting, topic=("8",), pairs__judged=10, pairs__both_orders=0)
-    assert len([each for each in asked if "," in each]) == 10
-
-
 async def test_a_pair_without_a_usable_answer_inherits_from_its_sentences(tmp_path: Path) -> None:
     def broken_for_pairs(request: Request) -> Fields:
         return {"free": "text"} if "coherence" in list_fields(request.schema) else SCRIPT(request)

@@ -43,7 +43,6 @@ def reading(**given: Any) -> StanceReading:
 @pytest.mark.parametrize(
     ("judged", "read", "settings", "expected"),
     [
-        (judgment(), None, StanceSettings(), ChosenStance("FIRST", "judge", SHARES)),
         (judgment(), reading(), StanceSettings(), ChosenStance("SECOND", "stance", OTHER_SHARES)),
         (judgment(), None, StanceSettings(depth=0, thresholds={"NO": 0.3}), ChosenStance("NO", "threshold", SHARES)),
         (judgment(), None, StanceSettings(depth=0, thresholds={"NO": 0.4}), ChosenStance("FIRST", "judge", SHARES)),
@@ -60,12 +59,6 @@ def reading(**given: Any) -> StanceReading:
             reading(source="value", probabilities={**dict.fromkeys(SHARES, 0.0), "SECOND": 1.0}),
             StanceSettings(thresholds={"NO": 0.0}),
             ChosenStance("SECOND", "stance", None),
-        ),
-        (
-            judgment(source="value", readings={"stance": Reading(answered="FIRST")}),
-            None,
-            StanceSettings(),
-            ChosenStance("FIRST", "judge", None),
         ),
         (judgment(source="inherited", readings={}), None, None, ChosenStance("FIRST", "inherited", None)),
         (None, None, StanceSettings(), ChosenStance("NO", "imputed", None)),

@@ -14,7 +14,7 @@ from touche_llm.errors import DataError
 from touche_llm.pipeline.rank import list_result_columns
 from touche_llm.pipeline.run import read_results, read_texts
 from touche_llm.pipeline.run_directory import RunDirectory
-from touche_llm.pipeline.run_overview import BROKEN, EMPTY, read_overview
+from touche_llm.pipeline.run_overview import BROKEN, EMPTY, read_evaluation, read_overview
 from touche_llm.tasks import get_task
 
 
@@ -67,3 +67,14 @@ def test_damaged_counts_are_an_error_that_names_their_stage(tmp_path: Path, dama
     with raises_at(DataError, file, "stages.judge"):
         RunDirectory(tmp_path).read_metadata()
     assert read_overview(tmp_path).state == BROKEN
+
+
+@pytest.mark.parametrize(
+    "content", ["measures: [", "{}", "task: comparative\nrun: ab\nqrels: {}\nmeasures: {nDCG: 1}\n"]
+)
+def test_what_is_no_evaluation_is_refused_with_its_file(content: str, tmp_path: Path) -> None:
+    directory = RunDirectory(tmp_path)
+    assert read_evaluation(directory) is None
+    directory.evaluation_file.write_text(content)
+    with raises_at(DataError, directory.evaluation_file):
+        read_evaluation(directory)

@@ -92,14 +92,6 @@ async def test_a_server_that_serves_another_model_now_is_noticed_before_anything
     assert contents(out) == before
 
 
-async def test_with_overwrite_the_run_is_as_in_a_new_folder(tmp_path: Path) -> None:
-    await run_on(FakeServer(), short(tmp_path, tag="old"), tmp_path / "used")
-    new = short(tmp_path, tag="new")
-    await run_on(FakeServer(), new, tmp_path / "used", overwrite=True)
-    await run_on(FakeServer(), new, tmp_path / "fresh")
-    assert (tmp_path / "used" / "run.txt").read_bytes() == (tmp_path / "fresh" / "run.txt").read_bytes()
-
-
 async def test_a_stage_may_choose_its_settings_as_long_as_nothing_was_made_with_others(tmp_path: Path) -> None:
     out = tmp_path / "out"
     await pipeline.run_retrieve(short(tmp_path), out, Silent())
@@ -112,17 +104,6 @@ async def test_a_stage_may_choose_its_settings_as_long_as_nothing_was_made_with_
     with pytest.raises(UsageError) as caught:
         check_settings(out, judged, "judge", overwrite=False)
     assert changes(caught.value) == ["depth", "sampling.seed"]
-
-
-async def test_queries_of_the_model_are_kept_like_judgments(tmp_path: Path) -> None:
-    out = tmp_path / "out"
-    await pipeline.run_retrieve(short(tmp_path), out, Silent())
-    config = yaml.safe_load((out / "config.yaml").read_bytes())
-    config["expansion"]["use"] = True
-    (out / "config.yaml").write_text(yaml.safe_dump(config))
-    with pytest.raises(UsageError) as caught:
-        check_settings(out, short(tmp_path, expansion__use=True, sampling__seed=7), "retrieve", overwrite=False)
-    assert changes(caught.value) == ["sampling.seed"]
 
 
 async def test_inputs_are_the_same_by_content_wherever_they_lie(tmp_path: Path) -> None:
@@ -139,15 +120,14 @@ async def test_inputs_are_the_same_by_content_wherever_they_lie(tmp_path: Path) 
     assert changes(caught.value) == ["corpus"]
 
 
-@pytest.mark.parametrize("name", ["run.txt", "judgments.jsonl", "candidates.run.txt"])
-async def test_an_output_without_a_configuration_is_not_replaced(tmp_path: Path, name: str) -> None:
+async def test_an_output_without_a_configuration_is_not_replaced(tmp_path: Path) -> None:
+    name = "candidates.run.txt"
     (tmp_path / name).write_text("of another tool")
     with pytest.raises(UsageError, match=rf"{name}.*overwrite: true"):
         await pipeline.run_retrieve(short(tmp_path), tmp_path, Silent())
     assert (tmp_path / name).read_text() == "of another tool"
     # To judge the candidates of another tool is no loss of them.
-    if name == "candidates.run.txt":
-        check_settings(tmp_path, short(tmp_path), "judge", overwrite=False)
+    check_settings(tmp_path, short(tmp_path), "judge", overwrite=False)
 
 
 def with_own_prompts(folder: Path) -> dict[str, Any]:

@@ -83,24 +83,11 @@ def heating(folder: Path, **flags: Any) -> Config:
     return config_for(folder, **({"topic": ("3",), "depth": 3, "stance__depth": 3} | flags))
 
 
-async def test_a_label_has_the_probability_of_a_position_times_that_of_the_side(tmp_path: Path) -> None:
-    config = heating(tmp_path, stance__prompt="own")
-    _, asked = await judged(config, tmp_path / "out", Judge(FIRST_PLEASE, UNUSABLE))
-    assert len(asked) == 3
-    assert len(readings(tmp_path / "out")) == 3
-    for reading in readings(tmp_path / "out"):
-        expected = {"FIRST": 0.56, "SECOND": 0.08, "NEUTRAL": 0.16, "NO": 0.2}
-        assert reading.probabilities == pytest.approx(expected)
-        assert (reading.orders, reading.source) == (1, "probabilities")
-
-
 def sure_of(side: str, yes: float) -> Answer:
     return {"position": {"YES": yes, "NO": 1.0 - yes}, "stance": {side: 1.0}}
 
 
-@pytest.mark.parametrize(
-    ("thinking", "prompt"), [("judge", "shared"), ("stance", "own"), ("stance", "both_orders")], ids=str
-)
+@pytest.mark.parametrize(("thinking", "prompt"), [("judge", "shared"), ("stance", "both_orders")], ids=str)
 async def test_chains_are_combined_into_labels_before_they_are_averaged(
     thinking: str, prompt: str, tmp_path: Path
 ) -> None:

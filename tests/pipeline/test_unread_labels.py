@@ -78,20 +78,6 @@ async def test_a_run_without_any_answer_to_read_stops_and_keeps_them(tmp_path: P
     assert {judgment.source for judgment in read_judgments(out)} == {"probabilities"}
 
 
-async def test_a_stance_prompt_and_comparisons_are_counted_by_themselves(tmp_path: Path) -> None:
-    flags: dict[str, Any] = {"topic": ("3",), "depth": 4, "stance": {"prompt": "own", "depth": 4}}
-    config = config_for(tmp_path, rank=("judge", "pairwise:3"), **flags)
-    # Four judgments, four stances, and six comparisons.
-    await run_on(Misspelling(lambda number: number in (2, 6, 9, 11)), config, tmp_path / "out")
-    stages = RunDirectory(tmp_path / "out").read_metadata().stages
-    counted = {
-        name: (counts["answers"], counts["unread"])
-        for stage in ("judge", "rank")
-        for name, counts in stages[stage]["labels"].items()
-    }
-    assert counted == {"judge": (4, 1), "stance": (4, 1), "best": (6, 2)}
-
-
 def test_show_and_the_report_of_a_run_name_the_first_such_answer(touche: Touche, tmp_path: Path) -> None:
     run = ["run", "--topics", str(SAMPLE / "topics.xml"), "--corpus", str(SAMPLE / "passages.jsonl"), "--topic", "3"]
     with Misspelling(lambda number: number == 2).in_thread() as server:

@@ -112,9 +112,6 @@ def _drop_outdated(values: dict[str, Any], flags: Mapping[str, Any]) -> None:
         for name in ("topics", "corpus", "index"):
             values.pop(name, None)
     stance = values.get("stance")
-    if "stance.thresholds" in flags and isinstance(stance, dict):
-        for name in ("calibrated_on", "calibrated_for"):
-            stance.pop(name, None)
     if flags.get("stance.depth") is not None and isinstance(stance, dict) and stance.get("prompt") == "shared":
         # A shared prompt has no depth.
         del stance["prompt"]

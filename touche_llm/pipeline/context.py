@@ -265,11 +265,6 @@ class RunContext:
                 f"{source}: {len(unknown)} of its topics are not in {self.config.topics}: {shorten(unknown)}"
             )
 
-    def check_files(self) -> None:
-        """Check the prompts and what the first stage reads; see `load_prompts` and `check_sources` for errors."""
-        self.load_prompts()
-        self.check_sources()
-
     def check_sources(self) -> None:
         """Check corpus and candidates before an engine starts, and warn of topics that belong to another task.
 

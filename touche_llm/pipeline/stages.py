@@ -356,7 +356,9 @@ async def _open_run(
             check_inputs(directory, config)
         context = stack.enter_context(RunContext(config, progress))
         if command in ("run", "retrieve"):
-            context.check_files() if command == "run" else context.check_sources()
+            if command == "run":
+                context.load_prompts()
+            context.check_sources()
             directory.create()
             stack.enter_context(directory.lock(command, progress.warn))
 
