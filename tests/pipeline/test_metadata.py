@@ -52,6 +52,10 @@ def test_steps_and_model_are_named_once_documents_are_judged(tmp_path: Path) -> 
     retrieved = method(tmp_path, {"retrieve": {}}, rank="judge,pairwise:3")
     judged = method(tmp_path, JUDGED, rank="judge,pairwise:3")
     assert (retrieved["name"], judged["name"]) == ("bm25", "bm25 > judge > pairwise:3")
+    assert [all(text in run["description"] for text in ("tiny", "pairwise:3")) for run in (retrieved, judged)] == [
+        False,
+        True,
+    ]
     reranked = {stage["name"]: stage.get("reranks") for stage in judged["retrieval"]}
     assert list(reranked) == ["first stage", "judge", "pairwise:3", "stance"]
     assert (reranked["judge"], reranked["pairwise:3"]) == ("first stage", "judge")

@@ -45,6 +45,9 @@ def build_metadata(config: Config, folder: Path, stages: Mapping[str, Any]) -> d
     task = get_task(config.task)
     stances = ", label stances" if task.stances else ""
     first_stage = "a given run" if config.candidates is not None else config.retriever.name
+    steps = config.rank if "judge" in stages else ()
+    model = stages.get("judge", {}).get("model") or "an instruction model"
+    ranked = f"; {model} judges zero-shot, and the steps {', '.join(steps)} rank" if steps else ""
     return {
         "ir_metadata.version": "0.1",
         "tag": config.tag,
@@ -72,7 +75,8 @@ def build_metadata(config: Config, folder: Path, stages: Mapping[str, Any]) -> d
             "training data": _training(config),
         },
         "method": {
-            "name": " > ".join([first_stage, *(config.rank if "judge" in stages else ())]),
+            "name": " > ".join([first_stage, *steps]),
+            "description": f"First stage: {first_stage}{ranked}.",
             "automatic": True,
             "score ties": "none, scores strictly decrease",
             **_method(config, task, stages),
