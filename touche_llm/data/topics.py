@@ -44,10 +44,13 @@ _DESCRIPTIONS: Mapping[Kind, str] = {
     "archive": "a zip archive",
     "page": "a web page",
 }
-# Settings that take files of a kind.
-_SETTINGS: Mapping[Kind, str] = {
-    "topics": "topics",
-    **dict.fromkeys(("documents", "arguments", "argument table", "rerank"), "corpus"),
+_AS_CORPUS = "give it as `corpus: FILE`"
+# What to do with a file of a kind.
+_ADVICE: Mapping[Kind, str] = {
+    "topics": "give it as `topics: FILE`",
+    **dict.fromkeys(("documents", "arguments", "argument table", "rerank"), _AS_CORPUS),
+    "archive": "unpack it, and give the file in it",
+    "page": "download the file itself",
 }
 
 
@@ -127,22 +130,11 @@ def require_kind(path: Path, *kinds: Kind, start: FileStart | None = None) -> No
     found, text, _ = start or recognize(path)
     if found is None or found in kinds:
         return
-    expected = kinds[0]
-    advice = "give another file"
-    if found == "archive":
-        advice = "unpack it, and give the file in it"
-    elif found == "page":
-        advice = "download the file itself"
-    elif {found, expected} <= _SETTINGS.keys():
-        setting, other = _SETTINGS[expected], _SETTINGS[found]
-        advice = f"give them as `{setting}: FILE`, and this file as `{other}: FILE`"
-        if setting == other:
-            reader = "args_me" if found.startswith("argument") else "json_lines"
-            advice = f"give `task: NAME` of another task, with the reader {reader} (`touche-llm tasks list`)"
-    elif expected in _SETTINGS:
-        advice = f"give them as `{_SETTINGS[expected]}: FILE`"
+    advice = _ADVICE.get(found, "give another file")
+    if advice == _ADVICE.get(kinds[0]):
+        advice = "give `task: NAME` of a task that reads it (`touche-llm tasks list`)"
     raise DataError(
-        f"{path}: looks like {_DESCRIPTIONS[found]}: {text!r}; expected {_DESCRIPTIONS[expected]}; {advice}"
+        f"{path}: looks like {_DESCRIPTIONS[found]}: {text!r}; expected {_DESCRIPTIONS[kinds[0]]}; {advice}"
     )
 
 
