@@ -18,7 +18,7 @@ import orjson
 
 from touche_llm.corpus.args_me import parse_argument
 from touche_llm.corpus.json_lines import CorpusFile, OnBadLine, StoreManifest, parse_documents
-from touche_llm.data.io import ID_FORM, MAX_LINE, FileState, is_word
+from touche_llm.data.io import ID_FORM, MAX_LINE, is_word
 from touche_llm.data.records import Document, Topic
 from touche_llm.data.topics import TOPIC_FIELDS, make_topic
 from touche_llm.errors import BadLine, DataError, ToucheError, UsageError, needs_extra, suggest
@@ -135,13 +135,9 @@ class DatasetDocuments:
         """Return whether a store is of another dataset; a published dataset keeps its id."""
         return manifest.corpus != self.name
 
-    def read_state(self) -> FileState:
-        """Return the same for all datasets."""
-        return FileState(0, 0)
-
-    def hash(self) -> str:
-        """Return the SHA-256 of the documents that were read."""
-        return self._digest.hexdigest()
+    def identify(self) -> dict[str, Any]:
+        """Return the SHA-256 of the documents that were read, for the manifest of a store."""
+        return {"size": 0, "mtime_ns": 0, "sha256": self._digest.hexdigest()}
 
     def read(self, on_bad_line: OnBadLine | None = None) -> Iterator[tuple[int, Document]]:
         """Yield `(number, document)` for each document, one in memory at a time.

@@ -12,7 +12,6 @@ from typing import IO, Any, Literal, NamedTuple, TypeVar
 from touche_llm.data.io import (
     ID_FORM,
     MAX_LINE,
-    FileState,
     check_name,
     is_word,
     parse_json_object,
@@ -77,16 +76,15 @@ class CorpusFile:
         return manifest.size != self.path.stat().st_size or manifest.sha256 != hash_if_changed(manifest, self.path)
 
     def read(self, on_bad_line: OnBadLine | None = None) -> Iterator[tuple[int, Document]]:
-        """Read the file; see `Reader`."""
-        return self.reader(self.path, on_bad_line)
+        """Read the file, see `Reader`; raise DataError if it changes meanwhile."""
+        before = read_file_state(self.path)
+        yield from self.reader(self.path, on_bad_line)
+        if read_file_state(self.path) != before:
+            raise DataError(f"{self.path}: changed while it was read; run the command again")
 
-    def read_state(self) -> FileState:
-        """Return size and time of the file."""
-        return read_file_state(self.path)
-
-    def hash(self) -> str:
-        """Return the SHA-256 of the file."""
-        return sha256(self.path)
+    def identify(self) -> dict[str, Any]:
+        """Return size, time and SHA-256 of the file, for the manifest of a store."""
+        return {**read_file_state(self.path)._asdict(), "sha256": sha256(self.path)}
 
 
 def hash_if_changed(manifest: StoreManifest, corpus: Path) -> str:

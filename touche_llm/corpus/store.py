@@ -237,7 +237,6 @@ def _why_stale(manifest: StoreManifest, source: Source, folder: Path, skip_bad_l
 
 
 def _build(source: Source, folder: Path, skip_bad_lines: bool, warn: Warn) -> None:
-    before = source.read_state()
     row = 0
     parents: array[int] = array("q")
     with replace_folder(folder, _STORE_FILES) as building:
@@ -272,13 +271,9 @@ def _build(source: Source, folder: Path, skip_bad_lines: bool, warn: Warn) -> No
             raise DataError(f"{source}: no usable document in it")
         if not left_out.count:
             listing.unlink()
-        digest = source.hash()
-        if source.read_state() != before:
-            raise DataError(f"{source}: changed while it was read; run the command again")
         manifest = StoreManifest(
             corpus=source.name,
-            **before._asdict(),
-            sha256=digest,
+            **source.identify(),
             documents=row,
             parts=len(parents),
             bad_lines=left_out.count,

@@ -100,9 +100,6 @@ class Slots:
 
     def _release(self) -> None:
         self._held -= 1
-        self._grant()
-
-    def _grant(self) -> None:
         while self._waiting and self._held < self.size:
             granted = heapq.heappop(self._waiting)[2]
             if not granted.done():

@@ -11,9 +11,9 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from touche_llm.corpus.json_lines import Reader, SkippedLines
+from touche_llm.corpus.json_lines import CorpusFile, OnBadLine, Reader, SkippedLines
 from touche_llm.data.concurrency import TransientFailure
-from touche_llm.data.io import is_word, read_file_state, sha256
+from touche_llm.data.io import is_word, sha256
 from touche_llm.data.records import Candidate, Document, Model, Topic
 from touche_llm.data.topics import build_query
 from touche_llm.errors import BadLine, DataError, UsageError, Warn
@@ -284,9 +284,8 @@ def load_corpus(
         UsageError: The index holds another corpus, has other settings, or was not created by this program.
         EngineError: Elasticsearch cannot be reached or refuses; the same command resumes.
     """
-    if not corpus.is_file():
-        raise DataError(f"{corpus}: no such corpus file")
-    before, name = read_file_state(corpus), settings.index
+    source, name = CorpusFile(corpus, read), settings.index
+    source.check()
     wanted = ElasticManifest(corpus=corpus.name, sha256=sha256(corpus), k1=k1, b=b, analysis=ANALYSIS)
     place = f"{settings.url}, index {name}"
     skipped = SkippedLines(warn)
@@ -304,13 +303,8 @@ def load_corpus(
         if found.documents is not None:
             return found
         documents = _store_all(
-            server, name, corpus, _read_distinct(corpus, read, skipped.add if skip_bad_lines else None), warn
+            server, name, source, _read_distinct(source, skipped.add if skip_bad_lines else None), warn
         )
-        if read_file_state(corpus) != before:
-            raise DataError(
-                f"{corpus}: changed while it was read; delete the index {name} or name another, and run the command "
-                "again"
-            )
         _check_count(server, name, documents, corpus)
         complete = wanted.model_copy(update={"documents": documents, "bad_lines": skipped.count})
         meta = {META: complete.model_dump()}
@@ -342,14 +336,12 @@ def _check_source(found: ElasticManifest, wanted: ElasticManifest, skip_bad_line
         )
 
 
-def _read_distinct(
-    corpus: Path, read: Reader, on_bad_line: Callable[[BadLine], None] | None
-) -> Iterator[tuple[int, Document]]:
+def _read_distinct(source: CorpusFile, on_bad_line: OnBadLine | None) -> Iterator[tuple[int, Document]]:
     """Yield the documents of a corpus with their lines; a repeated id makes a bad line."""
     seen: set[str] = set()
-    for line, document in read(corpus, on_bad_line):
+    for line, document in source.read(on_bad_line):
         if document.id in seen:
-            bad = BadLine(corpus, line, f"document {document.id}: the id occurs already in an earlier line")
+            bad = BadLine(source, line, f"document {document.id}: the id occurs already in an earlier line")
             if on_bad_line is None:
                 raise bad
             on_bad_line(bad)
@@ -358,13 +350,13 @@ def _read_distinct(
             yield line, document
 
 
-def _store_all(server: Server, name: str, corpus: Path, rows: Iterator[tuple[int, Document]], warn: Warn) -> int:
+def _store_all(server: Server, name: str, source: CorpusFile, rows: Iterator[tuple[int, Document]], warn: Warn) -> int:
     """Store documents in an index, and return their number; those that it has already stay."""
     count, noticed = 0, time.monotonic()
     try:
         while batch := list(islice(rows, _BATCH)):
             left = {document.id: document.text for _, document in batch}
-            what = f"documents of lines {batch[0][0]} to {batch[-1][0]} of {corpus}"
+            what = f"documents of lines {batch[0][0]} to {batch[-1][0]} of {source}"
             server.request(what, partial(_store, server, name, left))
             count += len(batch)
             if time.monotonic() - noticed > _NOTICE_EVERY:
