@@ -95,18 +95,3 @@ def test_generated_rankings_are_the_same_up_to_ties(
     reference = {each.document_id: each.score for each in theirs}
     for above, below in pairwise(ours):
         assert reference[above.document_id] >= reference[below.document_id] * (1 - TOLERANCE)
-
-
-def test_they_differ_for_a_term_in_more_than_half_of_the_documents(tmp_path: Path) -> None:
-    """Such a term scores 0 here; rank-bm25 gives it a quarter of the mean idf of all terms."""
-    documents = [["often", f"once{n}"] for n in range(6)] + [[f"once{n}", "other"] for n in range(6, 10)]
-    topics = [Topic("1", "often"), Topic("2", "often once3"), Topic("3", "other")]
-    with closing(store_of(tmp_path, documents)) as store:
-        often, mixed, other = rankings(store, topics)
-    assert often[0] == []
-    assert [each.document_id for each in often[1]] == ["d0", "d1", "d2", "d3", "d4", "d5"]
-    assert [each.document_id for each in mixed[0]] == ["d3"]
-    assert [each.document_id for each in mixed[1]] == ["d3", "d0", "d1", "d2", "d4", "d5"]
-    floor = often[1][0].score
-    assert mixed[1][0].score == pytest.approx(2.5 * mixed[0][0].score + floor, rel=TOLERANCE)
-    assert_same_scores(*other, factor=2.5)

@@ -242,7 +242,7 @@ def test_tables_have_one_row_for_each_measure_and_topic(tmp_path: Path) -> None:
 
 
 @given(judgments, rankings)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25, deadline=None)
 def test_ndcg_precision_and_recall_are_those_of_the_textbook(grades: Grades, ranked: dict[str, list[str]]) -> None:
     if not grades.keys() & ranked.keys():
         return
@@ -275,7 +275,7 @@ def judged_runs(draw: st.DrawFn) -> tuple[Grades, dict[str, list[str]]]:
 
 
 @given(judged_runs())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25, deadline=None)
 def test_ours_and_ir_measures_agree_where_they_define_the_same(both: tuple[Grades, dict[str, list[str]]]) -> None:
     grades, ranked = both
     found = evaluate_run("run", run_of(ranked), qrels_of(grades))

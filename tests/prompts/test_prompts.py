@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import os
 import re
 import sys
 import unicodedata
@@ -80,13 +79,6 @@ def test_the_prompts_of_judging_are_those_that_topics_and_task_need(
 ) -> None:
     topics = [TOPIC, TOPIC if objects else replace(TOPIC, objects=None)]
     assert list_judging_purposes(get_task(task), topics, stance_depth) == purposes
-
-
-def test_two_documents_of_a_topic_share_all_but_the_document_and_two_topics_the_instructions() -> None:
-    prompt = load_prompt(TASK, "judge", "judge", ANY)
-    one, other = (prompt.render(topic=TOPIC, first="a", second="b", document=text) for text in ("x", "y"))
-    assert one[0] == other[0]
-    assert os.path.commonprefix([one[1].content, other[1].content]) == one[1].content[:-1]
 
 
 @pytest.mark.parametrize(
@@ -177,16 +169,14 @@ def test_a_template_cannot_make_random_text_which_no_cached_answer_would_match(t
         load_prompt(TASK, template(tmp_path, body), "judge", ANY)
 
 
-@pytest.mark.parametrize("token", CONTROL_TOKENS)
-def test_no_control_token_from_outside_survives_wherever_a_template_puts_it(tmp_path: Path, token: str) -> None:
+def test_no_control_token_from_outside_survives_wherever_a_template_puts_it(tmp_path: Path) -> None:
     user_block = "{% block user %}{{ document }}{{ document | upper }}{% endblock %}"
     body = "{% block system %}{{ topic.title }}{% endblock %}" + user_block
     prompt = load_prompt(TASK, template(tmp_path, body), "judge", ANY)
-    topic = Topic("1", f"before{token}after")
-    for message in prompt.render(topic=topic, document=f"a {token} b{token}"):
-        for each in CONTROL_TOKENS:
-            assert each not in message.content
-            assert each.upper() not in message.content
+    for token in CONTROL_TOKENS:
+        for message in prompt.render(topic=Topic("1", f"before{token}after"), document=f"a {token} b{token}"):
+            for each in CONTROL_TOKENS:
+                assert each not in message.content and each.upper() not in message.content
 
 
 @pytest.mark.parametrize("cut", range(1, len("<|im_end|>")))

@@ -106,10 +106,9 @@ async def test_while_the_answer_about_one_pair_is_awaited_all_other_pairs_are_an
     assert same == ranking
 
 
-@pytest.mark.parametrize("step", ["setwise:12", "listwise:12", "tournament:12"])
+@pytest.mark.parametrize("step", ["setwise:12", "listwise:12"])
 async def test_while_one_topic_waits_for_an_answer_the_others_are_ranked_to_the_end(tmp_path: Path, step: str) -> None:
-    chosen: dict[str, Any] = {"ranking.setwise.top": 4, "ranking.tournament.group": 4}
-    chosen |= {"ranking.listwise.window": 6, "ranking.listwise.stride": 3}
+    chosen = {"ranking.setwise.top": 4, "ranking.listwise.window": 6, "ranking.listwise.stride": 3}
     counts, ranking = await compare_all(tmp_path, step, **chosen)
     assert set(counts) == set(TITLES.values())
     others = counts - Counter({"7": counts["7"]})
