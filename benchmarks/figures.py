@@ -1,4 +1,4 @@
-"""What every benchmark prints: figures beside their targets and their peers, and the machine that they are of."""
+"""What every benchmark prints: figures beside those of their peers, and the machine that they are of."""
 
 from __future__ import annotations
 
@@ -24,26 +24,21 @@ class Figure:
     Attributes:
         what: was measured.
         value: with its unit.
-        target: what is aimed at, as "< 5 s"; empty where nothing is.
         peer: the same of another program, measured in the same run; empty where there is none.
-        holds: whether the target is reached; None where there is none, or the size is not the target's.
     """
 
     what: str
     value: str
-    target: str = ""
     peer: str = ""
-    holds: bool | None = None
 
 
 def show(title: str, figures: Iterable[Figure]) -> None:
     """Print a table of figures; the machine stands below it."""
     table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, show_edge=False)
-    for column in ("what", "measured", "target", "peer", ""):
+    for column in ("what", "measured", "peer"):
         table.add_column(column, overflow="fold")
     for each in figures:
-        reached = {None: "", True: "reached", False: "NOT reached"}[each.holds]
-        table.add_row(each.what, each.value, each.target, each.peer, reached)
+        table.add_row(each.what, each.value, each.peer)
     console = Console(highlight=False, markup=False, width=140)
     console.print(table)
     console.print(f"{machine()}{_taken()}", end="\n\n")

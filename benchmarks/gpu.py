@@ -12,8 +12,7 @@ depends on nothing else), serves it and judges synthetic passages for synthetic 
 instead, a folder or a name that vLLM downloads, and `--url` a server that runs already: with VLLM_SERVER_DEV_MODE=1,
 so that its prefix cache can be emptied between the clients, or else for one round. Any option of `vllm serve` goes in
 with `--option`. Run it with the Python that vLLM is installed for (`pip install -e '.[vllm]' pandas`); `--cpu` takes
-the CPU build in `.venv-vllm`, as the tests do, and leaves the rows of the GPU empty. Targets are compared with figures
-of a GPU alone, at the sizes that are the defaults or more.
+the CPU build in `.venv-vllm`, as the tests do, and leaves the rows of the GPU empty.
 """
 
 from __future__ import annotations
@@ -35,7 +34,6 @@ from benchmarks.sizes import at_least
 from benchmarks.synthetic import write_passages, write_topics
 from touche_llm.errors import ToucheError, UsageError
 
-_TOPICS, _DEPTH, _ROUNDS = 50, 200, 2
 _GIB = 2**30
 
 
@@ -74,10 +72,10 @@ def main() -> None:
     parser.add_argument("--url", help="a server that runs already")
     parser.add_argument("--option", type=option, action="append", default=[], help="of vllm serve; repeatable")
     parser.add_argument("--cpu", action="store_true", help="the CPU build of vLLM in .venv-vllm")
-    parser.add_argument("--topics", type=at_least(1), default=_TOPICS)
-    parser.add_argument("--depth", type=at_least(1), default=_DEPTH)
+    parser.add_argument("--topics", type=at_least(1), default=50)
+    parser.add_argument("--depth", type=at_least(1), default=200)
     parser.add_argument("--passages", type=at_least(1), default=20_000)
-    parser.add_argument("--rounds", type=at_least(1), default=_ROUNDS)
+    parser.add_argument("--rounds", type=at_least(1), default=2)
     parser.add_argument("--concurrency", type=at_least(1), nargs="+", default=[256])
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as name, vllm_settings(options.cpu):
@@ -91,15 +89,9 @@ def main() -> None:
             model, title = _model(options, work)
             with served(model, dict(options.option), work / "server.log", options.cpu) as url:
                 found, devices = _measured(options, work, url)
-        rows = [*figures(found, real_size(options, found)), *_memory(model, devices)]
+        rows = [*figures(found), *_memory(model, devices)]
     given = "".join(f", {name}={value}" for name, value in options.option)
     show(f"Judge stage against vLLM: {title}{given}, median (range)", rows)
-
-
-def real_size(options: argparse.Namespace, found: Measured) -> bool:
-    """Whether the size is the target's: on a GPU, and with all requests."""
-    enough = options.topics >= _TOPICS and options.depth >= _DEPTH and options.rounds >= _ROUNDS
-    return enough and not options.cpu and found.requests == options.topics * options.depth
 
 
 def _measured(options: argparse.Namespace, work: Path, url: str) -> tuple[Measured, list[tuple[str, float, float]]]:

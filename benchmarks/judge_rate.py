@@ -1,11 +1,9 @@
-"""The judge stage against a vLLM server, by turns with vLLM's own load generator and a bare loop of requests.
+"""The judge stage against a vLLM server, by turns with vLLM's own load generator.
 
 Shared by `benchmarks.serving` and `benchmarks.gpu`. Each turn begins with an empty prefix cache and an empty answer
-cache; `touche-llm judge` runs in a process of its own, as for users, once for each setting of `--concurrency`. Its
-peers send as many requests at a time as the first setting allows.
-
-The load generator has its answers streamed, which costs it and the server more than a whole reply does; the bare loop
-sends exactly the requests of the judge stage. So both are compared with the same target.
+cache; `touche-llm judge` runs in a process of its own, as for users, once for each setting of `--concurrency`. The load
+generator sends as many requests at a time as the first setting allows, and has its answers streamed, which costs it and
+the server more than a whole reply does.
 """
 
 from __future__ import annotations
@@ -33,12 +31,10 @@ import yaml
 from benchmarks.figures import Figure
 from benchmarks.load import (
     Body,
-    bare_loop,
     load_generator,
     metrics,
     possible_hits,
     reset_prefix_cache,
-    server_seconds,
     token_ids,
 )
 from tests.vllm.server import OPTIONS, READY_SECONDS, ROOT, VENV, vllm_environment
@@ -46,8 +42,7 @@ from touche_llm.errors import UsageError
 from touche_llm.llm.managed import serve
 
 OURS = "judge stage, --concurrency"
-GENERATOR, BARE = "vllm bench serve", "bare loop"
-_SHARE = 0.95
+GENERATOR = "vllm bench serve"
 # Enough that what a server does once, as compiling the grammar, is done.
 _WARM_UP = 8
 _READY_ON_GPU = 3600.0
@@ -59,10 +54,6 @@ class Measured:
 
     Attributes:
         rates: requests a second of each client, turn by turn.
-        server: processor seconds of the server for each client, turn by turn; zeros where it runs elsewhere. In
-            them is a second of busy waiting for what comes next, for the judge stage two, as its start-up check comes
-            before.
-        client: those of the client with its start.
         requests: of one turn.
         prompt_tokens: of one turn.
         output_tokens: of one turn of the judge stage.
@@ -73,8 +64,6 @@ class Measured:
     """
 
     rates: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
-    server: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
-    client: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
     requests: int = 0
     prompt_tokens: int = 0
     output_tokens: int = 0
@@ -125,7 +114,7 @@ def measure(
     concurrency: Sequence[int],
     rounds: int,
 ) -> Measured:
-    """Judge the best passages of the comparative task's topics, and have the two others send the same requests.
+    """Judge the best passages of the comparative task's topics, and have the load generator send the same requests.
 
     Args:
         work: an empty folder.
@@ -135,7 +124,7 @@ def measure(
             of the kind was sent before are its figures those of a cold cache.
         limit: topics.
         depth: passages for each.
-        concurrency: Requests at a time of the judge stage; its peers send as many as the first value.
+        concurrency: Requests at a time of the judge stage; the load generator sends as many as the first value.
         rounds: how often each client has its turn; the order changes from round to round.
 
     Raises:
@@ -145,7 +134,7 @@ def measure(
     bodies = _prepare(work, topics, corpus, limit, depth, model, context)
     resettable = reset_prefix_cache(url)
     if resettable:
-        bare_loop(url, bodies[:_WARM_UP], _WARM_UP, uuid4().hex)
+        load_generator(url, bodies[:_WARM_UP], _WARM_UP, uuid4().hex, work)
     elif rounds > 1:
         raise UsageError(
             f"{url}: its prefix cache cannot be emptied: start it with VLLM_SERVER_DEV_MODE=1, or ask for one round"
@@ -169,7 +158,6 @@ def measure(
     clients: list[tuple[str, Callable[[], float]]] = [
         *((f"{OURS} {setting}", partial(ours, setting)) for setting in concurrency),
         (GENERATOR, lambda: load_generator(url, bodies, at_once, uuid4().hex, work)),
-        (BARE, lambda: bare_loop(url, bodies, at_once, uuid4().hex)),
     ]
     for number in range(rounds):
         turn = number % len(clients)
@@ -177,17 +165,14 @@ def measure(
             if resettable:
                 reset_prefix_cache(url)
             found.load.append(os.getloadavg()[0])
-            server, own = server_seconds(), own_seconds()
             found.rates[name].append(len(bodies) / client())
-            found.server[name].append(server_seconds() - server)
-            found.client[name].append(own_seconds() - own)
             print(f"  round {number + 1}, {name}: {found.rates[name][-1]:.1f} requests/s", file=sys.stderr, flush=True)
     found.possible = possible_hits(asyncio.run(token_ids(url, bodies)), metrics(url).block)
     return found
 
 
-def figures(found: Measured, real_size: bool) -> list[Figure]:
-    """The rows of the table; they are compared with targets only at the real size."""
+def figures(found: Measured) -> list[Figure]:
+    """The rows of the table."""
     settings = [name for name in found.rates if name.startswith(OURS)]
     turns = statistics.median(found.rates[settings[0]]) / found.requests  # a second
     served, possible = found.hits / found.prompt_tokens, found.possible / found.prompt_tokens
@@ -196,40 +181,19 @@ def figures(found: Measured, real_size: bool) -> list[Figure]:
         *(Figure(f"{name}, {found.requests:,} requests", _rate(found.rates[name])) for name in settings),
         Figure("prompt tokens", f"{found.prompt_tokens * turns:,.0f} tokens/s"),
         Figure("output tokens", f"{found.output_tokens * turns:,.0f} tokens/s"),
-        *(_share(found, name, peer, real_size) for name in settings for peer in (GENERATOR, BARE)),
-        _processor_time("server", settings[0], found.server, found.requests),
-        _processor_time("client, its start included", settings[0], found.client, found.requests),
-        Figure("prompt tokens from the prefix cache", f"{served:.2%}", "", f"possible {possible:.2%}"),
-        Figure(
-            "share of what it could serve",
-            "" if of_possible is None else f"{of_possible:.2%}",
-            f">= {_SHARE:.0%}",
-            "",
-            of_possible >= _SHARE if real_size and of_possible is not None else None,
-        ),
+        *(_share(found, name) for name in settings),
+        Figure("prompt tokens from the prefix cache", f"{served:.2%}", f"possible {possible:.2%}"),
+        Figure("share of what it could serve", "" if of_possible is None else f"{of_possible:.2%}"),
         Figure("prefix cache holds", f"{found.capacity:,} tokens"),
         Figure("load average when each turn began", f"{min(found.load):.1f} to {max(found.load):.1f}"),
     ]
 
 
-def _share(found: Measured, client: str, peer: str, real_size: bool) -> Figure:
-    """The rate of one of our clients as a share of a peer's in the same round, against the target."""
-    rates = found.rates[peer]
+def _share(found: Measured, client: str) -> Figure:
+    """The rate of one of our clients as a share of the load generator's in the same round."""
+    rates = found.rates[GENERATOR]
     shares = [mine / its for mine, its in zip(found.rates[client], rates, strict=True)]
-    who = f"`{GENERATOR}`, which streams" if peer == GENERATOR else f"a {BARE}, which does not stream"
-    return Figure(
-        f"{client}: share of the rate of {who}",
-        format_range(shares, ".1%"),
-        f">= {_SHARE:.0%}",
-        _rate(rates),
-        statistics.median(shares) >= _SHARE if real_size else None,
-    )
-
-
-def _processor_time(whose: str, client: str, seconds: Mapping[str, Sequence[float]], requests: int) -> Figure:
-    ours, generator, bare = (1000 * statistics.median(seconds[name]) / requests for name in (client, GENERATOR, BARE))
-    peers = f"{generator:.1f} ms, {BARE} {bare:.1f} ms"
-    return Figure(f"processor time of the {whose}", f"{ours:.1f} ms a request", "", peers)
+    return Figure(f"{client}: share of the rate of `{GENERATOR}`", format_range(shares, ".1%"), _rate(rates))
 
 
 def _rate(values: Sequence[float]) -> str:

@@ -300,27 +300,18 @@ def main() -> None:
             found[part] = json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE).stdout)
             if options.profile:
                 pstats.Stats(str(folder / "profile")).sort_stats("tottime").print_stats(45)
-    real = (options.topics, options.depth) == (_TOPICS, _DEPTH)
     figures = []
-    for part, least in (("in process", 3000), ("HTTP", 1000)):
+    for part in ("in process", "HTTP"):
         rate = found[part]["requests"] / found[part]["seconds"]
-        target = f">= {least:,} requests/s"
         where = "engine in process, all on one core" if part == "in process" else "engine behind HTTP on another core"
-        figures.append(Figure(where, f"{rate:,.0f} requests/s", target, holds=rate >= least if real else None))
+        figures.append(Figure(where, f"{rate:,.0f} requests/s"))
         spent = found[part]["processor"] / found[part]["requests"]
         figures.append(Figure("  processor time of a request", f"{spent * 1e6:,.0f} µs"))
         early, late = found[part]["mib"]
-        figures.append(Figure("  memory after a tenth, at the end", f"{early:,.0f} MiB, {late:,.0f} MiB", "flat"))
+        figures.append(Figure("  memory after a tenth, at the end", f"{early:,.0f} MiB, {late:,.0f} MiB"))
     warm = found["cache"]
     assert warm["requests"] == 0 and warm["hits"] == warm["done"]
-    figures.append(
-        Figure(
-            f"{warm['hits']:,} judgments from the cache",
-            f"{warm['seconds']:.1f} s",
-            "< 15 s",
-            holds=warm["seconds"] < 15 if real else None,
-        )
-    )
+    figures.append(Figure(f"{warm['hits']:,} judgments from the cache", f"{warm['seconds']:.1f} s"))
     figures.append(Figure("most memory of a process", f"{peak_gib():.2f} GiB"))
     # What machines are worth at the moment differs by a factor of two.
     seconds = min(timeit.repeat(partial(orjson.loads, replies()[0]), number=100, repeat=20)) / 100

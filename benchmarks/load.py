@@ -1,4 +1,4 @@
-"""A vLLM server under load: its own load generator, a bare loop of requests, its metrics, its prefix cache.
+"""A vLLM server under load: its own load generator, its metrics, its prefix cache.
 
 Everything here asks the server for what `touche-llm batch export` has written: the bodies of our own requests.
 """
@@ -11,7 +11,6 @@ import re
 import shutil
 import subprocess
 import sys
-import time
 import urllib.error
 import urllib.request
 from collections import defaultdict
@@ -129,21 +128,6 @@ async def token_ids(url: str, bodies: Sequence[Body], concurrency: int = 16) -> 
     return [orjson.loads(reply)["tokens"] for reply in await _posted(f"{url}/tokenize", requests, concurrency)]
 
 
-def bare_loop(url: str, bodies: Sequence[Body], concurrency: int, salt: str) -> float:
-    """Seconds for asking all and reading the replies, looking at none: what no client on this machine can do faster.
-
-    Args:
-        url: the server's.
-        bodies: Bodies of the requests.
-        concurrency: requests at a time.
-        salt: no block of the prefix cache is shared with requests of another salt.
-    """
-    requests = [orjson.dumps(body | {"cache_salt": salt}) for body in bodies]
-    started = time.perf_counter()
-    asyncio.run(_posted(f"{url}{CHAT_PATH}", requests, concurrency, keep=False))
-    return time.perf_counter() - started
-
-
 def load_generator(url: str, bodies: Sequence[Body], concurrency: int, salt: str, folder: Path) -> float:
     """Seconds that `vllm bench serve` takes for the same requests in the same order, as it measures them itself.
 
@@ -154,7 +138,7 @@ def load_generator(url: str, bodies: Sequence[Body], concurrency: int, salt: str
         url: the server's.
         bodies: Bodies of the requests, which differ only in their messages.
         concurrency: requests at a time.
-        salt: as `bare_loop`.
+        salt: no block of the prefix cache is shared with requests of another salt.
         folder: for its input and its result.
     """
     same = _without_messages(bodies[0])
@@ -238,9 +222,9 @@ def _request(address: str, data: bytes | None = None) -> urllib.request.Request:
     return urllib.request.Request(address, data, _headers())
 
 
-async def _posted(address: str, bodies: Sequence[bytes], concurrency: int, keep: bool = True) -> list[bytes]:
-    """The replies, in order; none where they are not to be kept. Raises EngineError for one that is no answer."""
-    replies = [b""] * (len(bodies) if keep else 0)
+async def _posted(address: str, bodies: Sequence[bytes], concurrency: int) -> list[bytes]:
+    """The replies, in order. Raises EngineError for one that is no answer."""
+    replies = [b""] * len(bodies)
     waiting = enumerate(bodies)
 
     async def work(session: aiohttp.ClientSession) -> None:
@@ -249,8 +233,7 @@ async def _posted(address: str, bodies: Sequence[bytes], concurrency: int, keep:
                 content = await response.read()
                 if response.status != 200:
                     raise EngineError(f"{address}: HTTP {response.status}: {content[:300].decode(errors='replace')}")
-                if keep:
-                    replies[number] = content
+                replies[number] = content
 
     connector, timeout = aiohttp.TCPConnector(limit=concurrency), aiohttp.ClientTimeout(total=_SECONDS)
     async with (

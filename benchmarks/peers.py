@@ -32,7 +32,6 @@ from __future__ import annotations
 import argparse
 import os
 import re
-import statistics
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
@@ -63,8 +62,6 @@ from touche_llm.pipeline.run_directory import CANDIDATES
 from touche_llm.prompts.purposes import MAX_DOCUMENTS
 
 REQUESTS = "requests.jsonl"
-_MAX_MULTIPLE = 1.1
-_PAIRS = 500
 # Tokens that RankLLM fills at most.
 _CONTEXT = 16_000
 # Of `touche-llm`: some answers are missing.
@@ -202,25 +199,20 @@ _ROWS: dict[str, tuple[str, Callable[[Turn], float]]] = {
 }
 
 
-def compare(name: str, ours: Sequence[Turn], peer: Sequence[Turn], is_full: bool) -> list[Figure]:
-    """The rows of a race; only the pointwise one at the full size is compared with the target."""
+def compare(name: str, ours: Sequence[Turn], peer: Sequence[Turn]) -> list[Figure]:
+    """The rows of a race."""
     values = [
         Figure(f"{name}: {what}", format_range([*map(value, ours)], form), peer=format_range([*map(value, peer)], form))
         for what, (form, value) in _ROWS.items()
     ]
-    return [*values, *(_compare_rounds(name, what, ours, peer, is_full) for what in (_WALL, _WALL_WITH_START))]
+    return [*values, *(_compare_rounds(name, what, ours, peer) for what in (_WALL, _WALL_WITH_START))]
 
 
-def _compare_rounds(name: str, what: str, ours: Sequence[Turn], peer: Sequence[Turn], is_full: bool) -> Figure:
+def _compare_rounds(name: str, what: str, ours: Sequence[Turn], peer: Sequence[Turn]) -> Figure:
     value = _ROWS[what][1]
     multiples = [value(mine) / value(its) for mine, its in zip(ours, peer, strict=True)]
-    is_target = name == _POINTWISE
-    return Figure(
-        f"{name}: {what.removesuffix(', s')}, as a multiple of the peer's in the same round",
-        format_range(multiples, ".2f"),
-        f"<= {_MAX_MULTIPLE}" if is_target else "",
-        holds=statistics.median(multiples) <= _MAX_MULTIPLE if is_target and is_full else None,
-    )
+    title = f"{name}: {what.removesuffix(', s')}, as a multiple of the peer's in the same round"
+    return Figure(title, format_range(multiples, ".2f"))
 
 
 def parse_window(text: str) -> tuple[int, int]:
@@ -261,8 +253,7 @@ def race(options: argparse.Namespace, python: Path, work: Path) -> tuple[str, li
     with served(work / MODEL_NAME, {}, work / "server.log", cpu=True) as url:
         course = Course(work, url, options.concurrency, python, sizes)
         found = measure(course, form, options.windows, options.rounds)
-    is_full = given.is_real and options.rounds >= 3 and sum(sizes) >= _PAIRS
-    rows = [row for name, turns in found.items() for row in compare(name, *turns, is_full)]
+    rows = [row for name, turns in found.items() for row in compare(name, *turns)]
     source = "real passages" if given.is_real else "the sample"
     title = f"touche-llm (measured) and RankLLM (peer): {sum(sizes):,} pairs, {source}, {options.concurrency} requests"
     title += f" at a time, {options.rounds} rounds, median (range)"

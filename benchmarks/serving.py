@@ -4,12 +4,11 @@
 
 The comparative task's real topics and passages in `../shared/data`, or the project's sample where they are not there,
 are judged by a tiny random model (`benchmarks.random_model --size tiny`, with a context that no passage exceeds).
-Three clients send the same requests in turn, each with an empty prefix cache: `touche-llm judge`, which renders,
-checks, reads the probabilities and stores, once for each value of `--concurrency`; `vllm bench serve`, which streams
-the answers and takes their times; and a loop that only sends and reads, so that it is harder to keep up with. The
-latter two send as many requests at a time as the first value says. Client and server share the cores, unlike with a
-GPU, so that the client's work takes time from the server. Needs `.venv-vllm` (`make test-vllm` installs it) with
-pandas, with which `vllm bench serve` reads prompts. Only figures of the real data are compared with targets.
+Two clients send the same requests in turn, each with an empty prefix cache: `touche-llm judge`, which renders, checks,
+reads the probabilities and stores, once for each value of `--concurrency`; and `vllm bench serve`, which streams the
+answers and takes their times, with as many requests at a time as the first value says. Client and server share the
+cores, unlike with a GPU, so that the client's work takes time from the server. Needs `.venv-vllm` (`make test-vllm`
+installs it) with pandas, with which `vllm bench serve` reads prompts.
 """
 
 from __future__ import annotations
@@ -19,21 +18,20 @@ import tempfile
 from pathlib import Path
 
 from benchmarks.figures import show
-from benchmarks.judge_rate import Measured, figures, measure, random_model, served, vllm_settings
+from benchmarks.judge_rate import figures, measure, random_model, served, vllm_settings
 from benchmarks.sizes import at_least
 from tests.vllm.real_data import input_of
 from tests.vllm.server import MODEL_NAME
 
-_TOPICS, _DEPTH, _ROUNDS = 50, 20, 3
 _VOCABULARY = 4096
 
 
 def main() -> None:
     """Measure all rounds and print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--topics", type=at_least(1), default=_TOPICS)
-    parser.add_argument("--depth", type=at_least(1), default=_DEPTH)
-    parser.add_argument("--rounds", type=at_least(1), default=_ROUNDS)
+    parser.add_argument("--topics", type=at_least(1), default=50)
+    parser.add_argument("--depth", type=at_least(1), default=20)
+    parser.add_argument("--rounds", type=at_least(1), default=3)
     parser.add_argument("--concurrency", type=at_least(1), nargs="+", default=[64, 256])
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as name, vllm_settings(cpu=True):
@@ -54,13 +52,7 @@ def main() -> None:
     source = "the real topics and passages" if given.is_real else "the sample"
     title = f"Judge stage against vLLM on the CPU: {source}, "
     title += f"depth {options.depth}, {options.rounds} rounds, median (range)"
-    show(title, figures(found, real_size(options, found, given.is_real)))
-
-
-def real_size(options: argparse.Namespace, found: Measured, real: bool) -> bool:
-    """Whether the size is the target's: the real data, and with all requests."""
-    enough = options.topics >= _TOPICS and options.depth >= _DEPTH and options.rounds >= _ROUNDS
-    return real and enough and found.requests == options.topics * options.depth
+    show(title, figures(found))
 
 
 if __name__ == "__main__":
