@@ -26,7 +26,7 @@ from tests.scripted_engine import FACTS, ScriptedEngine
 from tests.write_demo_cassette import script_of, script_with_queries
 from touche_llm.data.io import read_records
 from touche_llm.data.records import Failure
-from touche_llm.errors import DataError, ReplayMiss, UsageError
+from touche_llm.errors import DataError, UsageError
 from touche_llm.llm.request import MAX_SAMPLES
 from touche_llm.pipeline import batch
 
@@ -64,14 +64,6 @@ async def test_a_replay_reports_refused_requests_as_failures(waiting: Waiting) -
     assert len((await import_files(out, out / "r.jsonl")).repeated) == 4
     await replay("judge", config, out)
     assert len(read_records(out / "failures.jsonl", Failure, "failures")) == 4
-
-
-async def test_a_pending_resample_is_a_miss_in_replay(waiting: Waiting) -> None:
-    config, out, requests = waiting
-    lines = [b.replied(requests[0].key, UNUSABLE["not_json"]), *b.answers(requests[1:], COMPARATIVE)]
-    await import_files(out, b.write(out / "r.jsonl", lines))
-    with pytest.raises(ReplayMiss, match=requests[0].origin.subject):
-        await replay("judge", config, out)
 
 
 async def test_a_request_fails_after_its_last_sample_and_a_replay_names_it(waiting: Waiting) -> None:

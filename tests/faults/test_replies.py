@@ -236,7 +236,7 @@ async def strays(folder: Path, seed: int, rounds: int, tally: Tally) -> None:
     assert all(isinstance(result, AnsweredRequest) for result in results)
 
 
-@pytest.mark.parametrize("rounds", [1, pytest.param(25, marks=pytest.mark.nightly)])
+@pytest.mark.parametrize("rounds", [3, pytest.param(25, marks=pytest.mark.nightly)])
 @pytest.mark.parametrize("test", [each_kind, bad_then_good, mixed, strays])
 async def test_a_malformed_reply_gives_an_answer_that_it_carries_or_a_typed_failure(
     test: Any, rounds: int, tmp_path: Path, fault_seed: int, tally: Tally

@@ -181,6 +181,7 @@ JSON = st.recursive(
 )
 
 
+@settings(max_examples=50)
 @given(st.sampled_from(["relevance", "quality", "stance"]), JSON)
 def test_a_changed_field_is_an_answer_only_if_it_is_a_label(field: str, value: Any) -> None:
     labels = get_labels(ComparativeJudgment)[field]
