@@ -182,10 +182,10 @@ async def test_a_replay_miss_names_the_request_and_the_likely_reason(tmp_path: P
     messages = (*request.messages[:1], Message("user", "Another wording: x"))
     own = r"comparative/judge version 1 \(aaaa\): "
     cases = {
-        r"comparative/judge version 2 \(bbbb\): .*comparative/judge version 1 \(aaaa\): topic 7, document doc": replace(
+        r"version 2 \(bbbb\) of scripted: .*version 1 \(aaaa\) of scripted: topic 7, document doc": replace(
             request, origin=changed, messages=messages
         ),
-        f"{own}.*scripted.* other: topic 7, document doc": replace(request, model="other"),
+        r"version 1 \(aaaa\) of other: .* of scripted: topic 7, document doc": replace(request, model="other"),
         f"{own}.*setting.*: topic 7, document doc": replace(request, sampling=Sampling(max_tokens=51)),
         f"{own}.*: topic 7, document new": replace(
             request, messages=messages, origin=replace(request.origin, document_id="new")

@@ -25,7 +25,7 @@ from touche_llm.llm.answers import (
     get_labels,
     parse_answer,
 )
-from touche_llm.llm.cache import Cache, CacheMode, describe_resume
+from touche_llm.llm.cache import Cache, CacheMode
 from touche_llm.llm.engine import Completion, Engine, Rejected, Transient, log_result
 from touche_llm.llm.logprobs import (
     LabelCounts,
@@ -259,8 +259,7 @@ class ModelClient(TokenCountingClient):
         except Rejected as rejected:
             if rejected.is_fatal:
                 raise EngineError(
-                    f"the engine refuses all requests of this run ({rejected}); "
-                    f"{describe_resume(self.cache.path, self.cache.mode)}"
+                    f"the engine refuses all requests of this run ({rejected}); {self._describe_resume()}"
                 ) from rejected
             result = UnusableAnswer.create("server_error", str(rejected))
         finally:
@@ -375,17 +374,14 @@ def _describe_misses(misses: list[Request], cache: Cache) -> str:
 def _find_reason(request: Request, cache: Cache) -> str:
     """Return why an answer is missing, judged by the entries for the same topic and document."""
     origin = request.origin
-    prompt = f"prompt {origin.prompt} version {origin.prompt_version} ({origin.prompt_hash})"
+    prompt = f"{origin.prompt} version {origin.prompt_version} ({origin.prompt_hash})"
     entries = cache.find("answer", topic=origin.topic_id, document=origin.document_id)
-    if not entries:
-        return f"{prompt}: no usable answer is stored (never requested, or the request failed)"
-    entries = [entry for entry in entries if entry.prompt == origin.prompt]
-    if not entries:
-        return f"{prompt}: only answers to other prompts are stored for the same topic and document"
-    if origin.prompt_hash not in {entry.prompt_hash for entry in entries}:
-        stored = sorted({f"{entry.prompt} version {entry.prompt_version} ({entry.prompt_hash})" for entry in entries})
-        return f"{prompt}: the prompt changed, the cache has {', '.join(stored)}"
-    models = sorted({entry.model for entry in entries})
-    if request.model not in models:
-        return f"{prompt}: the cache has answers of {', '.join(models)}, not of {request.model}"
-    return f"{prompt}: prompt and model are the same; the topic, the document or a setting changed"
+    stored = {
+        (f"{entry.prompt} version {entry.prompt_version} ({entry.prompt_hash})", entry.model) for entry in entries
+    }
+    if not stored:
+        return f"prompt {prompt}: no usable answer is stored (never requested, or the request failed)"
+    if (prompt, request.model) in stored:
+        return f"prompt {prompt}: prompt and model are the same; the topic, the document or a setting changed"
+    known = ", ".join(f"{name} of {model}" for name, model in sorted(stored))
+    return f"prompt {prompt} of {request.model}: the cache has {known}"
