@@ -108,14 +108,21 @@ def by_worth(worth: Mapping[str, float]) -> tuple[Best, Order]:
     return estimate_best, lambda shown: sorted(shown, key=lambda each: -worth[each])
 
 
-def at_random(seed: int) -> tuple[Best, Order]:
-    """A judge whose answers follow no order at all, not even its own, but that says the same of the same question."""
+def at_random(seed: int, trust: float = 0.0) -> tuple[Best, Order]:
+    """A judge whose answers follow no order, not even its own, but that says the same of the same question.
+
+    With probability `trust` it agrees with the order shown.
+    """
+
+    def order(shown: Shown) -> Sequence[str]:
+        chance = random.Random(f"{seed} {shown}")
+        return shown if chance.random() < trust else chance.sample(shown, len(shown))
 
     def estimate_best(shown: Shown) -> Mapping[str, float]:
-        chosen = random.Random(f"{seed} {shown}").choice(shown)
+        chosen = order(shown)[0]
         return {each: float(each == chosen) for each in shown}
 
-    return estimate_best, lambda shown: random.Random(f"{seed} {shown}").sample(shown, len(shown))
+    return estimate_best, order
 
 
 def names(count: int) -> list[str]:

@@ -78,7 +78,7 @@ def test_steps_that_cannot_be_carried_out_are_refused(texts: list[str], pattern:
 
 
 @given(st.permutations(names(12)), st.permutations(names(12)), STEPS, st.booleans(), st.integers(0, 10**6))
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=30, deadline=None)
 async def test_whatever_is_answered_documents_below_a_step_stay_below_and_scores_fall(
     first: list[str], judged: list[str], steps: list[Step], judge: bool, seed: int
 ) -> None:
@@ -155,7 +155,7 @@ def test_a_task_without_sides_has_nothing_to_balance() -> None:
     st.sets(st.integers(0, 11)),
     st.data(),
 )
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=40, deadline=None)
 async def test_a_document_without_a_judgment_changes_nothing_among_the_interpolated_ones(
     scores: list[float], order: list[int], lost: set[int], data: st.DataObject
 ) -> None:

@@ -18,6 +18,7 @@ from touche_llm.data.trec_runs import make_strictly_decreasing
 from touche_llm.judging.pointwise import Documents, Done, RequestBuilder
 from touche_llm.llm.engine import Counts
 from touche_llm.prompts.prompt import Prompt
+from touche_llm.ranking.best import Insertion, Pairwise, Setwise, Sliding
 from touche_llm.ranking.comparer import Comparer, ComparisonKind, RankingMethod, Unanswered
 from touche_llm.ranking.cross_encoder import CrossEncoder, CrossEncoderSettings, ScoreDocuments
 from touche_llm.ranking.fusion import FusionStepSettings, fuse
@@ -30,8 +31,6 @@ from touche_llm.ranking.order import (
     rank_by_judgment,
     replace_marks,
 )
-from touche_llm.ranking.pairwise import Pairwise, Sliding
-from touche_llm.ranking.setwise import Insertion, Setwise
 from touche_llm.tasks.definition import FIRST_STAGE, Objective
 from touche_llm.tasks.task import Task
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import yaml
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
@@ -157,6 +157,7 @@ def test_a_query_that_could_be_more_than_words_is_refused(query: str) -> None:
         AlternativeQueries.model_validate(QUERIES | {"query2": query})
 
 
+@settings(max_examples=50)
 @given(st.text(max_size=120) | st.from_regex(r"\A[0-9A-Za-z][0-9A-Za-z ',-]*\n?\Z"))
 def test_what_gets_through_is_a_short_line_of_words(query: str) -> None:
     try:

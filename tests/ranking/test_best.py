@@ -1,0 +1,119 @@
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import pytest
+
+from tests.ranking.fake_comparer import FakeComparer, Shown, by_worth, check_scores, ids, names
+from touche_llm.ranking.best import Insertion, Pairwise, Setwise, Sliding
+
+BOTH, ONE = Pairwise(), Pairwise(both_orders=False)
+
+
+def worth_of(order: list[str]) -> Mapping[str, float]:
+    return {each: float(-place) for place, each in enumerate(order)}
+
+
+def first_wins(shown: Shown) -> Mapping[str, float]:
+    """A judge that only looks at the place."""
+    return {shown[0]: 0.9, shown[1]: 0.1}
+
+
+async def test_every_pair_is_asked_once_in_each_order_or_with_the_better_one_first() -> None:
+    documents = names(7)
+    both, one = FakeComparer(first_wins, concurrency=1), FakeComparer(first_wins)
+    await BOTH.rerank(documents, both)
+    await ONE.rerank(documents, one)
+    # Questions that begin with the same document follow on each other.
+    assert both.compared == [(a, b) for a in documents for b in documents if a != b]
+    assert sorted(one.compared) == [(a, b) for a in documents for b in documents if a < b]
+
+
+async def test_the_score_is_the_mean_probability_to_win() -> None:
+    shares = {("a", "b"): 0.75, ("b", "a"): 0.5, ("a", "c"): 1.0, ("c", "a"): 0.5, ("b", "c"): 0.25, ("c", "b"): 0.0}
+
+    def best(shown: Shown) -> Mapping[str, float]:
+        one, other = shown
+        return {one: shares[one, other], other: 1.0 - shares[one, other]}
+
+    found = {each.document_id: each.score for each in await BOTH.rerank(["a", "b", "c"], FakeComparer(best))}
+    # a: 0.75, 1 - 0.5, 1.0, 1 - 0.5; b: 0.5, 1 - 0.75, 0.25, 1 - 0.0; c: 0.5, 1 - 1.0, 0.0, 1 - 0.25.
+    assert found == pytest.approx({"a": 2.75 / 4, "b": 2.0 / 4, "c": 1.25 / 4})
+
+
+async def test_a_pair_with_an_answer_in_one_order_alone_counts_for_neither() -> None:
+    best, _ = by_worth({"a": 1, "b": 2, "c": 3})
+
+    def some(shown: Shown) -> Mapping[str, float] | None:
+        return None if shown == ("c", "a") else best(shown)
+
+    found = {each.document_id: each.score for each in await BOTH.rerank(["a", "b", "c"], FakeComparer(some))}
+    assert found == {"a": 0.0, "b": 0.5, "c": 1.0}
+
+
+@pytest.mark.parametrize("settings", [BOTH, ONE])
+@pytest.mark.parametrize("silent", ["a", "b", "d"])
+async def test_a_document_without_any_answer_keeps_its_place(settings: Pairwise, silent: str) -> None:
+    best, _ = by_worth({"a": 1, "b": 2, "c": 3, "d": 4})
+
+    def some(shown: Shown) -> Mapping[str, float] | None:
+        return None if silent in shown else best(shown)
+
+    ranking = await settings.rerank(list("abcd"), FakeComparer(some))
+    others = [each for each in "dcba" if each != silent]
+    place = "abcd".index(silent)
+    assert ids(ranking) == [*others[:place], silent, *others[place:]]
+    check_scores(ranking, list("abcd"))
+
+
+async def test_while_one_answer_is_awaited_all_other_pairs_are_asked() -> None:
+    comparer = FakeComparer(first_wins, concurrency=4, held=lambda shown: shown == ("d00", "d01"))
+    async with comparer.holding(BOTH.rerank(names(6), comparer)) as ranking:
+        assert len(comparer.answered) == 6 * 5 - 1
+        assert not ranking.done()
+    check_scores(await ranking, names(6))
+
+
+async def test_a_pass_takes_one_question_for_each_pair_and_the_next_begins_while_the_one_before_waits() -> None:
+    # What comes last is the best: no pair comes back, so each pass asks for all of its own. The first pass waits at its
+    # third pair; the second one can compare the last two documents all the same.
+    worth = {each: float(place) for place, each in enumerate(names(6))}
+    comparer = FakeComparer(by_worth(worth)[0], held=lambda shown: shown == ("d02", "d05"))
+    async with comparer.holding(Sliding(passes=3, both_orders=False).rerank(names(6), comparer)):
+        assert comparer.answered == [("d04", "d05"), ("d03", "d05"), ("d03", "d04")]
+    assert len(comparer.compared) == len(set(comparer.compared)) == 5 + 4 + 3
+
+
+async def test_a_question_without_an_answer_is_decided_by_the_ranking_before() -> None:
+    # d takes the place of a, which was taken out, and the question about it is not answered.
+    best, _ = by_worth(worth_of(list("abcd")))
+
+    def some(shown: Shown) -> Mapping[str, float] | None:
+        return None if shown[0] == "d" else best(shown)
+
+    ranking = await Setwise(children=2, top=3).rerank(list("abcd"), FakeComparer(some))
+    assert ids(ranking) == list("abcd")
+
+
+async def test_insertion_asks_once_a_block_where_nothing_beats_the_last_of_the_best() -> None:
+    comparer = FakeComparer(by_worth(worth_of(names(10)))[0])
+    assert ids(await Insertion(children=3, top=4).rerank(names(10), comparer)) == names(10)
+    assert [shown for shown in comparer.compared if set(shown) - set(names(4))] == [
+        ("d03", "d04", "d05", "d06"),
+        ("d03", "d07", "d08", "d09"),
+    ]
+
+
+async def test_insertion_finds_the_place_of_a_document_by_halving() -> None:
+    comparer = FakeComparer(by_worth({**worth_of(names(9)), "d08": 1.0})[0])
+    assert ids(await Insertion(children=1, top=8).rerank(names(9), comparer)) == ["d08", *names(8)]
+    # d07 drops out; the seven left need three questions.
+    found = [shown for shown in comparer.compared if "d08" in shown]
+    assert found == [("d07", "d08"), ("d03", "d08"), ("d01", "d08"), ("d00", "d08")]
+
+
+async def test_insertion_asks_again_about_the_rest_of_a_block_of_which_one_moved_up() -> None:
+    comparer = FakeComparer(by_worth({"a": 5, "b": 4, "c": 1, "d": 6, "e": 4.5})[0])
+    assert ids(await Insertion(children=3, top=2).rerank(list("abcde"), comparer)) == ["d", "a", "b", "c", "e"]
+    # d goes up and b drops out; then a, the last of the best, is compared with the rest of the block.
+    assert ("b", "c", "d", "e") in comparer.compared and ("a", "c", "e") in comparer.compared

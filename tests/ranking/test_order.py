@@ -1,0 +1,149 @@
+from __future__ import annotations
+
+from collections.abc import Mapping
+from itertools import pairwise
+from typing import Literal
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.ranking.fake_comparer import ids
+from touche_llm.data.records import Candidate, Judgment, ScoredDocument
+from touche_llm.judging.labels import combine_grades
+from touche_llm.ranking.order import BalanceSettings, balance, rank_by_first_stage, rank_by_judgment
+from touche_llm.tasks.definition import Scale
+
+WEIGHTS = {"relevance": 1.0, "quality": 0.5, "first_stage": 0.25}
+SCALES = {"relevance": Scale(0, 3), "quality": Scale(0, 3)}
+
+
+def candidates(*scores: float) -> list[Candidate]:
+    return [Candidate("1", f"d{rank:02}", rank, score) for rank, score in enumerate(scores, start=1)]
+
+
+def judgment(
+    document: str,
+    relevance: float,
+    quality: float,
+    source: Literal["probabilities", "value", "inherited"] = "probabilities",
+) -> Judgment:
+    return Judgment(
+        topic_id="1",
+        document_id=document,
+        grades={"relevance": relevance, "quality": quality},
+        stance="NO",
+        source=source,
+        prompt="test",
+    )
+
+
+def by_id(*judgments: Judgment) -> Mapping[str, Judgment]:
+    return {each.document_id: each for each in judgments}
+
+
+def test_scores_of_the_first_stage_are_scaled_to_one_and_nothing() -> None:
+    assert [each.score for each in rank_by_first_stage(candidates(30.0, 20.0, 10.0))] == [1.0, 0.5, 0.0]
+    assert [each.score for each in rank_by_first_stage(candidates(-1.0, -3.0))] == [1.0, 0.0]
+
+
+def test_the_score_is_the_weighted_mean_of_grades_and_first_stage() -> None:
+    (found,) = rank_by_judgment([ScoredDocument("a", 0.5)], by_id(judgment("a", 3.0, 1.5)), WEIGHTS, SCALES)
+    # (1 · 3/3 + 0.5 · 1.5/3 + 0.25 · 0.5) / 1.75
+    assert found.score == pytest.approx(1.375 / 1.75)
+
+
+def test_equal_scores_keep_the_order_of_the_first_stage() -> None:
+    judgments = by_id(*(judgment(each, 2.0, 1.0) for each in "abc"))
+    found = rank_by_judgment([ScoredDocument(each, 0.0) for each in "cab"], judgments, WEIGHTS, SCALES)
+    assert ids(found) == ["c", "a", "b"]
+
+
+def test_judged_documents_come_before_inherited_ones_and_those_before_the_rest() -> None:
+    first = [ScoredDocument(each, 1.0 - place / 8) for place, each in enumerate("uvijab")]
+    judgments = by_id(
+        judgment("a", 0.0, 0.0), judgment("b", 0.0, 3.0), *(judgment(each, 3.0, 3.0, "inherited") for each in "ij")
+    )
+    # Without its weight the first stage, in which it stands behind, does not help "a".
+    for first_stage in (WEIGHTS["first_stage"], 0.0):
+        found = rank_by_judgment(first, judgments, {**WEIGHTS, "first_stage": first_stage}, SCALES)
+        assert ids(found) == ["b", "a", "i", "j", "u", "v"]
+
+
+def test_each_grade_counts_as_its_share_of_its_own_scale() -> None:
+    scales = {"relevance": Scale(1, 5), "quality": Scale(0, 2)}
+    weights = {"relevance": 1.0, "quality": 0.5}
+    assert combine_grades(judgment("a", 4.0, 1.0), weights, scales) == pytest.approx((0.75 + 0.5 * 0.5) / 1.5)
+    assert combine_grades(judgment("a", 1.0, 0.0), weights, scales) == 0.0
+    assert combine_grades(judgment("a", 5.0, 2.0), weights, scales) == 1.0
+    assert (
+        combine_grades(judgment("a", 5.0, 2.0), {"relevance": 0.0, "quality": 0.0, "first_stage": 1.0}, scales) == 0.0
+    )
+
+
+SIDES = ("PRO", "CON")
+LABELS = ("PRO", "CON", "NEU", "NO")
+# In 64ths, so that differences are exact.
+SCORES = st.integers(0, 64).map(lambda score: score / 64)
+
+
+@st.composite
+def rankings(draw: st.DrawFn) -> tuple[list[ScoredDocument], dict[str, float], dict[str, str]]:
+    """A ranking, and the worth and the stance of its documents; worth need not fall with the score."""
+    scores = sorted(draw(st.lists(SCORES, max_size=12)), reverse=True)
+    ranking = [ScoredDocument(f"d{place:02}", score) for place, score in enumerate(scores)]
+    worth = {each.document_id: draw(SCORES) for each in ranking}
+    return ranking, worth, {each.document_id: draw(st.sampled_from(LABELS)) for each in ranking}
+
+
+def balanced(labels: str, worth: list[float], margin: float, places: int = 9) -> str:
+    """The labels in their new order: P, C, and N for no side."""
+    names = {"P": "PRO", "C": "CON", "N": "NEU"}
+    ranking = [ScoredDocument(f"{place}{label}", 1.0 / (place + 1)) for place, label in enumerate(labels)]
+    of_each = {each.document_id: value for each, value in zip(ranking, worth, strict=True)}
+    stances = {each.document_id: names[each.document_id[-1]] for each in ranking}
+    chosen = BalanceSettings(margin=margin, places=places)
+    return "".join(each[-1] for each in ids(balance(ranking, of_each, stances, SIDES, chosen)))
+
+
+@given(rankings(), SCORES, st.integers(1, 5))
+@settings(max_examples=60, deadline=None)
+def test_no_document_passes_one_that_is_better_by_more_than_the_margin_or_rises_too_far(
+    drawn: tuple[list[ScoredDocument], dict[str, float], dict[str, str]], margin: float, places: int
+) -> None:
+    ranking, worth, stances = drawn
+    found = balance(ranking, worth, stances, SIDES, BalanceSettings(margin=margin, places=places))
+    before, order = ids(ranking), ids(found)
+    assert sorted(order) == sorted(before)
+    for place, each in enumerate(order):
+        assert before.index(each) - place <= places
+        for passed in order[place + 1 :]:
+            if before.index(passed) < before.index(each):
+                assert worth[passed] - worth[each] <= margin
+    # Scores stay with the places.
+    assert [each.score for each in found] == [each.score for each in ranking]
+    # Where all are about equal, documents of one side, and those of none, keep their order.
+    equal = ids(balance(ranking, worth, stances, SIDES, BalanceSettings(margin=1.0, places=places)))
+    for group in (["PRO"], ["CON"], ["NEU", "NO"]):
+        same = [each for each in equal if stances[each] in group]
+        assert same == sorted(same)
+
+
+@pytest.mark.parametrize(("pro", "con"), [(0, 3), (1, 1), (5, 2), (2, 6), (4, 4)])
+def test_among_equals_sides_take_turns_for_as_long_as_there_are_both(pro: int, con: int) -> None:
+    found = balanced("P" * pro + "C" * con, [0.5] * (pro + con), 0.0)
+    turns = found[: 2 * min(pro, con)]
+    assert all(one != other for one, other in pairwise(turns))
+    assert len(set(found[len(turns) :])) <= 1
+
+
+def test_a_document_within_the_margin_goes_up_and_one_beyond_it_stays() -> None:
+    assert balanced("PPC", [0.75, 0.5, 0.375], 0.125) == "PCP"
+    assert balanced("PPC", [0.75, 0.5, 0.25], 0.125) == "PPC"
+    # Also where the better one that it would pass does not stand directly above.
+    assert balanced("PPPC", [0.5, 0.5, 0.9, 0.5], 0.125) == "PPPC"
+
+
+def test_a_document_rises_by_so_many_places_at_most() -> None:
+    assert balanced("PPPC", [0.5] * 4, 0.0, places=2) == "PCPP"
+    assert balanced("PPPPC", [0.5] * 5, 0.0, places=2) == "PPCPP"
