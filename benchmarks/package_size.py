@@ -14,7 +14,7 @@ import subprocess
 import sys
 import tarfile
 import tokenize
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -46,12 +46,22 @@ class Module:
 
 def measure(name: str, source: str) -> Module:
     """Measure a module of the package by its path, `touche_llm/ROOM/NAME.py`."""
+    functions = list_functions(name, ast.walk(ast.parse(source)))
+    return Module(_room_of(name), source.count("\n"), count_code_lines(source), functions)
+
+
+def _room_of(name: str) -> str:
     parts = Path(name).parts
-    room = parts[1] if len(parts) > 2 else "(top)"
-    nodes = [node for node in ast.walk(ast.parse(source)) if isinstance(node, _FUNCTIONS)]
+    return parts[1] if len(parts) > 2 else "(top)"
+
+
+def list_functions(name: str, nodes: Iterable[ast.AST]) -> list[Function]:
+    """Measure the functions among the nodes of a module."""
     functions = []
     for node in nodes:
-        is_command = room == "cli" and _is_command(node)
+        if not isinstance(node, _FUNCTIONS):
+            continue
+        is_command = _room_of(name) == "cli" and _is_command(node)
         start = node.body[0].lineno if is_command else node.lineno
         functions.append(
             Function(
@@ -60,7 +70,7 @@ def measure(name: str, source: str) -> Module:
                 f"{name.removeprefix(f'{_PACKAGE}/')}: {node.name}",
             )
         )
-    return Module(room, source.count("\n"), count_code_lines(source), functions)
+    return functions
 
 
 def count_code_lines(source: str) -> int:
