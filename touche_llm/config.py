@@ -219,7 +219,7 @@ class Config(Section):
 
     def _check_first_stage(self, task: Task) -> None:
         """Raise ValueError if the retriever cannot search the documents, or has the settings of another one."""
-        name, chosen = self.retriever.name, self.retriever.retriever
+        name, chosen = self.retriever.name, self.retriever.kind
         if chosen.has_documents and task.reads_arguments:
             what = "arguments of args.me" if task.sentence_question is None else "pairs of sentences"
             raise ValueError(f"retriever.name: {task.name} ranks {what}; use bm25")

@@ -181,7 +181,7 @@ def index(given: s.GivenSettings, values: s.SetOption = None, output: FormatOpti
     with open_local_corpus(
         corpus, given.get("index"), task, skip_bad_lines=skip, warn=progress.warn, retriever=settings
     ) as opened:
-        if settings.retriever.open is not None:
+        if settings.kind.open is not None:
             opened.open_first_stages()
         if dense is not None:
             _embed(opened, dense, progress)

@@ -171,8 +171,8 @@ class LocalCorpus(Corpus):
             self.retriever,
             [self.store] if self.task.sentence_question is None else [self.store, self.store.parts],
         )
-        assert settings.retriever.open is not None
-        return [settings.retriever.open(table, settings.bm25, self.warn) for table in tables]
+        assert settings.kind.open is not None
+        return [settings.kind.open(table, settings.bm25, self.warn) for table in tables]
 
     def explain_empty(self) -> str:
         """See the base class."""

@@ -101,7 +101,7 @@ def _training(config: Config) -> str:
 def _method(config: Config, task: Task, stages: Mapping[str, Any]) -> dict[str, Any]:
     judged = "judge" in stages
     retriever = config.retriever
-    first: dict[str, Any] = {"name": "first stage", "method": retriever.retriever.method}
+    first: dict[str, Any] = {"name": "first stage", "method": retriever.kind.method}
     retrieval = [first]
     if judged and config.pairs is not None:
         pairs = {"sentences judged": config.depth, **config.pairs.model_dump()}

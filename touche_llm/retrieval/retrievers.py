@@ -84,14 +84,14 @@ class RetrieverConfig(Bm25Settings):
     ] = ("title",)
 
     @property
-    def retriever(self) -> Retriever:
+    def kind(self) -> Retriever:
         """The chosen first stage."""
         return RETRIEVERS[self.name]
 
     @property
     def is_dense(self) -> bool:
         """Whether vectors of the documents are searched."""
-        return self.retriever.section == "dense"
+        return self.kind.section == "dense"
 
     @property
     def bm25(self) -> Bm25Settings:
