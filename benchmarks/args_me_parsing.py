@@ -13,13 +13,11 @@ import argparse
 import ast
 import csv
 import io
-import multiprocessing
-import re
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
+from benchmarks.processes import read_status, run_alone
 from touche_llm.corpus.args_me import MAX_ROW_BYTES, read_arguments
 from touche_llm.data.io import open_maybe_gzip
 
@@ -44,22 +42,13 @@ def literal_eval(path: Path) -> Iterator[int]:
 READERS: dict[str, Callable[[Path], Iterator[int]]] = {"read_arguments": ours, "csv + literal_eval": literal_eval}
 
 
-def peak_mib() -> float:
-    """Most memory that this process ever held, in MiB (Linux)."""
-    match = re.search(r"VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text())
-    assert match
-    return int(match[1]) / 1024
-
-
 def measure(name: str, path: Path) -> tuple[float, int, int, float]:
     """Seconds, arguments, sentences and growth of the peak memory in MiB, of one reading."""
-    before = peak_mib()
-    start = time.perf_counter()
-    arguments = sentences = 0
-    for count in READERS[name](path):
-        arguments += 1
-        sentences += count
-    return time.perf_counter() - start, arguments, sentences, peak_mib() - before
+    status = Path("/proc/self/status")
+    before, start = read_status(status)["VmHWM"], time.perf_counter()
+    counts = list(READERS[name](path))
+    seconds = time.perf_counter() - start
+    return seconds, len(counts), sum(counts), (read_status(status)["VmHWM"] - before) / 1024
 
 
 def main() -> None:
@@ -73,8 +62,7 @@ def main() -> None:
     results: dict[str, list[tuple[float, int, int, float]]] = {name: [] for name in READERS}
     for _ in range(options.rounds):
         for name, found in results.items():
-            with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
-                found.append(pool.submit(measure, name, options.file).result())
+            found.append(run_alone(measure, name, options.file)[0])
     print(f"{options.file.name}: {megabytes:.1f} MB unpacked, fastest of {options.rounds}")
     for name, found in results.items():
         seconds, arguments, sentences, _ = min(found)

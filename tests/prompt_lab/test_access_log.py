@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import errno
-import resource
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -92,21 +90,6 @@ def test_a_damaged_log_is_an_error_with_file_and_line_and_stays_as_it_is(
             fails()
         assert str(caught.value).startswith(f"{path}:{line}: ")
     assert path.read_bytes() == encode_line(access()) + damaged
-
-
-def test_a_line_that_does_not_fit_leaves_the_log_as_it_is(tmp_path: Path) -> None:
-    path = tmp_path / "log"
-    record_access(path, access())
-    logged, limits = path.read_bytes(), resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (len(logged) + 10, limits[1]))
-    try:
-        with pytest.raises(OSError) as caught:
-            record_access(path, access(1))
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-    assert (caught.value.errno, caught.value.filename) == (errno.EFBIG, str(path))
-    assert path.read_bytes() == logged
-    assert record_access(path, access(1)) == [access()]
 
 
 def test_the_log_is_beside_a_cache_and_not_beside_a_cassette() -> None:
