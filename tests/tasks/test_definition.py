@@ -166,7 +166,6 @@ BROKEN = [
     ("stance/swapped", {"FOR": "AGAINST"}, "stance.swapped", "objects"),
     ("documents_per_topic/min", 60, "documents_per_topic.min", "50 or less"),
     ("features", ["quotes"], "features.0", "'objects', 'stance_prompt', 'pairs' or 'excerpts'"),
-    ("features", ["excerpts", "excerpts"], "features", "twice"),
     ("features", ["pairs", "excerpts"], "features", "cannot be combined"),
     ("features", ["pairs"], "corpus.reader", "args_me"),
     ("sentence_aspects", ["relevance"], "sentence_aspects", "only with the feature pairs"),

@@ -18,6 +18,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from tenacity import AsyncRetrying, RetryCallState, Retrying
 
+from touche_llm.errors import Warn
+
 if TYPE_CHECKING:  # takes a while to load
     import aiohttp
 
@@ -136,7 +138,7 @@ FailureT = TypeVar("FailureT", bound="TransientFailure")
 # Max tries after a complete but malformed reply: a proxy may damage one, a broken server sends only such replies.
 BROKEN_TRIES = 3
 # In seconds.
-_FIRST_WAIT, _MAX_WAIT = 0.5, 60.0
+_FIRST_WAIT, _MAX_WAIT, _NOTICE_EVERY = 0.5, 60.0, 60.0
 # Max characters of a server's text that an error quotes.
 _MAX_QUOTED = 300
 
@@ -227,6 +229,21 @@ def _compute_wait(state: RetryCallState) -> float:
     """Return the seconds before the next try: exponential with jitter, at least those that the server requested."""
     backoff = min(_MAX_WAIT, _FIRST_WAIT * 2.0 ** min(state.attempt_number - 1, 16)) * random.uniform(0.5, 1.0)
     return max(backoff, min(_get_failure(state, TransientFailure).retry_after or 0.0, _MAX_WAIT))
+
+
+class RetryNotice:
+    """Report of the failures of a server that are retried, at most one a minute, to explain the wait."""
+
+    def __init__(self, warn: Warn, place: str, retry_for: float) -> None:
+        """Name the server, and for how many seconds its requests are retried."""
+        self._warn, self._place, self._retry_for = warn, place, retry_for
+        self._quiet_until = -math.inf
+
+    def __call__(self, failed: TransientFailure) -> None:
+        """Report a failure, unless another one was reported just before."""
+        if time.monotonic() >= self._quiet_until:
+            self._quiet_until = time.monotonic() + _NOTICE_EVERY
+            self._warn(f"{self._place}: {failed}; tried again for up to {self._retry_for:g} s")
 
 
 def parse_retry_after(header: str | None) -> float | None:

@@ -19,6 +19,7 @@ import orjson
 from pydantic import AfterValidator, Field, SecretStr
 
 from touche_llm.data.concurrency import (
+    RetryNotice,
     TransientFailure,
     describe_connection_error,
     map_in_order,
@@ -228,7 +229,7 @@ class ChatNoir:
         self._settings, self._warn = settings, warn
         self._key = _read_key(settings)
         self._documents = ChatNoirDocuments(settings)
-        self._has_reported = False
+        self._note = RetryNotice(warn, f"{settings.base_url} (chatnoir.base_url)", settings.retry_for)
         # When the next request may be sent.
         self._free_at = 0.0
 
@@ -341,19 +342,12 @@ class ChatNoir:
         """
         send = partial(self._send, method, path, **options)
         try:
-            return await retry(send, self._settings.retry_for, TransientFailure, self._report_once)
+            return await retry(send, self._settings.retry_for, TransientFailure, self._note)
         except TransientFailure as error:
             raise self._fail(
                 f"{what}: {error.reason}; all replies so far are in {self._settings.cache}: resume with the same "
                 f"command{hint}"
             ) from None
-
-    def _report_once(self, failed: TransientFailure) -> None:
-        """Report the first failure that is retried, to explain the wait."""
-        if not self._has_reported:
-            self._has_reported = True
-            place, seconds = self._settings.base_url, self._settings.retry_for
-            self._warn(f"{place}: {failed}; tried again for up to {seconds:g} s (chatnoir.base_url)")
 
     async def _send(self, method: str, path: str, **options: Any) -> _RawReply:
         """Send a request once, within the rate limit."""

@@ -6,7 +6,6 @@ import asyncio
 import base64
 import logging
 import os
-import time
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -15,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 from pydantic import AfterValidator, Field
 
-from touche_llm.data.concurrency import TransientFailure, retry, retry_blocking, to_line
+from touche_llm.data.concurrency import RetryNotice, TransientFailure, retry, retry_blocking, to_line
 from touche_llm.data.settings import Option, Scope, Section, check_address
 from touche_llm.errors import EngineError, UsageError, Warn, needs_extra
 
@@ -30,7 +29,6 @@ KEY_VARIABLE, USER_VARIABLE, PASSWORD_VARIABLE = (
 _HOW_TO_LOG_IN = f"give {KEY_VARIABLE}, or {USER_VARIABLE} and {PASSWORD_VARIABLE}, in the environment"
 # HTTP statuses of transient failures, of a request or of one document in it.
 RETRYABLE_STATUSES = (429, 502, 503, 504)
-_NOTICE_EVERY = 60.0  # seconds
 
 ResultT = TypeVar("ResultT")
 
@@ -77,8 +75,8 @@ class Server:
         with needs_extra("elasticsearch", "`retriever.name: elasticsearch`"):
             from elasticsearch import Elasticsearch, ElasticsearchWarning
             from elasticsearch.serializer import OrjsonSerializer
-        self._settings, self._warn = settings, warn
-        self._quiet_until = 0.0
+        self._settings = settings
+        self._note = RetryNotice(warn, settings.url, settings.retry_for)
         options = _read_login()
         if settings.url.startswith("https:"):
             import ssl  # takes a while to load
@@ -192,13 +190,6 @@ class Server:
                 "which Elasticsearch 9 accepts too"
             )
         return self.error(f"{what}: {problem}")
-
-    def _note(self, failed: TransientFailure) -> None:
-        """Report a retried failure, at most once a minute, to explain the wait."""
-        if time.monotonic() >= self._quiet_until:
-            self._quiet_until = time.monotonic() + _NOTICE_EVERY
-            url, seconds = self._settings.url, self._settings.retry_for
-            self._warn(f"{url}: {failed}; tried again for up to {seconds:g} s")
 
 
 def describe_refusal(error: Any) -> str:

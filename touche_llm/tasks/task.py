@@ -105,8 +105,6 @@ class Task(Model, strict=True):
 
     def _check_features(self) -> None:
         has = self.features
-        if len(set(has)) < len(has):
-            raise ValueError(f"features: {', '.join(has)}: one occurs twice; leave it out")
         if "pairs" in has:
             if others := [name for name in has if name != "pairs"]:
                 raise ValueError(f"features: pairs cannot be combined with {', '.join(others)}")
