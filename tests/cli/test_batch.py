@@ -45,7 +45,7 @@ def test_three_commands_and_a_replay_make_a_run(touche: Touche, tmp_path: Path) 
     b.write(tmp_path / "responses.jsonl", replied(tmp_path / "requests.jsonl"))
     done = touche("batch", "import", "responses.jsonl", "--out", "run")
     assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines()[0].split() == ["3", "stored"]
+    assert done.stdout.splitlines()[2].split() == ["stored", "3"]
     assert "touche-llm judge --out run --cache-mode replay" in done.stdout
     again = touche(*EXPORT)
     assert (again.returncode, again.stdout.partition(":")[0]) == (0, "nothing is pending")
@@ -100,8 +100,8 @@ def test_unusable_answers_are_counted_by_kind_with_an_example(touche: Touche, tm
     b.write(tmp_path / "responses.jsonl", replied(tmp_path / "requests.jsonl", "Well\x1b[31m"))
     done = touche("batch", "import", "responses.jsonl", "--out", "run")
     assert done.returncode == 3
-    assert done.stdout.splitlines()[0].split() == ["0", "stored"]
-    assert done.stdout.splitlines()[1].startswith("       3 not_json: as ") and "\x1b" not in done.stdout
+    assert done.stdout.splitlines()[2].split() == ["stored", "0"]
+    assert done.stdout.splitlines()[3].split()[:2] == ["not_json", "3"] and "\x1b" not in done.stdout
     assert "3 requests now" in touche(*EXPORT).stdout
 
 
@@ -112,8 +112,8 @@ def test_a_refused_question_is_given_up_and_the_run_is_made_without_it(touche: T
     b.write(tmp_path / "responses.jsonl", [b.refused(first["custom_id"]), *rest])
     done = touche("batch", "import", "responses.jsonl", "--out", "run")
     assert done.returncode == 3
-    assert [line.split()[:2] for line in done.stdout.splitlines()[:2]] == [["2", "stored"], ["1", "status_400:"]]
-    assert "1 requests were refused and are not sent again" in done.stdout
+    assert [line.split()[:2] for line in done.stdout.splitlines()[2:4]] == [["stored", "2"], ["status_400", "1"]]
+    assert "1 requests were refused" in done.stdout
     assert "--retry-failures" in done.stdout
     assert "1 questions have no usable answer" in done.stdout
     again = touche(*EXPORT)

@@ -40,8 +40,6 @@ def test_a_problem_of_one_file_is_the_exit_code(touche: Touche, tmp_path: Path) 
     assert done.returncode == 1
     assert (good["kind"], good["tasks"], good["problem"]) == ("run", "comparative", None)
     assert bad["problem"] and bad["tasks"] is None
-    table = touche("data", "other", "run.txt")
-    assert table.returncode == 1 and "problem: " in table.stdout
 
 
 def test_a_check_takes_no_task(touche: Touche, tmp_path: Path) -> None:

@@ -104,9 +104,9 @@ def test_each_fault_of_the_server_is_one_line(touche: Touche, fault: str, health
         (INDEX, "--embeddings-url: missing"),
         ([*INDEX, "--embeddings-url", "http://127.0.0.1:1"], "--embeddings-url"),
         ([*INDEX, "--embeddings-preset", "e6"], "preset: 'e6'"),
-        (["index", *DATA, "--embeddings-url", "http://127.0.0.1:1"], "only with"),
-        (["index", *DATA, "--set", "dense.batch=3"], "only with"),
-        ([*INDEX, "--set", "engine.model=x"], "only settings under `dense`"),
+        (["index", *DATA, "--embeddings-url", "http://127.0.0.1:1"], "not used with --retriever bm25"),
+        (["index", *DATA, "--set", "dense.batch=3"], "not used with --retriever bm25"),
+        ([*INDEX, "--set", "engine.model=x"], "--set engine.model: not used"),
         (
             ["index", "--retriever", "hybrid", "--task", "sentence_pairs", "--corpus", str(SAMPLES)],
             "sentence_pairs retrieves sentences",

@@ -172,7 +172,7 @@ THERE = ["--retriever", "elasticsearch"]
         ([*INDEX, *THERE, "--set", "elasticsearch.shards=0"], "elasticsearch.shards: "),
         ([*INDEX, *THERE, "--set", "elasticsearch.shard=1"], "elasticsearch.shard: "),
         ([*INDEX, *THERE, "--set", "retriever.k1=1"], "--set retriever.k1: "),
-        ([*INDEX, "--elasticsearch", "http://h:1"], "only with --retriever elasticsearch"),
+        ([*INDEX, "--elasticsearch", "http://h:1"], "--elasticsearch: not used with --retriever bm25"),
         ([*INDEX, "--retriever", "chatnoir"], "--retriever chatnoir: "),
     ],
 )

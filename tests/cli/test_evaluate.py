@@ -95,10 +95,8 @@ def test_the_run_file_of_a_folder_has_its_first_stage_too(touche: Touche, judged
     values = [[(row["measure"], row["value"]) for row in json.loads(done.stdout)] for done in (by_folder, by_file)]
     assert values[0] == values[1]
     assert {row["run"] for row in json.loads(by_file.stdout)} == {"mine/run.txt (first stage)", "mine/run.txt"}
-    assert "no first stage to compare with" in touche("evaluate", "other", *GRADED).stderr
     named = touche("evaluate", "other", *GRADED, "--first-stage", "mine/candidates.run.txt", "--format", "json")
     assert {run for run, _ in rows_of(named.stdout)} == {"mine/candidates.run.txt (first stage)", "other"}
-    assert "no first stage to compare with" not in named.stderr
 
 
 def test_pairs_of_sentences_that_were_chosen_by_the_model_are_no_first_stage(touche: Touche, judged: Path) -> None:
@@ -236,10 +234,8 @@ def test_a_run_of_some_topics_gets_no_place_on_a_leaderboard(touche: Touche, lim
     arguments = (*GRADED, "--leaderboard", "--format", "json")
     alone, both = touche("evaluate", "few", *arguments), touche("evaluate", "few", "mine", *arguments)
     assert (alone.returncode, alone.stdout) == (2, "")
-    assert "few: no place, since it was measured on 1 of 3 judged topics" in alone.stderr
     assert both.returncode == 0
     assert {run for run, _ in rows_of(both.stdout)} == {"mine", "mine (first stage)"}
-    assert "few: no place" in both.stderr
     # Nor does one that was asked to be measured by these alone.
     assert touche("evaluate", "few/run.txt", *arguments, "--run-topics").returncode == 2
     # A limit that leaves all judged topics is none.
@@ -340,7 +336,6 @@ def test_a_task_without_a_table_of_the_measure_is_told(touche: Touche, judged: P
     (judged / "sides").write_text("1 0 a,b PRO\n")
     done = touche("evaluate", "pairs", "--task", "sentence_pairs", "--stance", "sides", "--leaderboard")
     assert done.returncode == 2
-    assert "published tables of sentence_pairs; they have relevance nDCG@5, quality nDCG@5, coherence" in done.stderr
     assert touche("tasks", "new", "essays").returncode == 0
     done = touche("evaluate", "pairs", "--task", "essays", "--stance", "sides", "--leaderboard")
     assert done.returncode == 2 and "essays/leaderboard.yaml" in done.stderr
@@ -364,7 +359,6 @@ def test_a_task_without_a_table_of_the_measure_is_told(touche: Touche, judged: P
         (["mine", *TASK, "--relevance", "stance"], 1, "stance:1: topic 1, document a: 'FIRST' is no grade"),
         (["mine", "foreign", *GRADED], 1, "foreign: none of the run's topics (9) is in the relevance qrels (1, 2, 4)"),
         (["sides", *ALL], 1, "sides:1: topic 1, document a: stance 'PRO' is none of"),
-        (["odd", *ALL], 1, "odd/ir-metadata.yml: lacks the number of imputed stances"),
     ],
 )
 def test_what_cannot_be_evaluated_is_told(

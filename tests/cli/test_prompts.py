@@ -100,7 +100,7 @@ def test_a_prompt_is_shown_with_what_it_takes_in(touche: Touche, folder: Path) -
 def test_a_check_ends_with_one_only_where_there_are_errors(touche: Touche, folder: Path, tmp_path: Path) -> None:
     given = ["prompts", "check", "judge", "--prompts", str(folder)]
     done = touche(*given)
-    assert done.returncode == 0 and "good" in done.stdout and "estimated at four characters" in done.stdout
+    assert done.returncode == 0 and "estimated at four characters" in done.stdout
     template = folder / "comparative" / "judge.jinja"
     text = template.read_text()
     template.write_text(text.replace("assessor", "assessor (no PRO)"))
@@ -131,7 +131,7 @@ def test_a_text_that_changed_without_its_version_is_told_from_the_cache(
     scripted(script_of("comparative"))
     default = [*DATA, "--index", "index", "--prompts", str(folder)]
     assert touche("prompts", "try", "judge", *ABOUT, *default).returncode == 0
-    assert "good" in touche("prompts", "check", "judge", "--prompts", str(folder)).stdout
+    assert touche("prompts", "check", "judge", "--prompts", str(folder)).returncode == 0
     (folder / "comparative" / "shown.jinja").write_text("{{ document }} ")
     # The default cache is looked at where it is there.
     done = touche("prompts", "check", "judge", "--prompts", str(folder))
@@ -191,7 +191,7 @@ def test_a_copy_is_the_same_prompt_with_all_that_it_takes_in(touche: Touche, fol
     [
         (["judge", "mine.txt"], "mine.txt: not the name of a template"),
         (["jugde"], "cannot read the prompt"),
-        (["judge", "a-file/mine.jinja"], "a-file/mine.jinja: cannot write it"),
+        (["judge", "a-file/mine.jinja"], "a-file: File exists"),
     ],
 )
 def test_what_cannot_be_copied_is_told(touche: Touche, tmp_path: Path, given: list[str], problem: str) -> None:

@@ -14,15 +14,15 @@ import typer
 from touche_llm.cli import options as o
 from touche_llm.cli import setting_options as s
 from touche_llm.cli import stages
-from touche_llm.cli.emit import Format, FormatOption, print_result, print_rows, say
+from touche_llm.cli.emit import TEXT_WIDTH, Column, Format, FormatOption, emit, print_result, print_rows, say
 from touche_llm.cli.setting_options import CommandProgress
 from touche_llm.config import Config, is_one_of
 from touche_llm.data.io import check_output
-from touche_llm.errors import UsageError, to_printable
+from touche_llm.errors import UsageError
 from touche_llm.llm.batch_files import answer_file, run_batch
 from touche_llm.llm.managed import build_start_options
 from touche_llm.llm.settings import EngineConfig, Runner
-from touche_llm.pipeline.batch import Batch, Export, import_replies, pending_requests, read_batch, write_requests
+from touche_llm.pipeline.batch import Batch, import_replies, pending_requests, read_batch, write_requests
 from touche_llm.pipeline.run_directory import RunDirectory
 from touche_llm.pipeline.stages import StageName
 
@@ -73,10 +73,17 @@ def export(
     if output is not Format.TABLE:
         rows = [{"stage": stage, "file": requests, "requests": len(found.requests)}] if is_pending else []
         print_rows(output, rows, ("stage", "file", "requests"))
-    if is_pending:
-        _print_next_commands(output, found, out, requests, tokenizer)
-    else:
+    if not is_pending:
         _print_end(output, found.batch, out, found.failed)
+        return
+    for line in (
+        f"{len(found.requests):,} requests now, in {requests}; answer them, import the responses, and run export again "
+        "until none is pending",
+        f"    {_run_command(found.batch, requests, tokenizer)}",
+        f"    {shlex.join(('touche-llm', 'batch', 'import', _RESPONSES, '--out', str(out)))}",
+        f"    {_export_command(found.batch, out)}",
+    ):
+        say(output, line)
 
 
 @batch_app.command()
@@ -141,18 +148,11 @@ def import_(
         batch = read_batch(out)
         done = stages.run_requests(batch.config, import_replies(batch, out, responses, progress))
     kinds = {**done.unusable, **done.errors, **({"repeated": done.repeated} if done.repeated else {})}
-    found = [("stored", done.stored, ""), *((kind, len(texts), texts[0]) for kind, texts in kinds.items())]
-    if output is Format.TABLE:
-        for name, count, example in found:
-            print(f"{count:>8,} {name}" + (f": as {to_printable(example)}" if example else ""))
-    else:
-        print_rows(output, [{"outcome": name, "count": count, "example": text or None} for name, count, text in found])
+    rows = [{"outcome": kind, "count": len(texts), "example": texts[0]} for kind, texts in kinds.items()]
+    columns = (Column("outcome", is_text=True), Column("count"), Column("example", cut=TEXT_WIDTH))
+    emit(output, [{"outcome": "stored", "count": done.stored, "example": None}, *rows], columns)
     if done.refused:
-        say(
-            output,
-            f"{done.refused:,} requests were refused and are not sent again; where vLLM's settings were the cause, "
-            "mend them and run export again, once with --retry-failures",
-        )
+        say(output, f"{done.refused:,} requests were refused; --retry-failures of an export sends them again, once")
     if done.done:
         _print_end(output, batch, out, done.failed)
     else:
@@ -191,15 +191,6 @@ def _list_given_options(stage: StageName, context: typer.Context) -> dict[str, t
     return {"export_options": tuple(export), "stage_options": tuple(replay)}
 
 
-def _print_next_commands(output: Format, found: Export, out: Path, file: Path, tokenizer: Path | None) -> None:
-    """Print the commands that answer the file, import the responses and export what is pending then."""
-    say(output, f"{len(found.requests):,} requests now, in {file}; answer them")
-    say(output, f"  {_run_command(found.batch, file, tokenizer)}")
-    say(output, "then import the responses, and run export again, until none is pending")
-    say(output, f"  {shlex.join(('touche-llm', 'batch', 'import', _RESPONSES, '--out', str(out)))}")
-    say(output, f"  {_export_command(found.batch, out)}")
-
-
 def _run_command(batch: Batch, file: Path, tokenizer: Path | None) -> str:
     """Return the command with which vLLM answers a file of requests."""
     folders = (folder for folder in (tokenizer, Path(batch.facts.model)) if folder is not None)
@@ -216,8 +207,4 @@ def _print_end(output: Format, batch: Batch, out: Path, failed: int) -> None:
     command = ("touche-llm", batch.stage, "--out", str(out), "--cache-mode", "replay", *batch.stage_options)
     say(output, f"nothing is pending: the stage needs no server now: {shlex.join(command)}")
     if failed:
-        say(
-            output,
-            f"{failed:,} questions have no usable answer: the replay goes on without and names them (exit code 3); "
-            "an export with --retry-failures sends them again",
-        )
+        say(output, f"{failed:,} questions have no usable answer; an export with --retry-failures sends them again")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -18,6 +19,7 @@ from touche_llm.cli.emit import (
     emit,
     format_interval,
     format_value,
+    print_rows,
     say,
     show_lines,
 )
@@ -42,8 +44,6 @@ from touche_llm.tasks import get_task
 from touche_llm.tasks.task import Task
 
 if TYPE_CHECKING:
-    from pandas import DataFrame
-
     from touche_llm.evaluation.measures import Evaluation
 
 
@@ -112,12 +112,13 @@ def compare(
         found = gather_comparison(sides, known, files, evaluations, frame, notes, top)
         size = write_page(render_comparison(found), html)
         page = f"page: {html} ({len(found.topics):,} topics, {size:,} bytes)"
+    rows = frame.to_dict("records")
     if output is Format.TABLE:
-        _show(frame, evaluations)
+        _show(rows, evaluations)
         show_lines(m.describe_qrels(files))
     else:
-        m.print_frame(frame, files, output)
-    m.print_notes(qrels, evaluations, kept, *notes, *describe_missing_intervals(frame.to_dict("records")))
+        print_rows(output, m.add_qrels(rows, files))
+    m.print_notes(qrels, evaluations, kept, *notes, *describe_missing_intervals(rows))
     if page:
         say(output, page)
 
@@ -128,7 +129,7 @@ _COMPARED = (
     Column("value", drop=2),
     Column("baseline", drop=3, value="baseline_value"),
     Column("change", value="difference", sign="+"),
-    Column("95 % interval", value=lambda row: format_interval(row["low"], row["high"], sign="+")),
+    Column("95 % interval", value=partial(format_interval, sign="+")),
     Column("p Holm", value="p_holm"),
     Column("+/=/-", drop=1, value=lambda row: f"{row['wins']}/{row['ties']}/{row['losses']}"),
     Column(
@@ -139,9 +140,8 @@ _COMPARED = (
 )
 
 
-def _show(frame: DataFrame, evaluations: Sequence[Evaluation]) -> None:
-    change = f", change from the baseline {frame['baseline'].iloc[0]}"
-    m.show_aspects(frame.to_dict("records"), _COMPARED, evaluations, change)
+def _show(rows: Sequence[Mapping[str, Any]], evaluations: Sequence[Evaluation]) -> None:
+    m.show_aspects(rows, _COMPARED, evaluations, f", change from the baseline {rows[0]['baseline']}")
     show_lines(
         (
             "value, baseline: over the topics that both runs have; for stances over the documents that both label, "
@@ -261,17 +261,10 @@ def _show_report(
     if shared is not None:
         rows.append(make_row("all folds", examples.shared_prompt, shared, {}))
     emit(output, rows, [*_FOLD_COLUMNS, *_list_threshold_columns(report.thresholds)])
-    say(output, f"held out, the value to quote: macro-F1 {_format_gain(report)}")
     if report.scores.macro_f1 <= report.most_probable.macro_f1:
         say(output, "the thresholds do not help on held-out topics; leave them out")
-    fitted = _format_thresholds(report.thresholds)
-    say(output, f"thresholds fitted on all {len(report.topics)} topics, for other topics: {fitted}")
-    say(output, f"written to {out}; use it with --thresholds, measure it on other topics with --evaluate")
-
-
-def _format_gain(report: CrossValidation) -> str:
-    without = report.most_probable.macro_f1
-    return f"{report.scores.macro_f1:.4f} with thresholds, {without:.4f} with the most probable label"
+    fitted = ", ".join(f"{label} {value:.3g}" for label, value in report.thresholds.items())
+    say(output, f"thresholds fitted on all {len(report.topics)} topics, for other topics, in {out}: {fitted}")
 
 
 def _show_evaluation(
@@ -292,7 +285,3 @@ def _make_row(scores: LabelScores, thresholds: Mapping[str, float], labels: Iter
     """Return scores as columns, with the threshold of each label, None for a label without one."""
     found = {f"{_THRESHOLD}{label}": thresholds.get(label) for label in labels}
     return {"documents": scores.documents, **found, "macro_f1": scores.macro_f1, "accuracy": scores.accuracy}
-
-
-def _format_thresholds(thresholds: Mapping[str, float]) -> str:
-    return ", ".join(f"{label} {value:.3g}" for label, value in thresholds.items())

@@ -14,7 +14,6 @@ from touche_llm.cli import measured_runs as m
 from touche_llm.cli import options as o
 from touche_llm.cli.emit import Format, FormatOption, print_rows, say
 from touche_llm.cli.evaluate import show_summary, summarize
-from touche_llm.cli.setting_options import CommandProgress
 from touche_llm.cli.show import list_rows, read_run_topics, show_rankings
 from touche_llm.config import Config
 from touche_llm.data.io import shorten_path
@@ -24,6 +23,7 @@ from touche_llm.integrations.tira import detect_input
 from touche_llm.pipeline import run_directory
 from touche_llm.pipeline import stages as pipeline
 from touche_llm.pipeline.config_file import load_config
+from touche_llm.pipeline.progress import SilentProgress
 from touche_llm.pipeline.run_directory import REPORT, RunDirectory
 from touche_llm.pipeline.run_overview import record_evaluation
 from touche_llm.tasks import TASKS, get_task
@@ -31,13 +31,6 @@ from touche_llm.tasks.task import Task
 
 # Documents of a topic with their text in the report.
 _REPORTED = 20
-
-
-class _DemoProgress(CommandProgress):
-    """Progress without notes: they advise on models and corpora, and those of the demo are invented."""
-
-    def warn(self, message: str) -> None:
-        """Print nothing."""
 
 
 def find_judgments(sample: Path, task: Task) -> dict[str, Path]:
@@ -52,8 +45,8 @@ def _measure(folder: Path, task: Task, files: dict[str, Path]) -> None:
     measured = m.given_runs([folder], qrels, task)
     evaluations = m.evaluate_runs(measured, qrels, m.find_recall_depth(measured))
     record_evaluation(RunDirectory(folder), task, files, evaluations[-1])
-    frame = summarize(evaluations)
-    show_summary(frame[frame["measure"].isin(f"{aspect} {task.measures[aspect]}" for aspect in files)], evaluations)
+    official = {f"{aspect} {task.measures[aspect]}" for aspect in files}
+    show_summary([row for row in summarize(evaluations) if row["measure"] in official], evaluations)
 
 
 def _write_report(folder: Path, files: dict[str, Path]) -> str:
@@ -71,8 +64,6 @@ SAMPLES = Path(__file__).parent.parent / "samples"
 # Names of the tasks with a sample.
 SAMPLE_TASKS = [name for name in TASKS if (SAMPLES / name).is_dir()]
 _SHOWN_RANKS = 3
-# Width of the tables where the output is not a terminal.
-_WIDTH = 80
 # Grades of all tasks.
 _GRADES = tuple(dict.fromkeys(name for task in TASKS.values() for name in task.question.grades))
 _COLUMNS = ("topic", "title", "rank", "document", "stance", "object", *_GRADES, "text")
@@ -95,35 +86,29 @@ def demo(
         raise UsageError(f"--task {task}: the demo has no sample of it; give {', '.join(SAMPLE_TASKS)}")
     rows: list[dict[str, Any]] = []
     for name in names:
+        folder, known, config = out / name, TASKS[name], sample_config(name, out / name, {})
+        # Its notes advise on models and corpora, which are invented here.
+        asyncio.run(pipeline.run_all(config, folder, SilentProgress(), overwrite=overwrite))
+        topics = read_run_topics(folder, config)
+        ranked = list_rows(folder, config, known, topics, _SHOWN_RANKS)
         if output is Format.TABLE:
-            print(f"{TASKS[name].title}\n")
-        config = sample_config(name, out / name, {})
-        asyncio.run(pipeline.run_all(config, out / name, _DemoProgress(), overwrite=overwrite))
-        known, by_id = get_task(name), read_run_topics(out / name, config)
-        ranked = list_rows(out / name, config, known, by_id, _SHOWN_RANKS)
-        if output is Format.TABLE:
-            show_rankings(ranked, known, by_id, width=_WIDTH)
+            print(f"{known.title}\n")
+            show_rankings(ranked, known, topics)
             print()
             if judgments := find_judgments(SAMPLES / name, known):
-                _measure(out / name, known, judgments)
+                _measure(folder, known, judgments)
         rows += ({"task": name} | {column: row.get(column) for column in _COLUMNS} for row in ranked)
     if output is not Format.TABLE:
         print_rows(output, rows)
-    name = names[0]
-    config = sample_config(name, out / name, {})
-    files = (config.topics, config.corpus or config.topics, out / name / run_directory.RUN)
-    topics, corpus, run = (shlex.quote(shorten_path(file)) for file in files)
+    config = sample_config(names[0], out / names[0], {})
+    files = (config.topics, config.corpus or config.topics, out / names[0] / run_directory.RUN)
+    topics_file, corpus, run = (shlex.quote(shorten_path(file)) for file in files)
     for line in (
-        "The answers above were invented for this demo; no model gave them,",
-        "and nothing follows from them. The same is true of the judgments.",
+        "The answers and judgments were invented for this demo; no model gave them, and nothing follows from them.",
         _write_report(out / names[0], find_judgments(SAMPLES / names[0], TASKS[names[0]])),
-        "Each run is a file; check one with",
-        f"    touche-llm validate {run} \\",
-        f"        --task {name} --topics {topics}",
-        "For answers of a model, serve one with vLLM and run",
-        f"    touche-llm run --task {name} --topics {topics} \\",
-        f"        --corpus {corpus} \\",
-        "        --base-url http://127.0.0.1:8000 --out runs/model",
+        "Check a run file, or make a run with a model that vLLM serves:",
+        f"    touche-llm validate {run} --task {names[0]} --topics {topics_file}",
+        f"    touche-llm run --task {names[0]} --topics {topics_file} --corpus {corpus} --out runs/model",
     ):
         say(output, line)
 

@@ -1,4 +1,4 @@
-"""Output of the commands: lines for people, or rows for other programs."""
+"""Output of the commands: tables and lines for people, or rows for other programs."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ import typer
 from rich.cells import cell_len, set_cell_size
 from rich.console import Console
 
-from touche_llm.errors import UsageError, to_printable
+from touche_llm.errors import to_printable
 
 # Width of a table with cut texts where the output is not a terminal.
 _DEFAULT_WIDTH = 140
@@ -28,6 +28,7 @@ _DEFAULT_WIDTH = 140
 TEXT_WIDTH = 16
 _GAP = "  "
 _ELLIPSIS = "\N{HORIZONTAL ELLIPSIS}"
+_LINE = "\N{BOX DRAWINGS LIGHT HORIZONTAL}"
 
 
 class Format(StrEnum):
@@ -38,12 +39,18 @@ class Format(StrEnum):
     TSV = "tsv"
 
 
+FormatOption = Annotated[
+    Format,
+    typer.Option("--format", metavar="NAME", help="table; json or tsv print rows alone.", rich_help_panel="Output"),
+]
+
+
 @dataclass(frozen=True, slots=True)
 class Column:
     """A column of a table.
 
     Attributes:
-        name: Its head, and the key of its values in rows that are mappings, unless it computes them.
+        name: Its head, and the key of its values in rows, unless it computes them.
         drop: Place in the order in which columns get the room of a narrow terminal; columns of the same place are shown
             together, and those of place 0 always.
         is_text: Whether cells are left-aligned.
@@ -65,31 +72,37 @@ class Column:
     digits: int = 4
     sign: str = ""
 
-    def format(self, row: Any) -> str:
+    def format(self, row: Mapping[str, Any]) -> str:
         """Format its cell of a row: counts with commas, floats by `format_value`, None as nothing."""
         value = self.value(row) if callable(self.value) else row[self.value or self.name]
         match value:
             case None:
                 return ""
+            case bool():
+                return "yes" if value else "no"
             case float():
                 return format_value(value, sign=self.sign, digits=self.digits)
             case int():
                 return f"{value:,}"
             case _:
-                return str(value)
+                return to_printable(str(value)).replace("\n", " ")
 
-
-# A row of a table: a list or tuple of cells, or a mapping or record that the columns have their values from.
-Row = Any
-
-
-def format_row(columns: Sequence[Column], row: Row) -> Sequence[str]:
-    """Return the cells of a row."""
-    return row if isinstance(row, list | tuple) else [column.format(row) for column in columns]
+    def fit(self, text: str, width: int) -> str:
+        """Return a cell of this width."""
+        if cell_len(text) > width:
+            kept = text[::-1] if self.keeps_end else text
+            kept = set_cell_size(kept, width - 1)
+            return f"{_ELLIPSIS}{kept[::-1]}" if self.keeps_end else f"{kept}{_ELLIPSIS}"
+        pad = " " * (width - cell_len(text))
+        return text + pad if self.is_text or self.cut else pad + text
 
 
 def emit(
-    output: Format, rows: Sequence[Row], columns: Sequence[Column], names: Sequence[str] = (), **layout: Any
+    output: Format,
+    rows: Sequence[Mapping[str, Any]],
+    columns: Sequence[Column],
+    names: Sequence[str] = (),
+    **layout: Any,
 ) -> None:
     """Print the same rows as a table for people, or for other programs.
 
@@ -108,13 +121,11 @@ def emit(
 
 def show_table(
     columns: Sequence[Column],
-    rows: Iterable[Row],
+    rows: Iterable[Mapping[str, Any] | str],
     *,
     title: str = "",
     below: Iterable[str] = (),
     blanks_repeats: bool = False,
-    file: IO[str] | None = None,
-    width: int | None = None,
 ) -> None:
     """Print a table without line breaks in cells; drop columns, in their order, that the terminal has no room for.
 
@@ -122,59 +133,38 @@ def show_table(
 
     Args:
         columns: Columns; the first one is neither dropped nor cut.
-        rows: Rows; one of a single cell is a heading, and one without cells a line between sections.
+        rows: Rows; a text is a heading between them.
         title: Line above the table.
         below: Lines between title and table.
         blanks_repeats: Whether the first cell is left out where it repeats that of the row above.
-        file: Where to print; standard output if None.
-        width: Columns that a file or pipe has room for; no column is dropped there if None.
     """
-    file = sys.stdout if file is None else file
-    cells = [[to_printable(cell).replace("\n", " ") for cell in format_row(columns, row)] for row in rows]
+    cells = [row if isinstance(row, str) else [column.format(row) for column in columns] for row in rows]
+    found = [row for row in cells if not isinstance(row, str)]
     if blanks_repeats:
-        firsts = [row[0] for row in cells]
-        cells = [["" if n and first == firsts[n - 1] else first, *cells[n][1:]] for n, first in enumerate(firsts)]
-    widths = [
-        max(cell_len(text) for text in (column.name, *(row[number] for row in cells if len(row) > 1)))
-        for number, column in enumerate(columns)
-    ]
-    room = get_width(file) or width
+        firsts = [row[0] for row in found]
+        for row, before, first in zip(found[1:], firsts, firsts[1:], strict=False):
+            row[0] = "" if first == before else first
+    widths = [max(map(cell_len, (column.name, *(row[n] for row in found)))) for n, column in enumerate(columns)]
+    room = get_width()
     kept = _fit_columns(columns, widths, room)
 
     def print_row(row: Sequence[str]) -> None:
-        fitted = []
-        for number in kept:
-            width = widths[number]
-            text = _cut(row[number], width, columns[number].keeps_end)
-            pad = " " * (width - cell_len(text))
-            is_left = columns[number].is_text or columns[number].cut
-            fitted.append(text + pad if is_left else pad + text)
-        print(_GAP.join(fitted).rstrip(), file=file)
+        print(_GAP.join(columns[n].fit(row[n], widths[n]) for n in kept).rstrip())
 
-    line = "\N{BOX DRAWINGS LIGHT HORIZONTAL}" * (sum(widths[number] for number in kept) + len(_GAP) * (len(kept) - 1))
-    show_lines((*([title] if title else []), *(f"  {each}" for each in below)), file, 2, keeps_indented=False)
+    show_lines((*([title] if title else []), *(f"  {line}" for line in below)))
     print_row([column.name for column in columns])
-    print(line, file=file)
-    for row in cells:
-        if len(row) > 1:
-            print_row(row)
+    print(_LINE * (sum(widths[n] for n in kept) + len(_GAP) * (len(kept) - 1)))
+    for line in cells:
+        if isinstance(line, str):
+            show_lines([line])
         else:
-            print(_cut(row[0], room or _DEFAULT_WIDTH) if row else line, file=file)
-    if dropped := [column.name for number, column in enumerate(columns) if number not in kept]:
-        show_lines([f"(not shown in {room} columns: {', '.join(dropped)}; --format tsv has all)"], file)
-
-
-def _cut(text: str, width: int, keeps_end: bool = False) -> str:
-    if cell_len(text) <= width:
-        return text
-    if keeps_end:
-        return _ELLIPSIS + set_cell_size(text[::-1], width - 1)[::-1]
-    return set_cell_size(text, width - 1) + _ELLIPSIS
+            print_row(line)
+    if dropped := [column.name for n, column in enumerate(columns) if n not in kept]:
+        show_lines([f"(not shown in {room} columns: {', '.join(dropped)}; --format tsv has all)"])
 
 
 def _fit_columns(columns: Sequence[Column], widths: list[int], room: int | None) -> list[int]:
     """Return the columns that fit, by number; reduce the widths of those whose cells are cut."""
-    cut = [number for number, column in enumerate(columns) if column.cut]
     needed = [min(width, column.cut or width) for width, column in zip(widths, columns, strict=True)]
     kept: list[int] = []
     rest = (room or _DEFAULT_WIDTH) + len(_GAP)
@@ -185,7 +175,7 @@ def _fit_columns(columns: Sequence[Column], widths: list[int], room: int | None)
         if room is None or not drop or width <= rest:
             kept += added
             rest -= width
-    for number in cut:
+    for number in (number for number, column in enumerate(columns) if column.cut):
         widths[number] = min(widths[number], needed[number] + max(rest, 0))
         rest -= widths[number] - needed[number]
     return sorted(kept)
@@ -197,31 +187,27 @@ def get_width(file: IO[str] | None = None) -> int | None:
     return Console(file=file).width if file.isatty() else None
 
 
-def show_lines(
-    lines: Iterable[str], file: IO[str] | None = None, indent: int = 0, *, keeps_indented: bool = True
-) -> None:
-    """Print lines; a terminal gets them broken between words, apart from indented ones, which are commands to copy.
+def show_lines(lines: Iterable[str], file: IO[str] | None = None, indent: int = 2) -> None:
+    """Print lines; a terminal gets them broken between words, apart from commands to copy, which are indented by four.
 
     Args:
         lines: The lines.
         file: Where to print; standard output if None.
         indent: Width by which the continuation of a broken line is indented.
-        keeps_indented: Whether indented lines are commands; if not, they are broken too.
     """
     file = sys.stdout if file is None else file
     width = get_width(file)
     for line in map(to_printable, lines):
-        if width is None or cell_len(line) <= width or (keeps_indented and line.startswith(" ")):
-            print(line, file=file)
-        else:
-            wrapped = textwrap.wrap(
-                line,
-                max(width - 1, indent + 20),
-                subsequent_indent=" " * indent,
-                break_on_hyphens=False,
-                break_long_words=False,
+        if width is not None and not line.startswith("    "):
+            line = textwrap.fill(
+                line, width - 1, subsequent_indent=" " * indent, break_on_hyphens=False, break_long_words=False
             )
-            print("\n".join(wrapped), file=file)
+        print(line, file=file)
+
+
+def say(output: Format, line: str) -> None:
+    """Print a line for people: on standard output with tables, and on standard error beside rows for programs."""
+    show_lines([line], sys.stdout if output is Format.TABLE else sys.stderr)
 
 
 def format_value(value: float, *, sign: str = "", digits: int = 4) -> str:
@@ -229,22 +215,9 @@ def format_value(value: float, *, sign: str = "", digits: int = 4) -> str:
     return "–" if math.isnan(value) else f"{value:{sign}.{digits}f}"
 
 
-def format_interval(low: float, high: float, *, sign: str = "", digits: int = 4) -> str:
-    """Format an interval as `format_value` does."""
-    if math.isnan(low):
-        return "–"
-    return f"{format_value(low, sign=sign, digits=digits)} to {format_value(high, sign=sign, digits=digits)}"
-
-
-FormatOption = Annotated[
-    Format,
-    typer.Option(
-        "--format",
-        metavar="NAME",
-        help="table; json or tsv print rows alone.",
-        rich_help_panel="Output",
-    ),
-]
+def format_interval(row: Mapping[str, Any], sign: str = "") -> str:
+    """Format the interval of a row from `low` to `high`."""
+    return "–" if math.isnan(row["low"]) else f"{row['low']:{sign}.4f} to {row['high']:{sign}.4f}"
 
 
 def print_rows(output: Format, rows: Iterable[Mapping[str, Any]], columns: Sequence[str] = ()) -> None:
@@ -258,15 +231,15 @@ def print_rows(output: Format, rows: Iterable[Mapping[str, Any]], columns: Seque
         rows: Flat mappings with the same keys.
         columns: The keys to print; only needed if there may be no row, or rows have more.
     """
-    values = [{name: _value(row[name]) for name in columns or row} for row in rows]
-    write_as_utf8()
+    values = [{name: _to_plain(row[name]) for name in columns or row} for row in rows]
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(encoding="utf-8")
     if output is Format.JSON:
         print(orjson.dumps(values, option=orjson.OPT_INDENT_2).decode())
         return
-    names = columns or list(values[0])
-    writer = csv.writer(sys.stdout, delimiter="\t", lineterminator="\n")
-    writer.writerow(names)
-    writer.writerows([row[name] for name in names] for row in values)
+    writer = csv.DictWriter(sys.stdout, columns or list(values[0]), delimiter="\t", lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(values)
 
 
 def print_result(output: Format, sentence: str, row: Mapping[str, Any]) -> None:
@@ -277,24 +250,7 @@ def print_result(output: Format, sentence: str, row: Mapping[str, Any]) -> None:
         print_rows(output, [row])
 
 
-def say(output: Format, line: str) -> None:
-    """Print a line for people: on standard output with tables, and on standard error beside rows for programs."""
-    show_lines([line], sys.stdout if output is Format.TABLE else sys.stderr)
-
-
-def write_as_utf8() -> None:
-    """Switch standard output to UTF-8, so that rows for programs do not depend on the terminal's encoding."""
-    if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(encoding="utf-8")
-
-
-def require_cache(cache: Path) -> None:
-    """Raise UsageError if a cache does not exist, instead of creating it."""
-    if not cache.is_file():
-        raise UsageError(f"{cache}: no such cache; name one with --cache")
-
-
-def _value(value: Any) -> Any:
+def _to_plain(value: Any) -> Any:
     match value:
         case Path():
             return os.fsencode(value).decode(errors="replace")

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from math import nan
+from itertools import groupby
+from math import isnan, nan
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -18,7 +19,7 @@ from touche_llm.cli.emit import (
     Column,
     Format,
     FormatOption,
-    format_interval,
+    print_rows,
     show_lines,
     show_table,
 )
@@ -31,87 +32,66 @@ from touche_llm.pipeline.run import find_task
 from touche_llm.pipeline.run_directory import RunDirectory
 from touche_llm.pipeline.run_overview import record_evaluation
 from touche_llm.prompt_lab.holdout import record_evaluations
-from touche_llm.tasks.published import LEADERBOARD_FILE, PublishedRun, Table, find_place, read_tables
+from touche_llm.tasks.published import LEADERBOARD_FILE, PublishedRun, find_place, read_tables
 from touche_llm.tasks.task import Task
 
 if TYPE_CHECKING:
-    from pandas import DataFrame
-
     from touche_llm.evaluation.measures import Evaluation
 
 
-_INTERVAL = Column("95 % interval", value=lambda row: format_interval(row["low"], row["high"]))
+Rows = Sequence[Mapping[str, Any]]
 
 
-def standings(task: Task, summary: DataFrame, evaluations: Sequence[Evaluation]) -> tuple[DataFrame, list[str]]:
+def rank_among_published(task: Task, rows: Rows, evaluations: Sequence[Evaluation]) -> list[dict[str, Any]]:
     """Return the place of each run that has a value over all judged topics, by each measure with a published table.
 
     Returns:
-        The rows of `summary` that can be compared with a table, with the additional columns `place` (from 1; the better
+        The rows of `summarize` that can be compared with a table, with the additional keys `place` (from 1; the better
         place of a tie), `best_place` and `worst_place` (the bounds if the unjudged documents among the first 5 were
         judged; only for nDCG@5), `judged@5` (the share of judged documents; not for the stance), `published` (number of
         runs in the table), `ahead` and `ahead_value` (the published run before it), `behind` and `behind_value` (the
-        one after it, or with the same value), and `source`; and a line for each run without a place, which was
-        measured on some of the judged topics only.
+        one after it, or with the same value), and `source`.
 
     Raises:
-        UsageError: Nothing is published for the task or these measures, or no run has a place.
+        UsageError: Nothing is published for the task or these measures, or every run was measured on some topics only.
     """
-    import pandas as pd
-
     found = {evaluation.name: evaluation for evaluation in evaluations}
-    rows = []
-    unplaced: dict[str, None] = {}
-    for each in read_tables(task):
-        for row in summary[summary["measure"] == _ours(each, task)].dropna(subset="value").to_dict(orient="records"):
-            covered = found[row["run"]].coverage(each.measure)
-            if covered.left_out:
-                unplaced[f"{row['run']}: no place, since it was measured on {covered}"] = None
-                continue
-            at = find_place(each, row["value"])
-            ahead = each.runs[at - 2] if at > 1 else None
-            behind = each.runs[at - 1] if at <= len(each.runs) else None
-            rows.append(
-                row
-                | {"place": at}
-                | _reach(each, task, found[row["run"]])
-                | {"published": len(each.runs)}
-                | {"ahead": _name(ahead), "ahead_value": ahead and ahead.value}
-                | {"behind": _name(behind), "behind_value": behind and behind.value}
-                | {"source": each.url}
-            )
-    if not rows and unplaced:
+    tables = {f"{table.measure} {task.measures[table.measure]}": table for table in read_tables(task)}
+    if not tables:
+        raise UsageError(f"--leaderboard: {task.name} has no published results; write {task.folder / LEADERBOARD_FILE}")
+    placed = []
+    for measure, table in tables.items():
+        for row in rows:
+            evaluation = found[row["run"]]
+            is_whole = row["measure"] == measure and not evaluation.coverage(table.measure).left_out
+            if is_whole and not isnan(row["value"]):
+                place = find_place(table, row["value"])
+                bounds, share = evaluation.bounds.get(measure), evaluation.estimates.get(f"{table.measure} judged@5")
+                placed.append(
+                    {
+                        **row,
+                        "place": place,
+                        "best_place": nan if bounds is None else find_place(table, bounds.highest),
+                        "worst_place": nan if bounds is None else find_place(table, bounds.lowest),
+                        "judged@5": nan if share is None else share.value,
+                        "published": len(table.runs),
+                        **_describe_neighbour("ahead", table.runs[place - 2] if place > 1 else None),
+                        **_describe_neighbour("behind", table.runs[place - 1] if place <= len(table.runs) else None),
+                        "source": table.url,
+                    }
+                )
+    if not placed:
         raise UsageError(
-            f"--leaderboard: {'; '.join(unplaced)}; the published runs are over all topics: rank all of them, or leave "
-            "--leaderboard out"
+            f"--leaderboard: no value over all judged topics to compare with the published tables: {', '.join(tables)}"
         )
-    if not rows:
-        measures = ", ".join(_ours(each, task) for each in read_tables(task))
-        if not measures:
-            raise UsageError(
-                f"--leaderboard: {task.name} has no published results; write them into "
-                f"{task.folder / LEADERBOARD_FILE}, or leave --leaderboard out"
-            )
-        raise UsageError(
-            f"--leaderboard: no value to compare with the published tables of {task.name}; they have {measures}"
-        )
-    return pd.DataFrame(rows), list(unplaced)
+    return placed
 
 
-def _reach(table: Table, task: Task, evaluation: Evaluation) -> dict[str, float]:
-    """Return the range of places that unjudged documents leave open; NaN if unknown."""
-    from touche_llm.evaluation.measures import JUDGED
-
-    bounds = evaluation.bounds.get(_ours(table, task))
-    share = evaluation.estimates.get(f"{table.measure} {JUDGED}")
-    return {
-        "best_place": nan if bounds is None else find_place(table, bounds.highest),
-        "worst_place": nan if bounds is None else find_place(table, bounds.lowest),
-        JUDGED: nan if share is None else share.value,
-    }
+def _describe_neighbour(side: str, run: PublishedRun | None) -> dict[str, Any]:
+    return {side: run and f"{run.team}: {run.tag}", f"{side}_value": run and run.value}
 
 
-def _show_standings(frame: DataFrame, evaluations: Sequence[Evaluation]) -> None:
+def _show_places(rows: Rows, _: Sequence[Evaluation]) -> None:
     """Print the places, each with its neighbours among the published runs."""
 
     def name(row: Mapping[str, Any], side: str) -> str:
@@ -123,32 +103,16 @@ def _show_standings(frame: DataFrame, evaluations: Sequence[Evaluation]) -> None
 
     columns = [Column("measure", is_text=True), m.RUN_COLUMN]
     columns += [Column("place", value=lambda row: f"{row['place']} of {row['published'] + 1}"), Column("value")]
-    columns += [_INTERVAL, Column("n", drop=1), Column("if judged", drop=2, value=describe_reach)]
+    columns += [m.INTERVAL, Column("n", drop=1), Column("if judged", drop=2, value=describe_reach)]
     columns += [Column(side, drop=3, cut=TEXT_WIDTH, value=partial(name, side=side)) for side in ("ahead", "behind")]
-    show_table(columns, frame.to_dict("records"), blanks_repeats=True)
+    show_table(columns, rows, blanks_repeats=True)
     show_lines(
         (
-            *frame["source"].unique(),
-            "nDCG: the official measure, where unjudged documents count 0; touche_nDCG@5 drops them and has no place",
+            *dict.fromkeys(row["source"] for row in rows),
             "n: topics (for the stance: documents) judged here; the published values are over all topics of the task",
             "if judged: the places that are possible if the unjudged documents were judged; the published runs were",
         )
     )
-
-
-def _ours(table: Table, task: Task) -> str:
-    """Return the name of our measure for a published table."""
-    return f"{table.measure} {task.measures[table.measure]}"
-
-
-def _name(run: PublishedRun | None) -> str | None:
-    return None if run is None else f"{run.team}: {run.tag}"
-
-
-_NO_FIRST_STAGE = (
-    "no first stage to compare with: the runs are not folders of this program; name the run that they rerank with "
-    "--first-stage"
-)
 
 
 @s.takes_settings("dataset")
@@ -199,24 +163,22 @@ def evaluate(
     if not run_topics or len(runs) == 1:
         _record(measured, evaluations, known, files)
     notes = [*m.list_fitted(measured, qrels), *_describe_judging(measured, evaluations)]
+    show: Callable[[Rows, Sequence[Evaluation]], None]
     if per_topic:
-        frame, show = _by_topic(evaluations), _show_topics
+        rows, show = _list_topics(evaluations), _show_topics
     elif confusion:
-        frame, show = _confusion(evaluations), _show_confusion
+        rows, show = _count_confusion(evaluations), _show_confusion
     else:
-        frame, show = summarize(evaluations), show_summary
+        rows, show = summarize(evaluations), show_summary
+        notes += describe_missing_intervals(rows)
         if leaderboard:
-            frame, unplaced = standings(known, frame, evaluations)
-            show = _show_standings
-            notes += unplaced
-        notes += describe_missing_intervals(frame.to_dict("records"))
+            rows, show = rank_among_published(known, rows, evaluations), _show_places
     if output is Format.TABLE:
-        show(frame, evaluations)
+        show(rows, evaluations)
         show_lines(m.describe_qrels(files))
     else:
-        m.print_frame(frame, files, output)
-    alone = [] if any(each.first_stage for each in measured) or not qrels.grades else [_NO_FIRST_STAGE]
-    m.print_notes(qrels, evaluations, measured, *notes, *alone)
+        print_rows(output, m.add_qrels(rows, files))
+    m.print_notes(qrels, evaluations, measured, *notes)
 
 
 def _record(given: Sequence[m.Given], evaluations: Sequence[Evaluation], task: Task, files: Mapping[str, Path]) -> None:
@@ -247,40 +209,35 @@ def _describe_judging(given: Sequence[m.Given], evaluations: Sequence[Evaluation
     return notes
 
 
-def summarize(evaluations: Sequence[Evaluation]) -> DataFrame:
+def summarize(evaluations: Sequence[Evaluation]) -> list[dict[str, Any]]:
     """Return the estimates of all runs, measure by measure."""
-    import pandas as pd
-
-    frame = pd.concat([evaluation.summary() for evaluation in evaluations], ignore_index=True)
     # The order is that of the run, since its first stage has fewer measures.
-    places = {measure: place for place, measure in enumerate(evaluations[-1].estimates | evaluations[-1].labels)}
-    return frame.sort_values("measure", key=lambda names: names.map(places), kind="stable", ignore_index=True)
+    places = list(evaluations[-1].estimates | evaluations[-1].labels)
+    rows = [row for evaluation in evaluations for row in evaluation.summary().to_dict("records")]
+    return sorted(rows, key=lambda row: places.index(row["measure"]))
 
 
-def _by_topic(evaluations: Sequence[Evaluation]) -> DataFrame:
-    """Return a row for each run and topic, with the columns `run`, `topic`, the measures and their judged@k."""
-    import pandas as pd
-
+def _list_topics(evaluations: Sequence[Evaluation]) -> list[dict[str, Any]]:
+    """Return a row for each run and topic, with `run`, `topic`, the measures and their judged@k."""
     from touche_llm.evaluation.measures import name_judged
 
-    rows: dict[tuple[str, str], dict[str, str | float]] = {}
-    for evaluation in evaluations:
-        for each in evaluation.per_topic().itertuples(index=False):
-            row = rows.setdefault((evaluation.name, each.topic), {"run": evaluation.name, "topic": each.topic})
-            row |= {name_judged(each.measure): each.judged, each.measure: each.value}
     measures = list(evaluations[-1].estimates)
-    columns = dict.fromkeys(["run", "topic", *measures, *map(name_judged, measures)])
-    return pd.DataFrame(list(rows.values()), columns=list(columns))
+    names = dict.fromkeys([*measures, *map(name_judged, measures)], nan)
+    rows: dict[tuple[str, str], dict[str, Any]] = {}
+    for evaluation in evaluations:
+        for found in evaluation.per_topic().itertuples(index=False):
+            key = (evaluation.name, found.topic)
+            row = rows.setdefault(key, {"run": evaluation.name, "topic": found.topic, **names})
+            row |= {name_judged(found.measure): found.judged, found.measure: found.value}
+    return list(rows.values())
 
 
-def _confusion(evaluations: Sequence[Evaluation]) -> DataFrame:
+def _count_confusion(evaluations: Sequence[Evaluation]) -> list[dict[str, Any]]:
     """Return a row for each run, true label and label of the run, with the number of `documents`."""
-    import pandas as pd
-
     from touche_llm.evaluation.stance_measures import count_confusion
 
-    rows = [
-        (evaluation.name, true, chosen, documents)
+    return [
+        {"run": evaluation.name, "true": true, "chosen": chosen, "documents": documents}
         for evaluation in evaluations
         if evaluation.qrels.stances
         for true, row in zip(
@@ -288,39 +245,36 @@ def _confusion(evaluations: Sequence[Evaluation]) -> DataFrame:
         )
         for chosen, documents in zip(evaluation.qrels.labels, row, strict=True)
     ]
-    return pd.DataFrame(rows, columns=["run", "true", "chosen", "documents"])
 
 
-def show_summary(frame: DataFrame, evaluations: Sequence[Evaluation]) -> None:
+def show_summary(rows: Rows, evaluations: Sequence[Evaluation]) -> None:
     """Print the rows of `summarize`."""
-    columns = [m.MEASURE, m.RUN_COLUMN, Column("value"), _INTERVAL, Column("n", drop=1)]
-    columns.append(Column("judged@k", value="judged", digits=3))
-    m.show_aspects(frame.to_dict("records"), columns, evaluations)
+    columns = [m.MEASURE, m.RUN_COLUMN, Column("value"), m.INTERVAL, Column("n", drop=1)]
+    m.show_aspects(rows, [*columns, Column("judged@k", value="judged", digits=3)], evaluations)
     show_lines((m.JUDGED_LEGEND,))
 
 
-def _show_confusion(frame: DataFrame, evaluations: Sequence[Evaluation]) -> None:
+def _show_confusion(rows: Rows, evaluations: Sequence[Evaluation]) -> None:
     found = {evaluation.name: evaluation for evaluation in evaluations}
     head = "true \N{DOWNWARDS ARROW} run \N{RIGHTWARDS ARROW}"
-    for run, rows in frame.groupby("run", sort=False):
-        table = rows.pivot(index="true", columns="chosen", values="documents")
-        labels = rows["true"].unique()
-        cells = [{head: label, **table.loc[label].to_dict()} for label in labels]
-        below = describe_coverage([found[str(run)]], STANCE)
-        show_table([Column(head, is_text=True), *map(Column, labels)], cells, title=f"stance: {run}", below=below)
+    for run, of_run in groupby(rows, key=lambda row: row["run"]):
+        cells: dict[str, dict[str, Any]] = {}
+        for row in of_run:
+            cells.setdefault(row["true"], {head: row["true"]})[row["chosen"]] = row["documents"]
+        below = describe_coverage([found[run]], STANCE)
+        columns = [Column(head, is_text=True), *map(Column, cells)]
+        show_table(columns, list(cells.values()), title=f"stance: {run}", below=below)
         print()
 
 
-def _show_topics(frame: DataFrame, evaluations: Sequence[Evaluation]) -> None:
-    found = {evaluation.name: evaluation for evaluation in evaluations}
-    measures = list(frame.columns[2:])
+def _show_topics(rows: Rows, evaluations: Sequence[Evaluation]) -> None:
+    measures = list(evaluations[-1].estimates)
     for aspect in dict.fromkeys(measure.split(" ", 1)[0] for measure in measures):
-        chosen = [measure for measure in measures if measure.startswith(f"{aspect} ")]
         # The first measures are the usual ones.
-        columns = [Column("topic"), *(Column(m.strip_aspect(name), drop) for drop, name in enumerate(chosen))]
-        for run, rows in frame.groupby("run", sort=False):
-            if below := describe_coverage([found[str(run)]], aspect):  # a first stage labels nothing
-                kept = rows[["topic", *chosen]].dropna(how="all", subset=chosen)
-                kept.columns = [column.name for column in columns]
-                show_table(columns, kept.to_dict("records"), title=f"{aspect}: {run}", below=below)
+        chosen = [name for name in rows[0] if name.startswith(f"{aspect} ")]
+        columns = [Column(m.strip_aspect(name), drop, value=name) for drop, name in enumerate(chosen)]
+        for evaluation in evaluations:
+            if below := describe_coverage([evaluation], aspect):  # a first stage labels nothing
+                kept = [row for row in rows if row["run"] == evaluation.name and not isnan(row[chosen[0]])]
+                show_table([Column("topic"), *columns], kept, title=f"{aspect}: {evaluation.name}", below=below)
                 print()

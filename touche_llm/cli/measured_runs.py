@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
-from touche_llm.cli.emit import Column, Format, print_rows, show_table
+from touche_llm.cli.emit import Column, format_interval, show_table
 from touche_llm.cli.options import format_qrels_option
 from touche_llm.cli.setting_options import CommandProgress
 from touche_llm.data import trec_runs
@@ -27,15 +27,12 @@ from touche_llm.tasks.task import Task
 
 # Functions that need the measures, and pandas with them, import these: wrong usage is reported without loading them.
 if TYPE_CHECKING:
-    from pandas import DataFrame
-
     from touche_llm.evaluation.measures import Evaluation
 
-# Columns of a qrels file in rows for other programs.
-_OF_QRELS = ("qrels", "qrels_sha256")
 # The columns of a measure in tables by aspect.
 MEASURE = Column("measure", is_text=True, value=lambda row: strip_aspect(row["measure"]))
 RUN_COLUMN = Column("run", cut=24, keeps_end=True)
+INTERVAL = Column("95 % interval", value=format_interval)
 JUDGED_LEGEND = "judged@k: share of judged documents among the first k, the measure's cutoff, or in the whole ranking"
 
 RunsArgument = Annotated[
@@ -72,7 +69,7 @@ RunTopicsOption = Annotated[
 def find_qrels_files(
     task: Task, runs: Iterable[Path], given: Mapping[str, Path], dataset: str | None
 ) -> Mapping[str, Path]:
-    """Return the qrels files that were given, else those of the runs' last evaluation; empty if there are none.
+    """Return the qrels files that were given, else those of the runs' last evaluation, else of the first one's dataset.
 
     Qrels of the last evaluation are named on standard error. A dataset has its own qrels.
 
@@ -80,34 +77,25 @@ def find_qrels_files(
         UsageError: Files and a dataset are given, or the dataset has no judgments of the task.
         DataError: The judgments of the dataset cannot be read, or a file of the last evaluation changed.
     """
-    if dataset is not None:
-        if given:
-            options = ", ".join(map(format_qrels_option, given))
-            raise UsageError(f"--dataset {dataset:.200}: has qrels of its own; leave it out, or {options}")
-        return Dataset(dataset, task.reference).qrels_files
+    if given and dataset is not None:
+        raise UsageError(f"--dataset {dataset:.200}: has qrels of its own; leave it out, or the qrels files")
     if given:
         return given
-    known = find_known_qrels(filter(None, map(find_run_directory, runs)), task)
-    if known:
+    folders = [folder for path in runs if (folder := find_run_directory(path)) is not None]
+    if dataset is None and (known := find_known_qrels(folders, task)):
         options = " ".join(format_qrels_option(aspect, shorten_path(path)) for aspect, path in known.items())
         CommandProgress().warn(f"qrels of the last evaluation: {options}")
-    return known
+        return known
+    own = (folder.read_config().dataset for folder in folders if folder.config_file.exists())
+    used = dataset or next(filter(None, own), None)
+    return {} if used is None else Dataset(used, task.reference).qrels_files
 
 
 def require_qrels(
     task: Task, runs: Sequence[Path], given: Mapping[str, Path], dataset: str | None
 ) -> tuple[Mapping[str, Path], Qrels]:
-    """Return the files of `find_qrels_files`, else those of the first dataset of a run, and their content.
-
-    Raises:
-        UsageError: There are none; see `find_qrels_files` for other errors.
-    """
+    """Return the files of `find_qrels_files` and their content; raise UsageError if there are none."""
     files = find_qrels_files(task, runs, given, dataset)
-    if not files:
-        folders = (directory for path in runs if (directory := find_run_directory(path)) is not None)
-        made = (directory.read_config().dataset for directory in folders if directory.config_file.exists())
-        if of_run := next(filter(None, made), None):
-            files = find_qrels_files(task, runs, {}, of_run)
     if not files:
         options = ", ".join(format_qrels_option(aspect) for aspect in task.judged_aspects)
         raise UsageError(
@@ -137,21 +125,18 @@ def show_aspects(
         print()
 
 
-def print_frame(frame: DataFrame, files: Mapping[str, Path], output: Format) -> None:
-    """Print the rows of a frame for other programs, with the qrels file of their measure and its hash.
+def add_qrels(rows: Iterable[Mapping[str, Any]], files: Mapping[str, Path]) -> list[dict[str, Any]]:
+    """Add the qrels file of their measure and its hash to rows for other programs.
 
     Rows of several measures have them for each aspect, as `relevance qrels`.
     """
-    named = {aspect: (str(path.absolute()), sha256(path)) for aspect, path in files.items()}
-    if "measure" not in frame and "chosen" not in frame:
-        columns: dict[str, Any] = {
-            f"{aspect} {name}": value for aspect, of in named.items() for name, value in zip(_OF_QRELS, of, strict=True)
-        }
-    else:
-        aspects = frame["measure"].str.partition(" ")[0] if "measure" in frame else [STANCE] * len(frame)
-        columns = {name: [named[each][place] for each in aspects] for place, name in enumerate(_OF_QRELS)}
-    frame = frame.assign(**columns)
-    print_rows(output, frame.to_dict(orient="records"), list(frame.columns))
+    used = {aspect: {"qrels": str(path.absolute()), "qrels_sha256": sha256(path)} for aspect, path in files.items()}
+    every = {f"{aspect} {name}": value for aspect, of in used.items() for name, value in of.items()}
+    added = []
+    for row in rows:
+        aspect = STANCE if "chosen" in row else row.get("measure", "").partition(" ")[0]
+        added.append({**row, **(used[aspect] if aspect else every)})
+    return added
 
 
 class Given(NamedTuple):
@@ -265,7 +250,7 @@ def print_notes(qrels: Qrels, evaluations: Sequence[Evaluation], runs: Iterable[
 
     notes = [*qrels.notes, *format_notes({each.name: each.notes for each in evaluations}), *further]
     for each in runs:
-        if qrels.stances and not each.first_stage and each.folder and (imputed := _imputed(each.folder)):
+        if qrels.stances and not each.first_stage and each.folder and (imputed := _count_imputed(each.folder)):
             notes.append(f"{each.name}: imputed stances, for lack of a usable answer: {imputed:,}")
     sys.stdout.flush()
     for note in notes:
@@ -277,15 +262,9 @@ def strip_aspect(measure: str) -> str:
     return measure.split(" ", 1)[1]
 
 
-def _imputed(folder: Path) -> int:
-    """Return the number of imputed stances of a folder's run, from its metadata; 0 without metadata."""
+def _count_imputed(folder: Path) -> int:
+    """Return the number of imputed stances of a folder's run, from its metadata; 0 if that is unknown."""
     directory = RunDirectory(folder)
-    if not directory.metadata_file.exists():
-        return 0
-    imputed = directory.read_metadata().stages.get("rank", {}).get("imputed stances")
-    if type(imputed) is not int:
-        raise DataError(
-            f"{directory.metadata_file}: lacks the number of imputed stances; run `touche-llm rank` for the folder "
-            "again, or name the run file itself"
-        )
-    return imputed
+    stages = directory.read_metadata().stages if directory.metadata_file.exists() else {}
+    imputed = stages.get("rank", {}).get("imputed stances")
+    return imputed if isinstance(imputed, int) else 0

@@ -19,7 +19,6 @@ from touche_llm.cli.emit import (
     FormatOption,
     emit,
     print_rows,
-    require_cache,
     say,
     show_lines,
 )
@@ -47,12 +46,23 @@ EveryTaskOption = Annotated[
 ]
 _NAMES = ("task", "name", "version", "hash", "answer", "fields", "purpose", "examples", "path", "error")
 _LIST = (
-    Column("prompt", is_text=True),
+    Column("prompt", is_text=True, value=lambda row: _name_prompt(row)),
     Column("version", drop=1),
     Column("hash", drop=2, is_text=True),
-    Column("answer", cut=TEXT_WIDTH, value=lambda row: _describe_answer(row)),
-    Column("purpose", drop=3, cut=TEXT_WIDTH, value=lambda row: _describe_purpose(row)),
-    Column("folder", drop=4, is_text=True),
+    Column("answer", is_text=True),
+    Column("fields", drop=1, cut=TEXT_WIDTH),
+    Column("purpose", drop=3, cut=TEXT_WIDTH),
+    Column("path", drop=4, is_text=True),
+)
+_CHECKS = (
+    Column("prompt", is_text=True, value=lambda row: _name_prompt(row)),
+    Column("version", drop=3),
+    Column("hash", drop=4, is_text=True),
+    Column("tokens"),
+    Column("topics share", drop=1, value=lambda row: _format_share(row, "topics")),
+    Column("documents share", drop=2, value=lambda row: _format_share(row, "documents")),
+    Column("errors"),
+    Column("warnings"),
 )
 _DEFAULT_CACHE = CacheConfig().file
 
@@ -95,7 +105,7 @@ def show_(given: s.GivenSettings, name: NameArgument, output: FormatOption = For
         return
     header = prompt.header
     print(to_printable(f"{prompt.name}, version {header.version}, hash {prompt.hash}: {header.purpose}"))
-    print(to_printable(f"answer: {purpose.name}: {describe_fields(purpose, prompt)}"))
+    print(to_printable(f"answer: {purpose.name}: {_describe_fields(purpose, prompt)}"))
     if prompt.examples:
         print(to_printable(f"{len(prompt.examples)} examples: {examples_path(prompt.path)}"))
     for path, text in texts.items():
@@ -141,9 +151,9 @@ def check_(
         tasks = list(TASKS.values())
     else:
         tasks = [get_task(task or (find_dataset_task(dataset) if dataset else DEFAULT_TASK))]
-    if cache is not None:
-        require_cache(cache)
-    count = _make_counter(tokenizer)
+    count: Count = estimate
+    if tokenizer is not None:
+        count = ChatTokenizer(tokenizer, SamplingConfig().chat_template_kwargs).count
     read = [] if topics is None else read_topics(topics)
     if dataset is not None:
         read, topics = Dataset(dataset, tasks[0].reference).topics, topics_file(dataset)
@@ -158,7 +168,15 @@ def check_(
         if cache is not None or _DEFAULT_CACHE.is_file():
             answers = stack.enter_context(Cache(cache or _DEFAULT_CACHE, CacheMode.REPLAY))
         rows = [(entry, _check_entry(entry, read, topics, count, answers, warn)) for entry in found]
-    _print_checks(output, rows, tokenizer)
+    emit(output, [_make_check_row(entry, checked, tokenizer) for entry, checked in rows], _CHECKS)
+    if output is Format.TABLE:
+        counted = "" if tokenizer else "; estimated at four characters each (--tokenizer counts)"
+        show_lines([f"tokens: of the longest topic's prompt without documents{counted}"])
+        show_lines(
+            f"{finding.level}: {entry.task.name} {entry.name}: {finding.message}"
+            for entry, checked in rows
+            for finding in checked.findings
+        )
     if any(checked.of("error") for _, checked in rows):
         raise typer.Exit(1)
 
@@ -193,39 +211,9 @@ def _check_entry(
     return checked
 
 
-def _make_counter(tokenizer: Path | None) -> Count:
-    if tokenizer is None:
-        return estimate
-    return ChatTokenizer(tokenizer, SamplingConfig().chat_template_kwargs).count
-
-
-def _print_checks(output: Format, found: Sequence[tuple[CatalogEntry, CheckedPrompt]], tokenizer: Path | None) -> None:
-    columns = [
-        Column("prompt", is_text=True, value=_name_checked),
-        Column("version and hash", drop=3, is_text=True, value=_describe_version),
-        Column("tokens" if tokenizer else "about tokens", value="tokens"),
-        Column("two topics share", drop=1, value=lambda row: _describe_share(row, "topics")),
-        Column("two documents share", drop=2, value=lambda row: _describe_share(row, "documents")),
-        Column("result", is_text=True, value=_describe_result),
-    ]
-    emit(output, [_make_check_row(entry, checked, tokenizer) for entry, checked in found], columns)
-    if output is not Format.TABLE:
-        return
-    counted = (
-        "" if tokenizer else "; estimated at four characters each, the chat template left out (--tokenizer counts)"
-    )
-    show_lines([f"tokens: of the longest topic's prompt, documents left out{counted}"])
-    show_lines(
-        f"{finding.level}: {entry.task.name} {entry.name}: {finding.message}"
-        for entry, checked in found
-        for finding in checked.findings
-    )
-
-
 def _make_check_row(found: CatalogEntry, checked: CheckedPrompt, tokenizer: Path | None) -> dict[str, Any]:
     prompt = found.loaded[1] if found.loaded else None
-    shares = {"topics": checked.between_topics, "documents": checked.between_documents}
-    return {
+    row: dict[str, Any] = {
         "task": found.task.name,
         "name": found.name,
         "version": prompt and prompt.header.version,
@@ -234,81 +222,49 @@ def _make_check_row(found: CatalogEntry, checked: CheckedPrompt, tokenizer: Path
         "longest_topic": checked.longest_topic,
         "tokens": checked.tokens,
         "estimated": tokenizer is None,
-        **{
-            f"{between}_share_{name}": share and getattr(share, field)
-            for between, share in shares.items()
-            for name, field in _SHARES.items()
-        },
-        "errors": len(checked.of("error")),
-        "warnings": len(checked.of("warning")),
-        "problems": "; ".join(f"{finding.level}: {finding.message}" for finding in checked.findings) or None,
     }
+    for name, share in (("topics", checked.between_topics), ("documents", checked.between_documents)):
+        row |= {
+            f"{name}_share_characters": share and share.chars,
+            f"{name}_share_of_characters": share and share.of_chars,
+            f"{name}_share_tokens": share and share.tokens,
+            f"{name}_share_of_tokens": share and share.of_tokens,
+        }
+    problems = "; ".join(f"{finding.level}: {finding.message}" for finding in checked.findings)
+    counts = {"errors": len(checked.of("error")), "warnings": len(checked.of("warning"))}
+    return row | counts | {"problems": problems or None}
 
 
-# Columns of what two requests share, by the field of `Share`.
-_SHARES = {"characters": "chars", "of_characters": "of_chars", "tokens": "tokens", "of_tokens": "of_tokens"}
-
-
-def _name_checked(row: Mapping[str, Any]) -> str:
+def _name_prompt(row: Mapping[str, Any]) -> str:
     return row["name"] if row["hash"] is None else f"{row['task']}/{row['path'].stem}"
 
 
-def _describe_version(row: Mapping[str, Any]) -> str:
-    return "" if row["hash"] is None else f"{row['version']} {row['hash']}"
-
-
-def _describe_share(row: Mapping[str, Any], between: str) -> str:
-    if (chars := row[f"{between}_share_characters"]) is None:
-        return ""
-    of_chars, tokens = row[f"{between}_share_of_characters"], row[f"{between}_share_tokens"]
-    return f"{100 * chars / max(of_chars, 1):.0f} %, {tokens:,} tokens"
-
-
-def _describe_result(row: Mapping[str, Any]) -> str:
-    counts = ((row["errors"], "error"), (row["warnings"], "warning"))
-    return ", ".join(f"{count} {kind}{'s' * (count > 1)}" for count, kind in counts if count) or "good"
+def _format_share(row: Mapping[str, Any], between: str) -> str:
+    chars, of_chars = (row[f"{between}_share_{name}"] for name in ("characters", "of_characters"))
+    return "" if chars is None else f"{chars / max(of_chars, 1):.0%}"
 
 
 def _make_row(found: CatalogEntry) -> dict[str, Any]:
     row: dict[str, Any] = dict.fromkeys(_NAMES)
     row |= {"task": found.task.name, "name": found.name, "path": found.path, "error": found.error or None}
-    # For people.
-    row["prompt"] = found.name if found.name.endswith(".jinja") else f"{found.task.name}/{found.name}"
-    row["folder"] = "the project" if found.is_builtin else found.path.parent
     if found.loaded is not None:
         purpose, prompt = found.loaded
         row |= {"version": prompt.header.version, "hash": prompt.hash, "purpose": prompt.header.purpose}
-        row |= {"answer": purpose.name, "fields": describe_fields(purpose, prompt), "examples": len(prompt.examples)}
+        row |= {"answer": purpose.name, "fields": _describe_fields(purpose, prompt), "examples": len(prompt.examples)}
     return row
 
 
-def _describe_answer(row: Mapping[str, Any]) -> str:
-    return "does not load, see below" if row["error"] else f"{row['answer']}: {row['fields']}"
-
-
-def _describe_purpose(row: Mapping[str, Any]) -> str:
-    examples = f" ({row['examples']} examples)" if row["examples"] else ""
-    return f"{row['purpose'] or ''}{examples}"
-
-
-def describe_fields(purpose: Purpose, prompt: Prompt) -> str:
+def _describe_fields(purpose: Purpose, prompt: Prompt) -> str:
     """Describe the fields of the answer and their labels."""
     if purpose.depends_on == "documents":
-        what = "a label" if purpose.name == "best" else "all labels"
-        return f"{what} of the documents"
+        return "a label of the documents" if purpose.name == "best" else "all labels of the documents"
     if purpose.depends_on == "topic":
         return "first, second (words of the title)"
-    model = prompt.answer_for(Topic("", ""), 1)
-    labels = get_labels(model)
+    labels = get_labels(prompt.answer_for(Topic("", ""), 1))
     return ", ".join(
-        f"{name} ({_format_labels(labels[name])})" if name in labels else name for name in model.model_fields
+        f"{name} ({f'{of[0]} to {of[-1]}' if isinstance(of[0], int) else ' '.join(map(str, of))})"
+        for name, of in labels.items()
     )
-
-
-def _format_labels(labels: Sequence[int | str]) -> str:
-    if all(isinstance(label, int) for label in labels):
-        return f"{labels[0]} to {labels[-1]}"
-    return " ".join(map(str, labels))
 
 
 for _name, _command in (

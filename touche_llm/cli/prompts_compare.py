@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from math import nan
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -17,7 +17,6 @@ from touche_llm.cli.emit import (
     Format,
     FormatOption,
     format_interval,
-    format_value,
     print_rows,
     say,
     show_lines,
@@ -28,7 +27,7 @@ from touche_llm.cli.stages import FAILURES_EXIT, print_costs, print_failures, ru
 from touche_llm.config import Config
 from touche_llm.data.io import check_output
 from touche_llm.errors import UsageError
-from touche_llm.evaluation.qrels import Qrels, read_qrels
+from touche_llm.evaluation.qrels import read_qrels
 from touche_llm.pipeline.context import Dataset
 
 if TYPE_CHECKING:
@@ -43,35 +42,6 @@ _OF_COMPARISON = (
     *("skip_bad_lines", "limit_topics", "topic", "prompts.folder", "prompts.objects", "judge_per"),
     *("engine", "sampling", "cache"),
 )
-TemplatesArgument = Annotated[
-    list[str], typer.Argument(metavar="NAME|FILE", help="Judge prompts: names or .jinja files.")
-]
-SplitOption = Annotated[
-    str,
-    typer.Option(
-        "--split",
-        metavar="NAME|FILE",
-        help="Topics to choose on: their fixed half, all, or the ids in a file; the others are held out.",
-    ),
-]
-ConfirmOption = Annotated[
-    bool,
-    typer.Option("--confirm", help="Compare best and first on the held-out topics; logged."),
-]
-SampleOption = Annotated[
-    int,
-    typer.Option(
-        "--sample",
-        min=1,
-        metavar="N",
-        help="Documents to judge, evenly over grades.",
-    ),
-]
-SampleSeedOption = Annotated[int, typer.Option("--sample-seed", metavar="N", help="Seed of the sample.", hidden=True)]
-HtmlOption = Annotated[
-    Path | None,
-    typer.Option("--html", metavar="FILE", help="Also write a page with a row per document.", rich_help_panel="Output"),
-]
 
 
 @s.configured(*_OF_COMPARISON)
@@ -79,12 +49,30 @@ HtmlOption = Annotated[
 def compare(
     config: Config,
     qrels_files: o.QrelsFiles,
-    templates: TemplatesArgument,
-    split: SplitOption = "half",
-    confirm: ConfirmOption = False,
-    sample: SampleOption = 200,
-    sample_seed: SampleSeedOption = 0,
-    html: HtmlOption = None,
+    templates: Annotated[list[str], typer.Argument(metavar="NAME|FILE", help="Judge prompts: names or .jinja files.")],
+    split: Annotated[
+        str,
+        typer.Option(
+            "--split",
+            metavar="NAME|FILE",
+            help="Topics to choose on: their fixed half, all, or the ids in a file; the others are held out.",
+        ),
+    ] = "half",
+    confirm: Annotated[
+        bool, typer.Option("--confirm", help="Compare best and first on the held-out topics; logged.")
+    ] = False,
+    sample: Annotated[
+        int, typer.Option("--sample", min=1, metavar="N", help="Documents to judge, evenly over grades.")
+    ] = 200,
+    sample_seed: Annotated[
+        int, typer.Option("--sample-seed", metavar="N", help="Seed of the sample.", hidden=True)
+    ] = 0,
+    html: Annotated[
+        Path | None,
+        typer.Option(
+            "--html", metavar="FILE", help="Also write a page with a row per document.", rich_help_panel="Output"
+        ),
+    ] = None,
     dry_run: o.DryRunOption = False,
     overwrite: o.OverwriteOption = False,
     output: FormatOption = Format.TABLE,
@@ -97,11 +85,10 @@ def compare(
     from touche_llm.prompt_lab.comparison import ComparisonInputs, compare_prompts, estimate_comparison
     from touche_llm.prompt_lab.sample import Plan
 
-    if html is not None and len(templates) > _MAX_ON_PAGE:
-        raise UsageError(f"--html: a page shows at most {_MAX_ON_PAGE} prompts; name fewer than {len(templates)}")
     if html is not None:
-        inputs_ = (*qrels_files.values(), config.topics, config.corpus)
-        check_output(html, overwrite, filter(None, inputs_))
+        if len(templates) > _MAX_ON_PAGE:
+            raise UsageError(f"--html: a page shows at most {_MAX_ON_PAGE} prompts; name fewer than {len(templates)}")
+        check_output(html, overwrite, filter(None, (*qrels_files.values(), config.topics, config.corpus)))
     if not qrels_files and config.dataset is not None:
         qrels_files = Dataset(config.dataset, config.task).qrels_files
     qrels = read_qrels(qrels_files, config.task)
@@ -119,12 +106,21 @@ def compare(
     if output is Format.TABLE:
         for part in found.parts:
             _show(found, part, rows[part.name])
-        _explain(found, qrels)
+        show_lines(
+            [
+                "random order: mean nDCG@5 of the same documents over all orders; outside: mean probability off the "
+                "labels; tokens: of all prompts, cached ones included"
+            ]
+        )
     else:
         print_rows(output, [row for of_part in rows.values() for row in of_part])
     say(output, f"sample: {found.sample_file} ({sum(len(part.sample) for part in found.parts):,} documents)")
     if html is not None:
-        _write_page(output, found, qrels, qrels_files, html)
+        from touche_llm.report.matrix import render_matrix
+        from touche_llm.report.page import write_page
+
+        size = write_page(render_matrix(found, qrels, dict(qrels_files)), html)
+        say(output, f"page: {html} ({size:,} bytes)")
     say(output, found.verdict.sentence)
     if failures := found.all_failures():
         note = "documents without a judgment are ranked last; the same command requests them again"
@@ -132,27 +128,17 @@ def compare(
         raise typer.Exit(FAILURES_EXIT)
 
 
-def _write_page(output: Format, found: PromptComparison, qrels: Qrels, files: Mapping[str, Path], html: Path) -> None:
-    from touche_llm.report.matrix import render_matrix
-    from touche_llm.report.page import write_page
-
-    size = write_page(render_matrix(found, qrels, dict(files)), html)
-    say(output, f"page: {html} ({size:,} bytes)")
-
-
 def _show(found: PromptComparison, part: PartMeasures, rows: Sequence[Mapping[str, Any]]) -> None:
     # Counts are dropped before measures if the terminal is narrow.
     columns = [Column("variant", is_text=True)]
     for measure in part.measures:
         columns.append(Column(_short(measure), 0 if measure == part.measures[0] else 1, value=_key(measure)))
-    columns.append(Column("outside", drop=2, value=lambda row: nan if row["outside"] is None else row["outside"]))
-    columns += [Column("failures", drop=2), Column("tokens", drop=2, value="prompt_tokens")]
+    columns += [Column("outside", drop=2), Column("failures", drop=2), Column("tokens", drop=2, value="prompt_tokens")]
     columns += [Column("requests", drop=2), Column("cached", drop=2, value="cache_hits")]
-    chance = ("random order", format_value(part.chance), *[""] * (len(columns) - 2))
+    chance = dict.fromkeys(rows[0]) | {"variant": "random order", _key(part.measures[0]): part.chance}
     purpose = {"all": "", "choice": ", to choose on", "hold-out": ", held out"}[part.name]
     topics = f"{len(part.topics)} topic{'' if len(part.topics) == 1 else 's'}"
-    title = f"{len(part.sample):,} documents of {topics}{purpose}"
-    show_table(columns, [*rows, chance], title=title)
+    show_table(columns, [*rows, chance], title=f"{len(part.sample):,} documents of {topics}{purpose}")
     print()
     changes = [
         {"measure": measure, "variant": variant.name, **part.differences[variant.name, measure]}
@@ -168,7 +154,7 @@ _CHANGES = (
     Column("measure", is_text=True),
     Column("variant", cut=24),
     Column("change", value="difference", sign="+"),
-    Column("95 % interval", value=lambda row: format_interval(row["low"], row["high"], sign="+")),
+    Column("95 % interval", value=partial(format_interval, sign="+")),
     Column("p Holm", value="p_holm"),
     Column("+/=/-", drop=1, value=lambda row: f"{row['wins']}/{row['ties']}/{row['losses']}"),
 )
@@ -184,48 +170,23 @@ def _short(measure: str) -> str:
     return measure.split(" ", 1)[1] if measure.endswith(("@5", "macro-F1")) else measure
 
 
-def _explain(found: PromptComparison, qrels: Qrels) -> None:
-    show_lines(
-        (
-            "random order: mean nDCG@5 of the same documents over all orders",
-            *(["macro-F1: of the judge prompt's stance"] if qrels.stances else []),
-            "kappa: quadratic weights, rounded grades; outside: mean probability off the labels",
-            "tokens: of all prompts, cached ones included; requests: sent now; cached: answers from the cache",
-            "p Holm: paired randomisation test over topics, corrected for the number of variants",
-        )
-    )
-
-
 def _make_rows(found: PromptComparison, part: PartMeasures) -> list[dict[str, Any]]:
     """Return a row per variant: its measures, their differences from the first variant's, and its costs."""
     rows = []
     for variant in found.variants_in(part):
         prompt, said = variant.prompt, found.judged[part.name, variant.name]
         best = variant.name == found.verdict.winner
-        row: dict[str, Any] = {
-            "part": part.name,
-            "topics": len(part.topics),
-            "documents": len(part.sample),
-            "variant": variant.name,
-            "prompt": prompt.name,
-            "version": prompt.header.version,
-            "hash": prompt.hash,
-            "best": best,
-            "confirmed": found.verdict.confirmed if best else None,
-        }
+        row: dict[str, Any] = {"part": part.name, "topics": len(part.topics), "documents": len(part.sample)}
+        row |= {"variant": variant.name, "prompt": prompt.name, "version": prompt.header.version, "hash": prompt.hash}
+        row |= {"best": best, "confirmed": found.verdict.confirmed if best else None}
         for measure, figure in part.estimates[variant.name].items():
             name = _key(measure)
             change = part.differences.get((variant.name, measure), {})
             row |= {name: figure.value} | {f"{name}_{key}": change.get(key) for key in _CHANGE}
-        row["random_ndcg_5"] = part.chance
-        accesses = found.earlier_accesses
-        row["earlier_accesses"] = None if accesses is None else len(accesses)
-        row |= {
-            "outside": part.off_label_mass[variant.name],
-            "failures": len(said.failures),
-            "prompt_tokens": said.counts.prompt_tokens + said.counts.cached_prompt_tokens,
-            "requests": said.counts.requests,
-            "cache_hits": said.counts.cache_hits,
-        }
+        accesses, counts = found.earlier_accesses, said.counts
+        row |= {"random_ndcg_5": part.chance, "earlier_accesses": None if accesses is None else len(accesses)}
+        row |= {"outside": part.off_label_mass[variant.name], "failures": len(said.failures)}
+        row |= {"prompt_tokens": counts.prompt_tokens + counts.cached_prompt_tokens}
+        row |= {"requests": counts.requests, "cache_hits": counts.cache_hits}
         rows.append(row)
     return rows

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from functools import partial
 from itertools import groupby
 from pathlib import Path
@@ -19,7 +19,7 @@ from touche_llm.cli.setting_options import CommandProgress
 from touche_llm.cli.stages import FAILURES_EXIT, run_requests
 from touche_llm.config import Config
 from touche_llm.data.records import Cut
-from touche_llm.errors import DataError, UsageError, to_printable
+from touche_llm.errors import UsageError, to_printable
 from touche_llm.evaluation.qrels import STANCE, Qrels, read_qrels
 from touche_llm.llm.cache import CacheMode
 from touche_llm.llm.model import AnsweredRequest, ModelClient
@@ -114,16 +114,20 @@ def render(
     counting = None if tokenizer is None else ChatTokenizer(tokenizer, config.sampling.chat_template_kwargs)
     with RunContext(config, CommandProgress()) as run:
         prompt, found = asyncio.run(_render(run, name, tuple(documents or ()), counting))
-    rows: list[dict[str, Any]] = []
-    for ids, parts in found:
-        if output is Format.TABLE:
-            _show(prompt, topic, ids, parts)
-        label = {"prompt": prompt.label, "topic": topic, "documents": " ".join(ids) or None}
-        for part in parts:
-            row = {"message": part.message, "role": part.role, "shared": part.shared, "characters": len(part.text)}
-            rows.append(label | row | {"tokens": part.tokens, "estimated": counting is None, "text": part.text})
     if output is not Format.TABLE:
+        rows = [
+            {"prompt": prompt.label, "topic": topic, "documents": " ".join(ids) or None}
+            | {"message": part.message, "role": part.role, "shared": part.shared, "characters": len(part.text)}
+            | {"tokens": part.tokens, "estimated": counting is None, "text": part.text}
+            for ids, parts in found
+            for part in parts
+        ]
         print_rows(output, rows, _PARTS)
+        return
+    for ids, parts in found:
+        print(to_printable(f"{prompt.label}, topic {topic}{', ' * bool(ids)}{' '.join(ids)}\n"))
+        for (_, role), of in groupby(parts, key=lambda part: (part.message, part.role)):
+            print(to_printable(f"── {role} ──\n{''.join(part.text for part in of).expandtabs()}\n"))
 
 
 async def _render(
@@ -147,21 +151,13 @@ async def _render(
         progress.warn("the context is not known (--context, or a cache with answers), so no document is truncated")
     for trial, _ in found:
         for document_id, cut in trial.cut.items():
-            progress.warn(f"document {document_id} is truncated: {_describe_cut(cut)}")
+            progress.warn(f"document {_describe_cut(document_id, cut)}")
     return prompt, [(trial.ids, parts) for trial, parts in found]
 
 
-def _describe_cut(cut: Cut) -> str:
-    """Return how much of a document is shown."""
+def _describe_cut(document_id: str, cut: Cut) -> str:
     pieces = f" in {len(cut.parts)} pieces" if cut.parts else ""
-    return f"{cut.kept_chars:,} of {cut.of_chars:,} characters{pieces}"
-
-
-def _show(prompt: Prompt, topic: str, ids: tuple[str, ...], parts: Sequence[PromptPart]) -> None:
-    print(to_printable(f"{prompt.label}, topic {topic}" + (f", {' '.join(ids)}" if ids else "")) + "\n")
-    for _, of_message in groupby(parts, key=lambda part: part.message):
-        of = list(of_message)
-        print(to_printable(f"── {of[0].role} ──\n{''.join(part.text for part in of).expandtabs()}\n"))
+    return f"{document_id} is truncated: {cut.kept_chars:,} of {cut.of_chars:,} characters{pieces}"
 
 
 @s.takes_settings("task", "prompts.folder")
@@ -188,11 +184,8 @@ def copy(
     else:
         show_lines(f"wrote {path}" for path in written)
     version = prompt.header.version
-    say(
-        output,
-        f"next: change a sentence of {mine} and raise its version, {version} to {version + 1}; then\n"
-        f"  touche-llm prompts check {mine} --task {of_task.reference}",
-    )
+    say(output, f"next: change a sentence of {mine} and raise its version, {version} to {version + 1}; then")
+    say(output, f"    touche-llm prompts check {mine} --task {of_task.reference}")
 
 
 _ANSWERS = (
@@ -204,7 +197,7 @@ _SHOWN = (
     Column("field", is_text=True),
     Column("value", digits=2),
     Column("people", drop=1, digits=0),
-    Column("cached", drop=3, is_text=True, value=lambda row: "yes" if row["cached"] else "no"),
+    Column("cached", drop=3, is_text=True),
     Column("tokens in", drop=4, value="prompt_tokens"),
     Column("tokens out", drop=5, value="completion_tokens"),
     Column("outside", drop=6),
@@ -235,32 +228,31 @@ def try_(
         purpose, prompt = load_named(run.task, name, config.prompts.folder, config.judge_per)
         check_examples(prompt, run.topics, config.topics, run.progress.warn)
         if not documents and purpose.question is not None:
-            how = _suggest_documents(run, purpose)
-            raise UsageError(f"--doc: missing, since the prompt for {purpose.name} is about documents; {how}")
+            what = f"the prompt for {purpose.name} is about documents"
+            raise UsageError(f"--doc: missing, since {what}; name one or more{_suggest_documents(run, purpose)}")
         tried = run_requests(config, _send(run, tuple(documents or ()), purpose, prompt))
-        _record(run, *tried, qrels)
+        if qrels is not None:
+            # Human judgments, of one document each, are about to be shown: an access to the topic.
+            judged = dict.fromkeys(trial.ids[0] for trial in tried[2] if len(trial.ids) == 1)
+            record_trial(config.cache.file, tried[1].topic, [*judged], qrels, prompt.label, run.progress.warn)
     _, subject, trials = tried
     objects = f" ({' or '.join(subject.topic.objects)})" if subject.topic.objects else ""
     title = f"{prompt.label}, topic {subject.topic.id}: {subject.topic.title}{objects}"
     emit(output, _make_rows(*tried, qrels), _SHOWN, _ANSWERS, title=title, blanks_repeats=True)
     if output is Format.TABLE:
-        show_lines((line for each in trials for line in _list_lines(each)), indent=4, keeps_indented=False)
+        show_lines((line for each in trials for line in _list_lines(each)), indent=4)
     if not all(isinstance(trial.result, AnsweredRequest) for trial in trials):
         raise typer.Exit(FAILURES_EXIT)
 
 
 def _suggest_documents(run: RunContext, purpose: Purpose) -> str:
-    """Return how to name documents: the best ones of the topic, if the corpus is known."""
+    """Return the best documents of the topic by the first stage, if the corpus is known."""
     if run.config.index == _NO_INDEX:
-        return "name one or more (--doc ID), and give --corpus, which also lists the best ones of the topic"
-    try:
-        ids = asyncio.run(find_best_documents(run))
-    except DataError as error:
-        return f"name one or more (--doc ID); none can be suggested: {error}"
-    what = "documents"
-    if run.config.sentences is not None and purpose.name != "sentence":
-        what = f"sentences (two make a pair, as --doc {','.join(ids[:2])})"
-    return f"name one or more (--doc ID); the topic's best {what} by the first stage: {', '.join(ids)}"
+        return "; give --corpus too, and the topic's best ones are named here"
+    ids = asyncio.run(find_best_documents(run))
+    is_pair = run.config.sentences is not None and purpose.name != "sentence"
+    how = f" (two sentences make a pair, as --doc {','.join(ids[:2])})" if is_pair else ""
+    return f"{how}; the topic's best by the first stage: {', '.join(ids)}"
 
 
 _Tried = tuple[Prompt, Subject, list[Trial]]
@@ -277,19 +269,11 @@ async def _send(run: RunContext, ids: tuple[str, ...], purpose: Purpose, prompt:
         return prompt, subject, trials
 
 
-def _record(run: RunContext, prompt: Prompt, subject: Subject, trials: list[Trial], qrels: Qrels | None) -> None:
-    """Log the human judgments that are about to be shown as an access to the topic."""
-    if qrels is not None:
-        # Human judgments are of one document.
-        documents = dict.fromkeys(trial.ids[0] for trial in trials if len(trial.ids) == 1)
-        record_trial(run.config.cache.file, subject.topic, [*documents], qrels, prompt.label, run.progress.warn)
-
-
 def _list_lines(trial: Trial) -> Iterator[str]:
     """Yield what the table has no room for: what was truncated, thoughts, and answers as they were written."""
     about = ", ".join(f"{label}: {name}" for label, name in zip(LABELS, trial.ids, strict=False))
     yield f"{about if len(trial.ids) > 1 else ''.join(trial.ids) or 'the topic'}:"
-    yield from (f"  {document_id} is truncated: {_describe_cut(cut)}" for document_id, cut in trial.cut.items())
+    yield from (f"  {_describe_cut(document_id, cut)}" for document_id, cut in trial.cut.items())
     if isinstance(trial.result, AnsweredRequest):
         yield from (f"  thought: {thought}" for thought in _list_thoughts(trial.result))
         yield f"  answer: {trial.result.answer.text}"
@@ -318,12 +302,8 @@ def _make_rows(prompt: Prompt, subject: Subject, trials: list[Trial], qrels: Qre
     rows = []
     for trial in trials:
         row: dict[str, Any] = dict.fromkeys(_ANSWERS)
-        row |= {
-            "prompt": prompt.label,
-            "topic": subject.topic.id,
-            "documents": " ".join(trial.ids) or None,
-            "cached": trial.cached,
-        }
+        row |= {"prompt": prompt.label, "topic": subject.topic.id, "cached": trial.cached}
+        row |= {"documents": " ".join(trial.ids) or None}
         if not isinstance(trial.result, AnsweredRequest):
             last = trial.result.attempts[-1]
             rows.append(row | {"failure": last.kind, "answer": last.text})
@@ -333,12 +313,12 @@ def _make_rows(prompt: Prompt, subject: Subject, trials: list[Trial], qrels: Qre
         row |= {"prompt_tokens": answer.prompt_tokens, "completion_tokens": answer.completion_tokens}
         for name, value in trial.values.items():
             people = _find_human_judgment(trial, subject.topic.id, name, qrels)
-            of_field = {"field": name, "value": value, "people": people}
+            row_of = row | {"field": name, "value": value, "people": people}
             if (reading := trial.readings.get(name)) is not None:
                 shares = reading.probabilities
-                of_field["probabilities"] = None if shares is None else orjson.dumps(shares).decode()
-                of_field["outside"] = reading.off_label_mass
-            rows.append(row | of_field)
+                row_of["probabilities"] = None if shares is None else orjson.dumps(shares).decode()
+                row_of["outside"] = reading.off_label_mass
+            rows.append(row_of)
     return rows
 
 

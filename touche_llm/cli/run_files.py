@@ -7,7 +7,7 @@ import tempfile
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -17,7 +17,6 @@ from touche_llm.cli import setting_options as s
 from touche_llm.cli.emit import Format, FormatOption, print_result, print_rows, say, show_lines
 from touche_llm.cli.setting_options import CommandProgress
 from touche_llm.data.io import check_output, is_word, recover
-from touche_llm.data.settings import read_settings
 from touche_llm.data.topics import read_topics
 from touche_llm.data.trec_runs import read_candidates, read_run, write_run
 from touche_llm.errors import UsageError, shorten
@@ -42,14 +41,12 @@ def fuse(
     ],
     out: Annotated[Path, typer.Option("--out", help="The run file to write.")],
     method: Annotated[
-        str,
-        typer.Option(
-            "--method", metavar="NAME", help="rrf: by reciprocal ranks; interpolation: by scores scaled to 0..1."
-        ),
+        Literal["rrf", "interpolation"],
+        typer.Option("--method", help="rrf: by reciprocal ranks; interpolation: by scores scaled to 0..1."),
     ] = "rrf",
-    k: Annotated[float, typer.Option("--k", help="Constant of rrf; the larger, the less a first place counts.")] = (
-        DEFAULT_K
-    ),
+    k: Annotated[
+        float, typer.Option("--k", min=0, help="Constant of rrf; the larger, the less a first place counts.")
+    ] = DEFAULT_K,
     weight: Annotated[
         list[float] | None, typer.Option("--weight", help="One for each run, in their order (default: 1 each).")
     ] = None,
@@ -73,7 +70,7 @@ def fuse(
     A document has the stance of the first run that gives it one.
     """
     known = _find_task(task, runs)
-    settings = read_settings(FusionSettings, {"method": method, "k": k}, "fuse")
+    settings = FusionSettings(method=method, k=k)
     weights = weight or [1.0] * len(runs)
     if len(runs) < 2:
         raise UsageError(f"{runs[0]}: one run cannot be fused; name two or more")
@@ -105,9 +102,9 @@ def fuse(
     for what, count in counts.items():
         if count:
             say(output, f"{what}: {count:,}")
-    made = {"file": out, "lines": len(fused.lines), "topics": len(topics), "partial_topics": len(fused.partial)}
-    special = {"disagreeing": fused.disagreeing, "imputed": fused.imputed, "left_out": fused.left_out}
-    print_result(output, f"run: {out} ({len(fused.lines):,} lines, {len(topics):,} topics)", made | special)
+    row = {"file": out, "lines": len(fused.lines), "topics": len(topics), "partial_topics": len(fused.partial)}
+    row |= {"disagreeing": fused.disagreeing, "imputed": fused.imputed, "left_out": fused.left_out}
+    print_result(output, f"run: {out} ({len(fused.lines):,} lines, {len(topics):,} topics)", row)
 
 
 def _find_task(name: str | None, runs: Sequence[Path]) -> Task | None:

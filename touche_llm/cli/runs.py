@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import webbrowser
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
@@ -18,10 +18,10 @@ from touche_llm.cli.emit import (
     Column,
     Format,
     FormatOption,
+    emit,
     print_result,
-    print_rows,
+    say,
     show_lines,
-    show_table,
 )
 from touche_llm.cli.setting_options import CommandProgress
 from touche_llm.cli.show import list_measures
@@ -40,9 +40,7 @@ from touche_llm.pipeline.run_overview import (
 from touche_llm.prompt_lab.holdout import record_evaluations
 from touche_llm.tasks import get_task
 
-# What a value rests on: columns after the name of its measure.
-_BASIS = ("topics", "judged_topics", "topic_ids", "missing_ids", "qrels_sha256", "comparable")
-# The basis of the unmarked values of each measure.
+# The basis of the values of each measure that are not marked.
 References = Mapping[str, Basis | None]
 
 
@@ -54,28 +52,32 @@ def runs(
 
     Folders below are searched too; the latest run of each folder comes first.
 
-    The measures are those of the last `evaluate`. Values over other topics or by other qrels than most values of a
-    measure cannot be compared with them and are marked. Unfinished and damaged runs are listed too.
+    The measures are those of the last `evaluate`: nDCG@5 of the grades, macro-F1 of the stance, and the share of judged
+    documents. Values over other topics or by other qrels than most values of a measure cannot be compared with them
+    and are marked. Unfinished and damaged runs are listed too.
     """
-    latest_first = sorted(map(read_overview, find_runs(folder)), key=lambda each: each.changed, reverse=True)
-    overviews = sorted(latest_first, key=lambda each: each.directory.path.parent)
-    measures = list_measures(each.evaluation for each in overviews)
-    evaluations = [each.evaluation for each in latest_first if each.evaluation is not None]
+    latest_first = sorted(map(read_overview, find_runs(folder)), key=lambda run: run.changed, reverse=True)
+    overviews = sorted(latest_first, key=lambda run: run.directory.path.parent)
+    measures = list_measures(run.evaluation for run in overviews)
+    evaluations = [run.evaluation for run in latest_first if run.evaluation is not None]
     references = {name: choose_reference(filter(None, (e.get_basis(name) for e in evaluations))) for name in measures}
-    rows = [_make_row(each, folder, references) for each in overviews]
-    if output is not Format.TABLE:
-        print_rows(output, rows, _list_names(references))
-    elif rows:
-        _show_runs(rows, references, measures)
+    rows = [_make_row(run, folder, references) for run in overviews]
+    if rows or output is not Format.TABLE:
+        emit(output, rows, _list_columns(rows, references, measures), _list_names(references))
     else:
         print(f"{folder}: no runs")
+    if output is Format.TABLE:
+        show_lines(f"{row['run']}: {row['problem']}" for row in rows if row["problem"])
+    if any(row[f"{name} comparable"] is False for row in rows for name in measures):
+        say(output, f"{_MARK}: over other topics or by other qrels than most values; --format json has both")
 
 
 def _list_names(references: References) -> list[str]:
     """Return the columns for other programs."""
     names = ["run", "state", "problem", "task", "model", "prompt", "steps", "topics", *references]
     names += [f"{name} judged" for name in references]
-    names += [f"{name} {key}" for name in references for key in _BASIS]
+    basis = ("topics", "judged_topics", "topic_ids", "missing_ids", "qrels_sha256", "comparable")
+    names += [f"{name} {key}" for name in references for key in basis]
     return [*names, *RunUsage._fields, "date"]
 
 
@@ -95,27 +97,36 @@ def _make_row(overview: RunOverview, root: Path, references: References) -> dict
             row |= {name: recorded.value, f"{name} judged": recorded.judged}
         if (basis := evaluation.get_basis(name)) is not None:
             covered = evaluation.coverage[name.split(" ", 1)[0]]
-            topics = (len(covered.topics), covered.judged, " ".join(covered.topics), " ".join(covered.missing))
-            values = zip(_BASIS, (*topics, basis.qrels, basis == reference), strict=True)
-            row |= {f"{name} {key}": value for key, value in values}
+            row |= {
+                f"{name} topics": len(covered.topics),
+                f"{name} judged_topics": covered.judged,
+                f"{name} topic_ids": " ".join(covered.topics),
+                f"{name} missing_ids": " ".join(covered.missing),
+                f"{name} qrels_sha256": basis.qrels,
+                f"{name} comparable": basis == reference,
+            }
     return row
 
 
-def _show_runs(rows: Sequence[Mapping[str, Any]], references: References, measures: Mapping[str, str]) -> None:
+_MARK = "*"
+
+
+def _format_measure(row: Mapping[str, Any], name: str) -> str:
+    # Numbers stand one below the other, marked or not.
+    mark = _MARK if row[f"{name} comparable"] is False else " "
+    return "" if row[name] is None else f"{row[name]:.4f}{mark}"
+
+
+def _list_columns(
+    rows: Sequence[Mapping[str, Any]], references: References, measures: Mapping[str, str]
+) -> list[Column]:
     measured = [name for name in measures if references[name] is not None]
-    mark = "*" if any(row[f"{name} comparable"] is False for row in rows for name in measured) else ""
-
-    def format_measure(row: Mapping[str, Any], name: str) -> str:
-        # Numbers stand one below the other, marked or not.
-        shown = mark if row[f"{name} comparable"] is False else " " * len(mark)
-        return "" if row[name] is None else f"{row[name]:.4f}{shown}"
-
     columns = [Column("run", is_text=True)]
     columns += [Column("state", is_text=True)] * any(row["state"] != COMPLETE for row in rows)
     if len({row["task"] for row in rows if row["task"]}) > 1:
         columns.append(Column("task", is_text=True, value=lambda row: Path(row["task"] or "").name))
     columns += [
-        Column(measures[name], drop=min(number, 1), value=partial(format_measure, name=name))
+        Column(measures[name], drop=min(number, 1), value=partial(_format_measure, name=name))
         for number, name in enumerate(measured)
     ]
     columns += [
@@ -127,32 +138,7 @@ def _show_runs(rows: Sequence[Mapping[str, Any]], references: References, measur
         Column("tokens", drop=7, value=lambda row: row["prompt_tokens"] + row["completion_tokens"]),
         Column("steps", drop=8, is_text=True),
     ]
-    columns += [Column(f"{measures[name]} judged", drop=9, value=f"{name} judged", digits=3) for name in measured]
-    show_table(columns, rows)
-    if measured:
-        show_lines(
-            (
-                "nDCG@5 of the grades, macro-F1 of the stance, from the last evaluation",
-                "judged: share of judged documents among the first 5, for the stance in the whole ranking",
-                *_list_bases(rows, measured),
-            )
-        )
-    show_lines(f"{row['run']}: {row['problem']}" for row in rows if row["problem"])
-
-
-def _list_bases(rows: Sequence[Mapping[str, Any]], measured: Sequence[str]) -> Iterator[str]:
-    """Yield the topics and qrels behind the values of each measure, and the runs of those that are marked."""
-    for name in measured:
-        of_basis: dict[tuple[bool, str], list[str]] = {}
-        for row in rows:
-            if (comparable := row[f"{name} comparable"]) is not None:
-                topics = f"{row[f'{name} topics']} of {row[f'{name} judged_topics']} judged topics"
-                missing = row[f"{name} missing_ids"]
-                lost = f"; not in the run, so that they count 0: {missing}" if missing else ""
-                basis = f"{topics}{lost}; qrels sha256 {row[f'{name} qrels_sha256']:.12}"
-                of_basis.setdefault((comparable, basis), []).append(str(row["run"]))
-        for (comparable, basis), of_runs in sorted(of_basis.items(), reverse=True):
-            yield f"{name}: {basis}" if comparable else f"* {name} of {', '.join(of_runs)}, not comparable: {basis}"
+    return columns + [Column(f"{measures[name]} judged", drop=9, value=f"{name} judged", digits=3) for name in measured]
 
 
 _TOP = 20

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
 from touche_llm.cli import options as o
 from touche_llm.cli import setting_options as s
-from touche_llm.cli.emit import Column, Format, FormatOption, emit, print_result, require_cache, say, show_lines
+from touche_llm.cli.emit import Column, Format, FormatOption, emit, print_result, say, show_lines
 from touche_llm.cli.setting_options import CommandProgress
 from touche_llm.cli.stages import until_interrupted
 from touche_llm.data.io import check_output
@@ -20,7 +19,7 @@ from touche_llm.llm.cache import Cache, CacheMode
 from touche_llm.llm.checks import ServerCheck
 from touche_llm.llm.settings import CacheConfig, EngineConfig, SamplingConfig
 from touche_llm.pipeline.context import list_schemas
-from touche_llm.pipeline.corpora import DenseCorpus, LocalCorpus, open_local_corpus
+from touche_llm.pipeline.corpora import DenseCorpus, open_local_corpus
 from touche_llm.prompts.purposes import load_named
 from touche_llm.retrieval.dense import DenseSettings, find_dense_problem
 from touche_llm.retrieval.elasticsearch import load_corpus
@@ -53,18 +52,24 @@ def doctor(
     if failure is not None and not any(check.is_ok for check in checks):
         raise failure
     rows = [asdict(check) | {"remedy": s.name_options(check.remedy)} for check in checks]
-    columns = [Column("check", is_text=True, value="name"), Column("ok", is_text=True, value=_mark)]
-    emit(output, rows, [*columns, Column("found", cut=16, value="value")], width=80)
+    emit(output, rows, _CHECKS)
     for row in rows if output is Format.TABLE else ():
         if not row["is_ok"]:
             parts = filter(None, (row["value"], row["cost"], row["remedy"]))
-            show_lines([f"{row['name']}: {'; '.join(parts)}"], indent=2)
+            show_lines([f"{row['name']}: {'; '.join(parts)}"])
     if failure is not None:
         raise failure
-    if any(check.is_blocking for check in checks):
-        say(output, f"{url}: a run could not be made")
+    is_possible = not any(check.is_blocking for check in checks)
+    say(output, f"{url}: a run {'can' if is_possible else 'could not'} be made")
+    if not is_possible:
         raise typer.Exit(1)
-    say(output, f"{url}: a run can be made")
+
+
+_CHECKS = (
+    Column("check", is_text=True, value="name"),
+    Column("ok", is_text=True, value=lambda row: "?" if row["is_ok"] is None else row["is_ok"]),
+    Column("found", cut=16, value="value"),
+)
 
 
 async def _examine(
@@ -95,10 +100,6 @@ async def _examine(
             return survey.checks, None
 
 
-def _mark(row: Mapping[str, Any]) -> str:
-    return "?" if row["is_ok"] is None else "yes" if row["is_ok"] else "no"
-
-
 CacheFile = Annotated[Path, typer.Option("--cache", help="The cache.")]
 _DEFAULT_CACHE = CacheConfig().file
 
@@ -108,7 +109,6 @@ cache_app = typer.Typer(no_args_is_help=True, help="Inspect an answer cache, exp
 @cache_app.command()
 def stats(cache: CacheFile = _DEFAULT_CACHE, output: FormatOption = Format.TABLE) -> None:
     """Count the entries by kind, model and prompt."""
-    require_cache(cache)
     drops = {"kind": 0, "model": 0, "prompt": 0, "version": 1, "hash": 2}
     with Cache(cache, CacheMode.REPLAY) as opened:
         rows = [dict(zip((*drops, "entries"), row, strict=True)) for row in opened.count_entries()]
@@ -124,7 +124,6 @@ def export_(
     output: FormatOption = Format.TABLE,
 ) -> None:
     """Write all entries as JSON Lines sorted by key: a cassette, to be kept with a run or a test."""
-    require_cache(cache)
     if out.suffix != ".jsonl":
         raise UsageError(f"{out}: a cassette ends in .jsonl")
     check_output(out, overwrite, [cache])
@@ -140,7 +139,8 @@ def import_(
     output: FormatOption = Format.TABLE,
 ) -> None:
     """Add the entries of a cassette to a cache: all of them, or none if one does not fit."""
-    require_cache(cassette)
+    if not cassette.is_file():
+        raise UsageError(f"{cassette}: no such file; give a cassette, a .jsonl file")
     with Cache(cache) as opened:
         new, known = opened.import_cassette(cassette)
     sentence = f"{new:,} new entries in {cache}, {known:,} were there already"
@@ -152,7 +152,7 @@ def import_(
     without=("retriever.query",),
     max_listed=14,
 )
-def index(given: s.GivenSettings, values: s.SetOption = None, output: FormatOption = Format.TABLE) -> None:
+def index(given: s.GivenSettings, assigned: s.SetOption = None, output: FormatOption = Format.TABLE) -> None:
     """Store a corpus and build its BM25 index. Does nothing if both exist and are up to date.
 
     With `--retriever dense` or `hybrid` a model embeds the documents, with `--retriever elasticsearch` they are loaded
@@ -164,27 +164,36 @@ def index(given: s.GivenSettings, values: s.SetOption = None, output: FormatOpti
     if corpus is None:
         raise UsageError("index: missing --corpus or --dataset; see touche-llm index --help")
     task = get_task(given.get("task") or (find_dataset_task(dataset) if dataset else DEFAULT_TASK))
-    settings, skip = s.read_section(RetrieverConfig, given, "retriever"), given.get("skip_bad_lines", False)
-    if settings.name == "elasticsearch":
-        if "index" in given or given.get("retriever.method", "lucene") != "lucene":
-            raise UsageError("--retriever elasticsearch: stores the index itself and scores as --bm25-method lucene")
-        if dataset is not None:
-            raise UsageError("--dataset: cannot be loaded into Elasticsearch; give its file as --corpus")
-        _load_elasticsearch(task, settings, given, values or [], output)
+    retriever = s.read_section(RetrieverConfig, given, "retriever")
+    if retriever.name in ("chatnoir", "okapi"):
+        raise UsageError(f"--retriever {retriever.name}: needs no index; give bm25, dense, hybrid or elasticsearch")
+    section = "elasticsearch" if retriever.name == "elasticsearch" else "dense" if retriever.is_dense else None
+    values = s.set_values(assigned or [], "index")
+    for name in (*given, *values):
+        of = name.partition(".")[0]
+        if of != section and (name in values or of in ("elasticsearch", "dense")):
+            raise UsageError(f"{'--set ' * (name in values)}{name}: not used with --retriever {retriever.name}")
+    given |= values
+    if section == "elasticsearch":
+        _load_elasticsearch(task, retriever, given, output)
         return
-    if settings.name in ("chatnoir", "okapi"):
-        raise UsageError(f"--retriever {settings.name}: needs no index; give bm25, dense, hybrid or elasticsearch")
-    if any(name.startswith("elasticsearch.") for name in given):
-        raise UsageError("--elasticsearch, --elasticsearch-index: only with --retriever elasticsearch")
-    dense = _read_dense(settings, task, given, values or [])
+    if section == "dense" and (problem := find_dense_problem(task)):
+        raise UsageError(problem)
     progress = CommandProgress()
     with open_local_corpus(
-        corpus, given.get("index"), task, skip_bad_lines=skip, warn=progress.warn, retriever=settings
+        corpus,
+        given.get("index"),
+        task,
+        skip_bad_lines=given.get("skip_bad_lines", False),
+        warn=progress.warn,
+        retriever=retriever,
     ) as opened:
-        if settings.kind.open is not None:
+        if retriever.kind.open is not None:
             opened.open_first_stages()
-        if dense is not None:
-            _embed(opened, dense, progress)
+        if section == "dense":
+            settings = s.read_section(DenseSettings, given, "dense")
+            work = DenseCorpus(opened, settings, CacheConfig(mode=CacheMode.OFF), progress).embed()
+            until_interrupted(work, lambda: "the vectors so far are stored; the same command resumes")
         store = opened.store
         documents, sentences = len(store), len(store.parts)
         parts = f" and their {sentences:,} sentences" if sentences else ""
@@ -193,45 +202,16 @@ def index(given: s.GivenSettings, values: s.SetOption = None, output: FormatOpti
         print_result(output, sentence, row)
 
 
-def _read_dense(
-    retriever: RetrieverConfig, task: Task, given: s.GivenSettings, values: list[str]
-) -> DenseSettings | None:
-    """Return the settings of the vectors; None for a retriever without vectors, which has no such options."""
-    if not retriever.is_dense:
-        if values or any(name.startswith("dense.") for name in given):
-            raise UsageError(
-                "--embeddings-url, --embeddings-model, --embeddings-preset, --set: only with vectors, as "
-                "--retriever dense or hybrid, or --set with elasticsearch"
-            )
-        return None
-    if problem := find_dense_problem(task):
-        raise UsageError(problem)
-    return s.read_section(DenseSettings, given | _read_assigned(values, "dense"), "dense")
-
-
-def _embed(corpus: LocalCorpus, settings: DenseSettings, progress: CommandProgress) -> None:
-    """Embed the documents of a corpus that have no vector."""
-    work = DenseCorpus(corpus, settings, CacheConfig(mode=CacheMode.OFF), progress).embed()
-    until_interrupted(work, lambda: "the vectors so far are stored; the same command resumes")
-
-
-def _read_assigned(values: list[str], section: str) -> dict[str, Any]:
-    """Return the values of `--set`; raise UsageError for a setting of another section."""
-    assigned = s.set_values(values, "index")
-    for name in assigned:
-        if name.partition(".")[0] != section:
-            raise UsageError(f"--set {name:.80}: not used here; only settings under `{section}` are")
-    return assigned
-
-
-def _load_elasticsearch(
-    task: Task, retriever: RetrieverConfig, given: s.GivenSettings, values: list[str], output: Format
-) -> None:
-    """Load a corpus into Elasticsearch; `values` are those of `--set`, for the section `elasticsearch`."""
+def _load_elasticsearch(task: Task, retriever: RetrieverConfig, given: s.GivenSettings, output: Format) -> None:
+    """Load a corpus into Elasticsearch."""
+    if "index" in given or given.get("retriever.method", "lucene") != "lucene":
+        raise UsageError("--retriever elasticsearch: stores the index itself and scores as --bm25-method lucene")
+    if "dataset" in given:
+        raise UsageError("--dataset: cannot be loaded into Elasticsearch; give its file as --corpus")
     if task.reads_arguments:
         what = "arguments of args.me" if task.sentence_question is None else "pairs of sentences"
         raise UsageError(f"--retriever elasticsearch: {task.name} ranks {what}; use bm25")
-    settings = s.read_section(ElasticsearchSettings, given | _read_assigned(values, "elasticsearch"), "elasticsearch")
+    settings = s.read_section(ElasticsearchSettings, given, "elasticsearch")
     corpus = given["corpus"]
     loaded = load_corpus(
         corpus,

@@ -19,7 +19,6 @@ from touche_llm.cli import options as o
 from touche_llm.cli import setting_options as s
 from touche_llm.cli.emit import Column, Format, FormatOption, print_rows, say, show_lines, show_table
 from touche_llm.cli.setting_options import CommandProgress
-from touche_llm.cli.show import show_summary
 from touche_llm.config import Config
 from touche_llm.data.io import read_records
 from touche_llm.data.records import Failure, Judgment
@@ -32,16 +31,13 @@ from touche_llm.pipeline import stages as pipeline
 from touche_llm.pipeline.config_file import index_folder, load_config
 from touche_llm.pipeline.dry_run import Cost, DryRun, estimate_cost
 from touche_llm.pipeline.run_directory import RunDirectory
+from touche_llm.pipeline.run_overview import format_seconds, read_overview
 from touche_llm.pipeline.stages import StageName, count_by_kind, describe_known_failures
 from touche_llm.retrieval.chatnoir import API_KEY_VARIABLE
 from touche_llm.tasks import get_task
 
 FAILURES_EXIT = 3
 ResultT = TypeVar("ResultT")
-# The table leaves out the last, which a note names.
-_SPENT = ("requests", "prompt_tokens", "shared_tokens", "completion_tokens")
-_ENDS = ("least", "most")
-_COST_COLUMNS = ("stage", "prompt", *(f"{name}_{end}" for name in _SPENT for end in _ENDS), "known")
 
 
 @s.configured(*s.OF_STAGE["retrieve"])
@@ -61,9 +57,7 @@ def retrieve(
         show_cost(output, config, out, ("retrieve",), overwrite=overwrite)
         return
     found = run_requests(config, pipeline.run_retrieve(config, out, CommandProgress(), overwrite=overwrite))
-    file = RunDirectory(out).first_stage_file(found.task)
-    print_written(output, f"candidates: {file}", file, {"failures": len(found.failures)})
-    report_failures(output, out, found.failures)
+    _report(output, "candidates", RunDirectory(out).first_stage_file(found.task), found.failures)
 
 
 @s.configured(*s.OF_STAGE["judge"])
@@ -79,9 +73,7 @@ def judge(
         show_cost(output, config, out, ("judge",))
         return
     outcome = run_requests(config, pipeline.run_judge(config, out, CommandProgress(), overwrite=overwrite))
-    file = out / run_directory.JUDGMENTS
-    print_written(output, f"judgments: {file}", file, {"failures": len(outcome.failures)})
-    report_failures(output, out, outcome.failures)
+    _report(output, "judgments", out / run_directory.JUDGMENTS, outcome.failures)
 
 
 @s.configured(*s.OF_STAGE["rank"])
@@ -96,10 +88,7 @@ def rank(
         show_cost(output, config, out, ("rank",))
         return
     ranking = run_requests(config, pipeline.run_rank(config, out, CommandProgress()))
-    file = out / run_directory.RUN
-    counts = {"imputed": ranking.imputed, "failures": len(ranking.failures)}
-    print_written(output, f"run: {file} ({len(ranking.lines):,} lines)", file, counts)
-    report_failures(output, out, ranking.failures)
+    _report(output, "run", out / run_directory.RUN, ranking.failures, imputed=ranking.imputed)
     if ranking.imputed:
         raise typer.Exit(FAILURES_EXIT)
 
@@ -122,25 +111,38 @@ def run(
     if dry_run:
         show_cost(output, config, out, ("retrieve", "judge", "rank"), overwrite=overwrite)
         return
+    _run_all(output, config, out, overwrite=overwrite)
+
+
+def _run_all(output: Format, config: Config, out: Path, *, overwrite: bool) -> None:
     started = time.monotonic()
     outcome = run_requests(config, pipeline.run_all(config, out, CommandProgress(), overwrite=overwrite))
-    file = out / run_directory.RUN
-    counts = {"judgments": outcome.judgments.requested, "failures": len(outcome.failures)}
-    print_written(output, f"run: {file} ({outcome.judgments.requested:,} judgments)", file, counts)
-    show_summary(output, out, time.monotonic() - started)
-    report_failures(output, out, outcome.failures, f"next: touche-llm show {out}")
+    usage, seconds = read_overview(out).usage, format_seconds(time.monotonic() - started)
+    say(
+        output,
+        f"{seconds}, {usage.requests:,} requests, {usage.cached:,} answers from the cache, {usage.prompt_tokens:,} "
+        f"prompt and {usage.completion_tokens:,} answer tokens; next: touche-llm show {out}",
+    )
+    _report(output, "run", out / run_directory.RUN, outcome.failures, judgments=outcome.judgments.requested)
 
 
-def print_written(output: Format, sentence: str, file: Path, counts: Mapping[str, int]) -> None:
-    """Print what a stage has written: a sentence, or a row with the file's lines and topics, and these counts."""
+def _report(output: Format, name: str, file: Path, failures: Sequence[Failure], **counts: int) -> None:
+    """Print the file that a stage has written, with counts, and its failures; exit with code 3 if there are any."""
+    counts |= {"failures": len(failures)}
     if output is Format.TABLE:
-        print(sentence)
-        return
-    if file.name == run_directory.JUDGMENTS:
-        lines: Mapping[str, int] = Counter(item.topic_id for item in read_records(file, Judgment, "judgments"))
+        shown = ", ".join(f"{count:,} {what}" for what, count in counts.items() if count)
+        print(f"{name}: {file}" + (f" ({shown})" if shown else ""))
     else:
-        lines = {topic_id: len(ranking) for topic_id, ranking in read_run(file).rankings.items()}
-    print_rows(output, [{"file": file, "lines": sum(lines.values()), "topics": len(lines), **counts}])
+        if file.name == run_directory.JUDGMENTS:
+            lines = Counter(item.topic_id for item in read_records(file, Judgment, "judgments"))
+        else:
+            lines = Counter({topic_id: len(ranking) for topic_id, ranking in read_run(file).rankings.items()})
+        print_rows(output, [{"file": file, "lines": lines.total(), "topics": len(lines), **counts}])
+    if failures:
+        written = (file.parent / of_stage for of_stage in run_directory.ALL_FAILURES)
+        files = [str(path) for path in written if path.exists() and path.stat().st_size]
+        print_failures(output, failures, f"the answers of all attempts are in {' and '.join(files)}")
+        raise typer.Exit(FAILURES_EXIT)
 
 
 def run_requests(config: Config, work: Coroutine[Any, Any, ResultT]) -> ResultT:
@@ -183,19 +185,6 @@ async def _quietly(work: Coroutine[Any, Any, ResultT]) -> ResultT:
     return await work
 
 
-def report_failures(output: Format, out: Path, failures: Sequence[Failure], hint: str = "") -> None:
-    """Print the failures of a run and their files, then a hint; exit with code 3 if there are any failures."""
-    if failures:
-        files = [
-            out / name for name in run_directory.ALL_FAILURES if (out / name).exists() and (out / name).stat().st_size
-        ]
-        print_failures(output, failures, f"the answers of all attempts are in {' and '.join(map(str, files))}")
-    if hint:
-        say(output, hint)
-    if failures:
-        raise typer.Exit(FAILURES_EXIT)
-
-
 def print_failures(output: Format, failures: Sequence[Failure], note: str) -> None:
     """Print the failures by kind, with the most frequent reason and a note."""
     kinds = ", ".join(f"{count:,} {kind}" for kind, count in count_by_kind(failures).items())
@@ -212,10 +201,6 @@ def show_cost(
     notes = []
     if result.has_unknown_queries:
         notes.append("Documents that only queries of the model find are not counted.")
-    if any(cost.least.requests != cost.most.requests for cost in result.costs):
-        notes.append(
-            "Fewer comparisons if they confirm the ranking; the larger number is the maximum over all answers."
-        )
     if get_task(config.task).sentence_question is not None and "judge" in stages:
         notes.append("The number of sentences and pairs depends on the answers too; here every sentence takes a side.")
     print_costs(output, config, result, notes)
@@ -227,39 +212,36 @@ def print_costs(output: Format, config: Config, result: DryRun, further: Sequenc
     As rows: one for each stage and prompt; and for each stage with `known` answers, which are counted for all its
     prompts together, one without a prompt and without requests. Each column can be added up.
     """
-    known, failed = sum(result.known.values()), sum(result.failed.values())
     rows: list[dict[str, Any]] = [
         {"stage": cost.stage, "prompt": cost.prompt, **_sum_costs([cost]), "known": None} for cost in result.costs
     ]
+    total = {"stage": "all", "prompt": "", **_sum_costs(result.costs)}
+    known, failed = sum(result.known.values()), sum(result.failed.values())
     if output is not Format.TABLE:
         of_stages = [(stage, count) for stage, count in result.known.items() if count]
         rows += [{"stage": stage, "prompt": None, **_sum_costs([]), "known": count} for stage, count in of_stages]
-        print_rows(output, rows, _COST_COLUMNS)
-    elif not result.costs:
-        print(f"0 requests: no answer is needed that is not in {config.cache.file}" if known else "0 requests")
+        print_rows(output, rows, (*total, "known"))
+    elif rows:
+        show_table(_COSTS, [*rows, total])
     else:
-        show_table(_COSTS, [*rows, (), {"stage": "all", "prompt": "", **_sum_costs(result.costs)}])
-    if failed:
-        say(output, f"Known failures: {describe_known_failures(failed)}.")
-    if not result.costs:
-        return
-    notes = [
-        "Nothing was sent. A token is estimated as four characters; retries of unusable answers are extra.",
-        "shared: tokens at the start of a prompt that the previous prompt has too; a prefix cache computes them once.",
-    ]
-    generated = _sum_costs(result.costs)["completion_tokens_most"]
-    notes.append(f"The model writes at most {generated:,} tokens, with any reasoning.")
-    if known:
-        notes.append(f"Answers that need no request: {known:,} (cached, or needed twice).")
-    notes += further
-    if result.context is None:
-        notes.append("Documents are counted whole: the engine's context is unknown; give it with --context.")
+        print(f"0 requests: no answer is needed that is not in {config.cache.file}" if known else "0 requests")
+    notes = [f"Known failures: {describe_known_failures(failed)}."] * bool(failed)
+    if rows:
+        notes += [
+            "Nothing was sent. A token is estimated as four characters; retries of unusable answers are extra. The "
+            f"model writes at most {total['completion_tokens_most']:,} tokens, with any reasoning.",
+            "shared: tokens at the start of a prompt that the one before has too; a prefix cache computes them once.",
+            *[f"Answers that need no request: {known:,} (cached, or needed twice)."] * bool(known),
+            *further,
+        ]
+        if result.context is None:
+            notes.append("Documents are counted whole: the engine's context is unknown; give it with --context.")
     for note in notes:
         say(output, note)
 
 
 def _format_span(row: Mapping[str, Any], name: str) -> str:
-    least, most = (row[f"{name}_{end}"] for end in _ENDS)
+    least, most = row[f"{name}_least"], row[f"{name}_most"]
     return f"{least:,}" if least == most else f"{least:,} to {most:,}"
 
 
@@ -273,13 +255,15 @@ _COSTS = (
 
 
 def _sum_costs(costs: Sequence[Cost]) -> dict[str, int]:
-    """Return the sums of requests, prompt tokens and shared prompt tokens, from the smallest to the largest."""
-    figures: dict[str, int] = {}
-    for name in _SPENT:
-        of_ends = ([each.least for each in costs], [each.most for each in costs])
-        sums = sorted(sum(getattr(spent, name) for spent in spents) for spents in of_ends)
-        figures |= {f"{name}_{end}": value for end, value in zip(_ENDS, sums, strict=True)}
-    return figures
+    """Return the sums of requests and tokens, from the smallest to the largest."""
+    sums: dict[str, int] = {}
+    for name in ("requests", "prompt_tokens", "shared_tokens", "completion_tokens"):
+        ends = sorted(
+            sum(getattr(usage, name) for usage in usages)
+            for usages in ([cost.least for cost in costs], [cost.most for cost in costs])
+        )
+        sums |= {f"{name}_least": ends[0], f"{name}_most": ends[1]}
+    return sums
 
 
 # Where vLLM and its libraries write by default, and what keeps them from using the network.
@@ -362,11 +346,7 @@ def tira(
         os.environ.setdefault(name, str(cache.absolute() / place))
     for name, value in _OFFLINE.items():
         os.environ.setdefault(name, value)
-    outcome = run_requests(settings, pipeline.run_all(settings, output_folder, CommandProgress(), overwrite=overwrite))
-    run = output_folder / run_directory.RUN
-    counts = {"judgments": outcome.judgments.requested, "failures": len(outcome.failures)}
-    print_written(output, f"run: {run} ({outcome.judgments.requested:,} judgments)", run, counts)
-    report_failures(output, output_folder, outcome.failures)
+    _run_all(output, settings, output_folder, overwrite=overwrite)
 
 
 def _cache_folder() -> Path:

@@ -12,13 +12,14 @@ from typing import Annotated, Any
 import typer
 
 from touche_llm.cli.demo import SAMPLES
-from touche_llm.cli.emit import TEXT_WIDTH, Column, Format, FormatOption, emit, print_rows, say, show_lines
+from touche_llm.cli.emit import TEXT_WIDTH, Column, Format, FormatOption, emit, print_rows, say
 from touche_llm.cli.setting_options import CommandProgress
+from touche_llm.cli.show import show_facts
 from touche_llm.data.io import open_atomic
 from touche_llm.errors import UsageError
 from touche_llm.tasks import TASKS, get_task
 from touche_llm.tasks.definition import TASK_FILE
-from touche_llm.tasks.published import FileCheck, check_file, read_published, read_tables
+from touche_llm.tasks.published import check_file, read_published, read_tables
 from touche_llm.tasks.task import Task
 
 _FILE_COLUMNS = ("role", "name", "bytes", "records", "licence", "md5", "url")
@@ -36,7 +37,8 @@ _CHECKED = (
     Column("kind", is_text=True),
     Column("roles", drop=2, is_text=True),
     Column("tasks", drop=1, is_text=True),
-    Column("published", drop=3, is_text=True, value=lambda row: "yes" if row["published"] else "no"),
+    Column("published", drop=3, is_text=True),
+    Column("problem", drop=1, cut=TEXT_WIDTH),
     Column("first", drop=4, cut=TEXT_WIDTH),
 )
 
@@ -56,20 +58,21 @@ def data(
 
     Exit code 1 if a file cannot be read, or is none of these.
     """
-    if files and task is not None:
-        raise UsageError("--task: is for the list; leave it out, since a check finds the task")
     if not files:
         emit(output, list(_list_files([*TASKS] if task is None else [get_task(task).name])), _FILES)
         return
-    checks = []
+    if task is not None:
+        raise UsageError("--task: is for the list; leave it out, since a check finds the task")
+    rows = []
     with CommandProgress().stage("checking files", len(files)) as step:
         for file in files:
-            checks.append(check_file(file))
+            check = check_file(file)
+            row: dict[str, Any] = {"file": file, "kind": check.kind, "tasks": " ".join(check.tasks) or None}
+            row |= {"roles": " ".join(check.roles) or None, "published": check.is_published, "bytes": check.bytes}
+            rows.append(row | {"first": check.first or None, "problem": check.problem or None})
             step()
-    emit(output, [_make_file_row(check) for check in checks], _CHECKED)
-    if output is Format.TABLE:
-        show_lines(f"{check.path}: problem: {check.problem}" for check in checks if check.problem)
-    if any(check.problem for check in checks):
+    emit(output, rows, _CHECKED)
+    if any(row["problem"] for row in rows):
         raise typer.Exit(1)
 
 
@@ -82,19 +85,6 @@ def _list_files(tasks: list[str]) -> Iterator[dict[str, Any]]:
         for corpus in (corpus for corpus in published.restricted if task in corpus.tasks):
             row: dict[str, Any] = {"task": task} | dict.fromkeys(_FILE_COLUMNS)
             yield row | {"role": "corpus", "name": corpus.name, "licence": "by agreement", "url": corpus.url}
-
-
-def _make_file_row(check: FileCheck) -> dict[str, Any]:
-    return {
-        "file": check.path,
-        "kind": check.kind,
-        "tasks": " ".join(check.tasks) or None,
-        "roles": " ".join(check.roles) or None,
-        "published": check.is_published,
-        "bytes": check.bytes,
-        "first": check.first or None,
-        "problem": check.problem or None,
-    }
 
 
 EXAMPLE = SAMPLES / "example"
@@ -124,11 +114,10 @@ def show_(
 ) -> None:
     """Show a task: what it grades and labels, its limits, weights, measures and published results."""
     row = _make_row(get_task(name))
-    if output is not Format.TABLE:
+    if output is Format.TABLE:
+        show_facts(row)
+    else:
         print_rows(output, [row])
-        return
-    width = max(map(len, row))
-    show_lines((f"{key:{width}}  {'–' if value is None else value}" for key, value in row.items()), indent=width + 2)
 
 
 @tasks_app.command("new")
@@ -154,20 +143,19 @@ def new(
             stream.write(text.encode())
     if output is not Format.TABLE:
         print_rows(output, [{"task": name, "file": folder / file} for file in EXAMPLE_FILES])
-    place = {file: shlex.quote(str(folder / file)) for file in EXAMPLE_FILES}
+    topics, corpus, answers, qrels = (shlex.quote(str(folder / file)) for file in EXAMPLE_FILES[1:5])
     # Without `./` the path would be read as a task of the project or an option.
     is_misread = str(folder) in TASKS or str(folder).startswith("-")
-    place[""] = shlex.quote(f"./{folder}" if is_misread else str(folder))
+    place = shlex.quote(f"./{folder}" if is_misread else str(folder))
     for line in (
         f"{folder}: the task {name}, with {', '.join(EXAMPLE_FILES)}",
         "Its answers were invented; run it with them, then measure it with the example's judgments:",
-        f"    touche-llm run --task {place['']} --topics {place['topics.xml']} \\",
-        f"        --corpus {place['opinions.jsonl']} --cache {place['answers.jsonl']} \\",
-        f"        --cache-mode replay --out runs/{name}",
-        f"    touche-llm evaluate runs/{name} --relevance {place['qrels-relevance.txt']}",
-        f"Then change {place[TASK_FILE]} and {place['judge.jinja']}, and check them with",
-        f"    touche-llm tasks show {place['']}",
-        f"    touche-llm prompts check --task {place['']}",
+        f"    touche-llm run --task {place} --topics {topics} --corpus {corpus} --cache {answers} --cache-mode replay "
+        f"--out runs/{name}",
+        f"    touche-llm evaluate runs/{name} --relevance {qrels}",
+        f"Then change {TASK_FILE} and judge.jinja there, and check them:",
+        f"    touche-llm tasks show {place}",
+        f"    touche-llm prompts check --task {place}",
     ):
         say(output, line)
 
