@@ -20,6 +20,7 @@ CHROMIUM = "/usr/bin/chromium"
 SWITCHES = (
     "--no-sandbox",
     "--disable-gpu",
+    "--disable-quic",
     "--no-first-run",
     "--disable-background-networking",
     "--disable-component-update",

@@ -1,12 +1,11 @@
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
 
 import pytest
 
 from tests.fake_server import FakeServer
-from tests.lab.labs import make_run, reading
+from tests.lab.labs import copy_run, make_run, reading
 
 
 @pytest.fixture(scope="session")
@@ -20,9 +19,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def folder(finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A copy of it, which is the current folder."""
-    shutil.copytree(finished, tmp_path, dirs_exist_ok=True)
-    config = tmp_path / "runs" / "first" / "config.yaml"
-    config.write_text(config.read_text().replace(str(finished), str(tmp_path)))
+    copy_run(finished, tmp_path)
     monkeypatch.chdir(tmp_path)
     return tmp_path
 

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import asynccontextmanager
+import shutil
+import threading
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from concurrent.futures import Future
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -79,6 +82,13 @@ def make_run(folder: Path, server: FakeServer, text: str = "", topics: int = 16)
     return out, {aspect: files[aspect] for aspect in ASPECTS}
 
 
+def copy_run(finished: Path, folder: Path) -> None:
+    """Copy the folder of a run with all that its configuration names."""
+    shutil.copytree(finished, folder, dirs_exist_ok=True)
+    config = folder / "runs" / "first" / "config.yaml"
+    config.write_text(config.read_text().replace(str(finished), str(folder)))
+
+
 @dataclass
 class LabClient:
     """What a page of the lab can request, with the token and as of its own origin unless other headers are given."""
@@ -131,3 +141,24 @@ async def open_lab(root: Path | None, **inputs: Any) -> AsyncIterator[LabClient]
     async with serve_lab(workplace) as address, aiohttp.ClientSession() as session:
         yield LabClient(address, session, workplace)
     assert warnings == []
+
+
+@contextmanager
+def lab_in_thread(root: Path | None, **inputs: Any) -> Iterator[Address]:
+    """A lab that serves from a thread, for a browser in this one."""
+    loop, ended = asyncio.new_event_loop(), asyncio.Event()
+    started: Future[Address] = Future()
+
+    async def serve() -> None:
+        async with serve_lab(Workplace(LabInputs(root, **inputs), lambda message: None)) as address:
+            started.set_result(address)
+            await ended.wait()
+
+    thread = threading.Thread(target=loop.run_until_complete, args=(serve(),))
+    thread.start()
+    try:
+        yield started.result(20)
+    finally:
+        loop.call_soon_threadsafe(ended.set)
+        thread.join()
+        loop.close()

@@ -67,7 +67,8 @@ class _LinesOfProgress:
     """Progress of a comparison as lines for the page; stages run in another thread."""
 
     def __init__(self) -> None:
-        self.lines: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
+        # None at the end.
+        self.lines: asyncio.Queue[dict[str, Any] | None] = asyncio.Queue()
         self._loop = asyncio.get_running_loop()
 
     def warn(self, message: str) -> None:
@@ -96,13 +97,9 @@ async def judge_sample(benches: Benches, *, run: str, name: str, text: str) -> A
     try:
         inputs = await benches.lab.apart(_prepare, benches, run, name, text)
         work = asyncio.ensure_future(concurrency.run_async(compare_prompts(inputs, progress)))
-        while not work.done() or not progress.lines.empty():
-            line = asyncio.ensure_future(progress.lines.get())
-            await asyncio.wait({line, work}, return_when=asyncio.FIRST_COMPLETED)
-            if line.done():
-                yield line.result()
-            else:
-                line.cancel()
+        work.add_done_callback(lambda _: progress.lines.put_nowait(None))
+        while (line := await progress.lines.get()) is not None:
+            yield line
         found = await work
         files = benches.lab.find_qrels(run, found.task, inputs.config)
         yield await asyncio.to_thread(_describe, benches, found, inputs.qrels, files)

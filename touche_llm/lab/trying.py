@@ -150,9 +150,11 @@ async def render_draft(
 ) -> dict[str, Any]:
     """Return the messages that would be sent about a document, in parts by the requests that share them."""
     bench = await benches.lab.apart(benches.get, run)
-    return await asyncio.to_thread(
-        asyncio.run, _render(bench, bench.load(name, text), bench.find_topic(topic), document)
-    )
+    try:
+        work = _render(bench, bench.load(name, text), bench.find_topic(topic), document)
+        return await asyncio.to_thread(asyncio.run, work)
+    except (PromptError, UsageError) as error:
+        return {"problem": str(error)}
 
 
 async def _render(bench: Bench, prompt: Prompt, topic: Topic, document: str) -> dict[str, Any]:

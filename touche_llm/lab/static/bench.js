@@ -98,7 +98,8 @@ export async function open(main, params) {
     const [document] = pinned();
     if (!document) return fill(rendered, h("p", { class: "lead" }, "Pin a document to render the prompt about it."));
     try {
-      const { messages } = await post("/api/render", body({ topic: topic(), document }));
+      const { messages, problem } = await post("/api/render", body({ topic: topic(), document }));
+      if (problem) return fill(rendered, h("p", { class: "warn" }, problem));
       fill(rendered, messages.map((message) => [h("h3", {}, message.role), h("pre", {}, message.parts.map((part) =>
         h("span", { class: `share-${part.shared}`, title: `${SHARED[part.shared]}, ${count(part.tokens)} tokens` }, part.text)))]),
       h("p", { class: "legend" }, Object.entries(SHARED).map(([kind, text]) => h("span", { class: `share-${kind}` }, text)).flatMap((each) => [each, " "])));

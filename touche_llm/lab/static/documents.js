@@ -66,6 +66,10 @@ export async function open(main, params) {
     drawn = 0;
     fill(list);
     drawMore();
+    countFound();
+  }
+
+  function countFound() {
     const labelled = rows.filter((row) => Object.keys(row.own).length).length;
     found.textContent = `${count(visible.length)} of ${count(rows.length)} documents${labelled ? `, ${count(labelled)} with labels of yours` : ""}`;
   }
@@ -206,6 +210,7 @@ export async function open(main, params) {
     const pressed = document.activeElement?.closest("fieldset")?.dataset.field;
     if (row) {
       row.own = of.own;
+      countFound();
       list.querySelector(`[data-document="${CSS.escape(row.document)}"]`)?.closest("li").replaceWith(line(row));
     }
     if (of === opened) drawDocument();

@@ -86,8 +86,9 @@ export function focusOn(element) {
 
 function onKey(event) {
   const control = event.ctrlKey || event.metaKey;
-  if (control && (event.key === "s" || event.key === "Enter")) {
-    if (shown?.key?.(event.key === "s" ? "save" : "ask")) event.preventDefault();
+  const order = control && { s: "save", enter: "ask" }[event.key.toLowerCase()];
+  if (order) {
+    if (shown?.key?.(order)) event.preventDefault();
     return;
   }
   if (event.key === "Escape" && isTyping(event.target)) event.target.blur();
