@@ -79,7 +79,8 @@ async def _examine(
     # Imported here because the HTTP libraries are slow to load.
     from touche_llm.llm.chat import ChatServer
     from touche_llm.llm.checks import Survey
-    from touche_llm.llm.startup import FURTHER, START_UP, THOROUGH, examine
+    from touche_llm.llm.probes import Extent
+    from touche_llm.llm.startup import count_probes, examine
 
     async with ChatServer(
         engine.base_url,
@@ -90,11 +91,11 @@ async def _examine(
         server.address, server.is_patient = "URL", False
         _, prompt = load_named(get_task(DEFAULT_TASK), "judge")
         schemas, progress = list_schemas([prompt]), CommandProgress()
-        further = FURTHER | (THOROUGH if is_thorough else {})
-        with progress.stage("checking the server", len(START_UP | further)) as step:
+        extent = Extent.THOROUGH if is_thorough else Extent.DOCTOR
+        with progress.stage("checking the server", count_probes(extent)) as step:
             survey = Survey(server, engine, sampling, schemas, progress.warn, step)
             try:
-                await examine(survey, further)
+                await examine(survey, extent)
             except EngineError as error:
                 return survey.checks, error
             return survey.checks, None

@@ -1,4 +1,4 @@
-"""What a server may lack, as a table; a server under examination, and how it is probed."""
+"""What a server may lack, and a server under examination."""
 
 from __future__ import annotations
 
@@ -32,52 +32,18 @@ class Peculiarity(NamedTuple):
 
 LABEL_TOKENS, SYSTEM_MESSAGE, OPEN_THOUGHT = "label tokens", "system message", "open thought"
 PLAIN = "request plain grades with `sampling.logprobs: false`"
+# What a probe finds besides its own check, or several find; `probe` enters the others.
 PECULIARITIES = {
-    # While thinking is off, a reasoning parser switches schemas off: https://github.com/vllm-project/vllm/issues/39130
-    "schema": Peculiarity(
-        "",
-        "use a server that enforces `structured_outputs` or `response_format`, such as vLLM from 0.11 on "
-        "without a reasoning parser (--reasoning-parser)",
-        stops_runs=True,
-    ),
     "logprobs": Peculiarity(
         "without them, grades are whole numbers, ties keep the order of the first stage, and stances are certain",
         f"use a server that sends them, or {PLAIN}",
         stops_runs=True,
     ),
     "reasoning": Peculiarity("each answer takes many more tokens", "switch it off (`sampling.chat_template_kwargs`)"),
-    "tokens": Peculiarity("", "give a folder with the model's tokenizer (`engine.tokenizer`)", stops_runs=True),
-    SYSTEM_MESSAGE: Peculiarity(
-        "prompts give their instructions in one",
-        "put them into the user message (`sampling.system_message: user`), or serve another chat template (vLLM, "
-        "SGLang: --chat-template FILE; llama.cpp: --chat-template-file FILE)",
-        stops_runs=True,
-    ),
-    LABEL_TOKENS: Peculiarity("", f"use prompts of another `form`, such as `object`, or {PLAIN}", stops_runs=True),
-    OPEN_THOUGHT: Peculiarity(
-        "the answer stands where the model has learnt to reason",
-        "let it reason (`sampling.thinking`), or switch reasoning off, with a switch that its chat template knows "
-        "(`sampling.chat_template_kwargs`) or another template",
-    ),
     "white space": Peculiarity(
         "a weak model can write it until its answer is cut off",
         'vLLM: --structured-outputs-config \'{"backend": "xgrammar", "disable_any_whitespace": true}\'; SGLang: '
         "--constrained-json-disable-any-whitespace",
-    ),
-    "prefix cache": Peculiarity(
-        "instructions and topic are computed for each document",
-        "vLLM: --enable-prefix-caching --enable-prompt-tokens-details; SGLang: --enable-cache-report, without "
-        "--disable-radix-cache; llama.cpp: --cache-prompt",
-    ),
-    "thinking": Peculiarity(
-        "",
-        "set the delimiters of the model (`sampling.thinking.delimiters`), or serve it with a chat template that keeps "
-        "its thought (vLLM: --chat-template FILE)",
-        stops_runs=True,
-    ),
-    "determinism": Peculiarity(
-        "without the answer cache a run is not repeatable",
-        "vLLM: --dtype float32, or VLLM_BATCH_INVARIANT=1 in its environment; SGLang: --enable-deterministic-inference",
     ),
 }
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from enum import IntEnum
 from typing import Any, Literal
 
 from pydantic import create_model
@@ -31,6 +32,7 @@ from touche_llm.llm.checks import (
     PROBE_LAYOUT,
     PROBE_MESSAGES,
     SYSTEM_MESSAGE,
+    Peculiarity,
     ServerCheck,
     Survey,
     fail,
@@ -49,9 +51,57 @@ from touche_llm.llm.request import (
 from touche_llm.llm.settings import ThinkingConfig
 from touche_llm.llm.tokenizers import ChatTokenizer, LlamaCppTokenCounter
 
+
+class Extent(IntEnum):
+    """How far a server is examined: as a run needs, as `doctor` prints, or with what takes minutes as well."""
+
+    RUN = 0
+    DOCTOR = 1
+    THOROUGH = 2
+
+
+Probe = Callable[[Survey], Awaitable[list[ServerCheck]]]
+# By the name of the check, in the order in which they are sent.
+_PROBES: dict[Extent, dict[str, Probe]] = {extent: {} for extent in Extent}
+
+
+def probe(extent: Extent, name: str, peculiarity: Peculiarity | None = None) -> Callable[[Probe], Probe]:
+    """Enter a probe, with what the server lacks if its check fails.
+
+    Args:
+        extent: First extent that has the probe; it takes the place of the one of that name in a smaller extent.
+        name: Name of its check.
+        peculiarity: None if the check has one already, or cannot fail.
+    """
+
+    def enter(function: Probe) -> Probe:
+        _PROBES[extent][name] = function
+        if peculiarity is not None:
+            PECULIARITIES[name] = peculiarity
+        return function
+
+    return enter
+
+
+def list_probes(extent: Extent) -> dict[str, Probe]:
+    """Return the probes of an examination, in order."""
+    return {name: function for each in Extent if each <= extent for name, function in _PROBES[each].items()}
+
+
 # All probes raise Transient if the server did not reply, and Rejected if it refuses all requests.
 
 
+# While thinking is off, a reasoning parser switches schemas off: https://github.com/vllm-project/vllm/issues/39130
+@probe(
+    Extent.RUN,
+    "schema",
+    Peculiarity(
+        "",
+        "use a server that enforces `structured_outputs` or `response_format`, such as vLLM from 0.11 on "
+        "without a reasoning parser (--reasoning-parser)",
+        stops_runs=True,
+    ),
+)
 async def check_schema(survey: Survey) -> list[ServerCheck]:
     """Make the server use the first way of constraining answers that works, and check its log-probabilities."""
     server = survey.server
@@ -118,6 +168,11 @@ def _check_logprobs(survey: Survey, refusal: str) -> ServerCheck:
 _MAX_COUNT_ERROR = 8
 
 
+@probe(
+    Extent.RUN,
+    "tokens",
+    Peculiarity("", "give a folder with the model's tokenizer (`engine.tokenizer`)", stops_runs=True),
+)
 async def check_tokens(survey: Survey) -> list[ServerCheck]:
     """Make the server use the first counter of tokens that works, and compare its count with the server's."""
     server, folder = survey.server, survey.engine.tokenizer
@@ -141,6 +196,57 @@ async def check_tokens(survey: Survey) -> list[ServerCheck]:
     return [fail("tokens", f"does not count the tokens of messages ({problem})")]
 
 
+_SYSTEM, _USER = "Quokka rules apply.", "Say wombat."
+# Words that a longer system message has besides; a prompt that shows it has at least as many more tokens.
+_MORE_WORDS = 40
+# Beginnings and ends of thoughts in published chat templates.
+_OPENING = re.compile(
+    r"<(?![^<>]*END_)[^<>/]*think[^<>]*>|\[THINK\]|<thought>|<\|channel>thought|here are my reasoning steps:",
+    re.IGNORECASE,
+)
+_CLOSING = re.compile(r"</[^<>]*(?:think|thought)[^<>]*>|\[/THINK\]|<\|END_THINKING\|>|<channel\|>", re.IGNORECASE)
+
+
+@probe(
+    Extent.RUN,
+    SYSTEM_MESSAGE,
+    Peculiarity(
+        "prompts give their instructions in one",
+        "put them into the user message (`sampling.system_message: user`), or serve another chat template (vLLM, "
+        "SGLang: --chat-template FILE; llama.cpp: --chat-template-file FILE)",
+        stops_runs=True,
+    ),
+)
+async def check_system_message(survey: Survey) -> list[ServerCheck]:
+    """Check whether the model sees a system message: by the text of a prompt, else by its effect on the tokens.
+
+    Some templates write a message of their own where a chat has none, so that only prompts with one are compared.
+    """
+    name = SYSTEM_MESSAGE
+    if survey.sampling.system_message == "user":
+        return [ServerCheck(name, True, "in the user message, as configured")]
+    counts = []
+    try:
+        prompt = await _render(survey)
+        for text in (_SYSTEM, _SYSTEM + " quokka" * _MORE_WORDS) if prompt is None else ():
+            request = replace(survey.build_probe(), messages=(Message("system", text), Message("user", _USER)))
+            counts.append((await survey.server.exchange(request)).usage.prompt_tokens)
+    except Rejected as error:
+        if error.is_fatal:
+            raise
+        return [fail(name, f"refused: {error}")]
+    if prompt is not None:
+        if _SYSTEM.casefold() in " ".join(prompt.casefold().split()):
+            return [ServerCheck(name, True, "shown by the chat template")]
+        return [fail(name, "ignored by the chat template")]
+    short, long = counts
+    if long >= short + _MORE_WORDS:
+        return [ServerCheck(name, True, "shown by the chat template, by its tokens")]
+    if long > short or not short:
+        return [ServerCheck(name, None, "accepted; the prompt tokens do not show whether it is used")]
+    return [fail(name, "ignored by the chat template: a longer one adds no tokens")]
+
+
 # Max probability of tokens that several labels share, since it is split between these; and of the tokens that the
 # alternatives leave out, where one of these could be a label's.
 _MAX_SHARED = _MAX_UNSEEN = 0.05
@@ -150,6 +256,11 @@ _RAW_ALTERNATIVES = 200
 SYSTEM = "Answer each field with one of its labels."
 
 
+@probe(
+    Extent.RUN,
+    LABEL_TOKENS,
+    Peculiarity("", f"use prompts of another `form`, such as `object`, or {PLAIN}", stops_runs=True),
+)
 async def check_labels(survey: Survey) -> list[ServerCheck]:
     """Check with one request for each form whether the labels of answers can be read from their tokens.
 
@@ -249,47 +360,15 @@ def _join(labels: Sequence[Label]) -> str:
     return ", ".join(map(str, labels))
 
 
-_SYSTEM, _USER = "Quokka rules apply.", "Say wombat."
-# Words that a longer system message has besides; a prompt that shows it has at least as many more tokens.
-_MORE_WORDS = 40
-# Beginnings and ends of thoughts in published chat templates.
-_OPENING = re.compile(
-    r"<(?![^<>]*END_)[^<>/]*think[^<>]*>|\[THINK\]|<thought>|<\|channel>thought|here are my reasoning steps:",
-    re.IGNORECASE,
+@probe(
+    Extent.RUN,
+    OPEN_THOUGHT,
+    Peculiarity(
+        "the answer stands where the model has learnt to reason",
+        "let it reason (`sampling.thinking`), or switch reasoning off, with a switch that its chat template knows "
+        "(`sampling.chat_template_kwargs`) or another template",
+    ),
 )
-_CLOSING = re.compile(r"</[^<>]*(?:think|thought)[^<>]*>|\[/THINK\]|<\|END_THINKING\|>|<channel\|>", re.IGNORECASE)
-
-
-async def check_system_message(survey: Survey) -> list[ServerCheck]:
-    """Check whether the model sees a system message: by the text of a prompt, else by its effect on the tokens.
-
-    Some templates write a message of their own where a chat has none, so that only prompts with one are compared.
-    """
-    name = SYSTEM_MESSAGE
-    if survey.sampling.system_message == "user":
-        return [ServerCheck(name, True, "in the user message, as configured")]
-    counts = []
-    try:
-        prompt = await _render(survey)
-        for text in (_SYSTEM, _SYSTEM + " quokka" * _MORE_WORDS) if prompt is None else ():
-            request = replace(survey.build_probe(), messages=(Message("system", text), Message("user", _USER)))
-            counts.append((await survey.server.exchange(request)).usage.prompt_tokens)
-    except Rejected as error:
-        if error.is_fatal:
-            raise
-        return [fail(name, f"refused: {error}")]
-    if prompt is not None:
-        if _SYSTEM.casefold() in " ".join(prompt.casefold().split()):
-            return [ServerCheck(name, True, "shown by the chat template")]
-        return [fail(name, "ignored by the chat template")]
-    short, long = counts
-    if long >= short + _MORE_WORDS:
-        return [ServerCheck(name, True, "shown by the chat template, by its tokens")]
-    if long > short or not short:
-        return [ServerCheck(name, None, "accepted; the prompt tokens do not show whether it is used")]
-    return [fail(name, "ignored by the chat template: a longer one adds no tokens")]
-
-
 async def check_open_thought(survey: Survey) -> list[ServerCheck]:
     """Check whether the prompt of an answer without reasoning ends inside a thought."""
     if survey.sampling.thinking.judge:
@@ -316,12 +395,23 @@ _PARSER = "serve the model without a reasoning parser (vLLM: --reasoning-parser)
 _THOUGHTS = ("One of two.", "Other words.")
 
 
+@probe(
+    Extent.RUN,
+    "thinking",
+    Peculiarity(
+        "",
+        "set the delimiters of the model (`sampling.thinking.delimiters`), or serve it with a chat template that keeps "
+        "its thought (vLLM: --chat-template FILE)",
+        stops_runs=True,
+    ),
+)
 async def check_thinking(survey: Survey) -> list[ServerCheck]:
     """Check whether the server continues a thought as the run does; nothing for a run without reasoning."""
     settings = survey.sampling.thinking
     return [await _check_thought(survey, settings)] if settings.budgets else []
 
 
+@probe(Extent.DOCTOR, "thinking")
 async def check_all_delimiters(survey: Survey) -> list[ServerCheck]:
     """Check reasoning with the delimiters of the configuration and the presets, and name those that pass.
 
@@ -341,10 +431,10 @@ async def check_all_delimiters(survey: Survey) -> list[ServerCheck]:
 
 async def _check_thought(survey: Survey, settings: ThinkingConfig) -> ServerCheck:
     """Return whether the server continues a thought that has ended with an answer that fits the schema."""
-    name, probe = "thinking", survey.build_probe()
+    name, short = "thinking", survey.build_probe()
     opening, closing = settings.delimiters
     thinking = Thinking(1, opening, closing, settings.temperature)
-    thoughtful = replace(probe, thinking=thinking, chat_template_kwargs=settings.chat_template_kwargs)
+    thoughtful = replace(short, thinking=thinking, chat_template_kwargs=settings.chat_template_kwargs)
     continued = [continue_thought(thoughtful, 0, thought) for thought in _THOUGHTS]
     try:
         problem = await _compare_prompts(survey, thoughtful, continued)

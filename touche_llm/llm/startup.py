@@ -6,7 +6,6 @@ import asyncio
 import json
 import math
 import re
-from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
 from uuid import uuid4
 
@@ -15,12 +14,19 @@ import orjson
 
 from touche_llm.data.records import Count
 from touche_llm.errors import EngineError
-from touche_llm.llm import probes
 from touche_llm.llm.answers import count_alternatives
 from touche_llm.llm.chat import read_completion
-from touche_llm.llm.checks import LABEL_TOKENS, OPEN_THOUGHT, SYSTEM_MESSAGE, ServerCheck, Survey, fail
+from touche_llm.llm.checks import (
+    LABEL_TOKENS,
+    SYSTEM_MESSAGE,
+    Peculiarity,
+    ServerCheck,
+    Survey,
+    fail,
+)
 from touche_llm.llm.engine import BrokenReply, Completion, EngineInfo, Rejected, ServedModel, Transient
 from touche_llm.llm.http import API_KEY_VARIABLE, HttpClient
+from touche_llm.llm.probes import Extent, Probe, list_probes, probe
 from touche_llm.llm.request import EMPTY_CHAT, Message, Request, Sampling, place_system_message
 from touche_llm.llm.settings import EngineConfig, PoolingConfig
 
@@ -33,10 +39,9 @@ _VERSION_PATHS = {
     "sglang": "/get_server_info",
     "ollama": "/api/version",
 }
+_ALWAYS = ("server", "schema", "tokens", "description")
 # vLLM writes a line for each copy of the engine.
 _CACHE = re.compile(r'^vllm:cache_config_info\{[^}]*cache_dtype="([^"]*)"', re.MULTILINE)
-
-Probe = Callable[[Survey], Awaitable[list[ServerCheck]]]
 
 
 async def connect(survey: Survey) -> EngineInfo:
@@ -56,28 +61,36 @@ async def connect(survey: Survey) -> EngineInfo:
     return survey.info
 
 
-async def examine(survey: Survey, further: Mapping[str, Probe] | None = None) -> None:
+def _list_all(extent: Extent) -> dict[str, Probe]:
+    return {"server": _check_identity, **list_probes(extent), "description": _describe}
+
+
+def count_probes(extent: Extent) -> int:
+    """Return the number of steps of an examination."""
+    return len(_list_all(extent))
+
+
+async def examine(survey: Survey, extent: Extent = Extent.RUN) -> None:
     """Find out what a server can do; the survey has the checks.
 
     Probes that need the schema or instructions are left out if the server lacks these.
 
     Args:
         survey: The server. Only a queue is passed to `warn`.
-        further: Probes besides those of the start-up check, or in place of these. They need schemas of answers with
-            labels alone.
+        extent: Beyond that of a run, schemas of answers with labels alone are needed.
 
     Raises:
         EngineError: The server is unreachable or busy, serves another model, or answers with several models.
     """
-    further = further or {}
-    for name, probe in {**START_UP, **further}.items():
+    needed = _list_all(Extent.RUN)
+    for name, function in _list_all(extent).items():
         has_schema = survey.probe is not None
         takes_instructions = has_schema and not survey.is_blocked(SYSTEM_MESSAGE)
         if takes_instructions or name in _ALWAYS or (has_schema and name == SYSTEM_MESSAGE):
             try:
-                survey.checks += await probe(survey)
+                survey.checks += await function(survey)
             except (Transient, Rejected) as error:
-                if name not in further:
+                if function is needed.get(name):
                     raise describe_failure(survey.server, error) from error
                 survey.checks.append(ServerCheck(name, None, f"could not be checked: {error}"))
             survey.step()
@@ -114,20 +127,6 @@ async def _describe(survey: Survey) -> list[ServerCheck]:
     serving = await read_serving(server, survey.info, fingerprint)
     survey.info = survey.info.model_copy(update={"overhead": overhead, "serving": serving})
     return []
-
-
-# Probes of the start-up check, in order.
-START_UP: dict[str, Probe] = {
-    "server": _check_identity,
-    "schema": probes.check_schema,
-    "tokens": probes.check_tokens,
-    SYSTEM_MESSAGE: probes.check_system_message,
-    LABEL_TOKENS: probes.check_labels,
-    OPEN_THOUGHT: probes.check_open_thought,
-    "thinking": probes.check_thinking,
-    "description": _describe,
-}
-_ALWAYS = ("server", "schema", "tokens", "description")
 
 
 class _ModelList(msgspec.Struct):
@@ -235,6 +234,7 @@ def _build(survey: Survey, text: str, system: str = _INSTRUCTIONS) -> Request:
     return survey.server.build_check((Message("system", system), Message("user", text)), schema, sampling)
 
 
+@probe(Extent.DOCTOR, "white space")
 async def check_white_space(survey: Survey) -> list[ServerCheck]:
     """Check whether a schema allows white space between the tokens of an answer."""
     name = "white space"
@@ -257,6 +257,15 @@ async def check_white_space(survey: Survey) -> list[ServerCheck]:
     return [ServerCheck(name, True, "not allowed between tokens")]
 
 
+@probe(
+    Extent.DOCTOR,
+    "prefix cache",
+    Peculiarity(
+        "instructions and topic are computed for each document",
+        "vLLM: --enable-prefix-caching --enable-prompt-tokens-details; SGLang: --enable-cache-report, without "
+        "--disable-radix-cache; llama.cpp: --cache-prompt",
+    ),
+)
 async def check_prefix_cache(survey: Survey) -> list[ServerCheck]:
     """Check whether a second prompt reuses its common beginning with the first."""
     name, words = "prefix cache", min(600, (survey.info.context or _SHORT_CONTEXT) // 5)
@@ -271,6 +280,14 @@ async def check_prefix_cache(survey: Survey) -> list[ServerCheck]:
     return [ServerCheck(name, True, value) if usage.cached_tokens else fail(name, value)]
 
 
+@probe(
+    Extent.THOROUGH,
+    "determinism",
+    Peculiarity(
+        "without the answer cache a run is not repeatable",
+        "vLLM: --dtype float32, or VLLM_BATCH_INVARIANT=1 in its environment; SGLang: --enable-deterministic-inference",
+    ),
+)
 async def check_determinism(survey: Survey) -> list[ServerCheck]:
     """Check whether answers to a request that is repeated alone and among others differ."""
     name, server, request = "determinism", survey.server, _build(survey, _PASSAGE)
@@ -288,12 +305,3 @@ async def check_determinism(survey: Survey) -> list[ServerCheck]:
 
 def _list_probabilities(answer: Completion) -> dict[tuple[int, str], float]:
     return {(token.at, text): math.exp(logprob) for token in answer.tokens for text, logprob in token.top}
-
-
-# By the name of the check; "thinking" is in place of that of a run.
-FURTHER = {
-    "thinking": probes.check_all_delimiters,
-    "white space": check_white_space,
-    "prefix cache": check_prefix_cache,
-}
-THOROUGH = {"determinism": check_determinism}

@@ -131,7 +131,8 @@ async def _open_server(
     from touche_llm.llm.chat import ChatServer
     from touche_llm.llm.checks import Survey
     from touche_llm.llm.managed import serve
-    from touche_llm.llm.startup import START_UP, connect, identify
+    from touche_llm.llm.probes import Extent
+    from touche_llm.llm.startup import connect, count_probes, identify
 
     is_managed = engine.name == "managed"
     folder = check_model_folder(engine.model) if is_managed else Path()
@@ -151,7 +152,7 @@ async def _open_server(
         if is_managed:
             server.base_url = await start()
         settings = engine.model_copy(update={"model": engine.model_name, "context": context})
-        with progress.stage("checking the server", len(START_UP)) as step:
+        with progress.stage("checking the server", count_probes(Extent.RUN)) as step:
             facts = await connect(Survey(server, settings, sampling, schemas, progress.warn, step))
         store_engine_info(facts, cache)
         return facts

@@ -16,8 +16,9 @@ from tests.fake_server import FakeServer, fields_in, reply, says, spell
 from touche_llm.llm.answers import AnswerForm, AnswerModel, build_schema
 from touche_llm.llm.chat import ChatServer
 from touche_llm.llm.checks import ServerCheck, Survey
+from touche_llm.llm.probes import Extent
 from touche_llm.llm.settings import EngineConfig, SamplingConfig
-from touche_llm.llm.startup import FURTHER, THOROUGH, examine
+from touche_llm.llm.startup import examine
 
 
 class Examined(AnswerModel):
@@ -100,7 +101,7 @@ async def examined(
     async with server.running():
         async with ChatServer(server.url, concurrency=64, request_timeout=5, chat_template_kwargs={}) as client:
             survey = Survey(client, EngineConfig(), sampling or SamplingConfig(), schemas)
-            await examine(survey, FURTHER | (THOROUGH if is_thorough else {}))
+            await examine(survey, Extent.THOROUGH if is_thorough else Extent.DOCTOR)
     assert len(survey.checks) == len({check.name for check in survey.checks})
     return {check.name: check for check in survey.checks}
 
