@@ -75,9 +75,20 @@ class Done(msgspec.Struct, frozen=True):
     """The exit code, or the signal that ended the process as a negative number, and what it printed."""
 
     code: int
-    stdout: str
-    stderr: str
-    seconds: float
+    stdout: str = ""
+    stderr: str = ""
+    seconds: float = 0.0
+
+    @property
+    def works(self) -> bool:
+        """Whether the command did what it is for: 3 is a run with failures."""
+        return self.code in (0, 3)
+
+    @property
+    def refuses(self) -> bool:
+        """Whether the command ended with one line that says why, and no traceback."""
+        errors = [line for line in self.stderr.splitlines() if line.startswith("error: ")]
+        return self.code in (1, 2) and len(errors) == 1 and "Traceback" not in self.stderr + self.stdout
 
 
 class Events:
@@ -155,12 +166,7 @@ def import_all() -> None:
     for module in pkgutil.walk_packages(package.__path__, "touche_llm."):
         if module.name != "touche_llm.__main__":
             importlib.import_module(module.name)
-    for name in (
-        "scipy.stats",
-        "bm25s",
-        "ir_measures",
-        "rank_bm25",
-    ):
+    for name in ("scipy.stats", "bm25s", "ir_measures", "rank_bm25"):
         importlib.import_module(name)
 
 
@@ -172,6 +178,8 @@ def _run_child(job: Job, stdout: int, stderr: int) -> int:
     for given, descriptor in ((os.open(os.devnull, os.O_RDONLY), 0), (stdout, 1), (stderr, 2)):
         os.dup2(given, descriptor)
         os.close(given)
+    # The parent's may have been files, in which their streams would still seek.
+    sys.stdout, sys.stderr = (open(descriptor, "w", encoding="utf-8", closefd=False) for descriptor in (1, 2))
     sys.argv = ["touche-llm", *job.arguments]
     if job.fault is not None:
         _limit(job.fault)

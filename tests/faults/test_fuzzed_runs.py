@@ -10,13 +10,12 @@ import orjson
 import pytest
 
 from tests.fake_server import fields_in, schema_in
-from tests.faults import reply_bodies, reply_logprobs, reply_wires
 from tests.faults.fuzz_server import FuzzServer, Plan, honest, probe
 from tests.faults.reply_kinds import KINDS, Good, Kind, Pieces, good, http
 from tests.faults.tally import Tally
+from tests.faults.test_replies import is_short
 from tests.sample_runs import Silent, config_for
 from touche_llm.config import Config
-from touche_llm.data import concurrency
 from touche_llm.errors import EngineError, ReplayMiss
 from touche_llm.evaluation.run_validation import validate_run
 from touche_llm.llm.answers import Layout
@@ -29,17 +28,9 @@ from touche_llm.pipeline import stages as pipeline
 from touche_llm.pipeline.stages import RunResult
 from touche_llm.tasks import get_task
 
-assert reply_bodies and reply_logprobs and reply_wires
-
 _OF_ANY_JSON = ("JSON", "statuses", "statuses that end the run", "connections", "headers", "transfer")
 GENERAL = [kind for kind in KINDS.values() if kind.family in _OF_ANY_JSON]
 PASSING = [kind for kind in KINDS.values() if kind.outcomes != {"ends"}]
-
-
-@pytest.fixture(autouse=True)
-def _short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(concurrency, "_FIRST_WAIT", 0.001)
-    monkeypatch.setattr(concurrency, "_MAX_WAIT", 0.01)
 
 
 def start_up_plan(kind: Kind, endpoint: str, rng: random.Random) -> Plan:
@@ -98,10 +89,6 @@ async def test_a_malformed_reply_at_start_up_is_one_error_or_none(
             else:
                 assert facts.context >= 0 and facts.overhead >= 0
         tally.add("replies: start-up", replies=server.replies, tried=1, held=1, **{outcome: 1})
-
-
-def is_short(error: EngineError) -> bool:
-    return len(str(error)) < 1000 and "\n" not in str(error)
 
 
 @pytest.mark.parametrize("runs", [pytest.param(2, marks=pytest.mark.slow), pytest.param(20, marks=pytest.mark.nightly)])

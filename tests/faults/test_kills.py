@@ -1,12 +1,13 @@
-"""Commands that are killed or starved: no file is half-written, no request is sent twice, one line names the problem,
-the same command resumes, and the next stage refuses or gives what it gives undisturbed."""
+"""Commands that are killed, starved or in odd surroundings: no file is half-written, no request is sent twice, one line
+says why, the same command resumes, and the next stage refuses or gives what it gives undisturbed."""
 
 from __future__ import annotations
 
 import functools
 import random
 import subprocess
-from collections.abc import Callable, Iterable
+import sys
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,7 @@ import pytest
 from tests.faults.scenarios import SCENARIOS, Scenario
 from tests.faults.tally import Tally
 from tests.faults.trials import Trial, Undisturbed, plan_kill, plan_want, prepare, try_fault
-from tests.faults.workplace import Workplace
+from tests.faults.workplace import Workplace, differences, environment
 
 # Trials per scenario, twice as many with requests to a model: enough to kill 500 commands.
 _KILLS = 14
@@ -22,6 +23,13 @@ _KILLS = 14
 _WANTS = 7
 # Of the problems of a trial.
 _SHOWN = 4
+_ODD: Mapping[str, Mapping[str, str | None]] = {
+    "ascii output": {"PYTHONIOENCODING": "ascii", "LC_ALL": "C", "PYTHONCOERCECLOCALE": "0", "PYTHONUTF8": "0"},
+    "40 columns": {"COLUMNS": "40"},
+    "no HOME": {"HOME": None, "MPLCONFIGDIR": None},
+}
+# What a shell does with the command: nobody reads its output, or it has none.
+_PIPES = {"closed pipe": '"$@" | true; exit ${PIPESTATUS[0]}', "no output": '"$@" >&- 2>&-', "no input": '"$@" <&-'}
 
 Plan = Callable[[Scenario, Undisturbed, int, int], Trial]
 SLUGS = {scenario.name.replace(", ", "-").replace(" ", "-"): scenario for scenario in SCENARIOS}
@@ -77,3 +85,25 @@ def test_a_command_is_starved_of_everything(
     place: Workplace, tally: Tally, fault_seed: int, fault_trial: int | None, name: str
 ) -> None:
     _try_faults(place, tally, plan_want, name, fault_seed, range(_WANTS), fault_trial)
+
+
+@pytest.mark.nightly  # Six processes for each command; tests/cli/test_streams.py tries odd streams by default.
+def test_surroundings_change_nothing(place: Workplace, tally: Tally, name: str) -> None:
+    scenario, problems = SLUGS[name], []
+    undisturbed = prepare(place, scenario)
+    for kind in (*_ODD, *_PIPES):
+        place.restore(scenario.name)
+        variables = {**environment(place.folder), **_ODD.get(kind, {})}
+        words = ["bash", "-c", _PIPES.get(kind, '"$@"'), "bash", sys.executable, "-m", "touche_llm"]
+        done = subprocess.run(
+            [*words, *place.fill(scenario.command)],
+            cwd=place.folder,
+            env={name: value for name, value in variables.items() if value is not None},
+            capture_output=True,
+        )
+        found = differences(place.snapshot(), undisturbed.after)
+        if done.returncode != 0 or b"Traceback" in done.stderr:
+            found.append(f"ended with {done.returncode}: {done.stderr!r}")
+        tally.add(f"odd: {kind}", tried=1, held=not found)
+        problems += [f"{kind}: {each}" for each in found]
+    assert not problems, "\n".join(problems)

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gzip
+import itertools
 import json
 import random
-from collections.abc import AsyncIterator
+import tracemalloc
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,7 +23,6 @@ from tests.faults import reply_bodies, reply_logprobs, reply_wires
 from tests.faults.fuzz_server import FuzzServer, honest, probe
 from tests.faults.reply_kinds import KINDS, LABELS, Kind, Pieces, good, http
 from tests.faults.tally import Tally
-from touche_llm.data import concurrency
 from touche_llm.errors import EngineError
 from touche_llm.llm.answers import Answer, FailedRequest, build_schema, parse_answer
 from touche_llm.llm.cache import Cache, CacheMode
@@ -105,13 +107,6 @@ def request_for(number: int) -> Request:
     )
 
 
-@pytest.fixture(autouse=True)
-def _short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(concurrency, "_FIRST_WAIT", 0.001)
-    # Or a Retry-After would be waited for.
-    monkeypatch.setattr(concurrency, "_MAX_WAIT", 0.01)
-
-
 @asynccontextmanager
 async def connected(fuzz: FuzzServer, timeout: float = 60.0) -> AsyncIterator[tuple[ChatServer, EngineInfo]]:
     """A client that has passed the start-up check; nothing is left to the loop's exception handler."""
@@ -169,6 +164,10 @@ def check(sent: list[Sent], result: Result) -> str:
         if source.kind.exact is False:
             assert reading.probabilities is None
     return "answer"
+
+
+def is_short(error: EngineError) -> bool:
+    return len(str(error)) < 1000 and "\n" not in str(error)
 
 
 async def check_replay(cache: Path, facts: EngineInfo, numbers: list[int], results: list[Result]) -> None:
@@ -256,6 +255,66 @@ async def test_a_fault_of_the_whole_server_ends_the_run_with_one_error(
                 before = await answers(fuzz, [0], client, facts, cache, 30.0)
                 with pytest.raises(EngineError) as ended:
                     await answers(fuzz, [number + 1], client, facts, cache, 30.0)
-        assert "\n" not in str(ended.value) and len(str(ended.value)) < 1000
+        assert is_short(ended.value)
         await check_replay(tmp_path / f"{number}.sqlite", facts, [0], before)
         tally.add(f"replies: {kind.family}", replies=len(fuzz.sent[number + 1]), tried=1, held=1, ended=1)
+
+
+MIB = 2**20
+# Sixteen of a reply, and what sockets and decompression hold.
+MOST_MEMORY = 64 * MIB
+_HEAD = http(b"", sized=False)[:-2]
+
+
+def _dripped(text: bytes) -> Pieces:
+    for byte in itertools.cycle(text):
+        yield bytes([byte])
+        yield 0.01
+
+
+ENDLESS: dict[str, tuple[Callable[[], Pieces], str]] = {
+    "silence": (lambda: [3600.0], "timeout"),
+    "silence after the headers": (lambda: [_HEAD + b"Content-Length: 10\r\n\r\n", 3600.0], "timeout"),
+    "dripping body": (lambda: itertools.chain([_HEAD + b"\r\n"], _dripped(b" ")), "timeout"),
+    "100 MB": (lambda: [_HEAD + b"Content-Length: 104857600\r\n\r\n", *[b" " * MIB] * 100], "server_error"),
+    "body": (lambda: itertools.chain([_HEAD + b"\r\n"], itertools.repeat(b" " * MIB)), "server_error"),
+    "chunks": (
+        lambda: itertools.chain(
+            [_HEAD + b"Transfer-Encoding: chunked\r\n\r\n"], itertools.repeat(b"100000\r\n" + b" " * MIB + b"\r\n")
+        ),
+        "server_error",
+    ),
+    "200 MB compressed": (
+        lambda: [http(gzip.compress(b" " * (200 * MIB), 1), "Content-Encoding: gzip")],
+        "server_error",
+    ),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ENDLESS)
+async def test_a_reply_without_end_is_given_up_in_bounded_memory(name: str, tmp_path: Path, tally: Tally) -> None:
+    make, expected = ENDLESS[name]
+
+    def plan(path: str, body: bytes) -> Pieces:
+        if path != "/v1/chat/completions":
+            return [http(honest(path, body))]
+        start_up = probe(body)
+        return pieces if start_up is None else [http(start_up)]
+
+    pieces = make()
+    server = FuzzServer(plan)
+    async with server.running(), connected(server, timeout=2.0) as (client, facts):
+        with Cache(tmp_path / "answers.sqlite") as cache:
+            model = ModelClient(engine_info=facts, engine=client, cache=cache, retry_for=0.0)
+            tracemalloc.start()
+            try:
+                result = await model.request(request_for(1), ComparativeJudgment)
+                _, peak = tracemalloc.get_traced_memory()
+            finally:
+                tracemalloc.stop()
+            assert cache.find("answer") == []
+    assert isinstance(result, FailedRequest)
+    assert [attempt.kind for attempt in result.attempts] == [expected]
+    assert peak < MOST_MEMORY
+    tally.add("replies: endless", replies=1, tried=1, held=1, failures=1)

@@ -14,13 +14,12 @@ from typing import Any
 import msgspec
 import orjson
 
-from tests.faults.fork_server import Fault
+from tests.faults.fork_server import Done, Fault
 from tests.faults.scenarios import IN_FLIGHT, Scenario
-from tests.faults.workplace import Outcome, Snapshot, Workplace, differences, is_temporary, lasting
+from tests.faults.workplace import Snapshot, Workplace, differences, is_temporary, lasting
 
-# Of ten kills so many are before a file operation, at a size and at a time; of the last every second one is that of a
-# process of its own, from outside.
-_KILLS = ("operation", "size", "operation", "time", "operation", "size", "operation", "operation", "operation", "last")
+# Of ten kills so many are before a file operation, at a size and at a time.
+_KILLS = ("operation", "size", "operation", "time", "operation", "size", "operation", "operation", "operation", "time")
 # What the system refuses from a file operation on.
 _ERRORS = {"no space": errno.ENOSPC, "read-only": errno.EROFS, "broken disk": errno.EIO}
 _WANTS = ("RLIMIT_FSIZE", *_ERRORS, "RLIMIT_NOFILE", "RLIMIT_AS", "full disk")
@@ -67,19 +66,16 @@ class Trial:
 
     Attributes:
         kind: As in the counts.
-        fault: What happens to the command, or None where it is a process of its own, killed from outside ...
-        seconds: ... after so many seconds.
+        fault: What happens to the command.
         space: Free bytes on the disk, or None for no limit.
     """
 
     kind: str
-    fault: Fault | None = None
-    seconds: float = 0.0
+    fault: Fault
     space: int | None = None
 
     def __str__(self) -> str:
-        more = "" if self.space is None else f"{self.space} bytes"
-        return f"{self.kind} ({self.fault or more or f'{self.seconds} s'})"
+        return f"{self.kind} ({self.fault if self.space is None else f'{self.space} bytes'})"
 
 
 def prepare(place: Workplace, scenario: Scenario) -> Undisturbed:
@@ -102,13 +98,13 @@ def prepare(place: Workplace, scenario: Scenario) -> Undisturbed:
     return Undisturbed(before, after, final, skipped, orjson.loads(trace.read_bytes()), done.seconds, requests)
 
 
-def _run_next(place: Workplace, scenario: Scenario) -> Outcome | None:
+def _run_next(place: Workplace, scenario: Scenario) -> Done | None:
     """Run the commands that come next until one does not work; return how that ended."""
     outcomes = (place.run(command) for command in scenario.then)
     return next((done for done in outcomes if not done.works), None)
 
 
-def _expect_work(done: Outcome, command: object) -> None:
+def _expect_work(done: Done, command: object) -> None:
     assert done.works, f"undisturbed, {command} ended with {done.code}: {done.stderr}"
 
 
@@ -121,10 +117,7 @@ def plan_kill(scenario: Scenario, undisturbed: Undisturbed, seed: int, number: i
         return Trial(kind, _at_operation(scenario, undisturbed, seed, turn, chance))
     if kind == "size":
         return Trial(kind, Fault(size=_size(undisturbed, chance)))
-    if kind == "time" or number // len(_KILLS) % 2:
-        return Trial("time", Fault(after=chance.uniform(0.01, 1.1 * undisturbed.seconds)))
-    # The start of the interpreter and the imports take about a second.
-    return Trial("process", None, chance.uniform(0.2, 1.5 + undisturbed.seconds))
+    return Trial(kind, Fault(after=chance.uniform(0.01, 1.1 * undisturbed.seconds)))
 
 
 def plan_want(scenario: Scenario, undisturbed: Undisturbed, seed: int, number: int) -> Trial:
@@ -135,7 +128,7 @@ def plan_want(scenario: Scenario, undisturbed: Undisturbed, seed: int, number: i
         fault = _at_operation(scenario, undisturbed, seed, number // len(_WANTS), chance)
         return Trial(kind, msgspec.structs.replace(fault, error=_ERRORS[kind]))
     if kind == "full disk":
-        return Trial(kind, Fault(), space=chance.randint(1, max(_grown(undisturbed), 1)))
+        return Trial(kind, Fault(), space=chance.randint(1, max(sum(_written(undisturbed)), 1)))
     amount = {
         "RLIMIT_FSIZE": _size(undisturbed, chance),
         # With fewer, an event loop that could not be made complains when it is removed: that is Python's.
@@ -156,10 +149,6 @@ def _size(undisturbed: Undisturbed, chance: random.Random) -> int:
     return chance.randint(1, max(chance.choice(_written(undisturbed)), 1))
 
 
-def _grown(undisturbed: Undisturbed) -> int:
-    return sum(_written(undisturbed))
-
-
 def _written(undisturbed: Undisturbed) -> list[int]:
     """Sizes of the files that the command changes; of a database that of a small one."""
     before, after = undisturbed.before, undisturbed.after
@@ -173,10 +162,7 @@ def try_fault(
     """Disturb the command, check the files, resume; yield the outcome, then the violations."""
     place.restore(scenario.name, trial.space)
     place.model.take()
-    if trial.fault is not None:
-        done = place.run(scenario.command, trial.fault)
-    else:
-        done = place.run_process(scenario.command, trial.seconds)
+    done = place.run(scenario.command, trial.fault)
     place.give_space()
     yield "killed" if done.code < 0 else "finished" if done.works else "refused"
     if done.code >= 0 and not done.works and not (done.refuses and trial.kind in _WANTS):

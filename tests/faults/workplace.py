@@ -6,19 +6,15 @@ import json
 import os
 import re
 import shutil
-import signal
 import sqlite3
 import subprocess
-import sys
-import time
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import yaml
 
 from tests import batch_replies
-from tests.faults.fork_server import HANG_SECONDS, Fault, ForkServer, Job
+from tests.faults.fork_server import Done, Fault, ForkServer, Job
 from tests.faults.model_server import Model, steady_text
 from tests.faults.scenarios import ANSWER_BATCH, WRITE_QRELS, Command
 from touche_llm.cli.demo import SAMPLES
@@ -32,27 +28,6 @@ _VOLATILE = re.compile(r"^time$|seconds|peak memory|per second|^requests$|docume
 # What SQLite keeps beside a database is part of it; `evaluate`, with which the harness reads runs, keeps its values.
 _IGNORED = ("-wal", "-shm", "-journal", EVALUATION)
 _GRADES = 4
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """How a command ended."""
-
-    code: int
-    stdout: str
-    stderr: str
-    seconds: float
-
-    @property
-    def works(self) -> bool:
-        """Whether it did what it is for: 3 is a run with failures."""
-        return self.code in (0, 3)
-
-    @property
-    def refuses(self) -> bool:
-        """Whether it ended with one line that says why, and no traceback."""
-        errors = [line for line in self.stderr.splitlines() if line.startswith("error: ")]
-        return self.code in (1, 2) and len(errors) == 1 and "Traceback" not in self.stderr + self.stdout
 
 
 class Workplace:
@@ -70,10 +45,6 @@ class Workplace:
     def keep(self, name: str) -> None:
         """Keep the folder as it is now under a name."""
         shutil.copytree(self.folder, self._kept / name)
-
-    def has(self, name: str) -> bool:
-        """Whether a state of this name is kept."""
-        return (self._kept / name).exists()
 
     def restore(self, name: str, space: int | None = None) -> None:
         """Bring back what was kept; with `space`, on a disk that has so many bytes left."""
@@ -102,48 +73,30 @@ class Workplace:
     def _mount(self, options: str) -> None:
         subprocess.run(["mount", "-t", "tmpfs", "-o", options, "tmpfs", self.folder], check=True)
 
-    def run(self, command: Command, fault: Fault | None = None, trace: str = "") -> Outcome:
+    def run(self, command: Command, fault: Fault | None = None, trace: str = "") -> Done:
         """Run a command in a fork."""
         if command == ANSWER_BATCH:
             return self._answer_batch()
         if command == WRITE_QRELS:
             return self._write_qrels()
-        done = self.forks.run(Job(self._filled(command), str(self.folder), trace, fault))
-        return Outcome(done.code, done.stdout, done.stderr, done.seconds)
+        return self.forks.run(Job(self.fill(command), str(self.folder), trace, fault))
 
-    def run_process(self, command: Command, kill_after: float | None = None) -> Outcome:
-        """Run a command as a user would, in a process of its own, and kill it from outside after so many seconds."""
-        started = time.monotonic()
-        process = subprocess.Popen(
-            [sys.executable, "-m", "touche_llm", *self._filled(command)],
-            cwd=self.folder,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            env=environment(self.folder),
-        )
-        try:
-            output, errors = process.communicate(timeout=HANG_SECONDS if kill_after is None else kill_after)
-        except subprocess.TimeoutExpired:
-            process.send_signal(signal.SIGKILL)
-            output, errors = process.communicate()
-        return Outcome(process.returncode, output.decode(), errors.decode(), time.monotonic() - started)
-
-    def _filled(self, command: Command) -> list[str]:
+    def fill(self, command: Command) -> list[str]:
+        """Return a command line with the address of the model."""
         return [part.replace("{url}", self.model.server.url) for part in command]
 
-    def _answer_batch(self) -> Outcome:
+    def _answer_batch(self) -> Done:
         requests = self.folder / "requests.jsonl"
         if not requests.exists():
-            return Outcome(1, "", "error: no requests", 0.0)
+            return Done(1, stderr="error: no requests")
         lines = [
             batch_replies.replied(each["custom_id"], batch_replies.body(steady_text(each["body"]), model="fake"))
             for each in batch_replies.read(requests)
         ]
         batch_replies.write(self.folder / "responses.jsonl", lines)
-        return Outcome(0, "", "", 0.0)
+        return Done(0)
 
-    def _write_qrels(self) -> Outcome:
+    def _write_qrels(self) -> Done:
         (self.folder / "qrels").mkdir()
         lines = [line.split() for line in (self.folder / "run" / "run.txt").read_text().splitlines()]
         labels = ("FIRST", "SECOND", "NEUTRAL", "NO")
@@ -151,7 +104,7 @@ class Workplace:
             values = labels if aspect == "stance" else range(_GRADES)
             text = "".join(f"{topic} 0 {doc} {values[int(rank) % _GRADES]}\n" for topic, _, doc, rank, *_ in lines)
             (self.folder / "qrels" / aspect).write_text(text)
-        return Outcome(0, "", "", 0.0)
+        return Done(0)
 
     def snapshot(self) -> Snapshot:
         """What every file holds, less what may differ between two runs of the same commands."""
