@@ -11,8 +11,10 @@ from typing import Any, cast
 from touche_llm.data.concurrency import ResultT, Slots
 from touche_llm.data.records import Comparison, Reading, ScoredDocument, Topic
 from touche_llm.judging.pointwise import Documents, RequestBuilder
+from touche_llm.llm.answers import FailedRequest
 from touche_llm.llm.model import ModelClient
 from touche_llm.llm.request import Sampling
+from touche_llm.prompts.prompt import Prompt
 from touche_llm.prompts.purposes import LABELS
 from touche_llm.ranking.comparer import Comparer, ComparisonKind
 from touche_llm.tasks import get_task
@@ -46,7 +48,7 @@ class FakeComparer(Comparer):
             position=0,
             documents=cast(Documents, None),
             question=get_task("comparative").question,
-            prompts={},
+            prompts=dict.fromkeys(("best", "order"), cast(Prompt, None)),
             builder=RequestBuilder(cast(ModelClient, None), Sampling(), {}, concurrency),
             slots=Slots(concurrency),
             objective="both",
@@ -64,7 +66,7 @@ class FakeComparer(Comparer):
         order = list(self.order_of(tuple(documents)) or documents)
         return [-float(order.index(each)) for each in documents]
 
-    async def _request_comparison(self, kind: ComparisonKind, documents: Shown) -> Comparison | None:
+    async def _request_comparison(self, kind: ComparisonKind, documents: Shown) -> Comparison | FailedRequest:
         self.compared.append(documents)
         for _ in range(self.turns.randrange(6) if self.turns else 1):
             await asyncio.sleep(0)
@@ -81,7 +83,7 @@ class FakeComparer(Comparer):
             answer = self.order_of(documents)
             order = list(answer) if answer is not None else None
         if best is None and order is None:
-            return None
+            return FailedRequest([])
         return Comparison(
             topic_id="1", step=self.step, documents=list(documents), best=best, order=order, prompt="test", key="0"
         )

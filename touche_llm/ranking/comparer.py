@@ -10,7 +10,8 @@ import random
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar, Literal
+from functools import partial
+from typing import Any, ClassVar, Literal, TypeVar
 
 from touche_llm.data.concurrency import ItemT, ResultT, Slots, map_in_order
 from touche_llm.data.records import Comparison, Cut, Failure, LabelledDocument, ScoredDocument, Topic
@@ -35,7 +36,10 @@ _MIN_SHARE = 16
 # Tokens by which a document within a prompt may differ from the document alone, where it meets adjacent text.
 _SEAM = 2
 
+KeyT = TypeVar("KeyT")
 ComparisonKind = Literal["best", "order"]
+# A kind of comparison with the documents in the order shown.
+Comparands = tuple[ComparisonKind, tuple[str, ...]]
 
 
 class RankingMethod(Section):
@@ -63,10 +67,6 @@ _ANSWERS: Mapping[ComparisonKind, Callable[[int], type[AnswerModel]]] = {
 }
 
 
-# Comparisons without a usable answer, by kind and document ids.
-Unanswered = set[tuple[ComparisonKind, tuple[str, ...]]]
-
-
 @dataclass(slots=True)
 class Comparer:
     """Comparisons of documents of one topic, for one step of the ranking.
@@ -91,9 +91,9 @@ class Comparer:
     slots: Slots
     objective: Objective
     document_tokens: int
-    unanswered: Unanswered = field(default_factory=set)
-    _failures: dict[tuple[ComparisonKind, tuple[str, ...]], Failure] = field(default_factory=dict)
-    _results: dict[tuple[ComparisonKind, tuple[str, ...]], Comparison | None] = field(default_factory=dict)
+    unanswered: set[Comparands] = field(default_factory=set)
+    _failures: dict[Comparands, Failure] = field(default_factory=dict)
+    _results: dict[Comparands, Comparison] = field(default_factory=dict)
     _texts: dict[tuple[str, int], tuple[str, Cut | None]] = field(default_factory=dict)
     _shares: dict[tuple[ComparisonKind, int], int] = field(default_factory=dict)
     _locks: defaultdict[Any, asyncio.Lock] = field(default_factory=lambda: defaultdict(asyncio.Lock))
@@ -101,12 +101,12 @@ class Comparer:
     @property
     def comparisons(self) -> list[Comparison]:
         """Answered comparisons, in an order that does not depend on when they were answered."""
-        return [comparison for _, comparison in sorted(self._results.items()) if comparison is not None]
+        return [self._results[key] for key in sorted(self._results)]
 
     @property
     def failures(self) -> list[Failure]:
         """Failed comparisons, in such an order too."""
-        return [failure for _, failure in sorted(self._failures.items())]
+        return [self._failures[key] for key in sorted(self._failures)]
 
     async def run_all(self, call: Callable[[ItemT], Awaitable[ResultT]], items: Iterable[ItemT]) -> list[ResultT]:
         """Run independent calls concurrently and return their results in the order of the items."""
@@ -135,43 +135,50 @@ class Comparer:
 
     async def order(self, documents: Sequence[str]) -> list[str] | None:
         """Order 2 to 26 documents, given in the order in which the prompt shows them, from best to worst."""
-        comparison = await self._compare("order", tuple(documents))
+        comparison = await self._compare(("order", tuple(documents)))
         return None if comparison is None else comparison.order
 
     async def _estimate_best(self, documents: tuple[str, ...]) -> dict[str, float] | None:
-        comparison = await self._compare("best", documents)
+        comparison = await self._compare(("best", documents))
         if comparison is None or comparison.best is None:
             return None
         shares = comparison.best.shares
         return {document: shares.get(label, 0.0) for label, document in zip(LABELS, documents, strict=False)}
 
-    async def _compare(self, kind: ComparisonKind, documents: tuple[str, ...]) -> Comparison | None:
-        async with self._locks[kind, documents]:
-            if (kind, documents) not in self._results:
-                if (kind, documents) in self.unanswered:
-                    return None
+    async def _compare(self, key: Comparands) -> Comparison | None:
+        async with self._locks[key]:
+            if key not in self._results and key not in self.unanswered:
                 async with self.slots.hold(self.position):
-                    self._results[kind, documents] = await self._request_comparison(kind, documents)
-        return self._results[kind, documents]
+                    found = await self._request_comparison(*key)
+                if isinstance(found, FailedRequest):
+                    self.unanswered.add(key)
+                    kind, documents = key
+                    if failure := make_failure(self.topic, " ".join(documents), self.prompts[kind], found):
+                        self._failures[key] = failure
+                else:
+                    self._results[key] = found
+        return self._results.get(key)
 
-    async def _request_comparison(self, kind: ComparisonKind, documents: tuple[str, ...]) -> Comparison | None:
+    async def _request_comparison(self, kind: ComparisonKind, documents: tuple[str, ...]) -> Comparison | FailedRequest:
         prompt, answer_model = self.prompts[kind], _ANSWERS[kind](len(documents))
         texts: list[str] = []
         cut: dict[str, Cut] = {}
-        share = await self._get_share(kind, len(documents))
+        key = kind, len(documents)
+        share = await self._keep(self._shares, key, partial(self._measure_share, *key))
+        if isinstance(share, FailedRequest):
+            return share
         for document in documents:
-            truncated = share if isinstance(share, FailedRequest) else await self._truncate(prompt, document, share)
+            truncate = partial(self._truncate, prompt, document, share)
+            truncated = await self._keep(self._texts, (document, share), truncate)
             if isinstance(truncated, FailedRequest):
-                self._record_failure(kind, documents, prompt, truncated)
-                return None
+                return truncated
             text, document_cut = truncated
             texts.append(text)
             if document_cut is not None:
                 cut[document] = document_cut
         result = await self.builder.model.request(self._build_request(kind, texts, documents), answer_model)
-        if not isinstance(result, AnsweredRequest):
-            self._record_failure(kind, documents, prompt, result)
-            return None
+        if isinstance(result, FailedRequest):
+            return result
         by_label = dict(zip(LABELS, documents, strict=False))
         origin = prompt.origin(self.topic.id, " ".join(documents))
         return Comparison(
@@ -198,18 +205,20 @@ class Comparer:
         variables = {"documents": labelled, "aim": aim, **self.question.topic_variables(self.topic)}
         return builder.build(self.prompts[kind], _ANSWERS[kind](len(texts)), self.topic, origin, **variables)
 
-    async def _get_share(self, kind: ComparisonKind, documents: int) -> int | FailedRequest:
-        """Return the maximum number of tokens for each of `documents` documents."""
-        async with self._locks[kind, documents]:
-            if (kind, documents) in self._shares:
-                return self._shares[kind, documents]
-            share = await self._measure_share(kind, documents)
-            # A failure is not kept, since counting tokens may succeed for the next question.
-            if not isinstance(share, FailedRequest):
-                self._shares[kind, documents] = share
-            return share
+    async def _keep(
+        self, known: dict[KeyT, ResultT], key: KeyT, measure: Callable[[], Awaitable[ResultT | FailedRequest]]
+    ) -> ResultT | FailedRequest:
+        """Return a known result, or measure it. A failure is not kept, since the next question may succeed."""
+        async with self._locks[key]:
+            if key in known:
+                return known[key]
+            result = await measure()
+            if not isinstance(result, FailedRequest):
+                known[key] = result
+            return result
 
     async def _measure_share(self, kind: ComparisonKind, documents: int) -> int | FailedRequest:
+        """Return the maximum number of tokens for each of `documents` documents."""
         model, max_tokens = self.builder.model, self.document_tokens
         bare = self._build_request(kind, [CUT_MARK] * documents, ())
         room = model.engine_info.context - bare.max_tokens
@@ -246,24 +255,11 @@ class Comparer:
                 origin=prompt.origin(self.topic.id, document_id),
             )
 
-        async with self._locks[document_id, share]:
-            if (document_id, share) in self._texts:
-                return self._texts[document_id, share]
-            content = sanitize_document(self.question.render(self.topic, self.documents.get(document_id)))
-            if isinstance(content, str):
-                content = content.strip()  # chat templates may strip a lone text, and so count fewer tokens
-            whole = wrap(content if isinstance(content, str) else content.whole.text)
-            text = await model.truncate_document(wrap, whole, content, model.engine_info.overhead + share)
-            if not isinstance(text, FailedRequest):
-                self._texts[document_id, share] = text
-            return text
-
-    def _record_failure(
-        self, kind: ComparisonKind, documents: tuple[str, ...], prompt: Prompt, result: FailedRequest
-    ) -> None:
-        self.unanswered.add((kind, documents))
-        if failure := make_failure(self.topic, " ".join(documents), prompt, result):
-            self._failures[kind, documents] = failure
+        content = sanitize_document(self.question.render(self.topic, self.documents.get(document_id)))
+        if isinstance(content, str):
+            content = content.strip()  # chat templates may strip a lone text, and so count fewer tokens
+        whole = wrap(content if isinstance(content, str) else content.whole.text)
+        return await model.truncate_document(wrap, whole, content, model.engine_info.overhead + share)
 
 
 def _read_order(result: AnsweredRequest[AnswerModel]) -> list[str]:

@@ -19,7 +19,7 @@ from touche_llm.judging.pointwise import Documents, Done, RequestBuilder
 from touche_llm.llm.engine import Counts
 from touche_llm.prompts.prompt import Prompt
 from touche_llm.ranking.best import Insertion, Pairwise, Setwise, Sliding
-from touche_llm.ranking.comparer import Comparer, ComparisonKind, RankingMethod, Unanswered
+from touche_llm.ranking.comparer import Comparands, Comparer, ComparisonKind, RankingMethod
 from touche_llm.ranking.cross_encoder import CrossEncoder, CrossEncoderSettings, ScoreDocuments
 from touche_llm.ranking.fusion import FusionStepSettings, fuse
 from touche_llm.ranking.listwise import Listwise, Tournament
@@ -292,7 +292,7 @@ async def rank_topics(
         first_stage = [scored for scored in ranked if scored.document_id in labels]
         judged = rank_by_judgment(first_stage, judgments.get(topic.id, {}), plan.weights, plan.task.aspects)
         comparers: list[Comparer] = []
-        unanswered: Unanswered = set()
+        unanswered: set[Comparands] = set()
 
         def use_model(step: Step) -> Comparer | ScoreDocuments:
             if METHODS[step.name].kind is None:
@@ -302,7 +302,10 @@ async def rank_topics(
             comparers.append(_make_comparer(plan, step, topic, position, slots, unanswered))
             return comparers[-1]
 
-        steps = _select_steps(topic, plan)
+        steps = plan.steps
+        if plan.task.objects_answer is not None and topic.objects is None:
+            # The failure to find the objects is recorded already.
+            steps = tuple(step for step in steps if step.name not in METHODS)
         ranking = await rank_topic(first_stage, judged, steps, plan.settings, use_model, labels, plan.task.sides)
         ranking = ranking[: plan.task.documents_per_topic.max]
         scores = make_strictly_decreasing(replace_marks(ranking))
@@ -322,7 +325,7 @@ async def rank_topics(
 
 
 def _make_comparer(
-    plan: RankingPlan, step: Step, topic: Topic, position: int, slots: Slots, unanswered: Unanswered
+    plan: RankingPlan, step: Step, topic: Topic, position: int, slots: Slots, unanswered: set[Comparands]
 ) -> Comparer:
     assert plan.builder is not None and plan.documents is not None
     return Comparer(
@@ -338,10 +341,3 @@ def _make_comparer(
         document_tokens=plan.settings.document_tokens,
         unanswered=unanswered,
     )
-
-
-def _select_steps(topic: Topic, plan: RankingPlan) -> tuple[Step, ...]:
-    """Leave out steps with a model if the topic's objects are unknown; the failure to find them is recorded."""
-    if plan.task.objects_answer is None or topic.objects is not None:
-        return plan.steps
-    return tuple(step for step in plan.steps if step.name not in METHODS)
