@@ -191,7 +191,7 @@ def test_a_copy_is_the_same_prompt_with_all_that_it_takes_in(touche: Touche, fol
     [
         (["judge", "mine.txt"], "mine.txt: not the name of a template"),
         (["jugde"], "cannot read the prompt"),
-        (["judge", "a-file/mine.jinja"], "a-file: File exists"),
+        (["judge", "a-file/mine.jinja"], "a-file/mine.jinja: cannot write it"),
     ],
 )
 def test_what_cannot_be_copied_is_told(touche: Touche, tmp_path: Path, given: list[str], problem: str) -> None:

@@ -45,9 +45,9 @@ def test_a_run_names_its_task_before_anything_else(touche: Touche) -> None:
     ("task", "topic", "document", "fitting"),
     [
         ("comparative", TENURE, "own-1", ["controversial"]),
-        ("comparative", TENURE, "clueweb22-en0000-00-00000", ["controversial", "controversial"]),
+        ("comparative", TENURE, "clueweb22-en0000-00-00000", ["controversial"]),
         ("controversial", LAPTOP, "own-1", ["comparative"]),
-        ("controversial", LAPTOP, "clueweb12-0001wb-05-12311___3", ["comparative", "comparative"]),
+        ("controversial", LAPTOP, "clueweb12-0001wb-05-12311___3", ["comparative"]),
         ("comparative_2021", LAPTOP, "clueweb12-0001wb-05-12311", ["comparative"]),
     ],
 )
@@ -126,7 +126,6 @@ def test_a_file_that_is_no_run_is_named_before_the_task_is_missed(
 @pytest.mark.parametrize(
     ("name", "meant"),
     [
-        ("ranking.windw", "ranking.listwise.window"),
         ("ranking.setwise.childen", "ranking.setwise.children"),
         ("engine.depth", "depth"),
         ("max_tokens", "sampling.max_tokens"),
