@@ -147,16 +147,14 @@ bench-small: $(STAMP)
 	$(BIN)/python -m benchmarks.growth --topics 1 2 --passages 300 600 --depth 20
 
 bench-serving-small: $(STAMP) vllm
-	$(BIN)/python -m benchmarks.serving --topics 2 --depth 10 --rounds 1
-	$(BIN)/python -m benchmarks.gpu --cpu --size tiny --vocabulary 4096 --topics 2 --depth 10 --passages 500 --rounds 1
+	$(BIN)/python -m benchmarks.gpu --cpu --topics 2 --depth 10 --rounds 1
 
 bench: $(STAMP) vllm
 	$(BIN)/python -m benchmarks.first_stage
 	$(BIN)/python -m benchmarks.dense
 	$(BIN)/python -m benchmarks.judging
 	$(BIN)/python -m benchmarks.interval_coverage
-	$(BIN)/python -m benchmarks.serving
-	$(BIN)/python -m benchmarks.gpu --cpu --size tiny --vocabulary 4096 --topics 10 --depth 20
+	$(BIN)/python -m benchmarks.gpu --cpu --depth 20 --rounds 3 --concurrency 64 256
 	$(BIN)/python -m benchmarks.growth
 
 clean:

@@ -1,14 +1,12 @@
-"""Compare the checked-out commit with another revision: the same results, and the time of the benchmarks, by turns.
+"""Compare the checked-out commit with another revision: are the results the same?
 
-    python -m benchmarks.against dbfba99 [--rounds 5] [--inputs]
+    python -m benchmarks.against dbfba99 [--inputs]
     python -m benchmarks.against dbfba99 --inputs --replace prompts/comparative/task.yaml \
         "quality: 0.5, first_stage: 0.2" "quality: 0.5, first_stage: 0.05"
 
-Results: `demo` gives the same bytes of every `run.txt` from the same answer keys, the recorded runs of the other
-revision replay, and `evaluate` gives the same values (it may give more). Prompts, answers and defaults changed on
-purpose: with `--inputs` this commit takes the prompts and answers of the other, with `--replace` its defaults.
-Times: each benchmark runs in both checkouts, one after the other, in as many rounds; a ratio above 1 means that this
-commit is slower.
+`demo` gives the same bytes of every `run.txt` from the same answer keys, the recorded runs of the other revision
+replay, and `evaluate` gives the same values (it may give more). Prompts, answers and defaults changed on purpose: with
+`--inputs` this commit takes the prompts and answers of the other, with `--replace` its defaults.
 """
 
 from __future__ import annotations
@@ -17,7 +15,6 @@ import argparse
 import json
 import os
 import shutil
-import statistics
 import subprocess
 import sys
 import tempfile
@@ -25,17 +22,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-from scipy.stats import ttest_1samp
-
 ROOT = Path(__file__).parent.parent
 DATA = ROOT.parent / "shared" / "data" / "comparative"
-# Sizes that take seconds, so that rounds are many rather than long.
-BENCHMARKS = {
-    "judging": ["--topics", "10", "--depth", "200", "--passages", "5000"],
-    "first_stage": ["--passages", "20000", "--sentences", "0", "--topics", "20", "--peer-topics", "0"],
-    "evaluation": [],
-}
 
 
 def run_module(tree: Path, arguments: Sequence[str], folder: Path) -> str:
@@ -93,30 +81,10 @@ def evaluate_results(tree: Path) -> dict[str, Any]:
     return {f"evaluate: {name}": [row[field] for field in fields] for name, row in zip(names, rows, strict=True)}
 
 
-def time_benchmark(tree: Path, name: str) -> float:
-    """Return the processor seconds that a benchmark takes in a checkout, its children included."""
-    before = os.times()
-    run_module(tree, [f"benchmarks.{name}", *BENCHMARKS[name]], tree)
-    after = os.times()
-    return after.children_user + after.children_system - before.children_user - before.children_system
-
-
-def describe_ratios(name: str, seconds: Sequence[tuple[float, float]]) -> str:
-    """Return one line: medians of both checkouts, and the mean ratio with its 95 % interval by Student's t."""
-    old, new = (statistics.median(column) for column in zip(*seconds, strict=True))
-    ratios = np.array([mine / theirs for theirs, mine in seconds])
-    line = f"{name:<12} {old:7.2f} s {new:7.2f} s   ratio {np.mean(ratios):.3f}"
-    if len(ratios) < 3:
-        return line
-    interval = ttest_1samp(ratios, 1).confidence_interval()
-    return f"{line} ({interval.low:.3f} to {interval.high:.3f})"
-
-
 def main() -> None:
-    """Compare results, then times; exit with 1 if a result differs."""
+    """Compare results; exit with 1 if a result differs."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("revision", help="commit, branch or tag to compare with")
-    parser.add_argument("--rounds", type=int, default=5, help="0 leaves the times out (default: 5)")
     parser.add_argument("--inputs", action="store_true", help="take the revision's prompts and recorded answers")
     parser.add_argument("--replace", nargs=3, action="append", default=[], metavar=("FILE", "OLD", "NEW"))
     options = parser.parse_args()
@@ -140,18 +108,6 @@ def main() -> None:
             differing = sorted(key for key in old | new if old.get(key) != new.get(key))
             for key in sorted(old | new):
                 print(f"{'DIFFERS' if key in differing else 'same':<8} {key}")
-            # The benchmarks fit the prompts of their own commit.
-            subprocess.run(["git", "restore", "."], cwd=mine, check=True)
-            seconds: dict[str, list[tuple[float, float]]] = {each: [] for each in BENCHMARKS}
-            for round_number in range(options.rounds):
-                for each, rounds in seconds.items():
-                    trees = (other, mine) if round_number % 2 else (mine, other)
-                    taken = {tree: time_benchmark(tree, each) for tree in trees}
-                    rounds.append((taken[other], taken[mine]))
-            if options.rounds:
-                print(f"\nprocessor seconds, medians of {options.rounds} rounds: {options.revision}, this commit")
-                for each, rounds in seconds.items():
-                    print(describe_ratios(each, rounds))
         finally:
             for tree in (other, mine):
                 subprocess.run(["git", "worktree", "remove", "--force", tree], cwd=ROOT, check=True)

@@ -22,21 +22,19 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from benchmarks.figures import Figure, show
-from benchmarks.judge_rate import (
+from benchmarks.sizes import at_least
+from benchmarks.vllm_load import (
     format_range,
     judge_candidates,
-    own_seconds,
-    random_model,
+    reset,
     retrieve_candidates,
-    served,
     served_model,
+    served_tiny,
+    server_seconds,
     vllm_settings,
 )
-from benchmarks.load import reset_prefix_cache, server_seconds
-from benchmarks.sizes import at_least
 from tests.vllm.real_data import input_of
-from tests.vllm.server import MODEL_NAME, ROOT
-from touche_llm.errors import UsageError
+from tests.vllm.server import ROOT
 
 _BEFORE = ROOT / "tests" / "regress_objects" / "comparative" / "prompts" / "judge" / "judge.jinja"
 _PRESENT = ROOT / "prompts" / "comparative" / "judge.jinja"
@@ -77,8 +75,7 @@ def measure(work: Path, url: str, rounds: int, concurrency: int) -> tuple[dict[s
     for number in range(-1, rounds):  # the first compiles the grammars
         turn = max(number, 0) % len(variants)
         for variant in [*variants, *variants][turn : turn + len(variants)]:
-            if not reset_prefix_cache(url):
-                raise UsageError(f"{url}: its prefix cache cannot be emptied")
+            reset(url)
             server, own = server_seconds(), own_seconds()
             stage = judge_candidates(work, url, model, concurrency, "--prompt", variants[variant])
             requests = stage["requests"]["requests"]
@@ -112,6 +109,12 @@ def compare(found: dict[str, Turns]) -> list[Figure]:
     ]
 
 
+def own_seconds() -> float:
+    """Processor seconds of this process and of its children that have ended."""
+    times = os.times()
+    return times.user + times.system + times.children_user + times.children_system
+
+
 def _median(values: Sequence[float]) -> str:
     return format(statistics.median(values), ".1f")
 
@@ -131,9 +134,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name, vllm_settings(cpu=True):
         work = Path(name)
         given = input_of("comparative", work)
-        random_model(work / MODEL_NAME, cpu=True, size="tiny", vocabulary=4096)
         retrieve_candidates(work, given.topics, given.corpus, options.topics, options.depth)
-        with served(work / MODEL_NAME, {}, work / "server.log", cpu=True) as url:
+        with served_tiny(work) as url:
             found, requests = measure(work, url, options.rounds, options.concurrency)
     source = "real passages" if given.is_real else "the sample"
     title = f"Forms of the judge answer: {requests:,} requests, {source}, {options.rounds} rounds, median (range)"

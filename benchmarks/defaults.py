@@ -1,15 +1,16 @@
-"""Weights and stance thresholds on recorded answers, cross-validated over topics.
+"""The default weights on recorded answers, beside the best ones of a grid on left-out topics.
 
-    python -m benchmarks.defaults FOLDER [--answers stand_in.tsv] [--folds 5] [--seeds 5]
+    python -m benchmarks.defaults FOLDER [--answers stand_in.tsv]
 
 FOLDER holds the topics, passages and qrels of the comparative task, and a table of answers: `topic`, `document`, an
 expected grade for each aspect, a probability for each stance. BM25 retrieves as many passages as the answers cover;
-the program's own functions rank, measure and calibrate. Every measure has its share of judged documents beside it, and
-a second view, in which unjudged documents are removed from the ranking before it is cut off.
+the program's own functions rank and measure. Every measure has its share of judged documents beside it, and a second
+view, in which unjudged documents are removed from the ranking before it is cut off.
 
 Weights are given as shares: `quality` of relevance and quality together (relevance has the rest), and `first stage` on
 top of these. Leave-one-out takes the best cell of a grid on all other topics, and measures it on the one left out.
 A difference between that value and the grid's best is what the choice owes to the topics that it was made on.
+`touche-llm calibrate` does the like for the thresholds of stances.
 """
 
 from __future__ import annotations
@@ -18,7 +19,6 @@ import argparse
 import csv
 import sys
 import tempfile
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,12 +28,10 @@ from typing import get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks.sizes import at_least
 from touche_llm import open_corpus, read_topics, retrieve
-from touche_llm.data.records import Candidate, Judgment, Reading, ScoredDocument
+from touche_llm.data.records import Candidate, Judgment, ScoredDocument
 from touche_llm.data.trec_runs import ParsedRun
 from touche_llm.errors import ToucheError
-from touche_llm.evaluation.calibration import CalibrationExample, cross_validate
 from touche_llm.evaluation.measures import CUTOFF, JUDGED, NDCG, estimate_grades
 from touche_llm.evaluation.qrels import Qrels, read_qrels
 from touche_llm.evaluation.significance import compute_interval, estimate_mean
@@ -41,7 +39,6 @@ from touche_llm.pipeline.progress import SilentProgress
 from touche_llm.ranking.order import rank_by_first_stage, rank_by_judgment
 from touche_llm.tasks import get_task
 from touche_llm.tasks.definition import FIRST_STAGE, Objective
-from touche_llm.tasks.task import Task
 
 TASK = get_task("comparative")
 ASPECTS = tuple(TASK.aspects)
@@ -102,23 +99,17 @@ def _to_run(
     )
 
 
-def read_answers(path: Path, task: Task) -> dict[str, dict[str, Judgment]]:
-    """Read a table of answers as judgments by topic and document."""
+def read_answers(path: Path) -> dict[str, dict[str, Judgment]]:
+    """Read the grades of a table of answers as judgments by topic and document."""
     answers: dict[str, dict[str, Judgment]] = {}
     with path.open(encoding="utf-8", newline="") as lines:
         for row in csv.DictReader(lines, delimiter="\t"):
-            shares = {label: float(row[label]) for label in task.stances}
-            probabilities = {label: share / sum(shares.values()) for label, share in shares.items()}
-            stance = max(probabilities, key=probabilities.__getitem__)
-            answers.setdefault(row["topic"], {})[row["document"]] = Judgment(
-                topic_id=row["topic"],
-                document_id=row["document"],
-                grades={aspect: float(row[aspect]) for aspect in task.aspects},
-                stance=stance,
-                readings={"stance": Reading(answered=stance, probabilities=probabilities)},
-                source="probabilities",
-                prompt=path.name,
+            grades = {aspect: float(row[aspect]) for aspect in ASPECTS}
+            topic, document = row["topic"], row["document"]
+            judgment = Judgment(
+                topic_id=topic, document_id=document, grades=grades, stance="", source="value", prompt=path.name
             )
+            answers.setdefault(topic, {})[document] = judgment
     return answers
 
 
@@ -128,8 +119,8 @@ def read_material(folder: Path, answers: Path) -> Material:
     Raises:
         ToucheError: A file cannot be read, or BM25 does not find the answers' documents.
     """
-    known = read_answers(answers, TASK)
-    qrels = read_qrels({aspect: folder / f"qrels-{aspect}.txt" for aspect in (*ASPECTS, "stance")}, task=TASK)
+    known = read_answers(answers)
+    qrels = read_qrels({aspect: folder / f"qrels-{aspect}.txt" for aspect in ASPECTS}, task=TASK)
     topics = [topic for topic in read_topics(folder / "topics.xml") if topic.id in known]
     depth = max(map(len, known.values()))
     with (
@@ -179,73 +170,38 @@ def leave_one_out(cells: NDArray[np.float64]) -> tuple[NDArray[np.float64], list
 
 
 def report_weights(material: Material) -> Iterator[str]:
-    """Yield the lines on each objective: sweeps of one share, and the choice of one or both."""
+    """Yield the lines: the defaults of each objective, and the choice of one share or both on left-out topics."""
     yield "| ranking | " + " | ".join(f"{aspect} {name}" for aspect in ASPECTS for name in (*MEASURES, JUDGED)) + " |"
     yield "|---|" + "--:|" * (len(ASPECTS) * 3)
     yield _row("first stage", material.measure_rankings(material.first_stage))
     objectives: tuple[Objective, ...] = get_args(Objective)
     for objective in objectives:
         yield _row(f"objective {objective}, defaults", material.measure(TASK.objectives[objective]))
+    yield ""
+    yield "| objective, default | searched | measure | best | its value | left-out topics | less the default's |"
+    yield "|---|---|---|---|--:|--:|--:|"
     grid = {(quality, first): material.measure(to_weights((quality, first))) for quality in QUALITY for first in FIRST}
     for objective in objectives:
         quality, first = default = to_shares(TASK.objectives[objective])
         baseline = material.measure(to_weights(default))
-        sweeps = {
+        searches = {
             "quality": {(share, first): material.measure(to_weights((share, first))) for share in QUALITY},
             "first stage": {(quality, share): material.measure(to_weights((quality, share))) for share in FIRST},
+            "both": grid,
         }
-        yield ""
-        yield f"## Objective {objective}: default quality {quality:.3f}, first stage {first:.3f}"
-        for place, (name, cells) in enumerate(sweeps.items()):
-            yield ""
-            yield (
-                f"| {name} | "
-                + " | ".join(f"{measure} | less the default's" for measure in MEASURES)
-                + f" | {JUDGED} |"
-            )
-            yield "|--:|" + "--:|" * 5
-            for cell, values in cells.items():
-                yield _compare(f"{cell[place]:.3f}", values, baseline, objective)
-        yield ""
-        yield "| searched | measure | best | its value | left-out topics | less the default's | most often | near |"
-        yield "|---|---|---|--:|--:|--:|---|---|"
-        for name, cells in {**sweeps, "both": grid}.items():
+        for name, cells in searches.items():
             for measure in MEASURES:
-                chosen = _describe_choice(cells, baseline, objective, measure)
-                yield f"| {name} | {measure} | {' | '.join(chosen)} |"
-
-
-def _describe_choice(
-    searched: Mapping[Shares, Values], baseline: Values, objective: Objective, measure: str
-) -> Iterator[str]:
-    """Yield the columns on a choice; `near` are the shares whose loss against the best is within its standard error."""
-    cells = list(searched)
-    values = np.array([aim(searched[cell], objective, measure) for cell in cells])
-    held_out, taken = leave_one_out(values)
-    best = int(values.mean(axis=1).argmax())
-    (place, count), *_ = Counter(taken).most_common(1)
-    losses = values[best] - values
-    errors = losses.std(axis=1, ddof=1) / np.sqrt(losses.shape[1])
-    near = [cell for cell, loss, error in zip(cells, losses.mean(axis=1), errors, strict=True) if loss <= error]
-    yield _name(cells[best])
-    yield f"{values[best].mean():.4f}"
-    yield f"{held_out.mean():.4f}"
-    yield _difference(held_out - aim(baseline, objective, measure))
-    yield f"{_name(cells[place])} ({count})"
-    yield " / ".join(f"{min(shares):.2f}..{max(shares):.2f}" for shares in zip(*near, strict=True))
+                values = np.array([aim(of_cell, objective, measure) for of_cell in cells.values()])
+                held_out, _ = leave_one_out(values)
+                best = int(values.mean(axis=1).argmax())
+                found = f"{_name(list(cells)[best])} | {values[best].mean():.4f} | {held_out.mean():.4f}"
+                difference = _difference(held_out - aim(baseline, objective, measure))
+                yield f"| {objective}, {_name(default)} | {name} | {measure} | {found} | {difference} |"
 
 
 def _row(name: str, values: Values) -> str:
     columns = [fmean(values[aspect, measure]) for aspect in ASPECTS for measure in (*MEASURES, JUDGED)]
     return f"| {name} | " + " | ".join(f"{value:.4f}" for value in columns) + " |"
-
-
-def _compare(name: str, values: Values, baseline: Values, objective: Objective) -> str:
-    parts = []
-    for measure in MEASURES:
-        ours, theirs = aim(values, objective, measure), aim(baseline, objective, measure)
-        parts.append(f"{ours.mean():.4f} | {_difference(ours - theirs)}")
-    return f"| {name} | {' | '.join(parts)} | {aim(values, objective, JUDGED).mean():.3f} |"
 
 
 def _difference(by_topic: NDArray[np.float64]) -> str:
@@ -257,44 +213,17 @@ def _name(shares: Shares) -> str:
     return f"{shares[0]:.2f}/{shares[1]:.2f}"
 
 
-def report_stances(material: Material, folds: int, seeds: int) -> Iterator[str]:
-    """Yield the lines on thresholds: held-out topics against the most probable label."""
-    examples = [
-        CalibrationExample(topic, document, reading, label)
-        for topic, labels in material.qrels.stances.items()
-        for document, label in labels.items()
-        if (reading := _read_stance(material.answers, topic, document)) is not None
-    ]
-    yield ""
-    yield "## Stance thresholds"
-    for seed in range(seeds):
-        found = cross_validate(examples, TASK, folds, seed)
-        yield (
-            f"seed {seed}, {folds} folds, {found.scores.documents} documents: macro-F1 {found.scores.macro_f1:.4f} "
-            f"with thresholds of the other folds, {found.most_probable.macro_f1:.4f} by the most probable label; "
-            f"accuracy {found.scores.accuracy:.4f}, {found.most_probable.accuracy:.4f}; fitted on all: "
-            + ", ".join(f"{label} {value:.3f}" for label, value in found.thresholds.items())
-        )
-
-
-def _read_stance(answers: Answers, topic: str, document: str) -> Mapping[str, float] | None:
-    judgment = answers.get(topic, {}).get(document)
-    return judgment.readings["stance"].probabilities if judgment else None
-
-
 def main() -> None:
     """Print the report."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--answers", default="stand_in.tsv", help="table of answers, in the folder")
-    parser.add_argument("--folds", type=at_least(2), default=5)
-    parser.add_argument("--seeds", type=at_least(1), default=5, help="divisions into folds")
     options = parser.parse_args()
     try:
         material = read_material(options.folder, options.folder / options.answers)
     except (OSError, ToucheError) as error:
         sys.exit(str(error))
-    for line in (*report_weights(material), *report_stances(material, options.folds, options.seeds)):
+    for line in report_weights(material):
         print(line)
 
 

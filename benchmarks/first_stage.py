@@ -20,10 +20,10 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import yaml
 
@@ -43,8 +43,6 @@ from touche_llm.tasks import get_task
 TaskName = Literal["comparative", "sentence_pairs"]
 
 _BY_ID = 1_000
-# Of two scores of which one is added in 32 bits: as in tests/comparison.
-_TOLERANCE = 5e-7
 
 
 @dataclass(frozen=True)
@@ -130,18 +128,12 @@ def searched(place: Place) -> Searched:
     return Searched(opened - started, done - opened, seconds, held["RssAnon"] / 2**10, held["RssFile"] / 2**10)
 
 
-@dataclass(frozen=True)
-class Compared:
-    """Of the first topics: seconds of a query in the mean, how many rankings are the same, and GiB of the peer."""
+def compared(place: Place, count: int) -> tuple[float, float, float]:
+    """Search for the first topics with the index, with rank-bm25 and with the index again, one after the other.
 
-    ours: float
-    theirs: float
-    equal: int
-    gib: float
-
-
-def compared(place: Place, count: int) -> Compared:
-    """Search for the first topics with the index, with rank-bm25 and with the index again, one after the other."""
+    Returns:
+        Mean seconds of a query of ours and of the peer, and GiB of the peer.
+    """
     topics = read_topics(place.topics)[:count]
     with DocumentStore(place.index) as store:
         index = open_index(store, Bm25Settings())
@@ -151,19 +143,15 @@ def compared(place: Place, count: int) -> Compared:
         # Otherwise each of the two waits now and then until Python has looked through the millions of objects.
         gc.collect()
         gc.freeze()
-        timed_rankings(index, topics, place.depth)
-        first, ours = timed_rankings(index, topics, place.depth)
-        theirs, rankings = timed_rankings(peer, topics, place.depth)
-        last, _ = timed_rankings(index, topics, place.depth)
-    return Compared((first + last) / 2 / count, theirs / count, sum(map(same, ours, rankings)), gib)
+        _, first, theirs, last = (search_seconds(each, topics, place.depth) for each in (index, index, peer, index))
+    return (first + last) / 2 / count, theirs / count, gib
 
 
-def timed_rankings(stage: FirstStage, topics: list[Topic], depth: int) -> tuple[float, list[list[tuple[str, float]]]]:
-    """Seconds to search for the topics, and what was found: ids and scores."""
+def search_seconds(stage: FirstStage, topics: list[Topic], depth: int) -> float:
+    """Seconds to search for the topics."""
     started = time.perf_counter()
-    found = list(stage.retrieve(topics, fields=("title",), depth=depth))
-    seconds = time.perf_counter() - started
-    return seconds, [[(candidate.document_id, candidate.score) for candidate in ranking] for ranking in found]
+    list(stage.retrieve(topics, fields=("title",), depth=depth))
+    return time.perf_counter() - started
 
 
 def chosen_ids(place: Place) -> list[str]:
@@ -177,9 +165,9 @@ def read_by_id(place: Place, ids: list[str]) -> float:
     """Seconds to open the store and read documents by their ids, one after the other."""
     started = time.perf_counter()
     with DocumentStore(place.index) as store:
-        held: Any = store if place.task == "comparative" else store.parts
+        read = store.get if place.task == "comparative" else store.parts.get
         for unit_id in ids:
-            held.get(unit_id)
+            read(unit_id)
     return time.perf_counter() - started
 
 
@@ -214,18 +202,6 @@ def forget(folder: Path) -> None:
             handle = os.open(path, os.O_RDONLY)
             os.posix_fadvise(handle, 0, 0, os.POSIX_FADV_DONTNEED)
             os.close(handle)
-
-
-def same(ours: list[tuple[str, float]], theirs: list[tuple[str, float]]) -> bool:
-    """Whether two rankings are the same, but for documents whose scores by the peer are the same to 7 digits."""
-    reference = dict(theirs)
-    lowest = theirs[-1][1] if theirs else 0.0
-    scores = [reference.get(name, lowest) for name, _ in ours]
-    ordered = all(above >= below * (1 - _TOLERANCE) for above, below in zip(scores, scores[1:], strict=False))
-    left_out = set(reference) - {name for name, _ in ours}
-    return (
-        len(ours) == len(theirs) and ordered and all(reference[name] <= lowest * (1 + _TOLERANCE) for name in left_out)
-    )
 
 
 def _megabytes(*paths: Path) -> float:
@@ -272,23 +248,19 @@ def measured(place: Place, peer_topics: int) -> Iterator[Figure]:
     yield Figure("touche-llm retrieve with no file of the index in the page cache", f"{seconds:.2f} s")
     if peer_topics and place.task == "comparative":
         searches = min(peer_topics, count)
-        both, _ = run_alone(compared, place, searches)
-        ratio = both.theirs / both.ours
+        (ours, theirs, gib), _ = run_alone(compared, place, searches)
         yield Figure(
             f"queries per second, {searches} topics",
-            f"{1 / both.ours:,.0f} ({1000 * both.ours:.2f} ms each), {ratio:,.0f} times the peer's",
-            f"rank-bm25: {1 / both.theirs:.2f} ({both.theirs:.2f} s each), {both.gib:.1f} GiB",
+            f"{1 / ours:,.0f} ({1000 * ours:.2f} ms each), {theirs / ours:,.0f} times the peer's",
+            f"rank-bm25: {1 / theirs:.2f} ({theirs:.2f} s each), {gib:.1f} GiB",
         )
-        yield Figure("rankings equal to the peer's", f"{both.equal} of {searches}")
-
     ids, _ = run_alone(chosen_ids, place)
-    what = "passages" if place.task == "comparative" else "sentences"
     run_alone(read_by_id, place, ids)
     for where in ("index in the page cache", "no file of the index in the page cache"):
         if where.startswith("no"):
             forget(place.index)
         seconds, _ = run_alone(read_by_id, place, ids)
-        yield Figure(f"open the store, {_BY_ID:,} random {what} by id, {where}", f"{seconds:.3f} s")
+        yield Figure(f"open the store, {_BY_ID:,} random documents by id, {where}", f"{seconds:.3f} s")
 
 
 def made(folder: Path) -> Path:
@@ -309,22 +281,19 @@ def main() -> None:
     parser.add_argument("--peer-topics", type=at_least(0), default=10, help="0 leaves rank-bm25 out")
     parser.add_argument("--keep", type=Path, help="Leave corpora and indexes in this folder, and use corpora there.")
     options = parser.parse_args()
+    corpora: tuple[tuple[TaskName, str, int, Callable[[Path, int], None], int], ...] = (
+        ("comparative", "passages", options.passages, write_passages, options.peer_topics),
+        ("sentence_pairs", "sentences", options.sentences, write_arguments, 0),
+    )
     with tempfile.TemporaryDirectory() as name:
         folder = (options.keep or Path(name)).resolve()
-        if options.passages:
-            place = Place("comparative", made(folder / f"passages-{options.passages}"), options.depth)
-            if not place.corpus.exists():
-                write_passages(place.corpus, options.passages)
-            write_topics(place.topics, options.topics)
-            figures = measured(place, options.peer_topics)
-            show(f"First stage, {options.passages:,} passages", figures)
-        if options.sentences:
-            place = Place("sentence_pairs", made(folder / f"sentences-{options.sentences}"), options.depth)
-            if not place.corpus.exists():
-                write_arguments(place.corpus, options.sentences)
-            write_topics(place.topics, options.topics, task="sentence_pairs")
-            figures = measured(place, 0)
-            show(f"First stage, {options.sentences:,} sentences", figures)
+        for task, what, size, write, peer_topics in corpora:
+            if size:
+                place = Place(task, made(folder / f"{what}-{size}"), options.depth)
+                if not place.corpus.exists():
+                    write(place.corpus, size)
+                write_topics(place.topics, options.topics, task)
+                show(f"First stage, {size:,} {what}", measured(place, peer_topics))
 
 
 if __name__ == "__main__":

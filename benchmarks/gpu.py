@@ -1,64 +1,225 @@
-"""The judge stage against vLLM on a GPU: requests and tokens a second, beside vLLM's own load generator.
+"""The judge stage against vLLM, by turns with vLLM's own load generator: requests and tokens a second, prefix cache.
 
-    python -m benchmarks.gpu [--architecture llama] [--size 8B] [--vocabulary 128256] [--folder FOLDER]
-                             [--topics 50] [--depth 200] [--passages 20000] [--rounds 2] [--concurrency 256]
+    python -m benchmarks.gpu [--architecture llama] [--size 8B] [--vocabulary 128256] [--passages 20000]
+                             [--topics 50] [--depth 200] [--rounds 2] [--concurrency 256 512]
                              [--option tensor_parallel_size=2] [--option data_parallel_size=4]
     python -m benchmarks.gpu --model FOLDER_OR_NAME [--option …]
     python -m benchmarks.gpu --url http://127.0.0.1:8000
-    python -m benchmarks.gpu --cpu --size tiny --vocabulary 4096 --topics 2 --depth 10 --passages 500 --rounds 1
+    python -m benchmarks.gpu --cpu --depth 20 --rounds 3 --concurrency 64 256
 
-Makes a model of random weights with the sizes of a real one (`benchmarks.random_model`; what it costs to serve
-depends on nothing else), serves it and judges synthetic passages for synthetic topics. `--model` takes a real model
-instead, a folder or a name that vLLM downloads, and `--url` a server that runs already: with VLLM_SERVER_DEV_MODE=1,
-so that its prefix cache can be emptied between the clients, or else for one round. Any option of `vllm serve` goes in
-with `--option`. Run it with the Python that vLLM is installed for (`pip install -e '.[vllm]' pandas`); `--cpu` takes
-the CPU build in `.venv-vllm`, as the tests do, and leaves the rows of the GPU empty.
+Serves a model of random weights with the sizes of a real one (`benchmarks.random_model`; what it costs to serve
+depends on nothing else) and judges synthetic passages for synthetic topics. `--model` takes a real model instead, a
+folder or a name that vLLM downloads, and `--url` a server that runs already: with VLLM_SERVER_DEV_MODE=1, so that its
+prefix cache can be emptied between the clients, or else for one round. Any option of `vllm serve` goes in with
+`--option`. Run it with the Python that vLLM is installed for (`pip install -e '.[vllm]' pandas`).
+
+`--cpu` takes the CPU build in `.venv-vllm` (`make vllm` installs it), the tiny model, and the comparative task's real
+topics and passages in `../shared/data`, or the project's sample where they are not there. Client and server share the
+cores there, so that the client's work takes time from the server.
+
+The judge stage renders, checks, reads the probabilities and stores, once for each value of `--concurrency`. The load
+generator sends as many requests at a time as the first value says, and streams the answers. Each turn begins with an
+empty prefix cache and an empty answer cache.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import shutil
+import statistics
 import subprocess
 import sys
 import tempfile
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
+import orjson
 import yaml
 
 from benchmarks.figures import Figure, show
-from benchmarks.judge_rate import Measured, figures, measure, random_model, served, vllm_settings
-from benchmarks.random_model import ARCHITECTURES, SHAPES, is_complete
+from benchmarks.random_model import ARCHITECTURES, SHAPES
 from benchmarks.sizes import at_least
 from benchmarks.synthetic import write_passages, write_topics
+from benchmarks.vllm_load import (
+    RANDOM_WEIGHTS,
+    Body,
+    count,
+    fetch,
+    format_range,
+    judge_candidates,
+    read_cache_size,
+    retrieve_candidates,
+    run_load_generator,
+    run_program,
+    served,
+    served_model,
+    served_tiny,
+    try_reset,
+    vllm_settings,
+    write_random_model,
+)
+from tests.vllm.real_data import input_of
 from touche_llm.errors import ToucheError, UsageError
 
-_GIB = 2**30
+OURS, GENERATOR = "judge stage, --concurrency", "vllm bench serve"
+# Enough that what a server does once, as compiling the grammar, is done.
+_WARM_UP = 8
 
 
-def gpus() -> list[tuple[str, float, float]]:
-    """Name, memory in use and memory of each GPU, in GiB, from nvidia-smi; empty if it is not installed."""
-    command = shutil.which("nvidia-smi")
-    if command is None:
-        return []
-    query = [command, "--query-gpu=name,memory.used,memory.total", "--format=csv,noheader,nounits"]
-    lines = subprocess.run(query, check=True, capture_output=True, text=True).stdout.splitlines()
-    rows = (line.rsplit(",", 2) for line in lines if line.strip())
-    return [(name.strip(), float(used) / 1024, float(memory) / 1024) for name, used, memory in rows]
+def measure(work: Path, topics: Path, corpus: Path, url: str, options: argparse.Namespace) -> list[Figure]:
+    """Judge the best passages of each topic, and have the load generator send the same requests; return the rows.
+
+    Raises:
+        UsageError: There is more than one round of a server whose prefix cache cannot be emptied. The figures of one
+            round are those of a cold cache only if nothing of the kind was sent before.
+    """
+    model, context = served_model(url)
+    retrieve_candidates(work, topics, corpus, options.topics, options.depth)
+    bodies = export_requests(work, model, context)
+    resettable = try_reset(url)
+    if resettable:
+        run_load_generator(url, bodies[:_WARM_UP], _WARM_UP, uuid4().hex, work)
+    elif options.rounds > 1:
+        raise UsageError(
+            f"{url}: its prefix cache cannot be emptied: start it with VLLM_SERVER_DEV_MODE=1, or ask for one round"
+        )
+    rates: dict[str, list[float]] = defaultdict(list)
+    hits: list[int] = []
+    load: list[float] = []
+    sent: dict[str, int] = {}
+
+    def judge(concurrency: int) -> float:
+        before = count(url)["prefix_cache_hits"]
+        stage = judge_candidates(work, url, model, concurrency)
+        sent.update(stage["requests"])
+        if sent["requests"] != len(bodies):
+            raise UsageError(f"{url}: {sent['requests']} requests, not {len(bodies)}, were sent: {stage['failures']}")
+        hits.append(count(url)["prefix_cache_hits"] - before)
+        return float(stage["seconds"])
+
+    clients: list[tuple[str, Callable[[], float]]] = [
+        *((f"{OURS} {setting}", partial(judge, setting)) for setting in options.concurrency),
+        (GENERATOR, lambda: run_load_generator(url, bodies, options.concurrency[0], uuid4().hex, work)),
+    ]
+    for number in range(options.rounds):
+        turn = number % len(clients)
+        for name, client in clients[turn:] + clients[:turn]:
+            if resettable:
+                try_reset(url)
+            load.append(os.getloadavg()[0])
+            rates[name].append(len(bodies) / client())
+            print(f"  round {number + 1}, {name}: {rates[name][-1]:.1f} requests/s", file=sys.stderr, flush=True)
+    block, capacity = read_cache_size(url)
+    possible, prompts = count_possible_hits(list_token_ids(url, bodies), block), sent["prompt_tokens"]
+    settings = [name for name, _ in clients[:-1]]
+    turns = statistics.median(rates[settings[0]]) / len(bodies)  # a second
+    return [
+        *(Figure(f"{name}, {len(bodies):,} requests", _rate(rates[name])) for name in settings),
+        Figure("prompt tokens", f"{prompts * turns:,.0f} tokens/s"),
+        Figure("output tokens", f"{sent['completion_tokens'] * turns:,.0f} tokens/s"),
+        *(_share(name, rates[name], rates[GENERATOR]) for name in settings),
+        # The fewest of all turns.
+        Figure(
+            "prompt tokens from the prefix cache", f"{min(hits) / prompts:.2%}", f"possible {possible / prompts:.2%}"
+        ),
+        Figure("prefix cache holds", f"{capacity:,} tokens"),
+        Figure("load average when each turn began", f"{min(load):.1f} to {max(load):.1f}"),
+    ]
 
 
-def weights_gib(model: Path) -> float | None:
-    """The size of a folder's weights; None where the model is no folder of this machine."""
-    return sum(file.stat().st_size for file in model.glob("*.safetensors")) / _GIB if model.is_dir() else None
+def _share(client: str, rates: Sequence[float], others: Sequence[float]) -> Figure:
+    """The rate of one of our clients as a share of the load generator's in the same round."""
+    shares = [mine / its for mine, its in zip(rates, others, strict=True)]
+    return Figure(f"{client}: share of the rate of `{GENERATOR}`", format_range(shares, ".1%"), _rate(others))
 
 
-def option(text: str) -> tuple[str, Any]:
+def _rate(values: Sequence[float]) -> str:
+    return f"{format_range(values, '.1f')} requests/s"
+
+
+def export_requests(work: Path, model: str, context: int) -> list[Body]:
+    """Return the bodies of the requests that the judge stage sends about the candidates of `work/run`."""
+    requests = work / "requests.jsonl"
+    options = ["--model", model, "--context", context, "--cache", work / "export.sqlite"]
+    run_program("batch", "export", "judge", *options, "--out", work / "run", "-o", requests)
+    return [orjson.loads(line)["body"] for line in requests.read_bytes().splitlines()]
+
+
+def list_token_ids(url: str, bodies: Sequence[Body]) -> list[list[int]]:
+    """The token ids of each prompt, chat template included, as the server makes them."""
+
+    def tokenize(body: Body) -> list[int]:
+        kept = {name: body[name] for name in ("model", "messages", "chat_template_kwargs")}
+        ids: list[int] = orjson.loads(fetch(f"{url}/tokenize", orjson.dumps(kept)))["tokens"]
+        return ids
+
+    with ThreadPoolExecutor(16) as pool:
+        return list(pool.map(tokenize, bodies))
+
+
+def count_possible_hits(prompts: Iterable[Sequence[int]], block: int) -> int:
+    """Prompt tokens that a prefix cache without an end serves when the prompts come one after the other.
+
+    Of each prompt that is the longest beginning, in whole blocks, that an earlier prompt had too, without the prompt's
+    last token, which vLLM always computes (vllm/v1/core/kv_cache_manager.py, get_computed_blocks).
+
+    Args:
+        prompts: the token ids of each, in the order of sending.
+        block: tokens in a block.
+    """
+    known: set[int] = set()
+    hits = 0
+    for prompt in prompts:
+        beginning, found = 0, True
+        for end in range(block, len(prompt) + 1, block):
+            beginning = hash((beginning, tuple(prompt[end - block : end])))
+            found = found and beginning in known and end < len(prompt)
+            hits += block * found
+            known.add(beginning)
+    return hits
+
+
+def list_gpus() -> Iterator[Figure]:
+    """Yield the memory in use of each GPU, from nvidia-smi; nothing if it is not installed."""
+    if shutil.which("nvidia-smi"):
+        query = ["nvidia-smi", "--query-gpu=name,memory.used,memory.total", "--format=csv,noheader"]
+        for line in subprocess.run(query, check=True, capture_output=True, text=True).stdout.splitlines():
+            name, used, memory = line.split(", ")
+            yield Figure(f"memory in use of {name}", f"{used} of {memory}")
+
+
+def parse_option(text: str) -> tuple[str, Any]:
     """An option of vLLM, as `tensor_parallel_size=2`; the value is read as YAML."""
     name, equals, value = text.partition("=")
     if not (equals and name.isidentifier()):
         raise argparse.ArgumentTypeError(f"{text!r}: name=value is expected, as tensor_parallel_size=2")
     return name, yaml.safe_load(value)
+
+
+@contextmanager
+def serving(options: argparse.Namespace, work: Path) -> Iterator[tuple[str, str]]:
+    """Serve the model of the options, unless a server is among them; yields the URL and what to call the model."""
+    if options.url:
+        yield options.url.rstrip("/").removesuffix("/v1"), options.url
+    elif options.cpu:
+        with served_tiny(work) as url:
+            yield url, "tiny random model on the CPU"
+    else:
+        given, model, title = dict(options.option), options.model, str(options.model)
+        if model is None:
+            model, title = work / "random", f"random {options.architecture} of {options.size}"
+            settings = {name: getattr(options, name) for name in ("architecture", "size", "vocabulary")}
+            write_random_model(model, cpu=False, **settings)
+            given = RANDOM_WEIGHTS | given
+        with served(model, given, work / "server.log", cpu=False) as url:
+            yield url, title + "".join(f", {name}={value}" for name, value in options.option)
 
 
 def main() -> None:
@@ -67,11 +228,10 @@ def main() -> None:
     parser.add_argument("--architecture", choices=ARCHITECTURES, default="llama")
     parser.add_argument("--size", choices=list(SHAPES), default="8B")
     parser.add_argument("--vocabulary", type=int, default=128_256)
-    parser.add_argument("--folder", type=Path, help="keep the random model here, and take it where it is there already")
     parser.add_argument("--model", type=Path, help="a real model: a folder, or a name for vLLM to download")
     parser.add_argument("--url", help="a server that runs already")
-    parser.add_argument("--option", type=option, action="append", default=[], help="of vllm serve; repeatable")
-    parser.add_argument("--cpu", action="store_true", help="the CPU build of vLLM in .venv-vllm")
+    parser.add_argument("--option", type=parse_option, action="append", default=[], help="of vllm serve; repeatable")
+    parser.add_argument("--cpu", action="store_true", help="the tiny model and real passages on the CPU build of vLLM")
     parser.add_argument("--topics", type=at_least(1), default=50)
     parser.add_argument("--depth", type=at_least(1), default=200)
     parser.add_argument("--passages", type=at_least(1), default=20_000)
@@ -80,57 +240,18 @@ def main() -> None:
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as name, vllm_settings(options.cpu):
         work = Path(name)
-        write_topics(work / "topics.xml", options.topics)
-        write_passages(work / "passages.jsonl.gz", options.passages)
-        if options.url:
-            model, title = None, options.url
-            found, devices = _measured(options, work, options.url.rstrip("/").removesuffix("/v1"))
+        topics, corpus, source = work / "topics.xml", work / "passages.jsonl.gz", "synthetic passages"
+        if options.cpu:
+            given = input_of("comparative", work)
+            topics, corpus = given.topics, given.corpus
+            source = "real passages" if given.is_real else "the sample"
         else:
-            model, title = _model(options, work)
-            with served(model, dict(options.option), work / "server.log", options.cpu) as url:
-                found, devices = _measured(options, work, url)
-        rows = [*figures(found), *_memory(model, devices)]
-    given = "".join(f", {name}={value}" for name, value in options.option)
-    show(f"Judge stage against vLLM: {title}{given}, median (range)", rows)
-
-
-def _measured(options: argparse.Namespace, work: Path, url: str) -> tuple[Measured, list[tuple[str, float, float]]]:
-    """The figures of all rounds, and the GPUs while the server runs."""
-    found = measure(
-        work,
-        work / "topics.xml",
-        work / "passages.jsonl.gz",
-        url,
-        limit=options.topics,
-        depth=options.depth,
-        concurrency=options.concurrency,
-        rounds=options.rounds,
-    )
-    return found, gpus()
-
-
-def _model(options: argparse.Namespace, work: Path) -> tuple[Path, str]:
-    """The folder or name of the model, and what to call it."""
-    if options.model:
-        return options.model, str(options.model)
-    folder: Path = options.folder or work / "random"
-    if not is_complete(folder):
-        if folder.exists() and any(folder.iterdir()):
-            raise UsageError(f"{folder}: holds something else than a random model that is complete: remove it")
-        settings = {"architecture": options.architecture, "size": options.size, "vocabulary": options.vocabulary}
-        random_model(folder, options.cpu, **settings)
-    return folder, f"random {options.architecture} of {options.size}"
-
-
-def _memory(model: Path | None, devices: list[tuple[str, float, float]]) -> list[Figure]:
-    size = weights_gib(model) if model else None
-    used = sum(used for _, used, _ in devices)
-    memory = sum(memory for *_, memory in devices)
-    return [
-        Figure("weights", f"{size:.2f} GiB" if size is not None else ""),
-        Figure("GPU", f"{len(devices)} x {devices[0][0]}" if devices else ""),
-        Figure("GPU memory in use", f"{used:.1f} of {memory:.1f} GiB" if devices else ""),
-    ]
+            write_topics(topics, options.topics)
+            write_passages(corpus, options.passages)
+        with serving(options, work) as (url, title):
+            rows = [*measure(work, topics, corpus, url, options), *list_gpus()]
+    how = f"{source}, depth {options.depth}, {options.rounds} rounds, median (range)"
+    show(f"Judge stage against vLLM: {title}, {how}", rows)
 
 
 if __name__ == "__main__":

@@ -18,7 +18,6 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -37,32 +36,8 @@ MODEL = "Llama 3.1 8B in bfloat16"
 _SEARCHES = 3
 
 
-@dataclass(frozen=True)
-class FirstStage:
-    """What a corpus took: seconds, GiB and bytes; `searches` has seconds and GiB by the number of topics."""
-
-    seconds: float
-    of_cores: float
-    gib: float
-    disk: int
-    searches: dict[int, tuple[float, float]]
-
-
-@dataclass(frozen=True)
-class Judged:
-    """What topics took: requests and tokens of a whole run, and seconds and GiB of so many judgments."""
-
-    requests: int
-    prompt_tokens: int
-    shared_tokens: int
-    judgments: int
-    seconds: float
-    gib: float
-
-    @property
-    def computed(self) -> int:
-        """Prompt tokens that are not shared."""
-        return self.prompt_tokens - self.shared_tokens
+# What a corpus or a number of topics took, by name.
+Row = dict[str, float]
 
 
 def prepared(place: Place) -> float:
@@ -87,7 +62,7 @@ def judged(topics: int, depth: int, passages: int) -> tuple[int, float, float]:
 
 
 def _judge(folder: Path, depth: int) -> tuple[dict[str, float], float]:
-    return judging.judge("in process", folder, depth, None), peak_gib(resource.RUSAGE_SELF)
+    return judging.judge("in process", folder, depth), peak_gib(resource.RUSAGE_SELF)
 
 
 def count_requests(place: Place) -> dict[str, int]:
@@ -103,30 +78,29 @@ def count_requests(place: Place) -> dict[str, int]:
     return {name: sum(row[f"{name}_most"] for row in rows) for name in ("requests", "prompt_tokens", "shared_tokens")}
 
 
-def measured(folder: Path, options: argparse.Namespace) -> tuple[dict[int, FirstStage], dict[int, Judged]]:
+def measured(folder: Path, options: argparse.Namespace) -> tuple[dict[int, Row], dict[int, Row]]:
     """Measure every number of passages, and every number of topics."""
     folder.mkdir(parents=True, exist_ok=True)
     for count in options.topics:
         run_alone(write_topics, folder / f"topics-{count}.xml", count)
-    stages, counted = {}, {}
+    stages: dict[int, Row] = {}
+    judges: dict[int, Row] = {}
     for size in options.passages:
         place = Place("comparative", made(folder / f"passages-{size}"), options.depth)
         if not place.corpus.exists():
             run_alone(write_passages, place.corpus, size)
         seconds, used = run_alone(prepared, place)
-        disk = sum(each.stat().st_size for each in place.index.rglob("*") if each.is_file())
-        searches = {}
+        disk = sum(file.stat().st_size for file in place.index.rglob("*") if file.is_file())
+        stages[size] = {"index": seconds, "cores": used.cpu, "memory": used.peak, "disk": disk / 1e9}
         for count in options.topics:
             shutil.copyfile(folder / f"topics-{count}.xml", place.topics)
-            (took, gib), _ = run_alone(retrieved, place)
-            searches[count] = (took, gib)
+            (seconds, gib), _ = run_alone(retrieved, place)
+            stages[size] |= {f"retrieve {count}": seconds, f"memory {count}": gib}
             if size == options.passages[-1]:
-                counted[count] = count_requests(place)
-        stages[size] = FirstStage(seconds, used.cpu, used.peak, disk, searches)
-    judges = {}
+                judges[count] = {"retrieve": seconds, **count_requests(place)}
     for count in options.topics:
         judgments, seconds, gib = judged(count, options.depth, options.passages[0])
-        judges[count] = Judged(**counted[count], judgments=judgments, seconds=seconds, gib=gib)
+        judges[count] |= {"judgments": judgments, "client": seconds, "memory": gib}
     return stages, judges
 
 
@@ -138,71 +112,65 @@ def show_table(title: str, head: Sequence[str], rows: Sequence[Sequence[str]]) -
     print()
 
 
-def show_measured(stages: dict[int, FirstStage], judges: dict[int, Judged], depth: int) -> None:
+def show_measured(stages: Mapping[int, Row], judges: Mapping[int, Row], depth: int) -> None:
     """Print what was measured of both stages."""
-    show_table(
-        f"First stage: {depth:,} passages for each topic",
-        ["passages", "store and index", "memory to index", "on disk", *(f"retrieve, {n:,} topics" for n in judges)],
-        [
-            [
-                f"{size:,}",
-                f"{each.seconds:.1f} s ({each.of_cores:.1f} s of the cores)",
-                f"{each.gib:.2f} GiB",
-                f"{each.disk / 1e6:,.0f} MB",
-                *(f"{seconds:.2f} s, {gib:.2f} GiB" for seconds, gib in each.searches.values()),
-            ]
-            for size, each in stages.items()
-        ],
-    )
-    show_table(
-        f"Judge stage: {depth:,} documents for each topic, an engine that answers at once",
-        ["topics", "of a run", "prompt tokens, about", "of them shared", "through the client", "memory of the client"],
-        [
-            [
-                f"{count:,}",
-                f"{each.requests:,} requests",
-                f"{each.prompt_tokens:,}",
-                f"{each.shared_tokens:,} ({each.shared_tokens / each.prompt_tokens:.0%})",
-                f"{each.judgments:,} judgments in {each.seconds:.2f} s",
-                f"{each.gib:.2f} GiB",
-            ]
-            for count, each in judges.items()
-        ],
-    )
-
-
-def show_lines(stages: dict[int, FirstStage], judges: dict[int, Judged]) -> None:
-    """Print straight lines by least squares through the measured points, followed to many passages and topics."""
-    most, largest = max(judges), stages[max(stages)]
-    first, judge = stages.values(), judges.values()
-    lines: list[tuple[str, str, Mapping[int, object], list[float]]] = [
-        ("store and index", "s", stages, [each.seconds for each in first]),
-        ("memory to index", "GiB", stages, [each.gib for each in first]),
-        ("store and index on disk", "GB", stages, [each.disk / 1e9 for each in first]),
-        (f"retrieve, {most:,} topics", "s", stages, [each.searches[most][0] for each in first]),
-        (f"memory, retrieve, {most:,} topics", "GiB", stages, [each.searches[most][1] for each in first]),
-        (f"retrieve, {max(stages):,} passages", "s", judges, [largest.searches[n][0] for n in judges]),
-        ("requests", "requests", judges, [each.requests for each in judge]),
-        ("prompt tokens", "tokens", judges, [each.prompt_tokens for each in judge]),
-        ("prompt tokens not shared", "tokens", judges, [each.computed for each in judge]),
-        ("client", "s", judges, [each.seconds for each in judge]),
-        ("client memory", "GiB", judges, [each.gib for each in judge]),
+    rows = []
+    for size, of in stages.items():
+        searches = (f"{of[f'retrieve {count}']:.2f} s, {of[f'memory {count}']:.2f} GiB" for count in judges)
+        taken = f"{of['index']:.1f} s ({of['cores']:.1f} s of the cores)"
+        rows.append([f"{size:,}", taken, f"{of['memory']:.2f} GiB", f"{1000 * of['disk']:,.0f} MB", *searches])
+    head = ["passages", "store and index", "memory to index", "on disk"]
+    head += [f"retrieve, {count:,} topics" for count in judges]
+    show_table(f"First stage: {depth:,} passages for each topic", head, rows)
+    rows = []
+    for count, of in judges.items():
+        shared = f"{of['shared_tokens']:,} ({of['shared_tokens'] / of['prompt_tokens']:.0%})"
+        client = f"{of['judgments']:,} judgments in {of['client']:.2f} s"
+        sent = [f"{of['requests']:,} requests", f"{of['prompt_tokens']:,}", shared]
+        rows.append([f"{count:,}", *sent, client, f"{of['memory']:.2f} GiB"])
+    head = [
+        "topics",
+        "of a run",
+        "prompt tokens, about",
+        "of them shared",
+        "through the client",
+        "memory of the client",
     ]
+    show_table(f"Judge stage: {depth:,} documents for each topic, an engine that answers at once", head, rows)
+
+
+def show_lines(stages: Mapping[int, Row], judges: Mapping[int, Row]) -> None:
+    """Print straight lines by least squares through the measured points, followed to many passages and topics."""
+    most = max(judges)
+    for of in judges.values():
+        of["computed"] = of["prompt_tokens"] - of["shared_tokens"]
+    by_passages = {
+        "store and index": ("s", "index"),
+        "memory to index": ("GiB", "memory"),
+        "store and index on disk": ("GB", "disk"),
+        f"retrieve, {most:,} topics": ("s", f"retrieve {most}"),
+        f"memory, retrieve, {most:,} topics": ("GiB", f"memory {most}"),
+    }
+    by_topics = {
+        f"retrieve, {max(stages):,} passages": ("s", "retrieve"),
+        "requests": ("requests", "requests"),
+        "prompt tokens": ("tokens", "prompt_tokens"),
+        "prompt tokens not shared": ("tokens", "computed"),
+        "client": ("s", "client"),
+        "client memory": ("GiB", "memory"),
+    }
     rows, ends = [], {}
-    for what, unit, by, values in lines:
-        name, goal = ("passage", MANY_PASSAGES) if by is stages else ("topic", MANY_TOPICS)
-        slope, intercept = map(float, np.polyfit(list(by), values, 1))
-        ends[what] = slope * goal + intercept
-        off = max(abs(slope * x + intercept - y) / y for x, y in zip(by, values, strict=True))
-        rows.append(
-            [
-                what,
-                f"{ends[what]:,.{0 if ends[what] >= 100 else 3}f} {unit} at {goal:,} {name}s",
-                f"{slope:.4g} {unit} a {name}",
-                f"{intercept:.4g} {unit}",
-                f"{off:.0%}",
-            ]
-        )
+    for lines, points, name, goal in (
+        (by_passages, stages, "passage", MANY_PASSAGES),
+        (by_topics, judges, "topic", MANY_TOPICS),
+    ):
+        for what, (unit, key) in lines.items():
+            values = [of[key] for of in points.values()]
+            slope, intercept = map(float, np.polyfit(list(points), values, 1))
+            end = ends[what] = slope * goal + intercept
+            off = max(abs(slope * x + intercept - y) / y for x, y in zip(points, values, strict=True))
+            comes_to = f"{end:,.{0 if end >= 100 else 3}f} {unit} at {goal:,} {name}s"
+            rows.append([what, comes_to, f"{slope:.4g} {unit} a {name}", f"{intercept:.4g} {unit}", f"{off:.0%}"])
     head = ["", "comes to", "slope", "intercept", "off a measured point at most"]
     show_table(f"Straight lines to {MANY_PASSAGES:,} passages and {MANY_TOPICS:,} topics", head, rows)
     requests, tokens, computed = (ends[name] for name in ("requests", "prompt tokens", "prompt tokens not shared"))

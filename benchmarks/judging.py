@@ -1,6 +1,6 @@
 """Requests a second of the judge stage, from template to stored judgment, where the engine costs nothing.
 
-    python -m benchmarks.judging [--topics 50] [--depth 1000] [--passages 50000] [--profile]
+    python -m benchmarks.judging [--topics 50] [--depth 1000] [--passages 50000]
 
 Synthetic passages are judged for synthetic topics by engines that answer at once: one in process, with one core for
 all, and a server on a core of its own, over HTTP; their answers have the size of a vLLM's, with twenty alternatives
@@ -15,12 +15,10 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import cProfile
 import json
 import math
 import multiprocessing
 import os
-import pstats
 import random
 import subprocess
 import sys
@@ -28,7 +26,7 @@ import tempfile
 import time
 import timeit
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AsyncExitStack, contextmanager
 from functools import partial
 from itertools import cycle
 from pathlib import Path
@@ -47,7 +45,7 @@ from touche_llm.data.topics import read_topics
 from touche_llm.data.trec_runs import write_candidates
 from touche_llm.llm.answers import AnswerForm, Layout
 from touche_llm.llm.cache import Cache
-from touche_llm.llm.chat import ChatReply, read_completion
+from touche_llm.llm.chat import ChatReply, ChatServer, read_completion
 from touche_llm.llm.engine import Completion, Counter, Counts, EngineInfo
 from touche_llm.llm.model import ModelClient
 from touche_llm.llm.request import Request
@@ -125,36 +123,16 @@ class _AtOnce:
 def serve(port: multiprocessing.Queue[int]) -> None:
     """A server with prepared answers; reports its port."""
     answers = cycle(replies())
-    probe = orjson.loads(replies()[0])
-    word = "quokka-7351"
-    spelled = _sent(json.dumps({"word": word}, separators=(",", ":")), random.Random(0))
-    probe["choices"][0]["message"]["content"] = spelled["token"]
-    probe["choices"][0]["logprobs"]["content"] = [spelled]
 
     async def answer(request: web.BaseRequest) -> web.StreamResponse:
-        body = await request.read()
-        if request.path == "/v1/models":
-            return web.json_response({"data": [{"id": _FACTS.model, "max_model_len": _FACTS.context}]})
-        if request.path == "/version":
-            return web.json_response({"version": "0"})
-        if request.path == "/tokenize":
-            return web.json_response({"count": _FACTS.overhead, "tokens": [0] * _FACTS.overhead})
-        if request.path == "/detokenize":
-            return web.Response(status=404)
-        content = next(answers)
-        if word.encode() in body:
-            # The start-up check looks whether a system message of more words has more tokens.
-            probe["usage"]["prompt_tokens"] = _FACTS.overhead + body.count(b" quokka")
-            content = orjson.dumps(probe)
-        return web.Response(body=content, content_type="application/json")
+        await request.read()
+        return web.Response(body=next(answers), content_type="application/json")
 
     async def run() -> None:
         runner = web.ServerRunner(web.Server(answer, access_log=None))
         await runner.setup()
-        site = web.TCPSite(runner, "127.0.0.1", 0)
-        await site.start()
-        assert site._server is not None
-        port.put(site._server.sockets[0].getsockname()[1])  # type: ignore[attr-defined]
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        port.put(runner.addresses[0][1])
         await asyncio.Event().wait()
 
     asyncio.run(run())
@@ -215,61 +193,41 @@ def _config(folder: Path, cache: Path, depth: int) -> Config:
     return load_config(None, given)
 
 
-def judge(part: str, folder: Path, depth: int, profile: Path | None) -> dict[str, Any]:
+def judge(part: str, folder: Path, depth: int) -> dict[str, Any]:
     """Judge all candidates in this process; returns the seconds, requests and memory."""
     config = _config(folder, folder / ("HTTP.sqlite" if part == "HTTP" else "cold.sqlite"), depth)
-    watch = _Watch()
-    profiler = cProfile.Profile(time.process_time)  # others may use the cores too
-    counts: list[Counts] = []
-
-    async def run(engine: _AtOnce) -> float:
-        started = time.perf_counter()
-        with Cache(config.cache.file) as cache:
-            model = ModelClient(engine_info=_FACTS, engine=engine, cache=cache)
-            with RunContext(config, watch, model) as context:
-                await judge_stage(context, RunDirectory(folder / part))
-            counts.append(model.counts)
-        return time.perf_counter() - started
-
-    async def run_http(url: str) -> float:
-        from touche_llm.pipeline.engines import open_model
-
-        engine = config.engine.model_copy(update={"base_url": url})
-        async with open_model(engine, config.sampling, config.cache) as model:
-            started = time.perf_counter()
-            with RunContext(config, watch, model) as context:
-                await judge_stage(context, RunDirectory(folder / part))
-            counts.append(model.counts)
-            return time.perf_counter() - started
-
+    watch, cores = _Watch(), os.sched_getaffinity(0)
+    engine: _AtOnce | ChatServer = _AtOnce()
     if part == "HTTP":
-        port: multiprocessing.Queue[int] = multiprocessing.get_context("spawn").Queue()
-        server = multiprocessing.get_context("spawn").Process(target=serve, args=(port,), daemon=True)
+        context = multiprocessing.get_context("spawn")
+        port: multiprocessing.Queue[int] = context.Queue()
+        server = context.Process(target=serve, args=(port,), daemon=True)
         server.start()
-        work = run_http(f"http://127.0.0.1:{port.get(timeout=60)}")
-    else:
-        work = run(_AtOnce())
-    cores = os.sched_getaffinity(0)
-    os.sched_setaffinity(0, {min(cores)})
-    if part == "HTTP":
         assert server.pid is not None
+        url, concurrency = f"http://127.0.0.1:{port.get(timeout=60)}", config.engine.concurrency
+        engine = ChatServer(url, concurrency=concurrency, request_timeout=60, chat_template_kwargs={})
+        engine.choose(_FACTS.model)
         os.sched_setaffinity(server.pid, {max(cores)})
-    if profile is not None:
-        profiler.enable()
-    processor = time.process_time()
-    seconds = asyncio.run(work)
-    processor = time.process_time() - processor
-    if profile is not None:
-        profiler.disable()
-        profiler.dump_stats(profile)
-    (spent,) = counts
-    hits = spent.cache_hits
+    os.sched_setaffinity(0, {min(cores)})
+
+    async def run() -> Counts:
+        async with AsyncExitStack() as stack:
+            if isinstance(engine, ChatServer):
+                await stack.enter_async_context(engine)
+            cache = stack.enter_context(Cache(config.cache.file))
+            model = ModelClient(engine_info=_FACTS, engine=engine, cache=cache)
+            run_context = stack.enter_context(RunContext(config, watch, model))
+            await judge_stage(run_context, RunDirectory(folder / part))
+            return model.counts
+
+    started, processor = time.perf_counter(), time.process_time()
+    counts = asyncio.run(run())
     return {
-        "seconds": seconds,
-        "processor": processor,
+        "seconds": time.perf_counter() - started,
+        "processor": time.process_time() - processor,
         "done": watch.done,
-        "requests": spent.requests,
-        "hits": hits,
+        "requests": counts.requests,
+        "hits": counts.cache_hits,
         "mib": watch.mib,
     }
 
@@ -280,13 +238,11 @@ def main() -> None:
     parser.add_argument("--topics", type=at_least(1), default=_TOPICS)
     parser.add_argument("--depth", type=at_least(1), default=_DEPTH)
     parser.add_argument("--passages", type=at_least(1), default=50_000)
-    parser.add_argument("--profile", action="store_true", help="Print where the time goes, which takes longer then.")
     parser.add_argument("--part", choices=PARTS, help=argparse.SUPPRESS)
     parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.part:
-        profile = options.folder / "profile" if options.profile else None
-        print(json.dumps(judge(options.part, options.folder, options.depth, profile)))
+        print(json.dumps(judge(options.part, options.folder, options.depth)))
         return
     if options.depth > options.passages:
         parser.error(f"--depth {options.depth}: there are {options.passages} --passages to draw that many from")
@@ -296,10 +252,8 @@ def main() -> None:
         found = {}
         for part in PARTS:
             command = [sys.executable, "-m", "benchmarks.judging", "--part", part, "--folder", name]
-            command += ["--depth", str(options.depth)] + ["--profile"] * options.profile
+            command += ["--depth", str(options.depth)]
             found[part] = json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE).stdout)
-            if options.profile:
-                pstats.Stats(str(folder / "profile")).sort_stats("tottime").print_stats(45)
     figures = []
     for part in ("in process", "HTTP"):
         rate = found[part]["requests"] / found[part]["seconds"]

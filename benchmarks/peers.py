@@ -1,41 +1,37 @@
 """The same pairs through touche-llm and RankLLM on one real vLLM on the CPU, by turns.
 
     python -m benchmarks.peers --rank-llm-python FOLDER/bin/python [--topics 25] [--depth 20] [--rounds 3]
-        [--concurrency 64] [--windows 20:10 10:5 5:2] [--form letters]
+        [--concurrency 64] [--form letters]
 
 The comparative task's real topics and passages in `../shared/data`, or the project's sample where they are not there,
-are reranked over HTTP by a tiny random model, pointwise and in listwise windows (`WINDOW:STRIDE`). Both programs send
-as many requests at a time, with their own prompts, in a process of their own, with an empty prefix cache and without
-stored answers. Requests and tokens are the server's own counts, the start-up check of touche-llm included; memory is
-the peak of the process. Needs `.venv-vllm` (`make vllm` installs it) and an environment with RankLLM: a commit of its
-repository, since its release 0.25.7 has no pointwise reranker over HTTP. Without one, the error says how to make it.
+are judged one by one over HTTP by a tiny random model. Both programs send as many requests at a time, with their own
+prompts, in a process of their own, with an empty prefix cache and without stored answers. Requests and tokens are the
+server's own counts, the start-up check of touche-llm included; memory is the peak of the process. Needs `.venv-vllm`
+(`make vllm` installs it) and an environment with RankLLM: a commit of its repository, since its release 0.25.7 has no
+pointwise reranker over HTTP. Without one, the error says how to make it.
 
-What differs: pointwise, RankLLM reads yes or no from one free token, touche-llm grades, position and stance from an
-answer whose form is enforced. RankLLM shows at most 300 words of a passage; touche-llm all of it, and in a window 512
-tokens. An order of RankLLM is free text, from which it takes the numbers it finds; touche-llm requests an order that
-repeats a document up to twice more. A random model gives hardly another one where the schema does not forbid that, in
-windows of more than six, so these cost three answers. They are all at temperature 0 here: above it a seed is sent, with
-which vLLM's CPU engine dies if a prompt is prefilled in chunks ("CPU Generator does not use offset").
+What differs: RankLLM reads yes or no from one free token, touche-llm grades, position and stance from an answer whose
+form is enforced. RankLLM shows at most 300 words of a passage, touche-llm all of it. Both run at temperature 0: above
+it a seed is sent, with which vLLM's CPU engine dies if a prompt is prefilled in chunks ("CPU Generator does not use
+offset").
 
-Unreadable is an answer of RankLLM with neither yes nor no among the 20 most probable tokens, which it scores 0, or one
-that is no order of all documents of the window. How often a real model gives such answers a random one cannot show.
+Unreadable is an answer of RankLLM with neither yes nor no among the 20 most probable tokens, which it scores 0. How
+often a real model gives such answers a random one cannot show.
 
-Not raced: pairwise reranking of RankLLM, which is DuoT5 in its own process (`rerank/pairwise`), and llm-rankers (0.0.2;
-github.com/ielab/llm-rankers), which cannot use such a server without changes. Its pointwise methods run T5 in their own
-process (`llmrankers/pointwise.py`). Its setwise, pairwise and listwise methods for OpenAI wait for one answer at a
-time, take their tokenizer from `tiktoken.encoding_for_model`, which knows OpenAI's models only, and call
-`openai.ChatCompletion`, which `openai` removed in 1.0 (`llmrankers/setwise.py`).
+Not raced: llm-rankers (0.0.2; github.com/ielab/llm-rankers), which cannot use such a server without changes. Its
+pointwise methods run T5 in their own process (`llmrankers/pointwise.py`). Its setwise, pairwise and listwise methods
+for OpenAI wait for one answer at a time, take their tokenizer from `tiktoken.encoding_for_model`, which knows OpenAI's
+models only, and call `openai.ChatCompletion`, which `openai` removed in 1.0 (`llmrankers/setwise.py`).
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import os
-import re
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -44,220 +40,164 @@ import yaml
 
 from benchmarks.answer_forms import write_variants
 from benchmarks.figures import Figure, show
-from benchmarks.judge_rate import (
+from benchmarks.processes import Ended, run_program
+from benchmarks.sizes import at_least
+from benchmarks.vllm_load import (
+    count,
     format_range,
-    random_model,
+    reset,
     retrieve_candidates,
-    served,
+    served_tiny,
+    server_seconds,
     vllm_settings,
 )
-from benchmarks.load import metrics, reset_prefix_cache, server_seconds
-from benchmarks.processes import Ended, run_program
-from benchmarks.rank_llm_peer import FLAG, check_python, list_windows, read_report, run_driver, write_requests
-from benchmarks.sizes import at_least
 from tests.vllm.real_data import input_of
 from tests.vllm.server import MODEL_NAME
+from touche_llm.corpus.store import DocumentStore
+from touche_llm.data.topics import read_topics
+from touche_llm.data.trec_runs import read_candidates
 from touche_llm.errors import EngineError, ToucheError, UsageError
 from touche_llm.pipeline.run_directory import CANDIDATES
-from touche_llm.prompts.purposes import MAX_DOCUMENTS
 
-REQUESTS = "requests.jsonl"
+_MAKE = (
+    "make an environment with `python3.11 -m venv FOLDER && FOLDER/bin/pip install "
+    "'rank-llm[openai,local] @ git+https://github.com/castorini/rank_llm@1b3cabb'`, "
+    "and give `--rank-llm-python FOLDER/bin/python`"
+)
+_DRIVER = Path(__file__).with_name("rank_llm_driver.py")
 # Tokens that RankLLM fills at most.
 _CONTEXT = 16_000
-# Of `touche-llm`: some answers are missing.
-_INCOMPLETE = 3
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """What a program made of the pairs.
-
-    Attributes:
-        ended: Its process.
-        seconds: Wall time without its start.
-        lost: Answers that never came.
-        unreadable: Answers that came and could not be used as they were meant.
-    """
-
-    ended: Ended
-    seconds: float
-    lost: int
-    unreadable: int
-
-
-@dataclass(frozen=True)
-class Turn:
-    """A turn of a program: its outcome and what the server counted meanwhile."""
-
-    outcome: Outcome
-    server: float
-    requests: int
-    prompt_tokens: int
-    output_tokens: int
-
-
-@dataclass(frozen=True)
-class Course:
-    """Where both programs run.
-
-    Attributes:
-        work: Folder with the model, the run and the requests.
-        url: Of the server.
-        concurrency: Requests at a time.
-        python: Of RankLLM's environment.
-        sizes: Candidates of each topic.
-    """
-
-    work: Path
-    url: str
-    concurrency: int
-    python: Path
-    sizes: Sequence[int]
-
-    def run_ours(self, stage: str, *options: Any) -> Outcome:
-        """Run a stage of touche-llm with an empty answer cache."""
-        run = self.work / "run"
-        with tempfile.TemporaryDirectory(dir=self.work) as cache:
-            server = ["--base-url", self.url, "--model", MODEL_NAME, "--concurrency", self.concurrency]
-            command = [sys.executable, "-m", "touche_llm", stage, *server, *options]
-            command += ["--cache", Path(cache) / "answers.sqlite", "--out", run]
-            ended = run_program([str(part) for part in command], self.work, os.environ)
-        if ended.code not in (0, _INCOMPLETE):
-            raise EngineError(f"touche-llm {stage}: exit code {ended.code}: {ended.errors.strip()[-2000:]}")
-        facts = yaml.safe_load((run / "ir-metadata.yml").read_text())["stages"][stage]
-        failures = dict(facts["failures"])
-        lost = sum(failures.pop(kind, 0) for kind in ("server_error", "timeout"))
-        return Outcome(ended, facts["seconds"], lost, sum(failures.values()))
-
-    def run_peer(self, window: tuple[int, int] | None = None) -> Outcome:
-        """Run RankLLM, pointwise or with windows of a size and a stride."""
-        # The model's relative folder, from which the tokenizer comes, is also the name under which it is served.
-        options = {"requests": REQUESTS, "model": MODEL_NAME, "url": self.url, "context": _CONTEXT}
-        options["concurrency"] = self.concurrency
-        orders = None
-        if window is not None:
-            options |= {"window": window[0], "stride": window[1]}
-            orders = [documents for size in self.sizes for documents in list_windows(size, *window)]
-        ended = run_driver(self.python, self.work, options)
-        if ended.code:
-            raise EngineError(f"{self.python}: exit code {ended.code}: {ended.errors.strip()[-2000:]}")
-        candidates = sum(self.sizes)
-        report = read_report(ended.output, candidates if orders is None else len(orders), candidates)
-        return Outcome(ended, report.seconds, report.count_lost(), report.count_unreadable(orders))
-
-    def take_turn(self, program: Callable[[], Outcome]) -> Turn:
-        """Run a program with an empty prefix cache."""
-        if not reset_prefix_cache(self.url):
-            raise UsageError(f"{self.url}: its prefix cache cannot be emptied")
-        before, server = metrics(self.url), server_seconds()
-        outcome = program()
-        server, after = server_seconds() - server, metrics(self.url)
-        requests, tokens = after.requests - before.requests, after.generated - before.generated
-        return Turn(outcome, server, requests, after.queried - before.queried, tokens)
-
-
-def measure(course: Course, judge_options: Sequence[Any], windows: Sequence[tuple[int, int]], rounds: int) -> Races:
-    """Race pointwise and with each size and stride of a window; the first round only warms the server up."""
-    # Set in the run's folder, from where `rank` takes it.
-    greedy = ["--set", "sampling.resample_temperature=0"]
-    races: dict[str, tuple[Callable[[], Outcome], Callable[[], Outcome]]] = {
-        _POINTWISE: (partial(course.run_ours, "judge", "--overwrite", *greedy, *judge_options), course.run_peer)
-    }
-    for size, stride in windows:
-        steps = ["--rank", f"listwise:{max(course.sizes)}"]
-        steps += ["--set", f"ranking.listwise.window={size}", "--set", f"ranking.listwise.stride={stride}"]
-        ours = partial(course.run_ours, "rank", *steps)
-        races[f"listwise {size}:{stride}"] = (ours, partial(course.run_peer, (size, stride)))
-    found: Races = {name: ([], []) for name in races}
-    for number in range(-1, rounds):
-        for name, programs in races.items():
-            for place in (0, 1) if number % 2 else (1, 0):
-                turn = course.take_turn(programs[place])
-                if number >= 0:
-                    found[name][place].append(turn)
-                print(f"  round {number + 1}, {name}, {_NAMES[place]}: {turn.outcome.seconds:.1f} s", file=sys.stderr)
-    return found
-
-
-_NAMES = ("touche-llm", "RankLLM")
-_POINTWISE = "pointwise"
+# Exit codes of `touche-llm judge` with and without failed documents.
+_DONE = (0, 3)
 _WALL, _WALL_WITH_START = "wall, s", "wall with the start of the program, s"
-# Of each race the turns of touche-llm and those of RankLLM.
-Races = dict[str, tuple[list[Turn], list[Turn]]]
-# Form of its values, and the value of a turn.
-_ROWS: dict[str, tuple[str, Callable[[Turn], float]]] = {
-    _WALL: (".1f", lambda turn: turn.outcome.seconds),
-    _WALL_WITH_START: (".1f", lambda turn: turn.outcome.ended.seconds),
-    "processor time of the client, its start included, s": (".1f", lambda turn: turn.outcome.ended.cpu),
-    "processor time of the server, s": (".1f", lambda turn: turn.server),
-    "peak memory of the client, MiB": (",.0f", lambda turn: turn.outcome.ended.mib),
-    "requests": (",.0f", lambda turn: turn.requests),
-    "prompt tokens": (",.0f", lambda turn: turn.prompt_tokens),
-    "output tokens": (",.0f", lambda turn: turn.output_tokens),
-    "answers lost": (",.0f", lambda turn: turn.outcome.lost),
-    "answers unreadable": (",.0f", lambda turn: turn.outcome.unreadable),
-}
+# What a program made of the pairs and what the server counted meanwhile, by name.
+Turn = dict[str, float]
 
 
-def compare(name: str, ours: Sequence[Turn], peer: Sequence[Turn]) -> list[Figure]:
-    """The rows of a race."""
-    values = [
-        Figure(f"{name}: {what}", format_range([*map(value, ours)], form), peer=format_range([*map(value, peer)], form))
-        for what, (form, value) in _ROWS.items()
-    ]
-    return [*values, *(_compare_rounds(name, what, ours, peer) for what in (_WALL, _WALL_WITH_START))]
+def run_ours(work: Path, url: str, concurrency: int, *options: Any) -> tuple[Ended, Turn]:
+    """Judge with touche-llm and an empty answer cache."""
+    run = work / "run"
+    with tempfile.TemporaryDirectory(dir=work) as cache:
+        command = [sys.executable, "-m", "touche_llm", "judge", "--overwrite", *options, "--out", run]
+        command += ["--base-url", url, "--model", MODEL_NAME, "--concurrency", concurrency]
+        command += ["--set", "sampling.resample_temperature=0", "--cache", Path(cache) / "answers.sqlite"]
+        ended = run_program([str(part) for part in command], work, os.environ)
+    if ended.code not in _DONE:
+        raise EngineError(f"touche-llm judge: exit code {ended.code}: {ended.errors.strip()[-2000:]}")
+    facts = yaml.safe_load((run / "ir-metadata.yml").read_text())["stages"]["judge"]
+    failures = dict(facts["failures"])
+    lost = sum(failures.pop(kind, 0) for kind in ("server_error", "timeout"))
+    return ended, {_WALL: facts["seconds"], "answers lost": lost, "answers unreadable": sum(failures.values())}
 
 
-def _compare_rounds(name: str, what: str, ours: Sequence[Turn], peer: Sequence[Turn]) -> Figure:
-    value = _ROWS[what][1]
-    multiples = [value(mine) / value(its) for mine, its in zip(ours, peer, strict=True)]
-    title = f"{name}: {what.removesuffix(', s')}, as a multiple of the peer's in the same round"
-    return Figure(title, format_range(multiples, ".2f"))
+def run_peer(work: Path, url: str, concurrency: int, python: Path, requests: Path) -> tuple[Ended, Turn]:
+    """Rerank with RankLLM, in its environment, without this project's modules."""
+    # The model's relative folder, from which the tokenizer comes, is also the name under which it is served.
+    options = {"requests_file": str(requests), "model_name": MODEL_NAME, "base_url": f"{url}/v1"}
+    given = json.dumps(options | {"context_size": _CONTEXT, "batch_size": concurrency})
+    variables = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    ended = run_program([str(python), "-P", str(_DRIVER), given], work, variables)
+    if ended.code:
+        raise EngineError(f"{python}: exit code {ended.code}: {ended.errors.strip()[-2000:]}; {_MAKE}")
+    report = json.loads(ended.output)
+    unreadable = report["scores"].count(0.0)
+    return ended, {_WALL: report["seconds"], "answers lost": report["lost"], "answers unreadable": unreadable}
 
 
-def parse_window(text: str) -> tuple[int, int]:
-    """A `type` of argparse: the size of a window and its stride."""
-    found = re.fullmatch(r"(\d{1,2}):(\d{1,2})", text, re.ASCII)
-    window, stride = (int(found[1]), int(found[2])) if found else (0, 0)
-    if not 0 < stride < window <= MAX_DOCUMENTS:
-        raise argparse.ArgumentTypeError(f"{text!r} is no WINDOW:STRIDE with a stride below the window, as 20:10")
-    return window, stride
+def take_turn(url: str, program: Callable[[], tuple[Ended, Turn]]) -> Turn:
+    """Run a program with an empty prefix cache."""
+    reset(url)
+    before, server = count(url), server_seconds()
+    ended, turn = program()
+    server, counted = server_seconds() - server, count(url) - before
+    return {
+        _WALL: turn.pop(_WALL),
+        _WALL_WITH_START: ended.seconds,
+        "processor time of the client, its start included, s": ended.cpu,
+        "processor time of the server, s": server,
+        "peak memory of the client, MiB": ended.mib,
+        "requests": counted["request_success"],
+        "prompt tokens": counted["prefix_cache_queries"],
+        "output tokens": counted["generation_tokens"],
+        **turn,
+    }
+
+
+def compare(ours: Sequence[Turn], peer: Sequence[Turn]) -> list[Figure]:
+    """The rows of the table."""
+    rows = []
+    for what in ours[0]:
+        form = ".1f" if what.endswith(", s") else ",.0f"
+        mine, its = (format_range([turn[what] for turn in turns], form) for turns in (ours, peer))
+        rows.append(Figure(what, mine, peer=its))
+    for what in (_WALL, _WALL_WITH_START):
+        multiples = [mine[what] / its[what] for mine, its in zip(ours, peer, strict=True)]
+        title = f"{what.removesuffix(', s')}, as a multiple of the peer's in the same round"
+        rows.append(Figure(title, format_range(multiples, ".2f")))
+    return rows
+
+
+def write_requests(file: Path, candidates: Path, topics: Path, index: Path) -> int:
+    """Write candidates as RankLLM reads them, a topic a line with its title as the query; return their number."""
+    titles = {topic.id: topic.title for topic in read_topics(topics)}
+    rankings = read_candidates(candidates)
+    with DocumentStore(index) as store, file.open("w") as stream:
+        for topic_id, ranking in rankings.items():
+            found = [
+                {"docid": item.document_id, "score": item.score, "doc": {"contents": store.get(item.document_id).text}}
+                for item in ranking
+            ]
+            query = {"text": titles[topic_id], "qid": topic_id}
+            stream.write(json.dumps({"query": query, "candidates": found}) + "\n")
+    return sum(map(len, rankings.values()))
+
+
+def race(options: argparse.Namespace, work: Path) -> tuple[str, list[Figure]]:
+    """Race with a server of its own; return the title and the rows of the table."""
+    given = input_of("comparative", work)
+    retrieve_candidates(work, given.topics, given.corpus, options.topics, options.depth)
+    requests = work / "requests.jsonl"
+    pairs = write_requests(requests, work / "run" / CANDIDATES, given.topics, work / "index")
+    turns: dict[str, list[Turn]] = {"touche-llm": [], "RankLLM": []}
+    with served_tiny(work) as url:
+        common = (work, url, options.concurrency)
+        programs: dict[str, Callable[[], tuple[Ended, Turn]]] = {
+            "touche-llm": partial(run_ours, *common, "--prompt", write_variants(work)[options.form]),
+            "RankLLM": partial(run_peer, *common, options.rank_llm_python, requests),
+        }
+        for number in range(-1, options.rounds):  # the first only warms the server up
+            for name in turns if number % 2 else reversed(turns):
+                turn = take_turn(url, programs[name])
+                print(f"  round {number + 1}, {name}: {turn[_WALL]:.1f} s", file=sys.stderr)
+                if number >= 0:
+                    turns[name].append(turn)
+    source = "real passages" if given.is_real else "the sample"
+    title = f"touche-llm (measured) and RankLLM (peer): {pairs:,} pairs, {source}, {options.concurrency} requests"
+    title += f" at a time, {options.rounds} rounds, median (range)"
+    return title, [*compare(*turns.values()), Figure("load average at the end", f"{os.getloadavg()[0]:.1f}")]
 
 
 def main() -> None:
     """Race all rounds and print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument(FLAG, type=Path, help="Python of an environment with RankLLM.")
+    parser.add_argument("--rank-llm-python", type=Path, help="Python of an environment with RankLLM.")
     parser.add_argument("--topics", type=at_least(1), default=25)
     parser.add_argument("--depth", type=at_least(1), default=20)
     parser.add_argument("--rounds", type=at_least(1), default=3)
     parser.add_argument("--concurrency", type=at_least(1), default=64)
-    parser.add_argument("--windows", type=parse_window, nargs="*", default=[(20, 10), (10, 5), (5, 2)])
     forms = ["letters", "array", "object"]
     parser.add_argument("--form", choices=forms, default=forms[0], help="Of our judge answer.")
     options = parser.parse_args()
     try:
+        if options.rank_llm_python is None or not options.rank_llm_python.is_file():
+            raise UsageError(f"--rank-llm-python: no such program: {options.rank_llm_python}; {_MAKE}")
+        options.rank_llm_python = (
+            options.rank_llm_python.absolute()
+        )  # not resolved: the link decides on the environment
         with vllm_settings(cpu=True), tempfile.TemporaryDirectory() as name:
-            show(*race(options, check_python(options.rank_llm_python), Path(name)))
+            show(*race(options, Path(name)))
     except ToucheError as error:
         sys.exit(f"error: {error}")
-
-
-def race(options: argparse.Namespace, python: Path, work: Path) -> tuple[str, list[Figure]]:
-    """Race with a server of its own; return the title and the rows of the table."""
-    given = input_of("comparative", work)
-    random_model(work / MODEL_NAME, cpu=True, size="tiny", vocabulary=4096)
-    retrieve_candidates(work, given.topics, given.corpus, options.topics, options.depth)
-    sizes = write_requests(work / REQUESTS, work / "run" / CANDIDATES, given.topics, work / "index")
-    form = ["--prompt", write_variants(work)[options.form]]
-    with served(work / MODEL_NAME, {}, work / "server.log", cpu=True) as url:
-        course = Course(work, url, options.concurrency, python, sizes)
-        found = measure(course, form, options.windows, options.rounds)
-    rows = [row for name, turns in found.items() for row in compare(name, *turns)]
-    source = "real passages" if given.is_real else "the sample"
-    title = f"touche-llm (measured) and RankLLM (peer): {sum(sizes):,} pairs, {source}, {options.concurrency} requests"
-    title += f" at a time, {options.rounds} rounds, median (range)"
-    return title, [*rows, Figure("load average at the end", f"{os.getloadavg()[0]:.1f}")]
 
 
 if __name__ == "__main__":

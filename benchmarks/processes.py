@@ -79,7 +79,7 @@ def run_alone(function: Callable[..., ResultT], *arguments: Any) -> tuple[Result
         future = pool.submit(_run_with_peak, function, *arguments)
         (process,) = [child.pid for child in multiprocessing.active_children() if child.pid]
         while not future.done():
-            peak = max(peak, _sum_kib(_list_processes(process)) / 2**20)
+            peak = max(peak, _sum_kib(list_processes(process)) / 2**20)
             time.sleep(0.2)
         result, most = future.result()
     after = os.times()
@@ -95,12 +95,13 @@ def _run_with_peak(function: Callable[..., ResultT], *arguments: Any) -> tuple[R
     return result, max(most, peak_gib())
 
 
-def _list_processes(process: int) -> Iterator[int]:
+def list_processes(process: int) -> Iterator[int]:
+    """Yield a process and those that it started, directly or not (Linux)."""
     yield process
     for children in Path(f"/proc/{process}/task").glob("*/children"):
         with _ignoring_ended():
             for child in children.read_text().split():
-                yield from _list_processes(int(child))
+                yield from list_processes(int(child))
 
 
 def _sum_kib(processes: Iterable[int]) -> int:

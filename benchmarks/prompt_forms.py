@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import argparse
 import csv
-import json
 import re
 import sys
 import tempfile
@@ -31,15 +30,17 @@ import numpy as np
 import yaml
 
 from benchmarks.figures import machine
-from benchmarks.rank_llm_peer import FLAG, check_python, read_report, run_driver
 from tests.vllm.real_data import REAL
 from tests.vllm.server import ROOT
 from touche_llm.corpus.json_lines import read_collection
 from touche_llm.data import concurrency
-from touche_llm.data.records import Document, Reading, Topic
+from touche_llm.data.records import Candidate, Document, Reading, Topic
 from touche_llm.data.settings import read_yaml
 from touche_llm.data.topics import read_topics
+from touche_llm.data.trec_runs import ParsedRun
+from touche_llm.evaluation.measures import CUTOFF, NDCG, estimate_grades
 from touche_llm.evaluation.qrels import STANCE, Qrels, read_qrels
+from touche_llm.evaluation.stance_measures import estimate_stances
 from touche_llm.judging.pointwise import judge
 from touche_llm.llm.logprobs import LabelInformation
 from touche_llm.llm.settings import EngineConfig
@@ -117,8 +118,6 @@ CELLS = {
     "swapped": Form(("quality", "relevance", "position", "stance")),
     "single": Form(judge_per="field"),
 }
-# RankLLM's pointwise prompt, a question for yes or no: the cell of `--rank-llm-python`.
-RANK_LLM = "rank_llm"
 # Cells whose readings are averaged.
 MEANS = {"both_orders": ("letters", "swapped")}
 
@@ -188,38 +187,6 @@ async def measure(form: Form, work: Sequence[tuple[Topic, str]], texts: Texts, m
     for failure in failures:
         print(f"failed: {failure}", file=sys.stderr)
     return [Answer(one.topic_id, one.document_id, one.answer_keys, one.readings) for one in judgments]
-
-
-def measure_rank_llm(
-    python: Path, url: str, model: Path, work: Sequence[tuple[Topic, str]], texts: Texts
-) -> list[Answer]:
-    """Return RankLLM's probability of yes for each document as the reading of a grade from 0 to 1."""
-    by_topic: dict[str, list[str]] = {}
-    for topic, document in work:
-        by_topic.setdefault(topic.id, []).append(document)
-    titles = {topic.id: topic.title for topic, _ in work}
-    with tempfile.TemporaryDirectory() as name:
-        with (Path(name) / "requests.jsonl").open("w") as stream:
-            for topic_id, documents in by_topic.items():
-                found = [{"docid": one, "score": 0.0, "doc": {"contents": texts.get(one).text}} for one in documents]
-                stream.write(
-                    json.dumps({"query": {"text": titles[topic_id], "qid": topic_id}, "candidates": found}) + "\n"
-                )
-        options = {"requests": Path(name) / "requests.jsonl", "model": model.name, "url": url}
-        ended = run_driver(python, model.parent, options | {"concurrency": 32, "context": 8192})
-    report = read_report(ended.output, len(work), len(work))
-    if lost := report.count_lost() + report.count_unreadable(None):
-        sys.exit(f"RankLLM lost {lost} answers; nothing is written")
-    topics = [topic_id for topic_id, documents in by_topic.items() for _ in documents]
-    return [
-        Answer(
-            topic,
-            document,
-            [],
-            {"relevance": Reading(answered=round(score), probabilities={"0": 1 - score, "1": score})},
-        )
-        for topic, document, score in zip(topics, report.documents, report.scores, strict=True)
-    ]
 
 
 def _count(total: int) -> Callable[[], None]:
@@ -295,31 +262,26 @@ def expected(reading: Reading) -> float:
 
 def condensed_ndcg(answers: Sequence[Answer], aspect: str, qrels: Qrels, score: Callable[[Answer], float]) -> float:
     """Return the mean nDCG@5 over topics of the judged documents alone, by descending score."""
-    values = []
-    for topic, grades in qrels.grades[aspect].items():
-        ranked = sorted(
-            (one for one in answers if one.topic == topic and one.document in grades), key=score, reverse=True
-        )
-        gains = np.array([grades[one.document] for one in ranked])
-        best = np.sort(np.array([*grades.values(), *[0.0] * 5]))[::-1][:5]
-        if best.any():
-            discount = 1.0 / np.log2(np.arange(5) + 2.0)
-            values.append(float(gains[:5] @ discount[: len(gains[:5])] / (best @ discount)))
-    return float(np.mean(values))
+    grades = qrels.grades[aspect]
+    rankings: dict[str, list[Candidate]] = {}
+    for one in sorted(answers, key=score, reverse=True):
+        if one.document in grades.get(one.topic, {}):
+            ranking = rankings.setdefault(one.topic, [])
+            ranking.append(Candidate(one.topic, one.document, len(ranking) + 1, score(one)))
+    return estimate_grades(ParsedRun(rankings, {}), grades, CUTOFF)[NDCG].value
 
 
-def macro_f1(answers: Sequence[Answer], stances: Mapping[str, Mapping[str, str]]) -> float:
+def macro_f1(answers: Sequence[Answer], qrels: Qrels) -> float:
     """Return macro-F1 of the most probable stances over the judged documents."""
-    pairs = [
-        (max(shares, key=shares.__getitem__), stances[one.topic][one.document])
+    stances = {
+        (one.topic, one.document): max(shares, key=shares.__getitem__)
         for one in answers
-        if one.document in stances.get(one.topic, {}) and (shares := one.readings[STANCE].probabilities)
-    ]
-    scores = []
-    for label in sorted({label for pair in pairs for label in pair}):
-        hits = sum(chosen == true == label for chosen, true in pairs)
-        scores.append(2 * hits / sum((chosen == label) + (true == label) for chosen, true in pairs))
-    return float(np.mean(scores))
+        if (shares := one.readings[STANCE].probabilities)
+    }
+    rankings: dict[str, list[Candidate]] = {}
+    for topic, document in stances:
+        rankings.setdefault(topic, []).append(Candidate(topic, document, 0, 0.0))
+    return estimate_stances(ParsedRun(rankings, stances), qrels, CUTOFF)[f"{STANCE} macro-F1"].value
 
 
 def describe(answers: Sequence[Answer], qrels: Qrels) -> list[str]:
@@ -351,7 +313,7 @@ def describe(answers: Sequence[Answer], qrels: Qrels) -> list[str]:
         f"{condensed_ndcg(answers, 'relevance', qrels, lambda one: expected(one.readings['relevance'])):.3f}"
     )
     columns.append(f"{condensed_ndcg(answers, 'quality', qrels, sum_grades):.3f}" if "quality" in fields else "")
-    columns.append(f"{macro_f1(answers, qrels.stances):.3f}" if STANCE in fields else "")
+    columns.append(f"{macro_f1(answers, qrels):.3f}" if STANCE in fields else "")
     return columns
 
 
@@ -367,7 +329,7 @@ def report() -> None:
         path.stem: [msgspec.json.decode(line, type=Answer) for line in path.read_bytes().splitlines()]
         for path in sorted(ANSWERS.glob("*.jsonl"))
     }
-    rows = {name: cells[name] for name in (*CELLS, RANK_LLM) if name in cells}
+    rows = {name: cells[name] for name in CELLS if name in cells}
     rows |= {
         name: average([cells[part] for part in parts]) for name, parts in MEANS.items() if set(parts) <= cells.keys()
     }
@@ -393,15 +355,8 @@ def main() -> None:
     parser.add_argument("--url", default="http://127.0.0.1:8000")
     parser.add_argument("--limit", type=int, help="documents of each cell, to see that it works")
     parser.add_argument("--report", action="store_true", help="print the table of the measured cells only")
-    parser.add_argument(FLAG, type=Path, help="measure RankLLM's pointwise prompt, with the Python of its environment")
-    parser.add_argument("--model", type=Path, help="folder of the served model, named as it is, for RankLLM")
     options = parser.parse_args()
-    if options.rank_llm_python:
-        work = judged_work()[0]
-        python = check_python(options.rank_llm_python)
-        answers = measure_rank_llm(python, options.url, options.model, work, Texts(document for _, document in work))
-        write_answers(RANK_LLM, answers)
-    elif not options.report:
+    if not options.report:
         work = list(islice(judged_work()[0], options.limit))
         texts = Texts(document for _, document in work)
 

@@ -1,9 +1,6 @@
 """A synthetic corpus of any size in the layout of the real ones, with topics for it.
 
-    python -m benchmarks.synthetic FOLDER [--passages 868655] [--sentences 6100000] [--topics 50] [--seed 0]
-
-Writes `passages.jsonl.gz`, `args_processed_04_01.csv` and for both `topics-*.xml` to the folder; a size of 0 leaves a
-corpus out. The same sizes and seed give the same bytes.
+The same sizes give the same texts.
 
 Words are invented and follow the Zipf-Mandelbrot law p(rank) ~ 1 / (rank + 10), from a million; none is changed by the
 stemmer. With them stand the 33 stop words, in a quarter of the places as in the real texts. Lengths are lognormal:
@@ -14,13 +11,12 @@ one of the same thousands, with a tenth of the words drawn again.
 
 from __future__ import annotations
 
-import argparse
 import csv
 import gzip
 import itertools
 from collections.abc import Iterator
 from pathlib import Path
-from typing import IO, Any, Literal, cast
+from typing import Literal
 from xml.sax.saxutils import escape
 
 import numpy as np
@@ -118,11 +114,11 @@ class _Texts:
         return " ".join(self._written[ranks].tolist())
 
 
-def write_passages(path: Path, count: int = PASSAGES, seed: int = 0) -> None:
+def write_passages(path: Path, count: int = PASSAGES) -> None:
     """Write passages as the comparative task has them, gzipped where the name ends in `.gz`."""
-    texts = _Texts(seed)
+    texts = _Texts(seed=0)
     done = 0
-    with _opened(path) as stream:
+    with gzip.open(path, "wb", compresslevel=1) if path.suffix == ".gz" else path.open("wb") as stream:
         while done < count:
             some = min(_PASSAGES_AT_ONCE, count - done)
             lines = []
@@ -141,9 +137,9 @@ def write_passages(path: Path, count: int = PASSAGES, seed: int = 0) -> None:
             done += some
 
 
-def write_arguments(path: Path, sentences: int = SENTENCES, seed: int = 0) -> int:
-    """Write arguments as the processed args.me has them, so many sentences in all; returns the number of arguments."""
-    texts = _Texts(seed)
+def write_arguments(path: Path, sentences: int = SENTENCES) -> None:
+    """Write arguments as the processed args.me has them, so many sentences in all."""
+    texts = _Texts(seed=0)
     done = sentences_done = 0
     with path.open("w", encoding="utf-8", newline="") as stream:
         writer = csv.writer(stream)
@@ -160,7 +156,6 @@ def write_arguments(path: Path, sentences: int = SENTENCES, seed: int = 0) -> in
                 writer.writerow(row)
             done += len(sizes)
             sentences_done += total
-    return done
 
 
 def _arguments(drawn: Iterator[str], sizes: list[int], start: int) -> Iterator[list[str]]:
@@ -181,11 +176,9 @@ def _arguments(drawn: Iterator[str], sizes: list[int], start: int) -> Iterator[l
         ]
 
 
-def write_topics(
-    path: Path, count: int = 50, seed: int = 0, task: Literal["comparative", "sentence_pairs"] = "comparative"
-) -> None:
+def write_topics(path: Path, count: int = 50, task: Literal["comparative", "sentence_pairs"] = "comparative") -> None:
     """Write topics whose titles have four to seven indexed terms; those of the comparative task name two objects."""
-    texts = _Texts(seed + 1)
+    texts = _Texts(seed=1)
     lines = ["<topics>"]
     for number in range(1, count + 1):
         title = texts.title()
@@ -197,44 +190,3 @@ def write_topics(
         body = "".join(f"<{name}>{escape(text)}</{name}>\n" for name, text in fields.items())
         lines.append(f"<topic>\n{body}</topic>")
     path.write_text("\n".join([*lines, "</topics>", ""]), encoding="utf-8")
-
-
-def _opened(path: Path) -> IO[bytes]:
-    # Without the time and the name of the file, so that the same text gives the same bytes.
-    if path.suffix == ".gz":
-        return cast(IO[bytes], _Gzipped(path))
-    return path.open("wb")
-
-
-class _Gzipped(gzip.GzipFile):
-    def __init__(self, path: Path) -> None:
-        self._raw = path.open("wb")
-        super().__init__(filename="", mode="wb", compresslevel=1, fileobj=self._raw, mtime=0)
-
-    def close(self) -> None:
-        try:
-            super().close()
-        finally:
-            self._raw.close()
-
-
-def main() -> None:
-    """Write the corpora and their topics."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("folder", type=Path)
-    parser.add_argument("--passages", type=int, default=PASSAGES)
-    parser.add_argument("--sentences", type=int, default=SENTENCES)
-    parser.add_argument("--topics", type=int, default=50)
-    parser.add_argument("--seed", type=int, default=0)
-    options: Any = parser.parse_args()
-    options.folder.mkdir(parents=True, exist_ok=True)
-    if options.passages:
-        write_passages(options.folder / "passages.jsonl.gz", options.passages, options.seed)
-        write_topics(options.folder / "topics-comparative.xml", options.topics, options.seed)
-    if options.sentences:
-        write_arguments(options.folder / "args_processed_04_01.csv", options.sentences, options.seed)
-        write_topics(options.folder / "topics-sentence_pairs.xml", options.topics, options.seed, "sentence_pairs")
-
-
-if __name__ == "__main__":
-    main()

@@ -1,0 +1,212 @@
+"""A vLLM server with a random model, its counters, and those who send it requests.
+
+Shared by `gpu`, `answer_forms` and `peers`. `touche-llm judge` runs in a process of its own, as for users, and
+`vllm bench serve` sends the requests that `touche-llm batch export` has written.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import statistics
+import subprocess
+import sys
+import tempfile
+import urllib.error
+import urllib.request
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import orjson
+import yaml
+
+from benchmarks.processes import list_processes
+from tests.vllm.server import MODEL_NAME, OPTIONS, READY_SECONDS, ROOT, VENV, vllm_environment
+from touche_llm.errors import DataError, EngineError, UsageError
+from touche_llm.llm.chat import CHAT_PATH
+from touche_llm.llm.http import API_KEY_VARIABLE
+from touche_llm.llm.managed import serve
+
+Body = dict[str, Any]
+_READY_ON_GPU = 3600.0
+# vLLM draws the weights itself.
+RANDOM_WEIGHTS = {"load_format": "dummy"}
+_COUNTER = re.compile(r"^vllm:(\w+)_total(?:\{.*\})? (\S+)$", re.MULTILINE)
+_CACHE = re.compile(r'^vllm:cache_config_info\{.*?block_size="(\d+)".*num_gpu_blocks="(\d+)"', re.MULTILINE)
+
+
+@contextmanager
+def vllm_settings(cpu: bool) -> Iterator[None]:
+    """The environment for vLLM: as it is, or that of the CPU build in `.venv-vllm`; the prefix cache can be emptied."""
+    with ExitStack() as stack:
+        if cpu:
+            stack.enter_context(vllm_environment())
+        stack.enter_context(patch.dict(os.environ, {"VLLM_SERVER_DEV_MODE": "1"}))
+        yield
+
+
+@contextmanager
+def served(model: Path, options: Mapping[str, Any], log: Path, cpu: bool) -> Iterator[str]:
+    """Serve a model with the program's own function, within `vllm_settings`; yields the base URL."""
+    given = (OPTIONS if cpu else {}) | dict(options)
+    with asyncio.Runner() as runner:
+        serving = serve(model, given, log, ready_within=READY_SECONDS if cpu else _READY_ON_GPU)
+        url = runner.run(serving.__aenter__())
+        try:
+            yield url
+        finally:
+            runner.run(serving.__aexit__(None, None, None))
+
+
+def write_random_model(folder: Path, cpu: bool, **settings: Any) -> None:
+    """Write a model with `benchmarks.random_model`, in the Python that vLLM is installed for."""
+    python = VENV / "bin" / "python" if cpu else Path(sys.executable)
+    flags = [f"--{name}={value}" for name, value in settings.items()]
+    subprocess.run([python, "-m", "benchmarks.random_model", folder, *flags], check=True, cwd=ROOT)
+
+
+@contextmanager
+def served_tiny(work: Path) -> Iterator[str]:
+    """Serve the tiny random model on the CPU, with a context that no passage exceeds; yields the base URL."""
+    write_random_model(work / MODEL_NAME, cpu=True, size="tiny", vocabulary=4096)
+    with served(work / MODEL_NAME, RANDOM_WEIGHTS, work / "server.log", cpu=True) as url:
+        yield url
+
+
+def served_model(url: str) -> tuple[str, int]:
+    """Name and context of the one model that is served."""
+    (model,) = orjson.loads(fetch(f"{url}/v1/models"))["data"]
+    return str(model["id"]), int(model["max_model_len"])
+
+
+def count(url: str) -> Counter[str]:
+    """What the server has counted over all its engines, such as `prefix_cache_hits`, in tokens, and `request_success`.
+
+    Raises:
+        DataError: The prefix cache is not among the counters.
+    """
+    counts: Counter[str] = Counter()
+    for name, value in _COUNTER.findall(fetch(f"{url}/metrics").decode()):
+        counts[name] += round(float(value))
+    if "prefix_cache_hits" not in counts:
+        raise DataError(f"{url}/metrics: nothing of a prefix cache in it; is it vLLM, and are its statistics on?")
+    return counts
+
+
+def read_cache_size(url: str) -> tuple[int, int]:
+    """Return the tokens of a block of the prefix cache, of which only whole ones are found, and of all of it."""
+    blocks = _CACHE.findall(fetch(f"{url}/metrics").decode())
+    # With several engines each row has the blocks of all of them.
+    return int(blocks[0][0]), max(int(size) * int(number) for size, number in blocks)
+
+
+def try_reset(url: str) -> bool:
+    """Empty the server's prefix cache; return False if the server does not offer that (VLLM_SERVER_DEV_MODE=1 does)."""
+    try:
+        content = fetch(f"{url}/reset_prefix_cache", b"")
+    except urllib.error.HTTPError as error:
+        if error.code == 404:
+            return False
+        raise
+    if content and orjson.loads(content).get("success") is False:
+        raise EngineError(f"{url}: the prefix cache could not be emptied: requests are under way")
+    return True
+
+
+def reset(url: str) -> None:
+    """Empty the server's prefix cache; raise UsageError if the server does not offer that."""
+    if not try_reset(url):
+        raise UsageError(f"{url}: its prefix cache cannot be emptied: start it with VLLM_SERVER_DEV_MODE=1")
+
+
+def run_load_generator(url: str, bodies: Sequence[Body], concurrency: int, salt: str, folder: Path) -> float:
+    """Return the seconds that `vllm bench serve` takes for the same requests in the same order.
+
+    Messages, sampling, schema and log-probabilities are those of the bodies. One thing differs: the generator has the
+    answers streamed, which costs the server a reply for each token, and the generator the reading of each.
+
+    Args:
+        url: the server's.
+        bodies: Bodies of the requests, which differ only in their messages.
+        concurrency: requests at a time.
+        salt: no block of the prefix cache is shared with requests of another salt.
+        folder: for its input and its result.
+    """
+    prompts, result = folder / "prompts.jsonl", folder / "result.json"
+    lines = (orjson.dumps({"prompt": body["messages"]}, option=orjson.OPT_APPEND_NEWLINE) for body in bodies)
+    prompts.write_bytes(b"".join(lines))
+    result.unlink(missing_ok=True)
+    same = {name: value for name, value in bodies[0].items() if name != "messages"}
+    model, most = same.pop("model"), same.pop("max_tokens")
+    extra = {**same, "max_completion_tokens": most, "cache_salt": salt}
+    beside = Path(sys.executable).with_name("vllm")
+    command = [str(beside) if beside.exists() else "vllm", "bench", "serve", "--backend", "openai-chat"]
+    command += ["--endpoint", CHAT_PATH, "--base-url", url, "--model", model, "--served-model-name", model]
+    command += ["--skip-tokenizer-init", "--dataset-name", "custom", "--dataset-path", str(prompts)]
+    command += ["--skip-chat-template", "--disable-shuffle", "--disable-tqdm", "--ready-check-timeout-sec", "0"]
+    command += ["--num-prompts", str(len(bodies)), "--max-concurrency", str(concurrency)]
+    command += ["--extra-body", orjson.dumps(extra).decode()]
+    command += ["--save-result", "--result-dir", str(folder), "--result-filename", result.name]
+    key = os.environ.get(API_KEY_VARIABLE)
+    environment = os.environ | ({"OPENAI_API_KEY": key} if key else {})
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    if done.returncode or not result.exists():
+        raise EngineError(f"`vllm bench serve` ended with {done.returncode}: {(done.stderr or done.stdout)[-2000:]}")
+    found = orjson.loads(result.read_bytes())
+    if found["completed"] != len(bodies):
+        raise EngineError(f"the load generator had {found['completed']} of {len(bodies)} requests answered")
+    return float(found["duration"])
+
+
+def server_seconds() -> float:
+    """Processor seconds of the processes that this process has started and that still run, the servers (Linux)."""
+    ticks = 0
+    for process in list_processes(os.getpid()):
+        if process != os.getpid():
+            # After the name, which may hold anything: state, parent, group, session, … (proc(5)).
+            fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
+            ticks += int(fields[11]) + int(fields[12])
+    return ticks / os.sysconf("SC_CLK_TCK")
+
+
+def fetch(address: str, body: bytes | None = None) -> bytes:
+    """Return the reply of a server; a body is posted."""
+    key = os.environ.get(API_KEY_VARIABLE)
+    headers = {"Content-Type": "application/json", **({"Authorization": f"Bearer {key}"} if key else {})}
+    with urllib.request.urlopen(urllib.request.Request(address, body, headers), timeout=60) as response:
+        content: bytes = response.read()
+    return content
+
+
+def retrieve_candidates(work: Path, topics: Path, corpus: Path, limit: int, depth: int) -> None:
+    """Make the candidates of `work/run`."""
+    where = ["--task", "comparative", "--topics", topics, "--corpus", corpus, "--index", work / "index"]
+    run_program("retrieve", *where, "--limit-topics", limit, "--depth", depth, "--out", work / "run")
+
+
+def judge_candidates(work: Path, url: str, model: str, concurrency: int, *options: Any) -> dict[str, Any]:
+    """Judge with an empty answer cache and further options; returns what the metadata says of the stage."""
+    run = work / "run"
+    with tempfile.TemporaryDirectory(dir=work) as name:
+        server = ["--base-url", url, "--model", model, "--concurrency", concurrency, *options]
+        run_program("judge", *server, "--overwrite", "--cache", Path(name) / "answers.sqlite", "--out", run)
+    stage: dict[str, Any] = yaml.safe_load((run / "ir-metadata.yml").read_text())["stages"]["judge"]
+    return stage
+
+
+def run_program(*arguments: Any) -> None:
+    """Run a command of the program in a process of its own."""
+    done = subprocess.run([sys.executable, "-m", "touche_llm", *map(str, arguments)], capture_output=True, text=True)
+    if done.returncode:
+        raise SystemExit(done.stderr + done.stdout)
+
+
+def format_range(values: Sequence[float], form: str) -> str:
+    """The median and, of several, the extremes."""
+    middle = format(statistics.median(values), form)
+    return middle if len(values) == 1 else f"{middle} ({min(values):{form}} to {max(values):{form}})"
