@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -13,7 +12,7 @@ import pytest
 import yaml
 
 from tests.prompt_variants import load_prompt
-from tests.vllm.command import touche
+from tests.vllm.command import kill_half_way, touche
 from tests.vllm.conftest import Tell
 from tests.vllm.real_data import TaskInput
 from tests.vllm.server import finished_requests, token_ids
@@ -99,19 +98,10 @@ def test_a_run_killed_half_way_asks_only_for_what_was_missing(
     data: TaskInput, vllm_url: str, tmp_path: Path, tell: Tell
 ) -> None:
     out = tmp_path / "killed"
-    command = [sys.executable, "-m", "touche_llm", *map(str, arguments(data, vllm_url, out)), "--limit-topics", "20"]
-    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
-        try:
-            start = finished_requests(vllm_url)
-            while finished_requests(vllm_url) - start < 40:
-                assert process.poll() is None, "the run ended before it could be killed"
-                time.sleep(0.2)
-        finally:
-            process.kill()
+    kill_half_way(vllm_url, 40, [*arguments(data, vllm_url, out), "--limit-topics", "20"])
     with Cache(tmp_path / "answers.sqlite") as cache:
         stored = len(cache.find("answer"))
     assert stored > 0
-    time.sleep(3)  # what the killed run had sent may still be finished by the server
     before = finished_requests(vllm_url)
     run(data, vllm_url, out, "--limit-topics", "20")
     sent = finished_requests(vllm_url) - before

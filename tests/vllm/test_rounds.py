@@ -22,17 +22,14 @@ from tests.sample_runs import run_lines
 from tests.vllm.conftest import Tell
 from tests.vllm.processes import left_in_folder
 from tests.vllm.server import CONTEXT, MODEL_NAME, OPTIONS, VENV, vllm_environment
+from tests.vllm.test_batch import CLOSE, answers, said
 from touche_llm.cli.demo import SAMPLES
-from touche_llm.llm.answers import Answer
-from touche_llm.llm.cache import Cache
 
 pytestmark = [pytest.mark.vllm, pytest.mark.nightly]
 SAMPLE = SAMPLES / "comparative"
 # Their objects are in the topics, so the model only judges: one round.
 TOPICS = ["3", "7", "12"]
 ON_CPU = {"placement_group_config": {"bundles": [{"CPU": 1}]}, "batch_size": 8, "max_concurrent_batches": 1}
-# Other batches move the last digits of log-probabilities.
-CLOSE = 1e-4
 
 
 def command(folder: Path, out: str, engine: dict[str, Any]) -> list[str]:
@@ -68,8 +65,9 @@ def test_interrupted_runs_leave_nothing_and_both_runners_give_the_same_answers(
             done = subprocess.run(run, capture_output=True, text=True, cwd=tmp_path)
         assert done.returncode == 0, done.stdout + done.stderr[-4000:]
         assert left_in_folder(tmp_path) == []
-        tell(f"{runner}: {len(answers(log.parent))} answers in {time.monotonic() - started:.0f} s")
-    found, expected = answers(tmp_path / "ray"), answers(tmp_path / "vllm")
+        stored = answers(tmp_path / runner / "answers.sqlite")
+        tell(f"{runner}: {len(stored)} answers in {time.monotonic() - started:.0f} s")
+    found, expected = (answers(tmp_path / runner / "answers.sqlite") for runner in ("ray", "vllm"))
     assert found.keys() == expected.keys() != set()
     for key, answer in found.items():
         assert said(answer) == said(expected[key])
@@ -93,14 +91,3 @@ def interrupt(run: list[str], folder: Path, log: Path) -> None:
         os.killpg(process.pid, signal.SIGINT)
         _, errors = process.communicate(timeout=120)
     assert process.returncode == 130, errors[-4000:]
-
-
-def answers(folder: Path) -> dict[str, Answer]:
-    with Cache(folder / "answers.sqlite") as opened:
-        return {entry.key: entry.read(Answer) for entry in opened.find("answer")}
-
-
-def said(answer: Answer) -> tuple[object, ...]:
-    """What is the same to the byte."""
-    tokens = [(token.at, token.token) for token in answer.tokens]
-    return answer.text, answer.finish_reason, answer.prompt_tokens, answer.completion_tokens, tokens

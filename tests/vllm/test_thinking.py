@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import shutil
 import subprocess
-import sys
-import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -16,7 +14,7 @@ import pytest
 import yaml
 
 from tests.chat_templates import DEEPSEEK_R1, HARMONY, KEPT, OWN, PUBLISHED, read_template, render
-from tests.vllm.command import touche
+from tests.vllm.command import kill_half_way, touche
 from tests.vllm.conftest import Tell
 from tests.vllm.real_data import TaskInput
 from tests.vllm.server import CONTEXT, MODEL_NAME, OPTIONS, VENV, finished_requests, vllm_environment, vllm_server
@@ -136,17 +134,8 @@ def test_a_run_killed_half_way_sends_nothing_twice(
     data: TaskInput, thinking_url: str, tmp_path: Path, tell: Tell
 ) -> None:
     command = arguments(data, thinking_url, tmp_path / "killed")
-    words = [sys.executable, "-m", "touche_llm", *map(str, command)]
-    with subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
-        try:
-            start = finished_requests(thinking_url)
-            while finished_requests(thinking_url) - start < 60:
-                assert process.poll() is None, "the run ended before it could be killed"
-                time.sleep(0.2)
-        finally:
-            process.kill()
+    kill_half_way(thinking_url, 60, command)
     known = len(stored(tmp_path))
-    time.sleep(3)  # what the killed run had sent may still be finished by the server
     before = finished_requests(thinking_url)
     touche(*command)
     sent = finished_requests(thinking_url) - before - PROBES
@@ -177,10 +166,7 @@ def row_of(card: str) -> dict[str, object]:
 @pytest.mark.nightly
 @pytest.mark.parametrize(
     ("template", "delimiters", "is_kept"),
-    [
-        (KEPT, "deepseek", True),
-        (HARMONY, "qwen3", False),
-    ],
+    [(KEPT, "deepseek", True), (HARMONY, "qwen3", False)],
     ids=["r1 of the guide", "harmony"],
 )
 def test_templates_are_found_out_by_token_ids(
