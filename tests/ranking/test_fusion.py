@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
 
 import pytest
@@ -11,13 +11,12 @@ from tests.expect import raises_at
 from tests.ranking.fake_comparer import ids
 from touche_llm.data.records import Candidate, ScoredDocument
 from touche_llm.data.trec_runs import ParsedRun
-from touche_llm.errors import DataError, UsageError
-from touche_llm.ranking.fusion import FusionSettings, fuse_reciprocal_ranks, fuse_runs, interpolate
+from touche_llm.errors import UsageError
+from touche_llm.ranking.fusion import FusionSettings, check_weights, fuse, fuse_runs
 from touche_llm.tasks import get_task
 
-Method = Callable[[Sequence[Sequence[ScoredDocument]], Sequence[float]], list[ScoredDocument]]
-METHODS: list[Method] = [fuse_reciprocal_ranks, interpolate]
-RRF = FusionSettings()
+RRF, SCORES = FusionSettings(), FusionSettings(method="interpolation")
+METHODS = [RRF, SCORES]
 
 
 def ranking(*documents: str, scores: Sequence[float] | None = None) -> list[ScoredDocument]:
@@ -39,7 +38,7 @@ methods = st.sampled_from(METHODS)
 
 
 def test_reciprocal_ranks_add_up_and_the_best_possible_sum_is_one() -> None:
-    fused = fuse_reciprocal_ranks([ranking("a", "b", "c"), ranking("b", "d")], [1, 1], k=1)
+    fused = fuse([ranking("a", "b", "c"), ranking("b", "d")], [1, 1], FusionSettings(k=1))
     # b: 1/3 + 1/2; a: 1/2; d: 1/3; c: 1/4; the best possible: 1/2 + 1/2.
     assert ids(fused) == ["b", "a", "d", "c"]
     assert [each.score for each in fused] == pytest.approx([5 / 6, 1 / 2, 1 / 3, 1 / 4])
@@ -48,7 +47,7 @@ def test_reciprocal_ranks_add_up_and_the_best_possible_sum_is_one() -> None:
 def test_a_weight_counts_as_so_many_copies_of_the_ranking() -> None:
     one, other = ranking("a", "b", "c"), ranking("c", "b")
     for method in METHODS:
-        doubled, copied = method([one, other], [1, 2]), method([one, other, other], [1, 1, 1])
+        doubled, copied = fuse([one, other], [1, 2], method), fuse([one, other, other], [1, 1, 1], method)
         assert ids(doubled) == ids(copied)
         assert [each.score for each in doubled] == pytest.approx([each.score for each in copied])
 
@@ -56,28 +55,28 @@ def test_a_weight_counts_as_so_many_copies_of_the_ranking() -> None:
 def test_interpolation_is_the_weighted_mean_of_scaled_scores() -> None:
     one = ranking("a", "b", "c", scores=[30, 20, 10])
     other = ranking("c", "d", "e", scores=[0.9, 0.7, 0.5])
-    fused = interpolate([one, other], [3, 1])
+    fused = fuse([one, other], [3, 1], SCORES)
     # a: 3·1; b: 3·½; c: 3·0 + 1·1; d: 1·½; e: 0; each through 4.
     assert ids(fused) == ["a", "b", "c", "d", "e"]
     assert [each.score for each in fused] == pytest.approx([0.75, 0.375, 0.25, 0.125, 0.0])
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_ties_go_to_the_better_rank_in_the_first_ranking_that_has_the_document(method: Method) -> None:
-    assert ids(method([ranking("a", "b"), ranking("b", "a")], [1, 1])) == ["a", "b"]
-    assert ids(method([ranking("b", "a"), ranking("a", "b")], [1, 1])) == ["b", "a"]
+def test_ties_go_to_the_better_rank_in_the_first_ranking_that_has_the_document(method: FusionSettings) -> None:
+    assert ids(fuse([ranking("a", "b"), ranking("b", "a")], [1, 1], method)) == ["a", "b"]
+    assert ids(fuse([ranking("b", "a"), ranking("a", "b")], [1, 1], method)) == ["b", "a"]
     # Each is last in its ranking and scores nothing by interpolation; f stands higher in its own.
     one, other = ranking("x", "y", "l", scores=[2, 1, 0]), ranking("x", "f", scores=[1, 0])
-    assert ids(interpolate([one, other], [1, 1]))[-2:] == ["f", "l"]
+    assert ids(fuse([one, other], [1, 1], SCORES))[-2:] == ["f", "l"]
 
 
 @given(methods, weighted, st.data())
 @settings(max_examples=50)
 def test_all_documents_come_back_once_with_scores_that_do_not_depend_on_the_order_of_the_rankings(
-    method: Method, pairs: list[tuple[list[ScoredDocument], float]], data: st.DataObject
+    method: FusionSettings, pairs: list[tuple[list[ScoredDocument], float]], data: st.DataObject
 ) -> None:
     def fused(pairs: list[tuple[list[ScoredDocument], float]]) -> list[ScoredDocument]:
-        return method([one for one, _ in pairs], [weight for _, weight in pairs])
+        return fuse([one for one, _ in pairs], [weight for _, weight in pairs], method)
 
     found = fused(pairs)
     assert sorted(ids(found)) == sorted({each.document_id for one, _ in pairs for each in one})
@@ -87,7 +86,6 @@ def test_all_documents_come_back_once_with_scores_that_do_not_depend_on_the_orde
     assert {each.document_id: each.score for each in found} == {each.document_id: each.score for each in permuted}
 
 
-@pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize(
     ("weights", "values"),
     [
@@ -97,15 +95,9 @@ def test_all_documents_come_back_once_with_scores_that_do_not_depend_on_the_orde
         ([0.0, 0.0], ["0"]),
     ],
 )
-def test_weights_that_mean_nothing_are_refused(method: Method, weights: list[float], values: list[str]) -> None:
+def test_weights_that_mean_nothing_are_refused(weights: list[float], values: list[str]) -> None:
     with raises_at(UsageError, "weights", *values):
-        method([ranking("a"), ranking("b")], weights)
-
-
-@pytest.mark.parametrize("method", METHODS)
-def test_a_document_twice_in_a_ranking_is_named(method: Method) -> None:
-    with raises_at(DataError, "document a", "ranking 2"):
-        method([ranking("b"), ranking("a", "b", "a")], [1, 1])
+        check_weights(weights, 2)
 
 
 def run(topics: dict[str, list[str]], **stances: str) -> ParsedRun:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
@@ -12,7 +12,7 @@ from pydantic import Field
 from touche_llm.data.records import Candidate, RunLine, ScoredDocument
 from touche_llm.data.settings import Section
 from touche_llm.data.trec_runs import NO_STANCE_COLUMN, ParsedRun, make_strictly_decreasing
-from touche_llm.errors import DataError, UsageError
+from touche_llm.errors import UsageError
 from touche_llm.ranking.order import Ranked, scale_scores
 from touche_llm.tasks.task import Task
 
@@ -56,75 +56,41 @@ class FusedRun:
 
 
 def fuse(rankings: Sequence[Ranked], weights: Sequence[float], settings: FusionSettings) -> list[ScoredDocument]:
-    """Fuse the rankings of one topic with `fuse_reciprocal_ranks` or `interpolate`, as the settings say."""
-    if settings.method == "rrf":
-        return fuse_reciprocal_ranks(rankings, weights, settings.k)
-    return interpolate(rankings, weights)
+    """Fuse the rankings of one topic by the weighted mean of their documents' values, which are from 0 to 1.
 
-
-def fuse_reciprocal_ranks(
-    rankings: Sequence[Ranked], weights: Sequence[float], k: float = DEFAULT_K
-) -> list[ScoredDocument]:
-    """Fuse rankings by weighted reciprocal rank fusion (Cormack, Clarke and Büttcher, SIGIR 2009).
-
-    A document's score is the sum of weight/(k + rank) over the rankings that have it, divided by the sum for a document
-    that is first in all of them, so that the maximum is 1. Ranks count from 1 in the order of the lists; scores are
-    ignored. Ties are broken by the rank in the first ranking that has the document, then by which ranking that is.
+    With `rrf` (reciprocal rank fusion: Cormack, Clarke and Büttcher, SIGIR 2009), the value is 1/(k + rank), divided by
+    that of rank 1, whatever the scores. With `interpolation`, it is the score, scaled to 0..1 within the ranking; 1 if
+    all are equal. A document that a ranking lacks has the value 0 there. Ties are broken by the rank in the first
+    ranking that has the document, then by which ranking that is.
 
     Args:
         rankings: Rankings of one topic, each best first, each document once.
-        weights: One weight per ranking, not negative, not all 0.
-        k: Constant of at least 0; the larger it is, the less a first place counts.
-
-    Raises:
-        DataError: A document occurs twice in a ranking.
-        UsageError: The weights or `k` are invalid.
+        weights: One weight per ranking, see `check_weights`.
+        settings: Method of fusion.
     """
-    if not (math.isfinite(k) and k >= 0):
-        raise UsageError(f"k: must be a number of at least 0, not {k}")
-    return _fuse_values(rankings, weights, lambda ranking: [(k + 1) / (k + n + 1) for n in range(len(ranking))])
-
-
-def fuse_candidates(rankings: Sequence[list[Candidate]], weights: Sequence[float], k: float) -> list[Candidate]:
-    """Fuse candidates of one topic with `fuse_reciprocal_ranks`; ranks start at 1."""
-    topic_id = next((candidate.topic_id for ranking in rankings for candidate in ranking), "")
-    fused = fuse_reciprocal_ranks(rankings, weights, k)
-    return [Candidate(topic_id, scored.document_id, rank, scored.score) for rank, scored in enumerate(fused, start=1)]
-
-
-def interpolate(rankings: Sequence[Ranked], weights: Sequence[float]) -> list[ScoredDocument]:
-    """Fuse rankings by the weighted mean of their scores, each ranking scaled to 0..1.
-
-    Scaled score = (score - lowest)/(highest - lowest) within the ranking, 1 if all are equal, and 0 for a document
-    that the ranking lacks. Ties, arguments and errors are those of `fuse_reciprocal_ranks`.
-    """
-    return _fuse_values(rankings, weights, scale_scores)
-
-
-def _fuse_values(
-    rankings: Sequence[Ranked],
-    weights: Sequence[float],
-    values: Callable[[Ranked], list[float]],
-) -> list[ScoredDocument]:
-    """Fuse by the weighted mean of values from 0 to 1; a ranking gives 0 to documents that it lacks."""
-    check_weights(weights, len(rankings))
     # Dividing by the largest weight prevents overflow and underflow.
     shares = [weight / max(weights) for weight in weights]
     parts: dict[str, list[float]] = {}
     places: dict[str, tuple[int, int]] = {}
     for number, (ranking, share) in enumerate(zip(rankings, shares, strict=True), start=1):
-        seen: set[str] = set()
-        for rank, (scored, value) in enumerate(zip(ranking, values(ranking), strict=True), start=1):
-            document = scored.document_id
-            if document in seen:
-                raise DataError(f"document {document}: twice in ranking {number}; name each document once")
-            seen.add(document)
-            parts.setdefault(document, []).append(share * value)
-            places.setdefault(document, (rank, number))
+        if settings.method == "rrf":
+            values = [(settings.k + 1) / (settings.k + rank) for rank in range(1, len(ranking) + 1)]
+        else:
+            values = scale_scores(ranking)
+        for rank, (scored, value) in enumerate(zip(ranking, values, strict=True), start=1):
+            parts.setdefault(scored.document_id, []).append(share * value)
+            places.setdefault(scored.document_id, (rank, number))
     # fsum is exact, so ties of the formula are ties here, whatever the order of the rankings.
     total = math.fsum(shares)
     fused = [ScoredDocument(document, math.fsum(part) / total) for document, part in parts.items()]
     return sorted(fused, key=lambda scored: (-scored.score, places[scored.document_id]))
+
+
+def fuse_candidates(rankings: Sequence[list[Candidate]], weights: Sequence[float], k: float) -> list[Candidate]:
+    """Fuse candidates of one topic by their reciprocal ranks; ranks start at 1."""
+    topic_id = next((candidate.topic_id for ranking in rankings for candidate in ranking), "")
+    fused = fuse(rankings, weights, FusionSettings(k=k))
+    return [Candidate(topic_id, scored.document_id, rank, scored.score) for rank, scored in enumerate(fused, start=1)]
 
 
 def check_weights(weights: Sequence[float], rankings: int) -> None:
@@ -153,16 +119,15 @@ def fuse_runs(
 
     Args:
         runs: Runs, read with the labels of the task, if there is a task.
-        weights: One weight per run, as for `fuse_reciprocal_ranks`.
+        weights: One weight per run, see `check_weights`.
         settings: Method of fusion.
         task: Task of the runs; None if no document or every document has a stance.
         depth: Maximum number of lines per topic.
         tag: Tag of the fused run.
 
     Raises:
-        UsageError: The weights are invalid, only runs of weight 0 have a topic, or a task is needed and missing.
+        UsageError: Only runs of weight 0 have a topic, or a task is needed and missing.
     """
-    check_weights(weights, len(runs))
     has_stances = any(run.stances for run in runs)
     lines: list[RunLine] = []
     partial: list[str] = []
