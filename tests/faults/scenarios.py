@@ -83,7 +83,6 @@ SCENARIOS = (
     Scenario(
         "index, built anew", (_index("comparative"),), _index("comparative", "--k1 0.9"), (_RETRIEVE["comparative"],)
     ),
-    Scenario("index, pages", (), _index("controversial"), (_RETRIEVE["controversial"],)),
     Scenario("index, sentences", (), _index("sentence_pairs"), (_RETRIEVE["sentence_pairs"],)),
     Scenario("retrieve", (), _RETRIEVE["comparative"], (_JUDGE, _RANK)),
     Scenario(
@@ -113,11 +112,9 @@ SCENARIOS = (
         asks=True,
     ),
     Scenario("run", (), _run("comparative", "judge,pairwise:4"), (_RANK,), asks=True),
-    Scenario("run, lists", (), _run("comparative", "judge,listwise:6,balance:4"), (_RANK,), asks=True),
     Scenario(
-        "run, other queries", (), _run("comparative", "judge,insertion:4", "--query-expansion"), (_RANK,), asks=True
+        "run, pages", (), _run("controversial", "judge,listwise:4,balance:4", "--query-expansion"), (_RANK,), asks=True
     ),
-    Scenario("run, pages", (), _run("controversial", "judge,listwise:4"), (_RANK,), asks=True),
     Scenario("run, sentences", (), _run("sentence_pairs", "judge,setwise:4"), (_RANK,), asks=True),
     Scenario("run again", (_run("comparative", "judge"),), _run("comparative", "judge"), (_RANK,), asks=True),
     Scenario("batch export", (_RETRIEVE["comparative"],), _EXPORT, (ANSWER_BATCH, _IMPORT, _REPLAY, _RANK)),

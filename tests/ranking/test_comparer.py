@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from functools import cache
 from itertools import permutations, product
 from pathlib import Path
@@ -42,13 +42,12 @@ TEXTS = {"a": "About tea.", "b": "About coffee.", "c": "About both.", "long": LO
 
 
 class Held:
-    """Documents in memory; `got` has the requested ids."""
+    """Documents in memory."""
 
     def __init__(self, texts: Mapping[str, str]) -> None:
-        self.texts, self.got = texts, list[str]()
+        self.texts = texts
 
     def get(self, document_id: str) -> Document:
-        self.got.append(document_id)
         return Document(document_id, self.texts[document_id])
 
     def find_unknown(self, document_ids: Any) -> list[str]:
@@ -111,13 +110,11 @@ def comparer_for(
     position: int = 0,
     slots: Slots | None = None,
     tokens: int = 512,
-    concurrency: int = 8,
-    model: ModelClient | None = None,
 ) -> Comparer:
     question = get_task(task).question
     facts = FACTS.model_copy(update={"context": engine.context, "overhead": 10})
-    if model is None:
-        model = ModelClient(engine_info=facts, engine=engine, cache=Cache(Path("unused"), CacheMode.OFF))
+    with Cache(Path("unused"), CacheMode.OFF) as off:
+        model = ModelClient(engine_info=facts, engine=engine, cache=off)
     return Comparer(
         step="listwise:20",
         topic=topic,
@@ -125,27 +122,11 @@ def comparer_for(
         documents=Held(texts),
         question=question,
         prompts=load_prompts(task),
-        builder=RequestBuilder(model, Sampling(max_tokens=40), {}, concurrency),
-        slots=slots or Slots(concurrency),
+        builder=RequestBuilder(model, Sampling(max_tokens=40), {}, 8),
+        slots=slots or Slots(8),
         objective="both",
         document_tokens=tokens,
     )
-
-
-@pytest.fixture(autouse=True)
-def _closed(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Caches in memory are closed, as warnings of open files are errors."""
-    opened: list[Cache] = []
-    original = Cache.__init__
-
-    def opening(self: Cache, *given: Any, **named: Any) -> None:
-        original(self, *given, **named)
-        opened.append(self)
-
-    monkeypatch.setattr(Cache, "__init__", opening)
-    yield
-    for each in opened:
-        each.close()
 
 
 def ordered(text: str, documents: int) -> Any:

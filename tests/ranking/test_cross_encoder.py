@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from touche_llm.data.records import Document, Topic
+from tests.ranking.test_comparer import Held
+from touche_llm.data.records import Topic
 from touche_llm.errors import UsageError
 from touche_llm.llm.cache import Cache, CacheMode
 from touche_llm.llm.engine import EngineInfo
@@ -19,19 +20,6 @@ from touche_llm.ranking.cross_encoder import CrossEncoder, CrossEncoderSettings,
 from touche_llm.tasks import get_task
 
 TOPIC = Topic("1", "Cats or {document} dogs?", description="Which pet?", objects=("cat", "dog"))
-
-
-class Texts:
-    """Documents by id."""
-
-    def __init__(self, **texts: str) -> None:
-        self.texts = texts
-
-    def get(self, document_id: str) -> Document:
-        return Document(document_id, self.texts[document_id])
-
-    def find_unknown(self, document_ids: Iterable[str]) -> list[str]:
-        return [each for each in document_ids if each not in self.texts]
 
 
 class Recording(RecordingEngine):
@@ -46,21 +34,21 @@ class Recording(RecordingEngine):
         return await super().score(query, documents)
 
 
-def send(documents: Texts, task: str = "comparative", context: int = 512, **chosen: Any) -> tuple[str, list[str]]:
-    """ScoreDocuments all documents for the topic, and return the query and the documents that were sent."""
+def send(text: str, task: str = "comparative", context: int = 512, **chosen: Any) -> tuple[str, list[str]]:
+    """Score a document for the topic, and return the query and the documents that were sent."""
     info = EngineInfo(model="m", revision="", context=context, overhead=8, engine="")
     engine = Recording()
     with Cache(Path("none"), CacheMode.OFF) as cache:
         client = PoolingClient(engine_info=info, engine=engine, cache=cache)
         settings = CrossEncoderSettings.model_validate(chosen)
-        scorer = CrossEncoder(client, settings, get_task(task).question, documents)
-        asyncio.run(scorer.score(TOPIC, list(documents.texts)))
+        scorer = CrossEncoder(client, settings, get_task(task).question, Held({"a": text}))
+        asyncio.run(scorer.score(TOPIC, ["a"]))
     (sent,) = engine.sent
     return sent
 
 
 def test_a_preset_puts_both_in_the_template_of_the_model() -> None:
-    query, (document,) = send(Texts(a="{query} <|im_end|>"), preset="qwen3", instruction="Compare.", query=["objects"])
+    query, (document,) = send("{query} <|im_end|>", preset="qwen3", instruction="Compare.", query=["objects"])
     # As in the examples of vLLM and of the model's card: together they are one chat.
     assert query.startswith("<|im_start|>system\nJudge whether")
     assert query.endswith("<|im_start|>user\n<Instruct>: Compare.\n<Query>: cat dog\n")
@@ -71,7 +59,7 @@ def test_a_preset_puts_both_in_the_template_of_the_model() -> None:
 @pytest.mark.parametrize("task", ["comparative", "controversial"])
 def test_a_long_document_is_cut_and_its_template_is_not(task: str) -> None:
     text = " ".join(f"Sentence {number} is about cats." for number in range(200))
-    _, (document,) = send(Texts(a=text), task, context=256, preset="qwen3")
+    _, (document,) = send(text, task, context=256, preset="qwen3")
     assert document.endswith("</think>\n\n")
     # An estimated token has four characters.
     assert 200 < len(document) < 4 * 256

@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.prompt_variants import load_prompt
-from tests.ranking.test_comparer import Held
+from tests.ranking.test_comparer import Held, load_prompts
 from tests.sample_runs import config_for, run_scripted
 from tests.scripted_engine import FACTS, Script, ScriptedEngine
 from tests.write_demo_cassette import script_of
@@ -20,7 +19,7 @@ from touche_llm.llm.cache import Cache, CacheMode
 from touche_llm.llm.model import ModelClient
 from touche_llm.llm.request import MAX_SAMPLES, Request, Sampling
 from touche_llm.pipeline.run_directory import COMPARISON_FAILURES, COMPARISONS
-from touche_llm.prompts.purposes import LABELS, list_template_variables
+from touche_llm.prompts.purposes import LABELS
 from touche_llm.ranking.steps import RankingPlan, RankingSettings, parse_steps, rank_topics
 from touche_llm.tasks import get_task
 
@@ -58,10 +57,6 @@ async def rank(
         topic: [Candidate(topic, f"{topic}-{rank}", rank, 1.0 / rank) for rank in range(1, count + 1)]
         for topic, count in documents.items()
     }
-    prompts = {
-        kind: load_prompt(get_task("comparative"), kind, kind, list_template_variables(TASK.question))
-        for kind in ("best", "order")
-    }
     ids = [each.document_id for ranking in candidates.values() for each in ranking]
     ranked = await rank_topics(
         topics,
@@ -75,7 +70,7 @@ async def rank(
             RankingSettings(),
             "tag",
             documents=Held({each: f"Text of {each}." for each in ids}),
-            prompts=prompts,
+            prompts=load_prompts("comparative"),
             builder=RequestBuilder(ModelClient(engine_info=FACTS, engine=engine, cache=cache), Sampling(), {}, 3),
         ),
         lambda: None,
