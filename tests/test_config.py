@@ -145,7 +145,6 @@ def test_every_default_is_written_out(tmp_path: Path) -> None:
         ("ranking: {pairwise: {orders: 2}}", ["ranking.pairwise.orders: no such name"]),
         ("ranking: {setwize: {top: 2}}", ["ranking.setwize: no such name, did you mean ranking.setwise?"]),
         ("stance: {thresholds: {FIRST: 0.5}}", ["stance.thresholds.FIRST: no such label; comparative has NO, NEUTRAL"]),
-        ("stance: {thresholds: {NO: 0.1, 'NO': 0.2}}", ["stance.thresholds: NO occurs twice"]),
         ("stance: {treshold: {}}", ["stance.treshold: no such name, did you mean stance.thresholds?"]),
         ("expansion: {use: true}\ncandidates: run.txt", ["expansion: the candidates come from a run"]),
     ],

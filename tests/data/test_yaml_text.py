@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,7 @@ from touche_llm.prompts.prompt import read_header
     [
         ("", None),
         ("a: 1\nb: [x, 2.5, null, true]\n", {"a": 1, "b": ["x", 2.5, None, True]}),
-        ("a: 2024-01-31", {"a": date(2024, 1, 31)}),
+        ("[NO, yes, off, TRUE, 2024-01-31, 7, False]", ["NO", "yes", "off", "TRUE", "2024-01-31", 7, False]),
         ("1: a\n'1': b", {1: "a", "1": "b"}),
     ],
 )
@@ -34,6 +33,7 @@ def test_what_is_within_the_bounds_is_read(text: str, value: Any) -> None:
     ("text", "line", "said"),
     [
         ("a: 1\nb: 2\na: 3", 3, "'a' is in line 1"),
+        ("NO: 1\nNO: 2", 2, "'NO' is in line 1"),
         ("x:\n  - a: 1\n    'a': 2", 3, "'a' is in line 2"),
         ("a: !!python/object/apply:os.getcwd []", 1, "os.getcwd"),
         ("a: [1", 2, ""),
@@ -48,12 +48,6 @@ def test_what_exceeds_a_bound_or_says_something_twice_is_an_error_with_its_line(
         assert str(error.value).startswith((f"line {line}:", f"line {line},"))
         assert said in str(error.value)
         assert len(str(error.value)) < 300
-
-
-def test_labels_of_answers_are_words_where_that_is_asked_for() -> None:
-    assert parse_yaml("[NO, yes, 2024-01-31, 7]", words=True) == ["NO", "yes", "2024-01-31", 7]
-    with pytest.raises(YamlError, match=r"^line 2: .*'NO'.*line 1\b"):
-        parse_yaml("NO: 1\nNO: 2", words=True)
 
 
 def test_what_the_program_writes_is_read_again(tmp_path: Path) -> None:

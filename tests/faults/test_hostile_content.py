@@ -173,7 +173,6 @@ READERS: dict[str, tuple[str, st.SearchStrategy[bytes], Callable[[Path], Any], t
     "graded qrels": ("qrels.txt", QRELS, lambda path: read_qrels({"relevance": path}, TASK), DataError),
     "stance qrels": ("qrels.txt", QRELS, lambda path: read_qrels({"stance": path}, TASK), DataError),
     "YAML": ("any.yaml", YAML, lambda path: parse_yaml(path.read_bytes()), YamlError),
-    "YAML with words": ("any.yaml", YAML, lambda path: parse_yaml(path.read_bytes(), words=True), YamlError),
     "configurations": ("config.yaml", YAML, lambda path: load_config(path, {}), ToucheError),
     "thresholds": ("thresholds.yaml", YAML, read_thresholds, ToucheError),
     "cassettes": ("cassette.jsonl", CASSETTES, replay, DataError),

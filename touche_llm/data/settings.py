@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
@@ -28,7 +29,12 @@ class YamlError(ValueError):
 
 
 class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
-    """YAML loader that refuses duplicate keys."""
+    """YAML loader that refuses duplicate keys, and reads YES, NO, off and dates as words, as YAML 1.2 does."""
+
+    yaml_implicit_resolvers = {
+        first: [(tag, pattern) for tag, pattern in resolvers if not tag.endswith((":bool", ":timestamp"))]
+        for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+    }
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
         lines: dict[tuple[str, str], int] = {}
@@ -42,54 +48,43 @@ class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[mi
         return mapping
 
 
-class _WordLoader(_Loader):
-    """YAML loader that reads YES, NO and dates as words, such as labels of answers."""
-
-    yaml_implicit_resolvers = {
-        first: [(tag, pattern) for tag, pattern in resolvers if not tag.endswith((":bool", ":timestamp"))]
-        for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
-    }
+# Labels such as TRUE stay words.
+_Loader.add_implicit_resolver("tag:yaml.org,2002:bool", re.compile(r"^(?:[Tt]rue|[Ff]alse)$"), list("tTfF"))
 
 
-def parse_yaml(content: bytes | str, *, words: bool = False) -> Any:
-    """Parse a YAML document into strings, numbers, dates, lists and dictionaries.
-
-    Args:
-        content: Document of at most `MAX_BYTES` bytes or characters.
-        words: Whether to read YES, NO and dates as words.
+def parse_yaml(content: bytes | str) -> Any:
+    """Parse a YAML document of at most `MAX_BYTES` bytes or characters into strings, numbers, lists and dictionaries.
 
     Raises:
         YamlError: The text is not YAML or too long, or repeats a key.
     """
     if len(content) > MAX_BYTES:
         raise YamlError(f"longer than {MAX_BYTES:,} bytes")
-    loader = _WordLoader if words else _Loader
     try:
-        return yaml.load(content, loader)
+        return yaml.load(content, _Loader)
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         place = f"line {mark.line + 1}, column {mark.column + 1}: " if mark is not None else ""
         message = ", ".join(part for part in (error.context, error.problem) if part)
         raise YamlError(f"{place}{message}") from error
-    except (yaml.YAMLError, ValueError) as error:  # also a date such as 2001-02-31, or invalid Unicode
+    except (yaml.YAMLError, ValueError) as error:  # also invalid Unicode
         raise YamlError(" ".join(str(error).split())) from error
 
 
 def read_yaml(
-    path: Path, *, words: bool = False, text: str | None = None, error: type[ToucheError] = DataError, advice: str = ""
+    path: Path, *, text: str | None = None, error: type[ToucheError] = DataError, advice: str = ""
 ) -> dict[str, Any]:
     """Read a YAML file of names and values, empty for an empty file.
 
     Args:
         path: The file.
-        words: Whether to read YES, NO and dates as words.
         text: Its part that is YAML; by default all of it.
         error: Type of the error if it cannot be read or is no such file.
         advice: End of the error's message, after a semicolon: how to fix it.
     """
     end = f"; {advice}" if advice else ""
     try:
-        values = parse_yaml(read_bounded(path, MAX_BYTES, error) if text is None else text, words=words)
+        values = parse_yaml(read_bounded(path, MAX_BYTES, error) if text is None else text)
     except OSError as cause:
         raise error(f"{path}: cannot read the file: {cause.strerror}{end}") from cause
     except YamlError as cause:
@@ -103,13 +98,12 @@ def load_yaml(
     path: Path,
     model: type[ModelT],
     *,
-    words: bool = False,
     text: str | None = None,
     error: type[ToucheError] = DataError,
     advice: str = "",
 ) -> ModelT:
     """Read a YAML file into a model; arguments and errors are those of `read_yaml`, the message names file and key."""
-    values = read_yaml(path, words=words, text=text, error=error, advice=advice)
+    values = read_yaml(path, text=text, error=error, advice=advice)
     try:
         return model.model_validate(values)
     except ValidationError as invalid:

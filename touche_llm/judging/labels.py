@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import BeforeValidator, Field, SerializerFunctionWrapHandler, model_serializer, model_validator
+from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
 from touche_llm.data.io import open_atomic
 from touche_llm.data.records import Judgment, Reading, StanceReading
@@ -88,15 +88,6 @@ StancePrompt = Literal["shared", "own", "both_orders"]
 _TopicId = Annotated[str, Field(coerce_numbers_to_str=True)]
 
 
-def _restore_no(values: Any) -> Any:
-    """Restore the name `NO`, which YAML reads as false without quotation marks."""
-    if not isinstance(values, dict) or False not in values:
-        return values
-    if "NO" in values:
-        raise ValueError("NO occurs twice, once without quotation marks; leave one out")
-    return {"NO" if name is False else name: value for name, value in values.items()}
-
-
 class StanceSettings(Section):
     """Settings of stance detection.
 
@@ -128,7 +119,6 @@ class StanceSettings(Section):
     ] = Field(20, ge=1)
     thresholds: Annotated[
         dict[str, Annotated[float, Field(ge=0.0, le=1.0)]],
-        BeforeValidator(_restore_no),
         Option("--thresholds", "Stance thresholds, as written by `touche-llm calibrate`", "Ranking", is_file=True),
     ] = {}
     calibrated_on: tuple[_TopicId, ...] = ()

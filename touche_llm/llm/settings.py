@@ -284,11 +284,6 @@ class SamplingConfig(Section):
         return 20 if self.logprobs else 0
 
 
-def _restore_off(value: Any) -> Any:
-    """Restore the mode `off`, which YAML reads as false."""
-    return CacheMode.OFF if value is False else value
-
-
 class CacheConfig(Section):
     """Settings of the answer cache."""
 
@@ -297,7 +292,6 @@ class CacheConfig(Section):
     ] = Path(".touche-llm/answers.sqlite")
     mode: Annotated[
         CacheMode,
-        BeforeValidator(_restore_off),
         Option(
             "--cache-mode",
             "reuse; replay: a missing answer is an error; refresh: request all answers again; off",

@@ -49,7 +49,7 @@ def _read_published() -> dict[str, str]:
     """Return the half of each normalised title of the project's own tasks."""
     found: dict[str, str] = {}
     for file in sorted(prompts_folder().glob(f"*/{HALVES_FILE}")):
-        halves = load_yaml(file, PublishedHalves, words=True)
+        halves = load_yaml(file, PublishedHalves)
         for half, titles in ((CHOICE, halves.choice), (HOLD_OUT, halves.hold_out)):
             found |= dict.fromkeys(map(normalise_title, titles), half)
     return found

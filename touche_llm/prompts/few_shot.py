@@ -69,7 +69,7 @@ def parse_examples(
             answer that does not fit its model. Names the file, the example and the field.
     """
     try:
-        values = parse_yaml(text, words=True)
+        values = parse_yaml(text)
     except YamlError as error:
         raise PromptError(f"{path}: not YAML: {error}") from error
     if not isinstance(values, list) or not values:

@@ -120,7 +120,7 @@ def describe_restriction(document_ids: Iterable[str]) -> str:
 @cache
 def read_published() -> Published:
     """Read the list of published files."""
-    return load_yaml(Path(__file__).with_name("published.yaml"), Published, words=True)
+    return load_yaml(Path(__file__).with_name("published.yaml"), Published)
 
 
 # Characters of a record that are shown.
@@ -320,7 +320,7 @@ class Board(Model, strict=True):
 @cache
 def read_board(path: Path) -> Board:
     """Read a file of published results; raises DataError if it is invalid."""
-    return load_yaml(path, Board, words=True)
+    return load_yaml(path, Board)
 
 
 def read_tables(task: Task) -> list[Table]:

@@ -157,7 +157,7 @@ class Task(Model, strict=True):
                     f"{self.folder / TASK_FILE}: templates: {name!r} is no task of the project; it must be {known}"
                 )
             folders.append(shared)
-            task = load_yaml(shared / TASK_FILE, Task, words=True)
+            task = load_yaml(shared / TASK_FILE, Task)
         return tuple(folders)
 
     def find_template(self, file: str) -> Path:
@@ -327,7 +327,7 @@ def load_task(folder: Path, *, is_own: bool = False) -> Task:
         DataError: The folder has no valid `task.yaml`, or lacks a template that it needs, or names a task of the
             project that does not exist; names file, key and allowed values.
     """
-    task = load_yaml(folder / TASK_FILE, Task, words=True)
+    task = load_yaml(folder / TASK_FILE, Task)
     task._folder, task._is_own = folder, is_own
     task.shared_folders  # noqa: B018, names an unknown one
     needed = {"judge": "aspects: are graded with"}
