@@ -163,7 +163,7 @@ def write_template(form: Form) -> str:
 
 def make_task(fields: Sequence[str], template: str, folder: Path) -> Task:
     """Make a task with the aspects among the fields, in their order, and this judge prompt."""
-    definition = read_yaml(TASK.folder / TASK_FILE, words=True)
+    definition = read_yaml(TASK.folder / TASK_FILE)
     assert isinstance(definition, dict)
     aspects = {name: definition["aspects"][name] for name in fields if name in definition["aspects"]}
     parts = {"aspects": aspects, "weights": {"both": dict.fromkeys(aspects, 1.0)}, "measures": {}}

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from touche_llm.errors import EngineError, UsageError
+from touche_llm.llm.engine import ChatTokenizer
 from touche_llm.llm.request import Message
-from touche_llm.llm.tokenizers import ChatTokenizer
 
 
 async def test_a_tokenizer_is_loaded_from_a_folder_alone_and_runs_no_code(

@@ -30,8 +30,8 @@ from touche_llm.data.topics import read_topics
 from touche_llm.errors import UsageError, to_printable
 from touche_llm.llm.answers import get_labels
 from touche_llm.llm.cache import Cache, CacheMode
+from touche_llm.llm.engine import ChatTokenizer
 from touche_llm.llm.settings import CacheConfig, SamplingConfig
-from touche_llm.llm.tokenizers import ChatTokenizer
 from touche_llm.pipeline.context import Dataset, check_examples
 from touche_llm.prompt_lab.lint import CheckedPrompt, Finding, check, detect_changed_text
 from touche_llm.prompt_lab.trial import Count, estimate

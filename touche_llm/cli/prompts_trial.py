@@ -22,9 +22,9 @@ from touche_llm.data.records import Cut
 from touche_llm.errors import UsageError, to_printable
 from touche_llm.evaluation.qrels import STANCE, Qrels, read_qrels
 from touche_llm.llm.cache import CacheMode
+from touche_llm.llm.engine import ChatTokenizer
 from touche_llm.llm.model import AnsweredRequest, ModelClient
 from touche_llm.llm.recorder import make_dry_engine, open_known_answers
-from touche_llm.llm.tokenizers import ChatTokenizer
 from touche_llm.pipeline.context import RunContext, check_examples
 from touche_llm.pipeline.engines import assume_engine_info, make_request_builder, open_model
 from touche_llm.prompt_lab.holdout import record_trial

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import replace
 from enum import StrEnum
 from typing import Annotated, Any
 
@@ -11,11 +10,10 @@ import msgspec
 
 from touche_llm.data.records import Count, Malformed, decode_json
 from touche_llm.llm.answers import Layout, Token
-from touche_llm.llm.engine import BrokenReply, Completion, MissingLogprobs, Rejected
+from touche_llm.llm.engine import BrokenReply, Completion, MissingLogprobs, Rejected, TokenCounter
 from touche_llm.llm.http import HttpClient
-from touche_llm.llm.logprobs import LOGPROB_ROUNDING, overlaps, trim_alternatives
+from touche_llm.llm.logprobs import LOGPROB_ROUNDING, overlaps
 from touche_llm.llm.request import Message, Origin, Request, Sampling, SystemPlace, place_system_message, to_prompt
-from touche_llm.llm.tokenizers import TokenCounter, VllmTokenCounter
 
 
 class Delivery(StrEnum):
@@ -219,6 +217,89 @@ def _clip_rounding(logprob: float) -> float:
     return 0.0 if 0.0 < logprob <= LOGPROB_ROUNDING else logprob
 
 
+class _Count(msgspec.Struct):
+    count: Count
+
+
+class _Tokens(msgspec.Struct):
+    tokens: list[int]
+
+
+class _Prompt(msgspec.Struct):
+    prompt: str
+
+
+class _Content(msgspec.Struct):
+    content: str
+
+
+class VllmTokenCounter(TokenCounter):
+    """Counter that uses `/tokenize` with messages, as vLLM has it."""
+
+    name = "/tokenize with messages"
+
+    def __init__(self, client: HttpClient, model: str, chat_template_kwargs: Mapping[str, Any]) -> None:
+        self._client, self._model = client, model
+        self._chat_template_kwargs = dict(chat_template_kwargs)
+
+    async def count_tokens(self, messages: tuple[Message, ...]) -> int:
+        """Return the number of prompt tokens of a chat, template included."""
+        body = {"model": self._model, **to_prompt(messages), "chat_template_kwargs": self._chat_template_kwargs}
+        return (await self._client.post("/tokenize", body, _Count)).count
+
+    async def render(self, messages: tuple[Message, ...], chat_template_kwargs: Mapping[str, Any]) -> str:
+        """Return the text of a prompt with these switches of the chat template."""
+        body = {"model": self._model, **to_prompt(messages), "chat_template_kwargs": dict(chat_template_kwargs)}
+        return await self._decode((await self._client.post("/tokenize", body, _Tokens)).tokens)
+
+    async def _encode(self, text: str) -> list[int]:
+        body = {"model": self._model, "prompt": text, "add_special_tokens": False}
+        return (await self._client.post("/tokenize", body, _Tokens)).tokens
+
+    async def _decode(self, tokens: list[int]) -> str:
+        return (await self._client.post("/detokenize", {"model": self._model, "tokens": tokens}, _Prompt)).prompt
+
+
+class TextTokenCounter(VllmTokenCounter):
+    """Counter of the tokens of a text that is sent without a chat template, given as one message."""
+
+    name = "/tokenize"
+
+    async def count_tokens(self, messages: tuple[Message, ...]) -> int:
+        """Return the number of tokens of a text, with those that the model adds."""
+        text = "".join(message.content for message in messages)
+        return (await self._client.post("/tokenize", {"model": self._model, "prompt": text}, _Count)).count
+
+
+class LlamaCppTokenCounter(TokenCounter):
+    """Counter that renders with `/apply-template` and tokenizes a text with `/tokenize`, as llama.cpp has them."""
+
+    name = "/apply-template and /tokenize"
+
+    def __init__(self, client: HttpClient, chat_template_kwargs: Mapping[str, Any]) -> None:
+        self._client = client
+        self._chat_template_kwargs = dict(chat_template_kwargs)
+
+    async def count_tokens(self, messages: tuple[Message, ...]) -> int:
+        """Return the number of prompt tokens of a chat, template included."""
+        return len(await self._tokenize(await self.render(messages, self._chat_template_kwargs), is_prompt=True))
+
+    async def render(self, messages: tuple[Message, ...], chat_template_kwargs: Mapping[str, Any]) -> str:
+        """Return the text of a prompt with these switches of the chat template."""
+        body = {**to_prompt(messages), "chat_template_kwargs": dict(chat_template_kwargs)}
+        return (await self._client.post("/apply-template", body, _Prompt)).prompt
+
+    async def _encode(self, text: str) -> list[int]:
+        return await self._tokenize(text, is_prompt=False)
+
+    async def _tokenize(self, text: str, *, is_prompt: bool) -> list[int]:
+        """Return the tokens of a text, with those that the model adds to a prompt if it is one."""
+        return (await self._client.post("/tokenize", {"content": text, "add_special": is_prompt}, _Tokens)).tokens
+
+    async def _decode(self, tokens: list[int]) -> str:
+        return (await self._client.post("/detokenize", {"tokens": tokens}, _Content)).content
+
+
 class ChatServer(HttpClient):
     """Engine that sends requests to a server. Use as an asynchronous context manager, and see `startup.connect`.
 
@@ -261,13 +342,8 @@ class ChatServer(HttpClient):
             EngineDeath: The server has died.
             EngineError: Another model answers than before.
         """
-        completion = read_completion(
-            await self.exchange(request), request.layout if request.sampling.top_logprobs else None
-        )
-        if self.alternatives and completion.tokens:
-            tokens = trim_alternatives(completion.tokens, request.schema, request.sampling.top_logprobs)
-            return replace(completion, tokens=tokens)
-        return completion
+        layout = request.layout if request.sampling.top_logprobs else None
+        return read_completion(await self.exchange(request), layout)
 
     async def exchange(self, request: Request) -> ChatReply:
         """Return the unprocessed reply to a request; raise as `complete` does."""

@@ -1,4 +1,4 @@
-"""Interfaces of engines, their failures, and counts and a log of requests.
+"""Interfaces of engines and tokenizers, their failures, and counts and a log of requests.
 
 The logger `touche_llm.text` receives prompts, completions and error messages of the server, which may quote either. It
 is silent until its level is set.
@@ -8,16 +8,18 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
-from typing import Protocol
+from pathlib import Path
+from typing import Any, Protocol
 
 import msgspec
 
 from touche_llm.data.concurrency import BROKEN_TRIES, TransientFailure
 from touche_llm.data.records import Count, Model
+from touche_llm.errors import EngineError, UsageError
 from touche_llm.llm.answers import Answer, FailureKind, Token, UnusableAnswer
-from touche_llm.llm.request import Message, Request
+from touche_llm.llm.request import Message, Request, to_prompt
 
 
 class EngineInfo(Model):
@@ -134,6 +136,98 @@ class Counter(Protocol):
     async def truncate(self, text: str, max_tokens: int) -> str:
         """Return the beginning of `text` with about this many tokens."""
         ...
+
+
+class TokenCounter(Counter):
+    """Counter that encodes and decodes texts; `name` describes it for people."""
+
+    name: str
+
+    async def truncate(self, text: str, max_tokens: int) -> str:
+        """Return a prefix of `text` with about this many tokens.
+
+        The decoded text of a tokenizer that normalises differs from its input, but has about as many characters.
+        """
+        tokens = await self._encode(text)
+        if len(tokens) <= max_tokens:
+            return text
+        return text[: len((await self._decode(tokens[:max_tokens])).rstrip("\ufffd"))]
+
+    async def _encode(self, text: str) -> list[int]:
+        raise NotImplementedError
+
+    async def _decode(self, tokens: list[int]) -> str:
+        raise NotImplementedError
+
+    async def render(self, messages: tuple[Message, ...], chat_template_kwargs: Mapping[str, Any]) -> str | None:
+        """Return the text of a prompt with these switches of the chat template; None if the server does not show it."""
+        return None
+
+
+class ChatTokenizer(TokenCounter):
+    """Counter that uses the tokenizer and chat template of a local folder; a server may have another template."""
+
+    name = "the tokenizer of a folder"
+
+    def __init__(self, folder: Path, chat_template_kwargs: Mapping[str, Any]) -> None:
+        """Load the tokenizer; no code from the folder is executed.
+
+        Raises:
+            UsageError: The folder holds no tokenizer, or one without a chat template.
+            EngineError: The transformers library is not installed.
+        """
+        if not (folder / "tokenizer_config.json").is_file():
+            raise UsageError(f"{folder}: no tokenizer; give a folder with tokenizer_config.json (`engine.tokenizer`)")
+        try:
+            from transformers import AutoTokenizer
+        except ImportError as error:
+            raise EngineError(
+                "engine.tokenizer: needs transformers, which vLLM brings: pip install transformers"
+            ) from error
+        try:
+            self._tokenizer = AutoTokenizer.from_pretrained(
+                str(folder), local_files_only=True, trust_remote_code=False, use_fast=True
+            )
+        except Exception as error:  # depends on the library that reads the file
+            raise UsageError(f"{folder}: cannot load the tokenizer: {_describe(error)}") from error
+        self._folder = folder
+        self._chat_template_kwargs = dict(chat_template_kwargs)
+        if not self._tokenizer.chat_template:
+            raise UsageError(f"{folder}: the tokenizer has no chat template")
+
+    def count(self, messages: tuple[Message, ...]) -> int:
+        """Return the number of prompt tokens of a chat, template included.
+
+        Raises:
+            UsageError: The chat template refuses the messages.
+        """
+        try:
+            fields = {"add_generation_prompt": True} | to_prompt(messages)
+            text = self._tokenizer.apply_chat_template(
+                fields.pop("messages"), tokenize=False, **fields, **self._chat_template_kwargs
+            )
+        except Exception as error:  # templates can raise anything
+            raise UsageError(f"{self._folder}: the chat template refuses the messages: {_describe(error)}") from error
+        return len(self._tokenize(text))
+
+    async def count_tokens(self, messages: tuple[Message, ...]) -> int:
+        """Return the number of prompt tokens of a chat as `count`."""
+        return self.count(messages)
+
+    async def _encode(self, text: str) -> list[int]:
+        return self._tokenize(text)
+
+    async def _decode(self, tokens: list[int]) -> str:
+        return str(self._tokenizer.decode(tokens))
+
+    def _tokenize(self, text: str) -> list[int]:
+        # The chat template writes the special tokens. The library would warn about texts longer than the context.
+        tokens: list[int] = self._tokenizer.encode(text, add_special_tokens=False, verbose=False)
+        return tokens
+
+
+def _describe(error: Exception) -> str:
+    return f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
 
 
 class CountingEngine(Protocol):

@@ -6,12 +6,9 @@ import math
 from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Any
-
-import msgspec
 
 from touche_llm.data.records import Reading
-from touche_llm.llm.answers import Layout, Token, Unusable, list_fields
+from touche_llm.llm.answers import Layout, Token, Unusable
 
 Label = int | str
 # Fewer readings give no information, and labels with less than the second, in bits, carry none worth ranking by.
@@ -21,35 +18,12 @@ LOW_INFORMATION = 0.05
 _BILLION = 1e9
 # Max excess of a probability over 1 due to rounding: in bfloat16, values next to 1 are 0.004 to 0.008 apart.
 LOGPROB_ROUNDING = 0.01
-# Max number of cached alternatives.
-_MAX_CACHED = 20_000
 
 
 def select_label_tokens(text: str, tokens: Sequence[Token], layout: Layout, fields: Container[str]) -> list[Token]:
     """Return the tokens of an answer that overlap the value of a field, which are all that `read_label` needs."""
     spans = [span for name, span in layout.find_values(text).items() if name in fields]
     return [token for token in tokens if overlaps(token.at, token.token, spans)]
-
-
-def trim_alternatives(tokens: Sequence[Token], schema: Mapping[str, Any], count: int) -> list[Token]:
-    """Return tokens with their `count` first alternatives, and of the others those that can begin or end a label.
-
-    Alternatives that lead to no label are never used by `read_label`.
-    """
-    layout = Layout.of_schema(schema)
-    texts = [
-        _squeeze(f'{before}{layout.spell_value(label)}{after}"')
-        for before, after, field in zip(layout.frame, layout.frame[1:], list_fields(schema).values(), strict=False)
-        for label in field.get("enum", ())
-    ]
-    # One text to search, in which no alternative spans two labels, since none has a line feed.
-    searched = "\n".join(texts)
-    return [
-        msgspec.structs.replace(
-            token, top=[*token.top[:count], *(pair for pair in token.top[count:] if _squeeze(pair[0]) in searched)]
-        )
-        for token in tokens
-    ]
 
 
 def check_logprobs(text: str, tokens: Iterable[Token]) -> None:
@@ -101,10 +75,9 @@ def read_label(
         ambiguous: float | None = None
         if not token.top:
             return Reading(answered=answered)
-        reached = _get_reached_labels(spelled, written, layout.ends)
         # Several tokens can have the same text (a byte and a character, with and without white space): hence sums.
         for alternative, logprob in _list_alternatives(token):
-            if not (possible := reached[alternative]):
+            if not (possible := _find_reached(spelled, written + _squeeze(alternative), layout.ends)):
                 continue
             probability = followed * math.exp(logprob)
             if len(possible) == 1 < len(labels):
@@ -213,30 +186,16 @@ def _to_names(labels: tuple[Label, ...]) -> tuple[str, ...]:
     return tuple(map(str, labels))
 
 
-class _ReachedLabels(dict[str, tuple[int, ...]]):
-    """Indices of the labels that the text can be or become with an alternative after `written`, by alternative."""
-
-    def __init__(self, spelled: tuple[str, ...], written: str, ends: str) -> None:
-        super().__init__()
-        self._spelled, self._written, self._ends = spelled, written, ends
-
-    def __missing__(self, alternative: str) -> tuple[int, ...]:
-        reached = self._written + _squeeze(alternative)
-        places = tuple(
-            place
-            for place, label in enumerate(self._spelled)
-            # The label or its beginning, or the label and the JSON after it.
-            if label.startswith(reached) or (reached.startswith(label) and reached[len(label)] in self._ends)
-        )
-        if len(self) < _MAX_CACHED:
-            self[alternative] = places
-        return places
-
-
 # The alternatives of a model are much the same from answer to answer.
-@lru_cache(maxsize=32)
-def _get_reached_labels(spelled: tuple[str, ...], written: str, ends: str) -> _ReachedLabels:
-    return _ReachedLabels(spelled, written, ends)
+@lru_cache(maxsize=100_000)
+def _find_reached(spelled: tuple[str, ...], reached: str, ends: str) -> tuple[int, ...]:
+    """Return the indices of the labels that a text, without white space, can be or become."""
+    return tuple(
+        place
+        for place, label in enumerate(spelled)
+        # The label or its beginning, or the label and the JSON after it.
+        if label.startswith(reached) or (reached.startswith(label) and reached[len(label)] in ends)
+    )
 
 
 def _squeeze(text: str) -> str:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import os
 import shutil
+import signal
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from functools import partial
@@ -17,7 +19,6 @@ from typing import Any
 import orjson
 
 from touche_llm.errors import EngineError
-from touche_llm.llm import server_guard
 from touche_llm.llm.settings import get_model_name
 
 # With white space allowed between tokens, weak models write it endlessly. Only this backend has the switch, and all
@@ -53,7 +54,7 @@ def find_vllm() -> str:
 async def run_guarded(
     command: Sequence[str], log: Path, variables: Mapping[str, str]
 ) -> AsyncIterator[tuple[subprocess.Popen[bytes], Callable[[], str]]]:
-    """Run a command that ends with the block and with this process, whatever ends these (see `server_guard`).
+    """Run a command that ends with the block and with this process, whatever ends these (see `guard`).
 
     Args:
         command: The program and its arguments.
@@ -67,7 +68,7 @@ async def run_guarded(
     with log.open("ab") as output:
         start = output.tell()
         process = subprocess.Popen(
-            [sys.executable, "-I", server_guard.__file__, str(_STOP_SECONDS), *command],
+            [sys.executable, "-m", __name__, str(_STOP_SECONDS), *command],
             stdin=subprocess.PIPE,
             stdout=output,
             stderr=output,
@@ -80,6 +81,41 @@ async def run_guarded(
         assert process.stdin is not None
         process.stdin.close()
         await asyncio.to_thread(process.wait)
+
+
+def guard(stop_seconds: float, command: Sequence[str]) -> int:
+    """Run a command until it ends or standard input does; SIGKILL follows SIGTERM after `stop_seconds`.
+
+    This is the parent process of a server. The program that uses the server holds the other end of standard input and
+    never writes to it. The system closes that end with the program, also after SIGKILL; the guard then ends the server
+    and its process group, in which vLLM's engine processes are.
+
+    Returns:
+        The command's exit code; 128 and the number of the signal that ended it, as in a shell.
+    """
+    server = subprocess.Popen(command, stdin=subprocess.DEVNULL, start_new_session=True)
+
+    def kill() -> None:
+        # macOS forbids signals to a group of zombies.
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(server.pid, signal.SIGKILL)
+
+    def stop(*_: object) -> None:
+        server.terminate()
+        timer = threading.Timer(stop_seconds, kill)
+        timer.daemon = True
+        timer.start()
+
+    def terminate_at_end_of_input() -> None:
+        sys.stdin.read()
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, stop)
+    threading.Thread(target=terminate_at_end_of_input, daemon=True).start()
+    code = server.wait()
+    kill()
+    return code if code >= 0 else 128 - code
 
 
 def to_flags(options: Mapping[str, Any]) -> list[str]:
@@ -131,7 +167,8 @@ async def serve(
     Raises:
         EngineError: vLLM is not installed, or it did not start; with the last lines of its log.
     """
-    port = _free_port()
+    with socket.create_server((_HOST, 0)) as free:
+        port: int = free.getsockname()[1]
     arguments = build_start_options(options)
     arguments |= {"served_model_name": get_model_name(folder), "host": _HOST, "port": port}
     arguments |= {} if context is None else {"max_model_len": context}
@@ -140,30 +177,25 @@ async def serve(
     variables = {"VLLM_HTTP_TIMEOUT_KEEP_ALIVE": "120"}
     async with run_guarded([*command, *to_flags(arguments)], log, variables) as (process, end_of_log):
         url = f"http://{_HOST}:{port}"
-        await _wait_until_ready(process, f"{url}/health", end_of_log, ready_within)
+        await _wait_until_ready(process, url, end_of_log, ready_within)
         yield url
 
 
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind((_HOST, 0))
-        port: int = probe.getsockname()[1]
-        return port
-
-
 async def _wait_until_ready(
-    process: subprocess.Popen[bytes], health: str, end_of_log: Callable[[], str], seconds: float
+    process: subprocess.Popen[bytes], url: str, end_of_log: Callable[[], str], seconds: float
 ) -> None:
-    import aiohttp  # takes a while to load
+    from touche_llm.llm.http import HttpClient  # takes a while to load
 
     try:
-        async with asyncio.timeout(seconds), aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=5)) as session:
+        async with asyncio.timeout(seconds), HttpClient(url, concurrency=1, request_timeout=seconds) as client:
             while process.poll() is None:
-                with suppress(aiohttp.ClientError, TimeoutError):
-                    async with session.get(health) as response:
-                        if response.status == 200:
-                            return
+                if (await client.look("/health"))[0] == 200:
+                    return
                 await asyncio.sleep(_POLL_INTERVAL)
     except TimeoutError as error:
         raise EngineError(f"vllm serve: not ready within {seconds:g} s; {end_of_log()}") from error
     raise EngineError(f"vllm serve: ended with code {process.returncode} before it was ready; {end_of_log()}")
+
+
+if __name__ == "__main__":
+    sys.exit(guard(float(sys.argv[1]), sys.argv[2:]))

@@ -12,11 +12,11 @@ import msgspec
 import numpy as np
 
 from touche_llm.errors import EngineError
+from touche_llm.llm.chat import TextTokenCounter
 from touche_llm.llm.engine import BrokenReply, EngineInfo, Rejected, Transient
 from touche_llm.llm.http import HttpClient
 from touche_llm.llm.settings import SECTIONS, PoolingConfig, PoolingPurpose
 from touche_llm.llm.startup import describe_failure, identify, read_serving
-from touche_llm.llm.tokenizers import TextTokenCounter
 
 _PATHS: dict[PoolingPurpose, str] = {"embedding": "/v1/embeddings", "score": "/v1/rerank"}
 _NOUNS: dict[PoolingPurpose, str] = {"embedding": "embeddings", "score": "scores of pairs"}

@@ -22,7 +22,7 @@ from touche_llm.llm.answers import (
     list_fields,
     parse_answer,
 )
-from touche_llm.llm.chat import ChatReply, Delivery, read_completion
+from touche_llm.llm.chat import ChatReply, Delivery, LlamaCppTokenCounter, read_completion
 from touche_llm.llm.checks import (
     LABEL_TOKENS,
     OPEN_THOUGHT,
@@ -37,7 +37,7 @@ from touche_llm.llm.checks import (
     Survey,
     fail,
 )
-from touche_llm.llm.engine import BrokenReply, Completion, MissingLogprobs, Rejected
+from touche_llm.llm.engine import BrokenReply, ChatTokenizer, Completion, MissingLogprobs, Rejected
 from touche_llm.llm.logprobs import Label, check_logprobs, read_label
 from touche_llm.llm.request import (
     DELIMITERS,
@@ -49,7 +49,6 @@ from touche_llm.llm.request import (
     place_system_message,
 )
 from touche_llm.llm.settings import ThinkingConfig
-from touche_llm.llm.tokenizers import ChatTokenizer, LlamaCppTokenCounter
 
 
 class Extent(IntEnum):

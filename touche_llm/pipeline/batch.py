@@ -22,11 +22,10 @@ from touche_llm.llm.batch_files import (
     request_line,
 )
 from touche_llm.llm.cache import Cache, CacheMode
-from touche_llm.llm.engine import Completion, Counts, EngineInfo
+from touche_llm.llm.engine import ChatTokenizer, Completion, Counts, EngineInfo
 from touche_llm.llm.model import ModelClient
 from touche_llm.llm.recorder import RecordingEngine, run_until_pending
 from touche_llm.llm.request import EMPTY_CHAT, Request, place_system_message
-from touche_llm.llm.tokenizers import ChatTokenizer
 from touche_llm.pipeline.context import RunContext
 from touche_llm.pipeline.engines import assume_engine_info, store_engine_info
 from touche_llm.pipeline.progress import ForwardedProgress, Progress

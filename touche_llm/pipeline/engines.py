@@ -12,7 +12,7 @@ from typing import Any
 from touche_llm.errors import DataError, EngineError, UsageError
 from touche_llm.judging.pointwise import RequestBuilder
 from touche_llm.llm.cache import Cache, CacheMode, Entry
-from touche_llm.llm.engine import Engine, EngineInfo, Rejected, Transient
+from touche_llm.llm.engine import ChatTokenizer, Engine, EngineInfo, Rejected, Transient
 from touche_llm.llm.model import ModelClient
 from touche_llm.llm.pooling import PoolingClient, TemplateConfig
 from touche_llm.llm.request import EMPTY_CHAT, Sampling, hash_content, place_system_message
@@ -27,7 +27,6 @@ from touche_llm.llm.settings import (
     check_model_folder,
     get_model_name,
 )
-from touche_llm.llm.tokenizers import ChatTokenizer
 from touche_llm.llm.truncation import StartUp
 from touche_llm.pipeline.progress import Progress, SilentProgress
 

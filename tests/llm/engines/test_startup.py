@@ -23,12 +23,11 @@ from touche_llm.llm.answers import AnswerForm, AnswerModel, build_schema
 from touche_llm.llm.cache import Cache
 from touche_llm.llm.chat import ChatServer, Delivery
 from touche_llm.llm.checks import Survey
-from touche_llm.llm.engine import EngineInfo
+from touche_llm.llm.engine import EngineInfo, TokenCounter
 from touche_llm.llm.model import AnsweredRequest, ModelClient
 from touche_llm.llm.request import Message, Sampling
 from touche_llm.llm.settings import EngineConfig, SamplingConfig
 from touche_llm.llm.startup import connect
-from touche_llm.llm.tokenizers import TokenCounter
 
 
 class WordTokenizer(TokenCounter):
