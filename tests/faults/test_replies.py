@@ -19,7 +19,7 @@ import orjson
 import pytest
 
 from tests.answer_models import ComparativeJudgment
-from tests.faults import reply_bodies, reply_logprobs, reply_wires
+from tests.faults import reply_bodies, reply_wires
 from tests.faults.fuzz_server import FuzzServer, honest, probe
 from tests.faults.reply_kinds import KINDS, LABELS, Kind, Pieces, good, http
 from tests.faults.tally import Tally
@@ -36,7 +36,7 @@ from touche_llm.llm.settings import EngineConfig, SamplingConfig
 from touche_llm.llm.startup import connect
 
 # Imported for the kinds that they register.
-assert reply_bodies and reply_logprobs and reply_wires
+assert reply_bodies and reply_wires
 
 STRAY = KINDS["reply behind"]
 # They leave bytes on their connection, so that what is sent on it next may be lost instead.
