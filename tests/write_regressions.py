@@ -83,7 +83,7 @@ async def main() -> None:
                 continue
             recorded = open_snapshot(target)
             (work := Path(name) / "work").mkdir()
-            found = await compare_replay(recorded, None, work)
+            found = await compare_replay(recorded, work)
             print(format_differences(task, found.differences))
             if found.differences:
                 made = await record(found.config, require_run(recorded, found), target, recorded.qrels())

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli.conftest import Touche
-from tests.regression.conftest import edit, overlay
+from tests.regression.conftest import edit, overlay, take_templates
 from tests.report.reports import write_qrels
 from tests.write_regressions import FOLDER, make_run
 from touche_llm.regression.differences import COLUMNS
@@ -100,6 +100,7 @@ def test_a_template_that_changes_after_the_question_is_not_stored_unseen(
     mine = overlay(tmp_path / "mine", "comparative", stance=("You are", "You are"))
     template = mine / "comparative" / "stance.jinja"
     folder = copies / "comparative"
+    take_templates(folder, mine)
     edit(folder / "config.yaml", "- pairwise:3\n", "")
     before = (folder / "recorded.json").read_bytes()
     text = template.read_text()
@@ -109,7 +110,7 @@ def test_a_template_that_changes_after_the_question_is_not_stored_unseen(
         return True
 
     monkeypatch.setattr("typer.confirm", saved)
-    done = touche("regress", "update", "comparative", "--prompts", str(mine))
+    done = touche("regress", "update", "comparative")
     assert done.returncode != 0 and "setting rank: " in done.stdout and "the replay gives another run" in done.stderr
     assert (folder / "recorded.json").read_bytes() == before
 
@@ -133,7 +134,8 @@ def test_an_update_stores_what_was_shown_whatever_is_saved_after_the_question(
 
 def test_findings_are_rows_for_other_programs(touche: Touche, copies: Path, tmp_path: Path) -> None:
     mine = overlay(tmp_path / "mine", "controversial", judge=("You are an assessor", "You assess"))
-    given = ("regress", "check", "controversial", "--prompts", str(mine), "--format")
+    take_templates(copies / "controversial", mine)
+    given = ("regress", "check", "controversial", "--format")
     done = touche(*given, "json")
     rows = json.loads(done.stdout)
     assert done.returncode == 1 and "prompt judge:" in done.stderr
@@ -169,7 +171,8 @@ def test_an_update_shows_the_difference_and_stores_the_replay_only_when_told_to(
 
 def test_where_answers_are_missing_an_update_wants_a_new_run(touche: Touche, copies: Path, tmp_path: Path) -> None:
     mine = overlay(tmp_path / "mine", "controversial", judge=("You are an assessor", "You assess"))
-    given = ("regress", "update", "controversial", "--prompts", str(mine), "--yes")
+    take_templates(copies / "controversial", mine)
+    given = ("regress", "update", "controversial", "--yes")
     done = touche(*given)
     assert done.returncode == 2 and "answers missing: 8 of judge" in done.stdout and "(--run)" in done.stderr
     run = asyncio.run(make_run("controversial", tmp_path / "new", prompts__folder=str(mine), depth=3))

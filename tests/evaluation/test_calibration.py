@@ -196,20 +196,7 @@ def test_where_the_stance_prompt_was_asked_its_documents_are_used(tmp_path: Path
     examples = read_calibration_set(tmp_path / "j", tmp_path / "s", truth, TASK)
     assert examples.used == [CalibrationExample("1", "b", READ, "FIRST"), CalibrationExample("1", "c", READ, "NO")]
     assert (examples.without, examples.elsewhere) == ([], 1)
-    # The judge prompt has no probabilities of document c.
-    assert (examples.shared, examples.shared_prompt) == ([], "")
-
-
-def test_the_judge_prompt_is_compared_on_the_same_documents(tmp_path: Path) -> None:
-    write_records(tmp_path / "j", [judgment("1", each, JUDGED) for each in "abc"])
-    write_records(tmp_path / "s", [stance_reading("1", "b", READ), stance_reading("1", "c", READ)])
-    examples = read_calibration_set(tmp_path / "j", tmp_path / "s", {"1": {"a": "NO", "b": "FIRST", "c": "NO"}}, TASK)
-    assert examples.shared == [
-        CalibrationExample("1", "b", JUDGED, "FIRST"),
-        CalibrationExample("1", "c", JUDGED, "NO"),
-    ]
-    assert examples.shared_prompt == judgment("1", "a", JUDGED).prompt
-    assert examples.prompt == stance_reading("1", "b", READ).prompt
+    assert examples.prompt == "stance"
 
 
 def test_documents_that_cannot_be_used_are_counted_and_named(tmp_path: Path) -> None:

@@ -109,4 +109,4 @@ async def test_a_recorded_run_has_its_scores_and_no_address(tmp_path: Path) -> N
     assert (kinds["score"], kinds["score engine"]) == (12, 1)
     assert "url" not in yaml.safe_load((target / "config.yaml").read_text())["ranking"]["cross_encoder"]
     (tmp_path / "answers.sqlite").unlink()
-    assert await check_snapshot(open_snapshot(target), None) == []
+    assert await check_snapshot(open_snapshot(target)) == []

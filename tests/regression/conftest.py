@@ -38,12 +38,22 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def checked(folder: Path, prompts: Path | None = None) -> list[RunDifference]:
-    return asyncio.run(check_snapshot(open_snapshot(folder), prompts))
+    """Check a recorded run, or a copy of it that takes its templates from a folder."""
+    if prompts is not None:
+        folder = shutil.copytree(folder, prompts / "runs" / folder.name)
+        take_templates(folder, prompts)
+    return asyncio.run(check_snapshot(open_snapshot(folder)))
 
 
-def all_checked(folders: list[Path], prompts: Path | None = None) -> list[CheckResult]:
+def take_templates(folder: Path, prompts: Path) -> None:
+    """Let a recorded run take its templates from a folder."""
+    with (folder / "config.yaml").open("a") as stream:
+        stream.write(f"prompts: {{folder: {prompts}}}\n")
+
+
+def all_checked(folders: list[Path]) -> list[CheckResult]:
     async def collected() -> list[CheckResult]:
-        return [each async for each in check_all(folders, prompts)]
+        return [each async for each in check_all(folders)]
 
     return asyncio.run(collected())
 

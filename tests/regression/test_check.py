@@ -8,11 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.expect import raises_at
 from tests.regression.conftest import Copy, all_checked, checked, edit, overlay
 from tests.write_regressions import FOLDER
 from touche_llm.cli.demo import SAMPLE_TASKS
-from touche_llm.errors import UsageError
 from touche_llm.llm.answers import AnswerForm
 from touche_llm.prompts.prompt import read_header
 from touche_llm.prompts.templates import HEADER
@@ -107,7 +105,7 @@ def test_a_version_that_was_not_raised_is_told_with_both_labels(
     ) is told_of
 
 
-def test_a_given_folder_goes_before_a_path_that_was_recorded(copy_of: Copy, tmp_path: Path) -> None:
+def test_templates_are_those_of_recorded_paths(copy_of: Copy, tmp_path: Path) -> None:
     folder = copy_of("controversial")
     theirs = overlay(tmp_path / "theirs", "controversial", judge=("You", "You"), best=("You", "You"))
     for name in ("judge", "best"):
@@ -115,37 +113,13 @@ def test_a_given_folder_goes_before_a_path_that_was_recorded(copy_of: Copy, tmp_
     with (folder / "config.yaml").open("a") as stream:
         stream.write("prompts: {judge: ../../theirs/my_judge.jinja, best: ../../theirs/my_best.jinja}\n")
     assert not checked(folder)
-    mine = overlay(tmp_path / "mine", "controversial", judge=("You are an assessor", "You assess"))
-    (prompt,) = group_by_kind(checked(folder, mine))["prompt"]
-    assert prompt.name == "judge" and "+You assess" in prompt.text
     edit(theirs / "my_best.jinja", "You are an assessor", "You assess")
     assert {each.name for each in group_by_kind(checked(folder))["prompt"]} == {"best"}
 
 
-def test_templates_of_one_task_say_nothing_of_the_runs_of_others(tmp_path: Path) -> None:
-    folders = [FOLDER / task for task in ("comparative", "controversial")]
-    mine = overlay(tmp_path / "mine", "controversial", judge=("You are an assessor", "You assess"))
-    first, second = all_checked(folders, mine)
-    assert not first.differences and {each.kind for each in second.differences} == {"prompt", "version", "missing"}
-    with raises_at(UsageError, mine, "comparative/NAME.jinja"):
-        all_checked(folders[:1], mine)
-    with raises_at(UsageError, tmp_path / "nowhere"):
-        all_checked(folders, tmp_path / "nowhere")
-    # A folder for the task that has none of its prompts is a mistake.
-    (mine / "comparative").mkdir()
-    (mine / "comparative" / "jugde.jinja").touch()
-    first, second = all_checked(folders, mine)
-    (finding,) = first.differences
-    assert finding.kind == "error" and "comparative has jugde" in finding.text
-
-
-def test_a_check_says_that_it_does_not_see_a_change_of_the_prompt_for_queries(copy_of: Copy, tmp_path: Path) -> None:
+def test_a_check_says_that_it_does_not_see_a_change_of_the_prompt_for_queries(copy_of: Copy) -> None:
     folder = copy_of("controversial")
-    mine = overlay(tmp_path / "mine", "controversial", judge=("You are", "You are"))
-    assert [each.note for each in all_checked([folder], mine)] == [""]
-    overlay(mine, "controversial", queries=("You", "Indeed, you"))
-    (outcome,) = all_checked([folder], mine)
-    assert not outcome.differences and outcome.note == QUERIES_NOT_CHECKED and "`queries`" in QUERIES_NOT_CHECKED
+    assert [each.note for each in all_checked([folder])] == [""]
     with (folder / "config.yaml").open("a") as stream:
         stream.write("expansion: {use: true}\n")
     (outcome,) = all_checked([folder])

@@ -194,8 +194,7 @@ def calibrate(
 ) -> None:
     """Fit or measure the thresholds of stance labels that take no side.
 
-    Thresholds are fitted by cross-validation over topics. If the run has a stance prompt of its own, the judge prompt's
-    stances of the same documents are measured too.
+    Thresholds are fitted by cross-validation over topics.
 
     Quote the held-out value: no document is labelled with thresholds that its own topic helped to fit.
     `--evaluate` refuses topics that the thresholds were fitted on.
@@ -221,9 +220,8 @@ def calibrate(
     if out is not None:
         division = (task, _FOLDS if folds is None else folds, _SEED if seed is None else seed)
         report = cross_validate(examples.used, *division)
-        shared = cross_validate(examples.shared, *division) if examples.shared else None
         write_thresholds(out, report.thresholds, [*report.topics], examples.prompt)
-        _show_report(output, report, shared, examples, out)
+        _show_report(output, report, examples.prompt, out)
     elif settings is not None:
         seen = [each for each in topics if each in settings.calibrated_on]
         if seen:
@@ -245,10 +243,8 @@ def _warn_of_unused(examples: CalibrationSet) -> None:
         warn(f"judged documents that are not in the run, not used: {examples.elsewhere:,}")
 
 
-def _show_report(
-    output: Format, report: CrossValidation, shared: CrossValidation | None, examples: CalibrationSet, out: Path
-) -> None:
-    def make_row(name: str, prompt: str, of: CrossValidation, thresholds: Mapping[str, float]) -> dict[str, Any]:
+def _show_report(output: Format, report: CrossValidation, prompt: str, out: Path) -> None:
+    def make_row(name: str, of: CrossValidation, thresholds: Mapping[str, float]) -> dict[str, Any]:
         return (
             {"held_out": name, "prompt": prompt, "topics": len(of.topics), "topic_ids": " ".join(of.topics)}
             | _make_row(of.scores, thresholds, report.thresholds)
@@ -256,10 +252,8 @@ def _show_report(
         )
 
     # Each document was labelled with its own fold's thresholds.
-    rows = [make_row(f"fold {n}", examples.prompt, fold, fold.thresholds) for n, fold in enumerate(report.folds, 1)]
-    rows.append(make_row("all folds", examples.prompt, report, {}))
-    if shared is not None:
-        rows.append(make_row("all folds", examples.shared_prompt, shared, {}))
+    rows = [make_row(f"fold {n}", fold, fold.thresholds) for n, fold in enumerate(report.folds, 1)]
+    rows.append(make_row("all folds", report, {}))
     emit(output, rows, [*_FOLD_COLUMNS, *_list_threshold_columns(report.thresholds)])
     if report.scores.macro_f1 <= report.most_probable.macro_f1:
         say(output, "the thresholds do not help on held-out topics; leave them out")

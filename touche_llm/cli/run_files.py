@@ -241,9 +241,7 @@ def record_(
 
 
 @regress_app.command("check")
-@s.takes_settings("prompts.folder")
 def check_(
-    given: s.GivenSettings,
     names: NamesArgument = None,
     root: DirOption = _DEFAULT,
     output: FormatOption = Format.TABLE,
@@ -259,7 +257,7 @@ def check_(
     found: list[RunDifference] = []
 
     async def check() -> None:
-        async for checked in check_all(find_snapshots(root, names or []), given.get("prompts.folder")):
+        async for checked in check_all(find_snapshots(root, names or [])):
             note = f"\n  note: {checked.note}" if checked.note else ""
             say(output, format_differences(checked.name, checked.differences) + note)
             found.extend(checked.differences)
@@ -272,9 +270,7 @@ def check_(
 
 
 @regress_app.command("update")
-@s.takes_settings("prompts.folder")
 def update_(
-    given: s.GivenSettings,
     names: Annotated[list[str], typer.Argument(metavar="NAME", help="Recorded runs.")],
     root: DirOption = _DEFAULT,
     run: Annotated[
@@ -292,17 +288,15 @@ def update_(
     from touche_llm.regression.check import compare_new_run, compare_replay, require_run
     from touche_llm.regression.differences import COLUMNS, format_differences
     from touche_llm.regression.record import record
-    from touche_llm.regression.snapshot import choose_templates, find_snapshots, open_snapshot
+    from touche_llm.regression.snapshot import find_snapshots, open_snapshot
 
     if run is not None and len(names) > 1:
         raise UsageError("--run: the new run of one recorded run; give a single NAME")
     found: list[RunDifference] = []
-    runs = [open_snapshot(folder) for folder in find_snapshots(root, names)]
-    templates = choose_templates(runs, given.get("prompts.folder"))
-    for snapshot in runs:
+    for snapshot in [open_snapshot(folder) for folder in find_snapshots(root, names)]:
         with tempfile.TemporaryDirectory() as work:
             if run is None:
-                seen = asyncio.run(compare_replay(snapshot, templates[snapshot.task.name], Path(work)))
+                seen = asyncio.run(compare_replay(snapshot, Path(work)))
             else:
                 seen = compare_new_run(snapshot, run)
             found += seen.differences

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
 
@@ -45,17 +45,12 @@ class CalibrationSet:
         without: `topic document` of documents whose answer in the run has no probabilities of the labels.
         elsewhere: Number of judged documents without an answer in the run.
         prompt: Prompt behind the probabilities.
-        shared: The documents of `used` with the probabilities of the judge prompt, if `prompt` is another one and the
-            judge prompt has probabilities for all of them.
-        shared_prompt: The judge prompt; empty without `shared`.
     """
 
     used: list[CalibrationExample]
     without: list[str]
     elsewhere: int
     prompt: str
-    shared: list[CalibrationExample] = field(default_factory=list)
-    shared_prompt: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,9 +87,6 @@ class CrossValidation:
     folds: tuple[CrossValidation, ...] = ()
 
 
-_Source = Mapping[tuple[str, str], Mapping[str, float] | None]
-
-
 def read_calibration_set(
     judgments: Path, readings: Path, truth: Mapping[str, Mapping[str, str]], task: Task, topics: Collection[str] = ()
 ) -> CalibrationSet:
@@ -114,21 +106,25 @@ def read_calibration_set(
     """
     judged = read_records(judgments, Judgment, "judgments")
     check_judgments(judged, task.question, judgments)
-    by_judge: _Source = {
+    answers: Sequence[Judgment | StanceReading] = judged
+    source: dict[tuple[str, str], Mapping[str, float] | None] = {
         (judgment.topic_id, judgment.document_id): reading.probabilities if reading is not None else None
         for judgment, reading in ((judgment, judgment.readings.get("stance")) for judgment in judged)
     }
-    path, source, prompt = judgments, by_judge, _join_prompts(judged)
     if has_own_prompt := readings.exists():
-        answers = read_records(readings, StanceReading, "stance readings")
-        path, prompt = readings, _join_prompts(answers)
+        answers = stances = read_records(readings, StanceReading, "stance readings")
         source = {
             (answer.topic_id, answer.document_id): answer.probabilities if answer.source == "probabilities" else None
-            for answer in answers
+            for answer in stances
         }
     chosen = [(topic, *item) for topic in truth if not topics or topic in topics for item in truth[topic].items()]
     found = [(topic, document, label) for topic, document, label in chosen if (topic, document) in source]
-    used = _make_examples(path, source, found, task)
+    where = readings if has_own_prompt else judgments
+    used = [
+        CalibrationExample(topic, document, probabilities, label)
+        for topic, document, label in found
+        if (probabilities := _check_probabilities(where, topic, document, source[topic, document], task)) is not None
+    ]
     if missing := set(topics) - {example.topic_id for example in used}:
         raise UsageError(f"topic {', '.join(sorted(missing))}: no judged document with probabilities in {judgments}")
     if not used:
@@ -137,37 +133,25 @@ def read_calibration_set(
             "the run's topics and that the run was made with log-probabilities"
         )
     without = [f"{topic} {document}" for topic, document, _ in found if source[topic, document] is None]
-    result = CalibrationSet(used, without, len(chosen) - len(found), prompt)
-    if has_own_prompt:
-        same = [(example.topic_id, example.document_id, example.stance) for example in used]
-        shared = _make_examples(judgments, by_judge, same, task)
-        if len(shared) == len(used):
-            return replace(result, shared=shared, shared_prompt=_join_prompts(judged))
-    return result
+    prompts = ", ".join(sorted({answer.prompt for answer in answers}))
+    return CalibrationSet(used, without, len(chosen) - len(found), prompts)
 
 
-def _make_examples(
-    path: Path, source: _Source, judged: Iterable[tuple[str, str, str]], task: Task
-) -> list[CalibrationExample]:
-    """Return the examples with probabilities; raise DataError if these are not those of the task's labels."""
-    examples = []
-    for topic, document, label in judged:
-        if (probabilities := source.get((topic, document))) is None:
-            continue
-        where = f"{path}: topic {topic}, document {document}"
-        if set(probabilities) != set(task.stances):
-            labels = ", ".join(probabilities)
-            raise DataError(f"{where}: probabilities of {labels:.80}, not of {', '.join(task.stances)}; judge it again")
-        total = math.fsum(probabilities.values())
-        # Negated comparisons, so that NaN is an error too.
-        if not (abs(total - 1.0) <= _SUM_TOLERANCE and min(probabilities.values()) >= 0.0):
-            raise DataError(f"{where}: the probabilities sum to {total:g}, or one is negative; judge it again")
-        examples.append(CalibrationExample(topic, document, probabilities, label))
-    return examples
-
-
-def _join_prompts(answers: Sequence[Judgment | StanceReading]) -> str:
-    return ", ".join(sorted({answer.prompt for answer in answers}))
+def _check_probabilities(
+    path: Path, topic: str, document: str, probabilities: Mapping[str, float] | None, task: Task
+) -> Mapping[str, float] | None:
+    """Return the probabilities; raise DataError if these are not those of the task's labels."""
+    if probabilities is None:
+        return None
+    where = f"{path}: topic {topic}, document {document}"
+    if set(probabilities) != set(task.stances):
+        labels = ", ".join(probabilities)
+        raise DataError(f"{where}: probabilities of {labels:.80}, not of {', '.join(task.stances)}; judge it again")
+    total = math.fsum(probabilities.values())
+    # Negated comparisons, so that NaN is an error too.
+    if not (abs(total - 1.0) <= _SUM_TOLERANCE and min(probabilities.values()) >= 0.0):
+        raise DataError(f"{where}: the probabilities sum to {total:g}, or one is negative; judge it again")
+    return probabilities
 
 
 def fit_thresholds(examples: Sequence[CalibrationExample], task: Task) -> dict[str, float]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 import tempfile
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterable, Mapping
 from contextlib import asynccontextmanager, closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,7 +31,7 @@ from touche_llm.regression.differences import (
     compare_requests,
     compare_settings,
 )
-from touche_llm.regression.snapshot import Snapshot, choose_templates, open_snapshot, run_settings
+from touche_llm.regression.snapshot import Snapshot, open_snapshot, run_settings
 from touche_llm.retrieval.base import ExpansionSettings
 from touche_llm.tasks import get_task
 
@@ -182,46 +182,20 @@ class CheckResult:
     note: str = ""
 
 
-async def check_all(folders: Sequence[Path], prompts: Path | None = None) -> AsyncIterator[CheckResult]:
-    """Check recorded runs one after the other; a run that cannot be read has that error as its only difference.
-
-    Args:
-        folders: The recorded runs.
-        prompts: A folder of templates that take precedence over the project's own. Runs of a task without a subfolder
-            there are replayed without it.
-
-    Raises:
-        UsageError: The folder of templates has none for any of the runs.
-    """
-    opened: dict[Path, Snapshot | str] = {}
+async def check_all(folders: Iterable[Path]) -> AsyncIterator[CheckResult]:
+    """Check recorded runs one after the other; a run that cannot be read has that error as its only difference."""
     for folder in folders:
         try:
-            opened[folder] = open_snapshot(folder)
+            snapshot = open_snapshot(folder)
+            result = CheckResult(folder.name, await check_snapshot(snapshot), snapshot.describe_unchecked())
         except (ToucheError, OSError) as error:
-            opened[folder] = _describe(error)
-    templates = choose_templates([found for found in opened.values() if isinstance(found, Snapshot)], prompts)
-    for folder, found in opened.items():
-        problem = found
-        if isinstance(found, Snapshot):
-            given = templates[found.task.name]
-            try:
-                yield CheckResult(folder.name, await check_snapshot(found, given), found.describe_unchecked(given))
-                continue
-            except (ToucheError, OSError) as error:
-                problem = _describe(error)
-        yield CheckResult(folder.name, [RunDifference(folder.name, "error", text=str(problem))])
+            text = describe_os_error(error) if isinstance(error, OSError) else str(error)
+            result = CheckResult(folder.name, [RunDifference(folder.name, "error", text=text)])
+        yield result
 
 
-def _describe(error: ToucheError | OSError) -> str:
-    return describe_os_error(error) if isinstance(error, OSError) else str(error)
-
-
-async def check_snapshot(snapshot: Snapshot, prompts: Path | None = None) -> list[RunDifference]:
+async def check_snapshot(snapshot: Snapshot) -> list[RunDifference]:
     """Replay a recorded run with the current program and templates, in a temporary folder.
-
-    Args:
-        snapshot: The recorded run.
-        prompts: A folder of templates that take precedence over the project's own.
 
     Returns:
         The differences; empty if the replay gives the recorded run.
@@ -230,13 +204,13 @@ async def check_snapshot(snapshot: Snapshot, prompts: Path | None = None) -> lis
         DataError, UsageError: The recorded run itself is damaged.
     """
     with tempfile.TemporaryDirectory() as name:
-        return (await compare_replay(snapshot, prompts, Path(name))).differences
+        return (await compare_replay(snapshot, Path(name))).differences
 
 
-async def compare_replay(snapshot: Snapshot, prompts: Path | None, work: Path) -> ReplayComparison:
+async def compare_replay(snapshot: Snapshot, work: Path) -> ReplayComparison:
     """Do the work of `check_snapshot` in an empty folder, where the replayed run remains."""
     name = snapshot.name
-    config = snapshot.config(prompts).model_copy(update={"index": work / "index"})
+    config = snapshot.config().model_copy(update={"index": work / "index"})
     settings = _compare_settings(snapshot, config)
     try:
         now = await replay(config, snapshot.first_stage, work, snapshot.folder)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -23,8 +22,6 @@ from touche_llm.llm.settings import CacheConfig
 from touche_llm.pipeline.config_file import CONFIG, COPY, find_task_folder, is_copy, load_config
 from touche_llm.pipeline.identity import INCIDENTAL
 from touche_llm.pipeline.run_directory import CANDIDATES, RECORDED, RUN, SENTENCES, RunDirectory
-from touche_llm.prompts.prompt import PromptsConfig
-from touche_llm.prompts.purposes import purposes_of
 from touche_llm.tasks import get_task
 from touche_llm.tasks.definition import TASK_FILE
 from touche_llm.tasks.task import Task
@@ -145,17 +142,12 @@ class Snapshot:
         """Return the path of the expected run."""
         return self.folder / RUN
 
-    def config(self, prompts: Path | None = None) -> Config:
+    def config(self) -> Config:
         """Return the configuration of a replay with the current templates.
 
-        The current templates are the project's own or those that the recorded configuration names. Paths of templates
-        are relative to the recorded folder.
-
-        Args:
-            prompts: Folder of templates that take precedence, also over a path; a template there named like a purpose
-                is used for that purpose.
+        These are the project's own or those that the recorded configuration names, relative to the recorded folder.
         """
-        config = _read_config(self.folder, prompts)
+        config = _read_config(self.folder)
         templates: dict[str, Any] = {
             name: shorten_path(self.folder / value)
             for name, value in config.prompts
@@ -163,8 +155,6 @@ class Snapshot:
         }
         if config.prompts.folder is not None:
             templates["folder"] = Path(shorten_path(self.folder / config.prompts.folder))
-        if prompts is not None:
-            templates |= self._match_templates(prompts, config.prompts)
         return config.model_copy(
             update={
                 "topics": self.folder / TOPICS,
@@ -174,21 +164,11 @@ class Snapshot:
             }
         )
 
-    def _match_templates(self, prompts: Path, settings: PromptsConfig) -> dict[str, str]:
-        """Return the template of a folder for each purpose; the configured name wins over the purpose's name."""
-        found = {}
-        for purpose in purposes_of(self.task):
-            for name in (purpose, getattr(settings, purpose)):
-                if not name.endswith(".jinja") and os.path.lexists(prompts / self.task.name / f"{name}.jinja"):
-                    found[purpose] = name
-        return found
-
-    def describe_unchecked(self, prompts: Path | None = None) -> str:
+    def describe_unchecked(self) -> str:
         """Return a note on a prompt or a changed task that no check covers; an empty text if there is none."""
         if is_copy(self.task, self.folder):
             return f"the recorded copy of the task is checked, since its folder moved or its {TASK_FILE} changed"
-        given = prompts is not None and os.path.lexists(prompts / self.task.name / f"{QUERIES}.jinja")
-        return QUERIES_NOT_CHECKED if given or _read_config(self.folder).expansion.use else ""
+        return QUERIES_NOT_CHECKED if _read_config(self.folder).expansion.use else ""
 
     def with_recorded_templates(self, config: Config) -> Config:
         """Return the configuration with the recorded templates."""
@@ -246,24 +226,6 @@ def find_snapshots(root: Path, names: list[str]) -> list[Path]:
     return [root / name for name in names or available]
 
 
-def choose_templates(runs: Sequence[Snapshot], prompts: Path | None) -> dict[str, Path | None]:
-    """Return the folder of templates for each task of the runs, None if it has no templates for the task.
-
-    Raises:
-        UsageError: The folder does not exist or has no templates for any of the runs.
-    """
-    tasks = dict.fromkeys(run.task.name for run in runs)
-    if prompts is None:
-        return dict.fromkeys(tasks)
-    if not prompts.is_dir():
-        raise UsageError(f"{prompts}: no such folder of templates")
-    found = {task: prompts if os.path.lexists(prompts / task) else None for task in tasks}
-    if tasks and not any(found.values()):
-        wanted = ", ".join(f"{task}/NAME.jinja" for task in tasks)
-        raise UsageError(f"{prompts}: no templates for these runs; expected {wanted}")
-    return found
-
-
 def check_name(name: str) -> str:
     """Return the name of a recorded run; raise UsageError if it is not a plain folder name."""
     if not _NAME.fullmatch(name):
@@ -290,11 +252,10 @@ def open_snapshot(folder: Path) -> Snapshot:
     return Snapshot(folder, task, manifest)
 
 
-def _read_config(folder: Path, prompts: Path | None = None) -> Config:
+def _read_config(folder: Path) -> Config:
     """Return the recorded configuration; a task given as a folder is found from the recorded folder, or is its copy."""
     file = folder / CONFIG
-    flags = {"task": find_task_folder(file, base=folder), "prompts.folder": prompts and str(prompts.absolute())}
-    return load_config(file, flags)
+    return load_config(file, {"task": find_task_folder(file, base=folder)})
 
 
 def _read_manifest(path: Path) -> Manifest:
