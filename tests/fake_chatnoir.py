@@ -15,7 +15,8 @@ from chatnoir_api.model import index_id, index_prefix, parse_index
 from chatnoir_api.v1.model import Request, SearchResponse
 
 from touche_llm.data.records import Candidate, Topic
-from touche_llm.retrieval.chatnoir import ChatNoir, ChatNoirSettings, Hit, MissingDocument, retrieve_chatnoir
+from touche_llm.retrieval.chatnoir import ChatNoir, ChatNoirCorpus, ChatNoirSettings, Hit, MissingDocument
+from touche_llm.tasks import get_task
 
 KEY = "LONG-and-secret-KEY-0123456789"
 # Answers one request instead of the server's usual way; gets the request and its body.
@@ -247,4 +248,5 @@ class Retrieval:
     async def __call__(
         self, settings: ChatNoirSettings, topics: list[Topic] = TOPICS, depth: int = 10
     ) -> list[list[Candidate]]:
-        return await retrieve_chatnoir(topics, settings, ("title",), depth, self.notices.append, self.advance)
+        with ChatNoirCorpus(get_task("comparative"), settings, self.notices.append) as corpus:
+            return await corpus.search(topics, ("title",), depth, self.advance)

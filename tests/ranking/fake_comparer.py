@@ -10,13 +10,14 @@ from typing import Any, cast
 
 from touche_llm.data.concurrency import ResultT, Slots
 from touche_llm.data.records import Comparison, Reading, ScoredDocument, Topic
-from touche_llm.judging.pointwise import Documents, RequestBuilder
+from touche_llm.judging.pointwise import RequestBuilder
 from touche_llm.llm.answers import FailedRequest
 from touche_llm.llm.model import ModelClient
 from touche_llm.llm.request import Sampling
 from touche_llm.prompts.prompt import Prompt
 from touche_llm.prompts.purposes import LABELS
 from touche_llm.ranking.comparer import Comparer, ComparisonKind
+from touche_llm.retrieval.base import Documents
 from touche_llm.tasks import get_task
 
 Shown = tuple[str, ...]

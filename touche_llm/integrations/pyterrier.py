@@ -32,12 +32,11 @@ from touche_llm.judging.labels import StanceSettings
 from touche_llm.judging.sentence_pairs import PairSettings
 from touche_llm.pipeline import library
 from touche_llm.pipeline.candidates import Candidates
-from touche_llm.pipeline.corpora import Corpus
 from touche_llm.pipeline.judge import Judgments
 from touche_llm.pipeline.language_model import LanguageModel
 from touche_llm.pipeline.rank import list_result_columns
 from touche_llm.ranking.steps import JUDGE, list_comparison_kinds, needs_texts
-from touche_llm.retrieval.base import QueryField
+from touche_llm.retrieval.base import Corpus, QueryField
 from touche_llm.tasks import get_task
 from touche_llm.tasks.definition import FIRST_STAGE
 from touche_llm.tasks.task import Task
@@ -85,13 +84,6 @@ class FrameCorpus(Corpus):
     ) -> list[list[Candidate]]:
         """Raise UsageError, since a frame has no index."""
         raise UsageError("frame: cannot be searched; open a corpus with open_corpus")
-
-    def explain_empty(self) -> str:
-        """See the base class."""
-        return "frame: no document"
-
-    def _close(self) -> None:
-        self._documents = {}
 
 
 def use_text_ids(inp: pd.DataFrame) -> pd.DataFrame:

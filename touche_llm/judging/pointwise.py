@@ -8,12 +8,12 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from itertools import groupby
 from statistics import fmean
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from msgspec import UNSET
 
 from touche_llm.data.concurrency import map_in_order
-from touche_llm.data.records import Cut, Document, Failure, Judgment, Reading, StanceReading, Topic
+from touche_llm.data.records import Cut, Failure, Judgment, Reading, StanceReading, Topic
 from touche_llm.data.trec_runs import NO_STANCE_COLUMN
 from touche_llm.judging.labels import combine_position
 from touche_llm.llm.answers import AnswerModel, FailedRequest, build_schema, count_alternatives, get_labels
@@ -22,6 +22,7 @@ from touche_llm.llm.model import AnsweredRequest, ModelClient
 from touche_llm.llm.request import Origin, Request, Sampling, SystemPlace, place_system_message
 from touche_llm.llm.settings import ThinkingConfig
 from touche_llm.prompts.prompt import Prompt
+from touche_llm.retrieval.base import Documents
 from touche_llm.tasks.features import Question, RenderedDocument
 from touche_llm.tasks.task import Task
 from touche_llm.text.passages import RankedPassages
@@ -30,16 +31,6 @@ from touche_llm.text.sanitize import sanitize
 Done = Callable[[], None]
 # Shows a stage by its title and number of steps; yields the function to call after each step.
 Stage = Callable[[str, int], AbstractContextManager[Done]]
-
-
-class Documents(Protocol):
-    """Source of documents."""
-
-    def get(self, document_id: str) -> Document:
-        """Return the document with this id; raise DataError if there is none."""
-
-    def find_unknown(self, document_ids: Iterable[str]) -> list[str]:
-        """Return the given ids that the source does not have."""
 
 
 @dataclass(frozen=True, slots=True)

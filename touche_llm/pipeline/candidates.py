@@ -14,14 +14,14 @@ from touche_llm.data.io import check_output
 from touche_llm.data.records import Candidate, Failure, Objects, Queries, Topic
 from touche_llm.data.trec_runs import check_tag, make_strictly_decreasing, read_candidates, write_candidates
 from touche_llm.errors import DataError, UsageError, shorten
-from touche_llm.judging.pointwise import Documents, Done, RequestBuilder, make_failure
+from touche_llm.judging.pointwise import Done, RequestBuilder, make_failure
 from touche_llm.llm.model import AnsweredRequest
-from touche_llm.pipeline.corpora import Corpus, LocalCorpus
+from touche_llm.pipeline.corpora import LocalCorpus
 from touche_llm.pipeline.progress import Progress
 from touche_llm.prompts.prompt import Prompt
 from touche_llm.prompts.purposes import MAX_QUERY_LENGTH, AlternativeQueries
 from touche_llm.ranking.fusion import fuse_candidates
-from touche_llm.retrieval.base import ExpansionSettings, QueryField
+from touche_llm.retrieval.base import Corpus, Documents, ExpansionSettings, QueryField
 from touche_llm.retrieval.sentences import select_distinct
 from touche_llm.tasks.task import Task
 from touche_llm.text.analysis import Analyzer
@@ -317,7 +317,7 @@ async def retrieve(
     if expander is not None and queries:
         rankings = await _add_queries(topics, rankings, queries, corpus, depth, expander.settings)
     if not any(rankings):
-        raise NoCandidates(corpus.explain_empty())
+        raise NoCandidates(corpus.empty)
     found = normalise_rankings(rankings)
     candidates = Candidates(corpus.task, topics, corpus, found, depth, queries=queries, failures=failures)
     warn_of_empty(candidates, progress)

@@ -27,12 +27,13 @@ from touche_llm.llm.answers import build_schema
 from touche_llm.llm.model import ModelClient
 from touche_llm.llm.pooling import PoolingClient
 from touche_llm.pipeline.candidates import Candidates
-from touche_llm.pipeline.corpora import Corpus, DenseCorpus, LocalCorpus, open_run_corpus
+from touche_llm.pipeline.corpora import DenseCorpus, LocalCorpus, open_run_corpus
 from touche_llm.pipeline.engines import OpenPooling, make_request_builder, open_pooling
 from touche_llm.pipeline.progress import Progress
 from touche_llm.prompts.prompt import Prompt, check_overlay, examples_path
 from touche_llm.prompts.purposes import list_copyable_answers, list_judging_purposes, load, purposes_of
 from touche_llm.ranking.steps import list_comparison_kinds, needs_cross_encoder
+from touche_llm.retrieval.base import Corpus
 from touche_llm.tasks import find_dataset_task, get_task
 from touche_llm.tasks.published import list_topic_tasks
 

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 
@@ -15,8 +14,7 @@ from touche_llm.corpus.ir_dataset import dataset_index
 from touche_llm.corpus.store import DocumentStore, ensure_store
 from touche_llm.data.records import Candidate, Topic
 from touche_llm.data.topics import build_query
-from touche_llm.errors import DataError, ReplayMiss, UsageError, Warn, shorten
-from touche_llm.judging.pointwise import Documents
+from touche_llm.errors import DataError, ReplayMiss, UsageError, Warn
 from touche_llm.judging.sentence_pairs import PairDocuments
 from touche_llm.llm.pooling import PoolingClient
 from touche_llm.llm.recorder import RecordingEngine
@@ -25,95 +23,14 @@ from touche_llm.pipeline.config_file import index_folder
 from touche_llm.pipeline.engines import OpenPooling, describe_pooling, open_pooling
 from touche_llm.pipeline.progress import Progress
 from touche_llm.ranking.fusion import fuse_candidates
-from touche_llm.retrieval.base import FirstStage, QueryField
-from touche_llm.retrieval.chatnoir import ChatNoirDocuments, ChatNoirSettings, retrieve_chatnoir
+from touche_llm.retrieval.base import Corpus, FirstStage, QueryField
+from touche_llm.retrieval.chatnoir import ChatNoirCorpus
 from touche_llm.retrieval.dense import DenseIndex, DenseSettings, find_dense_problem, read_vectors, split_rows
 from touche_llm.retrieval.elasticsearch import ElasticIndex
-from touche_llm.retrieval.elasticsearch_server import ElasticsearchSettings
 from touche_llm.retrieval.retrievers import RetrieverConfig
 from touche_llm.retrieval.sentences import SentenceSettings, retrieve_sentences
 from touche_llm.tasks.task import Task
 from touche_llm.text.sanitize import sanitize
-
-
-class Corpus(ABC):
-    """Documents of a run, with the first stage that searches them; a context manager that closes it.
-
-    Attributes:
-        task: Task of the corpus.
-        candidates: Units that the first stage retrieves: documents or, if pairs are made, sentences.
-        documents: Units that a run of the task ranks.
-        description: Description for the metadata.
-    """
-
-    task: Task
-    candidates: Documents
-    documents: Documents
-    description: Mapping[str, str | int]
-    is_closed = False
-
-    def __repr__(self) -> str:
-        return f"<{type(self).__name__}: {self.name}>"
-
-    @property
-    def name(self) -> str:
-        """Name of the corpus in messages."""
-        return str(self.description.get("file") or self.description["search engine"])
-
-    @abstractmethod
-    async def search(
-        self, topics: list[Topic], fields: tuple[QueryField, ...], depth: int, done: Callable[[], None]
-    ) -> list[list[Candidate]]:
-        """Return the candidates of each topic, best first.
-
-        Args:
-            topics: Topics to search for.
-            fields: Fields of a topic that make the query.
-            depth: Maximum number of documents per topic; if pairs are made, the settings limit the sentences instead.
-            done: Called after each topic.
-        """
-
-    @abstractmethod
-    def explain_empty(self) -> str:
-        """Return the error message for a search that found nothing for any topic."""
-
-    async def fetch(self, document_ids: Iterable[str]) -> None:  # noqa: B027, most corpora need not fetch
-        """Fetch documents from a search engine together, so that later stages do not wait for each."""
-
-    def require_open(self) -> None:
-        """Raise UsageError if the corpus was closed."""
-        if self.is_closed:
-            raise UsageError(f"{self.name}: the corpus is closed; open it again with open_corpus")
-
-    def close(self) -> None:
-        """Close the corpus."""
-        self.is_closed = True
-        self._close()
-
-    @abstractmethod
-    def _close(self) -> None:
-        """Close what the corpus has opened."""
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def check(self, rankings: Iterable[list[Candidate]], source: object, *, ranked: bool = False) -> None:
-        """Raise DataError if the corpus lacks a document of these rankings.
-
-        Args:
-            rankings: Candidates of each topic.
-            source: Where the rankings come from, for the message.
-            ranked: Whether they hold the documents of a run (pairs) rather than of a first stage (sentences).
-        """
-        ids = [candidate.document_id for ranking in rankings for candidate in ranking]
-        unknown = (self.documents if ranked else self.candidates).find_unknown(ids)
-        if unknown:
-            raise DataError(
-                f"{source}: {len(unknown)} of its documents are not in the corpus {self.name}: {shorten(unknown)}"
-            )
 
 
 class LocalCorpus(Corpus):
@@ -149,6 +66,13 @@ class LocalCorpus(Corpus):
         if task.sentence_question is not None:
             self.candidates, self.documents = store.parts, PairDocuments(store.parts)
             self.description |= {"sentences": manifest.parts}
+        self.empty = (
+            "the first stage found nothing for any topic: no word of a query is in the corpus, or each is in more "
+            "than half of its documents and says nothing (`retriever.name: okapi` and `retriever.method: lucene` score "
+            "those too)"
+        )
+        if sentences is not None:
+            self.empty += "; or no sentence can stand alone (sentences.least_words, most_chars)"
 
     async def search(
         self, topics: list[Topic], fields: tuple[QueryField, ...], depth: int, done: Callable[[], None]
@@ -174,71 +98,10 @@ class LocalCorpus(Corpus):
         assert settings.kind.open is not None
         return [settings.kind.open(table, settings.bm25, self.warn) for table in tables]
 
-    def explain_empty(self) -> str:
-        """See the base class."""
-        short = "; or no sentence can stand alone (sentences.least_words, most_chars)" if self.sentences else ""
-        return (
-            "the first stage found nothing for any topic: no word of a query is in the corpus, or each is in more "
-            "than half of its documents and says nothing (`retriever.name: okapi` and `retriever.method: lucene` score "
-            "those too)"
-            f"{short}"
-        )
-
-    def _close(self) -> None:
+    def close(self) -> None:
+        """Close the store."""
+        super().close()
         self.store.close()
-
-
-class ElasticsearchCorpus(Corpus):
-    """A corpus in an Elasticsearch index."""
-
-    def __init__(self, task: Task, settings: ElasticsearchSettings, retriever: RetrieverConfig, warn: Warn) -> None:
-        """Open the index, which must have the parameters of the retriever."""
-        index = ElasticIndex(settings, k1=retriever.k1, b=retriever.b, warn=warn)
-        self.task, self.candidates, self.documents = task, index, index
-        self.description = index.description
-        self._index, self._settings = index, settings
-
-    async def search(
-        self, topics: list[Topic], fields: tuple[QueryField, ...], depth: int, done: Callable[[], None]
-    ) -> list[list[Candidate]]:
-        """Search the index; see the base class."""
-        return await self._index.retrieve(topics, fields=fields, depth=depth, done=done)
-
-    async def fetch(self, document_ids: Iterable[str]) -> None:
-        """Fetch documents together; see the base class."""
-        await self._index.fetch(document_ids)
-
-    def explain_empty(self) -> str:
-        """See the base class."""
-        place = f"{self._settings.url}, index {self._settings.index}"
-        return f"{place}: no document has a word of any topic; see `retriever.query`"
-
-    def _close(self) -> None:
-        self._index.close()
-
-
-class ChatNoirCorpus(Corpus):
-    """Web documents found by ChatNoir, kept in a cache."""
-
-    def __init__(self, task: Task, settings: ChatNoirSettings, warn: Warn) -> None:
-        """Open the cache of documents."""
-        self._found = ChatNoirDocuments(settings)
-        self.task, self.candidates, self.documents = task, self._found, self._found
-        self.description = {"search engine": settings.base_url, "index": settings.index}
-        self._settings, self._warn = settings, warn
-
-    async def search(
-        self, topics: list[Topic], fields: tuple[QueryField, ...], depth: int, done: Callable[[], None]
-    ) -> list[list[Candidate]]:
-        """Search with ChatNoir; see the base class."""
-        return await retrieve_chatnoir(topics, self._settings, fields, depth, self._warn, done)
-
-    def explain_empty(self) -> str:
-        """See the base class."""
-        return f"{self._settings.base_url}: no page for any topic in {self._settings.index}; see `retriever.query`"
-
-    def _close(self) -> None:
-        self._found.close()
 
 
 def open_run_corpus(config: Config, task: Task, warn: Warn) -> Corpus:
@@ -246,7 +109,7 @@ def open_run_corpus(config: Config, task: Task, warn: Warn) -> Corpus:
     if config.chatnoir is not None:
         return ChatNoirCorpus(task, config.chatnoir, warn)
     if config.elasticsearch is not None:
-        return ElasticsearchCorpus(task, config.elasticsearch, config.retriever, warn)
+        return ElasticIndex(task, config.elasticsearch, k1=config.retriever.k1, b=config.retriever.b, warn=warn)
     return open_local_corpus(
         config.dataset or config.corpus,
         config.index,

@@ -24,7 +24,7 @@ from touche_llm.pipeline import judge as judging
 from touche_llm.pipeline import rank as ranking
 from touche_llm.pipeline.candidates import Candidates
 from touche_llm.pipeline.context import Dataset, check_examples
-from touche_llm.pipeline.corpora import ChatNoirCorpus, Corpus, DenseCorpus, ElasticsearchCorpus, open_local_corpus
+from touche_llm.pipeline.corpora import DenseCorpus, open_local_corpus
 from touche_llm.pipeline.engines import open_pooling
 from touche_llm.pipeline.judge import Judgments
 from touche_llm.pipeline.language_model import LanguageModel
@@ -44,9 +44,10 @@ from touche_llm.ranking.steps import (
     needs_cross_encoder,
     parse_steps,
 )
-from touche_llm.retrieval.base import ExpansionSettings, QueryField
-from touche_llm.retrieval.chatnoir import ChatNoirSettings
+from touche_llm.retrieval.base import Corpus, ExpansionSettings, QueryField
+from touche_llm.retrieval.chatnoir import ChatNoirCorpus, ChatNoirSettings
 from touche_llm.retrieval.dense import DenseSettings
+from touche_llm.retrieval.elasticsearch import ElasticIndex
 from touche_llm.retrieval.elasticsearch_server import ElasticsearchSettings
 from touche_llm.retrieval.retrievers import RetrieverConfig
 from touche_llm.tasks import get_task
@@ -125,7 +126,7 @@ def open_corpus(
         return ChatNoirCorpus(found, search_engine, warn)
     if search_engine is not None:
         _check_types(search_engine=(search_engine, ElasticsearchSettings))
-        return ElasticsearchCorpus(found, search_engine, retriever, warn)
+        return ElasticIndex(found, search_engine, k1=retriever.k1, b=retriever.b, warn=warn)
     if retriever.is_dense is not (dense is not None):
         raise UsageError("dense: only for the retrievers dense and hybrid, which need it")
     corpus = open_local_corpus(

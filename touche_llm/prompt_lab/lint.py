@@ -9,7 +9,6 @@ from typing import Any, Literal, get_args
 
 from touche_llm.data.records import Topic
 from touche_llm.errors import DataError, PromptError
-from touche_llm.judging.pointwise import Documents
 from touche_llm.llm.answers import AnswerForm, get_labels
 from touche_llm.llm.cache import Cache
 from touche_llm.prompt_lab.trial import (
@@ -28,6 +27,7 @@ from touche_llm.prompt_lab.trial import (
 from touche_llm.prompts.prompt import Prompt, Purpose
 from touche_llm.prompts.purposes import list_copyable_answers, purposes_of
 from touche_llm.ranking.steps import RankingSettings
+from touche_llm.retrieval.base import Documents
 from touche_llm.tasks import TASKS
 from touche_llm.tasks.definition import Objective
 from touche_llm.tasks.task import Task

@@ -14,8 +14,8 @@ from touche_llm.data.records import Topic
 from touche_llm.errors import DataError, UsageError, shorten
 from touche_llm.evaluation.qrels import Grades
 from touche_llm.evaluation.stance_measures import round_grade
-from touche_llm.judging.pointwise import Documents
 from touche_llm.prompt_lab.holdout import CHOICE, HOLD_OUT, find_half
+from touche_llm.retrieval.base import Documents
 
 # Documents per topic; with fewer, nearly every order has a high nDCG@5.
 MIN_TOPIC_DOCUMENTS = 10

@@ -11,7 +11,7 @@ from typing import Any, Literal
 from touche_llm.data.concurrency import Slots, map_in_order
 from touche_llm.data.records import Attempt, Cut, Document, Reading, Topic
 from touche_llm.errors import DataError, UsageError
-from touche_llm.judging.pointwise import Documents, RequestBuilder, find_objects, read_labels, request_answer
+from touche_llm.judging.pointwise import RequestBuilder, find_objects, read_labels, request_answer
 from touche_llm.llm.answers import AnswerModel, FailedRequest, get_labels
 from touche_llm.llm.cache import Cache, CacheMode
 from touche_llm.llm.engine import EngineInfo
@@ -25,6 +25,7 @@ from touche_llm.pipeline.stages import retrieve_candidates
 from touche_llm.prompts.prompt import Prompt, Purpose
 from touche_llm.prompts.purposes import MAX_DOCUMENTS, load, purposes_of
 from touche_llm.ranking.comparer import MAX_CHOICES, Comparer
+from touche_llm.retrieval.base import Documents
 from touche_llm.tasks.definition import Objective
 from touche_llm.tasks.features import Question
 from touche_llm.tasks.task import Task

@@ -17,13 +17,14 @@ from touche_llm.data.concurrency import ItemT, ResultT, Slots, map_in_order
 from touche_llm.data.records import Comparison, Cut, Failure, LabelledDocument, ScoredDocument, Topic
 from touche_llm.data.settings import Section
 from touche_llm.errors import PromptError
-from touche_llm.judging.pointwise import Documents, RequestBuilder, make_failure, sanitize_document
+from touche_llm.judging.pointwise import RequestBuilder, make_failure, sanitize_document
 from touche_llm.llm.answers import AnswerModel, FailedRequest
 from touche_llm.llm.model import AnsweredRequest
 from touche_llm.llm.request import Message, Request, place_system_message
 from touche_llm.llm.truncation import CUT_MARK
 from touche_llm.prompts.prompt import Prompt
 from touche_llm.prompts.purposes import LABELS, ORDER_SEPARATOR, build_best_answer, build_order_answer
+from touche_llm.retrieval.base import Documents
 from touche_llm.tasks.definition import Objective
 from touche_llm.tasks.features import Question
 

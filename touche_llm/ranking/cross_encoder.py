@@ -15,13 +15,13 @@ from touche_llm.data.concurrency import map_in_order
 from touche_llm.data.records import ScoredDocument, Topic
 from touche_llm.data.settings import Option, Scope
 from touche_llm.data.topics import build_query
-from touche_llm.judging.pointwise import Documents, sanitize_document
+from touche_llm.judging.pointwise import sanitize_document
 from touche_llm.llm.pooling import PoolingClient, TemplateConfig, TextTemplates
 from touche_llm.llm.request import Request
 from touche_llm.llm.settings import Address
 from touche_llm.ranking.comparer import RankingMethod
 from touche_llm.ranking.order import rank_by_value, scale_scores
-from touche_llm.retrieval.base import QueryField, to_texts
+from touche_llm.retrieval.base import Documents, QueryField, to_texts
 from touche_llm.tasks.features import Question
 from touche_llm.text.sanitize import sanitize
 

@@ -15,7 +15,7 @@ from touche_llm.data.concurrency import Slots, map_in_order
 from touche_llm.data.records import Candidate, Comparison, Failure, Judgment, RunLine, ScoredDocument, Topic
 from touche_llm.data.settings import Section
 from touche_llm.data.trec_runs import make_strictly_decreasing
-from touche_llm.judging.pointwise import Documents, Done, RequestBuilder
+from touche_llm.judging.pointwise import Done, RequestBuilder
 from touche_llm.llm.engine import Counts
 from touche_llm.prompts.prompt import Prompt
 from touche_llm.ranking.best import Insertion, Pairwise, Setwise, Sliding
@@ -31,6 +31,7 @@ from touche_llm.ranking.order import (
     rank_by_judgment,
     replace_marks,
 )
+from touche_llm.retrieval.base import Documents
 from touche_llm.tasks.definition import FIRST_STAGE, Objective
 from touche_llm.tasks.task import Task
 

@@ -25,7 +25,6 @@ from touche_llm.data.settings import to_yaml
 from touche_llm.data.topics import write_topics
 from touche_llm.errors import DataError, shorten
 from touche_llm.evaluation.qrels import STANCE, Qrels, qrels_file
-from touche_llm.judging.pointwise import Documents
 from touche_llm.llm.answers import OUTCOMES
 from touche_llm.llm.cache import Cache, CacheMode
 from touche_llm.llm.engine import EngineInfo
@@ -57,6 +56,7 @@ from touche_llm.regression.snapshot import (
     open_snapshot,
     run_settings,
 )
+from touche_llm.retrieval.base import Documents
 from touche_llm.tasks import get_task
 from touche_llm.tasks.published import describe_restriction
 

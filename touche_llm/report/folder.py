@@ -22,12 +22,13 @@ from touche_llm.llm.answers import Answer
 from touche_llm.llm.cache import Cache, CacheMode
 from touche_llm.pipeline.config_file import find_copy
 from touche_llm.pipeline.context import RunContext
-from touche_llm.pipeline.corpora import Corpus, open_run_corpus
+from touche_llm.pipeline.corpora import open_run_corpus
 from touche_llm.pipeline.judge import Judgments
 from touche_llm.pipeline.progress import SilentProgress
 from touche_llm.pipeline.run_directory import RunDirectory
 from touche_llm.ranking.order import rank_by_first_stage, rank_by_judgment
 from touche_llm.ranking.steps import JUDGE
+from touche_llm.retrieval.base import Corpus
 from touche_llm.tasks.published import describe_restriction
 from touche_llm.tasks.task import Task
 from touche_llm.text.passages import GAP_MARK

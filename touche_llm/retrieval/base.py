@@ -1,19 +1,21 @@
-"""Settings and interface of first stages, and selection of candidates by score."""
+"""Settings and interfaces of corpora and first stages, and selection of candidates by score."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
-from typing import Annotated, Any, Literal
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Annotated, Any, Literal, Protocol, Self
 
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
 from touche_llm.corpus.store import TextTable
-from touche_llm.data.records import Candidate, Topic
+from touche_llm.data.records import Candidate, Document, Topic
 from touche_llm.data.settings import Option, Section
 from touche_llm.data.topics import build_query
+from touche_llm.errors import DataError, UsageError, shorten
+from touche_llm.tasks.task import Task
 
 QueryField = Literal["title", "description", "narrative", "objects"]
 
@@ -60,6 +62,89 @@ class ExpansionSettings(Section):
     ] = False
     weight: float = Field(0.5, gt=0.0, allow_inf_nan=False)
     k: float = Field(60.0, ge=0.0, allow_inf_nan=False)
+
+
+class Documents(Protocol):
+    """Source of documents."""
+
+    def get(self, document_id: str) -> Document:
+        """Return the document with this id; raise DataError if there is none."""
+
+    def find_unknown(self, document_ids: Iterable[str]) -> list[str]:
+        """Return the given ids that the source does not have."""
+
+
+class Corpus(ABC):
+    """Documents of a run, with the first stage that searches them; a context manager that closes it.
+
+    Attributes:
+        task: Task of the corpus.
+        candidates: Units that the first stage retrieves: documents or, if pairs are made, sentences.
+        documents: Units that a run of the task ranks.
+        description: Description for the metadata.
+        empty: Error message for a search that found nothing for any topic.
+    """
+
+    task: Task
+    candidates: Documents
+    documents: Documents
+    description: Mapping[str, str | int]
+    empty: str
+    is_closed = False
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__}: {self.name}>"
+
+    @property
+    def name(self) -> str:
+        """Name of the corpus in messages."""
+        return str(self.description.get("file") or self.description["search engine"])
+
+    @abstractmethod
+    async def search(
+        self, topics: list[Topic], fields: tuple[QueryField, ...], depth: int, done: Callable[[], None]
+    ) -> list[list[Candidate]]:
+        """Return the candidates of each topic, best first.
+
+        Args:
+            topics: Topics to search for.
+            fields: Fields of a topic that make the query.
+            depth: Maximum number of documents per topic; if pairs are made, the settings limit the sentences instead.
+            done: Called after each topic.
+        """
+
+    async def fetch(self, document_ids: Iterable[str]) -> None:  # noqa: B027, most corpora need not fetch
+        """Fetch documents from a search engine together, so that later stages do not wait for each."""
+
+    def require_open(self) -> None:
+        """Raise UsageError if the corpus was closed."""
+        if self.is_closed:
+            raise UsageError(f"{self.name}: the corpus is closed; open it again with open_corpus")
+
+    def close(self) -> None:
+        """Close the corpus."""
+        self.is_closed = True
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def check(self, rankings: Iterable[list[Candidate]], source: object, *, ranked: bool = False) -> None:
+        """Raise DataError if the corpus lacks a document of these rankings.
+
+        Args:
+            rankings: Candidates of each topic.
+            source: Where the rankings come from, for the message.
+            ranked: Whether they hold the documents of a run (pairs) rather than of a first stage (sentences).
+        """
+        ids = [candidate.document_id for ranking in rankings for candidate in ranking]
+        unknown = (self.documents if ranked else self.candidates).find_unknown(ids)
+        if unknown:
+            raise DataError(
+                f"{source}: {len(unknown)} of its documents are not in the corpus {self.name}: {shorten(unknown)}"
+            )
 
 
 _GROUP = 32

@@ -34,6 +34,8 @@ from touche_llm.data.records import Candidate, Document, Malformed, Topic, decod
 from touche_llm.data.settings import Scope, Section, check_address
 from touche_llm.data.topics import build_query
 from touche_llm.errors import DataError, EngineError, UsageError, Warn, needs_extra
+from touche_llm.retrieval.base import Corpus, QueryField
+from touche_llm.tasks.task import Task
 
 API_KEY_VARIABLE = "CHATNOIR_API_KEY"
 HOW_TO_GIVE_A_KEY = (
@@ -402,49 +404,58 @@ class ChatNoir:
         return EngineError(f"{self._settings.base_url}: {problem}")
 
 
-async def retrieve_chatnoir(
-    topics: list[Topic],
-    settings: ChatNoirSettings,
-    fields: tuple[str, ...],
-    depth: int,
-    warn: Warn,
-    advance: Callable[[], None],
-) -> list[list[Candidate]]:
-    """Search each topic and fetch the documents found, unless they are cached.
+class ChatNoirCorpus(Corpus):
+    """Web documents found by ChatNoir, kept in a cache."""
 
-    ChatNoir requires all words of a query in a page, and reads `-word`, `"a phrase"`, `site:` and the like as
-    operators. `warn` is called with a notice about documents without usable text, which are left out, and `advance`
-    after each topic.
+    def __init__(self, task: Task, settings: ChatNoirSettings, warn: Warn) -> None:
+        """Open the cache; `warn` receives notices about documents without usable text, which are left out."""
+        self._cached = ChatNoirDocuments(settings)
+        self.task, self.candidates, self.documents = task, self._cached, self._cached
+        self.description = {"search engine": settings.base_url, "index": settings.index}
+        self.empty = f"{settings.base_url}: no page for any topic in {settings.index}; see `retriever.query`"
+        self._settings, self._warn = settings, warn
 
-    Returns:
-        Candidates of each topic by descending score, ties by ascending document id; ranks start at 1.
+    def close(self) -> None:
+        """Close the cache."""
+        super().close()
+        self._cached.close()
 
-    Raises:
-        UsageError: As `ChatNoir.search`, or all fields of a topic are empty.
-        EngineError: As `ChatNoir.search` and `ChatNoir.fetch`.
-    """
-    rankings = []
-    async with ChatNoir(settings, warn) as engine:
-        for topic in topics:
-            query = build_query(topic, fields)
-            if not query.strip():
-                raise UsageError(f"topic {topic.id}: nothing to search for, its fields {', '.join(fields)} are empty")
-            hits = sorted(await engine.search(query, depth), key=lambda hit: (-hit.score, hit.document_id))
-            texts = await map_in_order(engine.fetch, hits, _CONCURRENCY)
-            left_out = {
-                hit.document_id: text.reason
-                for hit, text in zip(hits, texts, strict=True)
-                if isinstance(text, MissingDocument)
-            }
-            if left_out:
-                named = ", ".join(f"{ident} ({reason})" for ident, reason in left_out.items())
-                warn(f"topic {topic.id}: {len(left_out)} of {len(hits)} documents left out: {named}")
-            kept = [hit for hit in hits if hit.document_id not in left_out]
-            rankings.append(
-                [Candidate(topic.id, hit.document_id, rank, hit.score) for rank, hit in enumerate(kept, start=1)]
-            )
-            advance()
-    return rankings
+    async def search(
+        self, topics: list[Topic], fields: tuple[QueryField, ...], depth: int, done: Callable[[], None]
+    ) -> list[list[Candidate]]:
+        """Search each topic and fetch the documents found, unless they are cached; see the base class.
+
+        ChatNoir requires all words of a query in a page, and reads `-word`, `"a phrase"`, `site:` and the like as
+        operators. Candidates are in descending order of scores, ties in that of document ids.
+
+        Raises:
+            UsageError: As `ChatNoir.search`, or all fields of a topic are empty.
+            EngineError: As `ChatNoir.search` and `ChatNoir.fetch`.
+        """
+        rankings = []
+        async with ChatNoir(self._settings, self._warn) as engine:
+            for topic in topics:
+                query = build_query(topic, fields)
+                if not query.strip():
+                    raise UsageError(
+                        f"topic {topic.id}: nothing to search for, its fields {', '.join(fields)} are empty"
+                    )
+                hits = sorted(await engine.search(query, depth), key=lambda hit: (-hit.score, hit.document_id))
+                texts = await map_in_order(engine.fetch, hits, _CONCURRENCY)
+                left_out = {
+                    hit.document_id: text.reason
+                    for hit, text in zip(hits, texts, strict=True)
+                    if isinstance(text, MissingDocument)
+                }
+                if left_out:
+                    named = ", ".join(f"{ident} ({reason})" for ident, reason in left_out.items())
+                    self._warn(f"topic {topic.id}: {len(left_out)} of {len(hits)} documents left out: {named}")
+                kept = [hit for hit in hits if hit.document_id not in left_out]
+                rankings.append(
+                    [Candidate(topic.id, hit.document_id, rank, hit.score) for rank, hit in enumerate(kept, start=1)]
+                )
+                done()
+        return rankings
 
 
 def _read_key(settings: ChatNoirSettings) -> str:

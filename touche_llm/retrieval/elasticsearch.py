@@ -17,12 +17,14 @@ from touche_llm.data.io import is_word, sha256
 from touche_llm.data.records import Candidate, Document, Model, Topic
 from touche_llm.data.topics import build_query
 from touche_llm.errors import BadLine, DataError, UsageError, Warn
+from touche_llm.retrieval.base import Corpus, QueryField
 from touche_llm.retrieval.elasticsearch_server import (
     RETRYABLE_STATUSES,
     ElasticsearchSettings,
     Server,
     describe_refusal,
 )
+from touche_llm.tasks.task import Task
 from touche_llm.text.analysis import STOP_WORDS
 
 if TYPE_CHECKING:  # the client is loaded when a server is opened
@@ -126,14 +128,14 @@ def _check(manifest: ElasticManifest, place: str, k1: float, b: float) -> None:
             )
 
 
-class ElasticIndex:
-    """Complete index: a first stage and a source of documents.
+class ElasticIndex(Corpus):
+    """Complete index of Elasticsearch.
 
     A stage that sends requests to the model fetches its documents first; `get` takes them from a temporary database
     then, and the event loop never waits for Elasticsearch. Other documents are fetched when they are needed.
     """
 
-    def __init__(self, settings: ElasticsearchSettings, *, k1: float, b: float, warn: Warn) -> None:
+    def __init__(self, task: Task, settings: ElasticsearchSettings, *, k1: float, b: float, warn: Warn) -> None:
         """Open the index.
 
         Raises:
@@ -141,6 +143,10 @@ class ElasticIndex:
             DataError: There is no such index, or it is not complete.
             EngineError: As `Server`.
         """
+        self.task, self.candidates, self.documents = task, self, self
+        self.empty = (
+            f"{settings.url}, index {settings.index}: no document has a word of any topic; see `retriever.query`"
+        )
         self._name = settings.index
         self._server = Server(settings, warn)
         try:
@@ -151,7 +157,7 @@ class ElasticIndex:
         except BaseException:
             self._server.close()
             raise
-        self.description: dict[str, str | int] = {
+        self.description = {
             "search engine": settings.url,
             "engine": f"Elasticsearch {self._server.version}",
             "index": settings.index,
@@ -166,13 +172,14 @@ class ElasticIndex:
 
     def close(self) -> None:
         """Close the connection, and delete the fetched documents."""
+        super().close()
         self._fetched.close()
         self._server.close()
 
-    async def retrieve(
-        self, topics: list[Topic], *, fields: tuple[str, ...], depth: int, done: Callable[[], None]
+    async def search(
+        self, topics: list[Topic], fields: tuple[QueryField, ...], depth: int, done: Callable[[], None]
     ) -> list[list[Candidate]]:
-        """Return the best documents of each topic; `done` is called after each.
+        """Return the best documents of each topic; see the base class.
 
         By descending score, equal scores by ascending document id, also where the last place is tied. Scores are
         Lucene's BM25 with the statistics of all shards.

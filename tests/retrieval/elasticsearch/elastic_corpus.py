@@ -12,7 +12,9 @@ from typing import Any
 from tests.fake_elasticsearch import FakeElasticsearch, settings_for
 from touche_llm.corpus.json_lines import read_passages
 from touche_llm.data.records import Candidate, Topic
+from touche_llm.retrieval.base import QueryField
 from touche_llm.retrieval.elasticsearch import META, ElasticIndex, ElasticManifest, load_corpus
+from touche_llm.tasks import get_task
 
 SOME = {"d1": "Tea is better than coffee.", "d2": "Coffee wakes people up.", "d3": "Cars are fast."}
 
@@ -57,16 +59,18 @@ class Loader:
 
 @contextmanager
 def opened(server: FakeElasticsearch, *, k1: float = 1.5, b: float = 0.75, **changes: Any) -> Iterator[ElasticIndex]:
-    with closing(ElasticIndex(settings_for(server, **changes), k1=k1, b=b, warn=print)) as index:
+    with closing(
+        ElasticIndex(get_task("comparative"), settings_for(server, **changes), k1=k1, b=b, warn=print)
+    ) as index:
         yield index
 
 
 def retrieve(
-    index: ElasticIndex, topics: list[Topic], depth: int, fields: tuple[str, ...] = ("title",)
+    index: ElasticIndex, topics: list[Topic], depth: int, fields: tuple[QueryField, ...] = ("title",)
 ) -> list[list[Candidate]]:
     """The rankings, with `done` called once a topic."""
     done: list[None] = []
-    rankings = asyncio.run(index.retrieve(topics, fields=fields, depth=depth, done=lambda: done.append(None)))
+    rankings = asyncio.run(index.search(topics, fields, depth, lambda: done.append(None)))
     assert len(done) == len(topics)
     return rankings
 

@@ -19,7 +19,7 @@ from touche_llm.corpus.store import ensure_store
 from touche_llm.data.records import Candidate, Topic
 from touche_llm.data.topics import read_topics
 from touche_llm.errors import EngineError, ToucheError, UsageError
-from touche_llm.retrieval.base import Bm25Settings
+from touche_llm.retrieval.base import Bm25Settings, QueryField
 from touche_llm.retrieval.bm25 import open_index
 from touche_llm.retrieval.elasticsearch_server import ElasticsearchSettings
 
@@ -51,7 +51,8 @@ def search(server: FakeElasticsearch, query: str, depth: int = 10) -> list[Candi
 def test_the_ranking_is_that_of_the_index_on_disk_with_lucenes_bm25(
     server: FakeElasticsearch, tmp_path: Path, k1: float, b: float
 ) -> None:
-    topics, corpus, fields = read_topics(SAMPLE / "topics.xml"), SAMPLE / "passages.jsonl", ("title", "narrative")
+    topics, corpus = read_topics(SAMPLE / "topics.xml"), SAMPLE / "passages.jsonl"
+    fields: tuple[QueryField, ...] = ("title", "narrative")
     Loader(server, corpus)(k1=k1, b=b)
     with ensure_store(CorpusFile(corpus, read_passages), tmp_path / "index", warn=print) as store:
         index = open_index(store, Bm25Settings(method="lucene", k1=k1, b=b), print)
@@ -133,7 +134,7 @@ async def test_the_event_loop_goes_on_while_elasticsearch_is_slow(server: FakeEl
 
     server.behaviours |= {"mget": [slow, refuses(503), None], "search": [slow, refuses(503), None]}
     with opened(server) as index:
-        for work in (index.fetch(["d1"]), index.retrieve([WATER], fields=("title",), depth=3, done=lambda: None)):
+        for work in (index.fetch(["d1"]), index.search([WATER], ("title",), 3, lambda: None)):
             released.clear()
             task = asyncio.ensure_future(work)
             await asyncio.sleep(0.05)
