@@ -49,34 +49,6 @@ def test_a_damaged_run_fails_with_the_error_alone(project: pytest.Pytester, copy
     result.stdout.no_fnmatch_line("*Traceback*")
 
 
-def test_the_fixture_takes_a_name_and_a_path_also_where_an_event_loop_runs(
-    project: pytest.Pytester, copy_of: Copy
-) -> None:
-    folder = copy_of("controversial")
-    edit(folder / "run.txt", " regress\n", " other\n")
-    project.makepyfile(
-        f"""
-        from pathlib import Path
-
-        def test_name(touche_regress):
-            touche_regress("controversial")
-
-        async def test_path(touche_regress):
-            touche_regress(Path({str(FOLDER)!r}) / "controversial")
-
-        def test_unknown(touche_regress):
-            touche_regress("nothing")
-        """
-    )
-    (project.path / "regress").symlink_to(folder.parent)
-    result = project.runpytest("-v")
-    result.assert_outcomes(passed=1, failed=2)
-    result.stdout.fnmatch_lines(
-        ["*test_path PASSED*", "controversial: differs", "error: *nothing: no such recorded run; *"]
-    )
-    result.stdout.no_fnmatch_line("*Traceback*")
-
-
 def test_nothing_of_the_program_is_loaded_where_it_is_not_asked_for() -> None:
     code = (
         "import sys, pytest; before = set(sys.modules); import touche_llm.integrations.pytest_plugin; "
