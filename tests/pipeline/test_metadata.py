@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from touche_llm.pipeline.config_file import load_config
-from touche_llm.pipeline.metadata import build_metadata
+from touche_llm.pipeline.provenance import build_metadata
 
 JUDGED: dict[str, Any] = {"retrieve": {}, "judge": {"model": "tiny"}}
 

@@ -273,8 +273,6 @@ async def test_a_run_shows_the_examples_and_says_how_many(tmp_path: Path) -> Non
     # System message and examples are the same for all topics, for the prefix cache.
     assert len({request.messages[:5] for request in seen}) == 1
     assert all([each.role for each in request.messages[4:]] == ["assistant", "user"] for request in seen)
-    stage = yaml.safe_load((tmp_path / "out" / "ir-metadata.yml").read_text())["stages"]["judge"]
-    assert stage["templates"]["judge"] == {"folder": str(tmp_path / "mine" / "comparative"), "examples": 2}
     # All of it can be replayed, also what the chat template adds.
     with Cache(config.cache.file, CacheMode.REPLAY) as cache:
         model = ModelClient(FACTS, None, cache)

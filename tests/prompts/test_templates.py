@@ -279,9 +279,5 @@ async def test_every_record_and_the_metadata_name_the_template_of_the_folder(tmp
     assert judgments and {each.prompt for each in judgments} == {label}
     stage = yaml.safe_load((tmp_path / "out" / "ir-metadata.yml").read_text())["stages"]["judge"]
     assert stage["prompts"]["judge"] == label
-    assert stage["templates"] == {
-        "judge": {"folder": str(folder / "comparative"), "examples": 0},
-        "objects": {"folder": "the project's own", "examples": 0},
-    }
     (objects,) = read_records(tmp_path / "out" / "objects.jsonl", Objects, "objects")
     assert objects.prompt == stage["prompts"]["objects"]

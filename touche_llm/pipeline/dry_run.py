@@ -15,8 +15,8 @@ from touche_llm.llm.recorder import RecordingEngine, Usage, make_dry_engine, ope
 from touche_llm.llm.settings import CacheConfig, PoolingConfig, PoolingPurpose
 from touche_llm.pipeline.context import RunContext
 from touche_llm.pipeline.engines import OpenPooling, assume_engine_info
-from touche_llm.pipeline.identity import check_settings
 from touche_llm.pipeline.progress import ForwardedProgress, Progress
+from touche_llm.pipeline.provenance import check_settings
 from touche_llm.pipeline.rank import Ranking
 from touche_llm.pipeline.run_directory import RunDirectory
 from touche_llm.pipeline.stages import StageName, compute_stage

@@ -15,7 +15,7 @@ from typing import Any, Literal
 import msgspec
 
 from touche_llm.config import PURPOSES, Config
-from touche_llm.data.io import RecordT, open_atomic, read_records, sha256, write_records
+from touche_llm.data.io import RecordT, open_atomic, read_records, write_records
 from touche_llm.data.records import Comparison, Failure, Judgment, Objects, StanceReading, UserLabels
 from touche_llm.data.settings import read_yaml, to_yaml
 from touche_llm.data.trec_runs import ParsedRun, read_run
@@ -26,7 +26,6 @@ from touche_llm.pipeline.candidates import Candidates, add_objects
 from touche_llm.pipeline.config_file import CONFIG, METADATA, copy_task, find_task_folder, load_config, write_config
 from touche_llm.pipeline.context import RunContext
 from touche_llm.pipeline.judge import Judgments
-from touche_llm.pipeline.metadata import build_metadata, measure_peak_memory
 from touche_llm.pipeline.rank import Ranking
 from touche_llm.tasks import get_task
 from touche_llm.tasks.features import Question
@@ -53,7 +52,7 @@ COMPARISON_FAILURES = "comparison_failures.jsonl"
 RUN = "run.txt"
 # Run lines with grades and stances, for analysis.
 RESULTS = "results.tsv"
-# Only with `touche-llm report`; it names the results that it shows by their hash, and so survives a repetition.
+# Only with `touche-llm report`; removed with the results that it shows.
 REPORT = "report.html"
 # Only with `touche-llm evaluate`; it names the run file that it measured by its hash, and so survives later stages.
 EVALUATION = "evaluation.yaml"
@@ -76,9 +75,6 @@ STAGES = tuple(OUTPUTS)
 # Key of the topics in a stage's facts: their ids if some were chosen, else null.
 CHOSEN_TOPICS = "chosen topics"
 
-# Marks every page that this program writes, within its first bytes.
-GENERATOR = '<meta name="generator" content="touche-llm">'
-_HEAD_BYTES = 512
 # Bytes of a lock file that an error shows; a file of this program is shorter.
 _MAX_HOLDER = 500
 
@@ -130,8 +126,8 @@ class _RunFile:
 class RunDirectory:
     """The folder of a run.
 
-    A stage calls `begin_stage`, writes its outputs, and calls `record_stage`. In between the metadata marks the stage
-    as unfinished, so that no reader mistakes a mix of old and new files for one run after an interruption.
+    A stage calls `begin_stage`, writes its outputs, and writes the metadata. In between they mark the stage as
+    unfinished, so that no reader mistakes a mix of old and new files for one run after an interruption.
 
     Attributes:
         path: The folder.
@@ -269,35 +265,24 @@ class RunDirectory:
                 "again)"
             )
 
-    def begin_stage(self, config: Config, stage: str) -> None:
+    def begin_stage(self, config: Config, stage: str, metadata: Mapping[str, Any]) -> None:
         """Remove the outputs of a stage and of later ones, and write the configuration that the new ones are made with.
 
-        Raises:
-            DataError: The metadata is not as this program wrote it; nothing is removed.
+        The metadata describes the stages before.
         """
-        self._write_metadata(config, self._stages_before(stage), unfinished=stage)
+        self.write_metadata({**metadata, "unfinished": stage})
         for later in reversed(STAGES[STAGES.index(stage) :]):
             for name in OUTPUTS[later]:
                 (self.path / name).unlink(missing_ok=True)
+        (self.path / REPORT).unlink(missing_ok=True)
         write_config(config, self.config_file)
         used = (purpose for earlier in STAGES[: STAGES.index(stage)] for purpose in PURPOSES[earlier])
         copy_task(get_task(config.task), self.path, [getattr(config.prompts, purpose) for purpose in used])
 
-    def record_stage(self, config: Config, stage: str, facts: Mapping[str, Any]) -> None:
-        """Record the facts of a stage, and the peak memory so far, after all of its outputs are written."""
-        recorded = {**facts, "peak memory MiB": measure_peak_memory()}
-        self._write_metadata(config, {**self._stages_before(stage), stage: recorded})
-
-    def _stages_before(self, stage: str) -> dict[str, Any]:
-        stages = self.read_metadata().stages
-        return {name: stages[name] for name in STAGES[: STAGES.index(stage)] if name in stages}
-
-    def _write_metadata(self, config: Config, stages: Mapping[str, Any], unfinished: str | None = None) -> None:
-        content = build_metadata(config, self.path, stages)
-        if unfinished is not None:
-            content["unfinished"] = unfinished
+    def write_metadata(self, metadata: Mapping[str, Any]) -> None:
+        """Write the metadata in place of earlier ones."""
         with open_atomic(self.metadata_file) as stream:
-            stream.write(to_yaml(content))
+            stream.write(to_yaml(metadata))
 
     # Outputs of the stages
 
@@ -392,18 +377,6 @@ class RunDirectory:
         ranking.write_results(self.results_file)
         ranking.write(self.run_file, overwrite=True)
 
-    def hash_results(self) -> str:
-        """Return the SHA-256 of the results; empty for a folder without them, assembled by hand."""
-        return sha256(self.results_file) if self.results_file.exists() else ""
-
-    def remove_outdated_report(self) -> bool:
-        """Remove the page of `report` if it shows other results; return whether it was removed."""
-        page = self.path / REPORT
-        is_outdated = is_page(page) and self.hash_results() not in _read_head(page)
-        if is_outdated:
-            page.unlink()
-        return is_outdated
-
     def read_run(self, labels: Collection[str] | None) -> ParsedRun:
         """Read the run with its chosen topics; DataError if it is missing or its last stage did not finish."""
         self.check_finished("rank")
@@ -434,16 +407,3 @@ class RunDirectory:
 
     def _read_optional(self, name: str, record: type[RecordT], what: str) -> list[RecordT]:
         return read_records(self.path / name, record, what) if (self.path / name).exists() else []
-
-
-def is_page(path: Path) -> bool:
-    """Return whether a file is a page that this program wrote."""
-    return GENERATOR in _read_head(path)
-
-
-def _read_head(path: Path) -> str:
-    """Return the first bytes of a page as text; empty if there is no such file."""
-    if not path.is_file():
-        return ""
-    with path.open("rb") as stream:
-        return stream.read(_HEAD_BYTES).decode(errors="replace")

@@ -27,16 +27,22 @@ from touche_llm.pipeline.candidates import (
 from touche_llm.pipeline.context import RunContext
 from touche_llm.pipeline.corpora import DenseCorpus
 from touche_llm.pipeline.engines import describe_engine, describe_pooling, open_model
-from touche_llm.pipeline.identity import INPUT_FILES, check_inputs, check_settings, hash_inputs
 from touche_llm.pipeline.judge import Judgments, describe_judgments, judge
-from touche_llm.pipeline.metadata import DEPTH, LABELS
 from touche_llm.pipeline.progress import Progress
+from touche_llm.pipeline.provenance import (
+    DEPTH,
+    INPUT_FILES,
+    LABELS,
+    begin_stage,
+    check_inputs,
+    check_settings,
+    hash_inputs,
+    record_stage,
+)
 from touche_llm.pipeline.rank import Ranking, describe_ranking, rank
-from touche_llm.pipeline.run_directory import CHOSEN_TOPICS, REPORT, RunDirectory
-from touche_llm.prompts.prompt import Prompt
+from touche_llm.pipeline.run_directory import CHOSEN_TOPICS, RunDirectory
 from touche_llm.ranking.cross_encoder import CrossEncoder
 from touche_llm.ranking.steps import RankingPlan, list_comparison_kinds, needs_texts
-from touche_llm.tasks import prompts_folder
 
 StageName = Literal["retrieve", "judge", "rank"]
 CommandName = Literal["run"] | StageName
@@ -59,7 +65,7 @@ async def retrieve_stage(context: RunContext, directory: RunDirectory) -> Candid
         used |= _describe_model_use(context, ("queries",), before)
         used["failures"] = count_by_kind(candidates.failures)
     directory.create()
-    directory.begin_stage(config, "retrieve")
+    begin_stage(directory, config, "retrieve")
     directory.write_candidates(candidates, config)
     facts = {
         "topics": len(context.topics),
@@ -73,7 +79,7 @@ async def retrieve_stage(context: RunContext, directory: RunDirectory) -> Candid
         "seconds to store the corpus or open it": round(opened - started, 3),
         "seconds": round(time.monotonic() - started, 3),
     }
-    directory.record_stage(config, "retrieve", facts)
+    record_stage(directory, config, "retrieve", facts)
     return candidates
 
 
@@ -93,7 +99,7 @@ async def judge_stage(context: RunContext, directory: RunDirectory) -> Judgments
     judgments = await _judge_candidates(context, candidates)
     config, prompts = context.config, context.load_prompts(*PURPOSES["judge"])
     seconds = time.monotonic() - started
-    directory.begin_stage(config, "judge")
+    begin_stage(directory, config, "judge")
     directory.write_judgments(judgments, config.tag, prompts)
     counts = describe_judgments(judgments)
     use = _describe_model_use(context, PURPOSES["judge"], before)
@@ -111,7 +117,7 @@ async def judge_stage(context: RunContext, directory: RunDirectory) -> Judgments
     }
     spent = count_requests(context.model).since(before)
     facts["requests per topic"] = round((spent.requests + spent.cache_hits) / max(len(judged), 1), 1)
-    directory.record_stage(config, "judge", facts)
+    record_stage(directory, config, "judge", facts)
     _check_pairs(judgments, directory)
     return judgments
 
@@ -139,16 +145,11 @@ async def rank_stage(context: RunContext, directory: RunDirectory) -> Ranking:
         facts |= _describe_model_use(context, kinds, before)
         facts["comparisons"] = dict(Counter(comparison.step for comparison in ranking.comparisons))
         facts["failures"] = count_by_kind(ranking.failures)
-    directory.begin_stage(config, "rank")
+    begin_stage(directory, config, "rank")
     directory.write_ranking(ranking, compared=bool(kinds))
     facts |= describe_ranking(ranking, judgments)
     facts["seconds"] = round(time.monotonic() - started, 3)
-    directory.record_stage(config, "rank", facts)
-    if directory.remove_outdated_report():
-        context.progress.warn(
-            f"{directory.path / REPORT}: removed, since the results changed; `touche-llm report {directory}` writes a "
-            "new one"
-        )
+    record_stage(directory, config, "rank", facts)
     return ranking
 
 
@@ -256,19 +257,10 @@ def _describe_model_use(context: RunContext, purposes: Iterable[str], before: Co
     return {
         **describe_engine(model.engine_info),
         "prompts": {name: prompt.label for name, prompt in prompts.items()},
-        "templates": {
-            name: {"folder": _describe_folder(prompt), "examples": len(prompt.examples)}
-            for name, prompt in prompts.items()
-        },
         "documents cut": counts.cut,
         "requests": counts.as_dict(),
         **({LABELS: read} if read else {}),
     }
-
-
-def _describe_folder(prompt: Prompt) -> str:
-    own = prompt.path.parent.parent == prompts_folder()
-    return "the project's own" if own else str(prompt.path.parent)
 
 
 @dataclass(frozen=True, slots=True)

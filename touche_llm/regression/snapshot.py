@@ -20,7 +20,7 @@ from touche_llm.llm.cache import CacheMode
 from touche_llm.llm.request import Request
 from touche_llm.llm.settings import CacheConfig
 from touche_llm.pipeline.config_file import CONFIG, COPY, find_task_folder, is_copy, load_config
-from touche_llm.pipeline.identity import INCIDENTAL
+from touche_llm.pipeline.provenance import INCIDENTAL
 from touche_llm.pipeline.run_directory import CANDIDATES, RECORDED, RUN, SENTENCES, RunDirectory
 from touche_llm.tasks import get_task
 from touche_llm.tasks.definition import TASK_FILE
