@@ -44,7 +44,7 @@ from touche_llm.evaluation.stance_measures import estimate_stances
 from touche_llm.judging.pointwise import judge
 from touche_llm.llm.logprobs import LabelInformation
 from touche_llm.llm.settings import EngineConfig
-from touche_llm.pipeline.language_model import LanguageModel
+from touche_llm.pipeline.engines import LanguageModel
 from touche_llm.prompts.fields import JudgePer
 from touche_llm.prompts.purposes import load, purposes_of
 from touche_llm.tasks import get_task

@@ -19,8 +19,8 @@ from .pipeline.candidates import Candidates as Candidates
 from .pipeline.candidates import from_frame as from_frame
 from .pipeline.candidates import to_frame as to_frame
 from .pipeline.context import Dataset as Dataset
+from .pipeline.engines import LanguageModel as LanguageModel
 from .pipeline.judge import Judgments as Judgments
-from .pipeline.language_model import LanguageModel as LanguageModel
 from .pipeline.library import DenseOptions as DenseOptions
 from .pipeline.library import RankOptions as RankOptions
 from .pipeline.library import judge as judge

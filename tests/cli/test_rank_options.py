@@ -180,7 +180,6 @@ def test_thresholds_of_a_file_change_labels_and_stay(touche: Touche, demo: Path)
     (demo.parent / "t.yaml").write_text("stance: {thresholds: {NO: 0.0}, calibrated_on: [3, 7]}\n")
     done = touche("rank", "--out", "o", "--thresholds", "t.yaml")
     assert done.returncode == 0
-    assert "note: the thresholds of the stance were fitted on 1 of these topics" in done.stderr
     assert {line.split()[1] for line in (demo / "run.txt").read_text().splitlines()} == {"NO"}
     stance = configured(demo)["stance"]
     assert (stance["thresholds"], stance["calibrated_on"]) == ({"NO": 0.0}, ["3", "7"])

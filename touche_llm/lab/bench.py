@@ -19,7 +19,7 @@ from touche_llm.lab.workplace import Workplace
 from touche_llm.llm.cache import CacheMode
 from touche_llm.pipeline.candidates import add_objects
 from touche_llm.pipeline.context import RunContext
-from touche_llm.pipeline.language_model import LanguageModel
+from touche_llm.pipeline.engines import LanguageModel
 from touche_llm.pipeline.progress import SilentProgress
 from touche_llm.pipeline.run_directory import RunDirectory
 from touche_llm.pipeline.stages import retrieve_candidates

@@ -318,25 +318,17 @@ def list_schemas(prompts: Iterable[Prompt], documents: int = 1) -> list[Mapping[
 def check_examples(prompt: Prompt, topics: list[Topic], file: Path | None, warn: Callable[[str], None]) -> None:
     """Raise UsageError if a few-shot example is about one of the topics: its result could not be measured.
 
-    Topics of different years share numbers, so titles decide; an equal number alone gives a warning, as does an answer
-    that a model could copy, see `list_copyable_answers`.
+    Topics of different years share numbers, so titles decide. An answer that a model could copy gives a warning, see
+    `list_copyable_answers`.
     """
     for problem in list_copyable_answers(prompt):
         warn(problem)
     by_title = {normalise_title(topic.title): topic for topic in topics}
-    by_id = {topic.id: topic for topic in topics}
-    named = f" of {file}" if file is not None else ""
     for number, example in enumerate(prompt.examples, start=1):
-        where = f"{examples_path(prompt.path)}: example {number} of the template {prompt.path}"
-        same = by_title.get(normalise_title(example.topic.title))
-        if same is not None:
+        if same := by_title.get(normalise_title(example.topic.title)):
             raise UsageError(
-                f"{where}: its topic {example.topic.id}, {example.topic.title!r:.120}, is topic {same.id}{named}, "
-                "a topic of this run; use an example of another topic, or leave this topic out (`topic: ID`)"
-            )
-        if example.topic.id in by_id:
-            title = by_id[example.topic.id].title
-            warn(
-                f"{where}: its topic {example.topic.id}, {example.topic.title!r:.120}, has the number of "
-                f"{title!r:.120}{f' in {file}' if file is not None else ''}; the titles differ, so it is used"
+                f"{examples_path(prompt.path)}: example {number} of the template {prompt.path}: its topic "
+                f"{example.topic.id}, {example.topic.title!r:.120}, is topic {same.id}"
+                f"{'' if file is None else f' of {file}'}, a topic of this run; use an example of another topic, or "
+                "leave this topic out (`topic: ID`)"
             )

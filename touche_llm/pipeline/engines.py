@@ -7,9 +7,11 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequenc
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
-from touche_llm.errors import DataError, EngineError, UsageError
+from touche_llm.data import concurrency
+from touche_llm.data.settings import read_settings
+from touche_llm.errors import EngineError, UsageError
 from touche_llm.judging.pointwise import RequestBuilder
 from touche_llm.llm.cache import Cache, CacheMode, Entry
 from touche_llm.llm.engine import ChatTokenizer, Engine, EngineInfo, Rejected, Transient
@@ -28,7 +30,7 @@ from touche_llm.llm.settings import (
     get_model_name,
 )
 from touche_llm.llm.truncation import StartUp
-from touche_llm.pipeline.progress import Progress, SilentProgress
+from touche_llm.pipeline.progress import Progress, SilentProgress, default_progress
 
 # JSON schemas of answers.
 Schemas = Sequence[Mapping[str, Any]]
@@ -323,7 +325,7 @@ def _get_model_name(settings: _ModelSettings) -> str | None:
 
 def _find_fitting(settings: _ModelSettings, cache: Cache, purpose: PoolingPurpose | None) -> list[EngineInfo]:
     """Return the cached facts about engines that fit the configured model, revision and context."""
-    known, model = [_facts(entry, cache) for entry in cache.find(name_kind(purpose))], _get_model_name(settings)
+    known, model = [entry.read(EngineInfo) for entry in cache.find(name_kind(purpose))], _get_model_name(settings)
     models = sorted({facts.model for facts in known})
     if model is None and len(models) > 1:
         section = _name_section(purpose)
@@ -349,13 +351,6 @@ def _choose(fitting: list[EngineInfo], cache: Cache, purpose: PoolingPurpose | N
     return min(fitting, key=lambda facts: (facts.overhead, facts.engine))
 
 
-def _facts(entry: Entry, cache: Cache) -> EngineInfo:
-    try:
-        return entry.read(EngineInfo)
-    except DataError as error:
-        raise DataError(f"{cache.path}: entry {entry.key} holds no facts about an engine: record it anew") from error
-
-
 def make_request_builder(model: ModelClient, engine: EngineConfig, sampling: SamplingConfig) -> RequestBuilder:
     """Make the builder of requests to a model."""
     return RequestBuilder(
@@ -372,3 +367,85 @@ def make_request_builder(model: ModelClient, engine: EngineConfig, sampling: Sam
         thinking=sampling.thinking,
         system_message=sampling.system_message,
     )
+
+
+class LanguageModel:
+    """A model behind an OpenAI-compatible server, with an answer cache.
+
+    A context manager, also an asynchronous one: it connects at the start of the block, and closes at its end. Answers
+    are stored as they arrive, so an interrupted program resumes where it stopped.
+    """
+
+    def __init__(
+        self,
+        url: str | None = None,
+        *,
+        name: str | None = None,
+        cache: Path | str = Path(".touche-llm/answers.sqlite"),
+        cache_mode: CacheMode | str = CacheMode.REUSE,
+        engine: EngineConfig | None = None,
+        sampling: SamplingConfig | None = None,
+    ) -> None:
+        """Set up the model without connecting.
+
+        Args:
+            url: Base URL of the server; None for that of `engine`, by default http://127.0.0.1:8000.
+            name: Served name of the model; not needed if the server has only one.
+            cache: File of the answers (`.sqlite`), or a cassette to replay (`.jsonl`).
+            cache_mode: `reuse`; `replay` sends nothing, and a missing answer is an error; `refresh` sends everything
+                again; `off`.
+            engine: All other settings of the engine, such as revision, context, concurrency and timeouts.
+            sampling: Sampling parameters.
+
+        Raises:
+            UsageError: A setting is invalid.
+        """
+        engine = read_settings(EngineConfig, engine, "engine")
+        values = engine.model_dump(exclude_unset=True)
+        values |= {key: value for key, value in (("base_url", url), ("model", name)) if value is not None}
+        self._engine = read_settings(EngineConfig, values, "engine")
+        self._sampling = read_settings(SamplingConfig, sampling, "sampling")
+        self._cache = read_settings(CacheConfig, {"file": cache, "mode": cache_mode}, "cache")
+        self._stack = AsyncExitStack()
+        self._client: ModelClient | None = None
+
+    def __repr__(self) -> str:
+        name = self._engine.model_name if self._client is None else self._client.engine_info.model
+        state = "closed" if self._client is None else "open"
+        return f"<LanguageModel {name or self._engine.base_url}, cache {self._cache.file}, {state}>"
+
+    @property
+    def info(self) -> EngineInfo:
+        """Name, revision and context of the model, as the server reports them."""
+        return self.builder.model.engine_info
+
+    @property
+    def builder(self) -> RequestBuilder:
+        """Builder of the requests; raises UsageError unless the model is open."""
+        if self._client is None:
+            raise UsageError("the model is not open; use it in a block: `with LanguageModel(...) as model:`")
+        return make_request_builder(self._client, self._engine, self._sampling)
+
+    def __enter__(self) -> Self:
+        concurrency.run(self._open())
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        concurrency.run(self._close())
+
+    async def __aenter__(self) -> Self:
+        await concurrency.run_async(self._open())
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await concurrency.run_async(self._close())
+
+    async def _open(self) -> None:
+        if self._client is not None:
+            raise UsageError("the model is open already; use another LanguageModel")
+        opening = open_model(self._engine, self._sampling, self._cache, progress=default_progress())
+        self._client = await self._stack.enter_async_context(opening)
+
+    async def _close(self) -> None:
+        self._client = None
+        await self._stack.aclose()

@@ -25,9 +25,8 @@ from touche_llm.pipeline import rank as ranking
 from touche_llm.pipeline.candidates import Candidates
 from touche_llm.pipeline.context import Dataset, check_examples
 from touche_llm.pipeline.corpora import DenseCorpus, open_local_corpus
-from touche_llm.pipeline.engines import open_pooling
+from touche_llm.pipeline.engines import LanguageModel, open_pooling
 from touche_llm.pipeline.judge import Judgments
-from touche_llm.pipeline.language_model import LanguageModel
 from touche_llm.pipeline.progress import ForwardedProgress, Progress, default_progress
 from touche_llm.pipeline.rank import Ranking
 from touche_llm.prompts.fields import JudgePer
@@ -125,7 +124,6 @@ def open_corpus(
     if isinstance(search_engine, ChatNoirSettings):
         return ChatNoirCorpus(found, search_engine, warn)
     if search_engine is not None:
-        _check_types(search_engine=(search_engine, ElasticsearchSettings))
         return ElasticIndex(found, search_engine, k1=retriever.k1, b=retriever.b, warn=warn)
     if retriever.is_dense is not (dense is not None):
         raise UsageError("dense: only for the retrievers dense and hybrid, which need it")
@@ -169,7 +167,6 @@ async def _retrieve(
         PromptError: The prompt is missing or invalid.
     """
     assert progress is not None
-    _check_types(corpus=(corpus, Corpus))
     topics = _check_topics(topics)
     if type(depth) is not int or depth < 1:
         raise UsageError(f"depth: {depth!r:.40}: must be a whole number of 1 or more")
@@ -217,7 +214,6 @@ async def _judge(
         ReplayMiss: The cache of a replay lacks an answer.
     """
     assert progress is not None
-    _check_types(candidates=(candidates, Candidates), model=(model, LanguageModel))
     task = candidates.task
     stance = read_settings(StanceSettings, stance, "stance")
     pairs = read_settings(PairSettings, pairs, "pairs")
@@ -258,9 +254,6 @@ async def _rank(
         ReplayMiss: The cache of a replay lacks an answer.
     """
     assert progress is not None
-    _check_types(candidates=(candidates, Candidates), judgments=(judgments, Judgments))
-    if model is not None:
-        _check_types(model=(model, LanguageModel))
     task, options = candidates.task, read_settings(RankOptions, options, "options")
     if (judged := judgments.candidates.task.name) != task.name:
         raise UsageError(f"judgments: of the task {judged}, not of {task.name}; give the judgments of these candidates")
@@ -296,13 +289,6 @@ def read_steps(steps: Sequence[str], options: RankOptions, task: Task) -> tuple[
     except ValueError as error:
         raise UsageError(f"steps: {error}") from error
     return parsed
-
-
-def _check_types(**arguments: tuple[object, type]) -> None:
-    """Raise UsageError for an argument of another type, since a notebook has no type checker."""
-    for name, (value, kind) in arguments.items():
-        if not isinstance(value, kind):
-            raise UsageError(f"{name}: must be of type {kind.__name__}, not {type(value).__name__}")
 
 
 def _check_topics(topics: object) -> list[Topic]:

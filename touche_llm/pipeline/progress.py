@@ -23,8 +23,6 @@ _PLAIN_SECONDS = 10.0
 _NOTEBOOK_SECONDS = 0.25
 # Window of the remaining time; longer than a server takes for most batches.
 _WINDOW_SECONDS = 60.0
-# Below this width the bar keeps to what matters.
-_WIDE = 110
 
 
 class Progress(Protocol):
@@ -171,7 +169,7 @@ class _Stage(ProgressColumn):
     def __init__(self, title: str, total: int, counts: Counts | None = None, console: Console | None = None) -> None:
         """Start the clock of a stage of `total` steps."""
         super().__init__()
-        self.counts, self._is_wide = counts, console is None or console.width >= _WIDE
+        self.counts = counts
         # The counts grow from stage to stage; only those of this one are shown.
         self._before = replace(counts) if counts is not None else Counts()
         columns = (TextColumn("{task.description}"), BarColumn(12), MofNCompleteColumn(), self)
@@ -196,14 +194,12 @@ class _Stage(ProgressColumn):
     def render(self, task: Task) -> Text:
         """Return the facts as far as they fit, with no more of the last error than its kind."""
         problem = self.spent.problem.partition(":")[0]
-        return Text(to_printable(self._describe(problem, self._is_wide)), overflow="ellipsis", no_wrap=True)
+        return Text(to_printable(self._describe(problem)), overflow="ellipsis", no_wrap=True)
 
     def line(self) -> str:
         """Return all of it as one line."""
         done, total = int(self._task.completed), int(self._task.total or 0)
-        return to_printable(
-            f"{self._task.description}: {done:,}/{total:,} in {self._describe(self.spent.problem, is_wide=True)}"
-        )
+        return to_printable(f"{self._task.description}: {done:,}/{total:,} in {self._describe(self.spent.problem)}")
 
     def log(self) -> None:
         """Log what the stage took; not its last problem, which may quote a prompt."""
@@ -211,7 +207,7 @@ class _Stage(ProgressColumn):
         done = task.description, task.completed, task.total, self.elapsed
         _LOG.info("%s: %d of %d in %.1f s, %d failed, %d retries", *done, spent.failures, spent.retries)
 
-    def _describe(self, problem: str, is_wide: bool) -> str:
+    def _describe(self, problem: str) -> str:
         """Return what is known beside the number of steps, the most important first."""
         spent, parts = self.spent, [f"{self.elapsed:.1f} s"]
         if rest := self._task.time_remaining:
@@ -219,10 +215,10 @@ class _Stage(ProgressColumn):
         if self.counts is not None:
             parts += [f"{spent.failures:,} failed", f"{spent.cache_hits:,} cached"]
         if spent.retries:
-            parts.append(f"{spent.retries:,} retries" + (f" (last: {problem})" if is_wide else ""))
+            parts.append(f"{spent.retries:,} retries (last: {problem})")
         rate = (self._task.completed if self.counts is None else spent.ended) / max(self.elapsed, 1e-3)
         parts.append(f"{rate:,.1f}" if rate >= 1 else f"{rate:.2g}")
         parts[-1] += "/s" if self.counts is None else " requests/s"
-        if self.counts is not None and is_wide:
+        if self.counts is not None:
             parts.append(f"{spent.prompt_tokens:,}+{spent.completion_tokens:,} tokens")
         return ", ".join(parts)

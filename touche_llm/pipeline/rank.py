@@ -15,7 +15,7 @@ import msgspec
 from touche_llm.data.io import check_output, open_atomic
 from touche_llm.data.records import Candidate, Comparison, Failure, Judgment, RunLine, StanceReading
 from touche_llm.data.trec_runs import DECIMALS, NO_STANCE_COLUMN, ParsedRun, check_tag, write_run
-from touche_llm.errors import DataError, shorten
+from touche_llm.errors import DataError
 from touche_llm.judging.labels import ChosenStance, StanceSettings, choose_label
 from touche_llm.pipeline.candidates import make_frame
 from touche_llm.pipeline.judge import Judgments, warn_of_labels
@@ -214,15 +214,9 @@ def _choose_labels(
 
 
 def _warn_of_thresholds(judgments: Judgments, settings: StanceSettings | None, progress: Progress) -> None:
-    """Warn if the thresholds of the stance do not fit the topics or answers that they are applied to."""
+    """Warn if the thresholds of the stance do not fit the answers that they are applied to."""
     if settings is None or not settings.thresholds:
         return
-    both = [topic.id for topic in judgments.candidates.topics if topic.id in settings.calibrated_on]
-    if both:
-        progress.warn(
-            f"the thresholds of the stance were fitted on {len(both)} of these topics, so measures on them say "
-            f"nothing about other topics: {shorten(both)}"
-        )
     answers: Collection[Judgment | StanceReading] = judgments.stances if settings.prompt_depth else judgments.judgments
     prompts = {answer.prompt for answer in answers}
     if settings.calibrated_for and prompts - {settings.calibrated_for}:
