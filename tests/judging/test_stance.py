@@ -94,7 +94,7 @@ def test_thresholds_written_by_hand_need_no_quotation_marks(tmp_path: Path) -> N
         ("- 1", ["names and values"]),
         ("stance: 0.5", ["stance: must be a valid dictionary"]),
         ("stance: {thresholds: {NO: 2}}", ["stance.thresholds.NO", "equal to 1", "not 2"]),
-        ("stance: {thresholds: {NO: 0.1, 'NO': 0.2}}", ["stance.thresholds: NO"]),
+        ("stance: {thresholds: {NO: 0.1, 'NO': 0.2}}", ["'NO'", "line 1"]),
         ("stance: {threshold: {}}", ["stance.threshold: "]),
         ("stance: {calibrated_on: 12}", ["stance.calibrated_on: "]),
         ("stance: [", ["YAML"]),
