@@ -26,16 +26,19 @@ ROOT = Path(__file__).parent.parent
 DATA = ROOT.parent / "shared" / "data" / "comparative"
 
 
-def run_module(tree: Path, arguments: Sequence[str], folder: Path) -> str:
-    """Run `python -m` with the package of a checkout; return standard output, raise CalledProcessError on failure."""
+def run_module(tree: Path, *arguments: str, codes: Sequence[int] = (0,)) -> str:
+    """Run the program of a checkout; return standard output, exit unless it ends with one of the codes."""
+    command = [sys.executable, "-m", "touche_llm", *arguments]
     environment = {**os.environ, "PYTHONPATH": str(tree)}
-    command = [sys.executable, "-m", *arguments]
-    return subprocess.run(command, cwd=folder, env=environment, check=True, capture_output=True, text=True).stdout
+    done = subprocess.run(command, cwd=tree, env=environment, capture_output=True, text=True)
+    if done.returncode not in codes:
+        sys.exit(f"{tree}: {' '.join(arguments)} ended with {done.returncode}: {done.stderr}")
+    return done.stdout
 
 
 def demo_results(tree: Path, folder: Path) -> dict[str, Any]:
     """Return the bytes of each `run.txt` of the demo and the answer keys in its files of records."""
-    run_module(tree, ["touche_llm", "demo", "--out", str(folder)], tree)
+    run_module(tree, "demo", "--out", str(folder))
     results: dict[str, Any] = {}
     for run in sorted(folder.glob("*/run.txt")):
         task = run.parent.name
@@ -59,12 +62,8 @@ def take_inputs(tree: Path, other: Path, replacements: Sequence[tuple[str, str, 
 
 def replay_results(tree: Path, recorded: Path) -> dict[str, Any]:
     """Return what `regress check` says of each recorded run."""
-    command = [sys.executable, "-m", "touche_llm", "regress", "check", "--dir", str(recorded)]
-    environment = {**os.environ, "PYTHONPATH": str(tree)}
-    done = subprocess.run(command, cwd=tree, env=environment, capture_output=True, text=True)
-    if done.returncode not in (0, 1):
-        sys.exit(f"{tree}: regress check ended with {done.returncode}: {done.stderr}")
-    lines = [line for line in done.stdout.splitlines() if line and not line.startswith(" ")]
+    output = run_module(tree, "regress", "check", "--dir", str(recorded), codes=(0, 1))
+    lines = [line for line in output.splitlines() if line and not line.startswith(" ")]
     return {f"regress check, {line.split(': ')[0]}": line for line in lines}
 
 
@@ -73,8 +72,8 @@ def evaluate_results(tree: Path) -> dict[str, Any]:
     if not DATA.is_dir():
         return {}
     qrels = ["--relevance", str(DATA / "qrels-relevance.txt"), "--quality", str(DATA / "qrels-quality.txt")]
-    command = ["touche_llm", "evaluate", str(DATA / "candidates.run.txt"), "--task", "comparative", *qrels]
-    rows = json.loads(run_module(tree, [*command, "--format", "json"], tree))
+    command = ["evaluate", str(DATA / "candidates.run.txt"), "--task", "comparative", *qrels]
+    rows = json.loads(run_module(tree, *command, "--format", "json"))
     # Renamed since.
     names = [row.pop("measure").replace("official_ndcg", "touche_nDCG") for row in rows]
     fields = ("value", "low", "high", "n", "topics", "missing", "judged_topics")

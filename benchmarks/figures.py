@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import platform
 import resource
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -54,11 +54,6 @@ def machine() -> str:
 def peak_gib(of: int = resource.RUSAGE_CHILDREN) -> float:
     """The most memory that a process of the given kind held, in GiB: `RUSAGE_SELF` or the largest of the children."""
     return resource.getrusage(of).ru_maxrss * 1024 / _GIB
-
-
-def spread(seconds: Sequence[float]) -> str:
-    """Repeated measurements as the fastest, and the slowest in brackets."""
-    return f"{min(seconds):.2f} s" + (f" (slowest {max(seconds):.2f})" if len(seconds) > 1 else "")
 
 
 def _ticks() -> tuple[int, int]:

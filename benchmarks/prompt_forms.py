@@ -22,7 +22,6 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from itertools import islice
 from pathlib import Path
 
 import msgspec
@@ -182,22 +181,10 @@ async def measure(form: Form, work: Sequence[tuple[Topic, str]], texts: Texts, m
     with tempfile.TemporaryDirectory() as name:
         task = make_task(form.fields, write_template(form), Path(name) / "task")
         prompt = load(task, purposes_of(task)["judge"], "judge", judge_per=form.judge_per)
-    done = _count(len(work) * len(prompt.sent))
-    judgments, failures = await judge(list(work), texts, task.question, prompt, model.builder, done)
+    judgments, failures = await judge(list(work), texts, task.question, prompt, model.builder, lambda: None)
     for failure in failures:
         print(f"failed: {failure}", file=sys.stderr)
     return [Answer(one.topic_id, one.document_id, one.answer_keys, one.readings) for one in judgments]
-
-
-def _count(total: int) -> Callable[[], None]:
-    done = 0
-
-    def count() -> None:
-        nonlocal done
-        done += 1
-        print(f"\r{done} of {total}", end="" if done < total else "\n", file=sys.stderr, flush=True)
-
-    return count
 
 
 @cache
@@ -317,11 +304,6 @@ def describe(answers: Sequence[Answer], qrels: Qrels) -> list[str]:
     return columns
 
 
-def write_answers(cell: str, answers: Iterable[Answer]) -> None:
-    """Write a finished cell."""
-    (ANSWERS / f"{cell}.jsonl").write_bytes(b"".join(msgspec.json.encode(one) + b"\n" for one in answers))
-
-
 def report() -> None:
     """Print the table of all measured cells."""
     work, qrels = judged_work()
@@ -353,11 +335,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("cells", nargs="*", metavar="CELL", help=", ".join(CELLS))
     parser.add_argument("--url", default="http://127.0.0.1:8000")
-    parser.add_argument("--limit", type=int, help="documents of each cell, to see that it works")
     parser.add_argument("--report", action="store_true", help="print the table of the measured cells only")
     options = parser.parse_args()
     if not options.report:
-        work = list(islice(judged_work()[0], options.limit))
+        work = judged_work()[0]
         texts = Texts(document for _, document in work)
 
         # As many requests as the server runs at a time, so that others who use it do not wait behind all.
@@ -369,8 +350,7 @@ def main() -> None:
                     continue
                 print(name, file=sys.stderr)
                 answers = concurrency.run(measure(CELLS[name], work, texts, model))
-                if options.limit is None:
-                    write_answers(name, answers)
+                path.write_bytes(b"".join(msgspec.json.encode(one) + b"\n" for one in answers))
     report()
 
 

@@ -1,7 +1,6 @@
 """Seconds, memory and requests of each stage of a task, against a real vLLM on the CPU.
 
-    python -m benchmarks.stages TASK [--depth 20] [--topics 50] [--judge-pairs 20] [--both-orders 5]
-                               [--stance-depth 20] [--rank judge,pairwise:10] [--set ranking.listwise.window=6]
+    python -m benchmarks.stages TASK [--depth 20] [--topics 50] [OPTION OF `touche-llm run` …]
 
 The input is the task's real topics and corpus in `../shared/data`, or the project's sample where they are not there.
 The model is the tests' tiny random one: the figures say what the program costs and what the engine costs here, nothing
@@ -77,23 +76,13 @@ def main() -> None:
     parser.add_argument("task", choices=list(TASKS))
     parser.add_argument("--depth", type=int, default=20)
     parser.add_argument("--topics", type=int, default=50)
-    parser.add_argument("--judge-pairs", type=int)
-    parser.add_argument("--both-orders", type=int)
-    parser.add_argument("--stance-depth", type=int)
-    parser.add_argument("--rank", help="steps of the ranking, as judge,pairwise:10")
-    parser.add_argument("--set", action="append", default=[], help="any value of the configuration; repeatable")
-    options = parser.parse_args()
+    options, others = parser.parse_known_args()
     with tempfile.TemporaryDirectory() as name:
         work = Path(name)
         given = input_of(options.task, work)
         print(f"{options.task}: {'the real input' if given.is_real else 'the sample'}, depth {options.depth}")
         arguments: list[Any] = [*given.options, "--depth", options.depth, "--limit-topics", options.topics]
-        arguments += ["--model", "tiny", "--cache", work / "answers.sqlite"]
-        for flag in ("judge_pairs", "both_orders", "stance_depth", "rank"):
-            value = getattr(options, flag)
-            arguments += [] if value is None else [f"--{flag.replace('_', '-')}", value]
-        for value in options.set:
-            arguments += ["--set", value]
+        arguments += ["--model", "tiny", "--cache", work / "answers.sqlite", *others]
         runs = [("first run, nothing there yet", "first"), ("again with every answer in the cache", "again")]
         with vllm_server(make_model(work), work / "server.log") as url:
             for title, out in runs:

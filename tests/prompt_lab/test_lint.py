@@ -103,11 +103,6 @@ def test_a_scale_that_no_aspect_has_and_an_aspect_without_its_name_are_warned_of
         assert any(problem in warning for warning in found.of("warning"))
 
 
-def test_a_label_of_another_task_is_warned_of(tmp_path: Path) -> None:
-    found = checked(template(tmp_path, f"{RULES}{ANSWER} PRO is no stance here.", SHOWN + "{{ document }}"))
-    assert found.of("error") == [] and "names PRO: labels of another task" in found.of("warning")[0]
-
-
 @pytest.mark.parametrize(
     ("system", "user", "warning"),
     [
@@ -263,21 +258,6 @@ def test_the_parts_of_a_prompt_are_all_of_it_and_begin_where_topic_and_document_
         shown = "x" if name == "sentence" or "Conclusion: x" in messages[1].content else "※ First it says this."
         assert text["nobody"].startswith(shown)
     assert len(text["all"]) > 400
-
-
-def test_a_prompt_with_the_document_first_shares_nothing_of_its_topic(tmp_path: Path) -> None:
-    path = template(tmp_path, RULES + ANSWER, "{{ document }}\n" + SHOWN)
-    task = get_task("comparative")
-    purpose, prompt = load_named(task, str(path))
-    subject = Subject(task, purpose, TOPICS[1], ("a",), Texts("It is."))
-
-    async def all_of() -> list[Messages]:
-        subjects = (subject, make_other_subject(subject, topic=False), make_other_subject(subject, topic=True))
-        return [(await ask(prompt, each, offline_builder(), document_tokens=512))[0].messages for each in subjects]
-
-    mine, same, other = asyncio.run(all_of())
-    found = split_by_sharing(mine, same, other, estimate)
-    assert [(part.role, part.shared) for part in found] == [("system", "all"), ("user", "nobody")]
 
 
 def test_a_file_that_others_take_in_is_no_prompt_and_one_that_does_not_load_is_found_with_its_error(

@@ -286,13 +286,9 @@ class Note:
 def _describe_topics(run: ParsedRun, qrels: Qrels, aspect: str) -> list[Note]:
     """Name the judged topics that the run lacks, and the topics that do not count."""
     covered = Coverage.of(run, qrels, aspect)
-    chosen = covered.left_out if run.chosen_topics is None else run.chosen_topics
     missing = [Note(aspect, f"topics judged, but {covered.describe_missing()}")] if covered.missing else []
     topics = {
-        "judged, but not chosen for the run, so they do not count": [
-            topic for topic in covered.left_out if topic not in chosen
-        ],
-        "judged, but left out of this evaluation": [topic for topic in covered.left_out if topic in chosen],
+        "judged, but left out of this evaluation": covered.left_out,
         "in the run, but not judged, so they do not count": [
             topic for topic in run.rankings if topic not in qrels.judged_topics[aspect]
         ],
@@ -308,11 +304,9 @@ def describe_grades(
     The organisers' script includes the topics `condensed`; the bounds are those of `significance.compute_bounds`.
     """
     grades = qrels.grades[aspect]
-    highest = {topic: max(judged.values()) for topic, judged in grades.items()}
     topics = {
-        "without a grade above 0, so they count 0": [topic for topic, most in highest.items() if most <= 0.0],
-        f"without a grade of 1 or more, so they count 0 for P@{cutoff} and recall": [
-            topic for topic, most in highest.items() if 0.0 < most < 1.0
+        "without a grade above 0, so they count 0": [
+            topic for topic, judged in grades.items() if max(judged.values()) <= 0.0
         ],
         f"with fewer than {cutoff} documents in the run; the remaining places count as unjudged": [
             topic for topic in grades if 0 < len(run.rankings.get(topic, ())) < cutoff
@@ -322,10 +316,6 @@ def describe_grades(
     }
     notes = _describe_topics(run, qrels, aspect)
     notes += [Note(aspect, f"topics {problem}: {shorten(names)}") for problem, names in topics.items() if names]
-    shared = grades.keys() & run.rankings.keys()
-    documents = ((topic, candidate.document_id) for topic in shared for candidate in run.rankings[topic])
-    if shared and not any(document in grades[topic] for topic, document in documents):
-        notes.append(Note(aspect, "no document of the run is judged, though some of its first stage are"))
     if bounds.unjudged:
         notes.append(
             Note(

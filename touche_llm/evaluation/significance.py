@@ -96,7 +96,7 @@ def ratio(counts: Array) -> Array:
     return np.asarray(counts[..., 0] / counts[..., 1])
 
 
-def compute_interval(estimate: Estimate, seed: int = SEED) -> tuple[float, float]:
+def compute_interval(estimate: Estimate) -> tuple[float, float]:
     """Compute the 95 % interval over topics.
 
     That of a mean of values by topic is Student's t; its ends may lie beyond the range of the measure. That of a
@@ -107,7 +107,7 @@ def compute_interval(estimate: Estimate, seed: int = SEED) -> tuple[float, float
     if len(estimate.topics) < (MIN_TOPICS if estimate.is_mean else MIN_TOPICS_POOLED):
         return math.nan, math.nan
     if not estimate.is_mean:
-        return compute_bootstrap(estimate.counts, estimate.formula, seed)
+        return compute_bootstrap(estimate.counts, estimate.formula)
     value, half = estimate.value, compute_half_width(estimate.by_topic())
     return value - half, value + half
 
@@ -131,11 +131,11 @@ def compute_half_width(values: Array) -> float:
     return quantile * float(values.std(ddof=1)) / math.sqrt(len(values))
 
 
-def compute_bootstrap(counts: Array, formula: Callable[[Array], Array], seed: int = SEED) -> tuple[float, float]:
+def compute_bootstrap(counts: Array, formula: Callable[[Array], Array]) -> tuple[float, float]:
     """Compute the 95 % percentile bootstrap interval over topics, see `Estimate` for counts and formula."""
     # scipy.stats.bootstrap draws the same resamples (a test compares the intervals) in as many lines. It makes
     # `evaluate` of 50 topics of 1,000 documents 1.8 times as expensive: 2.24 s of processor time, not 1.26 s.
-    times = _draw(RESAMPLES, len(counts), seed)
+    times = _draw(len(counts))
     values = np.concatenate([formula(some @ counts) for some in np.split(times, range(_BATCH, RESAMPLES, _BATCH))])
     low, high = np.quantile(values, ((1.0 - CONFIDENCE) / 2.0, (1.0 + CONFIDENCE) / 2.0))
     return float(low), float(high)
@@ -146,7 +146,6 @@ def compare(
     runs: Mapping[str, Mapping[str, Estimate]],
     *,
     common: Mapping[str, Mapping[str, tuple[Estimate, Estimate]]] | None = None,
-    seed: int = SEED,
 ) -> DataFrame:
     """Compare each run with the baseline by each measure, over the topics that contribute to both.
 
@@ -155,7 +154,6 @@ def compare(
         runs: Estimates by run and measure; all runs have the same measures.
         common: By run and measure, the run's and the baseline's estimates over their common documents; they replace
             those in `runs`.
-        seed: Seed of the resamples.
 
     Returns:
         A row for each other run and measure, with the columns `run`, `baseline`, `measure`, `value` and
@@ -180,7 +178,7 @@ def compare(
                 continue
             pair = (common or {}).get(name, {}).get(measure)
             ours, theirs = pair or (estimates[measure], runs[baseline][measure])
-            row = {"run": name, "baseline": baseline, "measure": measure} | _compare_estimates(ours, theirs, seed)
+            row = {"run": name, "baseline": baseline, "measure": measure} | _compare_estimates(ours, theirs)
             rows.append(row | {"documents": ours.documents if pair else float("nan")})
     table = pd.DataFrame(rows)
     # The table's rows are in the order of the measures, so each row of the reshaped array is one measure.
@@ -258,7 +256,7 @@ def compute_bounds(
     return Bounds(int(unjudged.sum()), int((unjudged > 0).sum()), float(lowest.mean()), float(tops.mean()))
 
 
-def _compare_estimates(run: Estimate, baseline: Estimate, seed: int) -> dict[str, Any]:
+def _compare_estimates(run: Estimate, baseline: Estimate) -> dict[str, Any]:
     topics = list_common_topics(run, baseline)
     ours, theirs = run.select(topics), baseline.select(topics)
     width = ours.shape[1]
@@ -268,7 +266,7 @@ def _compare_estimates(run: Estimate, baseline: Estimate, seed: int) -> dict[str
 
     difference = Estimate(tuple(topics), np.concatenate([ours, theirs], axis=1), subtract, run.documents)
     by_topic = difference.by_topic()
-    low, high = compute_interval(difference, seed)
+    low, high = compute_interval(difference)
     wins, losses = int((by_topic > TIE).sum()), int((by_topic < -TIE).sum())
     return {
         "value": run.compute_value(topics),
@@ -276,7 +274,7 @@ def _compare_estimates(run: Estimate, baseline: Estimate, seed: int) -> dict[str
         "difference": difference.value,
         "low": low,
         "high": high,
-        "p": _test_randomisation(run, ours, theirs, seed),
+        "p": _test_randomisation(run, ours, theirs),
         "wins": wins,
         "ties": len(topics) - wins - losses,
         "losses": losses,
@@ -285,11 +283,11 @@ def _compare_estimates(run: Estimate, baseline: Estimate, seed: int) -> dict[str
 
 
 @lru_cache(maxsize=4)
-def _draw(resamples: int, rows: int, seed: int) -> NDArray[np.int32]:
+def _draw(rows: int) -> NDArray[np.int32]:
     """Count how often each row is drawn with replacement in each resample, of shape (resamples, rows)."""
-    generator = np.random.default_rng(seed)
-    times = np.empty((resamples, rows), dtype=np.int32)
-    for start in range(0, resamples, _BATCH):
+    generator = np.random.default_rng(SEED)
+    times = np.empty((RESAMPLES, rows), dtype=np.int32)
+    for start in range(0, RESAMPLES, _BATCH):
         some = times[start : start + _BATCH]
         some[:] = _count_drawn(generator.integers(0, rows, some.shape), rows)
     return times
@@ -310,7 +308,7 @@ def _sum_rows(counts: Array, drawn: Indices) -> Array:
     return (times @ counts).reshape(*drawn.shape[:-1], counts.shape[1])
 
 
-def _test_randomisation(estimate: Estimate, ours: Array, theirs: Array, seed: int) -> float:
+def _test_randomisation(estimate: Estimate, ours: Array, theirs: Array) -> float:
     if len(ours) < 2:
         return float("nan")
     # Imported here, since it takes a second to import and only a comparison needs it.
@@ -332,7 +330,7 @@ def _test_randomisation(estimate: Estimate, ours: Array, theirs: Array, seed: in
             vectorized=True,
             n_resamples=RESAMPLES,
             batch=_BATCH,
-            rng=np.random.default_rng(seed),
+            rng=np.random.default_rng(SEED),
         ).pvalue
     )
 

@@ -25,10 +25,9 @@ from touche_llm.prompt_lab.trial import (
     split_by_sharing,
 )
 from touche_llm.prompts.prompt import Prompt, Purpose
-from touche_llm.prompts.purposes import list_copyable_answers, purposes_of
+from touche_llm.prompts.purposes import list_copyable_answers
 from touche_llm.ranking.steps import RankingSettings
 from touche_llm.retrieval.base import Documents
-from touche_llm.tasks import TASKS
 from touche_llm.tasks.definition import Objective
 from touche_llm.tasks.task import Task
 
@@ -195,7 +194,7 @@ class _Linter:
         return plain
 
     def check_labels(self, subject: Subject, messages: Messages) -> None:
-        """Check that the text names the possible labels and no labels of other tasks."""
+        """Check that the text names the possible labels, and no other scale."""
         text = f"{messages[0].content}\n{messages[-1].content}"
         model = self.prompt.answer_for(subject.topic, len(subject.ids))
         for name in model.model_fields:
@@ -217,10 +216,6 @@ class _Linter:
             if missing:
                 problem = f"{name}: the answer can be {', '.join(map(str, labels))}, but the text does not name"
                 self.error(f"{problem} {', '.join(missing)}")
-        foreign = {label for other in TASKS.values() for label in _words_of(other)} - _words_of(self.task)
-        strange = sorted(label for label in foreign if _has_word(text, label))
-        if strange:
-            self.warn(f"the text names {', '.join(strange)}: labels of another task, which no answer here can have")
 
     async def check_variables(self, subject: Subject, messages: Messages) -> None:
         """Check that the prompt uses its variables and shows the objects that labels refer to."""
@@ -299,13 +294,6 @@ class _Linter:
         self.result.between_topics = share("all")
         if self.purpose.question is not None:
             self.result.between_documents = share("all", "topic")
-
-
-def _words_of(task: Task) -> set[str]:
-    """Return the words among the labels of a task's questions about one document."""
-    questions = (purpose.question for purpose in purposes_of(task).values() if purpose.depends_on == "nothing")
-    allowed = (labels for question in questions if question for labels in get_labels(question.answer).values())
-    return {label for labels in allowed for label in labels if isinstance(label, str)}
 
 
 def _has_word(text: str, word: str) -> bool:
