@@ -18,8 +18,8 @@ from touche_llm.errors import EngineError, PromptError, ReplayMiss
 from touche_llm.llm import http
 from touche_llm.llm.cache import Cache, CacheMode
 from touche_llm.llm.engine import EngineDeath, EngineInfo
-from touche_llm.llm.pooling import PoolingClient
-from touche_llm.llm.pooling_server import PoolingServer
+from touche_llm.llm.http import HttpClient
+from touche_llm.llm.pooling import PoolingClient, PoolingServer
 from touche_llm.llm.settings import PoolingConfig, PoolingPurpose
 
 ResultT = TypeVar("ResultT")
@@ -41,7 +41,8 @@ def run(
     async def connected() -> ResultT:
         async with server.running():
             values = PoolingConfig(url=server.url, retry_for=0.0, **settings)
-            async with PoolingServer(server.url, purpose, values) as engine:
+            async with HttpClient(server.url, concurrency=16, request_timeout=300) as http_client:
+                engine = PoolingServer(http_client, purpose, values)
                 info = await engine.connect(dimensions)
                 with Cache(path) as cache:
                     client = PoolingClient(info, engine, cache, retry_for=0.0, batch=2, dimensions=dimensions)
@@ -180,7 +181,8 @@ def test_a_server_that_dies_later_ends_the_work_before_its_retries_do(
         async with AsyncExitStack() as running:
             await running.enter_async_context(server.running())
             settings = PoolingConfig(url=server.url, retry_for=600.0)
-            async with PoolingServer(server.url, purpose, settings) as engine:
+            async with HttpClient(server.url, concurrency=16, request_timeout=300) as http_client:
+                engine = PoolingServer(http_client, purpose, settings)
                 info = await engine.connect(None)
                 await running.aclose()
                 with Cache(tmp_path / "cache.sqlite") as cache:
@@ -199,7 +201,11 @@ def test_a_server_of_another_kind_or_model_or_length_is_refused(tmp_path: Path) 
     path = tmp_path / "cache.sqlite"
 
     async def connect(server: FakePooling, **settings: Any) -> None:
-        async with server.running(), PoolingServer(server.url, "embedding", PoolingConfig(**settings)) as engine:
+        async with (
+            server.running(),
+            HttpClient(server.url, concurrency=16, request_timeout=300) as http_client,
+        ):
+            engine = PoolingServer(http_client, "embedding", PoolingConfig(**settings))
             await engine.connect(settings.pop("dimensions", None))
 
     with pytest.raises(EngineError, match=r"serves pooling, not 'other'; choose one with `dense\.model`"):

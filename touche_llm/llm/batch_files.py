@@ -28,7 +28,7 @@ from touche_llm.data.io import (
 )
 from touche_llm.data.records import JsonStruct, Malformed, decode_json
 from touche_llm.errors import DataError, EngineError, UsageError, to_printable
-from touche_llm.llm.chat import CHAT_PATH, LOGPROBS_MISSING, ChatReply, build_chat_body, read_completion
+from touche_llm.llm.chat import CHAT_PATH, ChatReply, build_chat_body, read_completion
 from touche_llm.llm.engine import Completion, Counter, Rejected, Transient
 from touche_llm.llm.managed import build_start_options, find_vllm, run_guarded, to_flags
 from touche_llm.llm.request import Request
@@ -68,40 +68,23 @@ class _Line(msgspec.Struct):
     error: Any = None
 
 
-class MissingAnswer(Transient):
-    """Response without an answer that counts, or none; `outcome` is its kind to count, as `status_500`."""
-
-    def __init__(self, outcome: str, reason: str) -> None:
-        # A request without an answer is sent once more.
-        super().__init__("server_error", reason, max_tries=2)
-        self.outcome = outcome
-
-
-class RejectedRequest(Rejected):
-    """Response that rejects the request itself, so that sending it again would not help."""
-
-    def __init__(self, outcome: str, reason: str) -> None:
-        super().__init__(_REJECTED_STATUS, reason)
-        self.outcome = outcome
-
-
-# Reason why a response has no answer.
-Problem = MissingAnswer | RejectedRequest
-
-
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """Place of a response, and its problem if it has no answer."""
+    """Response to a request.
 
+    Attributes:
+        place: File and line.
+        file: The file.
+        offset: Offset of the line.
+        problem: Why it is no answer; None if it is one.
+        outcome: Kind of the problem to count, as `status_500`.
+    """
+
+    place: str
     file: Path
-    line: int
     offset: int
-    problem: Problem | None
-
-    @property
-    def place(self) -> str:
-        """File and line."""
-        return f"{self.file}:{self.line}"
+    problem: Transient | Rejected | None = None
+    outcome: str = ""
 
 
 @dataclass(slots=True)
@@ -118,19 +101,18 @@ class Replies:
     fingerprint: str | None = None
 
     def read(self, request: Request) -> Completion:
-        """Return the completion of a request; raise MissingAnswer or RejectedRequest if there is none."""
+        """Return the completion of a request; raise Transient or Rejected if there is none."""
         reply = self.by_key.get(request.key)
         if reply is None:
-            raise MissingAnswer("no_response", "there is no response")
+            raise _miss("there is no response")
         if reply.problem is not None:
             raise reply.problem
+        # Answers are read again on demand, since all of them together may not fit the memory.
         with reply.file.open("rb") as stream:
             stream.seek(reply.offset)
-            key, answer = _parse(reply.file, reply.line, stream.readline(MAX_LINE + 1))
-        if key != request.key or not isinstance(answer, ChatReply):
-            raise DataError(f"{reply.place}: changed while it was read; import the file again")
-        if answer.lacks_logprobs and request.sampling.top_logprobs:
-            raise MissingAnswer("no_logprobs", LOGPROBS_MISSING)
+            response = decode_json(stream.readline(), _Line).response
+        assert response is not None
+        answer = decode_json(response.body, ChatReply)
         return read_completion(answer, request.layout if request.sampling.top_logprobs else None)
 
 
@@ -147,55 +129,53 @@ def read_replies(paths: Sequence[Path], model: str) -> Replies:
         offset = 0
         with report_unreadable(path), path.open("rb") as stream:
             for number, line in read_bounded_lines(stream, MAX_LINE):
-                key, answer = _parse(path, number, line)
-                if isinstance(answer, ChatReply) and answer.model != model:
-                    reason = (
-                        f"the answer is of the model {answer.model!r:.120}, not of {model}: check --served-model-name"
-                    )
-                    answer = MissingAnswer("other_model", to_printable(reason))
-                elif isinstance(answer, ChatReply):
-                    replies.fingerprint = replies.fingerprint or answer.system_fingerprint
-                reply = Reply(path, number, offset, None if isinstance(answer, ChatReply) else answer)
-                before = replies.by_key.setdefault(key, reply)
+                place = f"{path}:{number}"
+                if len(line) > MAX_LINE:
+                    raise DataError(f"{place}: longer than {MAX_LINE:,} bytes; not a response of a batch file")
+                try:
+                    found = decode_json(line, _Line)
+                    outcome, problem = _find_problem(found, model, replies)
+                except Malformed as error:
+                    raise DataError(f"{place}: not a response of a batch file: {error}") from error
+                reply = Reply(place, path, offset, problem, outcome)
+                before = replies.by_key.setdefault(found.custom_id, reply)
                 if before.problem is not None and reply.problem is None:
-                    replies.by_key[key], reply = reply, before
-                if replies.by_key[key] is not reply:
+                    replies.by_key[found.custom_id], reply = reply, before
+                if replies.by_key[found.custom_id] is not reply:
                     replies.repeated.append(reply.place)
                 offset += len(line)
     return replies
 
 
-def _parse(path: Path, number: int, line: bytes) -> tuple[str, ChatReply | Problem]:
-    """Return the key of a line's request, and its answer or the problem."""
-    place = f"{path}:{number}"
-    if len(line) > MAX_LINE:
-        raise DataError(f"{place}: longer than {MAX_LINE:,} bytes; not a response of a batch file")
-    try:
-        found = decode_json(line, _Line)
-        response = found.response
-        if response is None or response.status_code != 200 or found.error is not None:
-            return found.custom_id, _describe_error(response, found.error)
-        reply = decode_json(response.body, ChatReply)
-        reply.check()
-    except Malformed as error:
-        raise DataError(f"{place}: not a response of a batch file: {error}") from error
-    try:
-        read_completion(reply)
-    except Transient as transient:
-        kind = f"finish_{reply.choices[0].finish_reason}" if reply.choices else "no_choices"
-        return found.custom_id, MissingAnswer(to_printable(kind)[:_MAX_KIND], transient.reason)
-    return found.custom_id, reply
-
-
-def _describe_error(response: _Response | None, error: Any) -> Problem:
+def _find_problem(line: _Line, model: str, replies: Replies) -> tuple[str, Transient | Rejected | None]:
+    """Return why a line has no answer and the kind of that to count; note the fingerprint of an answer."""
+    response = line.response
     if response is None:
-        return MissingAnswer("error", _extract_message(error))
-    status, body = response.status_code, error if error is not None else decode_json(response.body, Any)
-    outcome, reason = f"status_{status}", f"HTTP {status} from {CHAT_PATH}: {_extract_message(body)}"
-    # Errors that are strings are those of `vllm run-batch` itself, for instance for an unknown path.
-    if 400 <= status < 500 and status not in _NOT_FINAL and isinstance(body, dict):
-        return RejectedRequest(outcome, reason)
-    return MissingAnswer(outcome, reason)
+        return "error", _miss(_extract_message(line.error))
+    status = response.status_code
+    if status != 200 or line.error is not None:
+        body = line.error if line.error is not None else decode_json(response.body, Any)
+        reason = f"HTTP {status} from {CHAT_PATH}: {_extract_message(body)}"
+        # Errors that are strings are those of `vllm run-batch` itself, for instance for an unknown path.
+        is_final = 400 <= status < 500 and status not in _NOT_FINAL and isinstance(body, dict)
+        return f"status_{status}", Rejected(_REJECTED_STATUS, reason) if is_final else _miss(reason)
+    answer = decode_json(response.body, ChatReply)
+    answer.check()
+    try:
+        read_completion(answer)
+    except Transient as transient:
+        kind = f"finish_{answer.choices[0].finish_reason}" if answer.choices else "no_choices"
+        return to_printable(kind)[:_MAX_KIND], _miss(transient.reason)
+    if answer.model != model:
+        reason = f"the answer is of the model {answer.model!r:.120}, not of {model}: check --served-model-name"
+        return "other_model", _miss(to_printable(reason))
+    replies.fingerprint = replies.fingerprint or answer.system_fingerprint
+    return "", None
+
+
+def _miss(reason: str) -> Transient:
+    # A request without an answer is sent once more.
+    return Transient("server_error", reason, max_tries=2)
 
 
 def _extract_message(error: Any) -> str:

@@ -1,94 +1,39 @@
-"""Client of embedding models and cross-encoders: results from the cache or the server, with retries."""
+"""Embedding models and cross-encoders: results from the cache or from a server with the interfaces of vLLM."""
 
 from __future__ import annotations
 
-import base64
-import re
+import math
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Annotated, Any, ClassVar, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import msgspec
-from pydantic import model_validator
+import numpy as np
 
 from touche_llm.data.concurrency import map_in_order
 from touche_llm.data.records import JsonStruct
 from touche_llm.errors import EngineError, ReplayMiss
 from touche_llm.llm.answers import FailedRequest
 from touche_llm.llm.cache import EntryMetadata, describe_resume
-from touche_llm.llm.engine import PoolingEngine, Rejected, Transient
+from touche_llm.llm.engine import BrokenReply, EngineInfo, PoolingEngine, Rejected, TokenCounter, Transient
 from touche_llm.llm.request import Message, Origin, Request, Sampling, hash_content
 from touche_llm.llm.settings import SECTIONS, PoolingConfig, PoolingPurpose
 from touche_llm.llm.truncation import TokenCountingClient
 from touche_llm.text.passages import RankedPassages
 
-_PLACEHOLDER = re.compile(r"\{(instruction|query|document)\}")
+if TYPE_CHECKING:  # takes a while to load
+    from touche_llm.llm.http import HttpClient
 
-
-class TextTemplates(NamedTuple):
-    """Templates of queries and documents, with the placeholders {instruction}, {query} and {document}."""
-
-    query: str = "{query}"
-    document: str = "{document}"
-
-
-class TemplateConfig(PoolingConfig):
-    """Settings of a server whose model expects its texts in templates.
-
-    Attributes:
-        preset: Templates of a family of models.
-        instruction: Text in place of {instruction} in the templates.
-        query_template: Template with {query}, instead of that of the preset.
-        document_template: Template with {document}, instead of that of the preset.
-    """
-
-    presets: ClassVar[Mapping[str, TextTemplates]] = {"plain": TextTemplates()}
-
-    preset: str = "plain"
-    # The instruction with which most of these models were trained.
-    instruction: str = "Given a web search query, retrieve relevant passages that answer the query"
-    query_template: str | None = None
-    document_template: str | None = None
-
-    @model_validator(mode="after")
-    def _check_templates(self) -> TemplateConfig:
-        if self.preset not in self.presets:
-            raise ValueError(f"preset: {self.preset!r:.40}: no such preset; expected one of {', '.join(self.presets)}")
-        for name, template in zip(("query", "document"), self.templates, strict=True):
-            if f"{{{name}}}" not in template:
-                raise ValueError(f"{name}_template: has no {{{name}}}; write it in place of the {name}")
-        return self
-
-    @property
-    def templates(self) -> TextTemplates:
-        """Templates of the model."""
-        preset = self.presets[self.preset]
-        return TextTemplates(self.query_template or preset.query, self.document_template or preset.document)
-
-    def render_query(self, query: str) -> str:
-        """Return the text to send for a query."""
-        return self._render(self.templates.query, {"query": query})
-
-    def render_document(self, document: str) -> str:
-        """Return the text to send for a document."""
-        return self._render(self.templates.document, {"document": document})
-
-    def _render(self, template: str, values: Mapping[str, str]) -> str:
-        # In one pass, so that a placeholder in a text from outside stays as it is.
-        known = {"instruction": self.instruction, **values}
-        return _PLACEHOLDER.sub(lambda match: known.get(match[1], match[0]), template)
-
-
-# Max characters of a stored vector: 16,384 dimensions.
-_MAX_VECTOR = 2**17
+# Max bytes of a stored vector: 16,384 dimensions.
+_MAX_VECTOR = 2**16
 _ResultT = TypeVar("_ResultT")
 
 
 class Embedding(JsonStruct, frozen=True):
     """Vector of a text, as base64 of little-endian float32."""
 
-    vector: Annotated[str, msgspec.Meta(min_length=4, max_length=_MAX_VECTOR)]
+    vector: Annotated[bytes, msgspec.Meta(min_length=4, max_length=_MAX_VECTOR)]
 
 
 class Score(JsonStruct, frozen=True):
@@ -133,11 +78,10 @@ class PoolingClient(TokenCountingClient):
         optional = {} if self.dimensions is None else {"dimensions": self.dimensions}
 
         async def send(engine: PoolingEngine, sent: Sequence[str]) -> list[Embedding]:
-            vectors = await engine.embed(sent, self.dimensions)
-            return [Embedding(base64.b64encode(vector).decode()) for vector in vectors]
+            return [Embedding(vector) for vector in await engine.embed(sent, self.dimensions)]
 
         found = await self._request("embedding", texts, lambda text: {"text": text, **optional}, Embedding, send)
-        return [b"" if each is None else base64.b64decode(each.vector) for each in found]
+        return [b"" if each is None else each.vector for each in found]
 
     async def embed_batch(self, texts: Sequence[str]) -> list[bytes]:
         """Return the vectors of texts as `embed`, in one request; nothing is read from the cache or stored there."""
@@ -252,3 +196,163 @@ class PoolingClient(TokenCountingClient):
             # They are in the index, and only those of queries in the cache.
             return "the vectors of documents so far are stored: resume with the same command"
         return describe_resume(self.cache.path, self.cache.mode)
+
+
+_PATHS: dict[PoolingPurpose, str] = {"embedding": "/v1/embeddings", "score": "/v1/rerank"}
+_NOUNS: dict[PoolingPurpose, str] = {"embedding": "embeddings", "score": "scores of pairs"}
+# Texts of the start-up check that no model may confuse: a question, its answer, and something else.
+_QUERY = "What is the capital of France?"
+_DOCUMENTS = ("The capital of France is Paris.", "Bananas are yellow and grow in the tropics.", "17")
+# Max difference between results that count as equal.
+_EQUAL = 1e-6
+# Tokens that a model adds to a text, at most.
+_OVERHEAD = 8
+
+
+class _Item(msgspec.Struct):
+    index: int
+
+
+class _Vector(_Item):
+    # Base64 of float32, as requested, or the numbers, of servers that do not know `encoding_format`.
+    embedding: bytes | list[float | None]
+
+
+class _Embeddings(msgspec.Struct):
+    data: list[_Vector]
+    model: str | None = None
+
+
+class _Result(_Item):
+    relevance_score: float | None
+
+
+class _Scores(msgspec.Struct):
+    results: list[_Result]
+    model: str | None = None
+
+
+_ItemT = TypeVar("_ItemT", bound=_Item)
+_SEE_LOG = "see the server's log"
+
+
+class PoolingServer:
+    """Engine of an embedding model or a cross-encoder. Call `connect` before all else."""
+
+    def __init__(self, client: HttpClient, purpose: PoolingPurpose, settings: PoolingConfig) -> None:
+        """Initialise the engine with the client of a server; nothing is sent yet."""
+        client.section = SECTIONS[purpose]
+        client.address = f"`{client.section}.url`"
+        self._client, self._purpose, self._settings = client, purpose, settings
+        self._model = settings.model or ""
+        self._length: int | None = None
+
+    async def connect(self, dimensions: int | None = None) -> EngineInfo:
+        """Get model and context from the server, and verify that its results, of these dimensions, can be used.
+
+        Raises:
+            EngineError: The server is unreachable, or serves another model or unusable results.
+        """
+        from touche_llm.llm.startup import describe_failure, identify, read_serving  # takes a while to load
+
+        client = self._client
+        try:
+            info, context = await identify(client, self._settings, client.section)
+            self._model = info.model
+            if context.is_blocking:
+                raise EngineError(f"{client.base_url}: {context}")
+            serving = await read_serving(client, info)
+            await (self._check_vectors(dimensions) if self._purpose == "embedding" else self._check_scores())
+        except (Transient, Rejected) as error:
+            refused = _SEE_LOG
+            if isinstance(error, Rejected) and error.status == 404:
+                refused = f"serves no {_NOUNS[self._purpose]}; with vLLM, serve a model for them with --runner pooling"
+            raise describe_failure(client, error, refused) from error
+        client.is_monitored = True
+        return info.model_copy(update={"overhead": _OVERHEAD, "serving": serving})
+
+    async def embed(self, texts: Sequence[str], dimensions: int | None) -> list[bytes]:
+        """Return the vector of each text; see `PoolingEngine`.
+
+        Raises:
+            EngineError: A vector has another length than those before, is 0, or has values that are no numbers.
+        """
+        body: dict[str, Any] = {"model": self._model, "input": list(texts), "encoding_format": "base64"}
+        if dimensions is not None:
+            body["dimensions"] = dimensions
+        reply = await self._client.post(_PATHS["embedding"], body, _Embeddings)
+        return [self._read_vector(item.embedding) for item in self._sort(reply.data, reply.model, len(texts))]
+
+    async def score(self, query: str, documents: Sequence[str]) -> list[float]:
+        """Return the relevance of each document to the query; see `PoolingEngine`.
+
+        Raises:
+            EngineError: A score is no number.
+        """
+        body = {"model": self._model, "query": query, "documents": list(documents)}
+        reply = await self._client.post(_PATHS["score"], body, _Scores)
+        scores = []
+        for item in self._sort(reply.results, reply.model, len(documents)):
+            if item.relevance_score is None or not math.isfinite(item.relevance_score):
+                raise self._fail(f"sends a score that is no number ({item.relevance_score})")
+            scores.append(item.relevance_score)
+        return scores
+
+    @property
+    def counter(self) -> TokenCounter:
+        """Counter of the tokens of texts."""
+        from touche_llm.llm.chat import TextTokenCounter  # takes a while to load
+
+        return TextTokenCounter(self._client, self._model, {})
+
+    async def _check_vectors(self, dimensions: int | None) -> None:
+        contents = await self.embed(_DOCUMENTS, dimensions)
+        if dimensions is not None and self._length != dimensions:
+            raise self._fail(
+                f"sends vectors of {self._length} dimensions, {dimensions} are configured",
+                "leave `dense.dimensions` out, or serve a model that can shorten its vectors (Matryoshka)",
+            )
+        vectors = np.array([np.frombuffer(content, "<f4") for content in contents])
+        units = vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
+        if np.abs(units - units[0]).max() <= _EQUAL:
+            raise self._fail("sends the same vector for clearly different texts")
+
+    async def _check_scores(self) -> None:
+        scores = await self.score(_QUERY, _DOCUMENTS)
+        if max(scores) - min(scores) <= _EQUAL:
+            raise self._fail(
+                f"{self._model} scores clearly different pairs equally ({scores[0]:g})",
+                "Qwen3-Reranker did so in vLLM 0.11.1 (https://github.com/vllm-project/vllm/issues/27857); check the "
+                "version of the server and its --hf-overrides",
+            )
+
+    def _sort(self, items: Sequence[_ItemT], model: str | None, expected: int) -> list[_ItemT]:
+        """Return the results in the order of the texts; raise BrokenReply unless there is one for each."""
+        self._client.check_model(model, self._model)
+        found = sorted(items, key=lambda item: item.index)
+        if [item.index for item in found] != list(range(expected)):
+            raise BrokenReply(
+                f"incomplete reply from {_PATHS[self._purpose]}: {len(found)} results for {expected} texts"
+            )
+        return found
+
+    def _read_vector(self, embedding: bytes | Sequence[float | None]) -> bytes:
+        content = embedding
+        if not isinstance(content, bytes):
+            content = np.array([math.nan if value is None else value for value in embedding], "<f4").tobytes()
+        if not content or len(content) % 4:
+            raise self._fail(f"sends a vector of {len(content)} bytes, not of float32")
+        values = np.frombuffer(content, "<f4")
+        if not np.isfinite(values).all():
+            raise self._fail("sends a vector with values that are no numbers (NaN)")
+        if not values.any():
+            raise self._fail("sends a vector of zeros")
+        self._length = self._length or len(values)
+        if len(values) != self._length:
+            raise self._fail(
+                f"sends a vector of {len(values)} dimensions, the first had {self._length}", "serve one model"
+            )
+        return content
+
+    def _fail(self, problem: str, remedy: str = _SEE_LOG) -> EngineError:
+        return EngineError(f"{self._client.base_url}: {problem}; {remedy}")

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from touche_llm.config import Config
@@ -12,17 +12,9 @@ from touche_llm.data.io import check_output, open_atomic, read_record, write_rec
 from touche_llm.data.records import Model
 from touche_llm.errors import DataError, ToucheError, UsageError
 from touche_llm.llm.answers import OUTCOMES, UnusableAnswer
-from touche_llm.llm.batch_files import (
-    MissingAnswer,
-    Problem,
-    RejectedRequest,
-    Replies,
-    group_by_topic,
-    read_replies,
-    request_line,
-)
+from touche_llm.llm.batch_files import Replies, group_by_topic, read_replies, request_line
 from touche_llm.llm.cache import Cache, CacheMode
-from touche_llm.llm.engine import ChatTokenizer, Completion, Counts, EngineInfo
+from touche_llm.llm.engine import ChatTokenizer, Completion, Counts, EngineInfo, MissingLogprobs, Rejected, Transient
 from touche_llm.llm.model import ModelClient
 from touche_llm.llm.recorder import RecordingEngine, run_until_pending
 from touche_llm.llm.request import EMPTY_CHAT, Request, place_system_message
@@ -251,18 +243,20 @@ async def import_replies(batch: Batch, folder: Path, paths: Sequence[Path], prog
     config = batch.config
     check_cache(config)
     replies = read_replies(paths, batch.facts.model)
-    problems: dict[str, Problem] = {}
+    failed: set[str] = set()
 
     def answer(request: Request) -> Completion | None:
         try:
             return replies.read(request)
-        except MissingAnswer as problem:
-            if request.key in replies.by_key:
-                problems[request.key] = problem
-            return None
-        except RejectedRequest as problem:
-            problems[request.key] = problem
+        except Rejected:
+            failed.add(request.key)
             raise
+        except Transient as problem:
+            failed.add(request.key)
+            if isinstance(problem, MissingLogprobs):
+                reply = replies.by_key[request.key]
+                replies.by_key[request.key] = replace(reply, problem=problem, outcome="no_logprobs")
+            return None
 
     engine = RecordingEngine(answer)
     result = Import(repeated=list(replies.repeated))
@@ -273,7 +267,7 @@ async def import_replies(batch: Batch, folder: Path, paths: Sequence[Path], prog
     except ToucheError as error:
         problem = error  # Raised once the outcomes are known.
     with Cache(config.cache.file, CacheMode.REUSE) as cache:
-        unused = _count_outcomes(replies, problems, engine, cache, result)
+        unused = _count_outcomes(replies, failed, engine, cache, result)
         # Also if an import that was killed has stored the answers.
         if len(unused) < len(replies.by_key):
             name = f"{ENGINE}, {replies.fingerprint}" if replies.fingerprint else ENGINE
@@ -292,7 +286,7 @@ async def import_replies(batch: Batch, folder: Path, paths: Sequence[Path], prog
 
 
 def _count_outcomes(
-    replies: Replies, problems: Mapping[str, Problem], engine: RecordingEngine, cache: Cache, result: Import
+    replies: Replies, failed: set[str], engine: RecordingEngine, cache: Cache, result: Import
 ) -> list[str]:
     """Add the outcome of each response to the result; return `file:line: id` of responses to unknown requests."""
     unused: list[str] = []
@@ -303,9 +297,9 @@ def _count_outcomes(
                 result.unusable.setdefault(answer.kind, []).append(answer.reason)
             else:
                 result.stored += 1
-        elif problem := problems.get(key):
-            result.errors.setdefault(problem.outcome, []).append(str(problem))
-            result.refused += isinstance(problem, RejectedRequest)
+        elif key in failed:
+            result.errors.setdefault(reply.outcome, []).append(str(reply.problem))
+            result.refused += isinstance(reply.problem, Rejected)
         elif cache.get(key, OUTCOMES) is not None:
             result.repeated.append(reply.place)
         else:

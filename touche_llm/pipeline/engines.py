@@ -16,7 +16,7 @@ from touche_llm.judging.pointwise import RequestBuilder
 from touche_llm.llm.cache import Cache, CacheMode, Entry
 from touche_llm.llm.engine import ChatTokenizer, Engine, EngineInfo, Rejected, Transient
 from touche_llm.llm.model import ModelClient
-from touche_llm.llm.pooling import PoolingClient, TemplateConfig
+from touche_llm.llm.pooling import PoolingClient, PoolingServer
 from touche_llm.llm.request import EMPTY_CHAT, Sampling, hash_content, place_system_message
 from touche_llm.llm.settings import (
     MAX_ROUND,
@@ -26,6 +26,7 @@ from touche_llm.llm.settings import (
     PoolingConfig,
     PoolingPurpose,
     SamplingConfig,
+    TemplateConfig,
     check_model_folder,
     get_model_name,
 )
@@ -246,16 +247,23 @@ async def open_pooling(
             yield PoolingClient(engine_info=replay_engine_info(settings, cache, purpose), engine=None, **policy)
             return
         # Imported here because the HTTP libraries are slow to load.
-        from touche_llm.llm.pooling_server import PoolingServer
+        from touche_llm.llm.http import HttpClient
+        from touche_llm.llm.startup import identify
 
-        async with PoolingServer(settings.url, purpose, settings) as server:
+        async with HttpClient(
+            settings.url, concurrency=settings.concurrency, request_timeout=settings.request_timeout
+        ) as client:
+            server = PoolingServer(client, purpose, settings)
+
+            async def look() -> EngineInfo:
+                return (await identify(client, settings, SECTIONS[purpose]))[0]
 
             async def start_up() -> EngineInfo:
                 facts = await server.connect(dimensions)
                 store_engine_info(facts, cache, purpose)
                 return facts
 
-            known = await _recall(settings, cache, server.recognise, purpose)
+            known = await _recall(settings, cache, look, purpose)
             facts, later = (await start_up(), None) if known is None else (known, start_up)
             yield PoolingClient(engine_info=facts, engine=server, start_up=later, **policy)
 

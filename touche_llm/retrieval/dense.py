@@ -20,9 +20,9 @@ from touche_llm.data.records import Candidate, Model, Topic
 from touche_llm.data.settings import Option, Scope
 from touche_llm.errors import DataError, UsageError
 from touche_llm.llm.engine import EngineInfo
-from touche_llm.llm.pooling import PoolingClient, TemplateConfig, TextTemplates
+from touche_llm.llm.pooling import PoolingClient
 from touche_llm.llm.request import hash_content
-from touche_llm.llm.settings import Address
+from touche_llm.llm.settings import Address, TemplateConfig, TextTemplates
 from touche_llm.retrieval.base import select_candidates
 from touche_llm.tasks.task import Task
 from touche_llm.text.sanitize import sanitize
