@@ -86,10 +86,10 @@ class Layout:
             case AnswerForm.ARRAY | AnswerForm.LETTERS:
                 return ["[", *("," for _ in self.fields[1:]), "]"]
             case AnswerForm.TEXT:
-                raise TypeError("a free text has no fields")
+                return [""]
 
     def spell(self, values: Mapping[str, Any]) -> str:
-        """Return the text of an answer; raise TypeError if a value is no JSON."""
+        """Return the text of an answer."""
         *before, end = self.frame
         spelled = (text + self.spell_value(values[name]) for text, name in zip(before, self.fields, strict=True))
         return "".join(spelled) + end
@@ -227,20 +227,9 @@ class Unusable(Exception):
 
 @lru_cache(maxsize=256)
 def get_labels(model: type[AnswerModel]) -> Mapping[str, tuple[int | str, ...]]:
-    """Return the labels that each field of an answer model allows, in order; fields with a pattern are left out.
-
-    Raises:
-        TypeError: A field is neither a `Literal` of integers and strings nor a string with a pattern, which is a
-            programming error.
-    """
-    labels: dict[str, tuple[int | str, ...]] = {}
-    for name, field in model.model_fields.items():
-        allowed = get_args(field.annotation)
-        if allowed and all(type(label) in (int, str) for label in allowed):
-            labels[name] = allowed
-        elif field.annotation is not str or _get_pattern(field) is None:
-            raise TypeError(f"{model.__name__}.{name} must be a Literal of integers or strings, or have a pattern")
-    return labels
+    """Return the labels that each field of an answer model allows, in order; fields with a pattern are left out."""
+    labels = {name: get_args(field.annotation) for name, field in model.model_fields.items()}
+    return {name: allowed for name, allowed in labels.items() if allowed}
 
 
 @lru_cache(maxsize=256)
@@ -248,17 +237,11 @@ def build_schema(model: type[AnswerModel], form: AnswerForm = AnswerForm.OBJECT)
     """Return the JSON Schema of an answer model in a form; all fields are required, in order.
 
     That of an array lists the fields in `prefixItems`, by their titles. That of a free text is empty.
-
-    Raises:
-        TypeError: The form is `letters`, and labels of a field begin with the same one or a field has none, which is a
-            programming error.
     """
     if form is AnswerForm.TEXT:
         return {}
     labels = get_labels(model)
     if form is AnswerForm.LETTERS:
-        if not can_be_letters(model):
-            raise TypeError(f"{model.__name__}: the labels of each field must begin with different letters")
         labels = {name: tuple(map(abbreviate, allowed)) for name, allowed in labels.items()}
     fields = {
         name: {"enum": list(labels[name])} if name in labels else {"type": "string", "pattern": _get_pattern(field)}

@@ -131,8 +131,8 @@ def _to_json(value: dict[str, Any]) -> str:
     return msgspec.json.encode(value).decode()
 
 
-# Kind and value; a column of SQLite can hold values of any type.
-_Row = tuple[Any, Any]
+# Kind and value.
+_Row = tuple[str, str]
 # Type of a value, or the types by kind of entry.
 ValueType = type[ValueT] | Mapping[str, type[ValueT]]
 
@@ -215,7 +215,8 @@ class Cache:
         """
         if self.mode is CacheMode.OFF or (self.mode is CacheMode.REFRESH and not refreshed):
             return None
-        return self._read(key, model)
+        row = self._fetch_row(key)
+        return None if row is None else self._parse(key, row, model)
 
     def put(self, entry: Entry, model: type[ValueT]) -> ValueT:
         """Store an entry at once, and return the value that the cache then has under its key.
@@ -227,9 +228,9 @@ class Cache:
             return entry.read(model)
         self._insert([entry.row])
         self._check_file()
-        stored = self._read(entry.key, model)
-        assert stored is not None
-        return stored
+        row = self._fetch_row(entry.key)
+        assert row is not None
+        return self._parse(entry.key, row, model)
 
     async def store(self, metadata: EntryMetadata, value: ValueT, model: ValueType[ValueT] | None = None) -> ValueT:
         """Store an entry like `put`, in one transaction with the others of this turn of the event loop.
@@ -342,7 +343,7 @@ class Cache:
                 known += 1
                 if entry.kind == "unusable" and kind in OUTCOMES:
                     continue
-                if kind != entry.kind or self._parse_json(entry.key, value) != entry.value:
+                if kind != entry.kind or orjson.loads(value) != entry.value:
                     raise DataError(
                         f"{path}: key {entry.key}: {self.path} holds another value; import into a new cache"
                     )
@@ -359,22 +360,11 @@ class Cache:
         return self._database.executemany(f"INSERT OR {conflict} INTO entries VALUES ({marks})", rows).rowcount
 
     def _to_entry(self, row: tuple[Any, ...]) -> Entry:
-        metadata = dict(zip(COLUMNS[:-1], row, strict=False))
-        return Entry(**metadata, value=self._parse_json(row[0], row[-1]))
-
-    def _parse_json(self, key: object, text: Any) -> Any:
-        try:
-            return orjson.loads(text)
-        except orjson.JSONDecodeError as error:
-            raise DataError(f"{self.path}: entry {key!s:.64} is not JSON: {error}; use another cache") from error
+        return Entry(**dict(zip(COLUMNS[:-1], row, strict=False)), value=orjson.loads(row[-1]))
 
     def _fetch_row(self, key: str) -> _Row | None:
         row: _Row | None = self._database.execute(_SELECT, (key,)).fetchone()
         return row
-
-    def _read(self, key: str, model: ValueType[ValueT]) -> ValueT | None:
-        row = self._fetch_row(key)
-        return None if row is None else self._parse(key, row, model)
 
     def _parse(self, key: str, row: _Row, model: ValueType[ValueT]) -> ValueT:
         kind, text = row
@@ -382,8 +372,6 @@ class Cache:
         if value_type is None:
             raise DataError(f"{self.path}: entry {key}: unknown kind {kind!r:.80}; use another cache")
         try:
-            if not isinstance(text, str):
-                raise Malformed(f"expected a text, not {type(text).__name__}")
             return value_type.from_json(text)
         except Malformed as error:
             raise DataError(f"{self.path}: entry {key}: not a valid {value_type.__name__}: {error}") from error

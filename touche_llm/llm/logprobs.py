@@ -6,6 +6,7 @@ import math
 from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
+from statistics import fmean
 
 from touche_llm.data.records import Reading
 from touche_llm.llm.answers import Layout, Token, Unusable
@@ -29,9 +30,7 @@ def select_label_tokens(text: str, tokens: Sequence[Token], layout: Layout, fiel
 def check_logprobs(text: str, tokens: Iterable[Token]) -> None:
     """Raise Unusable if log-probabilities are not finite or positive, or if probabilities add up to more than 1."""
     for token in tokens:
-        logprobs = [logprob for _, logprob in token.top]
-        if all(alternative != token.token for alternative, _ in token.top):
-            logprobs.append(token.logprob)
+        logprobs = [logprob for _, logprob in _list_alternatives(token)]
         for logprob in (token.logprob, *logprobs):
             if not (math.isfinite(logprob) and logprob <= LOGPROB_ROUNDING):
                 reason = f"a token has the log-probability {logprob:g}; none can be above 0"
@@ -104,7 +103,7 @@ def read_label(
         return Reading(answered=answered)
     return Reading(
         answered=answered,
-        probabilities=dict(zip(_to_names(tuple(labels)), [_round(value / total) for value in mass], strict=True)),
+        probabilities=dict(zip(map(str, labels), [_round(value / total) for value in mass], strict=True)),
         off_label_mass=_round(max(0.0, 1.0 - total - ignored)),
         shared=_round(shared),
     )
@@ -128,17 +127,13 @@ def average_readings(readings: Sequence[Reading], labels: Sequence[Label]) -> Re
     known = [shares for shares in probabilities if shares is not None]
     if len(known) < len(readings):
         known = [{str(reading.answered): 1.0} for reading in readings]
-    means = {name: _round(_mean([shares.get(name, 0.0) for shares in known])) for name in _to_names(tuple(labels))}
+    means = {name: _round(fmean([shares.get(name, 0.0) for shares in known])) for name in map(str, labels)}
     return Reading(
         answered=readings[0].answered,
         probabilities=means,
-        off_label_mass=_round(_mean([reading.off_label_mass or 0.0 for reading in readings])),
-        shared=_round(_mean([reading.shared or 0.0 for reading in readings])),
+        off_label_mass=_round(fmean([reading.off_label_mass or 0.0 for reading in readings])),
+        shared=_round(fmean([reading.shared or 0.0 for reading in readings])),
     )
-
-
-def _mean(values: Sequence[float]) -> float:
-    return math.fsum(values) / len(values)
 
 
 def _find_path(text: str, tokens: Sequence[Token], layout: Layout, field: str) -> tuple[Sequence[Token], str]:
@@ -179,11 +174,6 @@ def get_most_probable(reading: Reading) -> str:
 def _round(value: float) -> float:
     """Round a non-negative value to nine digits after the point; the built-in `round` takes far longer."""
     return int(value * _BILLION + 0.5) / _BILLION
-
-
-@lru_cache(maxsize=256)
-def _to_names(labels: tuple[Label, ...]) -> tuple[str, ...]:
-    return tuple(map(str, labels))
 
 
 # The alternatives of a model are much the same from answer to answer.

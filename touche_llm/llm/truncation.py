@@ -66,66 +66,61 @@ def apply_truncation(document: str | RankedPassages, truncation: Truncation) -> 
     )
 
 
-async def fit_document(
-    count_tokens: Callable[[tuple[Message, ...]], Awaitable[int]],
-    truncate: Callable[[str, int], Awaitable[str]],
-    build_request: Callable[[str], Request],
-    document: str | RankedPassages,
-    room: int,
-) -> Truncation:
-    """Return the truncation with which the prompt of a request has at most `room` tokens.
+@dataclass(frozen=True, slots=True)
+class _Fitting:
+    """Search for the truncation with which a prompt has at most `room` tokens.
 
-    Of ranked passages that do not fit completely, as many of the best as fit are kept; if not even one fits, its
-    beginning.
-
-    Raises:
-        PromptError: The prompt alone leaves no room for the document.
+    Attributes:
+        count: Counts the tokens of the prompt with a text in place of the document.
+        truncate: Returns the beginning of a text with about so many tokens.
+        room: Max tokens of the prompt.
+        location: Location of the request, for an error.
     """
-    text = document if isinstance(document, str) else document.whole.text
-    complete_tokens = await count_tokens(build_request(text).messages)
-    if complete_tokens <= room:
-        return Truncation(prompt_tokens=complete_tokens)
-    if isinstance(document, str):
-        return await _fit_beginning(count_tokens, truncate, build_request, document, room)
-    best = None
-    # Binary search: all passages together do not fit. Only a number whose tokens were counted is returned, since
-    # tokenizers need not be monotonic.
-    fitting, too_many = 0, len(document.passages)
-    while too_many - fitting > 1:
-        passages = (fitting + too_many) // 2
-        tokens = await count_tokens(build_request(document.best(passages).text).messages)
-        if tokens <= room:
-            fitting, best = passages, Truncation(prompt_tokens=tokens, passages=passages)
-        else:
-            too_many = passages
-    if best is not None:
-        return best
-    beginning = await _fit_beginning(count_tokens, truncate, build_request, document.passage, room)
-    return msgspec.structs.replace(beginning, passages=1)
 
+    count: Callable[[str], Awaitable[int]]
+    truncate: Callable[[str, int], Awaitable[str]]
+    room: int
+    location: str
 
-async def _fit_beginning(
-    count_tokens: Callable[[tuple[Message, ...]], Awaitable[int]],
-    truncate: Callable[[str, int], Awaitable[str]],
-    build_request: Callable[[str], Request],
-    document: str,
-    room: int,
-) -> Truncation:
-    empty = build_request(CUT_MARK)
-    prompt_tokens = await count_tokens(empty.messages)
-    tokens = room - prompt_tokens
-    # Count after each truncation: tokens merge at its end, and a tokenizer may normalise the text.
-    while tokens > 0:
-        kept = _end_at_sentence(await truncate(document, tokens))
-        counted = await count_tokens(build_request(kept + CUT_MARK).messages)
-        if kept and counted <= room:
-            return Truncation(prompt_tokens=counted, kept_chars=len(kept))
-        tokens = min(tokens - (counted - room), tokens * 9 // 10)
-    raise PromptError(
-        f"{empty.origin.location}: the prompt has {prompt_tokens} tokens without the document, but only {room} fit "
-        "beside the answer; give a longer context (`engine.context`, or serve the model with one), or shorten the "
-        "prompt and its examples"
-    )
+    async def fit(self, document: str | RankedPassages) -> Truncation:
+        """Return the truncation: of ranked passages as many of the best as fit; if not even one fits, its beginning.
+
+        Raises:
+            PromptError: The prompt alone leaves no room for the document.
+        """
+        complete_tokens = await self.count(document if isinstance(document, str) else document.whole.text)
+        if complete_tokens <= self.room:
+            return Truncation(prompt_tokens=complete_tokens)
+        if isinstance(document, str):
+            return await self._fit_beginning(document)
+        best = None
+        # Binary search: all passages together do not fit. Only a number whose tokens were counted is returned, since
+        # tokenizers need not be monotonic.
+        fitting, too_many = 0, len(document.passages)
+        while too_many - fitting > 1:
+            passages = (fitting + too_many) // 2
+            tokens = await self.count(document.best(passages).text)
+            if tokens <= self.room:
+                fitting, best = passages, Truncation(prompt_tokens=tokens, passages=passages)
+            else:
+                too_many = passages
+        return best or msgspec.structs.replace(await self._fit_beginning(document.passage), passages=1)
+
+    async def _fit_beginning(self, document: str) -> Truncation:
+        prompt_tokens = await self.count(CUT_MARK)
+        tokens = self.room - prompt_tokens
+        # Count after each truncation: tokens merge at its end, and a tokenizer may normalise the text.
+        while tokens > 0:
+            kept = _end_at_sentence(await self.truncate(document, tokens))
+            counted = await self.count(kept + CUT_MARK)
+            if kept and counted <= self.room:
+                return Truncation(prompt_tokens=counted, kept_chars=len(kept))
+            tokens = min(tokens - (counted - self.room), tokens * 9 // 10)
+        raise PromptError(
+            f"{self.location}: the prompt has {prompt_tokens} tokens without the document, but only {self.room} fit "
+            "beside the answer; give a longer context (`engine.context`, or serve the model with one), or shorten the "
+            "prompt and its examples"
+        )
 
 
 def _end_at_sentence(text: str) -> str:
@@ -190,13 +185,12 @@ class TokenCountingClient:
             return apply_truncation(document, Truncation(prompt_tokens=0))
 
         async def fit(engine: CountingEngine) -> Truncation:
-            return await fit_document(
-                lambda messages: self._retry(lambda: engine.counter.count_tokens(messages)),
+            return await _Fitting(
+                lambda text: self._retry(lambda: engine.counter.count_tokens(build_request(text).messages)),
                 lambda text, max_tokens: self._retry(lambda: engine.counter.truncate(text, max_tokens)),
-                build_request,
-                document,
                 room,
-            )
+                whole.origin.location,
+            ).fit(document)
 
         # A number of passages is meaningful only with the passages and their order.
         passages = {} if isinstance(document, str) else {"passages": document.preference}
@@ -291,29 +285,28 @@ class TokenCountingClient:
             self.counts.problem = str(problem)
             log_retry(problem)
 
-        await self._start()
+        await self.connect()
         try:
             return await retry(call, self.retry_for, Transient, record)
         except EngineDeath as error:
             raise EngineError(f"{error}; start the server; {self._describe_resume()}") from error
 
     async def connect(self) -> EngineInfo:
-        """Connect to the engine unless it is connected, and return its description; raise EngineError if that fails."""
-        await self._start()
-        return self.engine_info
+        """Connect to the engine unless it is connected, and return its description.
 
-    async def _start(self) -> None:
-        """Connect to the engine unless it is connected; raise EngineError in all requests if that fails."""
+        Raises:
+            EngineError: The engine cannot be used; in all requests.
+        """
         async with self._start_lock:
             if self._start_failure is not None:
                 raise self._start_failure
-            if self.start_up is None:
-                return
-            try:
-                self.engine_info, self.start_up = await self.start_up(), None
-            except EngineError as error:
-                self._start_failure = error
-                raise
+            if self.start_up is not None:
+                try:
+                    self.engine_info, self.start_up = await self.start_up(), None
+                except EngineError as error:
+                    self._start_failure = error
+                    raise
+            return self.engine_info
 
 
 def describe_entry(kind: str, request: Request, key: str) -> EntryMetadata:
