@@ -80,17 +80,15 @@ async def test_labels_are_stored_beside_the_run_and_exported_as_qrels(folder: Pa
         run = read_run(folder / "runs" / "first" / "run.txt")
         for topic in ("1", "3"):
             for each in run.rankings[topic]:
-                grade = int(each.document_id[-1]) % 3
+                labels = {"relevance": int(each.document_id[-1]) % 3, "stance": "FIRST"}
                 where = {**RUN, "topic": topic, "document": each.document_id}
-                await lab.put("/api/label", **where, field="relevance", value=grade)
-                found = await lab.put("/api/label", **where, field="stance", value="FIRST")
-                assert found["own"] == {"relevance": grade, "stance": "FIRST"}
-        await lab.put("/api/label", **RUN, topic="3", document="3-0", field="stance", value=None)
-        await lab.put("/api/note", **RUN, topic="3", document="3-0", note=" unclear ")
+                assert (await lab.put("/api/labels", **where, labels=labels, note=""))["own"] == labels
+        where = {**RUN, "topic": "3", "document": "3-0"}
+        await lab.put("/api/labels", **where, labels={"relevance": 0}, note=" unclear ")
         for field in ("relevance", "stance"):
             (folder / f"own-{field}.txt").write_text(await lab.get("/api/qrels", **RUN, field=field))
     async with open_lab(folder / "runs") as again:
-        found = await again.get("/api/document", **RUN, topic="3", document="3-0")
+        found = await again.get("/api/document", **where)
         assert (found["own"], found["note"]) == ({"relevance": 0}, "unclear")
     own = read_qrels({field: folder / f"own-{field}.txt" for field in ("relevance", "stance")}, "comparative")
     assert sum(map(len, own.stances.values())) == 11
@@ -101,17 +99,19 @@ async def test_labels_are_stored_beside_the_run_and_exported_as_qrels(folder: Pa
 @pytest.mark.parametrize(
     "wrong",
     [
-        {"field": "relevance", "value": 4},
-        {"field": "relevance", "value": "2"},
-        {"field": "stance", "value": "MAYBE"},
-        {"field": "beauty", "value": 1},
-        {"field": "relevance", "value": 1, "document": "9-9"},
-        {"field": "relevance", "value": 1, "topic": "99"},
-        {"field": "relevance"},
+        {"labels": {"relevance": 4}},
+        {"labels": {"relevance": "2"}},
+        {"labels": {"stance": "MAYBE"}},
+        {"labels": {"beauty": 1}},
+        {"labels": {"relevance": None}},
+        {"document": "9-9"},
+        {"topic": "99"},
+        {"note": 1},
     ],
 )
 async def test_a_wrong_label_is_refused(folder: Path, wrong: dict[str, Any]) -> None:
+    right = {**RUN, "topic": "1", "document": "1-0", "labels": {"relevance": 1}, "note": ""}
     async with open_lab(folder / "runs") as lab:
-        status, content = await lab.send("PUT", "/api/label", {**RUN, "topic": "1", "document": "1-0", **wrong})
+        status, content = await lab.send("PUT", "/api/labels", right | wrong)
         assert status == 400 and content["error"]
     assert not (folder / "runs" / "first" / "labels.jsonl").exists()

@@ -24,7 +24,7 @@ async def next_rows(lab: LabClient, number: int) -> list[dict[str, Any]]:
     async with asyncio.timeout(20), lab.session.get(url, headers=lab.headers) as response:
         async for line in response.content:
             if line.startswith(b"data: "):
-                rows.append(orjson.loads(line[6:]))
+                rows.append(await lab.get("/api/run", run=orjson.loads(line[6:])))
                 if len(rows) == number:
                     break
     return rows
@@ -35,7 +35,7 @@ async def test_runs_are_measured_over_the_topics_to_choose_on(folder: Path, qrel
         (row,) = (await lab.get("/api/runs"))["rows"]
         assert (row["run"], row["state"], row["model"], row["requests"]) == ("first", "complete", "fake", 96)
         assert row["pending"] and row["measures"] == {}
-        (row,) = await next_rows(lab, 1)
+        row = await lab.get("/api/run", run="first")
         chosen = read_qrels(qrels, "comparative").restrict_to({str(topic) for topic in range(1, 17, 2)})
         measured = evaluate_run("run", read_run(folder / "runs" / "first" / "run.txt"), chosen).estimates
         assert set(row["measures"]) == {"relevance nDCG@5", "quality nDCG@5", "stance macro-F1"}
@@ -44,28 +44,28 @@ async def test_runs_are_measured_over_the_topics_to_choose_on(folder: Path, qrel
     assert read_accesses(access_log(folder / "answers.sqlite")) == []
 
 
-async def test_measures_over_all_topics_are_those_of_the_evaluation_and_logged(
+async def test_measures_over_all_topics_are_by_the_qrels_of_the_evaluation_and_logged(
     folder: Path, qrels: dict[str, Path]
 ) -> None:
     directory, task = RunDirectory(folder / "runs" / "first"), get_task("comparative")
     evaluation = evaluate_run("run", directory.read_run(task.stances), read_qrels(qrels, task))
     record_evaluation(directory, task, qrels, evaluation)
     async with open_lab(folder / "runs") as lab:
-        (row,) = (await lab.get("/api/runs", all=1))["rows"]
-        assert row["measures"]["relevance nDCG@5"]["n"] == 16
+        assert (await lab.get("/api/runs", all=1))["rows"][0]["measures"] == {}
+        assert (await lab.get("/api/run", run="first", all=1))["measures"]["relevance nDCG@5"]["n"] == 16
         (access,) = read_accesses(access_log(folder / "answers.sqlite"))
         assert access.kind == "evaluation" and len(access.topics) == 16
 
 
 async def test_a_run_that_changes_or_comes_is_sent(folder: Path) -> None:
     async with open_lab(folder / "runs") as lab:
-        waiting = asyncio.create_task(next_rows(lab, 2))
+        waiting = asyncio.create_task(next_rows(lab, 1))
         await asyncio.sleep(0.5)
         shutil.copytree(folder / "runs" / "first", folder / "other")
         (folder / "other" / "config.yaml").unlink()
         (folder / "other").rename(folder / "runs" / "second")
         rows = {(row["run"], row["state"]) for row in await waiting}
-        assert rows == {("first", "complete"), ("second", "broken")}
+        assert rows == {("second", "broken")}
 
 
 async def test_a_broken_run_is_a_row_and_an_error_elsewhere(folder: Path) -> None:

@@ -47,20 +47,20 @@ async def test_another_origin_is_refused_even_with_the_token(folder: Path, origi
     async with open_lab(folder / "runs") as lab:
         lab.headers["Origin"] = origin.format(port=lab.address.port)
         assert (await lab.send("GET", "/api/state"))[0] == 403
-        label = {"run": "first", "topic": "1", "document": "1-0", "field": "relevance", "value": 1}
-        assert (await lab.send("PUT", "/api/label", label))[0] == 403
+        label = {"run": "first", "topic": "1", "document": "1-0", "labels": {"relevance": 1}, "note": ""}
+        assert (await lab.send("PUT", "/api/labels", label))[0] == 403
     assert not (folder / "runs" / "first" / "labels.jsonl").exists()
 
 
 async def test_a_change_needs_an_origin_or_the_browsers_word_for_it(folder: Path) -> None:
-    label = {"run": "first", "topic": "1", "document": "1-0", "field": "relevance", "value": 1}
+    label = {"run": "first", "topic": "1", "document": "1-0", "labels": {"relevance": 1}, "note": ""}
     async with open_lab(folder / "runs") as lab:
         del lab.headers["Origin"]
-        assert (await lab.send("PUT", "/api/label", label))[0] == 403
+        assert (await lab.send("PUT", "/api/labels", label))[0] == 403
         lab.headers["Sec-Fetch-Site"] = "cross-site"
-        assert (await lab.send("PUT", "/api/label", label))[0] == 403
+        assert (await lab.send("PUT", "/api/labels", label))[0] == 403
         lab.headers["Sec-Fetch-Site"] = "same-origin"
-        assert (await lab.send("PUT", "/api/label", label))[0] == 200
+        assert (await lab.send("PUT", "/api/labels", label))[0] == 200
 
 
 async def test_each_reply_has_the_policy_that_allows_the_labs_own_files_alone(folder: Path) -> None:
@@ -82,8 +82,8 @@ async def test_no_folder_but_the_runs_below_the_root_is_read(folder: Path, run: 
     async with open_lab(folder / "runs") as lab:
         for path in ("/api/topics", "/compare"):
             assert (await lab.send("GET", path, run=run))[0] == 400
-        note = {"run": run, "topic": "1", "document": "1-0", "note": "x"}
-        assert (await lab.send("PUT", "/api/note", note))[0] == 400
+        note = {"run": run, "topic": "1", "document": "1-0", "labels": {}, "note": "x"}
+        assert (await lab.send("PUT", "/api/labels", note))[0] == 400
     assert not (folder / "other" / "labels.jsonl").exists()
 
 

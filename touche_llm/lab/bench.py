@@ -83,28 +83,34 @@ class Bench:
         with RunContext(alone, SilentProgress()) as context:
             return asyncio.run(retrieve_candidates(context)).rankings.get(topic.id, [])
 
-    def list_prompts(self) -> dict[str, CatalogEntry]:
-        """Return the judge prompts by name: the run's, the task's own, and those of the user's folder."""
+    def list_names(self) -> list[str]:
+        """Return the names of prompts that may be read: the run's, the task's own, and those of the user's folder."""
         names = [self.config.prompts.judge, PURPOSE, *map(str, sorted(self.prompts.glob("*.jinja")))]
+        return list(dict.fromkeys(names))
+
+    def list_prompts(self) -> dict[str, CatalogEntry]:
+        """Return the judge prompts by name, each template once."""
         found: dict[Path, tuple[str, CatalogEntry]] = {}
-        for name in dict.fromkeys(names):
-            entry = find_prompt(self.context.task, name, self.config.prompts.folder)
+        for name in self.list_names():
+            entry = self.find_prompt(name)
             if entry.loaded is None or entry.loaded[0].name == PURPOSE:
                 found.setdefault(entry.path.resolve(), (name, entry))
         return dict(found.values())
 
     def find_prompt(self, name: str) -> CatalogEntry:
-        """Return a listed prompt; raise UsageError for any other, so that no other file is read."""
-        prompts = self.list_prompts()
-        if name not in prompts:
-            raise UsageError(f"{name:.200}: no judge prompt here; there are {', '.join(prompts)}")
-        return prompts[name]
+        """Return a prompt; raise UsageError if it is not among the names."""
+        self._check_name(name)
+        return find_prompt(self.context.task, name, self.config.prompts.folder)
 
     def load(self, name: str, text: str | None = None) -> Prompt:
-        """Load a listed prompt, with another text if one is given; raise PromptError if it is invalid."""
-        self.find_prompt(name)
+        """Load a prompt of these names, with another text if one is given; raise PromptError if it is invalid."""
+        self._check_name(name)
         how: dict[str, Any] = {"judge_per": self.config.judge_per, "text": text}
         return load(self.context.task, self.purpose, name, self.config.prompts.folder, **how)
+
+    def _check_name(self, name: str) -> None:
+        if name not in self.list_names():
+            raise UsageError(f"{name:.200}: no judge prompt here; there are {', '.join(self.list_names())}")
 
     @property
     def is_local(self) -> bool:

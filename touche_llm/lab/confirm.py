@@ -93,7 +93,7 @@ def _list_settings(benches: Benches, bench: Bench) -> list[str]:
 
 
 def _list_qrels(benches: Benches, bench: Bench) -> list[str]:
-    files = benches.lab.find_qrels(bench.run, bench.context.task, bench.config)
+    files = benches.lab.find_qrels([bench.run], bench.context.task, bench.config)
     return [part for aspect, path in files.items() for part in ("--qrels", f"{aspect}={shorten_path(path)}")]
 
 

@@ -7,18 +7,19 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from aiohttp import web
-from msgspec import structs
 
 from touche_llm.data.records import Document, Reading, UserLabels
 from touche_llm.errors import DataError, ToucheError, UsageError
 from touche_llm.evaluation.qrels import STANCE, qrels_file
 from touche_llm.lab.workplace import Workplace
+from touche_llm.llm.cache import Cache
 from touche_llm.llm.model import AnsweredRequest, ModelClient
 from touche_llm.pipeline.engines import assume_engine_info, make_request_builder
 from touche_llm.prompt_lab.holdout import find_half
 from touche_llm.prompt_lab.trial import Subject, Trial, ask
 from touche_llm.prompts.purposes import load, purposes_of
 from touche_llm.report.folder import DocumentRow, RunFolder
+from touche_llm.retrieval.base import Corpus
 from touche_llm.tasks.task import Task
 
 # Characters of a text in a list.
@@ -159,7 +160,8 @@ def read_document(lab: Workplace, *, run: str, topic: str, document: str) -> dic
         "own": own.labels,
         "note": own.note,
         "requests": requests,
-        "notes": [*notes, *opened.list_notes(), *details.comparisons],
+        "comparisons": details.comparisons,
+        "notes": [*notes, *opened.list_notes()],
         "failures": [
             {"kind": attempt.kind, "reason": attempt.reason, "text": attempt.text}
             for failure in details.failures
@@ -169,27 +171,34 @@ def read_document(lab: Workplace, *, run: str, topic: str, document: str) -> dic
 
 
 def _read_requests(opened: RunFolder, topic: str, document: str) -> tuple[list[dict[str, Any]], list[str]]:
-    """Return the judge request about a document with its answer, and notes if it cannot be shown.
+    """Return the judge requests about a document with their answers, and notes if they cannot be shown.
 
-    The prompt is rendered again; that it is the one that was sent is proved by the key of its answer.
+    The prompt is rendered again; that it is the one that was sent is proved by the keys of the answers.
     """
-    judgment = opened.judgments[topic].get(document)
-    shown: list[dict[str, Any]] = []
-    notes: list[str] = []
     if opened.answers is None or opened.corpus is None:
-        return shown, notes
+        return [], []
     try:
-        trial = asyncio.run(_repeat(opened, topic, document))
+        trials = asyncio.run(_repeat(opened, opened.answers, opened.corpus, topic, document))
     except ToucheError as error:
-        trial = None
-        notes.append(f"The request cannot be shown: {error}")
-    if trial is not None:
-        key = trial.result.key if isinstance(trial.result, AnsweredRequest) else ""
-        if key and judgment is not None and judgment.key != key:
-            notes.append("The request cannot be shown: the prompt, its settings or the document changed since the run.")
-        else:
-            shown.append({"prompt": opened.config.prompts.judge, "key": key, **describe_exchange(trial)})
-    return shown, notes
+        return [], [f"The request cannot be shown: {error}"]
+    judgment = opened.judgments[topic].get(document)
+    keys = [trial.result.key if isinstance(trial.result, AnsweredRequest) else "" for trial in trials]
+    if judgment is not None and keys != judgment.answer_keys:
+        return [], ["The request cannot be shown: the prompt, its settings or the document changed since the run."]
+    prompt = opened.config.prompts.judge
+    return [
+        {"prompt": prompt, "key": key, **describe_exchange(trial)} for key, trial in zip(keys, trials, strict=True)
+    ], []
+
+
+async def _repeat(opened: RunFolder, answers: Cache, corpus: Corpus, topic: str, document: str) -> list[Trial]:
+    """Return the judge requests about a document with their answers from the cache; nothing is sent."""
+    config, purpose = opened.config, purposes_of(opened.task)["judge"]
+    prompt = load(opened.task, purpose, config.prompts.judge, config.prompts.folder, judge_per=config.judge_per)
+    model = ModelClient(engine_info=assume_engine_info(config.engine, answers), engine=None, cache=answers)
+    builder = make_request_builder(model, config.engine, config.sampling)
+    subject = Subject(opened.task, purpose, opened.topics[topic], (document,), corpus.documents)
+    return await ask(prompt, subject, builder, document_tokens=config.ranking.document_tokens)
 
 
 def describe_exchange(trial: Trial) -> dict[str, Any]:
@@ -202,57 +211,29 @@ def describe_exchange(trial: Trial) -> dict[str, Any]:
     return {"messages": messages, "answer": "" if last is None else last.text, "thought": ""}
 
 
-async def _repeat(opened: RunFolder, topic: str, document: str) -> Trial:
-    """Return the request about a document with its answer from the cache; nothing is sent."""
-    assert opened.answers is not None and opened.corpus is not None
-    config, purpose = opened.config, purposes_of(opened.task)["judge"]
-    prompt = load(opened.task, purpose, config.prompts.judge, config.prompts.folder)
-    info = assume_engine_info(config.engine, opened.answers)
-    model = ModelClient(engine_info=info, engine=None, cache=opened.answers)
-    builder = make_request_builder(model, config.engine, config.sampling)
-    subject = Subject(opened.task, purpose, opened.topics[topic], (document,), opened.corpus.documents)
-    (trial,) = await ask(prompt, subject, builder, document_tokens=config.ranking.document_tokens)
-    return trial
-
-
 def _find_own(opened: RunFolder, topic: str, document: str) -> UserLabels:
-    for each in opened.directory.read_labels():
-        if (each.topic_id, each.document_id) == (topic, document):
-            return each
-    return UserLabels(topic_id=topic, document_id=document)
+    found = (each for each in opened.directory.read_labels() if (each.topic_id, each.document_id) == (topic, document))
+    return next(found, UserLabels(topic_id=topic, document_id=document))
 
 
-def write_label(
-    lab: Workplace, *, run: str, topic: str, document: str, field: str, value: int | str | None
+def write_labels(
+    lab: Workplace, *, run: str, topic: str, document: str, labels: dict[str, int | str], note: str
 ) -> dict[str, Any]:
-    """Store the user's label of a field, or remove it with None; return the labels of the document."""
+    """Store the user's labels of a document and a note in place of earlier ones."""
     opened = lab.open(run)
-    known = {each["name"]: each for each in describe_fields(opened.task)}
-    if field not in known:
-        raise UsageError(f"{field:.80}: no field of {opened.task.name}; it has {', '.join(known)}")
-    of = known[field]
-    allowed = of["labels"] if of["kind"] == "label" else range(of["low"], of["high"] + 1)
-    if value is not None and value not in allowed:
-        raise UsageError(f"{field}: {value!r:.40}: must be one of {', '.join(map(str, allowed))}")
-    own = _find_own(opened, topic, document)
-    labels = {name: each for name, each in (own.labels | {field: value}).items() if each is not None}
-    _store(opened, structs.replace(own, labels=labels))
-    return {"own": labels}
-
-
-def write_note(lab: Workplace, *, run: str, topic: str, document: str, note: str) -> dict[str, Any]:
-    """Store the user's note on a document."""
-    opened = lab.open(run)
-    _store(opened, structs.replace(_find_own(opened, topic, document), note=note.strip()))
-    return {"note": note.strip()}
-
-
-def _store(opened: RunFolder, own: UserLabels) -> None:
-    key = (own.topic_id, own.document_id)
-    if own.document_id not in {each.document_id for each in opened.run.rankings.get(own.topic_id, [])}:
-        raise DataError(f"topic {own.topic_id:.80}, document {own.document_id:.80}: not in the run")
-    others = [each for each in opened.directory.read_labels() if (each.topic_id, each.document_id) != key]
-    opened.directory.write_labels([*others, own] if own.labels or own.note else others)
+    if document not in {each.document_id for each in opened.run.rankings.get(topic, [])}:
+        raise DataError(f"topic {topic:.80}, document {document:.80}: not in the run")
+    known = {field["name"]: field for field in describe_fields(opened.task)}
+    for name, value in labels.items():
+        of = known.get(name, {"kind": "label", "labels": []})
+        allowed = of["labels"] if of["kind"] == "label" else range(of["low"], of["high"] + 1)
+        if value not in allowed:
+            raise UsageError(f"{name:.80}: {value!r:.40}: must be one of {', '.join(map(str, allowed))}")
+    own = UserLabels(topic_id=topic, document_id=document, labels=labels, note=note.strip())
+    stored = opened.directory.read_labels()
+    others = [each for each in stored if (each.topic_id, each.document_id) != (topic, document)]
+    opened.directory.write_labels([*others, own] if labels or own.note else others)
+    return {"own": labels, "note": own.note}
 
 
 def export_qrels(lab: Workplace, *, run: str, field: str) -> web.Response:
@@ -268,7 +249,7 @@ def export_qrels(lab: Workplace, *, run: str, field: str) -> web.Response:
 def reveal(lab: Workplace, *, run: str, topics: list[str]) -> dict[str, Any]:
     """Show the judgments of held-out topics; the access is logged first."""
     opened = lab.open(run)
-    qrels = lab.read_qrels(run, opened.task, opened.config)
+    qrels = lab.read_qrels([run], opened.task, opened.config)
     if qrels is None:
         raise DataError(f"{run}: no qrels, so there is nothing to show")
     lab.reveal(run, topics, qrels)

@@ -1,9 +1,9 @@
-"""Runs of a folder: a row for each, measured over the topics to choose on, kept up to date; and their comparison."""
+"""Runs of a folder: a row for each, measured over the topics to choose on or over all, and their comparison."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +11,7 @@ from aiohttp import web
 
 from touche_llm.data.io import shorten_path
 from touche_llm.errors import DataError, ToucheError, UsageError
-from touche_llm.evaluation.qrels import select_topics
+from touche_llm.evaluation.qrels import Qrels
 from touche_llm.lab.workplace import Workplace
 from touche_llm.pipeline.context import read_run_topics
 from touche_llm.pipeline.run_directory import LOCK, RunDirectory
@@ -23,125 +23,99 @@ from touche_llm.tasks import get_task
 # Seconds between looks at the folders.
 _LOOK = 2.0
 _TOP = 20
-Row = dict[str, Any]
+_MEASURED = ("value", "low", "high", "n", "judged")
+# When the files that a row depends on were changed.
+_State = tuple[int, ...]
 
 
 class RunList:
-    """Rows of the runs, each with the state of its files; measures are computed once for each state."""
+    """Rows of the runs; the measures of each are computed once for each state of its files."""
 
     def __init__(self, lab: Workplace) -> None:
         self._lab = lab
-        self._measured: dict[tuple[str, tuple[int, ...]], Row] = {}
+        self._measured: dict[tuple[str, _State, bool], dict[str, Any]] = {}
 
-    def list(self, *, all_topics: bool) -> Row:
-        """Return the rows; those over all topics have the measures of each run's last evaluation, which is logged."""
-        rows = [self.make_row(name, folder) for name, folder in self._lab.list_runs().items()]
-        if all_topics:
-            rows = [self._measure_all(row) for row in rows]
-        return {"rows": rows, "half": "all" if all_topics else CHOICE}
+    def list(self, *, all: int = 0) -> dict[str, Any]:
+        """Return the rows, with the measures that are known; the others are pending."""
+        return {"rows": [self._make_row(name, bool(all)) for name in self._lab.list_runs()]}
 
-    def make_row(self, name: str, folder: Path) -> Row:
-        """Return the row of a run, with its measures if they are known."""
-        overview, usage = (found := read_overview(folder)), found.usage
-        row = {
-            "run": name,
+    def read(self, *, run: str, all: int = 0) -> dict[str, Any]:
+        """Return the row of a run, measured over the topics to choose on, or over all, which is logged."""
+        overview, key = read_overview(self._lab.find_run(run).path), self._find_key(run, bool(all))
+        if key not in self._measured and overview.state == COMPLETE:
+            try:
+                self._measured[key] = {"measures": self._measure(run, overview, bool(all)), "note": ""}
+            except (ToucheError, OSError) as error:
+                self._measured[key] = {"measures": {}, "note": str(error)}
+        return self._make_row(run, bool(all))
+
+    def _find_key(self, run: str, is_all: bool) -> tuple[str, _State, bool]:
+        return run, read_state(self._lab.find_run(run)), is_all
+
+    def _make_row(self, run: str, is_all: bool) -> dict[str, Any]:
+        overview = read_overview(self._lab.find_run(run).path)
+        unknown = {"measures": {}, "note": "", "pending": overview.state == COMPLETE}
+        return {
+            "run": run,
             "state": overview.state,
             "problem": overview.problem,
             "task": "" if overview.config is None else Path(overview.config.task).name,
             "model": overview.model,
             "prompt": overview.prompt,
             "topics": overview.topics,
-            "requests": usage.requests,
-            "cached": usage.cached,
-            "prompt_tokens": usage.prompt_tokens,
-            "completion_tokens": usage.completion_tokens,
-            "failures": usage.failures,
+            **overview.usage._asdict(),
             "seconds": sum(float(facts.get("seconds") or 0.0) for facts in overview.stages.values()),
             "changed": overview.changed.astimezone().isoformat(timespec="seconds"),
+            **self._measured.get(self._find_key(run, is_all), unknown),
         }
-        missing = {"measures": {}, "note": "", "pending": overview.state == COMPLETE}
-        return row | self._measured.get((name, _read_state(folder)), missing)
 
-    def measure(self, name: str, folder: Path) -> Row:
-        """Measure a run over the topics to choose on; return its row."""
-        state, overview = _read_state(folder), read_overview(folder)
-        measures: Row = {}
-        note = ""
-        try:
-            measures = self._measure(name, overview)
-        except (ToucheError, OSError) as error:
-            note = str(error)
-        self._measured[name, state] = {"measures": measures, "note": note, "pending": False}
-        return self.make_row(name, folder)
-
-    def _measure(self, name: str, overview: RunOverview) -> Row:
+    def _measure(self, run: str, overview: RunOverview, is_all: bool) -> dict[str, Any]:
         if overview.config is None:
             return {}
+        # Imported late: pandas and scipy load slowly.
         from touche_llm.evaluation.measures import evaluate_run, list_headline
 
         task = get_task(overview.config.task)
-        qrels = self._lab.read_qrels(name, task, overview.config)
+        qrels = self._lab.read_qrels([run], task, overview.config)
         if qrels is None:
             return {}
-        run = overview.directory.read_run(task.stances)
-        evaluation = evaluate_run(name, run, qrels.restrict_to(_list_chosen_topics(overview)))
+        if is_all:
+            self._lab.log_evaluation(run, qrels)
+        else:
+            qrels = restrict_to_choice(qrels, overview)
+        evaluation = evaluate_run(run, overview.directory.read_run(task.stances), qrels)
         rows = {row["measure"]: row for row in evaluation.summary().to_dict("records")}
-        columns = ("value", "low", "high", "n", "judged")
-        return {name: {column: rows[name][column] for column in columns} for name in list_headline(qrels)}
-
-    def _measure_all(self, row: Row) -> Row:
-        """Return a row with the measures of the run's last evaluation, which is logged as an access."""
-        from touche_llm.evaluation.measures import list_headline
-
-        overview = read_overview(self._lab.find_run(row["run"]).path)
-        if overview.evaluation is None or overview.config is None:
-            return row | {"measures": {}, "note": "not evaluated", "pending": False}
-        task = get_task(overview.config.task)
-        try:
-            qrels = self._lab.read_qrels(row["run"], task, overview.config)
-            assert qrels is not None
-            record_evaluations([overview.directory.path], qrels, self._lab.warn)
-        except ToucheError as error:
-            return row | {"measures": {}, "note": str(error), "pending": False}
-        recorded = overview.evaluation.measures.items()
-        measures = {name: each.model_dump() for name, each in recorded if name in list_headline(qrels)}
-        return row | {"measures": measures, "note": "", "pending": False}
+        return {name: {column: rows[name][column] for column in _MEASURED} for name in list_headline(qrels)}
 
 
-def _list_chosen_topics(overview: RunOverview) -> set[str]:
+def restrict_to_choice(qrels: Qrels, overview: RunOverview) -> Qrels:
+    """Return the judgments of the topics of a run that are not held out."""
     assert overview.config is not None
-    return {topic.id for topic in read_run_topics(overview.config) if find_half(topic.title) == CHOICE}
+    topics = read_run_topics(overview.config)
+    return qrels.restrict_to({topic.id for topic in topics if find_half(topic.title) == CHOICE})
 
 
-def _read_state(folder: Path) -> tuple[int, ...]:
+def read_state(directory: RunDirectory) -> _State:
     """Return when the files that a row depends on were changed."""
-    directory = RunDirectory(folder)
     files = (directory.metadata_file, directory.run_file, directory.evaluation_file, directory.config_file)
-    paths = (folder, *files, folder / LOCK)
+    paths = (directory.path, *files, directory.path / LOCK)
     return tuple(path.stat().st_mtime_ns if path.exists() else 0 for path in paths)
 
 
-async def watch_runs(lab: Workplace, rows: RunList) -> AsyncIterator[Row]:
-    """Yield the row of each run that is new, changed or measured, as long as the caller wants."""
-    seen: dict[str, tuple[int, ...]] = {}
+async def watch_runs(lab: Workplace) -> AsyncIterator[str]:
+    """Yield the name of each run that is new or changed, as long as the caller wants."""
 
-    def look() -> list[tuple[str, Path]]:
-        folders = lab.list_runs()
-        states = {name: _read_state(folder) for name, folder in folders.items()}
-        changed = [name for name, state in states.items() if seen.get(name) != state]
-        seen.update(states)
-        return [(name, folders[name]) for name in changed]
+    def look() -> dict[str, _State]:
+        return {run: read_state(lab.find_run(run)) for run in lab.list_runs()}
 
-    is_first = True
+    seen = await lab.apart(look)
     while True:
-        for name, folder in await lab.apart(look):
-            row = await lab.apart(rows.make_row, name, folder)
-            if not is_first:
-                yield row
-            if row["pending"]:
-                yield await lab.apart(rows.measure, name, folder)
-        is_first = False
         await asyncio.sleep(_LOOK)
+        states = await lab.apart(look)
+        for run in states:
+            if seen.get(run) != states[run]:
+                yield run
+        seen = states
 
 
 def compare(lab: Workplace, *, run: list[str], all: int = 0) -> web.Response:
@@ -149,43 +123,30 @@ def compare(lab: Workplace, *, run: list[str], all: int = 0) -> web.Response:
     from touche_llm.evaluation.measures import compare_runs, evaluate_run
     from touche_llm.report.run_comparison import NamedRun, check_runs, gather_comparison, render_comparison
 
-    if len(set(run)) < 2:
-        raise UsageError("compare: name two runs or more, each once")
-    overviews = [read_overview(lab.find_run(name).path) for name in run]
-    if (config := overviews[0].config) is None:
-        raise DataError(f"{run[0]}: {overviews[0].problem}")
+    overviews = [read_overview(lab.find_run(name).path) for name in dict.fromkeys(run)]
+    if (config := overviews[0].config) is None or len(overviews) < 2:
+        raise UsageError(f"compare: name two runs or more; {overviews[0].problem}")
     task = get_task(config.task)
-    sides = [
-        NamedRun(name, overview.directory.read_run(task.stances), overview.directory.path)
-        for name, overview in zip(run, overviews, strict=True)
-    ]
-    check_runs(sides, task)
-    files = _find_shared_qrels(lab, run, overviews)
-    qrels = lab.read_qrels(run[0], task, config)
+    files, qrels = lab.find_qrels(run, task, config), lab.read_qrels(run, task, config)
     if qrels is None:
         raise DataError(f"{run[0]}: no qrels; evaluate the run, or start the lab with qrels")
+    sides = [
+        NamedRun(name, overview.directory.read_run(task.stances), overview.directory.path)
+        for name, overview in zip(dict.fromkeys(run), overviews, strict=True)
+    ]
+    check_runs(sides, task)
+    remarks = []
     if not all:
-        qrels = qrels.restrict_to(_list_chosen_topics(overviews[0]))
-    qrels = select_topics(qrels, [side.run for side in sides])
+        qrels = restrict_to_choice(qrels, overviews[0])
+        remarks = ["Held-out topics have no judgments on this page."]
     depth = max(len(ranking) for side in sides for ranking in side.run.rankings.values())
     evaluations = [evaluate_run(side.name, side.run, qrels, depth) for side in sides]
     record_evaluations((side.folder for side in sides), qrels, lab.warn)
-    frame, remarks = compare_runs(evaluations[0], evaluations[1:])
-    if not all:
-        remarks = ["Held-out topics have no judgments on this page.", *remarks]
-    found = gather_comparison(sides, task, files, evaluations, frame, remarks, _TOP)
-    return make_page(render_comparison(found))
-
-
-def _find_shared_qrels(lab: Workplace, run: list[str], overviews: list[RunOverview]) -> Mapping[str, Path]:
-    """Return the qrels of the first run, as short paths; raise UsageError if another run has other ones."""
-    found = [
-        {} if each.config is None else lab.find_qrels(name, get_task(each.config.task), each.config)
-        for name, each in zip(run, overviews, strict=True)
-    ]
-    if different := [name for name, files in zip(run, found, strict=True) if files and files != found[0]]:
-        raise UsageError(f"{run[0]}, {different[0]}: evaluated with different qrels; start the lab with the right ones")
-    return {aspect: Path(shorten_path(path)) for aspect, path in found[0].items()}
+    frame, notes = compare_runs(evaluations[0], evaluations[1:])
+    named = {aspect: Path(shorten_path(path)) for aspect, path in files.items()}
+    return make_page(
+        render_comparison(gather_comparison(sides, task, named, evaluations, frame, [*remarks, *notes], _TOP))
+    )
 
 
 def make_page(text: str) -> web.Response:

@@ -14,7 +14,7 @@ from aiohttp import web
 
 from touche_llm.data import concurrency
 from touche_llm.data.io import shorten_path
-from touche_llm.errors import DataError, PromptError, ToucheError, UsageError
+from touche_llm.errors import DataError, PromptError, UsageError
 from touche_llm.evaluation.qrels import Qrels
 from touche_llm.lab.bench import PURPOSE, Benches
 from touche_llm.lab.runs import make_page
@@ -31,7 +31,7 @@ _MAX_PAGES = 8
 def _prepare(benches: Benches, run: str, name: str, text: str) -> ComparisonInputs:
     """Return the comparison of a text with its saved version, or of a saved text with the prompt of the run."""
     bench = benches.get(run)
-    qrels = benches.lab.read_qrels(run, bench.context.task, bench.config)
+    qrels = benches.lab.read_qrels([run], bench.context.task, bench.config)
     if qrels is None:
         raise UsageError("no qrels: evaluate the run, or start the lab with qrels")
     draft, saved = bench.load(name, text), bench.load(name)
@@ -91,25 +91,19 @@ class _LinesOfProgress:
 
 
 async def judge_sample(benches: Benches, *, run: str, name: str, text: str) -> AsyncIterator[dict[str, Any]]:
-    """Yield the progress of a comparison of the sample, then its measures or an error; closing it cancels."""
+    """Yield the progress of a comparison of the sample, then its measures; closing it cancels the requests."""
     progress = _LinesOfProgress()
-    work: asyncio.Future[PromptComparison] | None = None
+    inputs = await benches.lab.apart(_prepare, benches, run, name, text)
+    work = asyncio.ensure_future(concurrency.run_async(compare_prompts(inputs, progress)))
     try:
-        inputs = await benches.lab.apart(_prepare, benches, run, name, text)
-        work = asyncio.ensure_future(concurrency.run_async(compare_prompts(inputs, progress)))
         work.add_done_callback(lambda _: progress.lines.put_nowait(None))
         while (line := await progress.lines.get()) is not None:
             yield line
         found = await work
-        files = benches.lab.find_qrels(run, found.task, inputs.config)
+        files = benches.lab.find_qrels([run], found.task, inputs.config)
         yield await asyncio.to_thread(_describe, benches, found, inputs.qrels, files)
-    except (PromptError, UsageError) as error:
-        yield {"error": str(error), "state": "invalid"}
-    except ToucheError as error:
-        yield {"error": str(error), "state": "gone"}
     finally:
-        if work is not None:
-            work.cancel()
+        work.cancel()
 
 
 def _describe(benches: Benches, found: PromptComparison, qrels: Qrels, files: Mapping[str, Path]) -> dict[str, Any]:

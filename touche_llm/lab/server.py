@@ -17,12 +17,12 @@ import orjson
 from aiohttp import web
 from aiohttp.typedefs import Handler
 
-from touche_llm import __version__, report
-from touche_llm.errors import UsageError
-from touche_llm.lab import confirm, documents, runs, sampling, trying
+from touche_llm import report
+from touche_llm.errors import EngineError, UsageError
+from touche_llm.lab import confirm, documents, runs, sampling, templates, trying
 from touche_llm.lab.bench import Benches
 from touche_llm.lab.runs import RunList, watch_runs
-from touche_llm.lab.security import add_headers, make_guard, reply
+from touche_llm.lab.security import add_headers, describe_failure, make_guard, reply
 from touche_llm.lab.workplace import Workplace
 from touche_llm.report.page import replace_directions
 
@@ -35,32 +35,32 @@ _MAX_BODY = 4 * 2**20
 # goes away.
 View = Callable[..., Any]
 _VIEWS: Mapping[tuple[str, str], View] = {
+    ("GET", "/api/state"): Workplace.describe,
     ("GET", "/compare"): runs.compare,
     ("GET", "/api/topics"): documents.list_topics,
     ("GET", "/api/documents"): documents.list_documents,
     ("GET", "/api/document"): documents.read_document,
-    ("PUT", "/api/label"): documents.write_label,
-    ("PUT", "/api/note"): documents.write_note,
+    ("PUT", "/api/labels"): documents.write_labels,
     ("GET", "/api/qrels"): documents.export_qrels,
     ("POST", "/api/reveal"): documents.reveal,
 }
 _BENCH_VIEWS: Mapping[tuple[str, str], View] = {
     ("GET", "/comparison"): sampling.show_comparison,
     ("GET", "/api/bench"): trying.describe_bench,
-    ("GET", "/api/template"): trying.read_template,
+    ("GET", "/api/template"): templates.read_template,
     ("GET", "/api/candidates"): trying.list_candidates,
-    ("PUT", "/api/draft"): trying.write_draft,
+    ("PUT", "/api/draft"): templates.write_draft,
     ("POST", "/api/check"): trying.check_draft,
     ("POST", "/api/render"): trying.render_draft,
     ("POST", "/api/answers"): trying.answer,
     ("POST", "/api/estimate"): sampling.estimate_sample,
     ("POST", "/api/sample"): sampling.judge_sample,
-    ("POST", "/api/save"): trying.save,
+    ("POST", "/api/save"): templates.save_template,
     ("GET", "/api/confirm"): confirm.describe_confirmation,
     ("GET", "/api/command"): confirm.write_command,
 }
 # Their texts are edited and written back, so that no character of them is replaced.
-_EXACT = (trying.read_template, trying.save)
+_EXACT = (templates.read_template, templates.save_template)
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,19 +72,6 @@ class Address:
     token: str
 
 
-def describe_lab(lab: Workplace) -> dict[str, Any]:
-    """Return what the page needs first."""
-    root = lab.inputs.root
-    title = str(lab.inputs.config or "lab") if root is None else root.resolve().name
-    return {
-        "version": __version__,
-        "title": title,
-        "runs": root is not None,
-        "default_run": lab.find_default_run(),
-        "paths": lab.describe_paths(),
-    }
-
-
 def make_application(lab: Workplace, token: str, port: int) -> web.Application:
     """Make the application."""
     rows = RunList(lab)
@@ -93,14 +80,11 @@ def make_application(lab: Workplace, token: str, port: int) -> web.Application:
     app.router.add_get("/", partial(_send_file, _STATIC / "index.html"))
     app.router.add_get("/static/report.css", partial(_send_file, _STYLE))
     app.router.add_static("/static", _STATIC)
-    app.router.add_get("/api/events", _make_events(lab, rows))
-
-    def list_runs(lab: Workplace, *, all: int = 0) -> dict[str, Any]:
-        return rows.list(all_topics=bool(all))
+    app.router.add_get("/api/events", partial(_send_events, lab))
 
     benches = Benches(lab)
-    views = {**_VIEWS, ("GET", "/api/state"): describe_lab, ("GET", "/api/runs"): list_runs}
-    bound = {route: partial(view, lab) for route, view in views.items()}
+    bound = {route: partial(view, lab) for route, view in _VIEWS.items()}
+    bound |= {("GET", "/api/runs"): partial(rows.list), ("GET", "/api/run"): partial(rows.read)}
     bound |= {route: partial(view, benches) for route, view in _BENCH_VIEWS.items()}
     for (method, path), view in bound.items():
         app.router.add_route(method, path, make_handler(lab, view))
@@ -146,31 +130,35 @@ def make_handler(lab: Workplace, view: partial[Any]) -> Handler:
 
 
 async def _stream(request: web.Request, lines: Any) -> web.StreamResponse:
-    """Send the lines of a generator as JSON, one a line."""
+    """Send the lines of a generator as JSON, one a line, the last with an error if there is one."""
     response = web.StreamResponse(headers={"Content-Type": "application/x-ndjson"})
     await response.prepare(request)
-    async with aclosing(lines):
-        async for line in lines:
-            text = orjson.dumps(line, option=orjson.OPT_SERIALIZE_NUMPY).decode()
-            await response.write(f"{replace_directions(text)}\n".encode())
+
+    async def write(line: Any) -> None:
+        text = orjson.dumps(line, option=orjson.OPT_SERIALIZE_NUMPY).decode()
+        await response.write(f"{replace_directions(text)}\n".encode())
+
+    try:
+        async with aclosing(lines):
+            async for line in lines:
+                await write(line)
+    except Exception as error:
+        await write(
+            {"error": describe_failure(error), "state": "gone" if isinstance(error, EngineError) else "invalid"}
+        )
     await response.write_eof()
     return response
 
 
-def _make_events(lab: Workplace, rows: RunList) -> Handler:
-    """Return the handler of the server-sent events: a row of each run that changes."""
-
-    async def send(request: web.Request) -> web.StreamResponse:
-        response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
-        await response.prepare(request)
-        await response.write(b"retry: 1000\n\n")
-        async with aclosing(watch_runs(lab, rows)) as changed:  # type: ignore[type-var]
-            async for row in changed:
-                text = replace_directions(orjson.dumps(row, option=orjson.OPT_SERIALIZE_NUMPY).decode())
-                await response.write(f"event: run\ndata: {text}\n\n".encode())
-        return response
-
-    return send
+async def _send_events(lab: Workplace, request: web.Request) -> web.StreamResponse:
+    """Send the name of each run that changes, as server-sent events."""
+    response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+    await response.prepare(request)
+    await response.write(b"retry: 1000\n\n")
+    async with aclosing(watch_runs(lab)) as changed:  # type: ignore[type-var]
+        async for run in changed:
+            await response.write(b"event: run\ndata: %b\n\n" % orjson.dumps(run))
+    return response
 
 
 @asynccontextmanager

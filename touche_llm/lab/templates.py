@@ -10,10 +10,10 @@ from typing import Any
 
 from pydantic import AwareDatetime
 
-from touche_llm.data.io import open_atomic, read_record, write_records
+from touche_llm.data.io import open_atomic, read_record, shorten_path, write_records
 from touche_llm.data.records import Model
 from touche_llm.errors import UsageError
-from touche_llm.lab.bench import Bench
+from touche_llm.lab.bench import Bench, Benches
 from touche_llm.lab.workplace import DRAFTS
 from touche_llm.prompt_lab.holdout import access_log, read_accesses
 from touche_llm.prompts.prompt import copy_prompt
@@ -80,7 +80,7 @@ def describe_template(bench: Bench, name: str) -> dict[str, Any]:
     draft = read_record(file, Draft, "a draft of the lab; delete it") if file.exists() else None
     return {
         "name": name,
-        "path": str(entry.path),
+        "path": f"{bench.context.task.name}/{entry.path.name}" if entry.is_builtin else shorten_path(entry.path),
         "text": text,
         "hash": hash_text(text),
         "version": read_version(text),
@@ -90,25 +90,34 @@ def describe_template(bench: Bench, name: str) -> dict[str, Any]:
     }
 
 
-def store_draft(bench: Bench, name: str, text: str | None, base: str) -> None:
+def read_template(benches: Benches, *, run: str, name: str) -> dict[str, Any]:
+    """Return a template with its draft."""
+    return describe_template(benches.get(run), name)
+
+
+def write_draft(benches: Benches, *, run: str, name: str, text: str | None, base: str) -> dict[str, Any]:
     """Store the draft of a template, or delete it with None."""
-    path = bench.find_prompt(name).path
+    path = benches.get(run).find_prompt(name).path
     if text is None:
         _draft_file(path).unlink(missing_ok=True)
-        return
-    DRAFTS.mkdir(parents=True, exist_ok=True)
-    now = datetime.now(UTC).replace(microsecond=0)
-    write_records(_draft_file(path), [Draft(template=str(path), base=base, text=text, saved=now)])
+    else:
+        DRAFTS.mkdir(parents=True, exist_ok=True)
+        now = datetime.now(UTC).replace(microsecond=0)
+        write_records(_draft_file(path), [Draft(template=str(path), base=base, text=text, saved=now)])
+    return {}
 
 
-def save_template(bench: Bench, name: str, text: str, known: str, file: str | None) -> dict[str, Any]:
+def save_template(
+    benches: Benches, *, run: str, name: str, text: str, hash: str, file: str | None = None
+) -> dict[str, Any]:
     """Save a text as the next version of its template, or as a template of the user's folder.
 
     Args:
-        bench: Bench.
+        benches: Benches.
+        run: Name of the run.
         name: Name of the template.
         text: Text to save.
-        known: SHA-256 of the text on disk that the user has seen.
+        hash: SHA-256 of the text on disk that the user has seen.
         file: Name of a new template; None for the place of the template itself, or a free name if it is not the
             user's.
 
@@ -119,12 +128,13 @@ def save_template(bench: Bench, name: str, text: str, known: str, file: str | No
         PromptError: The text is no valid prompt.
         UsageError: The name is invalid, or a file has it.
     """
+    bench = benches.get(run)
     entry = bench.find_prompt(name)
     disk = read_text(entry.path)
     text = raise_version(text, disk)
     prompt = bench.load(name, text)
     if file is None and is_writable(bench, entry):
-        if hash_text(disk) != known:
+        if hash_text(disk) != hash:
             problem = f"{entry.path}: changed on disk since it was read here; save yours under another name"
             return {"conflict": problem, "disk": disk}
         with open_atomic(entry.path) as stream:

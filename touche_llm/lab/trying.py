@@ -16,7 +16,7 @@ from touche_llm.errors import EngineError, PromptError, ReplayMiss, UsageError
 from touche_llm.evaluation.qrels import STANCE, Qrels
 from touche_llm.lab.bench import Bench, Benches
 from touche_llm.lab.documents import SNIPPET, describe_exchange, describe_fields, read_fields
-from touche_llm.lab.templates import describe_template, save_template, store_draft
+from touche_llm.lab.templates import describe_template
 from touche_llm.llm.cache import CacheMode
 from touche_llm.llm.model import AnsweredRequest, ModelClient
 from touche_llm.llm.recorder import make_dry_engine, open_known_answers
@@ -24,7 +24,7 @@ from touche_llm.pipeline.context import check_examples
 from touche_llm.pipeline.engines import assume_engine_info, make_request_builder
 from touche_llm.prompt_lab.holdout import find_half, record_trial
 from touche_llm.prompt_lab.lint import check
-from touche_llm.prompt_lab.trial import Subject, Trial, ask, ask_for_parts, estimate, make_subject
+from touche_llm.prompt_lab.trial import Trial, ask, ask_for_parts, estimate, make_subject
 from touche_llm.prompts.prompt import Prompt
 from touche_llm.report.folder import find_differences, get_assessments
 from touche_llm.tasks.task import Task
@@ -44,7 +44,7 @@ def describe_bench(benches: Benches, *, run: str) -> dict[str, Any]:
     bench = benches.get(run)
     engine, task = bench.config.engine, bench.context.task
     is_replay = bench.config.cache.mode is CacheMode.REPLAY
-    has_qrels = bool(benches.lab.find_qrels(run, task, bench.config))
+    has_qrels = bool(benches.lab.find_qrels([run], task, bench.config))
     return {
         "prompts": [
             {
@@ -67,22 +67,6 @@ def describe_bench(benches: Benches, *, run: str) -> dict[str, Any]:
         if has_qrels
         else "Without qrels no prompt is measured: evaluate the run, or start the lab with qrels.",
     }
-
-
-def read_template(benches: Benches, *, run: str, name: str) -> dict[str, Any]:
-    """Return a template with its draft."""
-    return describe_template(benches.get(run), name)
-
-
-def write_draft(benches: Benches, *, run: str, name: str, text: str | None, base: str) -> dict[str, Any]:
-    """Store the draft of a template, or delete it with None."""
-    store_draft(benches.get(run), name, text, base)
-    return {}
-
-
-def save(benches: Benches, *, run: str, name: str, text: str, hash: str, file: str | None = None) -> dict[str, Any]:
-    """Save a template as its next version."""
-    return save_template(benches.get(run), name, text, hash, file)
 
 
 def list_candidates(benches: Benches, *, run: str, topic: str, query: str = "") -> dict[str, Any]:
@@ -188,67 +172,49 @@ async def _render(bench: Bench, prompt: Prompt, topic: Topic, document: str) -> 
 async def answer(
     benches: Benches, *, run: str, name: str, text: str, topic: str, documents: list[str]
 ) -> AsyncIterator[dict[str, Any]]:
-    """Yield the answers of a draft about pinned documents as they come, then their counts or an error.
+    """Yield the answers of a draft about pinned documents as they come, then their counts.
 
     When the page goes away, pending requests are cancelled.
+
+    Raises:
+        PromptError: The draft is invalid.
+        EngineError: The server cannot be used.
     """
-    started = time.monotonic()
-    lab = benches.lab
-    try:
-        if not 1 <= len(documents) <= MAX_PINNED:
-            raise UsageError(f"documents: {len(documents)} pinned; pin 1 to {MAX_PINNED}")
-        bench = await lab.apart(benches.get, run)
-        prompt, found = bench.load(name, text), bench.find_topic(topic)
-        qrels = await lab.apart(lab.read_visible_qrels, run, [found], bench.config)
+    if not 1 <= len(documents) <= MAX_PINNED:
+        raise UsageError(f"documents: {len(documents)} pinned; pin 1 to {MAX_PINNED}")
+    lab, started = benches.lab, time.monotonic()
+    bench = await lab.apart(benches.get, run)
+    prompt, found = bench.load(name, text), bench.find_topic(topic)
+    qrels = await lab.apart(lab.read_visible_qrels, run, [found], bench.config)
+    if qrels is not None:
         # Judgments are shown beside the answers.
-        logged = asyncio.to_thread(_log_trial, bench, found, documents, qrels, prompt.label, lab.warn)
-        log = asyncio.create_task(logged)
-        builder = await bench.open_model()
-        work = make_subject(bench.context, found, bench.purpose, tuple(documents), builder)
-        subject = await concurrency.run_async(work)
-        await log
-    except (PromptError, UsageError) as error:
-        yield {"error": str(error), "state": "invalid"}
-        return
-    except EngineError as error:
-        yield {"error": str(error), "state": "gone"}
-        return
+        cache = bench.config.cache.file
+        await asyncio.to_thread(record_trial, cache, found, documents, qrels, prompt.label, lab.warn)
     lines: list[dict[str, Any]] = []
     try:
-        async for line in _answer_each(bench, prompt, subject):
+        async for line in _answer_each(bench, prompt, found, documents):
             line |= _compare(bench.context.task, line["fields"], qrels, topic, line["document"])
             lines.append(line)
             yield line | {"hidden": lab.is_hidden(run, found)}
-    except (PromptError, UsageError) as error:
-        yield {"error": str(error), "state": "invalid"}
-        return
-    except EngineError as error:
+        failures = [line["failure"] for line in lines if line["failure"]]
+        lost = [failure["reason"] for failure in failures if failure["kind"] in _LOST]
+        if len(lost) == len(lines):
+            raise EngineError(f"the server does not answer: {lost[0]}")
+    except EngineError:
         await bench.close_model()
-        yield {"error": str(error), "state": "gone"}
-        return
-    failures = [line["failure"] for line in lines if line["failure"]]
-    lost = [failure["reason"] for failure in failures if failure["kind"] in _LOST]
-    if lost and len(lost) == len(lines):
-        await bench.close_model()
-        yield {"error": f"The server does not answer: {lost[0]}", "state": "gone"}
-        return
-    missing = any(failure["kind"] == "replay" for failure in failures)
+        raise
+    state = "replay" if any(failure["kind"] == "replay" for failure in failures) else "ok"
     requests = sum(line["sent"] for line in lines)
-    state = "replay" if missing else "ok"
     yield {"done": True, "requests": requests, "seconds": time.monotonic() - started, "state": state}
 
 
-def _log_trial(
-    bench: Bench, topic: Topic, documents: Sequence[str], qrels: Qrels | None, label: str, warn: Any
-) -> None:
-    if qrels is not None:
-        record_trial(bench.config.cache.file, topic, documents, qrels, label, warn)
-
-
-async def _answer_each(bench: Bench, prompt: Prompt, subject: Subject) -> AsyncIterator[dict[str, Any]]:
+async def _answer_each(
+    bench: Bench, prompt: Prompt, topic: Topic, documents: Sequence[str]
+) -> AsyncIterator[dict[str, Any]]:
     """Yield the answer about each document as it comes."""
     builder = await bench.open_model()
-    tokens = bench.config.ranking.document_tokens
+    work = make_subject(bench.context, topic, bench.purpose, tuple(documents), builder)
+    subject, tokens = await concurrency.run_async(work), bench.config.ranking.document_tokens
 
     async def request(document: str) -> dict[str, Any]:
         alone = replace(subject, ids=(document,))
@@ -259,7 +225,7 @@ async def _answer_each(bench: Bench, prompt: Prompt, subject: Subject) -> AsyncI
             return {"document": document, "cached": False, "sent": 0, "fields": {}, "failure": failure}
         return {"document": document, **_describe_trials(trials)}
 
-    tasks = [asyncio.create_task(request(document)) for document in subject.ids]
+    tasks = [asyncio.create_task(request(document)) for document in documents]
     try:
         for task in asyncio.as_completed(tasks):
             yield await task

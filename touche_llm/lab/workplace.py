@@ -124,17 +124,21 @@ class Workplace:
             self._opened[run] = (changed, opened, stack.pop_all())
         return opened
 
-    def find_qrels(self, run: str, task: Task, config: Config | None = None) -> Mapping[str, Path]:
-        """Return the qrels of a run: given ones, those of its last evaluation, or its dataset's; empty without any."""
+    def find_qrels(self, runs: Iterable[str], task: Task, config: Config) -> Mapping[str, Path]:
+        """Return the qrels of runs: given ones, those of their last evaluation, or the dataset's; empty without any.
+
+        Raises:
+            UsageError: Two runs were evaluated with different qrels.
+            DataError: A file changed since, or is missing.
+        """
         if self.inputs.qrels:
             return self.inputs.qrels
-        known = find_known_qrels([self.find_run(run)], task) if run else {}
-        dataset = None if known or config is None else config.dataset
-        return known if dataset is None else Dataset(dataset, task.reference).qrels_files
+        known = find_known_qrels([self.find_run(run) for run in runs if run], task)
+        return known if known or config.dataset is None else Dataset(config.dataset, task.reference).qrels_files
 
-    def read_qrels(self, run: str, task: Task, config: Config | None = None) -> Qrels | None:
-        """Return all judgments of a run; None without any."""
-        files = self.find_qrels(run, task, config)
+    def read_qrels(self, runs: Iterable[str], task: Task, config: Config) -> Qrels | None:
+        """Return all judgments of runs; None without any. Errors as `find_qrels`."""
+        files = self.find_qrels(runs, task, config)
         if not files:
             return None
         key = (task.reference, *((aspect, path, path.stat().st_mtime_ns) for aspect, path in files.items()))
@@ -148,19 +152,19 @@ class Workplace:
 
     def read_visible_qrels(self, run: str, topics: Iterable[Topic], config: Config) -> Qrels | None:
         """Return the judgments of the topics that are not hidden; None without any qrels."""
-        qrels = self.read_qrels(run, get_task(config.task), config)
+        qrels = self.read_qrels([run], get_task(config.task), config)
         return qrels and qrels.restrict_to({topic.id for topic in topics if not self.is_hidden(run, topic)})
 
-    def reveal(self, run: str, topics: Collection[str], qrels: Qrels) -> None:
-        """Show the judgments of held-out topics from now on, once the access is in the log.
-
-        Raises:
-            DataError: The access cannot be logged.
-        """
+    def log_evaluation(self, run: str, qrels: Qrels) -> None:
+        """Log an access to judgments before they are shown; raise DataError if that fails."""
         problems: list[str] = []
-        record_evaluations([self.find_run(run).path], qrels.restrict_to(topics), problems.append)
+        record_evaluations([self.find_run(run).path], qrels, problems.append)
         if problems:
             raise DataError(problems[0])
+
+    def reveal(self, run: str, topics: Collection[str], qrels: Qrels) -> None:
+        """Show the judgments of held-out topics from now on; errors as `log_evaluation`."""
+        self.log_evaluation(run, qrels.restrict_to(topics))
         self._revealed.update((run, topic) for topic in topics)
 
     def prompts_folder(self, config: Config) -> Path:
@@ -177,3 +181,13 @@ class Workplace:
             paths["log of accesses"] = str(access_log(config.cache.file))
             paths["saved prompts"] = str(self.prompts_folder(config))
         return paths | {"drafts": str(DRAFTS)}
+
+    def describe(self) -> dict[str, Any]:
+        """Return what the page needs first."""
+        root = self.inputs.root
+        return {
+            "title": str(self.inputs.config or "lab") if root is None else root.resolve().name,
+            "runs": root is not None,
+            "default_run": self.find_default_run(),
+            "paths": self.describe_paths(),
+        }

@@ -1,6 +1,6 @@
 // The bench: a template at the left; its rendering, answers and measures at the right.
 import {
-  alertBox, count, debounce, fieldRows, fill, get, h, interval, number, post, put, RequestError, say, seconds, signed, stream,
+  alertBox, byId, count, debounce, fieldRows, fill, get, h, interval, number, post, put, RequestError, say, seconds, signed, stream,
 } from "/static/dom.js";
 import { makeEditor } from "/static/editor.js";
 import { go, lab, showServer } from "/static/lab.js";
@@ -21,8 +21,11 @@ export async function open(main, params) {
   const body = (more) => ({ run, name, text: editor.text, ...more });
 
   const editor = makeEditor(() => { drawState(); later(); });
-  const state = h("span", { class: "state", role: "status" });
-  const notice = h("div");
+  // In the header, so that it stays in sight.
+  const state = h("span", { class: "state", id: "draft", role: "status" });
+  byId("server").before(state);
+  // Errors of a request, which the next one clears; and what stays true.
+  const notice = h("div"), remark = h("div");
   const list = h("ul", { id: "findings", class: "findings" });
   const size = h("p", { class: "lead" });
   const difference = h("pre", { class: "diff" });
@@ -242,6 +245,7 @@ export async function open(main, params) {
     template = await get("/api/template", { run, name });
     editor.text = template.text;
     fill(notice);
+    fill(remark);
     later();
     drawState();
   }
@@ -249,7 +253,7 @@ export async function open(main, params) {
   // Someone else changed the template: a page without a draft follows, one with a draft says so.
   async function takeDisk() {
     if (!isDraft()) { say("The template changed on disk and was read again."); return discard(); }
-    fill(notice, alertBox("The template changed on disk; your draft is kept, and saving asks for another name."));
+    fill(remark, alertBox("The template changed on disk; your draft is kept, and saving asks for another name."));
   }
 
   async function estimate() {
@@ -308,8 +312,8 @@ export async function open(main, params) {
     h("div", { class: "filters bar-of-tools" },
       choose("Prompt", about.prompts.map((prompt) => [prompt.name, prompt.label]), name, (value) => go("bench", { run, prompt: value, topic: lab.params.topic })),
       h("label", {}, "Topic", topicSelect),
-      h("p", { class: "buttons" }, state, saveButton, discardButton, askButton, h("label", { class: "check" }, live, "live"))),
-    notice,
+      h("p", { class: "buttons" }, saveButton, discardButton, askButton, h("label", { class: "check" }, live, "live"))),
+    remark, notice,
     h("div", { class: "columns" },
       h("section", { "aria-label": "Template" }, h("p", { class: "kind" }, template.path, template.writable ? "" : " (comes with the program; saving makes a copy)"),
         editor.element, size, list, h("details", { hidden: true }, h("summary", {}, "Difference to the saved version"), difference)),
@@ -320,7 +324,7 @@ export async function open(main, params) {
   renderedBox.addEventListener("toggle", () => renderedBox.open && render());
   finder.addEventListener("input", debounce(loadCandidates, 250));
   editor.text = template.draft?.text ?? template.text;
-  if (template.draft && template.draft.base !== template.hash) fill(notice, alertBox("The template changed on disk after this draft was begun; saving asks for another name.", h("button", { type: "button", click: discard }, "Discard draft")));
+  if (template.draft && template.draft.base !== template.hash) fill(remark, alertBox("The template changed on disk after this draft was begun; saving asks for another name.", h("button", { type: "button", click: discard }, "Discard draft")));
   drawState();
   check();
   estimate();
@@ -330,12 +334,12 @@ export async function open(main, params) {
   TABS.onmessage = ({ data }) => {
     if (data.path !== template.path) return;
     if (data.asks) TABS.postMessage({ path: template.path });
-    else fill(notice, alertBox("This template is open in another tab too; whichever saves second is asked for another name."));
+    else fill(remark, alertBox("This template is open in another tab too; whichever saves second is asked for another name."));
   };
   TABS.postMessage({ path: template.path, asks: true });
 
   return {
-    close() { asking?.abort(); sampling?.abort(); clearTimeout(retrying); TABS.onmessage = null; removeEventListener("focus", check); },
+    close() { asking?.abort(); sampling?.abort(); clearTimeout(retrying); TABS.onmessage = null; removeEventListener("focus", check); state.remove(); },
     async update(now) {
       if ((now.prompt ?? about.prompts[0].name) !== name) { this.close(); Object.assign(this, await open(main, now)); } else await applyTopic();
     },

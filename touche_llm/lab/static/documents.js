@@ -145,6 +145,7 @@ export async function open(main, params) {
       h("h2", {}, opened.title || opened.document),
       opened.title && h("p", { class: "lead" }, h("span", { class: "id" }, opened.document)),
       opened.notes.length ? h("ul", { class: "warn" }, opened.notes.map((note) => h("li", {}, note))) : "",
+      opened.comparisons.map((line) => h("p", { class: "lead" }, line)),
       opened.failures.map((failure) => h("p", { class: "warn" }, `No usable answer (${failure.kind}): ${failure.reason} `, failure.text && h("code", {}, failure.text))),
       fieldRows(about.fields, opened.fields, opened),
       h("h3", {}, "Your labels"),
@@ -190,29 +191,31 @@ export async function open(main, params) {
     detail.querySelectorAll("fieldset").forEach((each) => each.classList.toggle("focused", each.dataset.field === focused));
   }
 
-  function noteField() {
-    const area = h("textarea", { class: "note", rows: 2, value: opened.note });
-    area.addEventListener("change", async () => {
-      const of = opened;
-      try {
-        of.note = (await put("/api/note", { run, topic: loadedTopic, document: of.document, note: area.value })).note;
-        say("Note saved.");
-      } catch (error) { detail.prepend(alertBox(error.message)); }
-    });
-    return h("label", {}, "Note", area);
-  }
-
-  async function label(name, value) {
+  // Store labels and note together, and draw them.
+  async function store(labels, note) {
     const of = opened, row = rows.find((each) => each.document === of.document);
     try {
-      of.own = (await put("/api/label", { run, topic: loadedTopic, document: of.document, field: name, value })).own;
-    } catch (error) { return detail.prepend(alertBox(error.message)); }
-    const pressed = document.activeElement?.closest("fieldset")?.dataset.field;
+      Object.assign(of, await put("/api/labels", { run, topic: loadedTopic, document: of.document, labels, note }));
+    } catch (error) { detail.prepend(alertBox(error.message)); return false; }
     if (row) {
       row.own = of.own;
       countFound();
       list.querySelector(`[data-document="${CSS.escape(row.document)}"]`)?.closest("li").replaceWith(line(row));
     }
+    return true;
+  }
+
+  function noteField() {
+    const area = h("textarea", { class: "note", rows: 2, value: opened.note });
+    area.addEventListener("change", async () => { if (await store(opened.own, area.value)) say("Note saved."); });
+    return h("label", {}, "Note", area);
+  }
+
+  async function label(name, value) {
+    const of = opened, labels = { ...of.own, [name]: value };
+    if (value == null) delete labels[name];
+    if (!(await store(labels, of.note))) return;
+    const pressed = document.activeElement?.closest("fieldset")?.dataset.field;
     if (of === opened) drawDocument();
     if (pressed) detail.querySelector(`[data-field="${CSS.escape(pressed)}"] button[aria-pressed=true], [data-field="${CSS.escape(pressed)}"] button`)?.focus();
     say(value == null ? `${name}: no label` : `${name}: ${value}`);

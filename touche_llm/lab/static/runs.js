@@ -17,7 +17,9 @@ const COSTS = [
 ];
 
 export async function open(main, params) {
-  let { rows, half } = await get("/api/runs", { all: params.all });
+  const half = params.all ? "all" : "choice";
+  let { rows } = await get("/api/runs", { all: params.all });
+  let isOpen = true;
   const selected = new Set((params.select ?? "").split("\n").filter(Boolean));
   let current = 0;
 
@@ -106,17 +108,24 @@ export async function open(main, params) {
   draw();
   const ages = setInterval(() => table.querySelectorAll("time").forEach((time) => { time.textContent = age(time.dateTime); }), 30_000);
 
+  // Measures are computed one run after the other.
+  async function read(run) {
+    const row = await get("/api/run", { run, all: params.all }).catch(() => null);
+    if (!row || !isOpen) return;
+    rows = [row, ...rows.filter((other) => other.run !== row.run)];
+    draw();
+    table.querySelector(`[data-run="${CSS.escape(row.run)}"]`)?.classList.add("fresh");
+  }
+  (async () => { for (const row of rows) if (row.pending && isOpen) await read(row.run); })();
+
   return {
-    close: () => clearInterval(ages),
+    close: () => { isOpen = false; clearInterval(ages); },
     update(now) {
-      if ((now.all === "1") !== (half === "all")) open(main, now);
-      else draw();
+      if ((now.all === "1") === (half === "all")) return draw();
+      this.close();
+      return open(main, now).then((opened) => Object.assign(this, opened));
     },
-    event(row) {
-      rows = [row, ...rows.filter((other) => other.run !== row.run)];
-      draw();
-      table.querySelector(`[data-run="${CSS.escape(row.run)}"]`)?.classList.add("fresh");
-    },
+    event: read,
     key(key) {
       if (key !== "j" && key !== "k") return false;
       const lines = [...table.tBodies[0]?.rows ?? []];
