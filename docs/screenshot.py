@@ -1,15 +1,19 @@
-"""Take the pictures of the documentation in Chromium: pages of runs on the sample, with its invented judgments.
+"""Take the pictures of the documentation in Chromium: runs on the sample, with its invented judgments.
 
-python docs/screenshot.py
+python docs/screenshot.py                 # pages, and the lab with the sample's invented answers
+python docs/screenshot.py --base-url URL  # the lab while a prompt is edited, with the answers of a model
 """
 
 from __future__ import annotations
 
+import argparse
 import os
 import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from playwright.sync_api import Locator, Page, sync_playwright
@@ -20,6 +24,9 @@ _CHROMIUM = "/usr/bin/chromium"
 _FOLDER = Path(__file__).parent.absolute()
 _RUN = "run --config demo.yaml --topics topics.xml --corpus passages.jsonl --cache cassette.jsonl --cache-mode replay"
 _QRELS = "--relevance qrels-relevance.txt --quality qrels-quality.txt --stance qrels-stance.txt"
+# A sentence of the judge prompt that the pictures with a model change.
+_OLD, _NEW = "Good or bad sides of just one", "Advertising is never relevant. Good or bad sides of just one"
+_SECONDS = 600_000
 _COMMANDS = (
     f"{_RUN} --out first",
     f"{_RUN} --rank judge --out judged",
@@ -30,16 +37,24 @@ _COMMANDS = (
 
 def main() -> None:
     """Make the runs and their pages, and take the pictures."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--base-url", metavar="URL", help="Server of a model.")
+    url = parser.parse_args().base_url
     with tempfile.TemporaryDirectory() as folder:
         # Relative paths, since the pages show them.
-        shutil.copytree(SAMPLES / "comparative", folder, dirs_exist_ok=True)
-        os.chdir(folder)
-        for arguments in _COMMANDS:
+        os.chdir(shutil.copytree(SAMPLES / "comparative", Path(folder) / "sample"))
+        live = "run --topics topics.xml --corpus passages.jsonl --cache live.sqlite --out first --depth 10 --base-url"
+        for arguments in _COMMANDS if url is None else [f"{live} {url}"]:
             subprocess.run([sys.executable, "-m", "touche_llm", *arguments.split()], check=True, capture_output=True)
-        with sync_playwright() as playwright:
+        with sync_playwright() as playwright, _serve_lab() as address:
             browser = playwright.chromium.launch(executable_path=_CHROMIUM, args=["--no-sandbox", "--disable-gpu"])
             page = browser.new_page(viewport={"width": 1000, "height": 800}, color_scheme="light")
-            _take_pictures(page)
+            page.set_default_timeout(_SECONDS)
+            if url is None:
+                _take_pictures(page)
+                _take_lab(page, address)
+            else:
+                _take_edit(page, address)
             browser.close()
         os.chdir(_FOLDER)
 
@@ -56,6 +71,48 @@ def _take_pictures(page: Page) -> None:
     box = _open_topic(page).bounding_box()
     assert box is not None
     page.screenshot(path=_FOLDER / "comparison.png", clip={**box, "height": 620})
+
+
+@contextmanager
+def _serve_lab() -> Iterator[str]:
+    """Serve the runs in a lab; yield its address."""
+    command = [sys.executable, "-m", "touche_llm", "lab", ".", *_QRELS.split()]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
+        try:
+            assert process.stdout is not None
+            yield process.stdout.readline().strip()
+        finally:
+            process.terminate()
+
+
+def _open_bench(page: Page, address: str) -> None:
+    page.set_viewport_size({"width": 1280, "height": 800})
+    page.goto(address)
+    page.goto(f"{address.partition('?')[0]}#/bench?run=first&topic=3")
+    page.get_by_role("button", name="Request answers").click()
+    page.locator(".answer .bar").first.wait_for()
+    page.wait_for_timeout(1000)
+
+
+def _take_lab(page: Page, address: str) -> None:
+    _open_bench(page, address)
+    page.screenshot(path=_FOLDER / "lab-bench.png")
+    page.get_by_role("link", name="Documents").click()
+    page.locator(".ranking a").nth(1).click()
+    page.locator(".document .bar").first.wait_for()
+    page.screenshot(path=_FOLDER / "lab-documents.png")
+
+
+def _take_edit(page: Page, address: str) -> None:
+    """Change a sentence, wait for the answers, and judge the sample."""
+    _open_bench(page, address)
+    area = page.locator("textarea").first
+    area.fill(area.input_value().replace(_OLD, _NEW))
+    page.locator("#draft", has_text="draft, 5 answers in").wait_for()
+    page.screenshot(path=_FOLDER / "lab-edit.png")
+    page.get_by_role("button", name="Judge the sample").click()
+    page.locator(".measures table").wait_for()
+    page.locator("section", has=page.locator(".measures")).screenshot(path=_FOLDER / "lab-measures.png")
 
 
 def _open_topic(page: Page) -> Locator:
