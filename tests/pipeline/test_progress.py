@@ -43,6 +43,23 @@ def test_a_script_shows_a_stage_that_takes_long_with_the_whole_error_and_no_othe
     assert "1 cached" in screen.getvalue() and f"2 retries (last: the connection broke: {PROBLEM})" in screen.getvalue()
 
 
+def test_the_remaining_time_is_that_of_requests_and_not_of_cached_answers() -> None:
+    screen, seconds = io.StringIO(), [0.0]
+    progress = ConsoleProgress()
+    progress.console = Console(file=screen, width=200, force_terminal=True, get_time=lambda: seconds[0])
+    with progress.stage("judging", 20, counts := Counts()) as done:
+        for _ in range(10):
+            counts.cache_hits += 1
+            done()
+        for _ in range(4):
+            seconds[0] += 5.0
+            counts.ended += 1
+            done()
+    last = Text.from_ansi(screen.getvalue()).plain.splitlines()[-1]
+    # Six steps are left, at five seconds each.
+    assert "14/20" in last and "30 s left" in last and "0.2 requests/s" in last
+
+
 def test_a_script_shows_a_line_regularly_while_a_stage_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(progress_module, "_PLAIN_SECONDS", 0.01)
     monkeypatch.setattr(sys, "stderr", screen := io.StringIO())

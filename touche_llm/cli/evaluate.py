@@ -109,6 +109,7 @@ def _show_places(rows: Rows, _: Sequence[Evaluation]) -> None:
     show_lines(
         (
             *dict.fromkeys(row["source"] for row in rows),
+            "nDCG: the official measure, where unjudged documents count 0; touche_nDCG@5 drops them and has no place",
             "n: topics (for the stance: documents) judged here; the published values are over all topics of the task",
             "if judged: the places that are possible if the unjudged documents were judged; the published runs were",
         )

@@ -263,8 +263,13 @@ def strip_aspect(measure: str) -> str:
 
 
 def _count_imputed(folder: Path) -> int:
-    """Return the number of imputed stances of a folder's run, from its metadata; 0 if that is unknown."""
+    """Return the number of imputed stances of a folder's run, from its metadata; 0 if no stage is recorded there."""
     directory = RunDirectory(folder)
     stages = directory.read_metadata().stages if directory.metadata_file.exists() else {}
-    imputed = stages.get("rank", {}).get("imputed stances")
-    return imputed if isinstance(imputed, int) else 0
+    imputed = stages["rank"].get("imputed stances") if "rank" in stages else 0
+    if not isinstance(imputed, int):
+        raise DataError(
+            f"{directory.metadata_file}: imputed stances: {imputed!r:.40}; expected a number; run `touche-llm rank` "
+            "for the folder again"
+        )
+    return imputed

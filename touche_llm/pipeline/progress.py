@@ -175,7 +175,10 @@ class _Stage(ProgressColumn):
         columns = (TextColumn("{task.description}"), BarColumn(12), MofNCompleteColumn(), self)
         self.bar = rich.progress.Progress(*columns, console=console, speed_estimate_period=_WINDOW_SECONDS)
         self.bar.add_task(title, total=total)
-        (self._task,) = self.bar.tasks
+        # The steps that the server answered: one that the cache answers needs no time.
+        self.bar.add_task("", total=total, visible=False)
+        self._task, self._sent = self.bar.tasks
+        self._seen = Counts()
 
     @property
     def spent(self) -> Counts:
@@ -190,6 +193,12 @@ class _Stage(ProgressColumn):
     def step(self) -> None:
         """Count one step."""
         self.bar.advance(self._task.id)
+        spent = self.spent
+        ended = spent.ended - self._seen.ended
+        known = spent.cache_hits + spent.known_failures - self._seen.cache_hits - self._seen.known_failures
+        if ended or not known:
+            self.bar.advance(self._sent.id, ended / (ended + known) if ended else 1.0)
+        self._seen = spent
 
     def render(self, task: Task) -> Text:
         """Return the facts as far as they fit, with no more of the last error than its kind."""
@@ -210,8 +219,8 @@ class _Stage(ProgressColumn):
     def _describe(self, problem: str) -> str:
         """Return what is known beside the number of steps, the most important first."""
         spent, parts = self.spent, [f"{self.elapsed:.1f} s"]
-        if rest := self._task.time_remaining:
-            parts.append(f"{rest:,.0f} s left")
+        if self._sent.speed and self._task.remaining:
+            parts.append(f"{self._task.remaining / self._sent.speed:,.0f} s left")
         if self.counts is not None:
             parts += [f"{spent.failures:,} failed", f"{spent.cache_hits:,} cached"]
         if spent.retries:
