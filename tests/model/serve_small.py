@@ -17,6 +17,11 @@ def main() -> None:
     port = int(sys.argv[1]) if len(sys.argv) > 1 else 8000
     arguments = build_start_options(OPTIONS)
     arguments |= {"served_model_name": MODEL.name, "host": "127.0.0.1", "port": port, "max_model_len": CONTEXT}
+    print(
+        "starting vLLM: the first start compiles, 3 minutes on two idle cores and up to 25 beside other work; it is "
+        f"ready at http://127.0.0.1:{port} when it prints `Application startup complete`",
+        flush=True,
+    )
     program = VENV / "bin" / "vllm"
     with vllm_environment(ENVIRONMENT):
         os.execv(program, [str(program), "serve", str(MODEL), "--enable-prompt-tokens-details", *to_flags(arguments)])

@@ -62,7 +62,13 @@ def compare(
         bool, typer.Option("--confirm", help="Compare best and first on the held-out topics; logged.")
     ] = False,
     sample: Annotated[
-        int, typer.Option("--sample", min=1, metavar="N", help="Documents to judge, evenly over grades.")
+        int,
+        typer.Option(
+            "--sample",
+            min=1,
+            metavar="N",
+            help="Judged documents to draw, evenly over grades; those of held-out topics wait.",
+        ),
     ] = 200,
     sample_seed: Annotated[
         int, typer.Option("--sample-seed", metavar="N", help="Seed of the sample.", hidden=True)

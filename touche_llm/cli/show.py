@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from touche_llm.cli.emit import TEXT_WIDTH, Column, Format, FormatOption, print_rows, say, show_lines, show_table
+from touche_llm.cli.emit import Column, Format, FormatOption, print_rows, say, show_lines, show_table
 from touche_llm.config import Config
 from touche_llm.data.io import read_records, shorten_path
 from touche_llm.data.records import Judgment, StanceReading, Topic
@@ -48,6 +48,8 @@ _OUTPUTS = ("candidates", "judgments", "lines")
 _SUMMARY_RANKS = 3
 # Longer ids, those of pairs of sentences, leave no room for anything else in a terminal.
 _MAX_ID = 40
+# Characters of a text that are shown beside the columns that 80 characters hold.
+_MIN_TEXT = 10
 # Characters of a thought that are printed, as many as on the page of `report`.
 _MAX_CHARS = 2000
 
@@ -94,15 +96,16 @@ def show_rankings(rows: Sequence[Mapping[str, Any]], task: Task, topics: Mapping
         columns.append(Column("stance", is_topic, is_text=True, value=_format_stance if is_topic else "stance"))
     columns += [Column("answer", is_text=True)] * any("answer" in row for row in rows)
     columns += [
-        Column(name, 3 + n if n < 3 else 20 + n, value=partial(_format_share, name=name))
+        Column(name, 3 if n == 0 else 4 + n if n < 4 else 20 + n, value=partial(_format_share, name=name))
         for n, name in enumerate(task.question.grades)
     ]
     columns += [Column("seen", drop=7, value=_format_seen)] * is_topic
-    columns.append(Column("score", drop=8))
+    # It explains the rank, which no grade does alone.
+    columns.append(Column("score", drop=4))
     columns += [Column("before", drop=9, value="first_stage_rank")] * is_topic
     for label in task.stances if is_topic else ():
         columns.append(Column(f"p {label}", drop=10, value=partial(_format_share, name=f"p_{label}")))
-    columns += [Column("text", drop=2, cut=TEXT_WIDTH)] * any(row["text"] for row in rows)
+    columns += [Column("text", drop=2, cut=_MIN_TEXT)] * any(row["text"] for row in rows)
     listed: list[Mapping[str, Any] | str] = []
     for name, group in groupby(rows, key=lambda row: row["topic"]):
         topic = topics.get(name, Topic(name, ""))
@@ -304,7 +307,7 @@ def _list_facts(overview: RunOverview, config: Config, task: Task) -> Iterator[t
     for facts in overview.stages.values():
         for name, counts in read_counts(facts).labels.items():
             bits = ", ".join(f"{aspect} {bits:.3f}" for aspect, bits in counts.bits.items() if bits is not None)
-            known = f"information {bits} bits" if bits else "too few for their information"
+            known = f"information {bits} bits" if bits else "too few answers to say whether labels differ by document"
             hint = ["--answers lists the documents"] * bool(name == "judge" and counts.overruled)
             yield f"labels of {name}", "; ".join([known, *counts.list_problems(), *counts.describe_overruled(), *hint])
     if (evaluation := overview.evaluation) is not None:

@@ -23,6 +23,8 @@ _PLAIN_SECONDS = 10.0
 _NOTEBOOK_SECONDS = 0.25
 # Window of the remaining time; longer than a server takes for most batches.
 _WINDOW_SECONDS = 60.0
+# The few requests of a check differ too much to say anything of the next ones.
+_CHECKS = 100
 
 
 class Progress(Protocol):
@@ -219,7 +221,8 @@ class _Stage(ProgressColumn):
     def _describe(self, problem: str) -> str:
         """Return what is known beside the number of steps, the most important first."""
         spent, parts = self.spent, [f"{self.elapsed:.1f} s"]
-        if self._sent.speed and self._task.remaining:
+        is_even = self.counts is not None or (self._task.total or 0) >= _CHECKS
+        if is_even and self._sent.speed and self._task.remaining:
             parts.append(f"{self._task.remaining / self._sent.speed:,.0f} s left")
         if self.counts is not None:
             parts += [f"{spent.failures:,} failed", f"{spent.cache_hits:,} cached"]
