@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
 import math
 import multiprocessing
 import os
@@ -36,6 +35,7 @@ import orjson
 from aiohttp import web
 
 from benchmarks.figures import Figure, peak_gib, show
+from benchmarks.processes import run_alone
 from benchmarks.sizes import at_least
 from benchmarks.synthetic import write_passages, write_topics
 from touche_llm.config import Config
@@ -238,22 +238,13 @@ def main() -> None:
     parser.add_argument("--topics", type=at_least(1), default=_TOPICS)
     parser.add_argument("--depth", type=at_least(1), default=_DEPTH)
     parser.add_argument("--passages", type=at_least(1), default=50_000)
-    parser.add_argument("--part", choices=PARTS, help=argparse.SUPPRESS)
-    parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
-    if options.part:
-        print(json.dumps(judge(options.part, options.folder, options.depth)))
-        return
     if options.depth > options.passages:
         parser.error(f"--depth {options.depth}: there are {options.passages} --passages to draw that many from")
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         prepare(folder, options.topics, options.depth, options.passages)
-        found = {}
-        for part in PARTS:
-            command = [sys.executable, "-m", "benchmarks.judging", "--part", part, "--folder", name]
-            command += ["--depth", str(options.depth)]
-            found[part] = json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE).stdout)
+        found = {part: run_alone(judge, part, folder, options.depth)[0] for part in PARTS}
     figures = []
     for part in ("in process", "HTTP"):
         rate = found[part]["requests"] / found[part]["seconds"]

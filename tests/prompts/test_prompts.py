@@ -92,9 +92,7 @@ def test_the_prompts_of_judging_are_those_that_topics_and_task_need(
         (BLOCKS, "version: 1\npurpose: p\nanswer: judge\nmodel: x\n", "", ["model"]),
         (BLOCKS, "version: [\n", "", ["YAML"]),
         (BLOCKS, "- a list\n", "", ["names and values"]),
-        (BLOCKS + "{{ document }}", None, ":8", ["`system`", "`user`"]),
         (BLOCKS + "a last word", None, ":8", ["`system`", "`user`"]),
-        (BLOCKS + "{% block more %}{% endblock %}", None, ":8", ["`system`", "`user`"]),
         (
             BLOCKS.replace("document", "passage"),
             None,
@@ -145,12 +143,8 @@ def test_a_prompt_that_is_not_there_lists_those_that_are(tmp_path: Path) -> None
     [
         ("{{ topic.titel }}", "'titel'"),
         ("{{ topic.__class__.__mro__ }}", "__class__"),
-        ("{{ ''.__class__ }}", "__class__"),
-        ("{{ topic.id.__add__('x') }}", "__add__|unsafe"),
         ("{{ cycler.__init__.__globals__ }}", "__init__"),
         ("{{ 1 / 0 }}", "division"),
-        ("{{ 'x' + 1 }}", "str"),
-        ("{{ '%(a)s' % {} }}", "KeyError"),
         ("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "RecursionError"),
         ("{% for n in range(1000000) %}{{ n }}{% endfor %}", "[Rr]ange"),
     ],

@@ -120,7 +120,6 @@ def compare(
         )
     else:
         print_rows(output, [row for of_part in rows.values() for row in of_part])
-    say(output, f"sample: {found.sample_file} ({sum(len(part.sample) for part in found.parts):,} documents)")
     if html is not None:
         from touche_llm.report.matrix import render_matrix
         from touche_llm.report.page import write_page

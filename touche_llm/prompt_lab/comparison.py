@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 
 from touche_llm.config import Config
 from touche_llm.data.records import Failure, Topic
@@ -36,7 +35,6 @@ from touche_llm.prompt_lab.sample import (
     check_parts,
     choose_sample,
     split_topics,
-    write_sample,
 )
 from touche_llm.prompt_lab.variants import (
     PartMeasures,
@@ -81,10 +79,8 @@ class PromptComparison:
         variants: Variants in the given order; the others are compared with the first.
         objects_prompt: Prompt that finds the objects of topics; None if each names its own.
         topics: Sampled topics in the order of the topics file, with the objects that the model found.
-        sample: All sampled documents, in the order of the topics.
         samples: Documents by name of the part: the one to choose on, then the held-out one if it is to be judged.
         notes: Notes for the user.
-        sample_file: File of the sample; None before it is written.
         model: Name of the judging model.
         parts: Measures of each judged part.
         judged: Judgments by part and variant, their grades on the scales of the human ones; held-out topics are judged
@@ -100,10 +96,8 @@ class PromptComparison:
     variants: list[Variant]
     objects_prompt: Prompt | None
     topics: list[Topic]
-    sample: list[Sampled]
     samples: dict[str, list[Sampled]]
     notes: list[str] = field(default_factory=list)
-    sample_file: Path | None = None
     model: str = ""
     parts: list[PartMeasures] = field(default_factory=list)
     judged: dict[tuple[str, str], VariantJudgments] = field(default_factory=dict)
@@ -212,7 +206,6 @@ async def compare_prompts(inputs: ComparisonInputs, progress: Progress) -> Promp
     with RunContext(config, progress) as context:
         found = await _prepare(context, inputs)
         check_log(access_log(config.cache.file))
-        found.sample_file = write_sample(context.task.name, found.sample)
         schemas = list_schemas(variant.prompt for variant in found.variants)
         opening = open_model(config.engine, config.sampling, config.cache, schemas=schemas, progress=progress)
         async with opening as model:
@@ -234,7 +227,7 @@ async def compare_prompts(inputs: ComparisonInputs, progress: Progress) -> Promp
 
 
 async def estimate_comparison(inputs: ComparisonInputs, progress: Progress) -> DryRun:
-    """Estimate the requests of a comparison, part by part; nothing is sent, and neither sample nor access recorded.
+    """Estimate the requests of a comparison, part by part; nothing is sent, and no access recorded.
 
     Held-out topics are judged by the first variant and the best, so they cost nothing if the first is the best, and at
     most those of the first and of the most expensive other. Errors as `compare_prompts`.
@@ -300,7 +293,6 @@ async def _prepare(context: RunContext, inputs: ComparisonInputs) -> PromptCompa
     await corpus.fetch(document_id for topic in context.topics for document_id in grades.get(topic.id, {}))
     samples, notes = choose_sample(inputs.plan, grades, context.topics, split, corpus.documents)
     topics = _keep_topics(context.topics, samples)
-    sample = [item for topic in topics for part in samples.values() for item in part if item.topic_id == topic.id]
     prompts = [variant.prompt for variant in variants]
     objects_prompt = None
     if task.objects_answer is not None and any(topic.objects is None for topic in topics):
@@ -313,7 +305,7 @@ async def _prepare(context: RunContext, inputs: ComparisonInputs) -> PromptCompa
         samples.pop(HOLD_OUT, None)
     check_parts(samples)
     topics = _keep_topics(topics, samples)
-    found = PromptComparison(context, qrels, variants, objects_prompt, topics, sample, samples)
+    found = PromptComparison(context, qrels, variants, objects_prompt, topics, samples)
     for note in notes:
         found.note(note)
     return found

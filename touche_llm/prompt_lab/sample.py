@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
-from touche_llm.data.io import is_word, open_atomic, read_table_lines
+from touche_llm.data.io import is_word, read_table_lines
 from touche_llm.data.records import Topic
 from touche_llm.errors import DataError, UsageError, shorten
 from touche_llm.evaluation.qrels import Grades
@@ -118,14 +118,12 @@ def _counts(sizes: Mapping[str, int], available: Mapping[str, Mapping[int, int]]
     return taken
 
 
-COLUMNS = ("topic", "document", "grade")
 # Splits that need no file; `all` is also the name of the one part of such a sample.
 HALF, ALL = "half", "all"
 # A choice is confirmed if p on the held-out topics is below this level.
 CONFIRMED_BELOW = 0.05
 # Topics in each half; with fewer held out no choice can be confirmed.
 MIN_TOPICS_IN_HALF = 6
-_SAMPLES = Path(".touche-llm/samples")
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,17 +173,6 @@ def select_judged(grades: Grades, topics: Iterable[Topic], documents: Documents)
     if missing := sum(document in unknown for document in judged):
         notes.append(f"judged documents that are not in the corpus: {missing:,} of {len(judged):,}")
     return pool, notes
-
-
-def write_sample(task: str, sample: Sequence[Sampled]) -> Path:
-    """Write a sample as tab-separated lines with a header, unless its file exists; return the file."""
-    text = "\n".join(f"{item.topic_id} {item.document_id}" for item in sample)
-    path = _SAMPLES / f"{task}-{hashlib.sha256(text.encode()).hexdigest()[:8]}.tsv"
-    if not path.exists():
-        with open_atomic(path) as stream:
-            for columns in (COLUMNS, *((item.topic_id, item.document_id, f"{item.grade:g}") for item in sample)):
-                stream.write(("\t".join(columns) + "\n").encode())
-    return path
 
 
 def split_topics(judged: Sequence[Topic], split: str) -> dict[str, str]:
