@@ -88,7 +88,10 @@ async def rank_stage(config: Config, folder: Path, progress: Progress, model: Mo
 
 async def run_stages(config: Config, folder: Path, progress: Progress, model: ModelClient) -> RunResult:
     with RunContext(config, progress, model) as context:
-        return await pipeline.run_stages(context, RunDirectory(folder))
+        directory = RunDirectory(folder)
+        candidates = await stages.retrieve_stage(context, directory)
+        judgments = await stages.judge_stage(context, directory)
+        return RunResult(candidates, judgments, await stages.rank_stage(context, directory))
 
 
 async def run_scripted(config: Config, out: Path, script: Any) -> tuple[list[RunLine], Silent]:

@@ -208,18 +208,6 @@ async def test_thresholds_change_labels_when_ranking_without_a_server(tmp_path: 
         assert progress.notices == []
 
 
-async def test_thresholds_that_were_fitted_on_a_topic_of_the_run_are_told(tmp_path: Path) -> None:
-    out = tmp_path / "out"
-    await judged(heating(tmp_path), out, Judge(FIRST_PLEASE, FIRST_PLEASE))
-    for fitted, has_notice in ((("3", "99"), True), (("99",), False)):
-        config = heating(tmp_path, stance__thresholds={"NO": 0.5}, stance__calibrated_on=fitted)
-        _, progress = await ranked(config, out)
-        assert [notice for notice in progress.notices if "fitted on 1 of these topics" in notice] == (
-            progress.notices if has_notice else []
-        )
-        assert bool(progress.notices) is has_notice
-
-
 class Plain(ScriptedEngine):
     """Sends no log-probabilities."""
 

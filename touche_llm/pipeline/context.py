@@ -179,8 +179,8 @@ class RunContext:
     @contextmanager
     def using(self, model: ModelClient) -> Iterator[Self]:
         """Use a model while the block runs; the configuration takes its name and context, which only it may know."""
-        known = {"model": self.config.engine.model or model.engine_info.model, "context": model.engine_info.context}
-        self.config = self.config.model_copy(update={"engine": self.config.engine.model_copy(update=known)})
+        name = self.config.engine.model or model.engine_info.model
+        self.complete("engine", model=name, context=model.engine_info.context)
         self.model = model
         try:
             yield self
@@ -199,18 +199,17 @@ class RunContext:
             return
         async with self.open_pooling("score", ranking.cross_encoder, self.config.cache) as client:
             known = {"model": client.engine_info.model, "context": client.engine_info.context}
-            completed = ranking.model_copy(update={"cross_encoder": ranking.cross_encoder.model_copy(update=known)})
-            self.config = self.config.model_copy(update={"ranking": completed})
+            self.complete("ranking", cross_encoder=ranking.cross_encoder.model_copy(update=known))
             self.reranker = client
             try:
                 yield self
             finally:
                 self.reranker = None
 
-    def complete_dense(self, model: str) -> None:
-        """Name the embedding model in the configuration, which only its server may know."""
-        assert self.config.dense is not None
-        self.config = self.config.model_copy(update={"dense": self.config.dense.model_copy(update={"model": model})})
+    def complete(self, section: str, **known: Any) -> None:
+        """Set values of a section of the configuration that only a server may know."""
+        settings = getattr(self.config, section).model_copy(update=known)
+        self.config = self.config.model_copy(update={section: settings})
 
     def load_prompts(self, *names: str) -> dict[str, Prompt]:
         """Return the prompts of the run by purpose, each loaded once.

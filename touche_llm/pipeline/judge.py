@@ -14,7 +14,7 @@ from touche_llm.judging.pointwise import Done, RequestBuilder, Stage, find_objec
 from touche_llm.judging.pointwise import judge as judge_documents
 from touche_llm.judging.sentence_pairs import JudgedPairs, PairJudge, PairSettings
 from touche_llm.llm.model import ModelClient
-from touche_llm.pipeline.candidates import Candidates, add_objects, make_frame, normalise_rankings
+from touche_llm.pipeline.candidates import Candidates, make_frame, normalise_rankings
 from touche_llm.pipeline.corpora import LocalCorpus
 from touche_llm.pipeline.progress import Progress
 from touche_llm.prompts.prompt import Prompt
@@ -53,11 +53,6 @@ class Judgments:
         """Number of judgments made by the model: of candidates, and of sentences."""
         inherited = sum(judgment.source == "inherited" for judgment in self.judgments)
         return len(self.judgments) - inherited + (len(self.pairs.sentences) if self.pairs is not None else 0)
-
-    def of_candidates(self, candidates: Candidates) -> Judgments:
-        """Return the judgments with other candidates to rank, whose topics take the objects that the model found."""
-        topics = add_objects(candidates.topics, self.objects)
-        return replace(self, candidates=replace(candidates, topics=topics))
 
     def by_document(self) -> dict[str, dict[str, Judgment]]:
         """Return the judgments by topic id and document id."""

@@ -22,7 +22,7 @@ from touche_llm.llm.settings import CacheConfig
 from touche_llm.pipeline import candidates as retrieval
 from touche_llm.pipeline import judge as judging
 from touche_llm.pipeline import rank as ranking
-from touche_llm.pipeline.candidates import Candidates
+from touche_llm.pipeline.candidates import Candidates, add_objects
 from touche_llm.pipeline.context import Dataset, check_examples
 from touche_llm.pipeline.corpora import DenseCorpus, open_local_corpus
 from touche_llm.pipeline.engines import LanguageModel, open_pooling
@@ -178,8 +178,8 @@ async def _retrieve(
     corpus.require_open()
     expander = None
     if expand_with is not None:
-        prompts = _load_prompts(corpus.task, ("queries",), {} if prompt is None else {"queries": prompt}, ("queries",))
-        _check_prompts(prompts, topics, progress)
+        given = {} if prompt is None else {"queries": prompt}
+        prompts = _load_prompts(corpus.task, ("queries",), given, ("queries",), topics, progress)
         expander = retrieval.QueryExpander(ExpansionSettings(), prompts["queries"], expand_with.builder)
     return await retrieval.retrieve(topics, corpus, progress, depth=depth, fields=fields, expander=expander)
 
@@ -221,8 +221,8 @@ async def _judge(
     given = {**(prompts or {}), **({} if prompt is None else {"judge": prompt})}
     if judge_per not in get_args(JudgePer):
         raise UsageError(f"judge_per: {judge_per!r:.40}: must be {' or '.join(get_args(JudgePer))}")
-    loaded = _load_prompts(task, needed, given, ("judge", "objects", "sentence", "stance"), judge_per)
-    _check_prompts(loaded, candidates.topics, progress)
+    allowed = ("judge", "objects", "sentence", "stance")
+    loaded = _load_prompts(task, needed, given, allowed, candidates.topics, progress, judge_per)
     return await judging.judge(candidates, loaded, model.builder, progress, stance=stance, pairs=pairs)
 
 
@@ -263,13 +263,13 @@ async def _rank(
     if unknown := [name for name in weights if name not in task.weight_names]:
         raise UsageError(f"weights: no {', '.join(unknown)}; {task.name} has {', '.join(task.weight_names)}")
     if judgments.pairs is None:
-        judgments = judgments.of_candidates(candidates)
+        topics = add_objects(candidates.topics, judgments.objects)
+        judgments = replace(judgments, candidates=replace(candidates, topics=topics))
     plan = RankingPlan(task, weights, parsed, options.settings, objective=options.objective)
     if kinds := list_comparison_kinds(parsed):
         if model is None:
             raise UsageError(f"model: missing; the steps {', '.join(map(str, parsed))} compare documents")
-        loaded = _load_prompts(task, kinds, prompts or {}, ("best", "order"))
-        _check_prompts(loaded, candidates.topics, progress)
+        loaded = _load_prompts(task, kinds, prompts or {}, ("best", "order"), candidates.topics, progress)
         plan = replace(plan, prompts=loaded, builder=model.builder, documents=judgments.candidates.documents)
     async with AsyncExitStack() as stack:
         if needs_cross_encoder(parsed):
@@ -302,18 +302,18 @@ def _load_prompts(
     names: Sequence[str],
     given: Mapping[str, str],
     allowed: Sequence[str],
+    topics: list[Topic],
+    progress: Progress,
     judge_per: JudgePer = "document",
 ) -> dict[str, Prompt]:
     purposes = purposes_of(task)
     possible = [name for name in allowed if name in purposes]
     if unknown := [name for name in given if name not in possible]:
         raise UsageError(f"prompts: no purpose {', '.join(unknown)} here; expected {', '.join(possible)}")
-    return {name: load(task, purposes[name], given.get(name, name), judge_per=judge_per) for name in names}
-
-
-def _check_prompts(prompts: Mapping[str, Prompt], topics: list[Topic], progress: Progress) -> None:
-    for prompt in prompts.values():
+    loaded = {name: load(task, purposes[name], given.get(name, name), judge_per=judge_per) for name in names}
+    for prompt in loaded.values():
         check_examples(prompt, topics, None, progress.warn)
+    return loaded
 
 
 @contextmanager

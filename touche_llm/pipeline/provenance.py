@@ -26,10 +26,7 @@ from touche_llm.pipeline.config_file import CONFIG, is_same_task
 from touche_llm.pipeline.context import RunContext
 from touche_llm.pipeline.run_directory import OUTPUTS, STAGES, RunDirectory
 from touche_llm.ranking.steps import JUDGE
-from touche_llm.retrieval import elasticsearch as elastic
 from touche_llm.tasks import get_task
-from touche_llm.tasks.task import Task
-from touche_llm.text import analysis
 
 # Key of the file hashes in a stage's facts, by setting; the hash of the corpus is in its description.
 INPUT_FILES = "input files"
@@ -107,14 +104,16 @@ def build_metadata(config: Config, folder: Path, stages: Mapping[str, Any]) -> d
                 "topics": str(config.topics),
                 **({} if config.dataset is None else {"ir_datasets": config.dataset}),
             },
-            "training data": _training(config),
+            "training data": f"thresholds of the stance: the judgments of topics {', '.join(config.fitted_on)}"
+            if config.fitted_on
+            else "none, the model is used as it is",
         },
         "method": {
             "name": " > ".join([first_stage, *steps]),
             "description": f"First stage: {first_stage}{ranked}.",
             "automatic": True,
             "score ties": "none, scores strictly decrease",
-            **_method(config, task, stages),
+            **_method(config, stages),
         },
         "stages": stages,
     }
@@ -126,18 +125,9 @@ def _version(name: str) -> str:
     return version(name)
 
 
-def _training(config: Config) -> str:
-    if not config.fitted_on:
-        return "none, the model is used as it is"
-    fitted = ", ".join(config.fitted_on)
-    return f"the model is used as it is; thresholds of the stance are fitted on the judgments of topics {fitted}"
-
-
-def _method(config: Config, task: Task, stages: Mapping[str, Any]) -> dict[str, Any]:
+def _method(config: Config, stages: Mapping[str, Any]) -> dict[str, Any]:
+    retrieval = [{"name": "first stage", **_describe_first_stage(config, stages)}]
     judged = "judge" in stages
-    retriever = config.retriever
-    first: dict[str, Any] = {"name": "first stage", "method": retriever.kind.method}
-    retrieval = [first]
     if judged and config.pairs is not None:
         pairs = {"sentences judged": config.depth, **config.pairs.model_dump()}
         method = "touche_llm.judging.sentence_pairs"
@@ -153,34 +143,29 @@ def _method(config: Config, task: Task, stages: Mapping[str, Any]) -> dict[str, 
     if judged and config.stance is not None:
         stance = {"method": "touche_llm.judging.labels", "params": config.stance.model_dump(mode="json")}
         retrieval.append({"name": "stance", "reranks": "nothing: labels", **stance})
+    return {"retrieval": retrieval}
+
+
+def _describe_first_stage(config: Config, stages: Mapping[str, Any]) -> dict[str, Any]:
     if config.candidates is not None:
-        first |= {"method": "run file", "params": {"file": str(config.candidates)}}
-        return {"retrieval": retrieval}
+        return {"method": "run file", "params": {"file": str(config.candidates)}}
+    retriever = config.retriever
     # The judged depth may be smaller than the retrieved one.
     depth = stages.get("retrieve", {}).get(DEPTH, config.first_stage_depth)
     params: dict[str, Any] = {"query": list(retriever.query), "depth": depth}
     if config.expansion.use:
         params["other queries"] = config.expansion.model_dump(exclude={"use"})
-    if config.chatnoir is not None:
-        first["params"] = {"index": config.chatnoir.index, **params}
-        return {"retrieval": retrieval}
-    params |= {"k1": retriever.k1, "b": retriever.b}
-    if config.elasticsearch is not None:
-        first["params"] = {"index": config.elasticsearch.index, **params}
-        return {"indexing": {"tokenizer": elastic.ANALYSIS}, "retrieval": retrieval}
+    if config.chatnoir is None:
+        params |= {"k1": retriever.k1, "b": retriever.b}
+    if (search_engine := config.chatnoir or config.elasticsearch) is not None:
+        params["index"] = search_engine.index
     if retriever.name in ("bm25", "hybrid"):
         params["variant"] = retriever.method
     if config.dense is not None:
         params["vectors"] = config.dense.model_dump(exclude=_POOLING_DELIVERY, exclude_none=True)
     if config.sentences is not None:
         params |= config.sentences.model_dump(exclude={"pool"})
-    first["params"] = params
-    indexing = {
-        "tokenizer": analysis.NAME,
-        "stemmer": "Snowball English",
-        "stopwords": "Lucene English, 33 words",
-    }
-    return {"indexing": indexing, "retrieval": retrieval}
+    return {"method": retriever.kind.method, "params": params}
 
 
 def hash_inputs(config: Config) -> dict[str, str]:

@@ -99,12 +99,14 @@ class StageCounts(msgspec.Struct, frozen=True):
         failures: Number of failures by kind.
         labels: Counts of the answers whose labels are read from log-probabilities, by prompt.
         seconds: Duration of the stage.
+        chosen_topics: Ids of the topics if some were chosen.
     """
 
     requests: dict[str, int | None] = {}
     failures: dict[str, int] = {}
     labels: dict[str, LabelCounts] = {}
     seconds: float = 0.0
+    chosen_topics: list[str] | None = msgspec.field(default=None, name=CHOSEN_TOPICS)
 
 
 def read_counts(facts: Mapping[str, Any]) -> StageCounts:
@@ -391,14 +393,13 @@ class RunDirectory:
         """
         stages = self.read_metadata().stages
         finished = [stages[stage] for stage in STAGES if stage in stages]
-        if not finished and not (self.config_file.is_file() and self.read_config().has_chosen_topics):
-            return None
-        chosen = finished[-1].get(CHOSEN_TOPICS, "") if finished else ""
-        if chosen is None or (isinstance(chosen, list) and all(isinstance(topic, str) for topic in chosen)):
-            return chosen
-        raise DataError(
-            f"{self.metadata_file}: lacks the chosen topics of the run; run `touche-llm rank` for the folder again"
-        )
+        if finished:
+            return read_counts(finished[-1]).chosen_topics
+        if self.config_file.is_file() and self.read_config().has_chosen_topics:
+            raise DataError(
+                f"{self.metadata_file}: lacks the chosen topics of the run; run `touche-llm rank` for the folder again"
+            )
+        return None
 
     def _require(self, path: Path, stage: str) -> Path:
         if not path.exists():

@@ -137,17 +137,13 @@ def read_overview(folder: Path) -> RunOverview:
     except ToucheError as error:
         state, problem = BROKEN, str(error)
         # The configuration is written after start-up, before which there is the lock alone.
-        if _list_marks(folder) == {LOCK} and not directory.config_file.exists():
+        if [name for name in _MARKS if (folder / name).exists()] == [LOCK] and not directory.config_file.exists():
             state, problem = EMPTY, f"{folder}: stopped during start-up, or starting now; give the command again"
     except OSError as error:
         state, problem = BROKEN, f"cannot be read: {error.strerror}"
     marked = directory.metadata_file if directory.metadata_file.is_file() else folder
     changed = datetime.fromtimestamp(marked.stat().st_mtime)
     return RunOverview(directory, state, problem, config, stages, evaluation, changed)
-
-
-def _list_marks(folder: Path) -> set[str]:
-    return {name for name in _MARKS if (folder / name).exists()}
 
 
 def find_runs(root: Path) -> list[Path]:

@@ -58,7 +58,7 @@ async def retrieve_stage(context: RunContext, directory: RunDirectory) -> Candid
     candidates = await retrieve_candidates(context)
     used: dict[str, Any] = {}
     if isinstance(corpus, DenseCorpus) and corpus.usage:
-        context.complete_dense(str(corpus.usage["model"]))
+        context.complete("dense", model=str(corpus.usage["model"]))
         used["dense retrieval"] = corpus.usage
     config = context.config
     if config.expansion.use:
@@ -265,12 +265,11 @@ def _describe_model_use(context: RunContext, purposes: Iterable[str], before: Co
 
 @dataclass(frozen=True, slots=True)
 class RunResult:
-    """Result of a whole run: the outputs of its stages, and the model's counts."""
+    """Result of a whole run: the outputs of its stages."""
 
     candidates: Candidates
     judgments: Judgments
     ranking: Ranking
-    counts: Counts
 
     @property
     def failures(self) -> list[Failure]:
@@ -285,15 +284,9 @@ async def run_all(config: Config, folder: Path, progress: Progress, *, overwrite
         UsageError: The folder holds a run with other settings without `overwrite`, or another process writes there.
     """
     async with _open_run("run", config, folder, progress, overwrite) as (context, directory), context.using_reranker():
-        return await run_stages(context, directory)
-
-
-async def run_stages(context: RunContext, directory: RunDirectory) -> RunResult:
-    """Run all stages with one model."""
-    candidates = await retrieve_stage(context, directory)
-    judgments = await judge_stage(context, directory)
-    ranking = await rank_stage(context, directory)
-    return RunResult(candidates, judgments, ranking, count_requests(context.model))
+        candidates = await retrieve_stage(context, directory)
+        judgments = await judge_stage(context, directory)
+        return RunResult(candidates, judgments, await rank_stage(context, directory))
 
 
 async def run_retrieve(config: Config, folder: Path, progress: Progress, *, overwrite: bool = False) -> Candidates:
