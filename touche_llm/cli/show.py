@@ -76,13 +76,12 @@ def list_rows(
         for row in read_results(RunDirectory(folder), task)
         if only in (None, row["topic"]) and (top is None or row["rank"] <= top)
     ]
-    known = {row["topic"]: topics.get(row["topic"], Topic(row["topic"], "")) for row in kept}
-    texts = read_texts(config, task, ((known[row["topic"]], row["document"]) for row in kept))
+    texts = read_texts(config, task, (row["document"] for row in kept))
     rows = []
     for row in kept:
-        topic = known[row["topic"]]
+        topic = topics.get(row["topic"], Topic(row["topic"], ""))
         objects = dict(zip(task.stances, topic.objects or (), strict=False))
-        found = {"object": objects.get(row.get("stance", "")), "text": texts.get((topic.id, row["document"]))}
+        found = {"object": objects.get(row.get("stance", "")), "text": texts.get(row["document"])}
         rows.append({"topic": topic.id, "title": topic.title or None} | row | found)
     return rows
 

@@ -16,7 +16,7 @@ from touche_llm.config import Config
 from touche_llm.data.records import Topic
 from touche_llm.errors import DataError, Warn
 from touche_llm.evaluation.qrels import Qrels, read_qrels
-from touche_llm.pipeline.config_file import find_copy, find_task_folder, load_config
+from touche_llm.pipeline.config_file import find_copy, load_config
 from touche_llm.pipeline.context import Dataset
 from touche_llm.pipeline.run_directory import RunDirectory
 from touche_llm.pipeline.run_overview import BROKEN, find_known_qrels, find_runs, read_overview
@@ -107,8 +107,7 @@ class Workplace:
         directory = self.find_run(run)
         if not directory.config_file.is_file():
             raise DataError(f"{directory.config_file}: no such file; the run stopped before its first stage")
-        task = find_copy(directory.path) or find_task_folder(directory.config_file)
-        return load_config(directory.config_file, {"task": task} | given)
+        return load_config(directory.config_file, {"task": find_copy(directory.path)} | given)
 
     def open(self, run: str) -> RunFolder:
         """Return a finished run, opened again if it changed; see `open_folder` for errors."""

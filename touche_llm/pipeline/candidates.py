@@ -230,11 +230,16 @@ class Candidates:
     def _of_rankings(
         cls, found: Mapping[str, list[Candidate]], topics: list[Topic], corpus: Corpus, depth: int | None, source: str
     ) -> Self:
-        known = {topic.id for topic in topics}
-        if unknown := [topic_id for topic_id in found if topic_id not in known]:
-            raise DataError(f"{source}: {len(unknown)} of its topics are not among the given: {shorten(unknown)}")
+        check_topics(source, found, topics)
         rankings = normalise_rankings(found.values())
         return cls(corpus.task, topics, corpus, rankings, depth or max(map(len, rankings.values()), default=1), source)
+
+
+def check_topics(source: object, topic_ids: Iterable[str], topics: Iterable[Topic]) -> None:
+    """Raise DataError if a run has topics that are not among the given ones."""
+    known = {topic.id for topic in topics}
+    if unknown := [topic_id for topic_id in topic_ids if topic_id not in known]:
+        raise DataError(f"{source}: {len(unknown)} of its topics are not among the given ones: {shorten(unknown)}")
 
 
 def normalise_rankings(rankings: Iterable[list[Candidate]]) -> dict[str, list[Candidate]]:

@@ -20,13 +20,13 @@ from touche_llm.data.io import replace_folder
 from touche_llm.data.records import Topic
 from touche_llm.data.topics import normalise_title, read_topics, require_kind, write_topics
 from touche_llm.data.trec_runs import read_candidates
-from touche_llm.errors import BadLine, DataError, UsageError, shorten
+from touche_llm.errors import BadLine, DataError, UsageError
 from touche_llm.evaluation.qrels import Qrels, qrels_file, read_qrels
 from touche_llm.judging.pointwise import RequestBuilder
 from touche_llm.llm.answers import build_schema
 from touche_llm.llm.model import ModelClient
 from touche_llm.llm.pooling import PoolingClient
-from touche_llm.pipeline.candidates import Candidates
+from touche_llm.pipeline.candidates import Candidates, check_topics
 from touche_llm.pipeline.corpora import DenseCorpus, LocalCorpus, open_run_corpus
 from touche_llm.pipeline.engines import OpenPooling, make_request_builder, open_pooling
 from touche_llm.pipeline.progress import Progress
@@ -252,18 +252,9 @@ class RunContext:
             DataError: The file is malformed, or has topics that are not in the topics file.
         """
         found = read_candidates(path, depth)
-        self.check_topics(path, found)
+        check_topics(path, found, self.file_topics)
         rankings = {topic.id: found[topic.id] for topic in self.topics if topic.id in found}
         return Candidates(self.task, self.topics, None, rankings, self.config.depth, str(path), are_pairs)
-
-    def check_topics(self, source: Path, topic_ids: Iterable[str]) -> None:
-        """Raise DataError if a run file has topics that are not in the topics file."""
-        known = {topic.id for topic in self.file_topics}
-        unknown = [topic_id for topic_id in topic_ids if topic_id not in known]
-        if unknown:
-            raise DataError(
-                f"{source}: {len(unknown)} of its topics are not in {self.config.topics}: {shorten(unknown)}"
-            )
 
     def check_sources(self) -> None:
         """Check corpus and candidates before an engine starts, and warn of topics that belong to another task.

@@ -91,10 +91,8 @@ class LocalCorpus(Corpus):
 
     def open_first_stages(self) -> list[FirstStage]:
         """Open the index of the documents and, if pairs are made, that of the sentences; build missing ones."""
-        settings, tables = (
-            self.retriever,
-            [self.store] if self.task.sentence_question is None else [self.store, self.store.parts],
-        )
+        settings = self.retriever
+        tables = [self.store] if self.task.sentence_question is None else [self.store, self.store.parts]
         assert settings.kind.open is not None
         return [settings.kind.open(table, settings.bm25, self.warn) for table in tables]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any, Self
 from touche_llm.config import Config
 from touche_llm.corpus.store import DocumentStore
 from touche_llm.data import trec_runs
-from touche_llm.data.records import Topic
 from touche_llm.data.topics import require_kind
 from touche_llm.data.trec_runs import ParsedRun
 from touche_llm.errors import DataError, UsageError
@@ -218,8 +217,8 @@ def _to_number(text: str) -> float | None:
     return float(text) if text else None
 
 
-def read_texts(config: Config, task: Task, documents: Iterable[tuple[Topic, str]]) -> dict[tuple[str, str], str]:
-    """Return the beginning of documents as the model saw them, by topic and document, from the local index of a run.
+def read_texts(config: Config, task: Task, document_ids: Iterable[str]) -> dict[str, str]:
+    """Return the beginning of documents by id, from the local index of a run.
 
     White space is collapsed. Documents that the index lacks are left out; without an index, all.
 
@@ -228,16 +227,8 @@ def read_texts(config: Config, task: Task, documents: Iterable[tuple[Topic, str]
     """
     if config.index is None or not (config.index / "manifest.json").is_file():
         return {}
-    requested, texts = list(documents), dict[tuple[str, str], str]()
+    wanted = list(dict.fromkeys(document_ids))
     with DocumentStore(config.index) as store:
         source = store if task.sentence_question is None else PairDocuments(store.parts)
-        unknown = set(source.find_unknown(dict.fromkeys(name for _, name in requested)))
-        for topic, name in requested:
-            if name in unknown:
-                continue
-            # The names of the objects are no part of the text.
-            known = replace(topic, objects=topic.objects or ("", ""))
-            seen = task.question.render(known, source.get(name)).document
-            text = seen if isinstance(seen, str) else seen.passage
-            texts[topic.id, name] = " ".join(text.split())[:_TEXT_CHARS]
-    return texts
+        unknown = set(source.find_unknown(wanted))
+        return {name: " ".join(source.get(name).text.split())[:_TEXT_CHARS] for name in wanted if name not in unknown}

@@ -20,6 +20,7 @@ from touche_llm.evaluation.stance_measures import round_grade
 from touche_llm.judging.sentence_pairs import SEPARATOR
 from touche_llm.llm.answers import Answer
 from touche_llm.llm.cache import Cache, CacheMode
+from touche_llm.pipeline.candidates import check_topics
 from touche_llm.pipeline.config_file import find_copy
 from touche_llm.pipeline.context import RunContext
 from touche_llm.pipeline.corpora import open_run_corpus
@@ -91,7 +92,7 @@ def open_folder(path: Path) -> Iterator[RunFolder]:
         stages = directory.read_metadata().stages
         if "rank" not in stages:
             raise DataError(f"{path}: no metadata of the run; run `touche-llm rank` for this folder first")
-        context.check_topics(directory.run_file, run.rankings)
+        check_topics(directory.run_file, run.rankings, context.file_topics)
         failures = directory.read_failures()
         with (
             _open_corpus(config, context.task, stages, notes) as corpus,
