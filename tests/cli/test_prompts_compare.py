@@ -129,17 +129,6 @@ def test_rows_have_equal_keys_figures_and_differences(touche: Touche, engine: En
     assert done.stderr.count("no 95 % interval") == 1
 
 
-def test_the_sample_is_where_it_is_said_to_be(touche: Touche, engine: Engine) -> None:
-    done = compare(touche, "--sample", "12", "--split", "all")
-    path = re.search(r"^sample: (\S+)", done.stdout, re.MULTILINE)
-    assert path is not None
-    lines = Path(path.group(1)).read_text().splitlines()
-    assert lines[0] == "topic\tdocument\tgrade" and len(lines) == 13
-    assert [sum(line.endswith(f"\t{grade}") for line in lines) for grade in range(3)] == [4, 4, 4]
-    other = compare(touche, "--sample", "12", "--sample-seed", "1", "--split", "all")
-    assert other.returncode == 0 and path.group(1) not in other.stdout
-
-
 def test_failures_are_told_and_end_with_their_code(touche: Touche, engine: Engine) -> None:
     engine.refused = ("1-2", "2-2")
     done = compare(touche, "--confirm", "--format", "json")
