@@ -27,7 +27,7 @@ import pandas as pd
 from touche_llm.data import concurrency
 from touche_llm.data.records import Candidate, Document, Judgment, Topic
 from touche_llm.data.topics import make_topic
-from touche_llm.errors import DataError, ToucheWarning, UsageError, needs_extra
+from touche_llm.errors import DataError, ToucheWarning, UsageError, needs_extra, shorten
 from touche_llm.judging.labels import StanceSettings
 from touche_llm.judging.sentence_pairs import PairSettings
 from touche_llm.pipeline import library
@@ -337,6 +337,7 @@ class LLMRerank(pt.Transformer):
         order = FIRST_STAGE if by_judgments and FIRST_STAGE in frame else "score"
         candidates = read_candidates(frame, task, self.corpus, order)
         candidates = replace(candidates, are_pairs=task.sentence_question is not None)
+        _warn_of_objects(self, candidates)
         # The stance of the frame is final, so its thresholds do not apply again.
         options = (self.options or library.RankOptions()).model_copy(update={"stance": StanceSettings()})
         judgments = Judgments(candidates, read_judgments(frame, task) if is_judged else [])
@@ -393,3 +394,11 @@ def _make_empty(inp: pd.DataFrame, added: Sequence[str]) -> pd.DataFrame:
 def _warn_of_failures(transformer: pt.Transformer, count: int) -> None:
     if count:
         warnings.warn(f"{transformer}: {count:,} requests without a usable answer", ToucheWarning, stacklevel=3)
+
+
+def _warn_of_objects(rerank: LLMRerank, candidates: Candidates) -> None:
+    """Warn of topics that are not compared because their objects are unknown."""
+    lacking = [topic.id for topic in candidates.topics if topic.objects is None]
+    if rerank.model is not None and candidates.task.objects_answer is not None and lacking:
+        message = f"{rerank}: no objects, so no comparisons, for {len(lacking)} topics: {shorten(lacking)}"
+        warnings.warn(message, ToucheWarning, stacklevel=3)
