@@ -31,7 +31,7 @@ import json
 import os
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -90,16 +90,23 @@ def run_ours(work: Path, url: str, concurrency: int, *options: Any) -> tuple[End
     return ended, {_WALL: facts["seconds"], "answers lost": lost, "answers unreadable": sum(failures.values())}
 
 
-def run_peer(work: Path, url: str, concurrency: int, python: Path, requests: Path) -> tuple[Ended, Turn]:
-    """Rerank with RankLLM, in its environment, without this project's modules."""
+def run_rank_llm(
+    work: Path, url: str, concurrency: int, python: Path, requests: Path, model: str
+) -> tuple[Ended, dict[str, Any]]:
+    """Rerank with RankLLM, in its environment, without this project's modules; return what its driver reports."""
     # The model's relative folder, from which the tokenizer comes, is also the name under which it is served.
-    options = {"requests_file": str(requests), "model_name": MODEL_NAME, "base_url": f"{url}/v1"}
+    options = {"requests_file": str(requests), "model_name": model, "base_url": f"{url}/v1"}
     given = json.dumps(options | {"context_size": _CONTEXT, "batch_size": concurrency})
     variables = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     ended = run_program([str(python), "-P", str(_DRIVER), given], work, variables)
     if ended.code:
         raise EngineError(f"{python}: exit code {ended.code}: {ended.errors.strip()[-2000:]}; {_MAKE}")
-    report = json.loads(ended.output)
+    return ended, json.loads(ended.output)
+
+
+def run_peer(work: Path, url: str, concurrency: int, python: Path, requests: Path) -> tuple[Ended, Turn]:
+    """Rerank with RankLLM and the tiny model."""
+    ended, report = run_rank_llm(work, url, concurrency, python, requests, MODEL_NAME)
     unreadable = report["scores"].count(0.0)
     return ended, {_WALL: report["seconds"], "answers lost": report["lost"], "answers unreadable": unreadable}
 
@@ -143,13 +150,15 @@ def write_requests(file: Path, candidates: Path, topics: Path, index: Path) -> i
     rankings = read_candidates(candidates)
     with DocumentStore(index) as store, file.open("w") as stream:
         for topic_id, ranking in rankings.items():
-            found = [
-                {"docid": item.document_id, "score": item.score, "doc": {"contents": store.get(item.document_id).text}}
-                for item in ranking
-            ]
-            query = {"text": titles[topic_id], "qid": topic_id}
-            stream.write(json.dumps({"query": query, "candidates": found}) + "\n")
+            texts = {item.document_id: store.get(item.document_id).text for item in ranking}
+            stream.write(format_request(topic_id, titles[topic_id], texts))
     return sum(map(len, rankings.values()))
+
+
+def format_request(topic_id: str, title: str, texts: Mapping[str, str]) -> str:
+    """Return the line of a topic and its documents, in their order, as RankLLM reads it."""
+    found = [{"docid": document, "score": 0.0, "doc": {"contents": text}} for document, text in texts.items()]
+    return json.dumps({"query": {"text": title, "qid": topic_id}, "candidates": found}) + "\n"
 
 
 def race(options: argparse.Namespace, work: Path) -> tuple[str, list[Figure]]:
