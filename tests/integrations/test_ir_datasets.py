@@ -233,7 +233,7 @@ def test_a_bad_document_is_named_and_can_be_left_out(
         (("run", "--dataset", home.PASSAGES, "--topics", "t.xml"), "leave out"),
         (("run", "--dataset", home.PASSAGES, "--corpus", "c.jsonl"), "leave out"),
         (("run", "--dataset", "argsme/2020-04-01", "--task", "arguments_2020"), "has no topics"),
-        (("evaluate", "run.txt", "--dataset", home.PASSAGES, "--relevance", "q.txt"), "--relevance"),
+        (("evaluate", "run.txt", "--dataset", home.PASSAGES, "--relevance", "q.txt"), "leave it out"),
         (("evaluate", "run.txt", "--dataset", "argsme/2020-04-01", "--task", "arguments_2020"), "has no judgments"),
         (("validate", "run.txt", "--dataset", home.PASSAGES, "--topics", "t.xml"), "--topics"),
         (("index", "--retriever", "elasticsearch", "--dataset", home.PASSAGES), "--corpus"),

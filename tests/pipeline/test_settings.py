@@ -17,7 +17,7 @@ from touche_llm.pipeline import provenance
 from touche_llm.pipeline import stages as pipeline
 from touche_llm.pipeline.config_file import load_config
 from touche_llm.pipeline.context import RunContext
-from touche_llm.pipeline.run_directory import RunDirectory
+from touche_llm.pipeline.run_directory import GENERATOR, RunDirectory
 from touche_llm.tasks import prompts_folder
 
 PORT_NOBODY_LISTENS_ON = "http://127.0.0.1:1"
@@ -265,10 +265,17 @@ async def test_judging_deeper_than_the_first_stage_is_refused_and_less_deep_is_r
         assert (await pipeline.run_judge(all_found, out, Silent(), overwrite=True)).requested == 4
 
 
-async def test_a_report_goes_with_the_results_that_it_shows(tmp_path: Path) -> None:
+async def test_a_report_stays_until_the_results_change(tmp_path: Path) -> None:
     out = tmp_path / "out"
     await run_on(FakeServer(), short(tmp_path), out)
-    page = out / "report.html"
-    page.write_text("<head>")
-    await pipeline.run_rank(short(tmp_path, cache__mode="replay", weights__first_stage=9.0), out, Silent())
-    assert not page.exists()
+    page, progress = out / "report.html", Silent()
+    page.write_text(f"<head>{GENERATOR}{RunDirectory(out).hash_results()}")
+    before = page.read_bytes()
+    same, other = (short(tmp_path, cache__mode="replay", weights__first_stage=weight) for weight in (None, 9.0))
+    await pipeline.run_all(same, out, progress)
+    assert page.read_bytes() == before and not [line for line in progress.notices if str(page) in line]
+    await pipeline.run_rank(other, out, progress)
+    assert not page.exists() and len([line for line in progress.notices if str(page) in line]) == 1
+    page.write_text("notes of the user")
+    await pipeline.run_rank(same, out, progress)
+    assert page.read_text() == "notes of the user"

@@ -15,7 +15,7 @@ from typing import Any, Literal
 import msgspec
 
 from touche_llm.config import PURPOSES, Config
-from touche_llm.data.io import RecordT, open_atomic, read_records, write_records
+from touche_llm.data.io import RecordT, open_atomic, read_records, sha256, write_records
 from touche_llm.data.records import Comparison, Failure, Judgment, Objects, StanceReading, UserLabels
 from touche_llm.data.settings import read_yaml, to_yaml
 from touche_llm.data.trec_runs import ParsedRun, read_run
@@ -52,7 +52,7 @@ COMPARISON_FAILURES = "comparison_failures.jsonl"
 RUN = "run.txt"
 # Run lines with grades and stances, for analysis.
 RESULTS = "results.tsv"
-# Only with `touche-llm report`; removed with the results that it shows.
+# Only with `touche-llm report`; it names the results that it shows by their hash, and so survives a repetition.
 REPORT = "report.html"
 # Only with `touche-llm evaluate`; it names the run file that it measured by its hash, and so survives later stages.
 EVALUATION = "evaluation.yaml"
@@ -75,6 +75,9 @@ STAGES = tuple(OUTPUTS)
 # Key of the topics in a stage's facts: their ids if some were chosen, else null.
 CHOSEN_TOPICS = "chosen topics"
 
+# Marks every page that this program writes, within its first bytes.
+GENERATOR = '<meta name="generator" content="touche-llm">'
+_HEAD_BYTES = 512
 # Bytes of a lock file that an error shows; a file of this program is shorter.
 _MAX_HOLDER = 500
 
@@ -276,7 +279,6 @@ class RunDirectory:
         for later in reversed(STAGES[STAGES.index(stage) :]):
             for name in OUTPUTS[later]:
                 (self.path / name).unlink(missing_ok=True)
-        (self.path / REPORT).unlink(missing_ok=True)
         write_config(config, self.config_file)
         used = (purpose for earlier in STAGES[: STAGES.index(stage)] for purpose in PURPOSES[earlier])
         copy_task(get_task(config.task), self.path, [getattr(config.prompts, purpose) for purpose in used])
@@ -379,6 +381,18 @@ class RunDirectory:
         ranking.write_results(self.results_file)
         ranking.write(self.run_file, overwrite=True)
 
+    def hash_results(self) -> str:
+        """Return the SHA-256 of the results; empty for a folder without them, assembled by hand."""
+        return sha256(self.results_file) if self.results_file.exists() else ""
+
+    def remove_outdated_report(self) -> bool:
+        """Remove the page of `report` if it shows other results; return whether it was removed."""
+        page = self.path / REPORT
+        is_outdated = is_page(page) and self.hash_results() not in _read_head(page)
+        if is_outdated:
+            page.unlink()
+        return is_outdated
+
     def read_run(self, labels: Collection[str] | None) -> ParsedRun:
         """Read the run with its chosen topics; DataError if it is missing or its last stage did not finish."""
         self.check_finished("rank")
@@ -408,3 +422,16 @@ class RunDirectory:
 
     def _read_optional(self, name: str, record: type[RecordT], what: str) -> list[RecordT]:
         return read_records(self.path / name, record, what) if (self.path / name).exists() else []
+
+
+def is_page(path: Path) -> bool:
+    """Return whether a file is a page that this program wrote."""
+    return GENERATOR in _read_head(path)
+
+
+def _read_head(path: Path) -> str:
+    """Return the first bytes of a page as text; empty if there is no such file."""
+    if not path.is_file():
+        return ""
+    with path.open("rb") as stream:
+        return stream.read(_HEAD_BYTES).decode(errors="replace")

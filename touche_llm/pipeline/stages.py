@@ -40,7 +40,7 @@ from touche_llm.pipeline.provenance import (
     record_stage,
 )
 from touche_llm.pipeline.rank import Ranking, describe_ranking, rank
-from touche_llm.pipeline.run_directory import CHOSEN_TOPICS, RunDirectory
+from touche_llm.pipeline.run_directory import CHOSEN_TOPICS, REPORT, RunDirectory
 from touche_llm.ranking.cross_encoder import CrossEncoder
 from touche_llm.ranking.steps import RankingPlan, list_comparison_kinds, needs_texts
 
@@ -150,6 +150,11 @@ async def rank_stage(context: RunContext, directory: RunDirectory) -> Ranking:
     facts |= describe_ranking(ranking, judgments)
     facts["seconds"] = round(time.monotonic() - started, 3)
     record_stage(directory, config, "rank", facts)
+    if directory.remove_outdated_report():
+        context.progress.warn(
+            f"{directory.path / REPORT}: removed, since the results changed; `touche-llm report {directory}` writes a "
+            "new one"
+        )
     return ranking
 
 

@@ -20,6 +20,7 @@ from touche_llm.data.io import open_atomic
 from touche_llm.data.trec_runs import ParsedRun
 from touche_llm.evaluation.qrels import Qrels
 from touche_llm.evaluation.significance import describe_missing_intervals
+from touche_llm.pipeline.run_directory import GENERATOR
 from touche_llm.pipeline.run_overview import format_seconds
 from touche_llm.tasks.task import Task
 
@@ -87,6 +88,7 @@ def create_environment() -> Environment:
         # Characters of each document text: 1,000 documents stay below 10 MB.
         "limit": 10_000,
         # Trusted: files of this package.
+        "generator": Markup(GENERATOR),
         "style": Markup(style),
         "script": Markup(script),
     }
