@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 from collections.abc import Callable, Iterator
@@ -429,13 +430,15 @@ def test_hostile_texts_run_nothing_and_fetch_nothing(open_lab: OpenLab, folder: 
     attacked.mkdir()
     with ThreadPoolExecutor() as other:
         run = other.submit(hostile_run, attacked).result()
+    facts = run / "ir-metadata.yml"
+    facts.write_text(facts.read_text().replace("model: scripted", f"model: {json.dumps(ATTACKS[1])}"))
     text = Path("lab-prompts") / "comparative" / f"{ATTACKS[1].replace('/', '')}.jinja"
     text.parent.mkdir(parents=True)
     judge = (prompts_folder() / "comparative" / "judge.jinja").read_text()
     text.write_text(judge.replace("{% block system %}\n", "{% block system %}\n" + " ".join(ATTACKS[:7]) + "\n"))
     with open_lab("runs", root=attacked, inputs={"qrels": {}}) as found:
         page = found.page
-        expect(page.locator("main tbody tr")).to_have_count(1)
+        expect(page.locator("main tbody tr")).to_contain_text(ATTACKS[1])
         page.get_by_role("link", name="documents", exact=True).click()
         for _ in range(len(ATTACKS)):
             page.keyboard.press("j")

@@ -10,7 +10,7 @@ from aiohttp import web
 
 from tests.fake_server import FakeServer
 from tests.lab.labs import LabClient, open_lab, reading
-from touche_llm.prompt_lab.holdout import access_log, read_accesses
+from touche_llm.prompt_lab.holdout import Access, access_log, read_accesses, record_access
 from touche_llm.prompts.purposes import load_named
 from touche_llm.tasks import get_task
 
@@ -282,6 +282,15 @@ async def test_the_confirmation_counts_earlier_accesses(folder: Path, qrels: dic
         (access,) = (await lab.get("/api/confirm", run="first", name=mine))["accesses"]
         assert (access["kind"], access["topics"], access["counted"]) == ("evaluation", 1, False)
         assert (await lab.get("/api/confirm", run="first", name="judge"))["command"] == ""
+
+
+async def test_a_confirmed_prompt_is_marked(folder: Path) -> None:
+    async with open_lab(folder / "runs") as lab:
+        template = await lab.get("/api/template", **RUN)
+        label = next(each["label"] for each in (await lab.get("/api/bench", run="first"))["prompts"])
+        access = Access(kind="confirmation", topics=["tea"], prompts=[f"comparative/{label}"])
+        record_access(access_log(folder / "answers.sqlite"), access)
+        assert [template["confirmed"], (await lab.get("/api/template", **RUN))["confirmed"]] == [False, True]
 
 
 async def test_each_view_has_a_command(folder: Path, qrels: dict[str, Path]) -> None:

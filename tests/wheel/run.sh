@@ -16,6 +16,8 @@ import touche_llm
 assert found.version == touche_llm.__version__, found.version
 assert found.metadata["License-Expression"] == "Apache-2.0", found.metadata
 assert "Apache License" in found.read_text("licenses/LICENSE")
+static = {file.name for file in found.files if file.parent.name == "static"}
+assert {"index.html", "lab.css", "lab.js", "bench.js"} <= static, static
 '
 "$work/venv/bin/touche-llm" demo --out demo
 for run in comparative:passages.jsonl controversial:documents.jsonl sentence_pairs:args_processed_04_01.csv; do
