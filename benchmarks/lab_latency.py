@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import multiprocessing
 import statistics
 import subprocess
 import sys
@@ -25,17 +24,24 @@ from typing import Any
 from playwright.sync_api import Page, sync_playwright
 
 from benchmarks.figures import Figure, show
-from benchmarks.judging import PARTS, prepare, serve
+from benchmarks.judging import PARTS, prepare
 from benchmarks.sizes import at_least
+from tests.fake_server import FakeServer
+from touche_llm.llm.cache import Cache
+from touche_llm.llm.engine import EngineInfo
+from touche_llm.llm.model import ModelClient
+from touche_llm.llm.recorder import make_dry_engine
 from touche_llm.pipeline.config_file import load_config
 from touche_llm.pipeline.context import RunContext
-from touche_llm.pipeline.engines import open_model
+from touche_llm.pipeline.engines import store_engine_info
 from touche_llm.pipeline.progress import SilentProgress
 from touche_llm.pipeline.run_directory import RunDirectory
 from touche_llm.pipeline.stages import judge_stage, rank_stage
 
 _CHROMIUM = "/usr/bin/chromium"
 _SWITCHES = ("--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking")
+# As the server describes itself.
+_FACTS = EngineInfo(model="fake", revision="", context=8192, overhead=10, engine="vllm 0.0-fake")
 # Milliseconds for which the page waits after a keystroke.
 _PAUSE = 400
 _EDIT = """([words]) => new Promise((resolve) => {
@@ -55,13 +61,14 @@ _EDIT = """([words]) => new Promise((resolve) => {
 })"""
 
 
-async def make_run(folder: Path, url: str, depth: int) -> None:
-    """Judge and rank the candidates."""
+async def make_run(folder: Path, depth: int) -> None:
+    """Judge and rank the candidates, with answers from their schema alone."""
     given: dict[str, Any] = {"topics": folder / "topics.xml", "corpus": folder / "passages.jsonl", "depth": depth}
     given |= {"index": folder / "index", "cache.file": folder / "answers.sqlite", "stance.depth": 0}
-    config = load_config(None, given | {"engine.base_url": url, "engine.concurrency": 64})
-    directory = RunDirectory(folder / "runs" / "large")
-    async with open_model(config.engine, config.sampling, config.cache) as model:
+    config, directory = load_config(None, given), RunDirectory(folder / "runs" / "large")
+    with Cache(config.cache.file) as cache:
+        store_engine_info(_FACTS, cache)
+        model = ModelClient(engine_info=_FACTS, engine=make_dry_engine(), cache=cache)
         with RunContext(config, SilentProgress(), model) as context, context.using(model):
             await judge_stage(context, directory)
             await rank_stage(context, directory)
@@ -113,16 +120,13 @@ def main() -> None:
     parser.add_argument("--passages", type=at_least(10), default=50_000)
     parser.add_argument("--edits", type=at_least(1), default=20)
     options = parser.parse_args()
-    port: multiprocessing.Queue[int] = multiprocessing.get_context("spawn").Queue()
-    multiprocessing.get_context("spawn").Process(target=serve, args=(port,), daemon=True).start()
-    url = f"http://127.0.0.1:{port.get(timeout=60)}"
-    with tempfile.TemporaryDirectory() as name:
+    with tempfile.TemporaryDirectory() as name, FakeServer().in_thread() as server:
         folder = Path(name)
         prepare(folder, options.topics, options.depth, options.passages)
         (folder / "runs").mkdir()
         (folder / PARTS[0]).rename(folder / "runs" / "large")
-        asyncio.run(make_run(folder, url, options.depth))
-        with lab(folder, url) as address, sync_playwright() as playwright:
+        asyncio.run(make_run(folder, options.depth))
+        with lab(folder, server.url) as address, sync_playwright() as playwright:
             browser = playwright.chromium.launch(executable_path=_CHROMIUM, args=list(_SWITCHES))
             page = browser.new_page(viewport={"width": 1400, "height": 900})
             opened = open_documents(page, address)

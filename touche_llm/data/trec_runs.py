@@ -234,6 +234,8 @@ def _rank_rows(path: Path, topic: str, rows: list[RunRow]) -> list[Candidate]:
         )
     ranked.sort(key=lambda row: (row[0], -row[1], row[2]))
     for before, after in pairwise(ranked):
+        if after[1] < before[1]:
+            continue
         where = _locate(path, after[3], topic, after[2])
         if after[1] > before[1]:
             raise DataError(

@@ -31,21 +31,23 @@ def check_judgments(judgments: Iterable[Judgment], question: Question, place: ob
     """
     labels = get_labels(question.answer)
     names = {field: [str(label) for label in allowed] for field, allowed in labels.items()}
-    grades = {field: [int(label) for label in labels[field]] for field in question.grades}
+    known = {field: frozenset(allowed) for field, allowed in names.items()}
+    bounds = {field: (min(map(int, names[field])), max(map(int, names[field]))) for field in question.grades}
     stances = names.get("stance", [NO_STANCE_COLUMN])
 
     def find_problems(judgment: Judgment) -> Iterator[str]:
         for aspect, grade in judgment.grades.items():
-            if aspect not in grades:
-                yield f"grade of {aspect!r:.40}; the task grades {', '.join(grades)}"
-            elif not min(grades[aspect]) <= grade <= max(grades[aspect]):
-                yield f"{aspect} {grade:g}; expected {min(grades[aspect])} to {max(grades[aspect])}"
+            if aspect not in bounds:
+                yield f"grade of {aspect!r:.40}; the task grades {', '.join(bounds)}"
+            elif not bounds[aspect][0] <= grade <= bounds[aspect][1]:
+                yield f"{aspect} {grade:g}; expected {bounds[aspect][0]} to {bounds[aspect][1]}"
         if judgment.stance not in stances:
             yield f"stance {judgment.stance!r:.40}; expected {', '.join(stances)}"
         for field, reading in judgment.readings.items():
             if field not in names:
                 yield f"reading of {field!r:.40}; the answer has {', '.join(names)}"
-            elif foreign := {str(reading.answered), *reading.shares} - set(names[field]):
+            elif not known[field].issuperset(reading.shares) or str(reading.answered) not in known[field]:
+                foreign = {str(reading.answered), *reading.shares} - known[field]
                 yield f"{field} {min(foreign)!r:.40} in the answer; expected {', '.join(names[field])}"
 
     for judgment in judgments:

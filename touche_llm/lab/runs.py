@@ -39,8 +39,12 @@ class RunList:
         """Return the rows, with the measures that are known; the others are pending."""
         return {"rows": [self._make_row(name, bool(all)) for name in self._lab.list_runs()]}
 
-    def read(self, *, run: str, all: int = 0) -> dict[str, Any]:
+    async def read(self, *, run: str, all: int = 0) -> dict[str, Any]:
         """Return the row of a run, measured over the topics to choose on, or over all, which is logged."""
+        # In a thread of its own, since measuring takes a while.
+        return await asyncio.to_thread(self._read, run, all)
+
+    def _read(self, run: str, all: int) -> dict[str, Any]:
         overview, key = read_overview(self._lab.find_run(run).path), self._find_key(run, bool(all))
         if key not in self._measured and overview.state == COMPLETE:
             try:
@@ -72,13 +76,13 @@ class RunList:
     def _measure(self, run: str, overview: RunOverview, is_all: bool) -> dict[str, Any]:
         if overview.config is None:
             return {}
-        # Imported late: pandas and scipy load slowly.
-        from touche_llm.evaluation.measures import evaluate_run, list_headline
-
         task = get_task(overview.config.task)
         qrels = self._lab.read_qrels([run], task, overview.config)
         if qrels is None:
             return {}
+        # Imported late: pandas and scipy load slowly.
+        from touche_llm.evaluation.measures import evaluate_run, list_headline
+
         if is_all:
             self._lab.log_evaluation(run, qrels)
         else:
