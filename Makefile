@@ -98,7 +98,7 @@ $(VENV)/.tokenizer: $(STAMP)
 test-model: $(STAMP) $(VENV)/.tokenizer model
 	@$(BIN)/python -m pytest -m model tests/model
 
-test-vllm: $(STAMP) vllm
+test-vllm: $(STAMP) vllm | $(CHROMIUM)
 	@$(BIN)/python -m pytest -m 'vllm and not nightly' tests/vllm
 
 $(CHROMIUM):

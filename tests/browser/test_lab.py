@@ -246,6 +246,12 @@ def test_a_document_shows_prompt_and_answer_as_sent_and_received(open_lab: OpenL
         expect(page.locator(".request pre").nth(2)).to_have_text('[2,2,"Y","N"]')
 
 
+def test_a_chosen_document_comes_in_sight_on_a_narrow_screen(open_lab: OpenLab) -> None:
+    with open_lab("documents?run=first&topic=1", viewport={"width": 400, "height": 800}) as found:
+        found.page.locator(".ranking a").nth(1).click()
+        expect(found.page.locator(".document .bar").first).to_be_in_viewport()
+
+
 def test_judgments_of_a_held_out_topic_are_shown_on_request_and_counted(open_lab: OpenLab, folder: Path) -> None:
     with open_lab("documents?run=first&topic=2") as found:
         page = found.page

@@ -21,6 +21,7 @@ from tests.fake_server import FakeServer, schema_in
 from tests.prompt_variants import DOCUMENTS, LABELS, collection, config_of
 from tests.sample_runs import Silent, run_on
 from tests.scripted_engine import answer
+from touche_llm.config import Config
 from touche_llm.lab.server import Address, serve_lab
 from touche_llm.lab.workplace import LabInputs, Workplace
 from touche_llm.llm.answers import list_fields
@@ -68,18 +69,20 @@ def reading(blind: Blind, delay: float = 0.0) -> Any:
     return behave
 
 
-def make_run(folder: Path, server: FakeServer, text: str = "", topics: int = 16) -> tuple[Path, dict[str, Path]]:
-    """The folder of a run over 16 topics, half of them held out, and the qrels by aspect."""
+def make_config(folder: Path, text: str = "", topics: int = 16, **settings: Any) -> Config:
+    """The configuration of a run over 16 topics, half of them held out; its qrels are files named as the aspects."""
     files = collection(folder, topics=topics, text=text)
     lines = (
         f"{topic} Q0 {topic}-{n} {n + 1} {9 - n} first\n" for topic in range(1, topics + 1) for n in range(DOCUMENTS)
     )
     (folder / "candidates.txt").write_text("".join(lines))
     given = {"candidates": folder / "candidates.txt", "engine__retry_for": 0.5, "stance__depth": 0}
-    config = config_of(folder, files, **given)
-    out = folder / "runs" / "first"
-    asyncio.run(run_on(server, config, out, progress=Silent()))
-    return out, {aspect: files[aspect] for aspect in ASPECTS}
+    return config_of(folder, files, **given | settings)
+
+
+def make_run(folder: Path, server: FakeServer) -> None:
+    """Make the run `runs/first` of a folder."""
+    asyncio.run(run_on(server, make_config(folder), folder / "runs" / "first", progress=Silent()))
 
 
 def copy_run(finished: Path, folder: Path) -> None:

@@ -191,18 +191,19 @@ export async function open(main, params) {
     detail.querySelectorAll("fieldset").forEach((each) => each.classList.toggle("focused", each.dataset.field === focused));
   }
 
-  // Store labels and note together, and draw them.
+  // Store labels and note together, one request after the other: keys can be faster than they are.
+  let storing = Promise.resolve();
   async function store(labels, note) {
     const of = opened, row = rows.find((each) => each.document === of.document);
-    try {
-      Object.assign(of, await put("/api/labels", { run, topic: loadedTopic, document: of.document, labels, note }));
-    } catch (error) { detail.prepend(alertBox(error.message)); return false; }
+    Object.assign(of, { own: labels, note });
     if (row) {
-      row.own = of.own;
+      row.own = labels;
       countFound();
       list.querySelector(`[data-document="${CSS.escape(row.document)}"]`)?.closest("li").replaceWith(line(row));
     }
-    return true;
+    const body = { run, topic: loadedTopic, document: of.document, labels, note };
+    storing = storing.then(() => put("/api/labels", body)).then(() => true, (error) => { detail.prepend(alertBox(error.message)); return false; });
+    return storing;
   }
 
   function noteField() {
@@ -214,11 +215,10 @@ export async function open(main, params) {
   async function label(name, value) {
     const of = opened, labels = { ...of.own, [name]: value };
     if (value == null) delete labels[name];
-    if (!(await store(labels, of.note))) return;
-    const pressed = document.activeElement?.closest("fieldset")?.dataset.field;
-    if (of === opened) drawDocument();
+    const stored = store(labels, of.note), pressed = document.activeElement?.closest("fieldset")?.dataset.field;
+    drawDocument();
     if (pressed) detail.querySelector(`[data-field="${CSS.escape(pressed)}"] button[aria-pressed=true], [data-field="${CSS.escape(pressed)}"] button`)?.focus();
-    say(value == null ? `${name}: no label` : `${name}: ${value}`);
+    if (await stored) say(value == null ? `${name}: no label` : `${name}: ${value}`);
   }
 
   function step(by) {
@@ -245,6 +245,8 @@ export async function open(main, params) {
     async update(now) {
       if ((now.topic ?? about.topics[0]?.id) !== loadedTopic) await load();
       await openDocument();
+      // Where there is one column, the document is below the ranking.
+      if (now.document && matchMedia("(max-width: 63.9rem)").matches) detail.scrollIntoView();
     },
     key(key) {
       if (key === "j" || key === "k") step(key === "j" ? 1 : -1);
