@@ -57,7 +57,6 @@ def test_every_kind_of_output_fits_an_encoding_that_lacks_most_of_it(tmp_path: P
     qrels = [part for aspect, path in write_qrels(run, tmp_path).items() for part in (f"--{aspect}", str(path))]
     (tmp_path / "bad.txt").write_text("3 FIRST caf\u00e9 1 9 \u2013\n3 \u00c9 a 2\n")
     commands: dict[tuple[str, ...], int] = {
-        ("--help",): 0,
         ("prompts", "show", "judge"): 0,
         ("run", *DATA, *REPLAY, "--out", "new", "--depth", "5"): 0,
         ("demo", "--task", "controversial", "--out", "demo"): 0,

@@ -11,7 +11,7 @@ from typing import Any, Self
 
 from touche_llm.data import concurrency
 from touche_llm.data.settings import read_settings
-from touche_llm.errors import EngineError, UsageError
+from touche_llm.errors import DataError, EngineError, UsageError
 from touche_llm.judging.pointwise import RequestBuilder
 from touche_llm.llm.cache import Cache, CacheMode, Entry
 from touche_llm.llm.engine import ChatTokenizer, Engine, EngineInfo, Rejected, Transient
@@ -333,7 +333,10 @@ def _get_model_name(settings: _ModelSettings) -> str | None:
 
 def _find_fitting(settings: _ModelSettings, cache: Cache, purpose: PoolingPurpose | None) -> list[EngineInfo]:
     """Return the cached facts about engines that fit the configured model, revision and context."""
-    known, model = [entry.read(EngineInfo) for entry in cache.find(name_kind(purpose))], _get_model_name(settings)
+    try:
+        known, model = [entry.read(EngineInfo) for entry in cache.find(name_kind(purpose))], _get_model_name(settings)
+    except DataError as error:
+        raise DataError(f"{cache.path}: {error}") from error
     models = sorted({facts.model for facts in known})
     if model is None and len(models) > 1:
         section = _name_section(purpose)
