@@ -176,7 +176,7 @@ def test_a_sample_shows_its_progress_and_can_be_cancelled(open_lab: OpenLab, ser
         expect(button).to_contain_text("43 requests, about")
         button.click()
         expect(page.locator(".measures [role=status]")).to_contain_text(re.compile(r"judging with draft: [1-9]"))
-        assert page.locator("progress").evaluate("meter => meter.max") == 48
+        expect(page.locator("progress")).to_have_attribute("max", "48")
         page.get_by_role("button", name="Cancel").click()
         expect(page.locator(".measures")).to_contain_text("Cancelled")
         sent = len(server.bodies)

@@ -224,6 +224,7 @@ export async function open(main, params) {
       template = saved;
       editor.text = template.text;
       fill(notice);
+      fill(remark);
       say(`Saved ${template.path} as version ${template.version}.`);
       if (template.name !== name) return go("bench", { ...lab.params, prompt: template.name });
       check();
@@ -234,7 +235,7 @@ export async function open(main, params) {
 
   function offerName({ conflict, disk }) {
     const path = h("input", { "aria-label": "Name of the new template", value: template.path.split("/").at(-1).replace(/[.]jinja$/, "-2.jinja") });
-    fill(notice, alertBox(conflict,
+    fill(remark, alertBox(conflict,
       path, h("button", { type: "button", click: () => save(path.value) }, "Save mine under this name"),
       h("button", { type: "button", click: discard }, "Discard mine"),
       h("details", {}, h("summary", {}, "The version on disk"), h("pre", {}, disk))));
