@@ -18,6 +18,7 @@ from touche_llm.errors import DataError, PromptError, UsageError
 from touche_llm.evaluation.qrels import Qrels
 from touche_llm.lab.bench import Benches
 from touche_llm.lab.runs import make_page
+from touche_llm.lab.workplace import run_apart
 from touche_llm.llm.engine import Counts
 from touche_llm.pipeline.progress import SilentProgress
 from touche_llm.prompt_lab.comparison import ComparisonInputs, PromptComparison, compare_prompts, estimate_comparison
@@ -50,7 +51,7 @@ async def estimate_sample(benches: Benches, *, run: str, name: str, text: str) -
         inputs = await benches.lab.apart(_prepare, benches, run, name, text)
     except (PromptError, UsageError) as error:
         return {"problem": str(error)}
-    cost = await asyncio.to_thread(asyncio.run, estimate_comparison(inputs, SilentProgress()))
+    cost = await run_apart(estimate_comparison, inputs, SilentProgress())
     use = [each.least for each in cost.costs]
     return {
         "requests": sum(each.requests for each in use),

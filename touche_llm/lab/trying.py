@@ -19,6 +19,7 @@ from touche_llm.evaluation.qrels import STANCE, Qrels
 from touche_llm.lab.bench import Bench, Benches
 from touche_llm.lab.documents import describe_exchange, describe_fields, make_snippet, read_fields
 from touche_llm.lab.templates import describe_template
+from touche_llm.lab.workplace import run_apart
 from touche_llm.llm.cache import CacheMode
 from touche_llm.llm.model import AnsweredRequest, ModelClient
 from touche_llm.llm.recorder import make_dry_engine, open_known_answers
@@ -100,8 +101,8 @@ async def check_draft(benches: Benches, *, run: str, name: str, text: str) -> di
         topics = list(bench.topics.values())
         problems: list[str] = []
         check_examples(prompt, topics, bench.config.topics, problems.append)
-        work = check(bench.context.task, bench.purpose, prompt, topics[:_CHECKED_TOPICS], estimate)
-        found = await asyncio.to_thread(asyncio.run, work)
+        checked = (bench.context.task, bench.purpose, prompt, topics[:_CHECKED_TOPICS], estimate)
+        found = await run_apart(check, *checked)
     except (PromptError, UsageError) as error:
         return reply | {"findings": [_make_finding("error", str(error), text)]}
     findings = [_make_finding(each.level, each.message, text) for each in found.findings]
@@ -130,8 +131,7 @@ async def render_draft(
     """Return the messages that would be sent about a document, in parts by the requests that share them."""
     bench = await benches.lab.apart(benches.get, run)
     try:
-        work = _render(bench, bench.load(name, text), bench.find_topic(topic), document)
-        return await asyncio.to_thread(asyncio.run, work)
+        return await run_apart(_render, bench, bench.load(name, text), bench.find_topic(topic), document)
     except (PromptError, UsageError) as error:
         return {"problem": str(error)}
 

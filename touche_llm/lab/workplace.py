@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import os
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -32,6 +32,12 @@ PROMPTS = Path("lab-prompts")
 DRAFTS = Path(".touche-llm/drafts")
 # Run folders that are kept open; one of 50,000 documents takes 200 MB.
 _MAX_OPEN = 3
+
+
+async def run_apart(function: Callable[..., Coroutine[Any, Any, ResultT]], *arguments: Any) -> ResultT:
+    """Run a coroutine that computes more than it waits in a thread of its own."""
+    # Called only there: a page that goes away before may leave no coroutine that nobody awaits.
+    return await asyncio.to_thread(lambda: asyncio.run(function(*arguments)))
 
 
 @dataclass(frozen=True, slots=True)
