@@ -45,15 +45,6 @@ def _require_one_word(tag: str) -> str:
     return tag
 
 
-def _steps(value: Any) -> Any:
-    """Split steps that are written as one word, as on the command line."""
-    return tuple(value.split(",")) if isinstance(value, str) else value
-
-
-def _known_steps(texts: tuple[str, ...]) -> tuple[str, ...]:
-    return tuple(map(str, parse_steps(texts)))
-
-
 class ActorConfig(Section):
     """The person who makes the run, for its metadata; omitted fields are not written."""
 
@@ -158,8 +149,9 @@ class Config(Section):
     ]
     rank: Annotated[
         tuple[str, ...],
-        BeforeValidator(_steps),
-        AfterValidator(_known_steps),
+        # On the command line, steps are one word.
+        BeforeValidator(lambda value: tuple(value.split(",")) if isinstance(value, str) else value),
+        AfterValidator(lambda texts: tuple(map(str, parse_steps(texts)))),
         Option(
             "--rank",
             f"Steps, as judge,pairwise:10; each ranks the best N so far: {', '.join((JUDGE, *METHODS))}, "

@@ -62,7 +62,10 @@ def export(
     output: FormatOption = Format.TABLE,
 ) -> None:
     """Write the requests of a stage that the cache cannot answer; later exports hold those that depend on answers."""
-    _reject_foreign_options(stage, context)
+    for name, option in s.OPTIONS.items():
+        given = context.params.get(option.parameter_name)
+        if given not in (None, (), []) and not is_one_of(name, s.OF_STAGE[stage]):
+            raise UsageError(f"{option.flag}: not an option of `touche-llm {stage}`, which does not depend on it")
     progress = CommandProgress()
     if stage == "retrieve":
         out.mkdir(parents=True, exist_ok=True)
@@ -159,14 +162,6 @@ def import_(
         say(output, f"more is pending: run export again: {_export_command(batch, out)}")
     if done.unusable or done.errors:
         raise typer.Exit(stages.FAILURES_EXIT)
-
-
-def _reject_foreign_options(stage: StageName, context: typer.Context) -> None:
-    """Raise UsageError for an option that the stage's own command does not take."""
-    for name, option in s.OPTIONS.items():
-        given = context.params.get(option.parameter_name)
-        if given not in (None, (), []) and not is_one_of(name, s.OF_STAGE[stage]):
-            raise UsageError(f"{option.flag}: not an option of `touche-llm {stage}`, which does not depend on it")
 
 
 def _list_given_options(stage: StageName, context: typer.Context) -> dict[str, tuple[str, ...]]:

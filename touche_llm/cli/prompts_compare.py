@@ -137,7 +137,9 @@ def _show(found: PromptComparison, part: PartMeasures, rows: Sequence[Mapping[st
     # Counts are dropped before measures if the terminal is narrow.
     columns = [Column("variant", is_text=True)]
     for measure in part.measures:
-        columns.append(Column(_short(measure), 0 if measure == part.measures[0] else 1, value=_key(measure)))
+        # Without the aspect.
+        title = measure.split(" ", 1)[1] if measure.endswith(("@5", "macro-F1")) else measure
+        columns.append(Column(title, 0 if measure == part.measures[0] else 1, value=_key(measure)))
     columns += [Column("outside", drop=2), Column("failures", drop=2), Column("tokens", drop=2, value="prompt_tokens")]
     columns += [Column("requests", drop=2), Column("cached", drop=2, value="cache_hits")]
     chance = dict.fromkeys(rows[0]) | {"variant": "random order", _key(part.measures[0]): part.chance}
@@ -168,11 +170,6 @@ _CHANGES = (
 def _key(measure: str) -> str:
     """Return the name of a measure's column for other programs."""
     return re.sub(r"\W+", "_", measure.lower())
-
-
-def _short(measure: str) -> str:
-    """Return the name of a measure for a column's head, without the aspect."""
-    return measure.split(" ", 1)[1] if measure.endswith(("@5", "macro-F1")) else measure
 
 
 def _make_rows(found: PromptComparison, part: PartMeasures) -> list[dict[str, Any]]:

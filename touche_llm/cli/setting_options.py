@@ -245,8 +245,15 @@ def load_settings(
         DataError: The stage before has not written its configuration.
     """
     if file is None and command in ("judge", "rank") and folder is not None:
-        file = _find_stage_config(folder)
-        _use_task_copy(file, given)
+        RunDirectory(folder).check_path()
+        file = folder / CONFIG
+        if not file.exists():
+            raise DataError(f"{file}: missing; run `touche-llm retrieve` for this folder first, or give --config")
+        # The copy in a run's folder, unless the task's own folder still has the same definition.
+        if "task" not in given and (task := find_task_folder(file)) is not None:
+            given["task"] = task
+            if is_copy(get_task(task), folder):
+                ConsoleProgress().warn(f"{task}: used as the task, since its own folder moved or {TASK_FILE} changed")
     if thresholds := given.get("stance.thresholds"):
         found = read_thresholds(thresholds)
         given |= {"stance.thresholds": found.thresholds, "stance.calibrated_on": list(found.calibrated_on)}
@@ -255,23 +262,6 @@ def load_settings(
     flags = {name: tuple(value) if isinstance(value, list) else value for name, value in given.items()}
     names = {name: option.flag for name, option in OPTIONS.items()} | {name: f"--set {name}" for name in values}
     return load_config(file, flags | values, names)
-
-
-def _find_stage_config(folder: Path) -> Path:
-    """Return the configuration that an earlier stage wrote; raises DataError if there is none."""
-    RunDirectory(folder).check_path()
-    written = folder / CONFIG
-    if not written.exists():
-        raise DataError(f"{written}: missing; run `touche-llm retrieve` for this folder first, or give --config")
-    return written
-
-
-def _use_task_copy(config: Path, given: GivenSettings) -> None:
-    """Use the copy of the task in a run's folder, unless the task's own folder still has the same definition."""
-    if "task" not in given and (folder := find_task_folder(config)) is not None:
-        given["task"] = folder
-        if is_copy(get_task(folder), config.parent):
-            ConsoleProgress().warn(f"{folder}: used as the task, since its own folder moved or {TASK_FILE} changed")
 
 
 def set_values(given: list[str], command: str) -> dict[str, Any]:

@@ -98,7 +98,8 @@ def show_rankings(rows: Sequence[Mapping[str, Any]], task: Task, topics: Mapping
         Column(name, 3 if n == 0 else 4 + n if n < 4 else 20 + n, value=partial(_format_share, name=name))
         for n, name in enumerate(task.question.grades)
     ]
-    columns += [Column("seen", drop=7, value=_format_seen)] * is_topic
+    if is_topic:
+        columns.append(Column("seen", 7, value=lambda row: "" if row["seen"] in (None, 1.0) else f"{row['seen']:.0%}"))
     # It explains the rank, which no grade does alone.
     columns.append(Column("score", drop=4))
     columns += [Column("before", drop=9, value="first_stage_rank")] * is_topic
@@ -118,10 +119,6 @@ def show_rankings(rows: Sequence[Mapping[str, Any]], task: Task, topics: Mapping
 def _format_share(row: Mapping[str, Any], name: str) -> str:
     """Format a grade or a probability; a dash if it is unknown."""
     return "–" if row[name] is None else f"{row[name]:.2f}"
-
-
-def _format_seen(row: Mapping[str, Any]) -> str:
-    return "" if row["seen"] in (None, 1.0) else f"{row['seen']:.0%}"
 
 
 def _format_stance(row: Mapping[str, Any]) -> str:

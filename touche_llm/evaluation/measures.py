@@ -226,13 +226,9 @@ def compute_condensed_ndcg(run: ParsedRun, topic: str, grades: Mapping[str, floa
         documents is judged, or no grade of it is above 0.
     """
     top = [candidate.document_id for candidate in run.rankings.get(topic, [])[:CUTOFF]]
-    gains = [_gain(grades[document]) for document in top if document in grades]
-    ideal = _dcg(sorted(map(_gain, grades.values()), reverse=True)[:CUTOFF])
+    gains = [max(int(grades[document]), 0) for document in top if document in grades]
+    ideal = _dcg(sorted((max(int(grade), 0) for grade in grades.values()), reverse=True)[:CUTOFF])
     return _dcg(gains) / ideal if gains and ideal else None
-
-
-def _gain(grade: float) -> int:
-    return max(int(grade), 0)
 
 
 def _dcg(gains: list[int]) -> float:

@@ -154,7 +154,7 @@ def make_pairs(topic_id: str, sentences: list[Sentence], settings: PairSettings,
     which the task requires, sentences may exceed `most_share`.
     """
     ordered = sorted(_score_pairs(sentences, settings), key=lambda pair: (-pair[0], pair[1].rank, pair[2].rank))
-    judged = _cap(ordered, _get_limit(settings, settings.judged), settings.judged)
+    judged = _cap(ordered, max(1, int(settings.most_share * settings.judged)), settings.judged)
     ids = {(one.id, other.id) for _, one, other in judged}
     others = [pair for pair in ordered if (pair[1].id, pair[2].id) not in ids]
     chosen = _cap_shares(judged + others, settings, min_pairs)
@@ -170,11 +170,6 @@ def _put_in_order(one: Sentence, other: Sentence) -> tuple[Sentence, Sentence]:
     if one.argument == other.argument and abs(difference) < _MIN_CLAIM_DIFFERENCE:
         return (one, other) if one.place < other.place else (other, one)
     return (one, other) if (-difference, one.rank) <= (0.0, other.rank) else (other, one)
-
-
-def _get_limit(settings: PairSettings, pairs: int) -> int:
-    """Return in how many of `pairs` pairs one sentence may be."""
-    return max(1, int(settings.most_share * pairs))
 
 
 _ScoredPair = tuple[float, Sentence, Sentence]
@@ -197,7 +192,7 @@ def _cap_shares(ordered: list[_ScoredPair], settings: PairSettings, min_pairs: i
     """Choose as many pairs as the share allows; below `min_pairs`, let each sentence be in a few more."""
     target = min(settings.most, len(ordered))
     while True:
-        limit = _get_limit(settings, target)
+        limit = max(1, int(settings.most_share * target))
         chosen = _cap(ordered, limit, target)
         if len(chosen) == target:
             break

@@ -293,7 +293,11 @@ def _parse(text: str, model: type[AnswerModel], form: AnswerForm) -> AnswerModel
         return model.model_validate({"text": text.encode("utf-8", errors="replace").decode()})
     if not text.strip():
         raise Unusable("not_json", "the answer is empty", text)
-    values = _read_json(text)
+    try:
+        # Lone surrogates cannot be encoded; no engine sends them, but a cassette can hold them.
+        values = from_json(text.encode("utf-8", errors="replace"), allow_inf_nan=False)
+    except ValueError as error:
+        raise Unusable("not_json", f"Invalid JSON: {error}"[:300], text) from error
     if form is not AnswerForm.OBJECT:
         if not isinstance(values, list) or len(values) != len(model.model_fields):
             raise Unusable("outside_schema", f"expected {len(model.model_fields)} values in {form} form", text)
@@ -315,14 +319,6 @@ def _parse(text: str, model: type[AnswerModel], form: AnswerForm) -> AnswerModel
         if name in labels and not any(type(found) is type(label) and found == label for label in labels[name]):
             raise Unusable("outside_schema", f"{name}: {found!r} is no label", text)
     return answer
-
-
-def _read_json(text: str) -> Any:
-    try:
-        # Lone surrogates cannot be encoded; no engine sends them, but a cassette can hold them.
-        return from_json(text.encode("utf-8", errors="replace"), allow_inf_nan=False)
-    except ValueError as error:
-        raise Unusable("not_json", f"Invalid JSON: {error}"[:300], text) from error
 
 
 def _expand_letters(

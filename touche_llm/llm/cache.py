@@ -60,12 +60,12 @@ class Entry(EntryMetadata, frozen=True, kw_only=True):
     def row(self) -> tuple[Any, ...]:
         """The entry as a row of the table."""
         *metadata, value = astuple(self)
-        return (*metadata, _to_json(value))
+        return (*metadata, msgspec.json.encode(value).decode())
 
     def read(self, model: type[ValueT]) -> ValueT:
         """Return the value; raise DataError if it is not of this type."""
         try:
-            return model.from_json(_to_json(self.value))
+            return model.from_json(msgspec.json.encode(self.value).decode())
         except Malformed as error:
             raise DataError(f"entry {self.key}: not a valid {model.__name__}: {error}") from error
 
@@ -125,10 +125,6 @@ def open_file(path: Path | None, read_only: bool = False) -> NamedDatabase:
 
 def _is_busy(error: BaseException) -> bool:
     return isinstance(error, sqlite3.OperationalError) and error.sqlite_errorcode == sqlite3.SQLITE_BUSY
-
-
-def _to_json(value: dict[str, Any]) -> str:
-    return msgspec.json.encode(value).decode()
 
 
 # Kind and value.

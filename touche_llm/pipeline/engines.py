@@ -323,10 +323,6 @@ def name_kind(purpose: PoolingPurpose | None) -> str:
     return "engine" if purpose is None else f"{purpose} engine"
 
 
-def _name_section(purpose: PoolingPurpose | None) -> str:
-    return "engine" if purpose is None else SECTIONS[purpose]
-
-
 def _get_model_name(settings: _ModelSettings) -> str | None:
     return settings.model_name if isinstance(settings, EngineConfig) else settings.model
 
@@ -339,7 +335,7 @@ def _find_fitting(settings: _ModelSettings, cache: Cache, purpose: PoolingPurpos
         raise DataError(f"{cache.path}: {error}") from error
     models = sorted({facts.model for facts in known})
     if model is None and len(models) > 1:
-        section = _name_section(purpose)
+        section = "engine" if purpose is None else SECTIONS[purpose]
         raise UsageError(f"{cache.path}: holds answers of {', '.join(models)}; choose one with `{section}.model`")
     return [
         facts
@@ -354,9 +350,10 @@ def _choose(fitting: list[EngineInfo], cache: Cache, purpose: PoolingPurpose | N
     """Return the facts about the engine among those that fit."""
     contexts = sorted({facts.context for facts in fitting})
     if len(contexts) > 1:
+        section = "engine" if purpose is None else SECTIONS[purpose]
         raise UsageError(
             f"{cache.path}: {fitting[0].model} was used with contexts of {', '.join(map(str, contexts))} tokens, "
-            f"and documents were truncated to fit; choose one with `{_name_section(purpose)}.context`"
+            f"and documents were truncated to fit; choose one with `{section}.context`"
         )
     # The smallest overhead needs no measurement that another did not need.
     return min(fitting, key=lambda facts: (facts.overhead, facts.engine))

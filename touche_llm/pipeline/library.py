@@ -167,7 +167,8 @@ async def _retrieve(
         PromptError: The prompt is missing or invalid.
     """
     assert progress is not None
-    topics = _check_topics(topics)
+    if not isinstance(topics, Sequence) or not all(isinstance(topic, Topic) for topic in topics) or not topics:
+        raise UsageError("topics: must be a list of one or more Topic, as read_topics and from_frame return")
     if type(depth) is not int or depth < 1:
         raise UsageError(f"depth: {depth!r:.40}: must be a whole number of 1 or more")
     fields = (fields,) if isinstance(fields, str) else tuple(fields)
@@ -289,12 +290,6 @@ def read_steps(steps: Sequence[str], options: RankOptions, task: Task) -> tuple[
     except ValueError as error:
         raise UsageError(f"steps: {error}") from error
     return parsed
-
-
-def _check_topics(topics: object) -> list[Topic]:
-    if not isinstance(topics, Sequence) or not all(isinstance(topic, Topic) for topic in topics) or not topics:
-        raise UsageError("topics: must be a list of one or more Topic, as read_topics and from_frame return")
-    return list(topics)
 
 
 def _load_prompts(

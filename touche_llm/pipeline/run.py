@@ -205,16 +205,12 @@ def read_results(directory: RunDirectory, task: Task) -> Iterator[dict[str, Any]
     try:
         with path.open(newline="", encoding="utf-8") as stream:
             for row in csv.DictReader(stream, delimiter="\t", strict=True):
-                numbers = {name: _to_number(row[name]) for name in names if name not in _TEXT_COLUMNS}
+                numbers = {name: float(row[name]) if row[name] else None for name in names if name not in _TEXT_COLUMNS}
                 yield {name: row[name] for name in names} | numbers | {"rank": int(row["rank"])}
     except FileNotFoundError as error:
         raise DataError(f"{path}: no such file; run `touche-llm rank` for this folder first") from error
     except (csv.Error, KeyError, TypeError, ValueError) as error:
         raise DataError(f"{path}: not results of this program ({error!s:.100}); run `touche-llm rank` again") from error
-
-
-def _to_number(text: str) -> float | None:
-    return float(text) if text else None
 
 
 def read_texts(config: Config, task: Task, document_ids: Iterable[str]) -> dict[str, str]:

@@ -296,7 +296,10 @@ def load_prompt(task: Task, purpose: Purpose, name: str, folder: Path | None = N
     texts, examples = dict(files.texts), tuple[FewShotExample, ...]()
     example_file = examples_path(path)
     if os.path.lexists(example_file):
-        texts[example_file.name] = _read_examples(example_file)
+        try:
+            texts[example_file.name] = read_text(resolve_reference(path.parent, example_file.name, "examples"))
+        except OSError as error:
+            raise PromptError(f"{example_file}: cannot read the examples: {error.strerror}") from error
         names = files.used - {"topic", *purpose.shared}
         examples = parse_examples(example_file, texts[example_file.name], names, answers, header.form)
     digest = _hash(source, texts)
@@ -363,13 +366,6 @@ def _check_answer(path: Path, header: PromptHeader, answer_for: AnswerByHeader) 
             f"{', '.join(model.model_fields)} have not; use `form: array`"
         )
     return answers
-
-
-def _read_examples(path: Path) -> str:
-    try:
-        return read_text(resolve_reference(path.parent, path.name, "examples"))
-    except OSError as error:
-        raise PromptError(f"{path}: cannot read the examples: {error.strerror}") from error
 
 
 def _hash(source: str, texts: Mapping[str, str]) -> str:

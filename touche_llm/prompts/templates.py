@@ -112,7 +112,10 @@ class TemplateFiles:
         self._files: dict[str, _File] = {}
         self._environment = Sandbox(finalize)
         self._load(path.name, path, text, ())
-        self._chain = self._find_bases()
+        # The template, the file that it extends, the file that this one extends, and so on.
+        self._chain = [self._files[path.name]]
+        while (parent := self._chain[-1].parent) is not None:
+            self._chain.append(self._files[parent])
         self._check_blocks()
         for file in self._files.values():
             _check_chat_control(file)
@@ -177,13 +180,6 @@ class TemplateFiles:
         # A plain dictionary, since each rendering copies it and iterating over Jinja's own mapping is far slower.
         template = Template.from_code(environment, code, dict(environment.globals))
         return _File(path, text, tree, template, references)
-
-    def _find_bases(self) -> list[_File]:
-        """Return the template, the file that it extends, the file that this one extends, and so on."""
-        chain = [self._files[self._path.name]]
-        while (parent := chain[-1].parent) is not None:
-            chain.append(self._files[parent])
-        return chain
 
     def _check_blocks(self) -> None:
         """Raise PromptError unless each role has a block and no text stands outside the blocks that are sent."""

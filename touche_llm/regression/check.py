@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 import tempfile
 from collections.abc import AsyncIterator, Iterable, Mapping
-from contextlib import asynccontextmanager, closing
+from contextlib import asynccontextmanager, closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -217,20 +217,14 @@ async def compare_replay(snapshot: Snapshot, work: Path) -> ReplayComparison:
     except ToucheError as error:
         return ReplayComparison([RunDifference(name, "error", text=str(error)), *settings], config, None)
     if now.missing:
-        old = _load_recorded_prompts(snapshot, config)
+        old: dict[str, Prompt] = {}
+        # The program may no longer accept them.
+        with suppress(PromptError), RunContext(snapshot.with_recorded_templates(config), SilentProgress()) as context:
+            old = context.load_prompts()
         requests = compare_requests(name, old, now.prompts, now.missing, snapshot.manifest.examples)
         return ReplayComparison([*settings, *requests], config, None)
     differences = compare_runs(snapshot, now.directory.run_file)
     return ReplayComparison([*settings, *differences] if differences else [], config, now.directory.path)
-
-
-def _load_recorded_prompts(snapshot: Snapshot, config: Config) -> dict[str, Prompt]:
-    """Return the recorded prompts by purpose; none if the program no longer accepts them."""
-    try:
-        with RunContext(snapshot.with_recorded_templates(config), SilentProgress()) as context:
-            return context.load_prompts()
-    except PromptError:
-        return {}
 
 
 def _compare_settings(snapshot: Snapshot, config: Config) -> list[RunDifference]:

@@ -240,7 +240,14 @@ def open_snapshot(folder: Path) -> Snapshot:
         UsageError: The configuration cannot be read.
         DataError: A file is missing or is not as this program wrote it; names the file.
     """
-    manifest = _read_manifest(folder / RECORDED)
+    path = folder / RECORDED
+    try:
+        manifest = Manifest.model_validate_json(read_bounded(path, _MAX_BYTES))
+    except OSError as error:
+        raise DataError(f"{path}: cannot read the recorded run: {error.strerror}") from error
+    except ValidationError as error:
+        problem = describe_first_problem(error)
+        raise DataError(f"{path}: not a manifest of this program: {problem}; record the run again") from error
     if not (folder / CONFIG).is_file():
         raise DataError(f"{folder / CONFIG}: no such file; record the run again")
     task = get_task(_read_config(folder).task)
@@ -256,13 +263,3 @@ def _read_config(folder: Path) -> Config:
     """Return the recorded configuration; a task given as a folder is found from the recorded folder, or is its copy."""
     file = folder / CONFIG
     return load_config(file, {"task": find_task_folder(file, base=folder)})
-
-
-def _read_manifest(path: Path) -> Manifest:
-    try:
-        return Manifest.model_validate_json(read_bounded(path, _MAX_BYTES))
-    except OSError as error:
-        raise DataError(f"{path}: cannot read the recorded run: {error.strerror}") from error
-    except ValidationError as error:
-        problem = describe_first_problem(error)
-        raise DataError(f"{path}: not a manifest of this program: {problem}; record the run again") from error

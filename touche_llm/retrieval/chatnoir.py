@@ -59,10 +59,6 @@ def _check_index(name: str) -> str:
     return name
 
 
-def _check_address(url: str) -> str:
-    return check_address(url, API_KEY_VARIABLE) + "/"
-
-
 class ChatNoirSettings(Section):
     """Settings of ChatNoir; times are in seconds.
 
@@ -70,7 +66,9 @@ class ChatNoirSettings(Section):
     documents that are not fetched because ChatNoir cannot deliver them.
     """
 
-    base_url: Annotated[str, AfterValidator(_check_address), Scope.DELIVERY] = "https://chatnoir.eu/"
+    base_url: Annotated[str, AfterValidator(lambda url: check_address(url, API_KEY_VARIABLE) + "/"), Scope.DELIVERY] = (
+        "https://chatnoir.eu/"
+    )
     index: Annotated[str, AfterValidator(_check_index)] = "clueweb22/b"
     cache: Annotated[Path, Scope.DELIVERY] = Path(".touche-llm/chatnoir.sqlite")
     requests_per_second: Annotated[float, Scope.DELIVERY] = Field(2.0, gt=0.0, le=1000.0)
@@ -229,7 +227,8 @@ class ChatNoir:
             DataError: The cache is a file of another program.
         """
         self._settings, self._warn = settings, warn
-        self._key = _read_key(settings)
+        key = settings.api_key.get_secret_value() if settings.api_key else os.environ.get(API_KEY_VARIABLE, "")
+        self._key = key.strip()
         self._documents = ChatNoirDocuments(settings)
         self._note = RetryNotice(warn, f"{settings.base_url} (chatnoir.base_url)", settings.retry_for)
         # When the next request may be sent.
@@ -456,11 +455,6 @@ class ChatNoirCorpus(Corpus):
                 )
                 done()
         return rankings
-
-
-def _read_key(settings: ChatNoirSettings) -> str:
-    """Return the key from the configuration or else from the environment; empty if there is none."""
-    return (settings.api_key.get_secret_value() if settings.api_key else os.environ.get(API_KEY_VARIABLE, "")).strip()
 
 
 def _extract_message(content: bytes) -> str:

@@ -258,7 +258,9 @@ class DenseIndex:
         # The length of the vectors is known with the first ones.
         vectors = await self.embed(client, first)
         if self._manifest is None:
-            self._create(vectors.shape[1])
+            self.folder.mkdir(exist_ok=True)
+            VectorFile.create(self._path, (len(self._table), vectors.shape[1]))
+            self._write_manifest(DenseManifest(**self._source, dimensions=vectors.shape[1], is_complete=False))
         with open_writer(self._path, self._shape) as writer:
 
             async def embed(rows: range) -> None:
@@ -302,11 +304,6 @@ class DenseIndex:
     def _require(self) -> DenseManifest:
         assert self._manifest is not None
         return self._manifest
-
-    def _create(self, dimensions: int) -> None:
-        self.folder.mkdir(exist_ok=True)
-        VectorFile.create(self._path, (len(self._table), dimensions))
-        self._write_manifest(DenseManifest(**self._source, dimensions=dimensions, is_complete=False))
 
     def _write_manifest(self, manifest: DenseManifest) -> None:
         write_records(self.folder / _MANIFEST, [manifest])
