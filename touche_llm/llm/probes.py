@@ -64,19 +64,18 @@ Probe = Callable[[Survey], Awaitable[list[ServerCheck]]]
 _PROBES: dict[Extent, dict[str, Probe]] = {extent: {} for extent in Extent}
 
 
-def probe(extent: Extent, name: str, peculiarity: Peculiarity | None = None) -> Callable[[Probe], Probe]:
-    """Enter a probe, with what the server lacks if its check fails.
+def probe(
+    extent: Extent, name: str, cost: str = "", remedy: str = "", *, stops_runs: bool = False
+) -> Callable[[Probe], Probe]:
+    """Enter a probe, with what it costs that its check fails, what helps, and whether no run is possible then.
 
-    Args:
-        extent: First extent that has the probe; it takes the place of the one of that name in a smaller extent.
-        name: Name of its check.
-        peculiarity: None if the check has one already, or cannot fail.
+    It takes the place of a probe of that name in a smaller extent, whose cost and remedy stay if none are given.
     """
 
     def enter(function: Probe) -> Probe:
         _PROBES[extent][name] = function
-        if peculiarity is not None:
-            PECULIARITIES[name] = peculiarity
+        if remedy:
+            PECULIARITIES[name] = Peculiarity(cost, remedy, stops_runs)
         return function
 
     return enter
@@ -94,12 +93,10 @@ def list_probes(extent: Extent) -> dict[str, Probe]:
 @probe(
     Extent.RUN,
     "schema",
-    Peculiarity(
-        "",
-        "use a server that enforces `structured_outputs` or `response_format`, such as vLLM from 0.11 on "
-        "without a reasoning parser (--reasoning-parser)",
-        stops_runs=True,
-    ),
+    "",
+    "use a server that enforces `structured_outputs` or `response_format`, such as vLLM from 0.11 on "
+    "without a reasoning parser (--reasoning-parser)",
+    stops_runs=True,
 )
 async def check_schema(survey: Survey) -> list[ServerCheck]:
     """Make the server use the first way of constraining answers that works, and check its log-probabilities."""
@@ -170,7 +167,9 @@ _MAX_COUNT_ERROR = 8
 @probe(
     Extent.RUN,
     "tokens",
-    Peculiarity("", "give a folder with the model's tokenizer (`engine.tokenizer`)", stops_runs=True),
+    "",
+    "give a folder with the model's tokenizer (`engine.tokenizer`)",
+    stops_runs=True,
 )
 async def check_tokens(survey: Survey) -> list[ServerCheck]:
     """Make the server use the first counter of tokens that works, and compare its count with the server's."""
@@ -209,12 +208,10 @@ _CLOSING = re.compile(r"</[^<>]*(?:think|thought)[^<>]*>|\[/THINK\]|<\|END_THINK
 @probe(
     Extent.RUN,
     SYSTEM_MESSAGE,
-    Peculiarity(
-        "prompts give their instructions in one",
-        "put them into the user message (`sampling.system_message: user`), or serve another chat template (vLLM, "
-        "SGLang: --chat-template FILE; llama.cpp: --chat-template-file FILE)",
-        stops_runs=True,
-    ),
+    "prompts give their instructions in one",
+    "put them into the user message (`sampling.system_message: user`), or serve another chat template (vLLM, "
+    "SGLang: --chat-template FILE; llama.cpp: --chat-template-file FILE)",
+    stops_runs=True,
 )
 async def check_system_message(survey: Survey) -> list[ServerCheck]:
     """Check whether the model sees a system message: by the text of a prompt, else by its effect on the tokens.
@@ -258,7 +255,9 @@ SYSTEM = "Answer each field with one of its labels."
 @probe(
     Extent.RUN,
     LABEL_TOKENS,
-    Peculiarity("", f"use prompts of another `form`, such as `object`, or {PLAIN}", stops_runs=True),
+    "",
+    f"use prompts of another `form`, such as `object`, or {PLAIN}",
+    stops_runs=True,
 )
 async def check_labels(survey: Survey) -> list[ServerCheck]:
     """Check with one request for each form whether the labels of answers can be read from their tokens.
@@ -362,11 +361,9 @@ def _join(labels: Sequence[Label]) -> str:
 @probe(
     Extent.RUN,
     OPEN_THOUGHT,
-    Peculiarity(
-        "the answer stands where the model has learnt to reason",
-        "let it reason (`sampling.thinking`), or switch reasoning off, with a switch that its chat template knows "
-        "(`sampling.chat_template_kwargs`) or another template",
-    ),
+    "the answer stands where the model has learnt to reason",
+    "let it reason (`sampling.thinking`), or switch reasoning off, with a switch that its chat template knows "
+    "(`sampling.chat_template_kwargs`) or another template",
 )
 async def check_open_thought(survey: Survey) -> list[ServerCheck]:
     """Check whether the prompt of an answer without reasoning ends inside a thought."""
@@ -397,12 +394,10 @@ _THOUGHTS = ("One of two.", "Other words.")
 @probe(
     Extent.RUN,
     "thinking",
-    Peculiarity(
-        "",
-        "set the delimiters of the model (`sampling.thinking.delimiters`), or serve it with a chat template that keeps "
-        "its thought (vLLM: --chat-template FILE)",
-        stops_runs=True,
-    ),
+    "",
+    "set the delimiters of the model (`sampling.thinking.delimiters`), or serve it with a chat template that keeps "
+    "its thought (vLLM: --chat-template FILE)",
+    stops_runs=True,
 )
 async def check_thinking(survey: Survey) -> list[ServerCheck]:
     """Check whether the server continues a thought as the run does; nothing for a run without reasoning."""

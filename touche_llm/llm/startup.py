@@ -19,7 +19,6 @@ from touche_llm.llm.chat import read_completion
 from touche_llm.llm.checks import (
     LABEL_TOKENS,
     SYSTEM_MESSAGE,
-    Peculiarity,
     ServerCheck,
     Survey,
     fail,
@@ -260,11 +259,9 @@ async def check_white_space(survey: Survey) -> list[ServerCheck]:
 @probe(
     Extent.DOCTOR,
     "prefix cache",
-    Peculiarity(
-        "instructions and topic are computed for each document",
-        "vLLM: --enable-prefix-caching --enable-prompt-tokens-details; SGLang: --enable-cache-report, without "
-        "--disable-radix-cache; llama.cpp: --cache-prompt",
-    ),
+    "instructions and topic are computed for each document",
+    "vLLM: --enable-prefix-caching --enable-prompt-tokens-details; SGLang: --enable-cache-report, without "
+    "--disable-radix-cache; llama.cpp: --cache-prompt",
 )
 async def check_prefix_cache(survey: Survey) -> list[ServerCheck]:
     """Check whether a second prompt reuses its common beginning with the first."""
@@ -283,10 +280,8 @@ async def check_prefix_cache(survey: Survey) -> list[ServerCheck]:
 @probe(
     Extent.THOROUGH,
     "determinism",
-    Peculiarity(
-        "without the answer cache a run is not repeatable",
-        "vLLM: --dtype float32, or VLLM_BATCH_INVARIANT=1 in its environment; SGLang: --enable-deterministic-inference",
-    ),
+    "without the answer cache a run is not repeatable",
+    "vLLM: --dtype float32, or VLLM_BATCH_INVARIANT=1 in its environment; SGLang: --enable-deterministic-inference",
 )
 async def check_determinism(survey: Survey) -> list[ServerCheck]:
     """Check whether answers to a request that is repeated alone and among others differ."""
