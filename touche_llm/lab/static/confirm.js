@@ -13,7 +13,7 @@ export async function open(main, params) {
     h("h1", {}, "Confirm"),
     h("section", {},
       h("div", { class: "filters" }, h("label", {}, "Prompt", choose)),
-      h("p", {}, `This command judges the ${count(topics)} held-out topics with the saved prompts and decides once. Run it in a terminal when you have chosen; each run is logged, and weakens the next.`),
+      h("p", {}, `This command judges the ${topics === 1 ? "held-out topic" : `${count(topics)} held-out topics`} with the saved prompts and decides once. Run it in a terminal when you have chosen; each run is logged, and weakens the next.`),
       command ? h("pre", { class: "command", tabindex: 0 }, command) : h("p", { class: "warn" }, "This is the prompt of the run itself; choose one of yours to compare it with."),
       h("p", {}, command && h("button", { type: "button", class: "primary", click: () => copy(command) }, "Copy the command"), " ",
         h("a", { href: address("bench", { run, prompt: name }) }, "back to the bench"))),
