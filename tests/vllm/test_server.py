@@ -110,6 +110,7 @@ async def test_grades_need_no_more_alternatives_than_their_labels(vllm_url: str,
                     assert isinstance(answered, AnsweredRequest)
                     readings = read_labels(answered)
                     grades.append([compute_expected_grade(readings[name]) for name in ("relevance", "quality")])
-                assert grades[0] == pytest.approx(grades[1], abs=1e-9)
+                # The second prompt is in the prefix cache, which moves the last digits of a real server.
+                assert grades[0] == pytest.approx(grades[1], abs=1e-6)
                 different += any(grade % 1 for grade in grades[0])
     assert different == PASSAGES  # expectations, not plain grades
