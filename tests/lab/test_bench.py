@@ -1,6 +1,9 @@
 from __future__ import annotations
 
 import asyncio
+import shlex
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -294,13 +297,17 @@ async def test_a_confirmed_prompt_is_marked(folder: Path) -> None:
 
 
 async def test_each_view_has_a_command(folder: Path, qrels: dict[str, Path]) -> None:
-    async with open_lab(folder / "runs", qrels=qrels) as lab:
+    async with open_lab(folder / "runs", qrels=qrels, settings={"cache.mode": "replay"}) as lab:
         commands = [
             (await lab.get("/api/command", view=view, run="first", topic="1", documents="1-0\n1-1"))["command"]
             for view in ("runs", "documents", "bench")
         ]
         assert commands[:2] == ["touche-llm runs " + str(folder / "runs"), "touche-llm show runs/first --topic 1"]
         assert commands[2].startswith("touche-llm prompts try judge --topic 1 --doc 1-0 --doc 1-1 --config runs/first/")
+        for command in commands[1:]:
+            words = [sys.executable, "-m", "touche_llm", *shlex.split(command)[1:]]
+            done = await asyncio.to_thread(subprocess.run, words, capture_output=True, text=True)
+            assert done.returncode == 0 and "1-0" in done.stdout, done.stderr
 
 
 async def test_a_configuration_alone_has_a_bench(folder: Path, qrels: dict[str, Path], server: FakeServer) -> None:

@@ -97,6 +97,12 @@ class Bench:
                 found.setdefault(entry.path.resolve(), (name, entry))
         return dict(found.values())
 
+    def find_baseline(self, name: str) -> str | None:
+        """Return the prompt to compare another one with: the run's, else the task's own; None if it is both."""
+        prompts, path = self.list_prompts(), self.find_prompt(name).path.resolve()
+        names = [each for each in (self.config.prompts.judge, PURPOSE) if each in prompts]
+        return next((each for each in names if prompts[each].path.resolve() != path), None)
+
     def find_prompt(self, name: str) -> CatalogEntry:
         """Return a prompt; raise UsageError if it is not among the names."""
         self._check_name(name)

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from aiohttp import web
+from msgspec.structs import asdict
 
 from touche_llm.data.records import Document, Reading, UserLabels
 from touche_llm.errors import DataError, ToucheError, UsageError
@@ -23,7 +24,7 @@ from touche_llm.retrieval.base import Corpus
 from touche_llm.tasks.task import Task
 
 # Characters of a text in a list.
-SNIPPET = 240
+_SNIPPET = 240
 _SEPARATE_STANCE = "stance, separate request"
 Fields = dict[str, dict[str, Any]]
 
@@ -60,6 +61,11 @@ def read_fields(values: Mapping[str, Any], readings: Mapping[str, Reading]) -> F
             "off_label": None if reading is None else reading.off_label_mass,
         }
     return found
+
+
+def make_snippet(document: Document) -> str:
+    """Return the beginning of a document's text, as one line."""
+    return " ".join(document.text[: 2 * _SNIPPET].split())[:_SNIPPET]
 
 
 def list_topics(lab: Workplace, *, run: str) -> dict[str, Any]:
@@ -112,7 +118,7 @@ def _make_row(
         "rank": row.rank,
         "document": row.document_id,
         "title": "" if document is None else document.title,
-        "snippet": "" if document is None else " ".join(document.text[: 2 * SNIPPET].split())[:SNIPPET],
+        "snippet": "" if document is None else make_snippet(document),
         "first": row.first,
         "stance": row.stance,
         "p": shares.get(row.stance),
@@ -162,11 +168,7 @@ def read_document(lab: Workplace, *, run: str, topic: str, document: str) -> dic
         "requests": requests,
         "comparisons": details.comparisons,
         "notes": [*notes, *opened.list_notes()],
-        "failures": [
-            {"kind": attempt.kind, "reason": attempt.reason, "text": attempt.text}
-            for failure in details.failures
-            for attempt in failure.attempts
-        ],
+        "failures": [asdict(attempt) for failure in details.failures for attempt in failure.attempts],
     }
 
 

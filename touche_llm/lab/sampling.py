@@ -16,7 +16,7 @@ from touche_llm.data import concurrency
 from touche_llm.data.io import shorten_path
 from touche_llm.errors import DataError, PromptError, UsageError
 from touche_llm.evaluation.qrels import Qrels
-from touche_llm.lab.bench import PURPOSE, Benches
+from touche_llm.lab.bench import Benches
 from touche_llm.lab.runs import make_page
 from touche_llm.lab.workplace import run_apart
 from touche_llm.llm.engine import Counts
@@ -38,13 +38,10 @@ def _prepare(benches: Benches, run: str, name: str, text: str) -> ComparisonInpu
     draft, saved = bench.load(name, text), bench.load(name)
     if draft.hash != saved.hash:
         variants = [Variant("saved", saved), Variant("draft", draft)]
+    elif (baseline := bench.find_baseline(name)) is not None:
+        variants = [Variant(prompt.label, prompt) for prompt in (bench.load(baseline), saved)]
     else:
-        names = [each for each in (bench.config.prompts.judge, PURPOSE) if each != name]
-        others = (bench.load(each) for each in names if each in bench.list_prompts())
-        base = next((other for other in others if other.hash != saved.hash), None)
-        if base is None:
-            raise UsageError("Change the text to compare it with the saved version.")
-        variants = [Variant(base.label, base), Variant(saved.label, saved)]
+        raise UsageError("Change the text to compare it with the saved version.")
     return ComparisonInputs(bench.config, variants, qrels)
 
 

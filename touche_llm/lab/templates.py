@@ -136,7 +136,7 @@ def save_template(
     if file is None and is_writable(bench, entry):
         if hash_text(disk) != hash:
             problem = f"{entry.path}: changed on disk since it was read here; save yours under another name"
-            return {"conflict": problem, "disk": disk}
+            return {"conflict": problem, "disk": disk, "hash": hash_text(disk)}
         with open_atomic(entry.path) as stream:
             stream.write(text.encode())
         saved = name

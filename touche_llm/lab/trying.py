@@ -6,16 +6,18 @@ import asyncio
 import re
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from difflib import unified_diff
 from typing import Any
+
+from msgspec import to_builtins
 
 from touche_llm.data import concurrency
 from touche_llm.data.records import Topic
 from touche_llm.errors import EngineError, PromptError, ReplayMiss, UsageError
 from touche_llm.evaluation.qrels import STANCE, Qrels
 from touche_llm.lab.bench import Bench, Benches
-from touche_llm.lab.documents import SNIPPET, describe_exchange, describe_fields, read_fields
+from touche_llm.lab.documents import describe_exchange, describe_fields, make_snippet, read_fields
 from touche_llm.lab.templates import describe_template
 from touche_llm.lab.workplace import run_apart
 from touche_llm.llm.cache import CacheMode
@@ -48,10 +50,7 @@ def describe_bench(benches: Benches, *, run: str) -> dict[str, Any]:
     has_qrels = bool(benches.lab.find_qrels([run], task, bench.config))
     return {
         "prompts": [
-            {
-                "name": name,
-                "label": entry.path.name if entry.loaded is None else entry.loaded[1].label.partition("/")[2],
-            }
+            {"name": name, "label": entry.loaded[1].label.partition("/")[2] if entry.loaded else entry.path.name}
             for name, entry in bench.list_prompts().items()
         ],
         "topics": [
@@ -59,14 +58,10 @@ def describe_bench(benches: Benches, *, run: str) -> dict[str, Any]:
         ],
         "fields": describe_fields(task),
         "local": bench.is_local and not is_replay,
-        "server": {
-            "state": "replay" if is_replay else "unknown",
-            "url": engine.base_url,
-            "model": engine.model_name or "",
-        },
+        "server": {"state": "replay" if is_replay else "unknown", "url": engine.base_url, "model": engine.model_name},
         "problem": ""
         if has_qrels
-        else "Without qrels no prompt is measured: evaluate the run, or start the lab with qrels.",
+        else "No qrels, so nothing is measured: evaluate the run, or start the lab with qrels.",
     }
 
 
@@ -85,8 +80,8 @@ def list_candidates(benches: Benches, *, run: str, topic: str, query: str = "") 
         document = documents.get(candidate.document_id)
         if all(word in f"{document.id} {document.title} {document.text}".casefold() for word in words):
             is_judged = bool(get_assessments(qrels, topic, document.id))
-            text = " ".join(document.text[: 2 * SNIPPET].split())[:SNIPPET]
-            listed.append({"id": document.id, "title": document.title, "text": text, "judged": is_judged})
+            row = {"id": document.id, "title": document.title, "text": make_snippet(document), "judged": is_judged}
+            listed.append(row)
     return {"documents": listed}
 
 
@@ -157,11 +152,7 @@ async def _render(bench: Bench, prompt: Prompt, topic: Topic, document: str) -> 
         "messages": [
             {
                 "role": message.role,
-                "parts": [
-                    {"text": part.text, "shared": part.shared, "tokens": part.tokens}
-                    for part in parts
-                    if part.message == place
-                ],
+                "parts": [asdict(part) for part in parts if part.message == place],
             }
             for trial, parts in trials
             for place, message in enumerate(trial.messages)
@@ -252,7 +243,7 @@ def _describe_trials(trials: Sequence[Trial]) -> dict[str, Any]:
         "truncated": f"the model saw {cuts[0].kept_chars:,} of {cuts[0].of_chars:,} characters" if cuts else "",
         "prompt_tokens": sum(result.answer.prompt_tokens for result in answered),
         "completion_tokens": sum(result.answer.completion_tokens for result in answered),
-        "failure": {"kind": failed[0].kind, "reason": failed[0].reason, "text": failed[0].text} if failed else None,
+        "failure": to_builtins(failed[0]) if failed else None,
     }
 
 

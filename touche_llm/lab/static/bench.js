@@ -17,7 +17,7 @@ export async function open(main, params) {
   let template = await get("/api/template", { run, name });
   // Answers of the text before, by document; the drawn ones; and those known for the present text.
   let before = {}, answers = new Map(), previous = {}, findings = [], diff = "", tokens = null;
-  let asking = null, sampling = null, retrying = 0, source = "", server = about.server;
+  let asking = null, sampling = null, retrying = 0, source = "", server = about.server, seenDisk = template.hash;
   const body = (more) => ({ run, name, text: editor.text, ...more });
 
   const editor = makeEditor(() => { drawState(); later(); });
@@ -85,7 +85,7 @@ export async function open(main, params) {
       const found = await post("/api/check", body());
       if (text !== editor.text) return;
       ({ findings, tokens, diff } = found);
-      if (found.disk !== template.hash) await takeDisk();
+      if (found.disk !== template.hash && found.disk !== seenDisk) await takeDisk(found.disk);
     } catch (error) { return fail(error); }
     editor.mark(findings);
     fill(list, findings.map((finding) => h("li", { class: finding.level },
@@ -233,7 +233,8 @@ export async function open(main, params) {
     drawState();
   }
 
-  function offerName({ conflict, disk }) {
+  function offerName({ conflict, disk, hash }) {
+    seenDisk = hash;
     const path = h("input", { "aria-label": "Name of the new template", value: template.path.split("/").at(-1).replace(/[.]jinja$/, "-2.jinja") });
     fill(remark, alertBox(conflict,
       path, h("button", { type: "button", click: () => save(path.value) }, "Save mine under this name"),
@@ -252,7 +253,8 @@ export async function open(main, params) {
   }
 
   // Someone else changed the template: a page without a draft follows, one with a draft says so.
-  async function takeDisk() {
+  async function takeDisk(hash) {
+    seenDisk = hash;
     if (!isDraft()) { say("The template changed on disk and was read again."); return discard(); }
     fill(remark, alertBox("The template changed on disk; your draft is kept, and saving asks for another name."));
   }
