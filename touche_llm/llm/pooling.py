@@ -237,7 +237,7 @@ _SEE_LOG = "see the server's log"
 
 
 class PoolingServer:
-    """Engine of an embedding model or a cross-encoder. Call `connect` before all else."""
+    """Engine of an embedding model or a cross-encoder. Call `connect` first."""
 
     def __init__(self, client: HttpClient, purpose: PoolingPurpose, settings: PoolingConfig) -> None:
         """Initialise the engine with the client of a server; nothing is sent yet."""
