@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from touche_llm.corpus.ir_dataset import Source
 from touche_llm.corpus.json_lines import SkippedLines, StoreManifest, hash_if_changed
-from touche_llm.data.databases import connect
+from touche_llm.data.databases import NamedDatabase, connect
 from touche_llm.data.io import read_record, replace_folder, sha256, write_records
 from touche_llm.data.records import Document
 from touche_llm.errors import BadLine, DataError, UsageError, Warn
@@ -35,7 +35,7 @@ class TextTable:
     name: str
     noun: str
 
-    def __init__(self, folder: Path, manifest: StoreManifest, database: sqlite3.Connection) -> None:
+    def __init__(self, folder: Path, manifest: StoreManifest, database: NamedDatabase) -> None:
         """Use `DocumentStore`."""
         self.folder, self.manifest = folder, manifest
         self._database = database
@@ -70,7 +70,7 @@ class TextTable:
         for start in range(0, len(values), _SQL_VARIABLES):
             part = values[start : start + _SQL_VARIABLES]
             marks = ",".join("?" * len(part))
-            yield from self._database.execute(f"SELECT {columns} FROM {self.name} WHERE {key} IN ({marks})", part)
+            yield from self._database.query(f"SELECT {columns} FROM {self.name} WHERE {key} IN ({marks})", part)
 
     def read_texts(self, start: int = 0, stop: int | None = None) -> Iterator[str]:
         """Yield the texts to index of the rows from `start` to before `stop`, one in memory at a time."""
@@ -84,10 +84,10 @@ class TextTable:
         return (self.folder / _DATABASE).stat().st_size
 
     def _get_row(self, query: str, row_id: str) -> tuple[Any, ...]:
-        row: tuple[Any, ...] | None = self._database.execute(query, (row_id,)).fetchone()
-        if row is None:
+        rows: list[tuple[Any, ...]] = self._database.query(query, (row_id,))
+        if not rows:
             raise DataError(f"{self.manifest.corpus}: {row_id!r} is not one of the {self.noun} of this corpus")
-        return row
+        return rows[0]
 
     _indexed = "text"
 

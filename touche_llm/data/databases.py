@@ -6,6 +6,7 @@ import sqlite3
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from threading import Lock
 from typing import Any
 
 from touche_llm.errors import DataError, describe_os_error
@@ -34,9 +35,14 @@ class DatabaseFormat:
 
 
 class NamedDatabase(sqlite3.Connection):
-    """Connection that adds the path of its file to its errors, as a note."""
+    """Connection that adds the path of its file to its errors, as a note; several threads may query and close it."""
 
     path: Path | None = None
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        """Open the file; see the base class."""
+        super().__init__(*arguments, **options)
+        self._lock = Lock()
 
     def execute(self, *arguments: Any) -> sqlite3.Cursor:
         """Run a statement; see the base class."""
@@ -52,10 +58,20 @@ class NamedDatabase(sqlite3.Connection):
         except sqlite3.Error as error:
             raise add_path(error, self.path) from None
 
+    def query(self, *arguments: Any) -> list[Any]:
+        """Run a statement and return all its rows, with no call of another thread in between."""
+        with self._lock:
+            return self.execute(*arguments).fetchall()
+
+    def close(self) -> None:
+        """Close the file once no query is running: SQLite fails hard if it is closed under one."""
+        with self._lock:
+            super().close()
+
 
 def connect(location: str) -> NamedDatabase:
     """Open a database by path or URI, in autocommit mode."""
-    # The library opens corpora in the caller's thread and uses them in another; SQLite serialises the calls.
+    # The library opens corpora in the caller's thread and uses them in another.
     database = sqlite3.connect(
         location,
         timeout=LOCK_SECONDS,

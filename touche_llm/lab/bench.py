@@ -181,4 +181,5 @@ class Benches:
         """Close all models and corpora."""
         for _, bench in self._open.values():
             await bench.close_model()
-            bench.context.__exit__()
+            # After what still runs in that thread for a page that went away.
+            await self.lab.apart(bench.context.__exit__)

@@ -170,12 +170,12 @@ class ChatNoirDocuments:
 
     def get_text(self, document_id: str) -> str | MissingDocument | None:
         """Return the text of a document or the reason why it is missing; None if it was never fetched."""
-        row = self._database.execute(
+        rows = self._database.query(
             "SELECT text, reason FROM documents WHERE place = ? AND id = ?", (self._index, document_id)
-        ).fetchone()
-        if row is None:
+        )
+        if not rows:
             return None
-        text, reason = row
+        text, reason = rows[0]
         return str(text) if reason is None else MissingDocument(reason)
 
     def put_text(self, document_id: str, text: str | MissingDocument) -> None:
@@ -185,14 +185,14 @@ class ChatNoirDocuments:
 
     def get_page(self, query: str, start: int, size: int) -> ResultPage | None:
         """Return a page of results, or None if it is not stored; raises DataError if the file is damaged."""
-        row = self._database.execute(
+        rows = self._database.query(
             "SELECT page FROM searches WHERE base_url = ? AND place = ? AND query = ? AND start = ? AND size = ?",
             (self._base_url, self._index, query, start, size),
-        ).fetchone()
-        if row is None:
+        )
+        if not rows:
             return None
         try:
-            return decode_json(str(row[0]), ResultPage)
+            return decode_json(str(rows[0][0]), ResultPage)
         except Malformed as error:
             raise DataError(
                 f"{self.path}: damaged: the results of {query!r} from {start} on; delete the file"
