@@ -100,7 +100,7 @@ class Survey:
         sampling: Sampling of the run.
         schemas: Schemas of the answers that the run requests, as far as they are known.
         warn: Receives what is missing if a run is possible, and a queue.
-        step: Called after each probe.
+        step: Called after each probe, with the name of the next.
         checks: Results in the order of the probes.
         info: Description of the engine, complete after all probes if nothing blocks.
         probe: Reply in which the schema was enforced, if there was one.
@@ -111,7 +111,7 @@ class Survey:
     sampling: SamplingConfig
     schemas: Sequence[Mapping[str, Any]] = ()
     warn: Warn = lambda _: None
-    step: Callable[[], None] = lambda: None
+    step: Callable[[str], None] = lambda _: None
     checks: list[ServerCheck] = field(default_factory=list)
     info: EngineInfo = EngineInfo(model="", revision="", context=0, overhead=0, engine="")
     probe: ChatReply | None = None

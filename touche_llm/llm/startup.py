@@ -81,8 +81,8 @@ async def examine(survey: Survey, extent: Extent = Extent.RUN) -> None:
     Raises:
         EngineError: The server is unreachable or busy, serves another model, or answers with several models.
     """
-    needed = _list_all(Extent.RUN)
-    for name, function in _list_all(extent).items():
+    needed, probes = _list_all(Extent.RUN), _list_all(extent)
+    for (name, function), following in zip(probes.items(), [*list(probes)[1:], ""], strict=True):
         has_schema = survey.probe is not None
         takes_instructions = has_schema and not survey.is_blocked(SYSTEM_MESSAGE)
         if takes_instructions or name in _ALWAYS or (has_schema and name == SYSTEM_MESSAGE):
@@ -92,7 +92,7 @@ async def examine(survey: Survey, extent: Extent = Extent.RUN) -> None:
                 if function is needed.get(name):
                     raise describe_failure(survey.server, error) from error
                 survey.checks.append(ServerCheck(name, None, f"could not be checked: {error}"))
-            survey.step()
+            survey.step(following)
 
 
 def describe_failure(server: HttpClient, error: Transient | Rejected, refused: str = "") -> EngineError:

@@ -27,6 +27,14 @@ _WINDOW_SECONDS = 60.0
 _CHECKS = 100
 
 
+class StepFunction(Protocol):
+    """Function to be called after each step of a stage."""
+
+    def __call__(self, awaited: str = "") -> None:
+        """Count a step; name what the stage waits for now, where its steps differ."""
+        ...
+
+
 class Progress(Protocol):
     """A display of warnings and of the progress of stages."""
 
@@ -34,7 +42,7 @@ class Progress(Protocol):
         """Show a line that the user should read."""
         ...
 
-    def stage(self, title: str, total: int, counts: Counts | None = None) -> AbstractContextManager[Callable[[], None]]:
+    def stage(self, title: str, total: int, counts: Counts | None = None) -> AbstractContextManager[StepFunction]:
         """Show a stage of `total` steps while the block runs.
 
         Args:
@@ -55,9 +63,9 @@ class SilentProgress:
         """Drop the message."""
 
     @contextmanager
-    def stage(self, title: str, total: int, counts: Counts | None = None) -> Iterator[Callable[[], None]]:
+    def stage(self, title: str, total: int, counts: Counts | None = None) -> Iterator[StepFunction]:
         """Show nothing."""
-        yield lambda: None
+        yield lambda awaited="": None
 
 
 class ForwardedProgress:
@@ -76,7 +84,7 @@ class ForwardedProgress:
         """Collect the message."""
         self.messages.append(message)
 
-    def stage(self, title: str, total: int, counts: Counts | None = None) -> AbstractContextManager[Callable[[], None]]:
+    def stage(self, title: str, total: int, counts: Counts | None = None) -> AbstractContextManager[StepFunction]:
         """Show a stage of `total` steps."""
         return self._display.stage(title + self._suffix, total, counts)
 
@@ -96,7 +104,7 @@ class ConsoleProgress:
         self.console.print(to_printable(f"note: {message}"), markup=False)
 
     @contextmanager
-    def stage(self, title: str, total: int, counts: Counts | None = None) -> Iterator[Callable[[], None]]:
+    def stage(self, title: str, total: int, counts: Counts | None = None) -> Iterator[StepFunction]:
         """Show a stage of `total` steps; yields the function to call after each step. Always ends the bar."""
         stage = _Stage(title, total, counts, self.console)
         _LOG.info("%s: %d to do", title, total)
@@ -121,7 +129,7 @@ class NotebookProgress:
         print(to_printable(f"note: {message}"))
 
     @contextmanager
-    def stage(self, title: str, total: int, counts: Counts | None = None) -> Iterator[Callable[[], None]]:
+    def stage(self, title: str, total: int, counts: Counts | None = None) -> Iterator[StepFunction]:
         """Show a stage of `total` steps."""
         # Only in Jupyter, which has it.
         from IPython.display import display
@@ -181,6 +189,7 @@ class _Stage(ProgressColumn):
         self.bar.add_task("", total=total, visible=False)
         self._task, self._sent = self.bar.tasks
         self._seen = Counts()
+        self._awaited = ""
 
     @property
     def spent(self) -> Counts:
@@ -192,8 +201,9 @@ class _Stage(ProgressColumn):
         """Seconds so far."""
         return self._task.elapsed or 0.0
 
-    def step(self) -> None:
-        """Count one step."""
+    def step(self, awaited: str = "") -> None:
+        """Count one step; `awaited` is what the stage waits for now."""
+        self._awaited = awaited
         self.bar.advance(self._task.id)
         spent = self.spent
         ended = spent.ended - self._seen.ended
@@ -221,6 +231,8 @@ class _Stage(ProgressColumn):
     def _describe(self, problem: str) -> str:
         """Return what is known beside the number of steps, the most important first."""
         spent, parts = self.spent, [f"{self.elapsed:.1f} s"]
+        if self._awaited:
+            parts.append(f"waiting for {self._awaited}")
         is_even = self.counts is not None or (self._task.total or 0) >= _CHECKS
         if is_even and self._sent.speed and self._task.remaining:
             parts.append(f"{self._task.remaining / self._sent.speed:,.0f} s left")
