@@ -258,6 +258,12 @@ class Config(Section):
         return self.stance.calibrated_on if self.stance is not None and self.stance.thresholds else ()
 
     @property
+    def criterion(self) -> str:
+        """Objective of the ranking, with the weights of grades and of the first stage in its scores."""
+        weights = ", ".join(f"{name.replace('_', ' ')} {weight:g}" for name, weight in self.weights.items() if weight)
+        return f"{self.objective} (weights: {weights})"
+
+    @property
     def steps(self) -> tuple[Step, ...]:
         """Steps of the ranking."""
         return parse_steps(self.rank)

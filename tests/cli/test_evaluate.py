@@ -87,6 +87,20 @@ def test_the_first_stage_stands_before_the_run_of_its_folder(touche: Touche, jud
     assert {run for run, _ in rows_of(done.stdout)} == {"mine"}
 
 
+def test_a_run_in_the_order_of_its_first_stage_is_named_and_so_are_qrels_of_another_aspect(
+    touche: Touche, judged: Path
+) -> None:
+    (judged / "qrels-quality.txt").write_text(QUALITY)
+    notes = {}
+    for order in (GOOD, POOR):
+        (judged / "mine" / "run.txt").write_text(order)
+        done = touche("evaluate", "mine", *TASK, "--relevance", "qrels-quality.txt")
+        notes[order] = [line for line in done.stderr.splitlines() if line.startswith("note:")]
+        assert any("relevance" in note and "those of quality" in note for note in notes[order])
+    (added,) = (note for note in notes[POOR] if note not in notes[GOOD] and "did not change" in note)
+    assert "mine (first stage)" in added
+
+
 def test_the_run_file_of_a_folder_has_its_first_stage_too(touche: Touche, judged: Path) -> None:
     (judged / "mine" / "config.yaml").write_text("task: comparative\ntopics: t.xml\ncorpus: c.jsonl\n")
     by_folder, by_file = (

@@ -25,7 +25,7 @@ from touche_llm.cli.emit import (
 )
 from touche_llm.cli.setting_options import CommandProgress
 from touche_llm.errors import DataError, UsageError, describe_os_error
-from touche_llm.evaluation.measures import describe_coverage
+from touche_llm.evaluation.measures import JUDGED, describe_coverage
 from touche_llm.evaluation.qrels import STANCE
 from touche_llm.evaluation.significance import describe_missing_intervals
 from touche_llm.pipeline.run import find_task
@@ -197,7 +197,10 @@ def _record(given: Sequence[m.Given], evaluations: Sequence[Evaluation], task: T
 
 
 def _describe_judging(given: Sequence[m.Given], evaluations: Sequence[Evaluation]) -> list[str]:
-    """Return notes on unjudged documents behind differences from the first stage, which comes before its runs."""
+    """Return notes on runs that equal their first stage, which comes before them, and on unjudged documents.
+
+    The latter may be behind a difference.
+    """
     from touche_llm.evaluation.measures import describe_judging
 
     notes: list[str] = []
@@ -207,6 +210,11 @@ def _describe_judging(given: Sequence[m.Given], evaluations: Sequence[Evaluation
             baseline = evaluation
         elif baseline is not None:
             notes += describe_judging(evaluation, baseline)
+            if all(evaluation.estimates[name].value == first.value for name, first in baseline.estimates.items()):
+                notes.append(
+                    f"{evaluation.name}: every grade measure is that of {baseline.name}: the order of the "
+                    "judged documents at the measured places did not change"
+                )
     return notes
 
 
@@ -250,8 +258,15 @@ def _count_confusion(evaluations: Sequence[Evaluation]) -> list[dict[str, Any]]:
 
 def show_summary(rows: Rows, evaluations: Sequence[Evaluation]) -> None:
     """Print the rows of `summarize`."""
+
+    def get_judged(row: Mapping[str, Any]) -> float | None:
+        return None if "precision" in row["measure"] or "recall" in row["measure"] else row["judged"]
+
     columns = [m.MEASURE, m.RUN_COLUMN, Column("value"), m.INTERVAL, Column("n", drop=1)]
-    m.show_aspects(rows, [*columns, Column("judged@k", value="judged", digits=3)], evaluations)
+    columns.append(Column("judged@k", value=get_judged, digits=3))
+    # Their shares stand in the column beside the other measures.
+    shown = [row for row in rows if JUDGED not in row["measure"]]
+    m.show_aspects(shown, columns, evaluations)
     show_lines((m.JUDGED_LEGEND,))
 
 

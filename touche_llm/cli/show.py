@@ -295,7 +295,7 @@ def _list_facts(overview: RunOverview, config: Config, task: Task) -> Iterator[t
         yield "prompts", ", ".join(labels)
     yield "topics", f"{count}{config.dataset or shorten_path(config.topics)}{chosen}"
     yield "first stage", f"{config.candidates or config.retriever.name}, depth {config.depth}"
-    yield "ranking", f"{', '.join(config.rank)}; objective {config.objective}"
+    yield "ranking", f"{', '.join(config.rank)}; objective {config.criterion}"
     yield "tag", config.tag
     failures = [failure for of_file in overview.directory.read_failures().values() for failure in of_file]
     if failures:

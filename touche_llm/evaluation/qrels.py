@@ -109,6 +109,9 @@ def read_qrels(files: Mapping[str, Path | str], task: Task | str) -> Qrels:
     judged: dict[str, dict[str, dict[str, Any]]] = {}
     for aspect in aspects:
         if aspect in files:
+            name = Path(files[aspect]).name
+            if aspect not in name and (others := [other for other in aspects if other in name]):
+                notes.append(f"{aspect} qrels: read from {name}; does it hold those of {others[0]}?")
             parse: Callable[[str], Any] = partial(_parse_label, task=task)
             if aspect != STANCE:
                 parse = partial(_parse_grade, scale=task.qrels_scales[aspect])

@@ -110,7 +110,7 @@ def describe_run(config: Config, task: Task, stages: Mapping[str, Mapping[str, A
         "model": " ".join(str(judge.get(name, "")) for name in ("model", "revision")).strip(),
         "engine": str(judge.get("engine", "")),
         "ranked by": ", ".join(config.rank),
-        "for": config.objective,
+        "objective": config.criterion,
         "corpus": str(corpus),
         "topics": f"{len(run.rankings):,}",
         "lines": f"{sum(map(len, run.rankings.values())):,}",
