@@ -97,7 +97,7 @@ async def examine(survey: Survey, extent: Extent = Extent.RUN) -> None:
 
 def describe_failure(server: HttpClient, error: Transient | Rejected, refused: str = "") -> EngineError:
     """Return the error of a start-up check that failed; `refused` says how to go on if the server refuses."""
-    hint = f"is the server running there? Set its address with {server.address}"
+    hint = f"is the server running there? It answers once its model is loaded. Set its address with {server.address}"
     if isinstance(error, Transient):
         # A server that is busy runs there.
         return EngineError(f"{server.base_url}: {error.reason}" + ("" if error.is_busy else f"; {hint}"))

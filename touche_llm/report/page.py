@@ -39,7 +39,6 @@ COSTS = {
     "completion_tokens": "completion tokens",
     "cached_prompt_tokens": "prompt tokens saved by the answer cache",
     "documents cut": "truncated documents",
-    "judgments per second": "judgments per second",
     "peak memory MiB": "peak memory, MiB",
 }
 # The characters with Unicode's property Bidi_Control.
