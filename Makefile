@@ -35,12 +35,14 @@ help:
 
 $(RUNS): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or later is needed: make PYTHON=python3.11")'
-	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python $(PIP) install --constraint constraints.txt --editable .
+	@echo "installing into $(VENV), which takes about a minute"
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@$(BIN)/python $(PIP) install --constraint constraints.txt --editable .
 	@touch $@
 
 $(STAMP): $(RUNS)
-	$(BIN)/python $(PIP) install --constraint constraints.txt --editable '.[dev]'
+	@echo "installing what the tests need into $(VENV), which takes about a minute"
+	@$(BIN)/python $(PIP) install --constraint constraints.txt --editable '.[dev]'
 	@touch $@
 
 setup: $(STAMP)

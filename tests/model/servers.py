@@ -25,7 +25,9 @@ ENVIRONMENT = {name: value for name, value in TINY_ENVIRONMENT.items() if name !
     "VLLM_CPU_KVCACHE_SPACE": "4",  # GiB
     "VLLM_CPU_OMP_THREADS_BIND": f"0-{(os.cpu_count() or 1) - 1}",  # by default one core is left out
 }
-OPTIONS = {"dtype": "bfloat16", "max_num_seqs": 16, "enforce_eager": False}
+# Processors without AVX-512 or matrix units emulate bfloat16: minutes for a request.
+_HAS_BFLOAT16 = any(name in Path("/proc/cpuinfo").read_text() for name in ("avx512", "amx_bf16", " bf16"))
+OPTIONS = {"dtype": "bfloat16" if _HAS_BFLOAT16 else "float32", "max_num_seqs": 16, "enforce_eager": False}
 _READY_SECONDS = 900.0
 _HOST = "127.0.0.1"
 
@@ -38,7 +40,7 @@ class Missing(Exception):
 def serve_vllm(folder: Path) -> Iterator[str]:
     """Serve the model with vLLM on the CPU; the first start compiles for minutes."""
     _require(VENV / "bin" / "vllm", MODEL / "config.json")
-    with vllm_server(MODEL, folder / "vllm.log", ENVIRONMENT, CONTEXT, **OPTIONS) as url:
+    with vllm_server(MODEL, folder / "vllm.log", ENVIRONMENT, CONTEXT, _READY_SECONDS, **OPTIONS) as url:
         yield url
 
 

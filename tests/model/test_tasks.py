@@ -34,6 +34,8 @@ SMALL = {
         2,
         "--context",
         3000,
+        "--judge-per",
+        "field",
         "--stance-prompt",
         "own",
         "--stance-depth",

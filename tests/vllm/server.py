@@ -53,10 +53,15 @@ def vllm_environment(environment: Mapping[str, str] = ENVIRONMENT) -> Iterator[N
 
 @contextmanager
 def vllm_server(
-    model: Path, log: Path, environment: Mapping[str, str] = ENVIRONMENT, context: int = CONTEXT, **options: Any
+    model: Path,
+    log: Path,
+    environment: Mapping[str, str] = ENVIRONMENT,
+    context: int = CONTEXT,
+    ready_within: float = READY_SECONDS,
+    **options: Any,
 ) -> Iterator[str]:
     """Serve the model, named after its folder, with the program's own function; yields the base URL."""
-    serving = serve(model, OPTIONS | options, log, context=context, ready_within=READY_SECONDS)
+    serving = serve(model, OPTIONS | options, log, context=context, ready_within=ready_within)
     with vllm_environment(environment), asyncio.Runner() as runner:
         url = runner.run(serving.__aenter__())
         try:
