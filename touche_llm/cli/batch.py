@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import inspect
 import shlex
-from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -26,13 +24,8 @@ from touche_llm.pipeline.batch import Batch, import_replies, pending_requests, r
 from touche_llm.pipeline.run_directory import RunDirectory
 from touche_llm.pipeline.stages import StageName
 
-_STAGES: Mapping[StageName, Callable[..., None]] = {
-    "retrieve": stages.retrieve,
-    "judge": stages.judge,
-    "rank": stages.rank,
-}
-# The folder stands first in each command; the others are for one call alone.
-_NOT_REPEATED = ("stage", "out", "overwrite", "cache__retry_failures", "output")
+# The stage and the folder stand first in each command; the others are for one call alone.
+_NOT_REPEATED = ("stage", "out", "overwrite", "cache__retry_failures", "output", "help_all")
 _RESPONSES = "responses.jsonl"
 
 batch_app = typer.Typer(no_args_is_help=True, help="Write, answer and import batch files, with vLLM or Ray Data.")
@@ -46,8 +39,7 @@ def export(
     stage: Annotated[StageName, typer.Argument(help="retrieve, judge or rank.")],
     out: o.OutOption,
     requests: Annotated[
-        Path,
-        typer.Option("--requests", "-o", metavar="FILE", help="The file to write.", rich_help_panel="Output"),
+        Path, typer.Option("--requests", "-o", metavar="FILE", help="The file to write.", rich_help_panel="Output")
     ],
     tokenizer: Annotated[
         Path | None,
@@ -71,7 +63,7 @@ def export(
         out.mkdir(parents=True, exist_ok=True)
     with RunDirectory(out).lock(f"batch export {stage}", progress.warn):
         found = stages.run_requests(config, pending_requests(stage, config, out, tokenizer, progress))
-        found = replace(found, batch=found.batch.model_copy(update=_list_given_options(stage, context)))
+        found = replace(found, batch=found.batch.model_copy(update=_list_given_options(context)))
         is_pending = write_requests(found, out, requests, overwrite=overwrite)
     if output is not Format.TABLE:
         rows = [{"stage": stage, "file": requests, "requests": len(found.requests)}] if is_pending else []
@@ -164,26 +156,21 @@ def import_(
         raise typer.Exit(stages.FAILURES_EXIT)
 
 
-def _list_given_options(stage: StageName, context: typer.Context) -> dict[str, tuple[str, ...]]:
-    """Return the options that were given: for the next export, and those that the stage's own command takes."""
-    of_stage = inspect.signature(_STAGES[stage]).parameters
-    export: list[str] = []
-    replay: list[str] = []
+def _list_given_options(context: typer.Context) -> dict[str, tuple[str, ...]]:
+    """Return the options that were given: for the next export, and those that the stage's own command takes too."""
+    options: dict[str, tuple[str, ...]] = {"export_options": (), "stage_options": ()}
     for parameter in context.command.params:
-        name = str(parameter.name)
-        source = context.get_parameter_source(name)
-        if name in _NOT_REPEATED or source is None or source.name != "COMMANDLINE":
+        name, flag, value = parameter.name, max(parameter.opts, key=len), context.params[str(parameter.name)]
+        if name in _NOT_REPEATED or value in (None, (), []):
             continue
-        value = context.params[name]
-        flag = max(parameter.opts, key=len)
         if isinstance(value, bool):
             words = [flag if value else parameter.secondary_opts[0]]
         else:
             values = value if isinstance(value, list | tuple) else [value]
             words = [word for item in values for word in (flag, str(item))]
-        export += words
-        replay += words if name in of_stage else []
-    return {"export_options": tuple(export), "stage_options": tuple(replay)}
+        for command in options if name not in ("requests", "tokenizer") else ["export_options"]:
+            options[command] += tuple(words)
+    return options
 
 
 def _run_command(batch: Batch, file: Path, tokenizer: Path | None) -> str:
