@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
 from touche_llm.data.records import Topic
 from touche_llm.errors import DataError, PromptError
@@ -18,10 +18,9 @@ from touche_llm.prompt_lab.trial import (
     Subject,
     Texts,
     ask,
-    count_chars,
+    count_common,
     make_other_subject,
     offline_builder,
-    shared_prefix,
     split_by_sharing,
 )
 from touche_llm.prompts.prompt import Prompt, Purpose
@@ -34,9 +33,6 @@ from touche_llm.tasks.task import Task
 Level = Literal["error", "warning"]
 # Maximum share and characters of fixed text after the topic or the documents: field names, a last line.
 _MAX_SHARE_BEHIND, _MAX_CHARS_BEHIND = 0.25, 200
-# Words that are not labels.
-_PLAIN = "x y"
-
 
 _INVENTED_TOPIC = Topic(
     "1",
@@ -178,7 +174,7 @@ class _Linter:
 
     async def render_minimal(self) -> tuple[Subject, Messages] | None:
         """Render the prompt with minimal topic and documents; return None if that fails."""
-        bare = Topic("0", _PLAIN)
+        bare = Topic("0", "x y")  # words that are not labels
         whole = replace(bare, description="x", narrative="x", objects=("x", "y"))
         plain, where = None, ""
         objectives: tuple[Objective, ...] = get_args(Objective) if self.purpose.depends_on == "documents" else ("both",)
@@ -204,13 +200,16 @@ class _Linter:
             # Answers of the other forms have no names; their fields may be described in other words.
             (self.error if self.prompt.header.form is AnswerForm.OBJECT else self.warn)(problem)
         scales = {(min(grades), max(grades)) for grades in get_labels(model).values() if isinstance(grades[0], int)}
-        other = [found[0] for found in _RANGE.finditer(text) if (int(found[1]), int(found[2])) not in scales]
+        ranges = [(found[0], (int(found[1]), int(found[2]))) for found in _RANGE.finditer(text)]
+        other = [written for written, scale in ranges if scale not in scales]
         if scales and other:
             known = ", ".join(f"{lowest} to {highest}" for lowest, highest in sorted(scales))
             self.warn(f"the text has the range {other[0]!r}, but grades are {known}")
         # The labels of objects are words of the topic.
         for name, labels in get_labels(model).items() if self.purpose.depends_on != "topic" else ():
-            if all(isinstance(label, int) for label in labels) and _has_range(text, min(labels), max(labels)):
+            if all(isinstance(label, int) for label in labels) and (min(labels), max(labels)) in [
+                scale for _, scale in ranges
+            ]:
                 continue
             missing = [str(label) for label in labels if not _has_word(text, str(label))]
             if missing:
@@ -239,7 +238,7 @@ class _Linter:
 
         async def differs(changed: Subject) -> int:
             _, other = await self.render(changed.topic, subject.ids, changed.documents)
-            return count_chars(messages, shared_prefix(messages, other))
+            return count_common(messages, other)
 
         both = make_other_subject(subject, topic=True)
         topic = await differs(replace(both, documents=subject.documents))
@@ -298,7 +297,3 @@ class _Linter:
 
 def _has_word(text: str, word: str) -> bool:
     return re.search(rf"(?<!\w){re.escape(word)}(?!\w)", text) is not None
-
-
-def _has_range(text: str, lowest: Any, highest: Any) -> bool:
-    return any((int(found[1]), int(found[2])) == (lowest, highest) for found in _RANGE.finditer(text))

@@ -46,10 +46,6 @@ class Texts:
         return []
 
 
-# Number of documents that an error suggests.
-_SUGGESTED = 5
-
-
 @dataclass(frozen=True, slots=True)
 class Subject:
     """Topic and documents of a trial; no documents if the prompt is about the topic only."""
@@ -156,7 +152,7 @@ async def make_subject(
 async def find_best_documents(context: RunContext) -> list[str]:
     """Return the ids of the topic's first documents by the first stage, or of sentences where pairs are made."""
     (ranking,) = (await retrieve_candidates(context)).list_rankings()
-    return [candidate.document_id for candidate in ranking[:_SUGGESTED]]
+    return [candidate.document_id for candidate in ranking[:5]]
 
 
 async def ask(
@@ -267,7 +263,7 @@ async def _send_each(prompt: Prompt, subject: Subject, builder: RequestBuilder) 
 
 
 def _nothing() -> None:
-    """Ignore a step of a stage."""
+    pass
 
 
 # A server's prefix cache serves the common beginning of requests; who shares a part is found by rendering others.
@@ -275,8 +271,6 @@ Messages = tuple[Message, ...]
 Shared = Literal["all", "topic", "nobody"]
 # Prompt tokens of a chat.
 Count = Callable[[Messages], int]
-# Index of a message and number of characters in it.
-Place = tuple[int, int]
 
 # First characters of a substitute text; one that the original text does not contain is used.
 _MARKS = "※⁂§¶"
@@ -327,24 +321,18 @@ def make_other_subject(subject: Subject, *, topic: bool) -> Subject:
     return replace(changed, topic=_other_topic(subject.topic)) if topic else changed
 
 
-def shared_prefix(one: Messages, other: Messages) -> Place:
-    """Return where two chats begin to differ: index of the message and characters in common."""
-    for place, (mine, theirs) in enumerate(zip(one, other, strict=False)):
-        if mine.role != theirs.role:
-            return place, 0
-        if mine.content != theirs.content:
-            return place, count_shared(mine.content, theirs.content)
-    return min(len(one), len(other)), 0
+def count_common(one: Messages, other: Messages) -> int:
+    """Count the characters of two chats before they begin to differ."""
+    chars = 0
+    for mine, theirs in zip(one, other, strict=False):
+        if mine != theirs:
+            return chars + (count_shared(mine.content, theirs.content) if mine.role == theirs.role else 0)
+        chars += len(mine.content)
+    return chars
 
 
-def count_chars(messages: Messages, place: Place) -> int:
-    """Count the characters of a chat up to a place."""
-    return sum(len(message.content) for message in messages[: place[0]]) + place[1]
-
-
-def count_tokens_to(messages: Messages, place: Place, count: Count) -> int:
-    """Estimate the tokens of a chat up to a place."""
-    whole, chars = place
+def count_tokens_to(messages: Messages, whole: int, chars: int, count: Count) -> int:
+    """Estimate the tokens of the first `whole` messages of a chat and of so many characters of the next one."""
     # Some chat templates reject an empty message or a chat without a user message.
     rest = (replace(message, content=message.content[:chars] or "x") for message in messages[whole : whole + 1])
     return count((*messages[:whole], *rest, *(replace(message, content="x") for message in messages[whole + 1 :])))
@@ -371,29 +359,21 @@ def split_by_sharing(messages: Messages, same_topic: Messages, other_topic: Mess
         other_topic: Messages about other documents for another topic.
         count: Counts tokens; a part has the tokens that it adds to the preceding parts.
     """
-    of_topic = shared_prefix(messages, same_topic)
-    of_all = min(of_topic, shared_prefix(messages, other_topic))
+    of_topic = count_common(messages, same_topic)
+    of_all = min(of_topic, count_common(messages, other_topic))
     parts: list[PromptPart] = []
-    before = 0
+    passed = before = 0
     for place, message in enumerate(messages):
-        length = len(message.content)
-        start = 0
-        shares: tuple[tuple[Shared, int], ...] = (
-            ("all", _within(of_all, place, length)),
-            ("topic", _within(of_topic, place, length)),
-            ("nobody", length),
-        )
-        for shared, end in shares:
+        start, length = 0, len(message.content)
+        shares: tuple[tuple[Shared, int], ...] = (("all", of_all), ("topic", of_topic), ("nobody", passed + length))
+        for shared, shared_to in shares:
+            end = min(shared_to - passed, length)
             if end > start:
-                so_far = count_tokens_to(messages, (place, end), count)
+                so_far = count_tokens_to(messages, place, end, count)
                 parts.append(PromptPart(place, message.role, shared, message.content[start:end], so_far - before))
                 start, before = end, so_far
+        passed += length
     return parts
-
-
-def _within(end: Place, place: int, length: int) -> int:
-    """Return how many characters of a message lie before an end."""
-    return end[1] if end[0] == place else length * (end[0] > place)
 
 
 def _other_topic(topic: Topic) -> Topic:
