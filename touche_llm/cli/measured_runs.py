@@ -20,7 +20,7 @@ from touche_llm.errors import DataError, UsageError, to_printable
 from touche_llm.evaluation.qrels import STANCE, Qrels, check_judged, describe_fitted, read_qrels, select_topics
 from touche_llm.pipeline.context import Dataset
 from touche_llm.pipeline.run import find_run_directory, read_run
-from touche_llm.pipeline.run_directory import RunDirectory
+from touche_llm.pipeline.run_directory import RunDirectory, read_counts
 from touche_llm.pipeline.run_overview import find_known_qrels
 from touche_llm.tasks import TASK_HELP, get_task
 from touche_llm.tasks.task import Task
@@ -250,7 +250,8 @@ def print_notes(qrels: Qrels, evaluations: Sequence[Evaluation], runs: Iterable[
 
     notes = [*qrels.notes, *format_notes({each.name: each.notes for each in evaluations}), *further]
     for each in runs:
-        if qrels.stances and not each.first_stage and each.folder and (imputed := _count_imputed(each.folder)):
+        stages = RunDirectory(each.folder).read_metadata().stages if each.folder and not each.first_stage else {}
+        if qrels.stances and (imputed := read_counts(stages.get("rank", {})).imputed):
             notes.append(f"{each.name}: imputed stances, for lack of a usable answer: {imputed:,}")
     sys.stdout.flush()
     for note in notes:
@@ -260,16 +261,3 @@ def print_notes(qrels: Qrels, evaluations: Sequence[Evaluation], runs: Iterable[
 def strip_aspect(measure: str) -> str:
     """Return a measure's name without its aspect."""
     return measure.split(" ", 1)[1]
-
-
-def _count_imputed(folder: Path) -> int:
-    """Return the number of imputed stances of a folder's run, from its metadata; 0 if no stage is recorded there."""
-    directory = RunDirectory(folder)
-    stages = directory.read_metadata().stages if directory.metadata_file.exists() else {}
-    imputed = stages["rank"].get("imputed stances") if "rank" in stages else 0
-    if not isinstance(imputed, int):
-        raise DataError(
-            f"{directory.metadata_file}: imputed stances: {imputed!r:.40}; expected a number; run `touche-llm rank` "
-            "for the folder again"
-        )
-    return imputed

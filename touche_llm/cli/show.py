@@ -283,9 +283,8 @@ def show_facts(facts: Mapping[str, Any]) -> None:
 
 
 def _list_facts(overview: RunOverview, config: Config, task: Task) -> Iterator[tuple[str, str]]:
-    """Yield the settings that matter, by name."""
-    prompts = [facts.get("prompts") for facts in overview.stages.values()]
-    labels = [str(label).partition("/")[2] for used in prompts if isinstance(used, Mapping) for label in used.values()]
+    prompts = (read_counts(facts).prompts.values() for facts in overview.stages.values())
+    labels = [label.partition("/")[2] for of_stage in prompts for label in of_stage]
     chosen = f", the first {config.limit_topics}" if config.limit_topics is not None else ""
     chosen += f", only {', '.join(config.topic)}" if config.topic else ""
     count = "" if overview.topics is None else f"{overview.topics:,} of "

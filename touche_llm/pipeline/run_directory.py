@@ -98,16 +98,22 @@ class StageCounts(msgspec.Struct, frozen=True):
     """Counts in the facts of a stage; empty and 0 where a stage has none.
 
     Attributes:
+        topics: Number of topics; None if the stage does not count them.
+        prompts: Labels of the prompts, by purpose.
         requests: Counts of requests, see `Counts.as_dict`.
         failures: Number of failures by kind.
         labels: Counts of the answers whose labels are read from log-probabilities, by prompt.
+        imputed: Number of stances that are the task's label for an unknown one.
         seconds: Duration of the stage.
         chosen_topics: Ids of the topics if some were chosen.
     """
 
+    topics: int | None = None
+    prompts: dict[str, str] = {}
     requests: dict[str, int | None] = {}
     failures: dict[str, int] = {}
     labels: dict[str, LabelCounts] = {}
+    imputed: int = msgspec.field(default=0, name="imputed stances")
     seconds: float = 0.0
     chosen_topics: list[str] | None = msgspec.field(default=None, name=CHOSEN_TOPICS)
 

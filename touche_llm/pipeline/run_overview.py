@@ -33,7 +33,6 @@ MAX_DEPTH = 6
 COMPLETE = "complete"
 BROKEN = "broken"
 EMPTY = "empty"
-UNFINISHED = "unfinished"
 # State of a run whose last finished stage is this one.
 _STATES = {"retrieve": "retrieved", "judge": "judged", "rank": COMPLETE}
 _REQUESTS = ("requests", "cache_hits", "prompt_tokens", "completion_tokens")
@@ -86,14 +85,12 @@ class RunOverview:
     @property
     def prompt(self) -> str:
         """Judge prompt, as NAME@VERSION-HASH; empty before the judge stage."""
-        prompts = self.stages.get("judge", {}).get("prompts")
-        return str(prompts.get("judge", "")).partition("/")[2] if isinstance(prompts, Mapping) else ""
+        return read_counts(self.stages.get("judge", {})).prompts.get("judge", "").partition("/")[2]
 
     @property
     def topics(self) -> int | None:
         """Number of topics of the first stage."""
-        topics = self.stages.get("retrieve", {}).get("topics")
-        return topics if isinstance(topics, int) else None
+        return read_counts(self.stages.get("retrieve", {})).topics
 
     @property
     def usage(self) -> RunUsage:
@@ -128,7 +125,7 @@ def read_overview(folder: Path) -> RunOverview:
         config = directory.read_config()
         state = next((_STATES[stage] for stage in reversed(list(OUTPUTS)) if stage in stages), EMPTY)
         if metadata.unfinished is not None:
-            state, problem = UNFINISHED, f"`touche-llm {metadata.unfinished}` was interrupted or is running"
+            state, problem = "unfinished", f"`touche-llm {metadata.unfinished}` was interrupted or is running"
         elif state == COMPLETE and not directory.run_file.is_file():
             state, problem = BROKEN, f"no {RUN}"
         evaluation = read_evaluation(directory)

@@ -99,7 +99,7 @@ def _note_gaps(opened: RunFolder) -> Iterator[str]:
     """Yield notes on topics without a ranking, stances that are not the model's, and labels that say little."""
     if missing := [topic for topic in opened.topics if topic not in opened.run.rankings]:
         yield f"Topics without a line in the run: {', '.join(missing)}."
-    if isinstance(imputed := opened.stages.get("rank", {}).get("imputed stances"), int) and imputed:
+    if imputed := read_counts(opened.stages["rank"]).imputed:
         yield f"Imputed stances, for lack of a usable answer: {imputed:,}. They are counted below."
     for facts in opened.stages.values():
         for name, counts in read_counts(facts).labels.items():
