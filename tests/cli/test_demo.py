@@ -9,7 +9,8 @@ import pytest
 
 import touche_llm as tl
 from tests.cli.conftest import Touche
-from touche_llm.cli.demo import SAMPLES, find_judgments
+from touche_llm.cli.demo import SAMPLES
+from touche_llm.evaluation.qrels import find_qrels
 
 
 @pytest.mark.parametrize(("task", "cutoff"), [("comparative", 5), ("controversial", 10)])
@@ -17,7 +18,7 @@ def test_the_demo_measures_its_runs(task: str, cutoff: int, touche: Touche, tmp_
     done = touche("demo", "--task", task, "--out", "demo")
     assert done.returncode == 0, done.stderr
     folder = tmp_path / "demo" / task
-    qrels = tl.read_qrels(find_judgments(SAMPLES / task, tl.get_task(task)), task)
+    qrels = tl.read_qrels(find_qrels(SAMPLES / task, tl.get_task(task)), task)
     for file in ("candidates.run.txt", "run.txt"):
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", tl.ToucheWarning)

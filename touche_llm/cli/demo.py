@@ -18,7 +18,7 @@ from touche_llm.cli.show import list_rows, read_run_topics, show_rankings
 from touche_llm.config import Config
 from touche_llm.data.io import shorten_path
 from touche_llm.errors import UsageError
-from touche_llm.evaluation.qrels import read_qrels
+from touche_llm.evaluation.qrels import find_qrels, read_qrels
 from touche_llm.integrations.tira import detect_input
 from touche_llm.pipeline import run_directory
 from touche_llm.pipeline import stages as pipeline
@@ -26,17 +26,13 @@ from touche_llm.pipeline.config_file import load_config
 from touche_llm.pipeline.progress import SilentProgress
 from touche_llm.pipeline.run_directory import REPORT, RunDirectory
 from touche_llm.pipeline.run_overview import record_evaluation
+from touche_llm.report.page import write_page
+from touche_llm.report.run_report import gather_report, render_report
 from touche_llm.tasks import TASKS, get_task
 from touche_llm.tasks.task import Task
 
 # Documents of a topic with their text in the report.
 _REPORTED = 20
-
-
-def find_judgments(sample: Path, task: Task) -> dict[str, Path]:
-    """Return the qrels files of a sample by aspect; empty if nobody invented any."""
-    files = {aspect: sample / f"qrels-{aspect}.txt" for aspect in task.judged_aspects}
-    return {aspect: file for aspect, file in files.items() if file.is_file()}
 
 
 def _measure(folder: Path, task: Task, files: dict[str, Path]) -> None:
@@ -51,9 +47,6 @@ def _measure(folder: Path, task: Task, files: dict[str, Path]) -> None:
 
 def _write_report(folder: Path, files: dict[str, Path]) -> str:
     """Write the report of a run; return a line with its place."""
-    from touche_llm.report.page import write_page
-    from touche_llm.report.run_report import gather_report, render_report
-
     task = get_task(RunDirectory(folder).read_config().task)
     report = gather_report(folder, read_qrels(files, task) if files else None, _REPORTED)
     write_page(render_report(report), folder / REPORT)
@@ -95,7 +88,7 @@ def demo(
             print(f"{known.title}\n")
             show_rankings(ranked, known, topics)
             print()
-            if judgments := find_judgments(SAMPLES / name, known):
+            if judgments := find_qrels(SAMPLES / name, known):
                 _measure(folder, known, judgments)
         rows += ({"task": name} | {column: row.get(column) for column in _COLUMNS} for row in ranked)
     if output is not Format.TABLE:
@@ -105,7 +98,7 @@ def demo(
     topics_file, corpus, run = (shlex.quote(shorten_path(file)) for file in files)
     for line in (
         "The answers and judgments were invented for this demo; no model gave them, and nothing follows from them.",
-        _write_report(out / names[0], find_judgments(SAMPLES / names[0], TASKS[names[0]])),
+        _write_report(out / names[0], find_qrels(SAMPLES / names[0], TASKS[names[0]])),
         "Check a run file, or make a run with a model that vLLM serves:",
         f"    touche-llm validate {run} --task {names[0]} --topics {topics_file}",
         f"    touche-llm run --task {names[0]} --topics {topics_file} --corpus {corpus} --out runs/model",

@@ -77,6 +77,12 @@ def qrels_file(aspect: str) -> str:
     return f"qrels-{aspect}.txt"
 
 
+def find_qrels(folder: Path, task: Task) -> dict[str, Path]:
+    """Return the files of a folder that are named by `qrels_file`, by aspect; empty if there are none."""
+    files = {aspect: folder / qrels_file(aspect) for aspect in task.judged_aspects}
+    return {aspect: file for aspect, file in files.items() if file.is_file()}
+
+
 def read_qrels(files: Mapping[str, Path | str], task: Task | str) -> Qrels:
     """Read the judgments of several files, in their order.
 

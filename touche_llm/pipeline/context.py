@@ -21,7 +21,7 @@ from touche_llm.data.records import Topic
 from touche_llm.data.topics import normalise_title, read_topics, require_kind, write_topics
 from touche_llm.data.trec_runs import read_candidates
 from touche_llm.errors import BadLine, DataError, UsageError
-from touche_llm.evaluation.qrels import Qrels, qrels_file, read_qrels
+from touche_llm.evaluation.qrels import Qrels, find_qrels, qrels_file, read_qrels
 from touche_llm.judging.pointwise import RequestBuilder
 from touche_llm.llm.answers import build_schema
 from touche_llm.llm.model import ModelClient
@@ -92,14 +92,14 @@ class Dataset:
             DataError: The judgments are not there and cannot be downloaded.
         """
         # One folder for each task, since another task of the same dataset can have other aspects.
-        folder, aspects = self.folder / self.task.name, self.task.judged_aspects
+        folder = self.folder / self.task.name
         if not folder.exists():
-            judged = read_dataset_judgments(self.id, aspects)
+            judged = read_dataset_judgments(self.id, self.task.judged_aspects)
             with replace_folder(folder, (qrels_file("*"),)) as building:
                 for aspect, judgments in judged.items():
                     lines = (f"{topic} 0 {document} {value}\n" for topic, document, value in judgments)
                     (building / qrels_file(aspect)).write_text("".join(lines), encoding="utf-8")
-        return {aspect: file for aspect in aspects if (file := folder / qrels_file(aspect)).exists()}
+        return find_qrels(folder, self.task)
 
     @cached_property
     def qrels(self) -> Qrels:

@@ -15,7 +15,7 @@ from touche_llm.config import Config, flatten, is_one_of
 from touche_llm.data.io import open_atomic, read_bounded, recover, remove_abandoned, shorten_path
 from touche_llm.data.records import Model
 from touche_llm.errors import DataError, UsageError, describe_first_problem
-from touche_llm.evaluation.qrels import Qrels, qrels_file, read_qrels
+from touche_llm.evaluation.qrels import Qrels, find_qrels, read_qrels
 from touche_llm.llm.cache import CacheMode
 from touche_llm.llm.request import Request
 from touche_llm.llm.settings import CacheConfig
@@ -34,13 +34,7 @@ ARGUMENTS = "arguments.csv"
 # A folder with any of these files is a recorded run, though perhaps a damaged one.
 _MARKERS = (RECORDED, CONFIG, TOPICS, CASSETTE, DOCUMENTS, ARGUMENTS, CANDIDATES, SENTENCES, RUN)
 # All files that this program writes there; a file included by a template can have any name.
-SNAPSHOT_FILES = (
-    *_MARKERS,
-    "qrels-*.txt",
-    f"{PROMPTS}/*/*",
-    f"{COPY}/*",
-    f"{COPY}/*/*",
-)
+SNAPSHOT_FILES = (*_MARKERS, "qrels-*.txt", f"{PROMPTS}/*/*", f"{COPY}/*", f"{COPY}/*/*")
 QUERIES = "queries"
 QUERIES_NOT_CHECKED = f"the first stage is stored and not repeated, so no check detects a change of prompt `{QUERIES}`"
 # A manifest holds one request per prompt; the longest shows twenty documents.
@@ -48,18 +42,8 @@ _MAX_BYTES = 4 * 2**20
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,99}")
 # Settings that determine the run after the first stage, in the order of a configuration.
 DECISIVE = (
-    "depth",
-    "judge_per",
-    "sampling",
-    "objective",
-    "weights",
-    "rank",
-    "ranking",
-    "stance",
-    "sentences",
-    "pairs",
-    "tag",
-    "engine",
+    *("depth", "judge_per", "sampling", "objective", "weights", "rank", "ranking"),
+    *("stance", "sentences", "pairs", "tag", "engine"),
 )
 
 
@@ -179,8 +163,7 @@ class Snapshot:
 
     def qrels(self) -> Qrels | None:
         """Read the recorded judgments; return None if there are none."""
-        aspects = self.task.judged_aspects
-        files = {aspect: path for aspect in aspects if (path := self.folder / qrels_file(aspect)).is_file()}
+        files = find_qrels(self.folder, self.task)
         return read_qrels(files, self.task) if files else None
 
 
