@@ -7,37 +7,26 @@ from functools import partial
 from itertools import groupby
 from math import isnan, nan
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from touche_llm.cli import measured_runs as m
 from touche_llm.cli import options as o
 from touche_llm.cli import setting_options as s
-from touche_llm.cli.emit import (
-    TEXT_WIDTH,
-    Column,
-    Format,
-    FormatOption,
-    print_rows,
-    show_lines,
-    show_table,
-)
+from touche_llm.cli.emit import TEXT_WIDTH, Column, Format, FormatOption, print_rows, show_lines, show_table
 from touche_llm.cli.setting_options import CommandProgress
 from touche_llm.errors import DataError, UsageError, describe_os_error
-from touche_llm.evaluation.measures import JUDGED, describe_coverage
+from touche_llm.evaluation.measures import JUDGED, Evaluation, describe_coverage, describe_judging, name_judged
 from touche_llm.evaluation.qrels import STANCE
 from touche_llm.evaluation.significance import describe_missing_intervals
+from touche_llm.evaluation.stance_measures import count_confusion
 from touche_llm.pipeline.run import find_task
 from touche_llm.pipeline.run_directory import RunDirectory
 from touche_llm.pipeline.run_overview import record_evaluation
 from touche_llm.prompt_lab.holdout import record_evaluations
 from touche_llm.tasks.published import LEADERBOARD_FILE, PublishedRun, find_place, read_tables
 from touche_llm.tasks.task import Task
-
-if TYPE_CHECKING:
-    from touche_llm.evaluation.measures import Evaluation
-
 
 Rows = Sequence[Mapping[str, Any]]
 
@@ -92,8 +81,6 @@ def _describe_neighbour(side: str, run: PublishedRun | None) -> dict[str, Any]:
 
 
 def _show_places(rows: Rows, _: Sequence[Evaluation]) -> None:
-    """Print the places, each with its neighbours among the published runs."""
-
     def name(row: Mapping[str, Any], side: str) -> str:
         return f"{row[side]} {row[f'{side}_value']:.3f}" if row[side] else ""
 
@@ -201,8 +188,6 @@ def _describe_judging(given: Sequence[m.Given], evaluations: Sequence[Evaluation
 
     The latter may be behind a difference.
     """
-    from touche_llm.evaluation.measures import describe_judging
-
     notes: list[str] = []
     baseline = None
     for each, evaluation in zip(given, evaluations, strict=True):
@@ -228,8 +213,6 @@ def summarize(evaluations: Sequence[Evaluation]) -> list[dict[str, Any]]:
 
 def _list_topics(evaluations: Sequence[Evaluation]) -> list[dict[str, Any]]:
     """Return a row for each run and topic, with `run`, `topic`, the measures and their judged@k."""
-    from touche_llm.evaluation.measures import name_judged
-
     measures = list(evaluations[-1].estimates)
     names = dict.fromkeys([*measures, *map(name_judged, measures)], nan)
     rows: dict[tuple[str, str], dict[str, Any]] = {}
@@ -243,8 +226,6 @@ def _list_topics(evaluations: Sequence[Evaluation]) -> list[dict[str, Any]]:
 
 def _count_confusion(evaluations: Sequence[Evaluation]) -> list[dict[str, Any]]:
     """Return a row for each run, true label and label of the run, with the number of `documents`."""
-    from touche_llm.evaluation.stance_measures import count_confusion
-
     return [
         {"run": evaluation.name, "true": true, "chosen": chosen, "documents": documents}
         for evaluation in evaluations

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import tempfile
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import typer
 
@@ -26,12 +26,12 @@ from touche_llm.pipeline.context import Dataset
 from touche_llm.pipeline.corpora import open_local_corpus
 from touche_llm.pipeline.run import find_run_directory, find_run_file, find_task
 from touche_llm.ranking.fusion import DEFAULT_K, FusionSettings, check_weights, fuse_runs
+from touche_llm.regression.check import check_all, compare_new_run, compare_replay, load_finished_run, require_run
+from touche_llm.regression.differences import COLUMNS, RunDifference, format_differences
+from touche_llm.regression.record import Recording, record
+from touche_llm.regression.snapshot import QUERIES_NOT_CHECKED, check_name, find_snapshots, open_snapshot
 from touche_llm.tasks import TASK_HELP, TASKS, get_task
 from touche_llm.tasks.task import Task
-
-if TYPE_CHECKING:
-    from touche_llm.regression.differences import RunDifference
-    from touche_llm.regression.record import Recording
 
 
 def fuse(
@@ -152,13 +152,8 @@ def validate(
     if documents is None and index is None:
         problems = validate_run(run, known, topic_ids=topic_ids)
     else:
-        with open_local_corpus(
-            documents,
-            index,
-            known,
-            skip_bad_lines=given.get("skip_bad_lines", False),
-            warn=CommandProgress().warn,
-        ) as opened:
+        skip, warn = given.get("skip_bad_lines", False), CommandProgress().warn
+        with open_local_corpus(documents, index, known, skip_bad_lines=skip, warn=warn) as opened:
             unknown = opened.documents.find_unknown
             problems = validate_run(run, known, topic_ids=topic_ids, unknown_documents=unknown)
     notes, warnings = ([], []) if problems else _remarks(run, known, topic_ids)
@@ -170,17 +165,14 @@ def validate(
         print_rows(output, rows, ("file", "line", "level", "message"))
     elif rows:
         shown = rows if every else rows[:_MANY]
-        show_lines(f"{_locate(row)}: {row['level']}: {row['message']}" for row in shown)
+        places = (f"{run}" if row["line"] is None else f"{run}:{row['line']}" for row in shown)
+        show_lines(f"{place}: {row['level']}: {row['message']}" for place, row in zip(places, shown, strict=True))
         show_lines([f"… and {len(rows) - len(shown):,} more; --all prints them all"] * (len(rows) > len(shown)))
     if problems:
         say(output, f"{len(problems):,} problem{'s' if len(problems) > 1 else ''}: not a valid {known.name} run")
         raise typer.Exit(1)
     checked = [name for name, given in (("topics", topic_ids), ("documents", documents or index)) if given]
     say(output, f"{run}: a valid {known.name} run" + (f", {' and '.join(checked)} checked" if checked else ""))
-
-
-def _locate(row: Mapping[str, Any]) -> str:
-    return f"{row['file']}" if row["line"] is None else f"{row['file']}:{row['line']}"
 
 
 def _remarks(run: Path, task: Task, topic_ids: Collection[str] | None) -> tuple[list[str], list[str]]:
@@ -219,10 +211,6 @@ def record_(
 
     Its first stage is copied and never repeated. With qrels, a check also reports how the measures change.
     """
-    from touche_llm.regression.check import load_finished_run
-    from touche_llm.regression.record import record
-    from touche_llm.regression.snapshot import QUERIES_NOT_CHECKED, check_name
-
     target = root / check_name(run_dir.resolve().name if name is None else name)
     recover(target)
     if target.exists() or target.is_symlink():
@@ -241,19 +229,11 @@ def record_(
 
 
 @regress_app.command("check")
-def check_(
-    names: NamesArgument = None,
-    root: DirOption = _DEFAULT,
-    output: FormatOption = Format.TABLE,
-) -> None:
+def check_(names: NamesArgument = None, root: DirOption = _DEFAULT, output: FormatOption = Format.TABLE) -> None:
     """Replay recorded runs offline, with the current program and templates, and print what differs.
 
     Exit code 0 if every run is reproduced byte for byte, 1 otherwise.
     """
-    from touche_llm.regression.check import check_all
-    from touche_llm.regression.differences import COLUMNS, format_differences
-    from touche_llm.regression.snapshot import find_snapshots
-
     found: list[RunDifference] = []
 
     async def check() -> None:
@@ -285,11 +265,6 @@ def update_(
     If only the ranking changed, the replayed run is stored. If answers are missing, make a new run and give its folder
     with --run.
     """
-    from touche_llm.regression.check import compare_new_run, compare_replay, require_run
-    from touche_llm.regression.differences import COLUMNS, format_differences
-    from touche_llm.regression.record import record
-    from touche_llm.regression.snapshot import find_snapshots, open_snapshot
-
     if run is not None and len(names) > 1:
         raise UsageError("--run: the new run of one recorded run; give a single NAME")
     found: list[RunDifference] = []

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 
 from touche_llm.data.trec_runs import ParsedRun
 from touche_llm.errors import ToucheWarning, UsageError
-from touche_llm.evaluation.qrels import Qrels, check_judged
+from touche_llm.evaluation.qrels import Qrels, check_judged, format_notes
+from touche_llm.evaluation.significance import describe_missing_intervals
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -59,8 +60,6 @@ def evaluate(
     check_judged(qrels, run, *([] if baseline is None else [baseline]))
     # Imported here because pandas is slow to load.
     from touche_llm.evaluation.measures import describe_judging, evaluate_run
-    from touche_llm.evaluation.qrels import format_notes
-    from touche_llm.evaluation.significance import describe_missing_intervals
 
     found = evaluate_run(name, run, qrels, depth)
     notes = [*qrels.notes, *format_notes({name: found.notes})]

@@ -94,10 +94,7 @@ def open_folder(path: Path) -> Iterator[RunFolder]:
             raise DataError(f"{path}: no metadata of the run; run `touche-llm rank` for this folder first")
         check_topics(directory.run_file, run.rankings, context.file_topics)
         failures = directory.read_failures()
-        with (
-            _open_corpus(config, context.task, stages, notes) as corpus,
-            _open_answers(config, notes) as answers,
-        ):
+        with _open_corpus(config, context.task, stages, notes) as corpus, _open_answers(config, notes) as answers:
             if corpus is not None:
                 ranked = (line.document_id for ranking in run.rankings.values() for line in ranking)
                 if restriction := describe_restriction(ranked):

@@ -10,24 +10,22 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
+from pandas import DataFrame
 
 from touche_llm.config import Config
 from touche_llm.data.io import open_atomic
 from touche_llm.data.trec_runs import ParsedRun
-from touche_llm.evaluation.qrels import Qrels
-from touche_llm.evaluation.significance import describe_missing_intervals
+from touche_llm.evaluation.measures import Evaluation, describe_coverage, describe_judging, evaluate_run, list_headline
+from touche_llm.evaluation.qrels import Qrels, format_notes
+from touche_llm.evaluation.significance import compare, describe_missing_intervals
+from touche_llm.evaluation.stance_measures import count_confusion, summarize_labels
 from touche_llm.pipeline.run_directory import GENERATOR
 from touche_llm.pipeline.run_overview import format_seconds
 from touche_llm.tasks.task import Task
-
-if TYPE_CHECKING:
-    from pandas import DataFrame
-
-    from touche_llm.evaluation.measures import Evaluation
 
 # Titles of the costs of a stage, by their names in its metadata.
 COSTS = {
@@ -184,12 +182,6 @@ def measure_run(run: ParsedRun, first_stage: ParsedRun, qrels: Qrels, before: st
     Raises:
         DataError: None of the topics of the run is judged.
     """
-    # Imported late: pandas and scipy load slowly.
-    from pandas import DataFrame
-
-    from touche_llm.evaluation.measures import describe_judging, evaluate_run, list_headline
-    from touche_llm.evaluation.significance import compare
-
     depth = max(map(len, first_stage.rankings.values()))
     found = evaluate_run("run", run, qrels, depth)
     first = evaluate_run(before, first_stage, replace(qrels, stances={}), depth)
@@ -223,8 +215,6 @@ def compare_measures(evaluations: Sequence[Evaluation], differences: DataFrame) 
         documents above the cutoff, the `bounds` of the value if these were judged (None where unknown), and the values
         `by_topic` of a headline measure.
     """
-    from touche_llm.evaluation.measures import list_headline
-
     changes = {(row["run"], row["measure"]): row for row in differences.to_dict("records")}
     tables = [{row["measure"]: row for row in evaluation.summary().to_dict("records")} for evaluation in evaluations]
     headlines = list_headline(evaluations[0].qrels)
@@ -257,17 +247,12 @@ def compare_measures(evaluations: Sequence[Evaluation], differences: DataFrame) 
 
 def describe_all_coverage(evaluations: Sequence[Evaluation]) -> list[str]:
     """Describe how many of the judged topics are evaluated, a line for each aspect."""
-    from touche_llm.evaluation.measures import describe_coverage, list_headline
-
     aspects = dict.fromkeys(name.split(" ", 1)[0] for name in list_headline(evaluations[0].qrels))
     return [f"{aspect}: {line}" for aspect in aspects for line in describe_coverage(evaluations, aspect)]
 
 
 def collect_notes(evaluations: Sequence[Evaluation]) -> list[str]:
     """Return the notes on evaluations by the same qrels, except those shown beside the headline measures."""
-    from touche_llm.evaluation.measures import list_headline
-    from touche_llm.evaluation.qrels import format_notes
-
     qrels = evaluations[0].qrels
     headlines = list_headline(qrels)
     notes = {
@@ -291,8 +276,6 @@ def compute_confusion(run: ParsedRun, qrels: Qrels) -> tuple[list[list[int]], li
         Numbers of documents by true label (rows) and label of the run (columns), in the order of the task; and the rows
         of `summarize_labels`.
     """
-    from touche_llm.evaluation.stance_measures import count_confusion, summarize_labels
-
     if not qrels.stances:
         return [], []
     confusion = count_confusion(run, qrels)

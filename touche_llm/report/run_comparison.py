@@ -3,25 +3,23 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING
+
+from pandas import DataFrame
 
 from touche_llm.data.records import Candidate, Topic
 from touche_llm.data.trec_runs import ParsedRun
 from touche_llm.errors import DataError, UsageError
+from touche_llm.evaluation.measures import Evaluation
 from touche_llm.evaluation.qrels import Qrels
 from touche_llm.pipeline.config_file import CONFIG
 from touche_llm.pipeline.run_directory import RunDirectory
 from touche_llm.regression.snapshot import run_settings
-from touche_llm.report.folder import (
-    RunFolder,
-    get_assessments,
-    open_folder,
-)
+from touche_llm.report.folder import RunFolder, get_assessments, open_folder
 from touche_llm.report.page import (
     COSTS,
     LETTERS,
@@ -39,12 +37,6 @@ from touche_llm.report.page import (
     plot_topics,
 )
 from touche_llm.tasks.task import Task
-
-if TYPE_CHECKING:
-    from pandas import DataFrame
-
-    from touche_llm.evaluation.measures import Evaluation
-
 
 # Runs disagree about a document that is above this rank in some of them only; the cutoff of the headline measures.
 _CUTOFF = 5
@@ -261,6 +253,7 @@ def _notes(
 def render_comparison(found: SimpleNamespace) -> str:
     """Render the page that compares several runs."""
     sides = found.sides
+    known_costs = [side.costs for side in sides if side.costs is not None]
     anchors = {view.topic.id: (f"t{n}", view.topic.title) for n, view in enumerate(found.topics, start=1)}
     headline = [measure for measure in found.measures if measure.headline]
     by_topic = {each.name: [{} if run is None else run.by_topic for run in each.runs] for each in headline}
@@ -293,13 +286,8 @@ def render_comparison(found: SimpleNamespace) -> str:
         "kinds": sorted({kind for _, side in folders for kind in side.failures or ()}),
         "titles": COSTS,
         "costs": {
-            stage: {key: amounts for key in COSTS if any(amounts := _costs(sides, stage, key))}
-            for stage in dict.fromkeys(stage for side in sides for stage in side.costs or ())
+            stage: {key: amounts for key in COSTS if any(amounts := [of.get(stage, {}).get(key) for of in known_costs])}
+            for stage in dict.fromkeys(stage for of_run in known_costs for stage in of_run)
         },
     }
     return create_environment().get_template("comparison.html.jinja").render(values)
-
-
-def _costs(sides: Iterable[SimpleNamespace], stage: str, key: str) -> list[float | None]:
-    """Return one cost of a stage for each run whose costs are known."""
-    return [side.costs.get(stage, {}).get(key) for side in sides if side.costs is not None]
