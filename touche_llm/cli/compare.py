@@ -153,8 +153,7 @@ def _show(rows: Sequence[Mapping[str, Any]], evaluations: Sequence[Evaluation]) 
     )
 
 
-_FOLDS = 5
-_SEED = 0
+_FOLDS, _SEED = 5, 0
 # Begins the columns of thresholds, before their label.
 _THRESHOLD = "threshold_"
 _FOLD_COLUMNS = (
@@ -276,6 +275,5 @@ def _show_evaluation(
 
 
 def _make_row(scores: LabelScores, thresholds: Mapping[str, float], labels: Iterable[str]) -> dict[str, Any]:
-    """Return scores as columns, with the threshold of each label, None for a label without one."""
     found = {f"{_THRESHOLD}{label}": thresholds.get(label) for label in labels}
     return {"documents": scores.documents, **found, "macro_f1": scores.macro_f1, "accuracy": scores.accuracy}

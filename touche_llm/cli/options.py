@@ -84,9 +84,7 @@ def describe_parser_error(error: Any) -> str:
 
 
 def replace_parameter(
-    name: str,
-    options: Sequence[inspect.Parameter],
-    collect: Callable[[dict[str, Any], Mapping[str, Any]], Any],
+    name: str, options: Sequence[inspect.Parameter], collect: Callable[[dict[str, Any], Mapping[str, Any]], Any]
 ) -> Callable[[CommandFunction], CommandFunction]:
     """Return a decorator that gives a command options in place of one of its parameters.
 

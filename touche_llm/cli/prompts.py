@@ -12,16 +12,7 @@ import typer
 
 from touche_llm.cli import prompts_compare, prompts_trial
 from touche_llm.cli import setting_options as s
-from touche_llm.cli.emit import (
-    TEXT_WIDTH,
-    Column,
-    Format,
-    FormatOption,
-    emit,
-    print_rows,
-    say,
-    show_lines,
-)
+from touche_llm.cli.emit import TEXT_WIDTH, Column, Format, FormatOption, emit, print_rows, say, show_lines
 from touche_llm.cli.prompts_trial import NameArgument, TokenizerOption
 from touche_llm.cli.setting_options import CommandProgress
 from touche_llm.corpus.ir_dataset import topics_file
@@ -45,8 +36,13 @@ EveryTaskOption = Annotated[
     typer.Option("--task", metavar="NAME|FOLDER", help=f"{TASK_HELP} (default: all).", rich_help_panel="Input"),
 ]
 _NAMES = ("task", "name", "version", "hash", "answer", "fields", "purpose", "examples", "path", "error")
+_PROMPT = Column(
+    "prompt",
+    is_text=True,
+    value=lambda row: row["name"] if row["hash"] is None else f"{row['task']}/{row['path'].stem}",
+)
 _LIST = (
-    Column("prompt", is_text=True, value=lambda row: _name_prompt(row)),
+    _PROMPT,
     Column("version", drop=1),
     Column("hash", drop=2, is_text=True),
     Column("answer", is_text=True),
@@ -55,7 +51,7 @@ _LIST = (
     Column("path", drop=4, is_text=True),
 )
 _CHECKS = (
-    Column("prompt", is_text=True, value=lambda row: _name_prompt(row)),
+    _PROMPT,
     Column("version", drop=3),
     Column("hash", drop=4, is_text=True),
     Column("tokens"),
@@ -71,11 +67,7 @@ prompts_app = typer.Typer(no_args_is_help=True, help="See, check, render and try
 
 @prompts_app.command("list")
 @s.takes_settings("prompts.folder")
-def list_(
-    given: s.GivenSettings,
-    task: EveryTaskOption = None,
-    output: FormatOption = Format.TABLE,
-) -> None:
+def list_(given: s.GivenSettings, task: EveryTaskOption = None, output: FormatOption = Format.TABLE) -> None:
     """List the prompts of the tasks: the project's own, or those of a folder that replace them.
 
     Exit code 1 if one does not load.
@@ -182,7 +174,6 @@ def check_(
 
 
 def _check_folder(folder: Path | None, found: Sequence[CatalogEntry]) -> None:
-    """Raise UsageError if a folder of templates has none of the prompts."""
     if folder is not None and not any(each.path.is_relative_to(folder) for each in found):
         raise UsageError(
             f"{folder}: no template found; put them in folders named like the tasks, as {DEFAULT_TASK}/judge.jinja"
@@ -235,10 +226,6 @@ def _make_check_row(found: CatalogEntry, checked: CheckedPrompt, tokenizer: Path
     return row | counts | {"problems": problems or None}
 
 
-def _name_prompt(row: Mapping[str, Any]) -> str:
-    return row["name"] if row["hash"] is None else f"{row['task']}/{row['path'].stem}"
-
-
 def _format_share(row: Mapping[str, Any], between: str) -> str:
     chars, of_chars = (row[f"{between}_share_{name}"] for name in ("characters", "of_characters"))
     return "" if chars is None else f"{chars / max(of_chars, 1):.0%}"
@@ -255,7 +242,6 @@ def _make_row(found: CatalogEntry) -> dict[str, Any]:
 
 
 def _describe_fields(purpose: Purpose, prompt: Prompt) -> str:
-    """Describe the fields of the answer and their labels."""
     if purpose.depends_on == "documents":
         return "a label of the documents" if purpose.name == "best" else "all labels of the documents"
     if purpose.depends_on == "topic":
@@ -267,10 +253,5 @@ def _describe_fields(purpose: Purpose, prompt: Prompt) -> str:
     )
 
 
-for _name, _command in (
-    ("copy", prompts_trial.copy),
-    ("render", prompts_trial.render),
-    ("try", prompts_trial.try_),
-    ("compare", prompts_compare.compare),
-):
-    prompts_app.command(_name)(_command)
+for _command in (prompts_trial.copy, prompts_trial.render, prompts_trial.try_, prompts_compare.compare):
+    prompts_app.command(_command.__name__.rstrip("_"))(_command)

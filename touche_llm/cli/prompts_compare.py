@@ -12,16 +12,7 @@ import typer
 
 from touche_llm.cli import options as o
 from touche_llm.cli import setting_options as s
-from touche_llm.cli.emit import (
-    Column,
-    Format,
-    FormatOption,
-    format_interval,
-    print_rows,
-    say,
-    show_lines,
-    show_table,
-)
+from touche_llm.cli.emit import Column, Format, FormatOption, format_interval, print_rows, say, show_lines, show_table
 from touche_llm.cli.setting_options import CommandProgress
 from touche_llm.cli.stages import FAILURES_EXIT, print_costs, print_failures, run_requests
 from touche_llm.config import Config

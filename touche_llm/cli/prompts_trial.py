@@ -66,32 +66,21 @@ _PARTS = ("prompt", "topic", "documents", "message", "role", "shared", "characte
 # Settings of commands that render or send one prompt.
 _OF_TRIAL = (
     *s.INPUTS,
-    "skip_bad_lines",
-    "prompts.folder",
-    "prompts.objects",
-    "judge_per",
-    "objective",
-    "engine",
-    "sampling",
-    "cache",
+    *("skip_bad_lines", "prompts.folder", "prompts.objects", "judge_per"),
+    *("objective", "engine", "sampling", "cache"),
 )
 # Path of an index that is never opened, for prompts without documents.
 _NO_INDEX = Path(".touche-llm/index/none")
 
 
 def _load(
-    command: str,
-    given: s.GivenSettings,
-    topic: str,
-    documents: list[str] | None,
-    file: Path | None,
-    sets: list[str] | None,
+    given: s.GivenSettings, topic: str, documents: list[str] | None, file: Path | None, sets: list[str] | None
 ) -> Config:
     """Load the configuration of a command about a topic; a prompt without documents needs no corpus."""
     given["topic"] = (topic,)
     if not documents and file is None and not given.keys() & {"corpus", "index"}:
         given["index"] = _NO_INDEX
-    return s.load_settings(command, given, file, sets)
+    return s.load_settings("prompts", given, file, sets)
 
 
 @s.takes_settings(*_OF_TRIAL, without=(*s.DELIVERY, "sampling", "cache.mode", "cache.retry_failures"))
@@ -110,7 +99,7 @@ def render(
     Documents are truncated if the context is known, from --context or the cache: as the engine measured them if the
     cache holds the counts, otherwise by the tokeniser or an estimate.
     """
-    config = _load("render", given, topic, documents, config_file, assigned)
+    config = _load(given, topic, documents, config_file, assigned)
     counting = None if tokenizer is None else ChatTokenizer(tokenizer, config.sampling.chat_template_kwargs)
     with RunContext(config, CommandProgress()) as run:
         prompt, found = asyncio.run(_render(run, name, tuple(documents or ()), counting))
@@ -221,7 +210,7 @@ def try_(
 
     Answers are read from the cache and stored there, as in a run. Exit code 3 if one is unusable.
     """
-    config = _load("try", given, topic, documents, config_file, assigned)
+    config = _load(given, topic, documents, config_file, assigned)
     qrels = read_qrels(qrels_files, config.task) if qrels_files else None
     with RunContext(config, CommandProgress()) as run:
         # Errors of the files are raised before the engine starts.
@@ -284,13 +273,11 @@ def _list_lines(trial: Trial) -> Iterator[str]:
 
 
 def _format_shares(row: Mapping[str, Any]) -> str:
-    """Format the most probable labels of a row with their probabilities."""
     shares: dict[str, float] = orjson.loads(row["probabilities"] or "{}")
     return "  ".join(f"{label} {share:.2f}" for label, share in sorted(shares.items(), key=lambda item: -item[1]))
 
 
 def _find_human_judgment(trial: Trial, topic_id: str, name: str, qrels: Qrels | None) -> float | str | None:
-    """Return the human judgment of an answer about one document."""
     if qrels is None or len(trial.ids) != 1:
         return None
     judged: Mapping[str, Mapping[str, Any]] = qrels.stances if name == STANCE else qrels.grades.get(name, {})

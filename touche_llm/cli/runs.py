@@ -13,16 +13,7 @@ import typer
 from touche_llm.cli import measured_runs as m
 from touche_llm.cli import options as o
 from touche_llm.cli import setting_options as s
-from touche_llm.cli.emit import (
-    TEXT_WIDTH,
-    Column,
-    Format,
-    FormatOption,
-    emit,
-    print_result,
-    say,
-    show_lines,
-)
+from touche_llm.cli.emit import TEXT_WIDTH, Column, Format, FormatOption, emit, print_result, say, show_lines
 from touche_llm.cli.setting_options import CommandProgress
 from touche_llm.cli.show import list_measures
 from touche_llm.data.io import check_output

@@ -204,7 +204,6 @@ def index(given: s.GivenSettings, assigned: s.SetOption = None, output: FormatOp
 
 
 def _load_elasticsearch(task: Task, retriever: RetrieverConfig, given: s.GivenSettings, output: Format) -> None:
-    """Load a corpus into Elasticsearch."""
     if "index" in given or given.get("retriever.method", "lucene") != "lucene":
         raise UsageError("--retriever elasticsearch: stores the index itself and scores as --bm25-method lucene")
     if "dataset" in given:

@@ -161,7 +161,6 @@ def new(
 
 
 def _choose_name(folder: Path) -> str:
-    """Return a name for the task of a folder, like that of the folder."""
     name = re.sub(r"[^a-z0-9_]+", "_", folder.absolute().name.lower()).strip("_")[:31]
     if not name[:1].isalpha():
         name = f"task_{name}"[:31]
@@ -169,7 +168,6 @@ def _choose_name(folder: Path) -> str:
 
 
 def _make_row(task: Task) -> dict[str, Any]:
-    """Return the definition of a task as one row."""
     # An objective can be for an aspect that the task does not have.
     objectives = {name: of for name, of in task.objectives.items() if name in (*task.weights, *task.aspects)}
     weights = (f"{name}: {_join(of, '{} {:g}')}" for name, of in objectives.items())

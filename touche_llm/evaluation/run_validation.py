@@ -78,7 +78,12 @@ def validate_run(
         return [RunProblem(0, "the file is empty")]
     problems += _check_orders(seen)
     if topic_ids is not None:
-        problems += _check_topics(seen, topic_ids)
+        first_lines = {topic: line for (topic, _), line in reversed(seen.documents.items())}
+        problems += [
+            RunProblem(line, f"topic {topic} is not in the topics file")
+            for topic, line in first_lines.items()
+            if topic not in topic_ids
+        ]
     if unknown_documents is not None:
         missing = set(unknown_documents(document for _, document in seen.documents))
         problems += [
@@ -170,11 +175,3 @@ def _check_orders(seen: _Seen) -> Iterator[RunProblem]:
             elif np.float32(score) == np.float32(higher):
                 ties = f"topic {topic}: score {score:.9g} ties with line {above}; evaluators break ties by id"
                 yield RunProblem(number, ties + ("" if score == higher else " and hold scores in single precision"))
-
-
-def _check_topics(seen: _Seen, topic_ids: Collection[str]) -> Iterator[RunProblem]:
-    reported: set[str] = set()
-    for (topic, _), line in seen.documents.items():
-        if topic not in topic_ids and topic not in reported:
-            reported.add(topic)
-            yield RunProblem(line, f"topic {topic} is not in the topics file")

@@ -108,11 +108,7 @@ class Export:
 
 
 async def pending_requests(
-    stage: StageName,
-    config: Config,
-    folder: Path,
-    tokenizer: Path | None,
-    progress: Progress,
+    stage: StageName, config: Config, folder: Path, tokenizer: Path | None, progress: Progress
 ) -> Export:
     """Return the requests that a stage would send now and the cache cannot answer.
 

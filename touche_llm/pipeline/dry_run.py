@@ -72,10 +72,7 @@ async def estimate_cost(
     """
     result = DryRun()
     directory, output = RunDirectory(folder or Path()), None
-    with (
-        RunContext(config, progress) as context,
-        open_known_answers(config.cache.file, config.cache.mode) as cache,
-    ):
+    with RunContext(config, progress) as context, open_known_answers(config.cache.file, config.cache.mode) as cache:
         if stages[0] == "retrieve":
             context.check_sources()
             if folder is not None:

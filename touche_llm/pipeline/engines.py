@@ -347,7 +347,6 @@ def _find_fitting(settings: _ModelSettings, cache: Cache, purpose: PoolingPurpos
 
 
 def _choose(fitting: list[EngineInfo], cache: Cache, purpose: PoolingPurpose | None) -> EngineInfo:
-    """Return the facts about the engine among those that fit."""
     contexts = sorted({facts.context for facts in fitting})
     if len(contexts) > 1:
         section = "engine" if purpose is None else SECTIONS[purpose]
@@ -363,12 +362,7 @@ def make_request_builder(model: ModelClient, engine: EngineConfig, sampling: Sam
     """Make the builder of requests to a model."""
     return RequestBuilder(
         model=model,
-        sampling=Sampling(
-            temperature=sampling.temperature,
-            seed=sampling.seed,
-            max_tokens=sampling.max_tokens,
-            top_logprobs=sampling.top_logprobs,
-        ),
+        sampling=Sampling(sampling.temperature, sampling.seed, sampling.max_tokens, sampling.top_logprobs),
         chat_template_kwargs=sampling.chat_template_kwargs,
         # A round of batch files holds all requests that do not depend on others.
         concurrency=MAX_ROUND if engine.name == "batch" else engine.concurrency,

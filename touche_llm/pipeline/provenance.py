@@ -119,10 +119,8 @@ def build_metadata(config: Config, folder: Path, stages: Mapping[str, Any]) -> d
     }
 
 
-@cache
-def _version(name: str) -> str:
-    # A lookup takes 4 ms, and metadata is written twice per stage.
-    return version(name)
+# A lookup takes 4 ms, and metadata is written twice per stage.
+_version = cache(version)
 
 
 def _method(config: Config, stages: Mapping[str, Any]) -> dict[str, Any]:

@@ -200,15 +200,12 @@ def _choose_labels(
     task: Task,
     settings: StanceSettings | None,
 ) -> dict[str, dict[str, ChosenStance]]:
-    """Choose the stance label of each candidate that has one."""
     labels: dict[str, dict[str, ChosenStance]] = {}
     for topic_id, ranking in rankings.items():
         labels[topic_id] = {}
-        for candidate in ranking:
-            document_id = candidate.document_id
-            judgment = judgments.get(topic_id, {}).get(document_id)
-            label = choose_label(judgment, readings.get((topic_id, document_id)), task, settings)
-            if label is not None:
+        for document_id in (candidate.document_id for candidate in ranking):
+            judgment, reading = judgments.get(topic_id, {}).get(document_id), readings.get((topic_id, document_id))
+            if (label := choose_label(judgment, reading, task, settings)) is not None:
                 labels[topic_id][document_id] = label
     return labels
 

@@ -327,11 +327,7 @@ def sends_requests(command: CommandName, config: Config) -> bool:
 
 @asynccontextmanager
 async def _open_run(
-    command: CommandName,
-    config: Config,
-    folder: Path,
-    progress: Progress,
-    overwrite: bool = False,
+    command: CommandName, config: Config, folder: Path, progress: Progress, overwrite: bool = False
 ) -> AsyncIterator[tuple[RunContext, RunDirectory]]:
     """Lock the folder of a run, and open the model if the command needs one, while the block runs.
 

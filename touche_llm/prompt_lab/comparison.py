@@ -29,13 +29,7 @@ from touche_llm.prompt_lab.holdout import (
     record_access,
     select_counted,
 )
-from touche_llm.prompt_lab.sample import (
-    Plan,
-    Sampled,
-    check_parts,
-    choose_sample,
-    split_topics,
-)
+from touche_llm.prompt_lab.sample import Plan, Sampled, check_parts, choose_sample, split_topics
 from touche_llm.prompt_lab.variants import (
     PartMeasures,
     Variant,
@@ -233,10 +227,7 @@ async def estimate_comparison(inputs: ComparisonInputs, progress: Progress) -> D
     most those of the first and of the most expensive other. Errors as `compare_prompts`.
     """
     result, config = DryRun(), inputs.config
-    with (
-        RunContext(config, progress) as context,
-        open_known_answers(config.cache.file, config.cache.mode) as cache,
-    ):
+    with RunContext(config, progress) as context, open_known_answers(config.cache.file, config.cache.mode) as cache:
         work = await _prepare(context, inputs)
         context.progress = ForwardedProgress(progress, "dry run")
         facts = assume_engine_info(config.engine, cache)

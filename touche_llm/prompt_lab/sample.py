@@ -270,7 +270,6 @@ def check_parts(parts: Mapping[str, Sequence[Sampled]]) -> None:
 
 
 def _list_topics(topics: Sequence[str]) -> str:
-    """Return the number of topics and their ids."""
     listed = f" ({shorten(topics)})" if topics else ""
     return f"{len(topics)} topic{'' if len(topics) == 1 else 's'}{listed}"
 

@@ -6,7 +6,7 @@ import json
 import re
 import string
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache, partial
@@ -33,8 +33,6 @@ from touche_llm.prompts.templates import HEADER, read_text
 from touche_llm.tasks.features import Question
 from touche_llm.tasks.task import Task
 
-# The comparison criterion is the same for all questions of a run, so few-shot examples use it too.
-_SHARED = ("aim",)
 _DECODER = json.JSONDecoder()
 # Purposes of the prompts that can be sent for each field of the answer.
 _DIVISIBLE = ("judge", "sentence")
@@ -52,9 +50,11 @@ def purposes_of(task: Task) -> dict[str, Purpose]:
     if (build := task.objects_answer) is not None:
         found.append(Purpose("objects", {"topic": True}, lambda header, topic, _: build(topic), "topic"))
     found.append(Purpose("queries", {"topic": True}, lambda *_: AlternativeQueries))
+    # The comparison criterion is the same for all questions of a run, so few-shot examples use it too.
+    how: tuple[Any, ...] = ("documents", task.question, ("aim",))
     variables = list_template_variables(task.question)
-    for name, answer in (("best", build_best_answer), ("order", build_order_answer)):
-        found.append(Purpose(name, variables, _ignore_topic(answer), "documents", task.question, _SHARED))
+    found.append(Purpose("best", variables, lambda _, topic, documents: build_best_answer(documents), *how))
+    found.append(Purpose("order", variables, lambda _, topic, documents: build_order_answer(documents), *how))
     return {purpose.name: purpose for purpose in found}
 
 
@@ -161,10 +161,6 @@ def check_template(prompt: Prompt, question: Question) -> None:
 
 def _choose_answer(question: Question) -> AnswerByHeader:
     return lambda header, topic, documents: (header.position and question.position_answer) or question.answer
-
-
-def _ignore_topic(answer: Callable[[int], type[AnswerModel]]) -> AnswerByHeader:
-    return lambda header, topic, documents: answer(documents)
 
 
 LABELS = string.ascii_uppercase

@@ -56,13 +56,11 @@ class Listwise(RankingMethod):
 
     def _list_windows(self, documents: int) -> Iterator[tuple[int, int]]:
         """Yield the first place of each window and the place after it, from the last window to the first."""
-        end = documents
-        while end > 1:
+        for end in range(documents, 1, -self.stride):
             start = max(0, end - self.window)
             yield start, end
             if start == 0:
                 return
-            end -= self.stride
 
 
 class Tournament(RankingMethod):

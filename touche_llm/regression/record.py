@@ -17,7 +17,6 @@ from pydantic import BaseModel
 
 from touche_llm.config import Config
 from touche_llm.corpus.args_me import HEADER
-from touche_llm.corpus.json_lines import DocumentKeys
 from touche_llm.corpus.store import DocumentStore
 from touche_llm.data.io import open_atomic, replace_folder
 from touche_llm.data.records import Document, JsonRecord
@@ -56,7 +55,6 @@ from touche_llm.regression.snapshot import (
     open_snapshot,
     run_settings,
 )
-from touche_llm.retrieval.base import Documents
 from touche_llm.tasks import get_task
 from touche_llm.tasks.published import describe_restriction
 
@@ -126,14 +124,6 @@ def _select_non_defaults(values: BaseModel, defaults: BaseModel, names: Iterable
     return found
 
 
-def write_documents(ids: list[str], documents: Documents, keys: DocumentKeys, stream: IO[bytes]) -> None:
-    """Write documents with their complete texts, in lines that a reader of these keys understands."""
-    for document_id in ids:
-        line = {keys.id[0]: document_id, **dict.fromkeys(keys.text[1:] if keys.is_joined else (), "")}
-        line[keys.text[0]] = documents.get(document_id).text
-        stream.write(orjson.dumps(line, option=orjson.OPT_APPEND_NEWLINE))
-
-
 def write_arguments(sentences: set[str], store: DocumentStore, stream: IO[bytes]) -> None:
     """Write the arguments of some sentences, with only these sentences, in corpus order."""
     places: dict[int, list[tuple[int, str]]] = {}
@@ -149,11 +139,6 @@ def write_arguments(sentences: set[str], store: DocumentStore, stream: IO[bytes]
         for row, argument_id in zip(rows, store.get_ids(rows), strict=True)
     ]
     _write_table(arguments, stream)
-
-
-def write_whole_arguments(ids: list[str], documents: Documents, stream: IO[bytes]) -> None:
-    """Write arguments without their sentences."""
-    _write_table(((documents.get(document_id), []) for document_id in ids), stream)
 
 
 def _write_table(arguments: Iterable[tuple[Document, list[dict[str, str]]]], stream: IO[bytes]) -> None:
@@ -266,9 +251,13 @@ async def _write_documents(context: RunContext, directory: RunDirectory, folder:
         if isinstance(corpus, LocalCorpus) and context.task.sentence_question is not None:
             write_arguments(documents, corpus.store, stream)
         elif context.task.reads_arguments:
-            write_whole_arguments(sorted(documents), corpus.documents, stream)
+            _write_table(((corpus.documents.get(document_id), []) for document_id in sorted(documents)), stream)
         else:
-            write_documents(sorted(documents), corpus.documents, context.task.document_keys, stream)
+            keys = context.task.document_keys
+            for document_id in sorted(documents):
+                line = {keys.id[0]: document_id, **dict.fromkeys(keys.text[1:] if keys.is_joined else (), "")}
+                line[keys.text[0]] = corpus.documents.get(document_id).text
+                stream.write(orjson.dumps(line, option=orjson.OPT_APPEND_NEWLINE))
     return documents
 
 
