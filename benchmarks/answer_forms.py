@@ -11,7 +11,6 @@ show whether a form changes what a real one answers. Needs `.venv-vllm` (`make v
 
 from __future__ import annotations
 
-import argparse
 import os
 import statistics
 import sys
@@ -21,8 +20,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from benchmarks.figures import Figure, show
-from benchmarks.sizes import at_least
+from benchmarks.figures import Figure, parse_sizes, show
 from benchmarks.vllm_load import (
     format_range,
     judge_candidates,
@@ -125,11 +123,7 @@ def _divide(values: Sequence[float], by: Sequence[float]) -> list[float]:
 
 def main() -> None:
     """Measure all rounds and print the table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--topics", type=at_least(1), default=15)
-    parser.add_argument("--depth", type=at_least(1), default=20)
-    parser.add_argument("--rounds", type=at_least(1), default=3)
-    parser.add_argument("--concurrency", type=at_least(1), default=64)
+    parser = parse_sizes(__doc__, topics=(1, 15), depth=(1, 20), rounds=(1, 3), concurrency=(1, 64))
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as name, vllm_settings(cpu=True):
         work = Path(name)

@@ -9,7 +9,6 @@ times a second (Linux); the mapped pages of the file are the system's cache.
 
 from __future__ import annotations
 
-import argparse
 import tempfile
 import threading
 import time
@@ -18,10 +17,9 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.figures import Figure, show
+from benchmarks.figures import Figure, parse_sizes, show
 from benchmarks.first_stage import forget
 from benchmarks.processes import read_status, run_alone
-from benchmarks.sizes import at_least
 from benchmarks.synthetic import PASSAGES
 from touche_llm.data.records import Topic
 from touche_llm.retrieval.base import select_candidates
@@ -79,11 +77,7 @@ def measure(path: Path, shape: tuple[int, int], topics: int, depth: int) -> Iter
 
 def main() -> None:
     """Write the vectors and search them."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--documents", type=at_least(1), default=PASSAGES)
-    parser.add_argument("--dimensions", type=at_least(1), default=_DIMENSIONS)
-    parser.add_argument("--topics", type=at_least(1), default=50)
-    parser.add_argument("--depth", type=at_least(1), default=1000)
+    parser = parse_sizes(__doc__, documents=(1, PASSAGES), dimensions=(1, _DIMENSIONS), topics=(1, 50), depth=(1, 1000))
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
         shape = (options.documents, options.dimensions)

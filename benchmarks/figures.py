@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import argparse
 import os
 import platform
 import resource
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -83,3 +84,22 @@ def _processor() -> str:
             if line.startswith("model name"):
                 return line.partition(":")[2].strip()
     return platform.processor() or platform.machine()
+
+
+def parse_sizes(description: str | None, **sizes: tuple[int, int]) -> argparse.ArgumentParser:
+    """Return the parser of a command line with options for sizes, each with its minimum and its default."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    for name, (least, default) in sizes.items():
+        parser.add_argument(f"--{name.replace('_', '-')}", type=at_least(least), default=default)
+    return parser
+
+
+def at_least(least: int) -> Callable[[str], int]:
+    """A `type` of argparse: integers that are no less than `least`."""
+
+    def size(text: str) -> int:
+        if not text.isdecimal() or int(text) < least:
+            raise argparse.ArgumentTypeError(f"{text!r} is no integer of {least} or more")
+        return int(text)
+
+    return size

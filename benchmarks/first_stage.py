@@ -11,7 +11,6 @@ default to the real ones. `benchmarks.synthetic` describes the corpora.
 
 from __future__ import annotations
 
-import argparse
 import gc
 import os
 import random
@@ -27,9 +26,8 @@ from typing import Literal
 
 import yaml
 
-from benchmarks.figures import Figure, show
+from benchmarks.figures import Figure, at_least, parse_sizes, show
 from benchmarks.processes import read_status, run_alone
-from benchmarks.sizes import at_least
 from benchmarks.synthetic import PASSAGES, SENTENCES, write_arguments, write_passages, write_topics
 from touche_llm.corpus.json_lines import CorpusFile
 from touche_llm.corpus.store import DocumentStore, TextTable, ensure_store
@@ -273,11 +271,7 @@ def made(folder: Path) -> Path:
 
 def main() -> None:
     """Write the corpora and measure both."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--passages", type=at_least(0), default=PASSAGES)
-    parser.add_argument("--sentences", type=at_least(0), default=SENTENCES)
-    parser.add_argument("--topics", type=at_least(1), default=50)
-    parser.add_argument("--depth", type=at_least(1), default=1000)
+    parser = parse_sizes(__doc__, passages=(0, PASSAGES), sentences=(0, SENTENCES), topics=(1, 50), depth=(1, 1000))
     parser.add_argument("--peer-topics", type=at_least(0), default=10, help="0 leaves rank-bm25 out")
     parser.add_argument("--keep", type=Path, help="Leave corpora and indexes in this folder, and use corpora there.")
     options = parser.parse_args()

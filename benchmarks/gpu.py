@@ -43,9 +43,8 @@ from uuid import uuid4
 import orjson
 import yaml
 
-from benchmarks.figures import Figure, show
+from benchmarks.figures import Figure, at_least, parse_sizes, show
 from benchmarks.random_model import ARCHITECTURES, SHAPES
-from benchmarks.sizes import at_least
 from benchmarks.synthetic import write_passages, write_topics
 from benchmarks.vllm_load import (
     RANDOM_WEIGHTS,
@@ -224,7 +223,7 @@ def serving(options: argparse.Namespace, work: Path) -> Iterator[tuple[str, str]
 
 def main() -> None:
     """Make or take a model, serve it, measure all rounds and print the table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parse_sizes(__doc__, topics=(1, 50), depth=(1, 200), passages=(1, 20_000), rounds=(1, 2))
     parser.add_argument("--architecture", choices=ARCHITECTURES, default="llama")
     parser.add_argument("--size", choices=list(SHAPES), default="8B")
     parser.add_argument("--vocabulary", type=int, default=128_256)
@@ -232,10 +231,6 @@ def main() -> None:
     parser.add_argument("--url", help="a server that runs already")
     parser.add_argument("--option", type=parse_option, action="append", default=[], help="of vllm serve; repeatable")
     parser.add_argument("--cpu", action="store_true", help="the tiny model and real passages on the CPU build of vLLM")
-    parser.add_argument("--topics", type=at_least(1), default=50)
-    parser.add_argument("--depth", type=at_least(1), default=200)
-    parser.add_argument("--passages", type=at_least(1), default=20_000)
-    parser.add_argument("--rounds", type=at_least(1), default=2)
     parser.add_argument("--concurrency", type=at_least(1), nargs="+", default=[256])
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as name, vllm_settings(options.cpu):

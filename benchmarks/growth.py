@@ -23,11 +23,10 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks import judging
-from benchmarks.figures import machine, peak_gib
+from benchmarks.figures import at_least, machine, parse_sizes, peak_gib
 from benchmarks.first_stage import Place, command, indexed, made, stored
 from benchmarks.gpu_time import ANSWER_TOKENS, H100, output_seconds, prompt_seconds
 from benchmarks.processes import run_alone
-from benchmarks.sizes import at_least
 from benchmarks.synthetic import PASSAGES, write_passages, write_topics
 
 MANY_PASSAGES, MANY_TOPICS = 200_000_000, 1_000
@@ -187,10 +186,9 @@ def show_lines(stages: Mapping[int, Row], judges: Mapping[int, Row]) -> None:
 
 def main() -> None:
     """Measure, fit and print."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parse_sizes(__doc__, depth=(1, 1000))
     parser.add_argument("--topics", type=at_least(1), nargs="+", default=[1, 10, 50])
     parser.add_argument("--passages", type=at_least(1), nargs="+", default=[10_000, 100_000, PASSAGES])
-    parser.add_argument("--depth", type=at_least(1), default=1000)
     parser.add_argument("--keep", type=Path, help="Leave corpora and indexes in this folder, and use corpora there.")
     options = parser.parse_args()
     options.topics, options.passages = sorted(set(options.topics)), sorted(set(options.passages))

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks.sizes import at_least
+from benchmarks.figures import at_least
 from touche_llm.evaluation.significance import Array, compute_bootstrap, compute_half_width, ratio
 from touche_llm.evaluation.stance_measures import estimate_kappa, macro_f1
 

@@ -13,7 +13,6 @@ The figures say what this program costs, and nothing about a model.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import math
 import multiprocessing
@@ -34,9 +33,8 @@ from typing import Any
 import orjson
 from aiohttp import web
 
-from benchmarks.figures import Figure, peak_gib, show
+from benchmarks.figures import Figure, parse_sizes, peak_gib, show
 from benchmarks.processes import run_alone
-from benchmarks.sizes import at_least
 from benchmarks.synthetic import write_passages, write_topics
 from touche_llm.config import Config
 from touche_llm.corpus.store import DocumentStore
@@ -235,10 +233,7 @@ def judge(part: str, folder: Path, depth: int) -> dict[str, Any]:
 
 def main() -> None:
     """Measure each part in a process of its own."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--topics", type=at_least(1), default=_TOPICS)
-    parser.add_argument("--depth", type=at_least(1), default=_DEPTH)
-    parser.add_argument("--passages", type=at_least(1), default=50_000)
+    parser = parse_sizes(__doc__, topics=(1, _TOPICS), depth=(1, _DEPTH), passages=(1, 50_000))
     options = parser.parse_args()
     if options.depth > options.passages:
         parser.error(f"--depth {options.depth}: there are {options.passages} --passages to draw that many from")

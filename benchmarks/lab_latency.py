@@ -9,7 +9,6 @@ without the pause for which the page waits. It says what the lab costs, and noth
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import statistics
 import subprocess
@@ -23,9 +22,8 @@ from typing import Any
 
 from playwright.sync_api import Page, sync_playwright
 
-from benchmarks.figures import Figure, show
+from benchmarks.figures import Figure, parse_sizes, show
 from benchmarks.judging import PARTS, prepare
-from benchmarks.sizes import at_least
 from tests.fake_server import FakeServer
 from touche_llm.llm.cache import Cache
 from touche_llm.llm.engine import EngineInfo
@@ -114,11 +112,7 @@ def edit(page: Page, times: int) -> list[float]:
 
 def main() -> None:
     """Make the run, and measure."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--topics", type=at_least(1), default=50)
-    parser.add_argument("--depth", type=at_least(10), default=1000)
-    parser.add_argument("--passages", type=at_least(10), default=50_000)
-    parser.add_argument("--edits", type=at_least(1), default=20)
+    parser = parse_sizes(__doc__, topics=(1, 50), depth=(10, 1000), passages=(10, 50_000), edits=(1, 20))
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as name, FakeServer().in_thread() as server:
         folder = Path(name)

@@ -39,9 +39,8 @@ from typing import Any
 import yaml
 
 from benchmarks.answer_forms import write_variants
-from benchmarks.figures import Figure, show
+from benchmarks.figures import Figure, parse_sizes, show
 from benchmarks.processes import Ended, run_program
-from benchmarks.sizes import at_least
 from benchmarks.vllm_load import (
     count,
     format_range,
@@ -188,12 +187,8 @@ def race(options: argparse.Namespace, work: Path) -> tuple[str, list[Figure]]:
 
 def main() -> None:
     """Race all rounds and print the table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parse_sizes(__doc__, topics=(1, 25), depth=(1, 20), rounds=(1, 3), concurrency=(1, 64))
     parser.add_argument("--rank-llm-python", type=Path, help="Python of an environment with RankLLM.")
-    parser.add_argument("--topics", type=at_least(1), default=25)
-    parser.add_argument("--depth", type=at_least(1), default=20)
-    parser.add_argument("--rounds", type=at_least(1), default=3)
-    parser.add_argument("--concurrency", type=at_least(1), default=64)
     forms = ["letters", "array", "object"]
     parser.add_argument("--form", choices=forms, default=forms[0], help="Of our judge answer.")
     options = parser.parse_args()

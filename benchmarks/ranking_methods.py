@@ -21,12 +21,13 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
-from tests.oracle_engine import Grades, OracleEngine, judge_with, mean_ndcg, rank_with, read_grades
+from tests.oracle_engine import Grades, OracleEngine, judge_with, mean_ndcg, rank_with
 from touche_llm.corpus.json_lines import CorpusFile
 from touche_llm.corpus.store import ensure_store
 from touche_llm.data.records import Comparison
 from touche_llm.data.topics import read_topics
 from touche_llm.errors import ToucheError
+from touche_llm.evaluation.qrels import read_qrels
 from touche_llm.retrieval.bm25 import open_index
 from touche_llm.retrieval.retrievers import RetrieverConfig
 from touche_llm.tasks import get_task
@@ -74,7 +75,7 @@ class Measured:
 def documents_of(folder: Path, pool: int | None) -> tuple[dict[str, list[str]], dict[str, dict[str, float]]]:
     """The documents of each judged topic in the order of the first stage, and their grades."""
     task, retriever = get_task("comparative"), RetrieverConfig()
-    grades = read_grades(folder / "qrels-relevance.txt")
+    grades = read_qrels({"relevance": folder / "qrels-relevance.txt"}, task).grades["relevance"]
     topics = [topic for topic in read_topics(folder / "topics.xml") if topic.id in grades]
     rankings: dict[str, list[str]] = {}
     with tempfile.TemporaryDirectory() as index:

@@ -15,7 +15,6 @@ from typing import Any
 from tests.prompt_variants import load_prompt
 from tests.scripted_engine import FACTS, Label, ScriptedEngine
 from touche_llm.data.records import Candidate, Comparison, Document, Failure, Judgment, Topic
-from touche_llm.errors import DataError
 from touche_llm.judging.pointwise import RequestBuilder, judge
 from touche_llm.llm.answers import list_fields
 from touche_llm.llm.cache import Cache, CacheMode
@@ -211,18 +210,3 @@ def ndcg(ranking: Sequence[str], grades: Mapping[str, float], depth: int = 5) ->
 def mean_ndcg(rankings: Mapping[str, Sequence[str]], grades: Grades) -> float:
     """The mean over the topics."""
     return sum(ndcg(ranking, grades[topic]) for topic, ranking in rankings.items()) / len(rankings)
-
-
-def read_grades(path: Path) -> dict[str, dict[str, float]]:
-    """The grades of a file of qrels, `qid 0 doc grade`, in its order; raises DataError with file and line."""
-    grades: dict[str, dict[str, float]] = {}
-    try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except OSError as error:
-        raise DataError(f"{path}: cannot read the judgments: {error.strerror}") from error
-    for number, line in enumerate(lines, start=1):
-        columns = line.split()
-        if len(columns) != 4 or columns[3] not in ("0", "1", "2", "3"):
-            raise DataError(f"{path}:{number}: not `qid 0 doc grade` with a grade from 0 to 3")
-        grades.setdefault(columns[0], {})[columns[2]] = float(columns[3])
-    return grades
