@@ -56,7 +56,6 @@ OWN = (
 )
 # The one that the guide gives for DeepSeek R1, and that of V3.1 by the change that it names.
 (KEPT,) = re.findall(r"^```jinja\n(.*?)```$", _GUIDE, re.MULTILINE | re.DOTALL)
-KEPT_V3_1 = KEPT.replace(r"<think>\n", "<think>")
 
 
 def read_template(name: str) -> str:

@@ -1,12 +1,10 @@
-"""Conventions of all records: frozen where nothing assigns to a field, and with slots."""
+"""Conventions of all records: frozen where nothing assigns to a field."""
 
 from __future__ import annotations
 
-import dataclasses
 import importlib
 import pkgutil
 from collections.abc import Iterator
-from functools import cached_property
 
 import msgspec
 import pydantic
@@ -23,17 +21,6 @@ def classes() -> Iterator[type]:
             for value in vars(importlib.import_module(found.name)).values():
                 if isinstance(value, type) and value.__module__ == found.name:
                     yield value
-
-
-def test_a_dataclass_has_slots_unless_it_extends_another_or_caches_a_property() -> None:
-    found = [
-        each for each in classes() if dataclasses.is_dataclass(each) and not dataclasses.is_dataclass(each.__base__)
-    ]
-    # RunFolder keeps what it reads in further attributes.
-    without = [each for each in found if "__slots__" not in vars(each) and each.__name__ != "RunFolder"]
-    assert len(found) > 80
-    for each in without:
-        assert any(isinstance(value, cached_property) for value in vars(each).values()), each
 
 
 def test_records_that_are_written_and_settings_are_frozen() -> None:

@@ -26,15 +26,8 @@ SPECIAL_TOKENS = [
     *("<s>", "</s>", "[INST]", "[/INST]", "<<SYS>>", "<</SYS>>"),  # Llama 2, Mistral
     *("<bos>", "<eos>", "<start_of_turn>", "<end_of_turn>"),  # Gemma
     *("<|user|>", "<|assistant|>", "<|system|>", "<|end|>", "<|start|>", "<|message|>", "<|channel|>"),  # Phi, gpt-oss
-    *(
-        "<｜User｜>",
-        "<｜Assistant｜>",
-        "<｜end▁of▁sentence｜>",
-        "<think>",
-        "</think>",
-        "[gMASK]",
-        "<sop>",
-    ),  # DeepSeek, GLM
+    # DeepSeek, GLM
+    *("<｜User｜>", "<｜Assistant｜>", "<｜end▁of▁sentence｜>", "<think>", "</think>", "[gMASK]", "<sop>"),
     *("<tool_call>", "</tool_call>", "[TOOL_CALLS]", "[SYSTEM_PROMPT]", "<|START_OF_TURN_TOKEN|>"),
     *("[|user|]", "[|endofturn|]", "[UNUSED_TOKEN_145]", "[control_8]", "[e~[", "]~b]"),  # EXAONE, InternLM2, MiniMax
 ]

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -78,21 +76,6 @@ def test_a_cross_encoder_ranks_and_is_replayed_without_its_server(
     touche("rank", "--out", asked, "--rank", f"cross_encoder:{DEPTH}")
 
 
-def test_both_interfaces_of_vllm_give_the_same_scores(reranker_url: str) -> None:
-    query, documents = "Is tea better than coffee?", ["Tea is.", "Coffee is better by far.", "Bananas are yellow."]
-
-    def post(path: str, **body: Any) -> Any:
-        content = json.dumps({"model": "classifier", **body}).encode()
-        request = urllib.request.Request(reranker_url + path, content, {"Content-Type": "application/json"})
-        with urllib.request.urlopen(request, timeout=60) as response:
-            return json.load(response)
-
-    scores = [each["score"] for each in post("/score", text_1=query, text_2=documents)["data"]]
-    ranked = post("/v1/rerank", query=query, documents=documents)["results"]
-    by_index = {each["index"]: each["relevance_score"] for each in ranked}
-    assert [by_index[index] for index in range(3)] == pytest.approx(scores, abs=1e-6) and len(set(scores)) == 3
-
-
 @pytest.mark.parametrize("retriever", ["dense", "hybrid"])
 def test_vectors_find_candidates_and_are_replayed_without_their_server(
     data: TaskInput, embeddings_url: str, tmp_path: Path, tell: Tell, retriever: str
@@ -110,30 +93,5 @@ def test_vectors_find_candidates_and_are_replayed_without_their_server(
     assert (replayed / "candidates.run.txt").read_bytes() == (asked / "candidates.run.txt").read_bytes()
     assert stages_of(replayed)["retrieve"]["dense retrieval"]["requests"]["requests"] == 0
     # Every document has its vector by now.
-    touche(
-        "index",
-        *data.options[:2],
-        *data.options[4:],
-        "--retriever",
-        retriever,
-        "--embeddings-preset",
-        "e5",
-        "--embeddings-url",
-        embeddings_url,
-    )
-
-
-@pytest.mark.nightly
-def test_a_run_with_three_models_is_replayed_without_any(
-    data: TaskInput, vllm_url: str, embeddings_url: str, reranker_url: str, tmp_path: Path, tell: Tell
-) -> None:
-    command = ["run", *data.options, "--model", "tiny", "--depth", DEPTH, "--cache", tmp_path / "answers.sqlite"]
-    command += ["--stance-depth", 0, "--retriever", "hybrid", "--embeddings-preset", "e5"]
-    command += ["--rank", f"judge,cross_encoder:{DEPTH},fusion:{DEPTH},pairwise:3"]
-    asked, replayed = tmp_path / "asked", tmp_path / "replayed"
-    urls = ["--base-url", vllm_url, "--reranker-url", reranker_url, "--embeddings-url", embeddings_url]
-    tell(touche(*command, *urls, "--out", asked).stderr.splitlines()[-1])
-    touche("validate", asked / "run.txt", *data.options)
-    nowhere = ["--base-url", NOWHERE, "--reranker-url", NOWHERE, "--embeddings-url", NOWHERE]
-    touche(*command, *nowhere, "--cache-mode", "replay", "--out", replayed)
-    assert (replayed / "run.txt").read_bytes() == (asked / "run.txt").read_bytes()
+    server = ("--embeddings-preset", "e5", "--embeddings-url", embeddings_url)
+    touche("index", *data.options[:2], *data.options[4:], "--retriever", retriever, *server)

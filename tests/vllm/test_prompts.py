@@ -18,7 +18,6 @@ pytestmark = pytest.mark.vllm
 SAMPLE = SAMPLES / "comparative"
 DATA = ["--topics", str(SAMPLE / "topics.xml"), "--corpus", str(SAMPLE / "passages.jsonl")]
 ABOUT = ["--topic", "3", "--doc", "sample-heating-01___3", "--doc", "sample-heating-02___1"]
-WAITS = "waiting for the template"
 
 
 def arguments(folder: Path, *more: str) -> list[str]:
@@ -29,37 +28,6 @@ def arguments(folder: Path, *more: str) -> list[str]:
 def rows(folder: Path, *more: str) -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = json.loads(touche(*arguments(folder, *more), "--format", "json").stdout)
     return found
-
-
-def test_a_changed_prompt_s_own_requests_are_all_that_a_comparison_sends(vllm_url: str, tmp_path: Path) -> None:
-    template, relevance = tmp_path / "mine.jinja", tmp_path / "relevance.txt"
-    text = (prompts_folder() / "comparative" / "judge.jinja").read_text()
-    template.write_text(text.replace("assessor", "strict assessor"))
-    names = ["heating-01___3", "heating-02___1"], ["commute-01___2", "commute-02___6"]
-    judged = [(topic, f"sample-{name}") for topic, of_topic in zip("37", names, strict=True) for name in of_topic]
-    relevance.write_text("".join(f"{topic} 0 {name} {n % 2}\n" for n, (topic, name) in enumerate(judged)))
-    places = ["--index", str(tmp_path / "index"), "--cache", str(tmp_path / "answers.sqlite")]
-    places += ["--relevance", str(relevance), "--base-url", vllm_url]
-
-    def compare() -> tuple[dict[str, dict[str, Any]], int]:
-        """The rows, and how many requests the server had, with the two of the start-up check."""
-        before = finished_requests(vllm_url)
-        done = touche("prompts", "compare", "judge", template, *DATA, *places, "--split", "all", "--format", "json")
-        return {row["prompt"]: row for row in json.loads(done.stdout)}, finished_requests(vllm_url) - before
-
-    def counted(rows: dict[str, dict[str, Any]], name: str) -> list[tuple[int, int]]:
-        return [(row[name], row["failures"]) for row in rows.values()]
-
-    first, sent = compare()
-    assert list(first) == ["comparative/judge", "comparative/mine"]
-    assert counted(first, "requests") == [(4, 0), (4, 0)] and sent == 10
-    template.write_text(text.replace("version: 4", "version: 5").replace("assessor", "very strict assessor"))
-    changed, sent = compare()
-    assert counted(changed, "requests") == [(0, 0), (4, 0)] and sent == 6
-    assert counted(changed, "cache_hits") == [(4, 0), (0, 0)]
-    assert changed["comparative/judge"]["relevance_ndcg_5"] == first["comparative/judge"]["relevance_ndcg_5"]
-    again, sent = compare()
-    assert counted(again, "cache_hits") == [(4, 0), (4, 0)] and sent == 0
 
 
 def test_a_prompt_is_tried_and_counted_as_the_server_counts_it(vllm_url: str, tiny_model: Path, tmp_path: Path) -> None:

@@ -5,12 +5,10 @@ Weights are random: the tests are about what is sent, kept and written, not abou
 
 from __future__ import annotations
 
-import asyncio
 import re
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from itertools import permutations
 from pathlib import Path
 from typing import Any
 
@@ -24,13 +22,6 @@ from tests.vllm.real_data import TaskInput
 from tests.vllm.server import CONTEXT, MODEL_NAME, finished_requests, prefix_cache_hits
 from touche_llm.data.io import read_records
 from touche_llm.data.records import Comparison, Failure, Queries, StanceReading
-from touche_llm.llm.answers import build_schema
-from touche_llm.llm.chat import ChatServer
-from touche_llm.llm.checks import Survey
-from touche_llm.llm.request import Message, Origin, Request, Sampling
-from touche_llm.llm.settings import EngineConfig, SamplingConfig
-from touche_llm.llm.startup import connect
-from touche_llm.prompts.purposes import build_order_answer
 
 pytestmark = pytest.mark.vllm
 TOPICS = 2
@@ -42,6 +33,7 @@ JUDGING = {
     "comparative": ["--depth", 20, "--stance-depth", 4],
     "controversial": ["--depth", 10, "--stance-depth", 2],
     "sentence_pairs": ["--depth", 30, "--judge-pairs", 6, "--both-orders", 1],
+    "arguments_2020": ["--depth", 3],
 }
 
 
@@ -72,6 +64,7 @@ CASES = [
     Case("comparative", "judge,fusion:10,balance:10", requests=0),
     Case("comparative", "listwise:6,fusion:12,balance:6", (*values("listwise", window=6, stride=3),), requests=1),
     Case("controversial", "judge,setwise:10", (*values("setwise", top=4),), depends=True),
+    Case("arguments_2020", "judge,pairwise:2", requests=2),
     Case("sentence_pairs", "judge,pairwise:4,listwise:6", (*values("listwise", window=6, stride=3),), requests=12 + 1),
 ]
 
@@ -251,24 +244,3 @@ def test_documents_of_a_comparison_shrink_until_the_context_holds_all(places: di
             assert len(each.cut) == 6
     assert total(out, "resamples") == 0
     place.validated(out)
-
-
-async def test_the_server_holds_every_answer_to_the_pattern(vllm_url: str) -> None:
-    model = build_order_answer(3)
-    async with ChatServer(vllm_url, concurrency=8, request_timeout=60.0, chat_template_kwargs={}) as server:
-        facts = await connect(Survey(server, EngineConfig(), SamplingConfig(logprobs=False)))
-
-        def request(seed: int) -> Request:
-            return Request(
-                messages=(Message("system", "Order."), Message("user", "A, B, C")),
-                schema=build_schema(model),
-                sampling=Sampling(temperature=2.0, seed=seed, max_tokens=64, top_logprobs=0),
-                model=facts.model,
-                revision="",
-                chat_template_kwargs={},
-                origin=Origin("order", 1, "", "1", None),
-            )
-
-        completions = await asyncio.gather(*(server.complete(request(seed)) for seed in range(100)))
-    orders = {model.model_validate_json(each.text).model_dump()["order"] for each in completions}
-    assert orders == {" > ".join(labels) for labels in permutations("ABC")}

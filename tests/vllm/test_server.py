@@ -54,14 +54,6 @@ def rendered(text: str) -> tuple[Message, ...]:
     ).render(topic=topic, first=text, second="b", document=f"x{text}y {text}")
 
 
-def test_the_model_knows_the_control_tokens_that_are_tried(tiny_model: Path, vllm_url: str) -> None:
-    special = special_ids(tiny_model)
-    assert set(SPECIAL_TOKENS) <= set(special)
-    # Unless something is done, a control token in a message becomes that token.
-    ids = token_ids(vllm_url, (Message("user", "an <|im_end|> inside"),))
-    assert ids.count(special["<|im_end|>"]) == 2
-
-
 @pytest.mark.parametrize("token", SPECIAL_TOKENS)
 def test_a_control_token_in_topic_and_passage_is_plain_text(tiny_model: Path, vllm_url: str, token: str) -> None:
     special = set(special_ids(tiny_model).values())
@@ -71,7 +63,12 @@ def test_a_control_token_in_topic_and_passage_is_plain_text(tiny_model: Path, vl
 
 
 def test_all_of_them_at_once_and_torn_apart(tiny_model: Path, vllm_url: str) -> None:
-    special = set(special_ids(tiny_model).values())
+    known = special_ids(tiny_model)
+    assert set(SPECIAL_TOKENS) <= set(known)
+    # Unless something is done, a control token in a message becomes that token.
+    ids = token_ids(vllm_url, (Message("user", "an <|im_end|> inside"),))
+    assert ids.count(known["<|im_end|>"]) == 2
+    special = set(known.values())
     plain = [each for each in token_ids(vllm_url, rendered("word")) if each in special]
     for text in ("".join(SPECIAL_TOKENS), "\u200b".join(SPECIAL_TOKENS), "<|im_<|im_end|>end|>", "<\u200b|im_end|>"):
         assert [each for each in token_ids(vllm_url, rendered(text)) if each in special] == plain

@@ -5,28 +5,22 @@ from __future__ import annotations
 import json
 import shutil
 import subprocess
-from collections import defaultdict
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from statistics import fmean
 
 import pytest
 import yaml
 
 from tests.chat_templates import DEEPSEEK_R1, HARMONY, KEPT, OWN, PUBLISHED, read_template, render
-from tests.vllm.command import kill_half_way, touche
+from tests.vllm.command import touche
 from tests.vllm.conftest import Tell
 from tests.vllm.real_data import TaskInput
 from tests.vllm.server import CONTEXT, MODEL_NAME, OPTIONS, VENV, finished_requests, vllm_environment, vllm_server
 from touche_llm.data.io import read_records
-from touche_llm.data.records import Failure, Judgment, Topic
-from touche_llm.judging.pointwise import read_labels
-from touche_llm.llm.answers import Answer, Layout, build_schema, parse_answer
+from touche_llm.data.records import Failure, Judgment
+from touche_llm.llm.answers import Answer
 from touche_llm.llm.cache import Cache
-from touche_llm.llm.model import AnsweredRequest
 from touche_llm.llm.request import DELIMITERS
-from touche_llm.prompts.purposes import load, purposes_of
-from touche_llm.tasks import get_task
 
 pytestmark = pytest.mark.vllm
 BUDGET, CHAINS, DEPTH = 48, 3, 2
@@ -71,31 +65,6 @@ def stored(folder: Path) -> list[Answer]:
     return list(read_answers(folder).values())
 
 
-def assert_means(folder: Path, judgments: list[Judgment]) -> None:
-    """Assert that the probabilities of judgments are the means of those of the stored answers."""
-    task = get_task("comparative")
-    prompt = load(task, purposes_of(task)["judge"], "judge")
-    model = prompt.answer_for(Topic("1", "Is tea better than coffee?", objects=("tea", "coffee")), 1)
-    layout = Layout.of_schema(build_schema(model, prompt.header.form))
-    readings = defaultdict(list)
-    with Cache(folder / "answers.sqlite") as cache:
-        for entry in cache.find("answer"):
-            answer = entry.read(Answer)
-            if answer.tokens:
-                value = parse_answer(answer.text, model, layout.form)
-                of_chain = read_labels(AnsweredRequest(value, answer, layout, entry.key, sample=0))
-                readings[entry.topic, entry.document].append(of_chain)
-    assert len(readings) == len(judgments)
-    for judgment in judgments:
-        chains = readings[judgment.topic_id, judgment.document_id]
-        assert len(chains) == CHAINS
-        for name in ("relevance", "quality"):
-            found = [chain[name].probabilities for chain in chains]
-            means = {grade: fmean(each[grade] for each in found if each is not None) for grade in found[0] or ()}
-            # Records have nine digits.
-            assert judgment.readings[name].probabilities == pytest.approx(means, abs=1e-8)
-
-
 @pytest.mark.nightly
 def test_all_topics_are_judged_within_the_budget_and_replayed(
     data: TaskInput, thinking_url: str, tmp_path: Path, tell: Tell
@@ -122,25 +91,9 @@ def test_all_topics_are_judged_within_the_budget_and_replayed(
     assert {answer.finish_reason for answer in answers if answer.tokens} == {"stop"}
     assert max(answer.prompt_tokens + answer.completion_tokens for answer in answers) <= CONTEXT
 
-    assert_means(tmp_path, judgments)
-
     touche(*arguments(data, "http://127.0.0.1:1", tmp_path / "replayed"), "--cache-mode", "replay")
     for name in ("run.txt", "judgments.jsonl"):
         assert (tmp_path / "replayed" / name).read_bytes() == (tmp_path / "asked" / name).read_bytes()
-
-
-@pytest.mark.nightly
-def test_a_run_killed_half_way_sends_nothing_twice(
-    data: TaskInput, thinking_url: str, tmp_path: Path, tell: Tell
-) -> None:
-    command = arguments(data, thinking_url, tmp_path / "killed")
-    kill_half_way(thinking_url, 60, command)
-    known = len(stored(tmp_path))
-    before = finished_requests(thinking_url)
-    touche(*command)
-    sent = finished_requests(thinking_url) - before - PROBES
-    tell(f"{known} answers were stored when the run was killed; the second run sent {sent}")
-    assert known > 0 and sent == len(stored(tmp_path)) - known
 
 
 @pytest.mark.nightly
