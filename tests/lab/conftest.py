@@ -4,8 +4,11 @@ from pathlib import Path
 
 import pytest
 
+from tests.cli.conftest import made_app, touche
 from tests.fake_server import FakeServer
 from tests.lab.labs import copy_run, make_run, reading
+
+__all__ = ["made_app", "touche"]
 
 
 @pytest.fixture(scope="session")

@@ -17,6 +17,7 @@ import aiohttp
 import orjson
 from aiohttp import web
 
+from tests.batch_replies import body as body_of
 from tests.fake_server import FakeServer, schema_in
 from tests.prompt_variants import DOCUMENTS, LABELS, collection, config_of
 from tests.sample_runs import Silent, run_on
@@ -49,22 +50,9 @@ def reading(blind: Blind, delay: float = 0.0) -> Any:
             for name in ("relevance", "quality")
             if name in list_fields(schema)
         }
-        text, tokens = answer(
-            {**shares, "stance": {each: 0.7 if each == LABELS[grade] else 0.1 for each in LABELS}}, schema
-        )
-        content = [
-            {
-                "token": token.token,
-                "bytes": list(token.token.encode()),
-                "logprob": token.logprob,
-                "top_logprobs": [{"token": name, "logprob": max(share, -99.0)} for name, share in token.top],
-            }
-            for token in tokens
-        ]
-        choice = {"message": {"role": "assistant", "content": text}, "finish_reason": "stop", "index": 0}
-        usage = {"prompt_tokens": 100, "completion_tokens": len(tokens)}
-        reply = {"choices": [choice | {"logprobs": {"content": content}}], "usage": usage}
-        return web.Response(body=orjson.dumps(reply), content_type="application/json")
+        stance: dict[Any, float] = {each: 0.7 if each == LABELS[grade] else 0.1 for each in LABELS}
+        text, tokens = answer({**shares, "stance": stance}, schema)
+        return web.json_response(body_of(text, tokens, model="fake"))
 
     return behave
 

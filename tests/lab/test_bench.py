@@ -2,8 +2,6 @@ from __future__ import annotations
 
 import asyncio
 import shlex
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,6 +9,7 @@ from typing import Any
 import pytest
 from aiohttp import web
 
+from tests.cli.conftest import Touche
 from tests.fake_server import FakeServer
 from tests.lab.labs import LabClient, open_lab, reading
 from touche_llm.prompt_lab.holdout import Access, access_log, read_accesses, record_access
@@ -62,6 +61,24 @@ async def test_the_answers_change_with_the_text_and_come_back_from_the_cache(
         assert (done["requests"], len(server.bodies)) == (0, 3)
         accesses = read_accesses(access_log(folder / "answers.sqlite"))
         assert [access.kind for access in accesses] == ["trial", "trial"]
+        # Answers about a held-out topic come without judgments.
+        line, _ = await lab.stream("/api/answers", **{**ASK, "topic": "2", "documents": ["2-1"]}, text=text)
+        assert line["hidden"] and line["assessors"] == {}
+        assert read_accesses(access_log(folder / "answers.sqlite")) == accesses
+        found = (await lab.get("/api/candidates", run="first", topic="1"))["documents"]
+        assert [each["id"] for each in found] == [f"1-{number}" for number in range(6)]
+        assert all(each["judged"] for each in found)
+        (only,) = (await lab.get("/api/candidates", run="first", topic="1", query="PASSAGE 1-4"))["documents"]
+        assert only["id"] == "1-4"
+        hidden = (await lab.get("/api/candidates", run="first", topic="2"))["documents"]
+        assert not any(each["judged"] for each in hidden)
+    async with open_lab(folder / "runs", settings={"cache.mode": "replay"}) as lab:
+        about = await lab.get("/api/bench", run="first")
+        assert (about["server"]["state"], about["local"]) == ("replay", False)
+        *_, done = await lab.stream("/api/answers", **ASK, text=text)
+        assert (done["requests"], done["state"]) == (0, "ok")
+        *lines, done = await lab.stream("/api/answers", **ASK, text=draft_of(text, "{% block system %}\nOTHER "))
+        assert done["state"] == "replay" and {line["failure"]["kind"] for line in lines} == {"replay"}
 
 
 async def test_a_page_that_goes_away_cancels_its_requests(folder: Path) -> None:
@@ -84,7 +101,7 @@ async def test_a_page_that_goes_away_cancels_its_requests(folder: Path) -> None:
 
 async def test_a_server_that_stops_is_gone_and_one_that_starts_again_answers(folder: Path) -> None:
     server = FakeServer(rest=reading({}))
-    async with open_lab(folder / "runs", settings={}) as lab:
+    async with open_lab(folder / "runs", settings={"engine.retry_for": 0.1}) as lab:
         async with server.running():
             lab.workplace.inputs.settings["engine.base_url"] = url = server.url  # type: ignore[index]
             text = await saved_text(lab)
@@ -98,37 +115,17 @@ async def test_a_server_that_stops_is_gone_and_one_that_starts_again_answers(fol
         assert url
 
 
-async def test_a_replay_answers_the_saved_text_alone(folder: Path) -> None:
-    async with open_lab(folder / "runs", settings={"cache.mode": "replay"}) as lab:
-        about = await lab.get("/api/bench", run="first")
-        assert (about["server"]["state"], about["local"]) == ("replay", False)
-        text = await saved_text(lab)
-        *_, done = await lab.stream("/api/answers", **ASK, text=text)
-        assert (done["requests"], done["state"]) == (0, "ok")
-        *lines, done = await lab.stream("/api/answers", **ASK, text=draft_of(text))
-        assert done["state"] == "replay" and {line["failure"]["kind"] for line in lines} == {"replay"}
-
-
-@pytest.mark.parametrize(
-    ("old", "new", "line"),
-    [
-        ("{{ document }}", "", None),
-        ("{% endblock %}", "", None),
-        ("{{ document }}", "{{ nothing }}", 1),
-        ("---\n", "", None),
-    ],
-)
-async def test_an_invalid_text_has_a_finding_and_no_request(
-    folder: Path, server: FakeServer, old: str, new: str, line: int | None
-) -> None:
+async def test_an_invalid_text_has_a_finding_and_no_request(folder: Path, server: FakeServer) -> None:
     async with open_lab(folder / "runs", settings=settings(server)) as lab:
-        text = (await saved_text(lab)).replace(old, new)
-        found = await lab.post("/api/check", **RUN, text=text)
-        assert [finding["level"] for finding in found["findings"]] == ["error"]
-        assert line is None or found["findings"][0]["line"]
-        (only,) = await lab.stream("/api/answers", **ASK, text=text)
-        assert only["state"] == "invalid" and server.bodies == []
-        assert (await lab.send("POST", "/api/save", {**RUN, "text": text, "hash": ""}))[0] == 400
+        saved = await saved_text(lab)
+        for old, new in (("{% endblock %}", ""), ("{{ document }}", "{{ nothing }}"), ("---\n", "")):
+            text = saved.replace(old, new)
+            found = await lab.post("/api/check", **RUN, text=text)
+            assert [finding["level"] for finding in found["findings"]] == ["error"]
+            assert not new or found["findings"][0]["line"]
+            (only,) = await lab.stream("/api/answers", **ASK, text=text)
+            assert only["state"] == "invalid" and server.bodies == []
+            assert (await lab.send("POST", "/api/save", {**RUN, "text": text, "hash": ""}))[0] == 400
 
 
 async def test_a_draft_is_checked_counted_and_rendered(folder: Path) -> None:
@@ -145,27 +142,6 @@ async def test_a_draft_is_checked_counted_and_rendered(folder: Path) -> None:
         parts = [part for message in rendered["messages"] for part in message["parts"]]
         assert [part["shared"] for part in parts if part["shared"] != "all"] == ["topic", "nobody"]
         assert parts[0]["text"].startswith("BLUNT") and parts[-1]["text"].strip() == "passage 1-2"
-
-
-async def test_candidates_are_those_of_the_run(folder: Path, qrels: dict[str, Path]) -> None:
-    async with open_lab(folder / "runs", qrels=qrels) as lab:
-        found = (await lab.get("/api/candidates", run="first", topic="1"))["documents"]
-        assert [each["id"] for each in found] == [f"1-{number}" for number in range(6)]
-        assert all(each["judged"] for each in found)
-        (only,) = (await lab.get("/api/candidates", run="first", topic="1", query="PASSAGE 1-4"))["documents"]
-        assert only["id"] == "1-4"
-        hidden = (await lab.get("/api/candidates", run="first", topic="2"))["documents"]
-        assert not any(each["judged"] for each in hidden)
-
-
-async def test_answers_about_a_held_out_topic_come_without_judgments(
-    folder: Path, qrels: dict[str, Path], server: FakeServer
-) -> None:
-    async with open_lab(folder / "runs", qrels=qrels, settings=settings(server)) as lab:
-        ask = {**RUN, "topic": "2", "documents": ["2-1"]}
-        line, _ = await lab.stream("/api/answers", **ask, text=await saved_text(lab))
-        assert line["hidden"] and line["assessors"] == {}
-        assert read_accesses(access_log(folder / "answers.sqlite")) == []
 
 
 async def test_a_packaged_prompt_is_saved_as_a_copy_with_the_next_version(folder: Path) -> None:
@@ -207,28 +183,26 @@ async def test_a_template_that_changed_on_disk_is_not_overwritten(folder: Path) 
         assert (await lab.send("POST", "/api/save", {**mine, "file": "second.jinja"}))[0] == 400
 
 
-@pytest.mark.parametrize(
-    "file", ["../out.jinja", "/tmp/out.jinja", "out.txt", "", ".jinja", "a/b.jinja", "..", "a\0.jinja"]
-)
-async def test_a_template_is_saved_in_the_folder_of_prompts_alone(folder: Path, file: str) -> None:
+async def test_a_template_is_saved_in_the_folder_of_prompts_alone(folder: Path) -> None:
     async with open_lab(folder / "runs") as lab:
         template = await lab.get("/api/template", **RUN)
-        save = {**RUN, "text": template["text"], "hash": template["hash"], "file": file}
-        assert (await lab.send("POST", "/api/save", save))[0] == 400
+        for file in ("../out.jinja", "/tmp/out.jinja", "out.txt", "", ".jinja", "a/b.jinja", "..", "a\0.jinja"):
+            save = {**RUN, "text": template["text"], "hash": template["hash"], "file": file}
+            assert (await lab.send("POST", "/api/save", save))[0] == 400, file
     assert not (folder / "lab-prompts").exists() or not list((folder / "lab-prompts").rglob("*.jinja"))
 
 
-@pytest.mark.parametrize(
-    "name", ["/etc/passwd", "../judge", "stance", "mine.jinja", "judge.jinja", "runs/first/config.yaml"]
-)
-async def test_no_template_but_the_listed_ones_is_read(folder: Path, name: str) -> None:
+async def test_no_template_but_the_listed_ones_is_read(folder: Path) -> None:
     (folder / "mine.jinja").write_text("secret")
     async with open_lab(folder / "runs") as lab:
-        for path, body in (("/api/check", {"text": ""}), ("/api/save", {"text": "", "hash": ""})):
-            status, content = await lab.send("POST", path, {"run": "first", "name": name, **body})
-            assert status == 400 and "secret" not in str(content)
-        status, content = await lab.send("GET", "/api/template", run="first", name=name)
-        assert status == 400 and "secret" not in str(content)
+        for name in ("/etc/passwd", "../judge", "stance", "mine.jinja", "judge.jinja", "runs/first/config.yaml"):
+            about = {"run": "first", "name": name}
+            for reply in (
+                await lab.send("POST", "/api/check", {**about, "text": ""}),
+                await lab.send("POST", "/api/save", {**about, "text": "", "hash": ""}),
+                await lab.send("GET", "/api/template", **about),
+            ):
+                assert reply[0] == 400 and "secret" not in str(reply[1])
 
 
 async def test_a_sample_measures_the_draft_against_the_saved_version(
@@ -285,29 +259,26 @@ async def test_the_confirmation_counts_earlier_accesses(folder: Path, qrels: dic
         (access,) = (await lab.get("/api/confirm", run="first", name=mine))["accesses"]
         assert (access["kind"], access["topics"], access["counted"]) == ("evaluation", 1, False)
         assert (await lab.get("/api/confirm", run="first", name="judge"))["command"] == ""
-
-
-async def test_a_confirmed_prompt_is_marked(folder: Path) -> None:
-    async with open_lab(folder / "runs") as lab:
-        template = await lab.get("/api/template", **RUN)
+        # A confirmed prompt is marked.
         label = next(each["label"] for each in (await lab.get("/api/bench", run="first"))["prompts"])
         access = Access(kind="confirmation", topics=["tea"], prompts=[f"comparative/{label}"])
         record_access(access_log(folder / "answers.sqlite"), access)
         assert [template["confirmed"], (await lab.get("/api/template", **RUN))["confirmed"]] == [False, True]
 
 
-async def test_each_view_has_a_command(folder: Path, qrels: dict[str, Path]) -> None:
-    async with open_lab(folder / "runs", qrels=qrels, settings={"cache.mode": "replay"}) as lab:
-        commands = [
-            (await lab.get("/api/command", view=view, run="first", topic="1", documents="1-0\n1-1"))["command"]
-            for view in ("runs", "documents", "bench")
-        ]
-        assert commands[:2] == ["touche-llm runs " + str(folder / "runs"), "touche-llm show runs/first --topic 1"]
-        assert commands[2].startswith("touche-llm prompts try judge --topic 1 --doc 1-0 --doc 1-1 --config runs/first/")
-        for command in commands[1:]:
-            words = [sys.executable, "-m", "touche_llm", *shlex.split(command)[1:]]
-            done = await asyncio.to_thread(subprocess.run, words, capture_output=True, text=True)
-            assert done.returncode == 0 and "1-0" in done.stdout, done.stderr
+def test_each_view_has_a_command(folder: Path, qrels: dict[str, Path], touche: Touche) -> None:
+    async def list_commands() -> list[str]:
+        async with open_lab(folder / "runs", qrels=qrels, settings={"cache.mode": "replay"}) as lab:
+            about = {"run": "first", "topic": "1", "documents": "1-0\n1-1"}
+            views = ("runs", "documents", "bench")
+            return [(await lab.get("/api/command", view=view, **about))["command"] for view in views]
+
+    commands = asyncio.run(list_commands())
+    assert commands[:2] == ["touche-llm runs " + str(folder / "runs"), "touche-llm show runs/first --topic 1"]
+    assert commands[2].startswith("touche-llm prompts try judge --topic 1 --doc 1-0 --doc 1-1 --config runs/first/")
+    for command in commands[1:]:
+        done = touche(*shlex.split(command)[1:])
+        assert done.returncode == 0 and "1-0" in done.stdout, done.stderr
 
 
 async def test_a_configuration_alone_has_a_bench(folder: Path, qrels: dict[str, Path], server: FakeServer) -> None:

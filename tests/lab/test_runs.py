@@ -2,6 +2,10 @@ from __future__ import annotations
 
 import asyncio
 import shutil
+import signal
+import subprocess
+import sys
+import urllib.request
 from pathlib import Path
 from typing import Any
 
@@ -68,19 +72,16 @@ async def test_a_run_that_changes_or_comes_is_sent(folder: Path) -> None:
         assert rows == {("second", "broken")}
 
 
-async def test_a_broken_run_is_a_row_and_an_error_elsewhere(folder: Path) -> None:
+async def test_a_run_itself_is_a_root_and_a_broken_run_is_a_row_and_an_error_elsewhere(folder: Path) -> None:
+    async with open_lab(folder / "runs" / "first") as lab:
+        assert (await lab.get("/api/state"))["default_run"] == "."
+        assert len((await lab.get("/api/topics", run="."))["topics"]) == 16
     (folder / "runs" / "first" / "config.yaml").write_text("task: [")
     async with open_lab(folder / "runs") as lab:
         (row,) = (await lab.get("/api/runs"))["rows"]
         assert row["state"] == "broken" and "config.yaml" in row["problem"]
         assert (await lab.get("/api/state"))["default_run"] is None
         assert (await lab.send("GET", "/api/topics", run="first"))[0] == 400
-
-
-async def test_a_run_itself_is_a_root(folder: Path) -> None:
-    async with open_lab(folder / "runs" / "first") as lab:
-        assert (await lab.get("/api/state"))["default_run"] == "."
-        assert len((await lab.get("/api/topics", run="."))["topics"]) == 16
 
 
 async def test_the_comparison_of_runs_has_no_judgments_of_held_out_topics(folder: Path, qrels: dict[str, Path]) -> None:
@@ -94,3 +95,22 @@ async def test_the_comparison_of_runs_has_no_judgments_of_held_out_topics(folder
         for access in read_accesses(access_log(folder / "answers.sqlite")):
             assert len(access.topics) == 8
         assert (await lab.send("GET", "/compare", run="first"))[0] == 400
+
+
+def test_the_command_prints_the_address_and_what_it_reads_and_writes(folder: Path) -> None:
+    command = [sys.executable, "-m", "touche_llm", "lab", "runs"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        lines = [process.stdout.readline().strip() for _ in range(6)]
+        url = lines[0]
+        assert url.startswith("http://127.0.0.1:") and "/?token=" in url
+        paths = "\n".join(lines[1:])
+        assert all(
+            name in paths for name in ("runs", "answers.sqlite", "hold_out_accesses.jsonl", "lab-prompts", "drafts")
+        )
+        opener = urllib.request.build_opener(urllib.request.ProxyHandler({}), urllib.request.HTTPCookieProcessor())
+        with opener.open(url) as response:
+            assert response.status == 200 and b"touche-llm lab" in response.read()
+        process.send_signal(signal.SIGINT)
+        assert process.wait(10) == 0
+        assert process.stderr is not None and "Traceback" not in process.stderr.read()
