@@ -82,16 +82,12 @@ async def test_the_dry_run_counts_the_requests_that_are_sent(tmp_path: Path) -> 
     assert (after.costs, after.known) == ([], {"rank": 12})
 
 
-async def test_without_address_or_scores_the_setting_is_named(tmp_path: Path) -> None:
+async def test_without_address_or_scores_the_setting_is_named_and_nothing_is_written(tmp_path: Path) -> None:
     await judged(tmp_path)
     with pytest.raises(UsageError, match=r"^ranking\.cross_encoder\.url: missing"):
         await run_rank(crossing(tmp_path), tmp_path / "out", Silent())
     with pytest.raises(UsageError, match="nothing to replay of model any"):
         await run_rank(crossing(tmp_path, cache__mode=CacheMode.REPLAY), tmp_path / "out", Silent())
-
-
-async def test_a_score_that_is_missing_in_a_replay_is_an_error_and_nothing_is_written(tmp_path: Path) -> None:
-    await judged(tmp_path)
     await rank_on(FakePooling(), tmp_path, topic=("3",))
     before = (tmp_path / "out" / "run.txt").read_bytes()
     for mode in (CacheMode.REPLAY, CacheMode.REUSE):

@@ -78,13 +78,12 @@ async def test_hybrid_fuses_the_rankings_of_both(tmp_path: Path) -> None:
     assert ids(both) not in ([each[:10] for each in ids(words)], [each[:10] for each in ids(by_vectors)])
 
 
-@pytest.mark.parametrize("name", ["dense", "hybrid"])
-async def test_the_dry_run_counts_the_requests_that_are_sent_and_writes_no_vector(tmp_path: Path, name: str) -> None:
-    config, server = dense(tmp_path, name=name, dense__batch=8), server_of()
+async def test_the_dry_run_counts_the_requests_that_are_sent_and_writes_no_vector(tmp_path: Path) -> None:
+    config, server = dense(tmp_path, name="hybrid", dense__batch=8), server_of()
     result = await estimate_cost(config, None, ("retrieve", "judge"), Silent())
     said = {cost.prompt: cost.least.requests for cost in result.costs}
     assert not list((tmp_path / "index").glob("dense-*"))
-    await retrieve(server, tmp_path, name=name, dense__batch=8)
+    await retrieve(server, tmp_path, name="hybrid", dense__batch=8)
     assert said["comparative/embeddings"] == len(server.sent) - PROBES
     # As many documents are judged as will be found.
     assert said["comparative/judge"] == 10 * TOPICS
@@ -109,6 +108,8 @@ async def test_the_library_searches_both(tmp_path: Path) -> None:
 
 
 async def test_without_a_server_or_vectors_the_setting_is_named(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"retriever\.name: sentence_pairs retrieves sentences"):
+        dense(tmp_path, task="sentence_pairs")
     with pytest.raises(UsageError, match=r"^dense\.url: missing"):
         await run_retrieve(dense(tmp_path), tmp_path / "out", Silent())
     with pytest.raises(UsageError, match="nothing to replay"):
@@ -121,9 +122,3 @@ async def test_without_a_server_or_vectors_the_setting_is_named(tmp_path: Path) 
     (tmp_path / "index2").mkdir()
     with pytest.raises(ReplayMiss, match=f"{DOCUMENTS} of {DOCUMENTS} documents have no vector"):
         await run_retrieve(dense(tmp_path, index=tmp_path / "index2"), tmp_path / "out", Silent(), overwrite=True)
-
-
-def test_pairs_of_sentences_have_no_vectors(tmp_path: Path) -> None:
-    for name in ("dense", "hybrid"):
-        with pytest.raises(UsageError, match=r"retriever\.name: sentence_pairs retrieves sentences"):
-            dense(tmp_path, name=name, task="sentence_pairs")

@@ -40,32 +40,23 @@ def cache(tmp_path: Path) -> Iterator[Cache]:
         yield opened
 
 
-@pytest.mark.parametrize(
-    ("asked", "expected"),
-    [
+def test_the_engine_of_the_cache_is_the_one_that_is_configured_and_one_of_several_has_to_be_chosen(
+    cache: Cache,
+) -> None:
+    known: list[tuple[dict[str, Any], EngineInfo]] = [
         ({"model": "one"}, info("one")),
         ({"model": "one", "revision": "2"}, info("one", "2")),
-        ({"model": "one", "context": 4096}, info("one")),
         ({"model": "other", "context": 4096}, info("other")),
         # The smallest overhead.
         ({"model": "other", "context": 512}, info("other", context=512, overhead=8)),
-    ],
-)
-def test_the_engine_of_the_cache_is_the_one_that_is_configured(
-    asked: dict[str, Any], expected: EngineInfo, cache: Cache
-) -> None:
-    assert assume_engine_info(EngineConfig(**asked), cache) == expected
-    assert replay_engine_info(EngineConfig(**asked), cache) == expected
-
-
-@pytest.mark.parametrize(
-    ("asked", "values"),
-    [({}, ["one, other", "`engine.model`"]), ({"model": "other"}, ["512, 4096", "`engine.context`"])],
-)
-def test_one_of_several_engines_has_to_be_chosen(asked: dict[str, Any], values: list[str], cache: Cache) -> None:
+    ]
     for find in (assume_engine_info, replay_engine_info):
-        with raises_at(UsageError, cache.path, *values):
-            find(EngineConfig(**asked), cache)
+        for asked, expected in known:
+            assert find(EngineConfig(**asked), cache) == expected
+        with raises_at(UsageError, cache.path, "one, other", "`engine.model`"):
+            find(EngineConfig(), cache)
+        with raises_at(UsageError, cache.path, "512, 4096", "`engine.context`"):
+            find(EngineConfig(model="other"), cache)
 
 
 def test_an_unknown_engine_is_assumed_as_configured_but_not_replayed(cache: Cache) -> None:

@@ -12,7 +12,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from tests.expect import raises_at
 from tests.fake_chatnoir import KEY
 from tests.pipeline.test_controversial import chatnoir_config, fake
 from tests.sample_runs import Silent, config_for, retrieve_stage, run_lines
@@ -20,11 +19,10 @@ from tests.scripted_engine import FACTS, Label, ScriptedEngine
 from touche_llm.config import Config
 from touche_llm.data.io import read_records
 from touche_llm.data.records import Failure, Queries
-from touche_llm.errors import ReplayMiss, UsageError
+from touche_llm.errors import ReplayMiss
 from touche_llm.llm.cache import Cache, CacheMode
 from touche_llm.llm.model import ModelClient
 from touche_llm.llm.request import Request
-from touche_llm.pipeline.config_file import load_config
 from touche_llm.prompts.purposes import AlternativeQueries
 
 QUERIES = {"query1": "electric scooter commute", "query2": "bicycle city traffic", "query3": "notes on paper, by hand"}
@@ -124,37 +122,10 @@ async def test_chatnoir_searches_for_expanded_queries_too(tmp_path: Path, monkey
     assert len(run_lines(tmp_path / "out" / "candidates.run.txt")) == 5
 
 
-def test_candidates_of_another_tool_are_not_searched_for(tmp_path: Path) -> None:
-    with raises_at(UsageError, "options", "expansion"):
-        expanded(tmp_path, candidates=tmp_path / "run.txt")
-
-
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [("weight", 0.0), ("weight", float("inf")), ("k", -1.0), ("use", "perhaps")],
-)
-def test_settings_that_make_no_sense_are_refused(name: str, value: object) -> None:
-    flags = {"topics": Path("t.xml"), "corpus": Path("c.jsonl"), f"expansion.{name}": value}
-    with raises_at(UsageError, "options", f"expansion.{name}: "):
-        load_config(None, flags)
-
-
-@pytest.mark.parametrize(
-    "query",
-    [
-        '"heat pump"',
-        "site:example.org heat",
-        "heat pump\n",
-        "<|im_end|>",
-        "-heat pump",
-        "ab",
-        "a" * 101,
-        "heat\u202epump",
-    ],
-)
-def test_a_query_that_could_be_more_than_words_is_refused(query: str) -> None:
-    with pytest.raises(ValidationError):
-        AlternativeQueries.model_validate(QUERIES | {"query2": query})
+def test_a_query_that_could_be_more_than_words_is_refused() -> None:
+    for query in ('"heat pump"', "site:a.org heat", "heat pump\n", "<|im_end|>", "-heat pump", "a" * 101, "a\u202eb"):
+        with pytest.raises(ValidationError):
+            AlternativeQueries.model_validate(QUERIES | {"query2": query})
 
 
 @settings(max_examples=50)

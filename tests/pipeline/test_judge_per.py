@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import shutil
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -176,14 +175,6 @@ async def test_expectations_are_not_mixed_with_plain_labels(tmp_path: Path) -> N
     assert all(grade == int(grade) for judgment in found for grade in judgment.grades.values())
 
 
-@pytest.mark.parametrize("prompt", ["own", "both_orders"])
-async def test_a_stance_prompt_of_its_own_labels_the_best_documents_all_the_same(prompt: str, tmp_path: Path) -> None:
-    config = config_for(tmp_path, topic=("3",), depth=4, judge_per="field", stance__depth=2, stance__prompt=prompt)
-    found = await judged(config, tmp_path / "out")
-    stances = (tmp_path / "out/stances.jsonl").read_text().splitlines()
-    assert (len(found), len(stances)) == (4, 2)
-
-
 async def test_batch_files_hold_the_requests_and_a_replay_needs_no_server(tmp_path: Path) -> None:
     config, out = simple_config(tmp_path, judge_per="field"), tmp_path / "out"
     await retrieve_stage(config, out, Silent())
@@ -253,15 +244,6 @@ def test_paragraphs_stay_with_the_field_before_them_and_examples_have_its_answer
     assert ["Ads say nothing." in instructions(task, "judge", part) for part in parts] == [True, False, False]
     answers = [part.render(topic=TOPIC, document="x", first="a", second="b")[2].content for part in parts]
     assert answers == ["[3]", "[2]", '["Y","F"]']
-
-
-def test_a_task_of_ones_own_needs_no_other_template(tmp_path: Path) -> None:
-    shutil.copytree(get_task("arguments_2021").folder, tmp_path / "mine")
-    (tmp_path / "mine/leaderboard.yaml").unlink()
-    definition = tmp_path / "mine/task.yaml"
-    definition.write_text(definition.read_text().replace("name: arguments_2021", "name: mine"))
-    parts = divided(get_task(str(tmp_path / "mine"))).parts
-    assert [list(part.answer_for(TOPIC, 1).model_fields) for part in parts] == [["relevance"], ["quality"]]
 
 
 def test_an_answer_with_one_field_cannot_be_divided() -> None:

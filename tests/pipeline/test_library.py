@@ -97,28 +97,20 @@ def test_frames_of_topics_and_candidates_go_both_ways(topics: list[tl.Topic], co
     assert {topic: [each.document_id for each in ranking] for topic, ranking in by_rank.items()} == documents
 
 
-@pytest.mark.parametrize(
-    ("change", "location"),
-    [
-        (lambda frame: frame.drop(columns="document"), "frame"),
-        (lambda frame: frame.drop(columns=["rank", "score"]), "frame"),
-        (lambda frame: pd.concat([frame, frame]), "frame"),
-        (lambda frame: frame.assign(rank="first"), "frame"),
-        (lambda frame: frame.assign(score=float("nan")), "frame"),
-        (lambda frame: frame.assign(topic="99"), "frame"),
-        (lambda frame: frame.assign(score=-frame["score"]), "frame"),
-    ],
-)
-def test_a_malformed_frame_of_candidates_is_refused(
-    change: Any, location: str, topics: list[tl.Topic], corpus: Any
-) -> None:
+def test_a_malformed_frame_is_refused(topics: list[tl.Topic], corpus: Any) -> None:
     frame = tl.retrieve(topics, corpus, depth=3).to_frame()
-    with pytest.raises(tl.DataError) as caught:
-        tl.Candidates.from_frame(change(frame), topics, corpus)
-    assert caught.value.location == location
-
-
-def test_a_frame_without_a_required_field_names_the_row() -> None:
+    for bad in (
+        frame.drop(columns="document"),
+        frame.drop(columns=["rank", "score"]),
+        pd.concat([frame, frame]),
+        frame.assign(rank="first"),
+        frame.assign(score=float("nan")),
+        frame.assign(topic="99"),
+        frame.assign(score=-frame["score"]),
+    ):
+        with pytest.raises(tl.DataError) as caught:
+            tl.Candidates.from_frame(bad, topics, corpus)
+        assert caught.value.location == "frame"
     with pytest.raises(tl.DataError) as caught:
         tl.from_frame(pd.DataFrame([{"id": "1", "title": "a"}, {"id": "2"}]), tl.Topic)
     assert caught.value.location == "row 1"

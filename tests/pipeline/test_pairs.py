@@ -75,14 +75,25 @@ async def test_no_pair_is_there_in_both_orders_and_the_better_order_stays(tmp_pa
     }
 
 
-async def test_a_pair_without_a_usable_answer_inherits_from_its_sentences(tmp_path: Path) -> None:
-    def broken_for_pairs(request: Request) -> Fields:
+async def test_a_pair_without_a_usable_answer_inherits_and_a_sentence_without_one_is_in_no_pair(
+    tmp_path: Path,
+) -> None:
+    spoiled: list[str] = []
+
+    def broken_for_pairs_and_at_first(request: Request) -> Fields:
+        document = request.origin.document_id or ""
+        if "," not in document and (document in spoiled or len(spoiled) < 4):
+            spoiled.append(document)
+            return {"free": "text"}
         return {"free": "text"} if "coherence" in list_fields(request.schema) else SCRIPT(request)
 
-    lines, _ = await run(tmp_path, broken_for_pairs, topic=("3",), pairs__judged=5)
+    lines, _ = await run(tmp_path, broken_for_pairs_and_at_first, topic=("3",), pairs__judged=5, engine__concurrency=1)
     found = judgments(tmp_path)
     failures = read_records(tmp_path / "out" / "failures.jsonl", Failure, "failures")
-    assert [each.kind for each in failures] == ["outside_schema"] * 5
+    assert {each.kind for each in failures} == {"outside_schema"}
+    failed = {each.document_id for each in failures if "," not in (each.document_id or "")}
+    assert failed == set(spoiled) and failed and len(failures) == len(failed) + 5
+    assert not any(part in failed for line in lines for part in line.document_id.split(","))
     assert {each.source for each in found.values()} == {"inherited"}
     assert len(lines) >= 100 and {line.stance for line in lines} <= {"PRO", "CON"}
     sentences = {
@@ -90,22 +101,6 @@ async def test_a_pair_without_a_usable_answer_inherits_from_its_sentences(tmp_pa
         for each in read_records(tmp_path / "out" / "sentence_judgments.jsonl", Judgment, "judgments")
     }
     assert all({sentences[part] for part in line.document_id.split(",")} == {line.stance} for line in lines)
-
-
-async def test_a_sentence_without_a_usable_answer_is_in_no_pair(tmp_path: Path) -> None:
-    spoiled: list[str] = []
-
-    def broken_at_first(request: Request) -> Fields:
-        document = request.origin.document_id or ""
-        if "," not in document and (document in spoiled or len(spoiled) < 4):
-            spoiled.append(document)
-            return {"free": "text"}
-        return SCRIPT(request)
-
-    lines, _ = await run(tmp_path, broken_at_first, topic=("3",), pairs__judged=5, engine__concurrency=1)
-    failed = {each.document_id for each in read_records(tmp_path / "out" / "failures.jsonl", Failure, "failures")}
-    assert failed == set(spoiled) and failed
-    assert lines and not any(part in failed for line in lines for part in line.document_id.split(","))
 
 
 async def test_more_sentences_are_judged_until_there_are_enough_pairs(tmp_path: Path) -> None:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import pytest
 
+import touche_llm as tl
 from tests.expect import raises_at
+from tests.report.reports import sample_run
 from tests.sample_runs import Silent, config_for, retrieve_stage
 from touche_llm.data.settings import to_yaml
 from touche_llm.errors import DataError
@@ -41,15 +45,6 @@ async def test_the_beginning_of_a_document_is_read_from_the_index_and_a_damaged_
         read_texts(config, task, wanted)
 
 
-def test_a_run_that_the_system_does_not_let_us_read_is_broken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(directory: RunDirectory) -> None:
-        raise PermissionError(13, "no entry", directory.config_file)
-
-    monkeypatch.setattr(RunDirectory, "read_config", refuse)
-    overview = read_overview(tmp_path)
-    assert (overview.state, overview.config, "no entry" in overview.problem) == (BROKEN, None, True)
-
-
 def test_a_run_that_was_stopped_during_start_up_is_empty_and_not_broken(tmp_path: Path) -> None:
     with RunDirectory(tmp_path).lock("run", Silent().warn):
         pass
@@ -77,3 +72,33 @@ def test_what_is_no_evaluation_is_refused_with_its_file(content: str, tmp_path: 
     directory.evaluation_file.write_text(content)
     with raises_at(DataError, directory.evaluation_file):
         read_evaluation(directory)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return sample_run("comparative", tmp_path)
+
+
+def test_a_frame_comes_back_from_a_file_as_it_was_and_a_run_that_was_not_ranked_has_judgments_alone(
+    folder: Path, tmp_path: Path
+) -> None:
+    for frame in ("results", "judgments", "candidates"):
+        expected: pd.DataFrame = getattr(tl.Run.open(folder), frame)
+        expected.to_csv(tmp_path / "frame.csv", index=False)
+        found = pd.read_csv(tmp_path / "frame.csv", dtype={"topic": str})
+        pd.testing.assert_frame_equal(found, expected, check_dtype=False, check_exact=True)
+        assert len(found) > 50 and "text" not in found
+    (folder / "results.tsv").unlink()
+    run = tl.Run.open(folder)
+    with pytest.raises(tl.DataError, match="touche-llm rank"):
+        run.results  # noqa: B018
+    assert len(run.judgments) > 50
+
+
+def test_a_grade_that_is_unknown_is_missing_in_the_frame(folder: Path) -> None:
+    lines = [json.loads(line) for line in (folder / "judgments.jsonl").read_text().splitlines()]
+    del lines[0]["grades"]["quality"]
+    (folder / "judgments.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    judgments = tl.Run.open(folder).judgments
+    assert judgments["quality"].isna().tolist() == [True] + [False] * (len(lines) - 1)
+    assert judgments["relevance"].tolist() == [line["grades"]["relevance"] for line in lines]

@@ -41,37 +41,25 @@ def changes(error: UsageError) -> list[str]:
     return [line.partition(":")[0].strip() for line in str(error).splitlines()[1:]]
 
 
-@pytest.mark.parametrize(
-    "flags",
-    [
-        {"depth": 2},
-        {"tag": "other"},
-        {"weights__quality": 3.0},
-        {"sampling__seed": 7},
-        {"engine__model": "another"},
-        {"retriever__k1": 0.9},
-    ],
-)
-async def test_a_run_with_other_settings_is_left_as_it_is_and_what_differs_is_listed(
-    tmp_path: Path, flags: dict[str, Any]
-) -> None:
+async def test_a_run_with_other_settings_is_left_as_it_is_and_what_differs_is_listed(tmp_path: Path) -> None:
     out = tmp_path / "out"
     await run_on(FakeServer(), short(tmp_path), out)
     before = contents(out)
-    changed = short(tmp_path, **flags, engine__base_url=PORT_NOBODY_LISTENS_ON)
-    for command in (pipeline.run_all, pipeline.run_retrieve, pipeline.run_judge):
-        with pytest.raises(UsageError, match="overwrite: true") as caught:
-            await command(changed, out, Silent())
-        (name,) = (name.replace("__", ".") for name in flags)
-        assert [each for each in changes(caught.value) if not each.startswith(name)] == []
-        assert changes(caught.value)
+    for name, value in (
+        ("depth", 2),
+        ("tag", "other"),
+        ("weights.quality", 3.0),
+        ("sampling.seed", 7),
+        ("engine.model", "another"),
+        ("retriever.k1", 0.9),
+    ):
+        changed = short(tmp_path, **{name: value}, engine__base_url=PORT_NOBODY_LISTENS_ON)
+        for command in (pipeline.run_all, pipeline.run_retrieve, pipeline.run_judge):
+            with pytest.raises(UsageError, match="overwrite: true") as caught:
+                await command(changed, out, Silent())
+            assert changes(caught.value) == [name]
     assert contents(out) == before
-
-
-async def test_the_same_settings_go_through_wherever_and_however_fast_the_server_is(tmp_path: Path) -> None:
-    out = tmp_path / "out"
-    await run_on(FakeServer(), short(tmp_path), out)
-    before = contents(out)
+    # The same settings go through wherever and however fast the server is.
     other = {"engine__retry_for": 3.0, "engine__request_timeout": 9.0, "engine__concurrency": 2}
     server = FakeServer()
     await run_on(server, short(tmp_path, **other, actor__name="me"), out)
@@ -79,11 +67,7 @@ async def test_the_same_settings_go_through_wherever_and_however_fast_the_server
     assert contents(out)["run.txt"] == before["run.txt"]
     replayed = short(tmp_path, cache__mode="replay", engine__context=8192)
     await pipeline.run_all(replayed, out, Silent())
-
-
-async def test_a_server_that_serves_another_model_now_is_noticed_before_anything_is_requested(tmp_path: Path) -> None:
-    out = tmp_path / "out"
-    await run_on(FakeServer(), short(tmp_path), out)
+    # A server that serves another model now is noticed before anything is requested.
     before = contents(out)
     server = FakeServer(models=[{"id": "another", "max_model_len": 8192}])
     with pytest.raises(UsageError) as caught:
@@ -130,14 +114,6 @@ async def test_an_output_without_a_configuration_is_not_replaced(tmp_path: Path)
     check_settings(tmp_path, short(tmp_path), "judge", overwrite=False)
 
 
-def with_own_prompts(folder: Path) -> dict[str, Any]:
-    """Copy the judge prompt to a folder of templates; return the flag that takes it from there."""
-    template = folder / "prompts" / "comparative" / "judge.jinja"
-    template.parent.mkdir(parents=True)
-    template.write_bytes((prompts_folder() / "comparative" / "judge.jinja").read_bytes())
-    return {"prompts__folder": folder / "prompts"}
-
-
 def with_own_inputs(folder: Path) -> dict[str, Any]:
     """Copy topics, corpus and a run of candidates; return the flags that take them from there."""
     config = config_for(folder)
@@ -149,15 +125,13 @@ def with_own_inputs(folder: Path) -> dict[str, Any]:
     return own
 
 
-def edit(path: Path) -> None:
-    path.write_bytes(path.read_bytes() + b"\n")
-
-
 async def test_a_template_that_was_edited_is_a_change_with_its_old_and_new_hash(tmp_path: Path) -> None:
-    out, own = tmp_path / "out", with_own_prompts(tmp_path)
+    out, own = tmp_path / "out", {"prompts__folder": tmp_path / "prompts"}
+    template = tmp_path / "prompts" / "comparative" / "judge.jinja"
+    template.parent.mkdir(parents=True)
+    template.write_bytes((prompts_folder() / "comparative" / "judge.jinja").read_bytes())
     await run_on(FakeServer(), short(tmp_path, **own), out)
     before, server = contents(out), FakeServer()
-    template = tmp_path / "prompts" / "comparative" / "judge.jinja"
     old = yaml.safe_load(before["ir-metadata.yml"])["stages"]["judge"]["prompts"]["judge"]
     template.write_text(template.read_text() + "{# another wording #}\n")
     with pytest.raises(UsageError, match="overwrite: true") as caught:
@@ -184,7 +158,7 @@ async def test_an_input_that_changed_under_the_same_path_is_a_change(tmp_path: P
     await pipeline.run_retrieve(short(tmp_path, **own), out, Silent())
     os.utime(own[name])  # Read again and the same.
     check_settings(out, short(tmp_path, **own), "judge", overwrite=False)
-    edit(own[name])
+    own[name].write_bytes(own[name].read_bytes() + b"\n")
     for command in ("run", "retrieve", "judge"):
         with pytest.raises(UsageError) as caught:
             check_settings(out, short(tmp_path, **own), command, overwrite=False)
@@ -202,17 +176,18 @@ async def test_an_input_that_changed_under_the_same_path_is_a_change(tmp_path: P
     check_settings(out, short(tmp_path, **own), "run", overwrite=False)
 
 
-@pytest.mark.parametrize("name", ["topics", "corpus"])
-async def test_ranking_compares_no_other_topics_or_documents_than_those_judged(tmp_path: Path, name: str) -> None:
+async def test_ranking_compares_no_other_topics_or_documents_than_those_judged(tmp_path: Path) -> None:
     out, own = tmp_path / "out", with_own_inputs(tmp_path)
     await run_on(FakeServer(), short(tmp_path, **own), out)
-    edit(own[name])
     before, server = contents(out), FakeServer()
-    async with server.running():
-        comparing = short(tmp_path, **own, rank=("judge", "pairwise:2"), engine__base_url=server.url)
-        with pytest.raises(UsageError) as caught:
-            await pipeline.run_rank(comparing, out, Silent())
-    assert (changes(caught.value), server.bodies, contents(out)) == ([name], [], before)
+    for name in ("topics", "corpus"):
+        (kept := own[name]).with_suffix(".edited").write_bytes(kept.read_bytes() + b"\n")
+        async with server.running():
+            given = own | {name: kept.with_suffix(".edited")}
+            comparing = short(tmp_path, **given, rank=("judge", "pairwise:2"), engine__base_url=server.url)
+            with pytest.raises(UsageError) as caught:
+                await pipeline.run_rank(comparing, out, Silent())
+        assert (changes(caught.value), server.bodies, contents(out)) == ([name], [], before)
     # Other weights need neither texts nor titles.
     ranking = await pipeline.run_rank(short(tmp_path, **own, weights__quality=3.0), out, Silent())
     assert len(ranking.lines) == 3
@@ -221,7 +196,12 @@ async def test_ranking_compares_no_other_topics_or_documents_than_those_judged(t
 async def test_the_model_is_compared_with_the_one_that_judged_whatever_ranked_since(tmp_path: Path) -> None:
     out = tmp_path / "out"
     await run_on(FakeServer(), short(tmp_path, engine__model="fake"), out)
-    other = short(tmp_path, rank=("judge", "pairwise:2"), engine__model="another")
+    # Ranking without comparisons leaves the engine of the judgments.
+    await pipeline.run_rank(short(tmp_path, engine__model="another", tag="again"), out, Silent())
+    written = load_config(out / "config.yaml", {})
+    assert (written.engine.model, written.tag) == ("fake", "again")
+    check_settings(out, written, "judge", overwrite=False)
+    other = short(tmp_path, rank=("judge", "pairwise:2"), engine__model="another", tag="again")
     server = FakeServer(models=[{"id": "another", "max_model_len": 8192}])
     async with server.running():
         engine = other.engine.model_copy(update={"base_url": server.url})
@@ -235,15 +215,6 @@ async def test_the_model_is_compared_with_the_one_that_judged_whatever_ranked_si
     with pytest.raises(UsageError) as caught:
         check_settings(out, own, "judge", overwrite=False)
     assert str(caught.value).splitlines()[1:] == ["  engine.model: another (rank) → fake"]
-
-
-async def test_ranking_without_comparisons_leaves_the_engine_of_the_judgments(tmp_path: Path) -> None:
-    out = tmp_path / "out"
-    await run_on(FakeServer(), short(tmp_path, engine__model="fake"), out)
-    await pipeline.run_rank(short(tmp_path, engine__model="another", tag="again"), out, Silent())
-    written = load_config(out / "config.yaml", {})
-    assert (written.engine.model, written.tag) == ("fake", "again")
-    check_settings(out, written, "judge", overwrite=False)
 
 
 async def test_judging_deeper_than_the_first_stage_is_refused_and_less_deep_is_recorded(tmp_path: Path) -> None:

@@ -113,23 +113,17 @@ async def test_chains_are_combined_into_labels_before_they_are_averaged(
 
 async def test_a_liking_for_the_first_place_cancels_out_over_both_orders(tmp_path: Path) -> None:
     _, asked = await judged(heating(tmp_path), tmp_path / "out", Judge(FIRST_PLEASE, FIRST_PLEASE))
-    assert len(asked) == 6
+    # Order by order, as the prefix cache of a server likes it.
+    assert [is_swapped(request, HEAT_PUMP) for request in asked] == [False] * 3 + [True] * 3
     assert len(readings(tmp_path / "out")) == 3
     for reading in readings(tmp_path / "out"):
         expected = {"FIRST": 0.32, "SECOND": 0.32, "NEUTRAL": 0.16, "NO": 0.2}
         assert reading.probabilities == pytest.approx(expected)
         assert reading.orders == len(set(reading.keys)) == 2
-
-
-async def test_a_true_opinion_stays_whichever_object_is_named_first(tmp_path: Path) -> None:
+    # A true opinion stays whichever object is named first.
     other: Answer = {**FIRST_PLEASE, "stance": {"SECOND": 0.7, "FIRST": 0.1, "NEUTRAL": 0.2}}
-    _, asked = await judged(heating(tmp_path), tmp_path / "out", Judge(FIRST_PLEASE, other))
-    assert readings(tmp_path / "out")[0].probabilities["FIRST"] == pytest.approx(0.56)
-    users = [request.messages[1].content for request in asked]
-    assert sum("First object (FIRST): heat pump\nSecond object (SECOND): gas boiler\n" in user for user in users) == 3
-    assert sum("First object (FIRST): gas boiler\nSecond object (SECOND): heat pump\n" in user for user in users) == 3
-    # Order by order, as the prefix cache of a server likes it.
-    assert [is_swapped(request, HEAT_PUMP) for request in asked] == [False] * 3 + [True] * 3
+    await judged(heating(tmp_path, sampling__seed=1), tmp_path / "other", Judge(FIRST_PLEASE, other))
+    assert readings(tmp_path / "other")[0].probabilities["FIRST"] == pytest.approx(0.56)
 
 
 async def test_where_one_order_is_unusable_the_other_counts_and_the_failure_is_kept(tmp_path: Path) -> None:

@@ -62,13 +62,11 @@ def test_steps_are_read_as_they_are_written() -> None:
     [
         ([], "pairwise:10"),
         (["judge", "bubble:10"], "'bubble:10': .*judge.* pairwise, .* balance"),
-        ([""], "'': "),
         (["judge:10"], "'judge:10'"),
-        (["pairwise:5", "judge"], "^judge "),
         (["judge", "judge"], "^judge "),
         *(
             ([f"pairwise{depth}"], f"'pairwise{depth[:40]}.*: .* 2 to 200.*pairwise:10")
-            for depth in ("", ":", ":1", ":ten", ":10:5", ":²", ":10001", ":" + "9" * 5000)
+            for depth in ("", ":1", ":10:5", ":²", ":10001", ":" + "9" * 5000)
         ),
     ],
 )

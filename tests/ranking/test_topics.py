@@ -1,24 +1,21 @@
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator, Mapping
 from itertools import groupby, pairwise
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from tests.ranking.test_comparer import Held, load_prompts
-from tests.sample_runs import config_for, run_scripted
 from tests.scripted_engine import FACTS, Script, ScriptedEngine
-from tests.write_demo_cassette import script_of
-from touche_llm.data.io import read_records
 from touche_llm.data.records import Candidate, Comparison, Failure, RunLine, Topic
 from touche_llm.judging.pointwise import RequestBuilder
 from touche_llm.llm.answers import list_fields
 from touche_llm.llm.cache import Cache, CacheMode
+from touche_llm.llm.engine import Completion
 from touche_llm.llm.model import ModelClient
 from touche_llm.llm.request import MAX_SAMPLES, Request, Sampling
-from touche_llm.pipeline.run_directory import COMPARISON_FAILURES, COMPARISONS
 from touche_llm.prompts.purposes import LABELS
 from touche_llm.ranking.steps import RankingPlan, RankingSettings, parse_steps, rank_topics
 from touche_llm.tasks import get_task
@@ -47,9 +44,10 @@ async def rank(
     steps: str,
     script: Script = last_best,
     without_objects: tuple[str, ...] = (),
+    engine_type: type[ScriptedEngine] = ScriptedEngine,
 ) -> tuple[tuple[list[RunLine], list[Comparison], list[Failure]], ScriptedEngine]:
     """Rank topics with so many candidates each, for the comparative task."""
-    engine = ScriptedEngine(script)
+    engine = engine_type(script)
     topics = [
         Topic(each, f"Question {each}?", objects=None if each in without_objects else ("x", "y")) for each in documents
     ]
@@ -100,9 +98,12 @@ async def test_what_no_objects_are_known_for_is_not_compared_and_keeps_its_order
         assert ranking_of(lines, "2") != ["2-1", "2-2", "2-3"]
 
 
-async def test_lines_are_in_the_order_of_topics_with_ranks_from_one_and_falling_scores(cache: Cache) -> None:
-    (lines, _, _), _ = await rank(cache, {"9": 7, "1": 4, "5": 5}, "sliding:6,listwise:3")
-    assert [topic for topic, _ in groupby(line.topic_id for line in lines)] == ["9", "1", "5"]
+async def test_lines_and_records_are_in_the_order_of_topics_whichever_answer_comes_first(cache: Cache) -> None:
+    (lines, comparisons, _), engine = await rank(cache, {"9": 7, "1": 4}, "sliding:6,listwise:3")
+    steps = [(each.topic_id, each.step) for each in comparisons]
+    expected = [(topic, step) for topic in ("9", "1") for step in ("sliding:6", "listwise:3")]
+    assert [each for each, _ in groupby(steps)] == expected and len(steps) == len(engine.requests)
+    assert [topic for topic, _ in groupby(line.topic_id for line in lines)] == ["9", "1"]
     for _, group in groupby(lines, key=lambda line: line.topic_id):
         of_topic = list(group)
         assert [line.rank for line in of_topic] == list(range(1, len(of_topic) + 1))
@@ -110,19 +111,7 @@ async def test_lines_are_in_the_order_of_topics_with_ranks_from_one_and_falling_
         assert {line.tag for line in of_topic} == {"tag"}
 
 
-async def test_records_stand_by_topic_and_step_whichever_answer_comes_first(cache: Cache) -> None:
-    (_, comparisons, _), engine = await rank(cache, {"9": 4, "1": 4}, "sliding:4,listwise:3")
-    steps = [(each.topic_id, each.step) for each in comparisons]
-    assert [each for each, _ in groupby(steps)] == [
-        ("9", "sliding:4"),
-        ("9", "listwise:3"),
-        ("1", "sliding:4"),
-        ("1", "listwise:3"),
-    ]
-    assert len(steps) == len(engine.requests)
-
-
-@pytest.mark.parametrize("steps", ["pairwise:2,sliding:2", "sliding:2,insertion:2,setwise:2", "listwise:2,listwise:2"])
+@pytest.mark.parametrize("steps", ["sliding:2,insertion:2,setwise:2", "listwise:2,listwise:2"])
 async def test_a_question_that_failed_in_one_step_is_not_sent_again_in_the_next_and_counts_once(
     steps: str, cache: Cache
 ) -> None:
@@ -135,33 +124,31 @@ async def test_a_question_that_failed_in_one_step_is_not_sent_again_in_the_next_
     assert ranking_of(lines, "1") == ["1-1", "1-2"]
 
 
-def with_bad_orders(labels: list[str]) -> Script:
-    """The sample's answers, but every order of topic 7 is this one."""
-    known = script_of("comparative")
+class Holding(ScriptedEngine):
+    """Holds the first answer about topic 1 back until all about topic 2 were requested, which are so many."""
 
-    def script(request: Request) -> Mapping[str, Any]:
-        if list(list_fields(request.schema)) == ["order"] and request.origin.topic_id == "7":
-            return {"order": " > ".join(labels)}
-        return known(request)
+    others = 0
 
-    return script
+    async def complete(self, request: Request) -> Completion:
+        completion = await super().complete(request)
+        if len(self.requests) == 1:
+            assert request.origin.topic_id == "1"
+            async with asyncio.timeout(60):
+                while count_of("2", self) < self.others:
+                    await asyncio.sleep(0)
+        return completion
 
 
-async def test_a_repeated_label_is_recorded_by_its_kind_and_leaves_the_window_as_it_was(
-    tmp_path: Path,
+def count_of(topic: str, engine: ScriptedEngine) -> int:
+    return sum(request.origin.topic_id == topic for request in engine.requests)
+
+
+async def test_while_one_topic_waits_for_an_answer_the_others_are_ranked_to_the_end(
+    cache: Cache, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    depth = 3
-    labels = [*LABELS[: depth - 1], "A"]
-    plain = config_for(tmp_path, rank=("judge",))
-    config = config_for(tmp_path, rank=("judge", f"listwise:{depth}"))
-    before, _ = await run_scripted(plain, tmp_path / "plain", script_of("comparative"))
-    after, _ = await run_scripted(config, tmp_path / "out", with_bad_orders(labels))
-    assert ranking_of(after, "7") == ranking_of(before, "7")
-    (failure,) = read_records(tmp_path / "out" / COMPARISON_FAILURES, Failure, "failures")
-    assert (failure.topic_id, failure.kind) == ("7", "outside_schema")
-    assert (failure.document_id or "").split() == ranking_of(before, "7")[:depth]
-    assert len(failure.attempts) == MAX_SAMPLES
-    assert failure.attempts[0].reason.endswith(f"A repeated; {LABELS[depth - 1]} missing")
-    # The other topics were compared; of this one no order is recorded.
-    compared = {each.topic_id for each in read_records(tmp_path / "out" / COMPARISONS, Comparison, "comparisons")}
-    assert compared == {"3", "12", "20"}
+    steps = "setwise:4,listwise:4"
+    (_, expected, _), free = await rank(cache, {"1": 4, "2": 4}, steps)
+    monkeypatch.setattr(Holding, "others", count_of("2", free))
+    assert Holding.others > 3
+    (_, comparisons, _), held = await rank(cache, {"1": 4, "2": 4}, steps, engine_type=Holding)
+    assert comparisons == expected and len(held.requests) == len(free.requests)

@@ -51,14 +51,29 @@ async def compared(folder: Path, monkeypatch: pytest.MonkeyPatch, text: str = ""
     return await compare_prompts(ComparisonInputs(config_of(folder, files), names, qrels, plan), Silent()), qrels
 
 
-async def test_a_document_without_an_answer_comes_first_then_those_that_variants_differ_about(
+async def test_documents_that_variants_differ_about_come_first_and_cells_say_what_each_said(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rows = build_rows(*await compared(tmp_path, monkeypatch))
+    # A document without an answer comes first.
     assert rows[0].document_id == "2-4"
     assert {row.document_id for row in rows[1:9]} == {f"{topic}-{n}" for topic in range(1, 5) for n in (0, 2)}
     assert [bool(row.differs) for row in rows] == [True] * 9 + [False] * 15
     assert {(tuple(row.differs), row.spread) for row in rows[1:9]} == {(("relevance", "quality", "stance"), 3.0)}
+    by_id = {row.document_id: row for row in rows}
+    row = by_id["3-2"]
+    assert [(grade.name, grade.value) for grade in row.assessments] == [("relevance", 2.0)] and row.label == "NEUTRAL"
+    blunt, sharp, _ = row.cells
+    assert [(grade.name, grade.value, grade.heat, grade.hit) for grade in blunt.grades] == [
+        ("relevance", 0.0, 0, False),
+        ("quality", 0.0, 0, False),
+    ]
+    # Nobody judged the quality, so that nothing can be right about it.
+    assert [(grade.value, grade.heat, grade.hit) for grade in sharp.grades] == [(2.0, 3, True), (2.0, 3, False)]
+    assert (blunt.stance, blunt.hit, sharp.stance, sharp.hit) == ("FIRST", False, "NEUTRAL", True)
+    assert (row.misses, by_id["3-1"].misses, by_id["2-4"].misses) == (1, 0, 1)
+    lost = by_id["2-4"].cells[0]
+    assert lost.grades == [] and lost.failure is not None and lost.failure.kind == "server_error"
 
 
 async def test_a_document_that_no_variant_has_an_answer_about_is_not_one_that_they_agree_about(
@@ -69,25 +84,6 @@ async def test_a_document_that_no_variant_has_an_answer_about_is_not_one_that_th
     head, _, tail = render_matrix(found, qrels, {}).partition('id="t3"')
     assert "No variant has an answer" in tail and "2-4" in tail.partition("</details>")[0]
     assert tail.count('class="doc"') == 1 and '<span class="id">2-4' not in head.partition('id="t1"')[2]
-
-
-async def test_a_cell_says_what_a_variant_said_and_whether_people_say_so_too(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    rows = {row.document_id: row for row in build_rows(*await compared(tmp_path, monkeypatch))}
-    row = rows["3-2"]
-    assert [(grade.name, grade.value) for grade in row.assessments] == [("relevance", 2.0)] and row.label == "NEUTRAL"
-    blunt, sharp, _ = row.cells
-    assert [(grade.name, grade.value, grade.heat, grade.hit) for grade in blunt.grades] == [
-        ("relevance", 0.0, 0, False),
-        ("quality", 0.0, 0, False),
-    ]
-    # Nobody judged the quality, so that nothing can be right about it.
-    assert [(grade.value, grade.heat, grade.hit) for grade in sharp.grades] == [(2.0, 3, True), (2.0, 3, False)]
-    assert (blunt.stance, blunt.hit, sharp.stance, sharp.hit) == ("FIRST", False, "NEUTRAL", True)
-    assert (row.misses, rows["3-1"].misses, rows["2-4"].misses) == (1, 0, 1)
-    lost = rows["2-4"].cells[0]
-    assert lost.grades == [] and lost.failure is not None and lost.failure.kind == "server_error"
 
 
 async def test_the_page_has_everything_and_nothing_that_is_not_escaped(

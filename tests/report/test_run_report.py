@@ -50,7 +50,7 @@ def test_each_document_has_its_way_from_the_first_stage_over_the_judgments_to_th
         assert all(row.judge == row.rank and row.places == [row.first, row.rank, row.rank] for row in rows[5:])
 
 
-@pytest.mark.parametrize("steps", [["judge"], ["pairwise:5"], ["pairwise:5", "setwise:3"]])
+@pytest.mark.parametrize("steps", [["judge"], ["pairwise:5", "setwise:3"]])
 def test_a_ranking_by_judgments_alone_or_without_them_has_no_way_over_them(
     comparative: Path, tmp_path: Path, steps: list[str]
 ) -> None:
@@ -101,53 +101,34 @@ def test_pairs_show_their_sentences_and_their_arguments(pairs: Path) -> None:
             assert document.text is not None and document.text.count("\n") == 1
 
 
-def test_an_index_does_where_the_corpus_is_gone(comparative: Path, tmp_path: Path) -> None:
-    run = copied(comparative, tmp_path, corpus=str(tmp_path / "gone.jsonl"))
+def test_an_index_does_where_the_corpus_is_gone_and_what_is_missing_or_has_changed_is_noted(
+    comparative: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "empty.jsonl").write_text("")
+    gone = {"corpus": str(tmp_path / "gone.jsonl"), "cache__file": str(tmp_path / "empty.jsonl")}
+    run = copied(comparative, tmp_path, **gone)
+    path, label = run / "ir-metadata.yml", "comparative/judge@4-0"
+    path.write_text(re.sub(r"(?<=judge: )comparative/judge@4-\w+", label, path.read_text()))
     report = gather_report(run, None, 2)
     documents = [document for view in report.topics for document in view.documents]
     assert len(documents) == 2 * len(report.topics) > 0 and all(document.text for document in documents)
-
-
-def test_an_answer_that_the_cache_lacks_is_counted(comparative: Path, tmp_path: Path) -> None:
-    (tmp_path / "empty.jsonl").write_text("")
-    run = copied(comparative, tmp_path, cache__file=str(tmp_path / "empty.jsonl"))
-    report = gather_report(run, None, 2)
     assert any("empty.jsonl: 24" in note for note in report.notes)  # 4 topics, 2 documents, 3 answers
-    assert [text for _, text in report.topics[0].documents[0].answers] == [None] * 3
-
-
-@pytest.mark.parametrize("label", ["comparative/judge@2-ffffff", "comparative/judge@4-0", "comparative/judge@5-000000"])
-def test_a_prompt_that_changed_since_the_run_is_not_shown_as_the_run_s(
-    comparative: Path, tmp_path: Path, label: str
-) -> None:
-    run = copied(comparative, tmp_path)
-    path = run / "ir-metadata.yml"
-    path.write_text(re.sub(r"(?<=judge: )comparative/judge@4-\w+", label, path.read_text()))
-    report = gather_report(run, None, 2)
+    assert [text for _, text in documents[0].answers] == [None] * 3
     assert [purpose for purpose, _, _ in report.topics[0].prompts] == ["stance"]
     assert any(f"'judge' is not shown: the run used {label}, " in note for note in report.notes)
 
 
-@pytest.mark.parametrize(("name", "stage"), [("run.txt", "rank"), ("judgments.jsonl", "judge")])
-def test_a_run_that_is_not_finished_names_the_stage_to_run(
-    comparative: Path, tmp_path: Path, name: str, stage: str
-) -> None:
+def test_what_a_run_lacks_is_an_error_that_names_it(comparative: Path, tmp_path: Path) -> None:
     run = copied(comparative, tmp_path)
-    (run / name).unlink()
-    with raises_at(DataError, run / name, f"`touche-llm {stage}`"):
-        gather_report(run, None, 1)
-
-
-def test_a_document_that_is_no_candidate_is_an_error(comparative: Path, tmp_path: Path) -> None:
-    run = copied(comparative, tmp_path)
-    lines = (run / "candidates.run.txt").read_text().splitlines(keepends=True)
-    (run / "candidates.run.txt").write_text("".join(lines[1:]))
+    candidates = run / "candidates.run.txt"
+    candidates.write_text("".join(candidates.read_text().splitlines(keepends=True)[1:]))
     with raises_at(DataError, "topic 3", "document sample-"):
         gather_report(run, None, 1)
-
-
-def test_metadata_of_another_program_is_an_error(comparative: Path, tmp_path: Path) -> None:
-    run = copied(comparative, tmp_path)
+    for name, stage in (("run.txt", "rank"), ("judgments.jsonl", "judge")):
+        (run / name).rename(run / "kept")
+        with raises_at(DataError, run / name, f"`touche-llm {stage}`"):
+            gather_report(run, None, 1)
+        (run / "kept").rename(run / name)
     (run / "ir-metadata.yml").write_text("- a list\n")
     with raises_at(DataError, run / "ir-metadata.yml"):
         gather_report(run, None, 1)
@@ -202,7 +183,6 @@ def test_of_a_cut_document_what_the_model_saw_is_shown_and_its_failures_stand_be
         ({"relevance": 2.5, "quality": 1.4}, "PRO", {"relevance": "2", "quality": "1"}, ["relevance"]),
         ({"relevance": 0.1}, "PRO", {"relevance": "-2", "stance": "CON"}, ["stance"]),
         ({"relevance": 1.0}, "PRO", {"quality": "1"}, None),
-        ({"relevance": 1.0}, "PRO", {}, None),
         ({}, "NO", {"relevance": "0", "stance": "PRO"}, None),
     ],
 )
