@@ -204,15 +204,6 @@ def says(body: Any) -> Behaviour:
     return behave
 
 
-def first_page_only(server: FakeChatNoir) -> Behaviour:
-    """Answer a search with the first page of the results, whatever page is requested."""
-
-    async def behave(_: web.Request, body: dict[str, Any]) -> web.StreamResponse:
-        return web.json_response(answer(server.results[: body["size"]], len(server.results)))
-
-    return behave
-
-
 def settings_for(server: FakeChatNoir, folder: Path, **changes: Any) -> ChatNoirSettings:
     values = {"requests_per_second": 1000.0, "request_timeout": 5.0, "retry_for": 5.0, "api_key": KEY, **changes}
     return ChatNoirSettings(base_url=server.url, cache=folder / "chatnoir.sqlite", **values)

@@ -19,8 +19,6 @@ from touche_llm.corpus.args_me import HEADER, read_arguments
 from touche_llm.data.records import Document, Part
 from touche_llm.errors import BadLine, DataError
 
-REAL = Path(__file__).resolve().parents[3] / "shared/data/sentence_pairs/args_processed_04_01.csv.gz"
-
 
 def sentence(identifier: str, text: str) -> dict[str, str]:
     return {"sent_id": identifier, "sent_text": text}
@@ -121,9 +119,7 @@ def test_an_argument_has_its_premises_as_text_and_all_sentences_as_parts(tmp_pat
 
 BAD: list[tuple[list[str], str]] = [
     (row("x")[:4], "4 fields, not 5"),
-    (row("x y"), "'x y'"),
     (row("x,y"), "'x,y'"),
-    (row("x", premises=""), "argument x: not a Python literal"),
     (row("x", premises=[]), "no premise"),
     (row("x", premises=[{"text": "a"}]), "`text` and `stance`"),
     (row("x", premises=[premise("a", "NEUTRAL")]), "unknown stance 'NEUTRAL'"),
@@ -132,14 +128,12 @@ BAD: list[tuple[list[str], str]] = [
     (row("x", sentences={"sent_id": "a"}), "not a list of dictionaries"),
     (row("x", sentences=[{"sent_id": "a"}]), "`sent_id` and `sent_text`"),
     (row("x", sentences=[{"sent_id": "a", "sent_text": None}]), "`sent_text` is not a string"),
-    (row("x", sentences=[sentence("a b", "t")]), "'a b'"),
     (row("x", sentences=[sentence("a\x1b", "t")]), "`sent_id`"),
     (row("x", sentences=[sentence("a", "t"), sentence("a", " ")]), "twice"),
     (row("x", sentences=[sentence("a", "half \ud800")]), "surrogate"),
     (row("x", sentences="[{'sent_id': 'a', 'sent_text': __import__('os').getcwd()}]"), "not a Python literal"),
     (row("x", sentences="[{'sent_id': 'a', 'sent_text': '\\x1'}]"), "not a Python literal"),
     (row("x", sentences="[" * 50_000), "not a Python literal"),
-    (row("x", sentences="1" + "+1" * 50_000), "not a Python literal"),
     (row("x", sentences="[" + "0," * 2**19 + "]"), "more than 131,072 characters"),
 ]
 
@@ -157,11 +151,9 @@ def test_a_bad_row_stops_with_file_and_line(tmp_path: Path, bad: list[str], reas
 
 
 RAW: list[tuple[Callable[[bytes], bytes], str]] = [
-    (lambda line: line.replace(b"Tea", b"T\xffa", 1), "not UTF-8"),
     (lambda line: line.replace(b"Tea", b'"T\n\xff"', 1), "not UTF-8"),
     (lambda line: line.replace(b"Tea", b"T\0a", 1), "NUL byte"),
     (lambda line: line.replace(b"Tea", b'"T"a', 1), "not CSV"),
-    (lambda line: line.replace(b"Tea", b"T\ra", 1), "not CSV"),
     (lambda line: line.replace(b"Tea", b"T" * 2000, 1), "2 fields, not 5"),
 ]
 
@@ -194,14 +186,7 @@ def test_a_quotation_mark_that_is_never_closed_does_not_swallow_the_file(
     assert collected[0].line == 3
 
 
-@pytest.mark.parametrize(
-    "content",
-    [
-        b"",
-        table(row(), header=["id", "conclusion", "premises", "context"]),
-        b'"id\n',
-    ],
-)
+@pytest.mark.parametrize("content", [b"", table(row(), header=["id", "conclusion", "premises", "context"])])
 def test_a_file_with_another_header_is_refused_even_if_bad_rows_are_left_out(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "args.csv"
     path.write_bytes(content)
@@ -209,28 +194,19 @@ def test_a_file_with_another_header_is_refused_even_if_bad_rows_are_left_out(tmp
         list(read_arguments(path, lambda bad: None))
 
 
-@pytest.mark.parametrize(
-    ("files", "quoted"),
-    [
-        ([("readme.txt", b"x")], [".csv"]),
-        ([("a.csv", MANY), ("b/c.csv", MANY)], ["a.csv", "b/c.csv"]),
-    ],
-)
-def test_an_archive_holds_exactly_one_table(tmp_path: Path, files: list[tuple[str, bytes]], quoted: list[str]) -> None:
+def test_an_archive_holds_exactly_one_table(tmp_path: Path) -> None:
     path = tmp_path / "args.tar.gz"
-    path.write_bytes(gzip.compress(tar_of(*files)))
-    with raises_at(DataError, path, *quoted):
-        list(read_arguments(path))
+    for names, quoted in ((["readme.txt"], [".csv"]), (["a.csv", "b/c.csv"], ["a.csv", "b/c.csv"])):
+        path.write_bytes(gzip.compress(tar_of(*((name, MANY) for name in names))))
+        with raises_at(DataError, path, *quoted):
+            list(read_arguments(path))
 
 
-@pytest.mark.parametrize("kept", [0.5, 1.0])
 @pytest.mark.parametrize("pack", [bytes, lambda content: tar_of(("args.csv", content))], ids=["csv.gz", "tar.gz"])
-def test_a_truncated_file_is_named_once_its_rows_are_read(
-    tmp_path: Path, pack: Callable[[bytes], bytes], kept: float
-) -> None:
+def test_a_truncated_file_is_named_once_its_rows_are_read(tmp_path: Path, pack: Callable[[bytes], bytes]) -> None:
     packed = gzip.compress(pack(MANY))
     path = tmp_path / "args.gz"
-    path.write_bytes(packed[: int((len(packed) - 1) * kept)])
+    path.write_bytes(packed[: len(packed) // 2])
     found = []
     with raises_at(DataError, path, "gzip"):
         for item in read_arguments(path):
@@ -239,24 +215,7 @@ def test_a_truncated_file_is_named_once_its_rows_are_read(
 
 
 # Texts that look like the literal around them, and what repr() writes in its several ways.
-pieces = st.sampled_from(
-    [
-        "'",
-        '"',
-        "\\",
-        "\n",
-        "\r",
-        "\0",
-        "', 'stance': 'PRO",
-        "'}]",
-        "}, {'sent_id': '",
-        "\\'",
-        "''",
-        "\x7f",
-        "\u2028",
-        "é",
-    ]
-)
+pieces = st.sampled_from([*"'\"\\\n\r\0\x7f\u2028é", "', 'stance': 'PRO", "'}]", "}, {'sent_id': '", "\\'", "''"])
 texts = st.lists(pieces | st.text(max_size=5), max_size=6).map("".join)
 entries = st.lists(st.tuples(texts, texts), max_size=5)
 
@@ -271,26 +230,8 @@ def test_what_repr_writes_is_read_as_literal_eval_reads_it(pairs: list[tuple[str
 
 
 tokens = st.sampled_from(
-    [
-        "[",
-        "]",
-        "{",
-        "}",
-        ", ",
-        ": ",
-        " ",
-        "\n",
-        "\\",
-        "\\'",
-        "'",
-        '"',
-        "'sent_id': ",
-        "'sent_text': ",
-        "'a'",
-        '"b"',
-        "0",
-    ]
-    + ["[{'sent_id': 'a', 'sent_text': 'b'}", ", {'sent_id': \"a'\", 'sent_text': 'b'}", "r", "#", "''", "\\N{DASH}"]
+    [*"[]{} \n\\'\"0r#", ", ", ": ", "\\'", "'sent_id': ", "'sent_text': ", "'a'", '"b"', "''", "\\N{DASH}"]
+    + ["[{'sent_id': 'a', 'sent_text': 'b'}", ", {'sent_id': \"a'\", 'sent_text': 'b'}"]
 )
 
 

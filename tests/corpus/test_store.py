@@ -67,13 +67,6 @@ def many(folder: Path, count: int) -> Path:
     return path
 
 
-def test_documents_are_found_by_id(corpus: Path, stores: Stores) -> None:
-    store = stores.ensure(corpus)
-    assert len(store) == 3
-    assert [store.get(ident) for ident in "abc"] == [Document(ident, TEXTS[ident]) for ident in "abc"]
-    assert stores.notices == [f"storing the documents of {corpus} in {stores.folder}"]
-
-
 HOSTILE = ["'", '"', "';DROP/**/TABLE/**/documents;--", "?", "%s", "../..", "\u00e9\U0001f600", "NULL"]
 
 
@@ -123,15 +116,13 @@ def test_an_index_with_lines_left_out_serves_only_those_who_allow_it(tmp_path: P
     assert (stores.notices, stores.state()) == ([], before)
 
 
-def test_an_unchanged_corpus_is_not_even_read_again(corpus: Path, stores: Stores) -> None:
-    stores.ensure(corpus)
+def test_a_corpus_is_read_again_only_if_it_changed_and_stored_with_a_notice(corpus: Path, stores: Stores) -> None:
+    store = stores.ensure(corpus)
+    assert [store.get(ident) for ident in "abc"] == [Document(ident, TEXTS[ident]) for ident in "abc"]
+    assert stores.notices == [f"storing the documents of {corpus} in {stores.folder}"]
     before = stores.state()
     stores.ensure(corpus, fails(AssertionError("read again")))
     assert (stores.notices, stores.state()) == ([], before)
-
-
-def test_a_changed_corpus_is_stored_again_with_a_notice(corpus: Path, stores: Stores) -> None:
-    stores.ensure(corpus)
     (stores.folder / "bm25-documents").mkdir()
     (stores.folder / "bm25-documents" / "params.index.json").touch()
     corpus.write_text(corpus.read_text().replace("first", "prime"))  # of the same size
@@ -152,7 +143,9 @@ def test_a_corpus_that_changes_while_it_is_read_is_refused(corpus: Path, stores:
     assert not stores.folder.exists()
 
 
-def test_the_folder_of_another_corpus_is_refused_and_kept(tmp_path: Path, corpus: Path, stores: Stores) -> None:
+def test_the_folder_of_another_corpus_or_of_foreign_files_is_refused_and_kept(
+    tmp_path: Path, corpus: Path, stores: Stores
+) -> None:
     stores.ensure(corpus)
     before = stores.state()
     with pytest.raises(UsageError) as caught:
@@ -160,20 +153,7 @@ def test_the_folder_of_another_corpus_is_refused_and_kept(tmp_path: Path, corpus
     assert str(corpus) in str(caught.value)
     assert str(stores.folder) in str(caught.value)
     assert stores.state() == before
-
-
-def test_the_hash_is_that_of_the_file_or_else_of_the_stored_corpus(corpus: Path, stores: Stores) -> None:
-    digest = hashlib.sha256(corpus.read_bytes()).hexdigest()
-    assert (hash_corpus(corpus, stores.folder), hash_corpus(None, stores.folder)) == (digest, None)
-    stores.ensure(corpus)
-    assert hash_corpus(corpus, stores.folder) == hash_corpus(None, stores.folder) == digest
-    corpus.write_text("other")
-    assert hash_corpus(corpus, stores.folder) == hashlib.sha256(b"other").hexdigest()
-    corpus.unlink()
-    assert (hash_corpus(corpus, stores.folder), hash_corpus(None, stores.folder)) == (None, digest)
-
-
-def test_a_folder_of_foreign_files_is_refused_and_kept(corpus: Path, stores: Stores) -> None:
+    stores.folder = tmp_path / "foreign"
     stores.folder.mkdir()
     (stores.folder / "thesis.tex").write_text("precious")
     with raises_at(UsageError, stores.folder):
@@ -189,7 +169,7 @@ def fails(error: BaseException) -> Reader:
     return read
 
 
-ERRORS = [RuntimeError("halfway"), KeyboardInterrupt(), DataError("damaged")]
+ERRORS = [KeyboardInterrupt(), DataError("damaged")]
 
 
 @pytest.mark.parametrize("error", ERRORS, ids=repr)
@@ -208,24 +188,7 @@ def test_a_rebuild_that_breaks_off_leaves_the_old_store(
     assert list(store.read_texts()) == list(TEXTS.values())
 
 
-def test_a_store_that_was_read_with_other_keys_is_stored_again(corpus: Path, stores: Stores) -> None:
-    for given in ("b", "b", "a"):
-        stores.opened.append(
-            ensure_store(CorpusFile(corpus, read_passages, given), stores.folder, warn=stores.notices.append)
-        )
-    assert [store.manifest.keys for store in stores.opened] == ["b", "b", "a"]
-    assert len(stores.notices) == 2 and "other keys" in stores.notices[1]
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        lambda text: text.replace('"format":4', '"format":99'),
-        lambda text: text.replace('"documents":3', '"documents":"three"'),
-        lambda text: "",
-    ],
-    ids=["other format", "wrong field", "empty"],
-)
+@pytest.mark.parametrize("change", [lambda text: text.replace('"format":4', '"format":99'), lambda text: ""])
 def test_an_index_of_another_version_is_built_again_with_the_corpus_at_hand(
     corpus: Path, stores: Stores, change: Callable[[str], str]
 ) -> None:
@@ -279,11 +242,10 @@ def test_parts_are_found_with_their_documents(tmp_path: Path) -> None:
     "damage",
     [
         Path.unlink,
-        lambda path: path.write_bytes(path.read_bytes()[:-1]),
         lambda path: np.save(path, np.array([0, 0])),
         lambda path: path.write_bytes(pickle.dumps(np.load(path))),
     ],
-    ids=["missing", "cut", "too short", "pickled"],
+    ids=["missing", "too short", "pickled"],
 )
 def test_damaged_rows_of_documents_are_named(tmp_path: Path, damage: Callable[[Path], object]) -> None:
     path, folder = tmp_path / "arguments", tmp_path / "index"

@@ -24,23 +24,10 @@ OPTIONS = {
 }
 # Of vLLM, pytest and typer.
 OTHER_OPTIONS = {
-    "--help",
-    "--fault-seed",
-    "--fault-trial",
-    "--structured-outputs-config",
-    "--enable-prompt-tokens-details",
-    "--enable-prefix-caching",
-    "--chat-template",
-    "--logprobs-mode",
-    "--reasoning-parser",
-    "--tokenizer-mode",
-    "--enable-lora",
-    "--lora-modules",
-    "--quantization",
-    "--speculative-config",
-    "--tensor-parallel-size",
-    "--data-parallel-size",
-    "--touche-regress",
+    *("--help", "--fault-seed", "--fault-trial", "--touche-regress", "--structured-outputs-config", "--chat-template"),
+    *("--enable-prompt-tokens-details", "--enable-prefix-caching", "--logprobs-mode", "--reasoning-parser"),
+    *("--tokenizer-mode", "--enable-lora", "--lora-modules", "--quantization", "--speculative-config"),
+    *("--tensor-parallel-size", "--data-parallel-size"),
 }
 SETTINGS = {name for name, _ in list_fields(Config)}
 SECTIONS = {name.partition(".")[0] for name in SETTINGS if "." in name}
@@ -66,17 +53,8 @@ def test_a_setting_of_a_page_exists(page: Path) -> None:
     unknown = {name for name in named if name.partition(".")[0] in SECTIONS} - SETTINGS
     # Files, keys of a dictionary, and keys of task.yaml.
     unknown = {name for name in unknown if not re.search(r"\.(jinja|yaml|jsonl|sqlite|txt|py)$", name)}
-    assert not {name for name in unknown if not is_key(name)}
-
-
-def is_key(name: str) -> bool:
-    """Whether it is a key in a setting that is a dictionary, or a key of a task's definition."""
-    return name.rpartition(".")[0] in SETTINGS or name in {
-        "stance.labels",
-        "stance.no_side",
-        "stance.swapped",
-        "stance.unanswered",
-    }
+    of_tasks = {f"stance.{name}" for name in ("labels", "no_side", "swapped", "unanswered")}
+    assert not {name for name in unknown if name.rpartition(".")[0] not in SETTINGS} - of_tasks
 
 
 @BY_PAGE
@@ -111,29 +89,6 @@ def test_each_generated_part_has_its_place() -> None:
         assert len(generators[name]()) > 500
 
 
-def test_a_plain_page_says_where_its_generated_parts_are_and_the_built_one_does_not() -> None:
-    generate = runpy.run_path(str(DOCS / "generated.py"))["generate"]
-    for page in PAGES:
-        source = page.read_text()
-        notes = re.findall(r"^<!-- generated: \w+ -->\n(\*.+\*)$", source, re.MULTILINE)
-        assert len(notes) == len(MARKER.findall(source)) and all("make docs" in note for note in notes)
-        if page.stem in ("errors", "measures", "prompts"):
-            built = generate(source)
-            assert notes and not MARKER.search(built) and not any(note in built for note in notes)
-
-
-def test_the_readme_is_one_page() -> None:
-    assert len((ROOT / "README.md").read_text().splitlines()) <= 150
-
-
 def test_each_how_to_is_in_the_list() -> None:
     listed = (DOCS / "how-to" / "index.md").read_text().splitlines()
     assert {page.stem for page in (DOCS / "how-to").glob("*.md")} - {"index"} <= set(listed)
-
-
-def test_what_doctor_prints_by_its_page_is_in_the_program() -> None:
-    page = (DOCS / "reference" / "doctor.md").read_text()
-    rows = re.findall(r"^\| (`.+?`) \| ", page, re.MULTILINE)
-    quoted = {text for row in rows for text in re.findall(r"`([^`]+)`", row)}
-    source = "".join(path.read_text() for path in sorted((ROOT / "touche_llm" / "llm").rglob("*.py")))
-    assert len(quoted) > 30 and not {text for text in quoted if text not in source}

@@ -154,7 +154,6 @@ def test_a_held_out_topic_has_no_part_in_the_thresholds_it_is_measured_with() ->
     ("call", "pattern"),
     [
         (lambda: fit_thresholds([], TASK), "thresholds"),
-        (lambda: measure_thresholds([], {}, TASK), "thresholds"),
         (lambda: cross_validate([], TASK, 2, 0), r"\b0\b.*\b2\b"),
         (lambda: cross_validate(gated(3), TASK, 1, 0), r"\b1\b.*\b2\b"),
         (lambda: fit_thresholds(gated(1), get_task("sentence_pairs")), "^sentence_pairs: "),

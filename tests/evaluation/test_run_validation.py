@@ -35,20 +35,6 @@ def problems_of(folder: Path, content: str | bytes) -> list[RunProblem]:
     )
 
 
-def test_topics_and_documents_are_only_checked_where_they_are_given(tmp_path: Path) -> None:
-    path = tmp_path / "run.txt"
-    path.write_text("99 NO nowhere 1 1.0 tag\n")
-    assert validate_run(path, TASK) == []
-
-
-def test_the_first_line_too_many_of_a_topic_is_the_only_one_told(tmp_path: Path) -> None:
-    path = tmp_path / "run.txt"
-    path.write_text("".join(f"2 NO d{n} {n} {-n} tag\n" for n in range(1, 1004)))
-    (problem,) = validate_run(path, TASK)
-    assert problem.line == 1001
-    assert "topic 2: more than 1000 lines" in problem.message
-
-
 def at(line: int, change: Callable[[str], str]) -> str:
     changed = list(LINES)
     changed[line - 1] = change(changed[line - 1])
@@ -64,26 +50,18 @@ def swap(line: int, old: str, new: str) -> str:
     ("content", "line", "fragment"),
     [
         pytest.param(swap(5, " tag", ""), 5, "5 columns", id="five columns"),
-        pytest.param(
-            "2 FIRST d1 1 3.5 my tag\n",
-            1,
-            "7 columns, not six: a tag must not hold white space ('my tag')",
-            id="tag with a space",
-        ),
+        pytest.param("2 FIRST d1 1 3.5 my tag\n", 1, "7 columns, not six: a tag", id="tag with a space"),
         pytest.param(swap(2, "SECOND d2", "SECOND\td2"), 2, "a tab", id="tab"),
-        pytest.param(swap(2, " d2", "  d2"), 2, "more than one space", id="double space"),
         pytest.param(at(2, lambda text: " " + text), 2, "white space at the beginning", id="leading space"),
         pytest.param(swap(2, "SECOND", "Q0"), 2, "stance 'Q0' is none of FIRST, SECOND, NEUTRAL, NO", id="Q0"),
         pytest.param("2 NO d1 0 2 t\n2 NO d2 1 1 t\n", 1, "topic 2: ranks begin at 0", id="rank from 0"),
         pytest.param(swap(3, " 3 ", " 4 "), 3, "topic 2: rank 4, expected 3", id="rank gap"),
         pytest.param(swap(2, " 2 ", " 1 ").replace("d3 3", "d3 2"), 2, "rank 1, expected 2", id="rank twice"),
-        pytest.param(swap(2, " 2 ", " 2.0 "), 2, "rank '2.0' is not an integer", id="rank with a point"),
         pytest.param(swap(5, " 2 ", " ٢ "), 5, "rank '٢' is not an integer", id="rank in other digits"),
         pytest.param(swap(2, "2.5", "3.5"), 2, "ties with line 1", id="tie"),
         pytest.param(swap(2, "2.5", "3.49999999"), 2, "ties with line 1", id="tie in single precision"),
         pytest.param(swap(2, "2.5", "4.5"), 2, "is above that of line 1", id="growing score"),
         pytest.param(swap(2, "2.5", "nan"), 2, "score 'nan' is not a finite number", id="nan"),
-        pytest.param(swap(5, "-2e0", "-inf"), 5, "score '-inf' is not a finite number", id="infinite"),
         pytest.param(swap(5, "-2e0", "-2,5"), 5, "score '-2,5' is not a finite number", id="decimal comma"),
         # Python takes these two for numbers; trec_eval's atof reads 0 and -2.
         pytest.param(swap(5, "-2e0", "-２"), 5, "score '-２' is not a finite number", id="score in other digits"),
@@ -108,6 +86,14 @@ def test_one_defect_is_one_problem_at_its_line(tmp_path: Path, content: str | by
     assert fragment in problems[0].message
 
 
+def test_topics_and_documents_are_only_checked_where_they_are_given_and_the_first_line_too_many_is_named(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "run.txt").write_text("".join(f"99 NO nowhere{n} {n} {-n} tag\n" for n in range(1, 1004)))
+    (problem,) = validate_run(tmp_path / "run.txt", TASK)
+    assert problem.line == 1001 and "topic 99: more than 1000 lines" in problem.message
+
+
 def test_a_message_holds_nothing_that_a_terminal_would_act_on(tmp_path: Path) -> None:
     problems = problems_of(tmp_path, "2\x1b[2J NO d\x1b[2J 1 1 t\x1b[2J\n2\x1b[2J NO d\x1b[2J 3 2 t\n")
     assert problems
@@ -119,16 +105,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("runs")
 
 
-pieces = [bytes([byte]) for byte in b"2 \t\n\r\v\0-.e\xff"] + [
-    b"\n",
-    b" ",
-    b"2 NO d 1 1 t\n",
-    b"FIRST",
-    b"nan",
-    b"9" * 400,
-    b"\xef\xbb\xbf",
-    b"\xc2\xa0",
-]
+pieces = [bytes([byte]) for byte in b"2 \t\n\r\v\0-.e\xff\n "]
+pieces += [b"2 NO d 1 1 t\n", b"FIRST", b"nan", b"9" * 400, b"\xef\xbb\xbf", b"\xc2\xa0"]
 nearly_runs = st.lists(st.sampled_from(pieces)).map(b"".join)
 
 
@@ -174,11 +152,9 @@ def test_every_run_that_we_write_is_valid(folder: Path, lines: list[RunLine]) ->
     ("task", "stance", "document", "message"),
     [
         ("sentence_pairs", "NEU", "a__1,b__1", "stance 'NEU' is none of PRO, CON"),
-        ("sentence_pairs", "PRO", "a__1", "document 'a__1': not a pair"),
         ("sentence_pairs", "PRO", "a__1,b__1,c__1", "not a pair"),
         ("sentence_pairs", "CON", "a__1,a__1", "a sentence paired with itself"),
         ("controversial", "NEUTRAL", "a", "stance 'NEUTRAL' is none of PRO, CON, NEU, NO"),
-        ("comparative", "PRO", "a", "stance 'PRO' is none of FIRST"),
     ],
 )
 def test_labels_and_ids_are_those_of_the_task(

@@ -2,14 +2,23 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import pandas as pd
 import pytest
+from statsmodels.stats.inter_rater import cohens_kappa
 
 from tests.evaluation.judged_runs import TASK, qrels_of, run_of
 from tests.expect import raises_at
 from touche_llm.errors import DataError
 from touche_llm.evaluation.measures import evaluate_run
-from touche_llm.evaluation.stance_measures import count_confusion, estimate_labels, estimate_stances, summarize_labels
+from touche_llm.evaluation.stance_measures import (
+    count_confusion,
+    estimate_kappa,
+    estimate_labels,
+    estimate_stances,
+    round_grade,
+    summarize_labels,
+)
 
 TRUTH = {"1": {"a": "FIRST", "b": "NO", "c": "NO"}, "2": {"a": "FIRST", "f": "SECOND"}}
 RUN = run_of(
@@ -26,14 +35,10 @@ def test_judged_documents_that_carry_a_label_count() -> None:
     assert estimates["stance macro-F1"].value == pytest.approx((2 / 3 + 0 + 1) / 3)
     assert estimates["stance accuracy"].value == pytest.approx(2 / 3)
     assert estimates["stance macro-F1"].n == 3
-
-
-def test_the_top_alone_is_measured_too() -> None:
-    estimates = estimate_stances(RUN, QRELS, 5)
+    # The top alone is measured too.
     assert estimates["stance macro-F1@5"].value == pytest.approx((2 / 3 + 0) / 2)
     assert estimates["stance accuracy@5"].value == pytest.approx(1 / 2)
-    assert estimates["stance accuracy@5"].n == 2
-    assert estimates["stance accuracy@5"].topics == ("1",)
+    assert (estimates["stance accuracy@5"].n, estimates["stance accuracy@5"].topics) == (2, ("1",))
 
 
 def test_precision_and_recall_of_nothing_are_not_numbers() -> None:
@@ -42,11 +47,7 @@ def test_precision_and_recall_of_nothing_are_not_numbers() -> None:
     assert list(table.loc["SECOND"]) == pytest.approx([1, 1, 1, 1, 1])
     assert list(table.loc["NO"]) == pytest.approx([math.nan, 0, 0, 1, 0], nan_ok=True)
     assert list(table.loc["NEUTRAL"]) == pytest.approx([math.nan, math.nan, math.nan, 0, 0], nan_ok=True)
-
-
-def test_each_label_has_its_precision_and_recall() -> None:
     estimates = estimate_labels(RUN, QRELS)
-    table = pd.DataFrame(summarize_labels(count_confusion(RUN, QRELS), QRELS.labels)).set_index("label")
     for name, whole in (("precision", "chosen"), ("recall", "true")):
         for label in TASK.stances:
             estimate = estimates[f"stance {name} {label}"]
@@ -68,3 +69,21 @@ def test_a_label_of_another_task_is_an_error() -> None:
     run = run_of({"1": ["a"]}, {("1", "a"): "PRO"})
     with raises_at(DataError, "topic 1, document a", "'PRO'", "FIRST, SECOND, NEUTRAL, NO"):
         estimate_stances(run, QRELS, 5)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_kappa_is_that_of_the_whole_table(seed: int) -> None:
+    drawn = np.random.default_rng(seed).integers(0, 4, (5, 7, 2)).astype(float)
+    topics = {str(topic): [(float(one), float(other)) for one, other in pairs] for topic, pairs in enumerate(drawn)}
+    table = np.zeros((4, 4))
+    for one, other in (pair for pairs in topics.values() for pair in pairs):
+        table[int(one), int(other)] += 1
+    expected = cohens_kappa(table, wt="quadratic", return_results=False)
+    figure = estimate_kappa(topics)
+    assert figure.value == pytest.approx(expected)
+    assert figure.n == 35
+
+
+def test_expected_grades_are_rounded_and_there_is_none_below_0() -> None:
+    assert [round_grade(grade) for grade in (-2.0, 0.49, 0.5, 1.5, 2.49, 2.5, 3.0)] == [0, 0, 1, 2, 2, 3, 3]
+    assert estimate_kappa({"a": [(0.4, -2.0), (2.6, 3.0), (1.4, 1.0)]}).value == 1.0

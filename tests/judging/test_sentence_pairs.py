@@ -186,13 +186,6 @@ def test_no_sentence_takes_more_than_its_share_of_the_pairs_that_are_judged() ->
     assert largest_share(pairs[:50]) == 0.1
 
 
-def test_many_sentences_give_as_many_pairs_as_are_wanted() -> None:
-    sentences = [sentence(f"A{n}_1", "PRO" if n % 2 else "CON", score=1 - n / 1000, rank=n) for n in range(400)]
-    pairs = make_pairs("1", sentences, PairSettings(most_share=0.02), min_pairs=100)
-    assert len(pairs) == 1000
-    assert largest_share(pairs) <= 0.02
-
-
 def test_a_pair_inherits_the_mean_grades_and_the_side() -> None:
     settings = PairSettings()
     judgments = {

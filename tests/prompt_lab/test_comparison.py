@@ -96,25 +96,10 @@ async def test_only_changed_requests_are_sent_again(bench: Bench, blunt: Path, s
     assert sent == {("choice", str(blunt)): 0, ("hold-out", str(blunt)): 0} | {
         (part, str(sharp)): 48 for part in ("choice", "hold-out")
     }
-
-
-async def test_a_replay_sends_nothing_and_names_missing_answers(bench: Bench, blunt: Path, sharp: Path) -> None:
-    await bench.compare(blunt, sharp)
-    bench.wording("sharp", f"{SHARP} and better")
-    bench.flags = {"cache__mode": CacheMode.REPLAY}
-    bench.engine = None  # type: ignore[assignment]
+    bench.wording("sharp", f"{SHARP} and best")
+    bench.flags, bench.engine = {"cache__mode": CacheMode.REPLAY}, None  # type: ignore[assignment]
     with pytest.raises(ReplayMiss, match="mine|sharp"):
         await bench.compare(blunt, sharp)
-
-
-async def test_all_variants_judge_the_same_documents(bench: Bench, blunt: Path, sharp: Path) -> None:
-    found = await bench.compare(blunt, sharp, size=30, split="all")
-    judged = [
-        Counter((request.origin.topic_id, request.origin.document_id) for request in asked_with(bench.engine, word))
-        for word in (BLUNT, SHARP)
-    ]
-    assert judged[0] == judged[1]
-    assert sum(judged[0].values()) == 30 == sum(len(part.sample) for part in found.parts)
 
 
 async def test_documents_are_ranked_by_the_weights_of_the_run(bench: Bench, blunt: Path, sharp: Path) -> None:
@@ -155,20 +140,24 @@ async def test_a_sample_without_a_relevant_document_is_refused(bench: Bench, blu
     assert bench.engine.requests == []
 
 
-async def test_an_interrupted_comparison_resumes(bench: Bench, blunt: Path, sharp: Path) -> None:
-    bench.engine = ExpiringEngine(reader(DULL).script)
+async def test_an_interrupted_comparison_resumes_with_the_same_documents_for_all_variants(
+    bench: Bench, blunt: Path, sharp: Path
+) -> None:
+    bench.engine = first = ExpiringEngine(reader(DULL).script)
+    plan: dict[str, Any] = {"split": "all", "size": 60}
     with pytest.raises(EngineError):
-        await bench.compare(blunt, sharp, split="all")
-    answered = len(bench.engine.requests)
+        await bench.compare(blunt, sharp, **plan)
     bench.engine = reader(DULL)
-    await bench.compare(blunt, sharp, split="all")
-    assert len(bench.engine.requests) == 2 * 96 - answered
-
-
-async def test_a_seed_draws_another_sample_and_without_one_it_is_0(bench: Bench, blunt: Path, sharp: Path) -> None:
-    plans: list[dict[str, Any]] = [{}, {"seed": 0}, {"seed": 1}]
-    drawn = [(await bench.compare(blunt, sharp, size=20, **plan)).parts[0].sample for plan in plans]
-    assert drawn[0] == drawn[1] != drawn[2]
+    found = await bench.compare(blunt, sharp, **plan)
+    assert len(bench.engine.requests) == 2 * 60 - len(first.requests)
+    judged = [
+        Counter(request.origin.document_id for engine in (first, bench.engine) for request in asked_with(engine, word))
+        for word in (BLUNT, SHARP)
+    ]
+    assert judged[0] == judged[1] and sum(judged[0].values()) == 60 == len(found.parts[0].sample)
+    # A seed draws another sample.
+    other = await bench.compare(blunt, sharp, **plan, seed=1)
+    assert other.parts[0].sample != found.parts[0].sample
 
 
 async def test_an_example_of_a_sampled_topic_is_refused(bench: Bench, blunt: Path, sharp: Path) -> None:
@@ -202,10 +191,10 @@ async def test_prompts_that_cannot_be_compared_are_refused_before_any_request(
 
 
 class ExpiringEngine(ScriptedEngine):
-    """Rejects every request after a hundred answers."""
+    """Rejects every request after seventy answers."""
 
     async def complete(self, request: Any) -> Any:
-        if len(self.requests) == 100:
+        if len(self.requests) == 70:
             raise Rejected(401, "no key")
         return await super().complete(request)
 
@@ -259,20 +248,10 @@ async def test_missing_objects_are_extracted_first(bench: Bench, blunt: Path, sh
     found = await bench.compare(blunt, sharp, confirm=True)
     assert {topic.objects for topic in found.topics} == {("tea", "coffee")}
     assert len(bench.engine.requests) == 16 + 2 * 96
-
-
-async def test_a_topic_whose_objects_are_not_found_is_left_out_and_named(
-    bench: Bench, blunt: Path, sharp: Path
-) -> None:
-    topics = bench.files["topics.xml"]
-    topics.write_text(topics.read_text().replace("<objects>tea, coffee</objects>", "", 1))
-    script = bench.engine.script
-
-    def answer(request: Any) -> Any:
-        return {"first": "none", "second": "none"} if "first" in list_fields(request.schema) else script(request)
-
-    bench.engine = ScriptedEngine(answer)
-    found = await bench.compare(blunt, sharp)
+    # A topic whose objects are not found is left out and named.
+    bench.engine = ScriptedEngine(lambda request: {"first": "none", "second": "none"})
+    topics.write_text(topics.read_text().replace("<title>Is tea 1 ", "<title>Is the tea 1 "))
+    found = await bench.compare(blunt, sharp, split="all")
     (note,) = (note for note in found.notes if note.startswith("topics left out"))
     assert note.endswith(": 1") and note in bench.notices and "1" not in found.parts[0].topics
 

@@ -64,13 +64,12 @@ def test_judged_topics_are_balanced(task: str, judged_as: str, qrels: str) -> No
     }
 
 
-@pytest.mark.parametrize(
-    "title",
-    ["which is better  CANON or\tNikon", " Which is better, Canon or Nikon? ", "Which is better: Ｃanon or Nikon"],
-)
-def test_neither_case_nor_space_nor_punctuation_moves_a_topic(title: str) -> None:
-    assert normalise_title(title) == normalise_title("Which is better, Canon or Nikon?")
-    assert find_half(title) == find_half("Which is better, Canon or Nikon?")
+def test_neither_case_nor_space_nor_punctuation_moves_a_topic() -> None:
+    for title in ("which is better  CANON or\tNikon", "Which is better: Ｃanon or Nikon"):
+        assert normalise_title(title) == normalise_title("Which is better, Canon or Nikon?")
+        assert find_half(title) == find_half("Which is better, Canon or Nikon?")
+    assert normalise_title("Cafe\u0301 oder Чай?") == normalise_title("CAFÉ oder чай")
+    assert normalise_title("?") != normalise_title("!") and find_half("?") in (CHOICE, HOLD_OUT)
 
 
 def test_other_topics_are_in_the_half_of_the_first_bit_of_their_hash() -> None:
@@ -78,9 +77,3 @@ def test_other_topics_are_in_the_half_of_the_first_bit_of_their_hash() -> None:
         title = f"Is question {number} new?"
         first = hashlib.sha256(f"is question {number} new".encode()).digest()[0]
         assert find_half(title) == (CHOICE if first < 128 else HOLD_OUT)
-
-
-def test_a_title_of_other_letters_or_without_any_has_a_half() -> None:
-    assert normalise_title("Cafe\u0301 oder Tee?") == normalise_title("CAFÉ oder Tee")
-    assert normalise_title("Чай или кофе?") == "чай или кофе"
-    assert normalise_title("?") != normalise_title("!") and find_half("?") in (CHOICE, HOLD_OUT)

@@ -33,15 +33,6 @@ async def test_held_out_topics_are_judged_only_to_confirm_the_choice(bench: Benc
     assert [access.topics for access in read_accesses(bench.log)] == [titles(found.parts[0].topics)]
 
 
-async def test_a_split_of_all_topics_holds_none_out(bench: Bench, blunt: Path, sharp: Path) -> None:
-    found = await bench.compare(blunt, sharp, split="all")
-    (part,) = found.parts
-    assert (part.name, len(part.topics)) == ("all", 16)
-    assert "no topics were held out" in found.verdict.sentence
-    with pytest.raises(UsageError, match="split"):
-        await bench.compare(blunt, sharp, split="all", confirm=True)
-
-
 async def test_only_the_best_and_the_first_prompt_judge_held_out_topics(bench: Bench, blunt: Path, sharp: Path) -> None:
     dull = bench.wording("dull", f"{BLUNT} again")
     found = await bench.compare(blunt, dull, sharp, confirm=True)
@@ -66,23 +57,16 @@ async def test_each_access_is_logged_and_the_next_confirmation_lists_it(bench: B
     assert one.prompts[0] == two.prompts[0] and one.prompts[1] != two.prompts[1]
 
 
-@pytest.mark.parametrize("change", ["grade", "topic", "aspect"])
-async def test_other_judgments_hide_no_earlier_access(bench: Bench, blunt: Path, sharp: Path, change: str) -> None:
+async def test_other_judgments_or_numbers_of_topics_hide_no_earlier_access(
+    bench: Bench, blunt: Path, sharp: Path
+) -> None:
     await bench.compare(blunt, sharp, confirm=True)
     _, one = read_accesses(bench.log)
     lines = bench.files["relevance"].read_text().splitlines(keepends=True)
-    if change == "grade":
-        bench.files["relevance"].write_text("".join(lines).replace("1 0 1-0 0\n", "1 0 1-0 1\n"))
-    elif change == "topic":
-        bench.files["relevance"].write_text("".join(line for line in lines if line.split()[0] != "3"))
-    aspects = ("quality",) if change == "aspect" else ("relevance",)
-    found = await bench.compare(blunt, sharp, confirm=True, aspects=aspects)
+    bench.files["relevance"].write_text("".join(line for line in lines if line.split()[0] != "3"))
+    found = await bench.compare(blunt, sharp, confirm=True)
     assert found.earlier_accesses == [one]
-
-
-async def test_topics_with_the_same_titles_hide_no_earlier_access(bench: Bench, blunt: Path, sharp: Path) -> None:
-    await bench.compare(blunt, sharp, confirm=True)
-    _, one = read_accesses(bench.log)
+    *_, two = read_accesses(bench.log)
     # Another task has other numbers for its topics, and another layout of the same titles.
     for name, number in (("topics.xml", r"(?<=<number>)\d+"), ("relevance", r"(?m)^\d+")):
         text = re.sub(number, lambda found: str(100 + int(found[0])), bench.files[name].read_text())
@@ -92,7 +76,7 @@ async def test_topics_with_the_same_titles_hide_no_earlier_access(bench: Bench, 
     other = bench.folder / "mine" / "other.jinja"
     other.write_text(judge.read_text().replace("{% block system %}\n", f"{{% block system %}}\n{SHARP} "))
     found = await bench.compare(judge, other, confirm=True)
-    assert len(found.parts[1].topics) == 8 and found.earlier_accesses == [one]
+    assert len(found.parts[1].topics) == 8 and found.earlier_accesses == [one, two]
 
 
 def without_stance(request: Any) -> dict[str, Any]:
@@ -101,23 +85,22 @@ def without_stance(request: Any) -> dict[str, Any]:
     return dict.fromkeys(("relevance", "quality"), grade if SHARP in request.messages[0].content.split() else 2 - grade)
 
 
-async def test_a_log_that_cannot_be_written_is_an_error_before_any_request(
-    bench: Bench, blunt: Path, sharp: Path
-) -> None:
+async def test_bad_logs_and_splits_are_errors_before_any_request(bench: Bench, blunt: Path, sharp: Path) -> None:
+    bench.log.write_text("{}\n")
+    for confirm in (True, False):
+        with raises_at(DataError, f"{bench.log}:1"):
+            await bench.compare(blunt, sharp, confirm=confirm)
+    assert bench.log.read_text() == "{}\n"
+    bench.log.unlink()
     bench.log.mkdir()
     with pytest.raises(DataError):
         await bench.compare(blunt, sharp)
+    with pytest.raises(UsageError, match="split"):
+        await bench.compare(blunt, sharp, split="all", confirm=True)
+    (bench.folder / "one").write_text("1\n")
+    with pytest.raises(UsageError, match=r"^1 topics.* 15 .*split"):
+        await bench.compare(blunt, sharp, split="one", confirm=True)
     assert bench.engine.requests == []
-
-
-@pytest.mark.parametrize("confirm", [True, False])
-async def test_a_damaged_log_of_accesses_is_an_error_before_any_request(
-    bench: Bench, blunt: Path, sharp: Path, confirm: bool
-) -> None:
-    bench.log.write_text("{}\n")
-    with raises_at(DataError, f"{bench.log}:1"):
-        await bench.compare(blunt, sharp, confirm=confirm)
-    assert bench.engine.requests == [] and bench.log.read_text() == "{}\n"
 
 
 async def test_the_half_of_a_topic_depends_on_neither_sample_nor_selection(
@@ -133,10 +116,3 @@ async def test_the_half_of_a_topic_depends_on_neither_sample_nor_selection(
     bench.flags = {"topic": ("2", "3", "5", "8")}
     found = await bench.compare(blunt, sharp, confirm=True)
     assert [part.topics for part in found.parts] == [["3", "5"], ["2", "8"]]
-
-
-async def test_too_small_halves_are_refused_before_any_request(bench: Bench, blunt: Path, sharp: Path) -> None:
-    (bench.folder / "one").write_text("1\n")
-    with pytest.raises(UsageError, match=r"^1 topics.* 15 .*split"):
-        await bench.compare(blunt, sharp, split="one", confirm=True)
-    assert bench.engine.requests == []

@@ -34,7 +34,6 @@ def test_no_template_of_the_project_shows_an_answer(task: str, purpose: str) -> 
 @pytest.mark.parametrize(
     ("purpose", "old", "shown"),
     [
-        ("judge", JUDGE_LINE, '[1,2,"Y","S"]'),
         ("judge", JUDGE_LINE, '[ 3, 0, "N", "N" ]'),
         ("stance", JUDGE_LINE, '["Y","S"]'),
         ("best", "in quotation marks]", '["B"]'),

@@ -34,40 +34,16 @@ JUDGE: dict[str, Any] = {
     "answer": {"stance": "NEUTRAL", "position": "NO", "quality": 2, "relevance": 3},
 }
 # For each purpose of the task an example, and how its answer is spelled.
+_TOPIC = {"topic": {"id": "1", "title": "Is tea better than coffee?"}}
+_COMPARED = {**_TOPIC, "first": "tea", "second": "coffee", "documents": ["ONE", "TWO", "THREE"]}
+_QUERIES = {"query3": "three words here", "query1": "one", "query2": "two"}
 EXAMPLES: dict[str, tuple[dict[str, Any], str]] = {
     "judge": (JUDGE, '[3,2,"N","N"]'),
     "stance": (JUDGE | {"answer": {"position": "YES", "stance": "FIRST"}}, '["Y","F"]'),
-    "objects": (
-        {"topic": {"id": "1", "title": "Is tea better than coffee?"}, "answer": {"first": "tea", "second": "coffee"}},
-        '{"first":"tea","second":"coffee"}',
-    ),
-    "queries": (
-        {
-            "topic": {"id": "1", "title": "Is tea better than coffee?"},
-            "answer": {"query3": "three words here", "query1": "one", "query2": "two"},
-        },
-        '{"query1":"one","query2":"two","query3":"three words here"}',
-    ),
-    "best": (
-        {
-            "topic": {"id": "1", "title": "Is tea better than coffee?"},
-            "first": "tea",
-            "second": "coffee",
-            "documents": ["ONE", "TWO", "THREE"],
-            "answer": {"best": "C"},
-        },
-        '["C"]',
-    ),
-    "order": (
-        {
-            "topic": {"id": "1", "title": "Is tea better than coffee?"},
-            "first": "tea",
-            "second": "coffee",
-            "documents": ["ONE", "TWO", "THREE"],
-            "answer": {"order": "C > A > B"},
-        },
-        '["C > A > B"]',
-    ),
+    "objects": (_TOPIC | {"answer": {"first": "tea", "second": "coffee"}}, '{"first":"tea","second":"coffee"}'),
+    "queries": (_TOPIC | {"answer": _QUERIES}, '{"query1":"one","query2":"two","query3":"three words here"}'),
+    "best": (_COMPARED | {"answer": {"best": "C"}}, '["C"]'),
+    "order": (_COMPARED | {"answer": {"order": "C > A > B"}}, '["C > A > B"]'),
 }
 
 
@@ -121,13 +97,8 @@ def test_a_question_is_asked_with_the_aim_of_the_run(tmp_path: Path) -> None:
     for aim in ("quality", "relevance", "quality"):
         messages = prompt.render(topic=TOPIC, documents=shown, first="f", second="s", aim=aim)
         assert [f"AIM {aim}." in each.content for each in messages] == [False, True, False, True]
-    with raises_at(
-        PromptError,
-        examples_of(tmp_path, "best"),
-        "example 1",
-        "aim",
-        "topic, documents, first, second, answer",
-    ):
+    values = ("example 1", "aim", "topic, documents, first, second, answer")
+    with raises_at(PromptError, examples_of(tmp_path, "best"), *values):
         loaded(tmp_path, "best", [EXAMPLES["best"][0] | {"aim": "both"}])
 
 
@@ -142,13 +113,11 @@ def test_what_an_example_says_is_harmless(tmp_path: Path) -> None:
     ("example", "values"),
     [
         ({"passage": "x"}, ["passage", "topic, document, first, second, answer"]),
-        ({"document": None}, ["document: ", "None"]),
         ({"topic": {"id": "1", "title": " "}}, ["topic.title", "at least 1"]),
         ({"topic": {"id": "1", "title": "T", "query": "x"}}, ["topic.query"]),
         ({"topic": {"id": "1", "title": "T", "objects": ["x"]}}, ["topic.objects"]),
         ({"answer": {"relevance": 3, "position": "NO", "stance": "NEUTRAL"}}, ["answer: ", "quality"]),
         ({"answer": JUDGE["answer"] | {"x": 1}}, ["answer: ", "'x'"]),
-        ({"answer": JUDGE["answer"] | {"relevance": 4}}, ["answer: relevance: ", "'relevance': 4", "0, 1, 2 or 3"]),
         ({"answer": JUDGE["answer"] | {"relevance": "3"}}, ["answer: relevance: ", "'relevance': '3'", "0, 1, 2 or 3"]),
         ({"answer": JUDGE["answer"] | {"stance": "F"}}, ["'F'", "'FIRST', 'SECOND' or 'NEUTRAL'"]),
     ],
@@ -163,19 +132,9 @@ def test_an_example_that_is_not_as_it_should_be_is_told(
 @pytest.mark.parametrize(
     ("purpose", "example", "pattern"),
     [
-        (
-            "queries",
-            {"answer": {"query1": "one", "query2": "two", "query3": "a"}},
-            "query3",
-        ),
-        (
-            "queries",
-            {"answer": {"query1": "\ud800", "query2": "two", "query3": "three"}},
-            "YAML: line 5, column 16",
-        ),
+        ("queries", {"answer": {"query1": "one", "query2": "two", "query3": "a"}}, "query3"),
         ("objects", {"answer": {"first": "tea", "second": "milk"}}, "second: .*'Is', 'Is tea'.* 'milk'"),
         ("objects", {"answer": {"first": "better", "second": "better than"}}, "'better' .*'better than'"),
-        ("objects", {"topic": {"id": "1", "title": "Tea"}}, "example 1: topic 1: "),
         ("best", {"answer": {"best": "D"}}, "best: .*'A', 'B' or 'C'.*'D'"),
         ("best", {"documents": ["ONE"]}, "documents: .*2 items"),
         ("order", {"answer": {"order": "A > B > A"}}, "order: A .*; C "),
@@ -195,7 +154,6 @@ def test_an_answer_must_fit_what_its_topic_or_its_documents_allow(
         ("", ["topic, document, first, second and answer"]),
         ("- 5", ["example 1", "not 5"]),
         ("- !!python/object/apply:os.system [ls]", ["line 1", "os.system"]),
-        ("[" * 1500, ["YAML"]),
         ("- x\n" * 21, ["21 examples", "20"]),
         ("#" * (2**20 + 1), ["1,048,576 bytes"]),
     ],

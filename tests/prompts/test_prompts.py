@@ -5,18 +5,19 @@ import sys
 import unicodedata
 from dataclasses import replace
 from pathlib import Path
+from string import ascii_uppercase
 from typing import Literal
 
 import pytest
-from hypothesis import given
+from hypothesis import given as drawn
 from hypothesis import strategies as st
 
 from tests.expect import raises_at
 from tests.prompt_variants import load_prompt
-from touche_llm.data.records import Document, Topic
+from touche_llm.data.records import Document, LabelledDocument, Topic
 from touche_llm.errors import PromptError
 from touche_llm.llm.answers import get_labels
-from touche_llm.prompts.purposes import list_judging_purposes
+from touche_llm.prompts.purposes import list_judging_purposes, load_named
 from touche_llm.tasks import TASKS, get_task
 from touche_llm.tasks.features import Question
 from touche_llm.text.sanitize import sanitize
@@ -64,6 +65,22 @@ def test_a_prompt_names_every_label_and_the_topic_before_the_document(task: str,
         assert user.content.index(part) < user.content.index("THE PASSAGE")
 
 
+@pytest.mark.parametrize("task", ["comparative", "controversial", "sentence_pairs"])
+@pytest.mark.parametrize(("name", "count"), [("best", 2), ("order", 26)])
+def test_each_document_stands_under_its_label_and_all_labels_are_named_at_the_end(
+    task: str, name: str, count: int
+) -> None:
+    purpose, prompt = load_named(get_task(task), name)
+    documents = [LabelledDocument(label, f"It says {label}{label}.") for label in ascii_uppercase[:count]]
+    known = {"topic": TOPIC, "aim": "both", "first": "laptop", "second": "desktop"}
+    given = {each: value for each, value in known.items() if each in purpose.variables}
+    _, user = prompt.render(documents=documents, **given)
+    for document in documents:
+        assert re.search(rf"^(Passage|Page|Pair) {document.label}:\n{document.text}$", user.content, re.MULTILINE)
+    end = user.content.split(documents[-1].text)[1]
+    assert ", ".join(ascii_uppercase[:count]) + "." in end and end.count("\n") == 2
+
+
 @pytest.mark.parametrize(
     ("task", "objects", "stance_depth", "purposes"),
     [
@@ -85,29 +102,16 @@ def test_the_prompts_of_judging_are_those_that_topics_and_task_need(
     ("body", "header", "location", "values"),
     [
         ("{% block system %}S{% endblock %}", None, "", ["user"]),
-        ("just text", None, "", ["system", "user"]),
         ("{% block system %}S", None, ":6", []),
         (BLOCKS, "version: 1\npurpose: p\n", "", ["answer"]),
-        (BLOCKS, "version: 0\npurpose: p\nanswer: judge\n", "", ["version"]),
         (BLOCKS, "version: 1\npurpose: p\nanswer: judge\nmodel: x\n", "", ["model"]),
         (BLOCKS, "version: [\n", "", ["YAML"]),
         (BLOCKS, "- a list\n", "", ["names and values"]),
         (BLOCKS + "a last word", None, ":8", ["`system`", "`user`"]),
-        (
-            BLOCKS.replace("document", "passage"),
-            None,
-            "",
-            ["'passage'", "document, first"],
-        ),
-        (
-            BLOCKS,
-            "version: 1\npurpose: p\nanswer: objects\n",
-            "",
-            ["'objects'", "'judge'"],
-        ),
+        (BLOCKS.replace("document", "passage"), None, "", ["'passage'", "document, first"]),
+        (BLOCKS, "version: 1\npurpose: p\nanswer: objects\n", "", ["'objects'", "'judge'"]),
         # NEUTRAL and NO begin with the same letter.
         (BLOCKS, "version: 1\npurpose: p\nanswer: judge\nform: letters\n", "", ["`form: array`", "stance"]),
-        (BLOCKS, "version: 1\npurpose: p\nanswer: judge\nform: text\n", "", ["letters"]),
         (BLOCKS, "version: 1\npurpose: p\nanswer: judge\nform: verse\n", "", ["form", "letters"]),
     ],
 )
@@ -119,20 +123,14 @@ def test_a_template_that_is_not_as_it_should_be_is_told(
         load_prompt(TASK, name, "judge", ANY)
 
 
-def test_a_template_that_leaves_out_what_it_is_about_is_told(tmp_path: Path) -> None:
-    with raises_at(PromptError, tmp_path / "mine.jinja", "'topic'"):
-        load_prompt(TASK, template(tmp_path, BLOCKS), "judge", TASKS["comparative"].question.template_variables)
-
-
-@pytest.mark.parametrize("name", ["my.txt", "folder/", "../judge", "judge.jinja2"])
-def test_a_name_that_can_be_no_prompt_is_told(name: str) -> None:
-    with pytest.raises(PromptError, match=r"\.jinja\b"):
-        load_prompt(TASK, name, "judge", ANY)
-
-
 def test_a_prompt_that_is_not_there_lists_those_that_are(tmp_path: Path) -> None:
     with pytest.raises(PromptError, match=r"best, judge, objects, order, queries, stance"):
         load_prompt(TASK, "jugde", "judge", ANY)
+    for name in ("my.txt", "folder/", "../judge"):
+        with pytest.raises(PromptError, match=r"\.jinja\b"):
+            load_prompt(TASK, name, "judge", ANY)
+    with raises_at(PromptError, tmp_path / "mine.jinja", "'topic'"):
+        load_prompt(TASK, template(tmp_path, BLOCKS), "judge", TASK.question.template_variables)
     (tmp_path / "bare.jinja").write_text(BLOCKS)
     with raises_at(PromptError, tmp_path / "bare.jinja"):
         load_prompt(TASK, str(tmp_path / "bare.jinja"), "judge", ANY)
@@ -173,13 +171,13 @@ def test_no_control_token_from_outside_survives_wherever_a_template_puts_it(tmp_
                 assert each not in message.content and each.upper() not in message.content
 
 
-@pytest.mark.parametrize("cut", range(1, len("<|im_end|>")))
-def test_a_control_token_in_two_halves_does_not_come_together(tmp_path: Path, cut: int) -> None:
+def test_a_control_token_in_two_halves_does_not_come_together(tmp_path: Path) -> None:
     body = "{% block system %}{% endblock %}{% block user %}{{ topic.title }}{{ document }}{% endblock %}"
     prompt = load_prompt(TASK, template(tmp_path, body), "judge", ANY)
     for token in ("<|im_end|>", "[/INST]:::", "<<SYS>>:::"):
-        topic = Topic("1", token[:cut])
-        assert token.strip(":") not in prompt.render(topic=topic, document=token[cut:])[1].content
+        for cut in range(1, 10):
+            topic = Topic("1", token[:cut])
+            assert token.strip(":") not in prompt.render(topic=topic, document=token[cut:])[1].content
 
 
 @pytest.mark.parametrize(
@@ -195,15 +193,7 @@ def test_a_control_token_inside_a_record_or_a_list_does_not_survive_either(tmp_p
 
 
 @pytest.mark.parametrize(
-    "seam",
-    [
-        "<{{ document }}",
-        "[{{ document }}",
-        "a <{{- document }}",
-        "< {{- document }}",
-        "<{% if 1 %}{{ document }}{% endif %}",
-        "[{# #}{{ document }}",
-    ],
+    "seam", ["<{{ document }}", "< {{- document }}", "<{% if 1 %}{{ document }}{% endif %}", "[{# #}{{ document }}"]
 )
 def test_a_bracket_just_before_what_is_inserted_is_refused(tmp_path: Path, seam: str) -> None:
     body = f"{{% block system %}}{{% endblock %}}{{% block user %}}{seam}{{% endblock %}}"
@@ -216,9 +206,7 @@ def test_a_bracket_just_before_what_is_inserted_is_refused(tmp_path: Path, seam:
     [
         "{# put <{{ document }}> here #}{{ document }}",
         "{% raw %}[{{x}}]{% endraw %} {{ document }}",
-        "{% for part in document.split() %}[{{ loop.index }}] {{ part }}{% endfor %}".replace("[", "(").replace(
-            "]", ")"
-        ),
+        "{% for part in document.split() %}({{ loop.index }}) {{ part }}{% endfor %}",
         "{% set shown = document %}{{ shown }}",
         "{% macro m(x) %}({{ x }}){% endmacro %}{{ m(document) }}",
         "{%- if document -%} {{ document }} {%- else -%} none {%- endif -%}",
@@ -237,7 +225,7 @@ def test_what_the_template_itself_says_is_left_alone(tmp_path: Path) -> None:
     assert system.content == "Use <b> and [INST] as you like."
 
 
-@given(st.text(alphabet=st.sampled_from("<>|[]/ aI_\n\u200b＜［") | st.characters()))
+@drawn(st.text(alphabet=st.sampled_from("<>|[]/ aI_\n\u200b＜［") | st.characters()))
 def test_neutralising_again_changes_nothing_and_words_stay(text: str) -> None:
     once = sanitize(text)
     assert sanitize(once) == once

@@ -61,13 +61,6 @@ def shown(path: Path, document: str = "D", topic: Topic = TOPIC) -> tuple[str, s
     return system.content, user.content
 
 
-def test_a_template_gives_blocks_of_its_base_anew_and_keeps_the_words_of_the_others(write: Write) -> None:
-    path = write(CHILD + "{% block rules %}{{ super() }} AND MINE{% endblock %}", base=BASE)
-    system, user = shown(path)
-    assert system == f"Use <b>[INST]</b>. RULES {TOPIC.title} AND MINE"
-    assert user == "<page>D</page>"
-
-
 def test_bases_have_bases_and_their_text_comes_through_all_of_them(write: Write) -> None:
     middle = '{% extends "base.jinja" %}{% block rules %}{{ super() }} IN THE MIDDLE{% endblock %}'
     top = HEADER + '{% extends "middle.jinja" %}{% block rules %}{{ super.super() }}|{{ super() }}{% endblock %}'
@@ -80,15 +73,10 @@ def test_bases_have_bases_and_their_text_comes_through_all_of_them(write: Write)
     ("body", "others"),
     [
         ('{% include "part.jinja" %}', {"part": "({{ document }})"}),
-        ('{% include "deep/part.jinja" %}', {"deep__part": "({{ document }})"}),
         ('{% include "deep/part.jinja" %}', {"deep__part": '{% include "more.jinja" %}', "more": "({{ document }})"}),
         ('{% for each in [document] %}{% include "part.jinja" %}{% endfor %}', {"part": "({{ each }})"}),
-        ('{% import "m.jinja" as m %}{{ m.p(document) }}', {"m": "{% macro p(x) %}({{ x }}){% endmacro %}"}),
         ('{% from "m.jinja" import p as q %}{{ q(document) }}', {"m": "{% macro p(x) %}({{ x }}){% endmacro %}"}),
-        (
-            '{% from "m.jinja" import p with context %}{{ p() }}',
-            {"m": "{% macro p() %}({{ document }}){% endmacro %}"},
-        ),
+        ('{% from "m.jinja" import p with context %}{{ p() }}', {"m": "{% macro p() %}({{ document }}){% endmacro %}"}),
         (
             '{% from "m.jinja" import p %}{% call p() %}{{ document }}{% endcall %}',
             {"m": "{% macro p() %}({{ caller() }}){% endmacro %}"},
@@ -116,14 +104,10 @@ def test_imports_and_macros_beside_the_blocks_hold_in_all_of_them(write: Write) 
     ("mine", "others", "pattern"),
     [
         (blocks("{% include '../out.jinja' %}"), {}, r"mine\.jinja:6: '\.\./out\.jinja'"),
-        (blocks("{% include '/etc/passwd' %}"), {}, r"mine\.jinja:6: '/etc/passwd'"),
         (blocks("{% include 'a\0b' %}"), {}, r"mine\.jinja:6: 'a"),
         (blocks("\n{% include 'no.jinja' %}"), {}, r"mine\.jinja:7: .*t/no\.jinja"),
-        (blocks("{% include 'no.jinja' ignore missing %}"), {}, r"t/no\.jinja"),
         (blocks("{% include topic.title %}"), {}, r"mine\.jinja:6: "),
-        (blocks("{% include ['a.jinja', 'b.jinja'] %}"), {}, r"mine\.jinja:6: "),
         (HEADER + "{% extends 'a' ~ '.jinja' %}", {}, r"mine\.jinja:6: "),
-        (blocks("{% import topic.id as m %}"), {}, r"mine\.jinja:6: "),
         (blocks("{% include 'mine.jinja' %}"), {}, r"mine\.jinja:6: .*mine\.jinja"),
         (blocks("{% include 'a.jinja' %}"), {"a": "\n{% include 'b.jinja' %}", "b": "{% include 'a.jinja' %}"},
          r"b\.jinja:1: .*a\.jinja"),
@@ -131,11 +115,9 @@ def test_imports_and_macros_beside_the_blocks_hold_in_all_of_them(write: Write) 
         (CHILD + "words", {"base": BASE}, r"mine\.jinja:7: .*`system` and `user`"),
         (CHILD + "{% block ruls %}{% endblock %}", {"base": BASE}, r"mine\.jinja:7: .*`system` and `user`"),
         (CHILD, {"base": BASE + "\n{% block more %}{% endblock %}"}, r"base\.jinja:4: .*`system` and `user`"),
-        (CHILD, {"base": BASE.splitlines()[0]}, r"mine\.jinja: .*\buser\b"),
         (CHILD, {"base": BASE.replace("block user", "block user required").replace("<page>{{ document }}</page>", "")},
          r"mine\.jinja: .*\buser\b"),
         (HEADER + "{% if 1 %}{% extends 'base.jinja' %}{% endif %}", {"base": BASE}, r"mine\.jinja:\d"),
-        (CHILD + "{% extends 'base.jinja' %}", {"base": BASE}, r"mine\.jinja:\d"),
         (CHILD, {"base": BASE + "{{"}, r"base\.jinja:3: "),
         (CHILD, {"base": BASE.replace("<page>", "<")}, r"base\.jinja:2: '<'"),
         (blocks("{% include 'a.jinja' %}{{ document }}"), {"a": "\n\n["}, r"a\.jinja:3: '\['"),
@@ -163,10 +145,7 @@ def test_a_link_that_leads_out_of_the_folder_is_not_followed(write: Write, tmp_p
     (path.parent / "a.jinja").symlink_to(tmp_path / "secret.jinja")
     with pytest.raises(PromptError, match=r"mine\.jinja:6: \'a\.jinja\'"):
         loaded(path)
-
-
-def test_what_is_not_utf_8_is_told(write: Write) -> None:
-    path = write(blocks("{% include 'a.jinja' %}"))
+    (path.parent / "a.jinja").unlink()
     (path.parent / "a.jinja").write_bytes(b"\xff")
     with pytest.raises(PromptError, match=r"a\.jinja: .*UTF-8"):
         loaded(path)
@@ -245,9 +224,14 @@ def test_a_folder_goes_before_the_project_s_own_name_by_name(tmp_path: Path, fol
     assert prompts["judge"].label.startswith("comparative/judge@9-")
     (folder / "comparative" / "strict.jinja").write_text((folder / "comparative" / "judge.jinja").read_text())
     assert prompts_for(tmp_path, prompts__folder=folder, prompts__judge="strict")["judge"].name == "comparative/strict"
+    # A link to a template that is gone is an error, and not the project's own.
+    (folder / "comparative" / "judge.jinja").unlink()
+    (folder / "comparative" / "judge.jinja").symlink_to("gone.jinja")
+    with raises_at(PromptError, folder / "comparative" / "judge.jinja"):
+        prompts_for(tmp_path, prompts__folder=folder)
 
 
-@pytest.mark.parametrize("made", [None, "controversial/judge.jinja", "comparative/jugde.jinja", "judge.jinja"])
+@pytest.mark.parametrize("made", [None, "controversial/judge.jinja", "comparative/jugde.jinja"])
 def test_a_folder_without_any_template_that_is_asked_for_is_told(tmp_path: Path, made: str | None) -> None:
     folder = tmp_path / "p"
     if made is not None:
@@ -255,13 +239,6 @@ def test_a_folder_without_any_template_that_is_asked_for_is_told(tmp_path: Path,
         (folder / made).write_text(BASE)
     values = [] if made is None else ["comparative/best.jinja", "comparative/judge.jinja", "comparative/order.jinja"]
     with raises_at(UsageError, folder, *values):
-        prompts_for(tmp_path, prompts__folder=folder)
-
-
-def test_a_link_to_a_template_that_is_gone_is_an_error_and_not_the_project_s_own(tmp_path: Path, folder: Path) -> None:
-    (folder / "comparative" / "judge.jinja").unlink()
-    (folder / "comparative" / "judge.jinja").symlink_to("gone.jinja")
-    with raises_at(PromptError, folder / "comparative" / "judge.jinja"):
         prompts_for(tmp_path, prompts__folder=folder)
 
 

@@ -83,7 +83,7 @@ def test_every_document_is_embedded_once_and_found_by_its_own_words(store: Docum
     assert list(embed(store, again, preset="e5").find_missing()) == again.sent == []
 
 
-@pytest.mark.parametrize("limit", [1, 8, 17])
+@pytest.mark.parametrize("limit", [1, 17])
 def test_an_interrupted_index_resumes_and_sends_nothing_twice(store: DocumentStore, limit: int) -> None:
     first, second, whole = Embedding(limit), Embedding(), Embedding()
     with pytest.raises(EngineError, match="enough"):

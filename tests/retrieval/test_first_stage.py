@@ -81,33 +81,29 @@ def test_only_documents_with_a_word_of_the_query_come_back_best_first(
 
 
 @both
-@pytest.mark.parametrize("query", ["zyzzyva quux", "Is it the ... a", ""])
-def test_a_query_without_a_known_word_gives_nothing(make_store: MakeStore, retrieve: Retrieve, query: str) -> None:
-    assert retrieve(make_store(CORPUS), Topic("1", query)) == [[]]
+def test_a_query_without_a_known_word_gives_nothing(make_store: MakeStore, retrieve: Retrieve) -> None:
+    topics = [Topic("1", query) for query in ("zyzzyva quux", "Is it the ... a", "")]
+    assert retrieve(make_store(CORPUS), *topics) == [[], [], []]
 
 
 @both
-@pytest.mark.parametrize("depth", [3, 8, 9])
-def test_ties_go_by_document_id_also_at_the_cut(make_store: MakeStore, retrieve: Retrieve, depth: int) -> None:
-    (found,) = retrieve(make_store(TIED), Topic("1", "laptop"), depth=depth)
-    assert len({each.score for each in found}) == 1
-    assert ids(found) == ["D9", "c", "d1", "d10", "d100", "d9", "e", "ä"][:depth]
+def test_ties_go_by_document_id_also_at_the_cut(make_store: MakeStore, retrieve: Retrieve) -> None:
+    store = make_store(TIED)
+    for depth in (3, 9):
+        (found,) = retrieve(store, Topic("1", "laptop"), depth=depth)
+        assert len({each.score for each in found}) == 1
+        assert ids(found) == ["D9", "c", "d1", "d10", "d100", "d9", "e", "ä"][:depth]
 
 
 @both
-@pytest.mark.parametrize(
-    ("fields", "expected"),
-    [
+def test_the_query_is_made_of_the_fields_asked_for(make_store: MakeStore, retrieve: Retrieve) -> None:
+    topic, store = Topic("1", "number4", "desktop", "number2", ("number3", "number1")), make_store(CORPUS)
+    for fields, expected in (
         (("title",), ["filler4"]),
         (("objects",), ["filler1", "filler3"]),
         (("title", "narrative"), ["filler2", "filler4"]),
-    ],
-)
-def test_the_query_is_made_of_the_fields_asked_for(
-    make_store: MakeStore, retrieve: Retrieve, fields: tuple[str, ...], expected: list[str]
-) -> None:
-    topic = Topic("1", "number4", "desktop", "number2", ("number3", "number1"))
-    assert [ids(each) for each in retrieve(make_store(CORPUS), topic, fields=fields)] == [expected]
+    ):
+        assert [ids(each) for each in retrieve(store, topic, fields=fields)] == [expected]
 
 
 def index_state(store: DocumentStore) -> dict[str, tuple[int, int]]:
@@ -128,24 +124,18 @@ def test_an_index_is_kept_while_its_settings_are(make_store: MakeStore) -> None:
     assert (index_state(store), notices) == (before, [])
 
 
-CHANGES = pytest.mark.parametrize(
-    ("name", "value", "old"), [("k1", 0.9, "1.5"), ("b", 0.5, "0.75"), ("method", "lucene", "robertson")]
-)
-
-
-@CHANGES
-def test_other_settings_build_the_index_again_with_a_notice(
-    make_store: MakeStore, name: str, value: Any, old: str
-) -> None:
+def test_other_settings_build_the_index_again_with_a_notice(make_store: MakeStore) -> None:
     store = make_store(CORPUS)
     topic = Topic("1", "laptop")
-    (before,) = open_index(store, ANY, lambda message: None).retrieve([topic], fields=("title",), depth=5)
-    notices: list[str] = []
-    other = open_index(store, ANY.model_copy(update={name: value}), notices.append)
-    (after,) = other.retrieve([topic], fields=("title",), depth=5)
-    (notice,) = notices
-    assert f"{name} {old}, not {value}" in notice
-    assert [each.score for each in before] != [each.score for each in after]
+    changes: dict[str, tuple[Any, str]] = {"k1": (0.9, "1.5"), "b": (0.5, "0.75"), "method": ("lucene", "robertson")}
+    for name, (value, old) in changes.items():
+        (before,) = open_index(store, ANY, lambda message: None).retrieve([topic], fields=("title",), depth=5)
+        notices: list[str] = []
+        other = open_index(store, ANY.model_copy(update={name: value}), notices.append)
+        (after,) = other.retrieve([topic], fields=("title",), depth=5)
+        (notice,) = notices
+        assert f"{name} {old}, not {value}" in notice
+        assert [each.score for each in before] != [each.score for each in after]
 
 
 @pytest.mark.parametrize(

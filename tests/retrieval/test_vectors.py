@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -79,27 +80,19 @@ def test_only_one_process_writes(tmp_path: Path) -> None:
         pass
 
 
-def _truncate(path: Path) -> None:
-    path.write_bytes(path.read_bytes()[:-2])
-
-
-def _turn(path: Path) -> None:
-    np.save(path, np.zeros(SHAPE[::-1], dtype=np.float16).T)
-
-
-def _pickle(path: Path) -> None:
-    # To read it would run whatever code it names.
-    path.write_bytes(pickle.dumps(np.load(path)))
-
-
 @pytest.mark.parametrize(
     "damage",
-    [_truncate, _turn, _pickle, Path.unlink],
+    [
+        lambda path: path.write_bytes(path.read_bytes()[:-2]),
+        lambda path: np.save(path, np.zeros(SHAPE[::-1], dtype=np.float16).T),
+        # To read it would run whatever code it names.
+        lambda path: path.write_bytes(pickle.dumps(np.load(path))),
+        Path.unlink,
+    ],
 )
-def test_another_file_is_refused(tmp_path: Path, damage: object) -> None:
+def test_another_file_is_refused(tmp_path: Path, damage: Callable[[Path], object]) -> None:
     path = tmp_path / "vectors.npy"
     VectorFile.create(path, SHAPE)
-    assert callable(damage)
     damage(path)
     with pytest.raises(DataError, match="damaged vectors"):
         VectorFile(path, SHAPE)

@@ -48,10 +48,6 @@ async def test_searches_are_known_by_server_index_and_query(tmp_path: Path) -> N
         await search_again(settings_for(server, tmp_path, api_key=None))
 
 
-def foreign_text(path: Path) -> None:
-    path.write_text("My thesis, all of it. " * 100)
-
-
 def foreign_database(path: Path) -> None:
     database = sqlite3.connect(path)
     database.execute("CREATE TABLE thesis (chapter)")
@@ -59,19 +55,11 @@ def foreign_database(path: Path) -> None:
     database.close()
 
 
-def other_version(path: Path) -> None:
-    ChatNoirDocuments(ChatNoirSettings(cache=path)).close()
-    database = sqlite3.connect(path)
-    database.execute("PRAGMA user_version = 99")
-    database.close()
-
-
 @pytest.mark.parametrize(
     ("make", "value"),
     [
-        (foreign_text, "ChatNoir cache"),
+        (lambda path: path.write_text("My thesis, all of it. " * 100), "ChatNoir cache"),
         (foreign_database, "ChatNoir cache"),
-        (other_version, "version 99"),
         (Path.mkdir, "ChatNoir cache"),
     ],
 )

@@ -169,16 +169,8 @@ def test_an_index_with_another_number_of_documents_is_not_complete(
 
 
 @pytest.mark.parametrize("half", [False, True])
-@pytest.mark.parametrize(
-    ("changes", "value"),
-    [
-        ({"k1": 0.9}, "k1 1.5, not 0.9"),
-        ({"b": 0.4}, "b 0.75, not 0.4"),
-        ({"corpus": {"d1": "Another text."}}, "corpus.jsonl"),
-    ],
-)
 def test_an_index_of_another_corpus_or_other_settings_is_refused_and_left_alone(
-    server: FakeElasticsearch, tmp_path: Path, changes: dict[str, Any], value: str, half: bool
+    server: FakeElasticsearch, tmp_path: Path, half: bool
 ) -> None:
     load = Loader(server, corpus_file(tmp_path, SOME))
     if half:
@@ -187,13 +179,14 @@ def test_an_index_of_another_corpus_or_other_settings_is_refused_and_left_alone(
             load()
     else:
         load()
-    given = dict(changes)
-    if "corpus" in given:
-        corpus_file(tmp_path, given.pop("corpus"))
     before = len(server.requests)
-    with raises_at(UsageError, f"{server.url}, index touche-llm", value, "`elasticsearch.index`"):
-        load(**given)
-    assert server.kinds()[before:] == ["info", "get"] and texts_in(server) == SOME
+    index = f"{server.url}, index touche-llm"
+    with raises_at(UsageError, index, "b 0.75, not 0.4", "`elasticsearch.index`"):
+        load(b=0.4)
+    corpus_file(tmp_path, {"d1": "Another text."})
+    with raises_at(UsageError, index, "corpus.jsonl", "`elasticsearch.index`"):
+        load()
+    assert server.kinds()[before:] == ["info", "get"] * 2 and texts_in(server) == SOME
 
 
 @pytest.mark.parametrize("meta", [None, {META: {"format": 1}}, [1]])
@@ -246,15 +239,7 @@ def test_a_document_that_the_server_refuses_ends_the_load(server: FakeElasticsea
 
 @pytest.mark.parametrize(
     "reply",
-    [
-        {"items": []},
-        {"items": [{"create": {"_id": "other", "status": 201}}] * 3},
-        {"items": [{"index": {"_id": "d1", "status": 201}}]},
-        {},
-        b"",
-        b"<html>proxy</html>",
-        b'{"items": [',
-    ],
+    [{"items": [{"create": {"_id": "other", "status": 201}}] * 3}, {"items": []}, {}, b"<html>proxy</html>"],
     ids=repr,
 )
 def test_a_reply_of_another_form_ends_the_load_with_an_error(

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.expect import raises_at
-from tests.fake_elasticsearch import ElasticRequest, FakeElasticsearch, Reply, found, refuses, says
+from tests.fake_elasticsearch import FakeElasticsearch, found, refuses, says
 from tests.retrieval.elasticsearch.elastic_corpus import SOME, Loader, corpus_file, numbered, opened, retrieve
 from touche_llm.cli.demo import SAMPLES
 from touche_llm.corpus.json_lines import CorpusFile, read_passages
@@ -25,7 +24,6 @@ from touche_llm.retrieval.elasticsearch_server import ElasticsearchSettings
 
 pytestmark = pytest.mark.usefixtures("elasticsearch_alone")
 SAMPLE = SAMPLES / "comparative"
-WATER = Topic("1", "water")
 
 
 @pytest.fixture
@@ -123,27 +121,6 @@ def test_documents_are_fetched_several_at_a_time_and_once(server: FakeElasticsea
         assert len(server.of("mget")) == 3
 
 
-async def test_the_event_loop_goes_on_while_elasticsearch_is_slow(server: FakeElasticsearch, tmp_path: Path) -> None:
-    corpus = corpus_file(tmp_path, SOME)
-    await asyncio.to_thread(Loader(server, corpus))
-    released = threading.Event()
-
-    def slow(_: ElasticRequest, usual: Callable[[], Reply]) -> Reply:
-        assert released.wait(10.0)
-        return usual()
-
-    server.behaviours |= {"mget": [slow, refuses(503), None], "search": [slow, refuses(503), None]}
-    with opened(server) as index:
-        for work in (index.fetch(["d1"]), index.search([WATER], ("title",), 3, lambda: None)):
-            released.clear()
-            task = asyncio.ensure_future(work)
-            await asyncio.sleep(0.05)
-            assert not task.done()
-            released.set()
-            await task
-        assert index.get("d1").text == SOME["d1"]
-
-
 @pytest.mark.parametrize(
     ("reply", "value"),
     [
@@ -169,20 +146,15 @@ def test_a_document_that_did_not_come_is_not_taken_for_one_that_is_not_there(
 # Opening.
 
 
-@pytest.mark.parametrize(
-    ("given", "values"),
-    [
+def test_an_index_that_does_not_fit_says_what_to_do(server: FakeElasticsearch, tmp_path: Path) -> None:
+    loaded(server, tmp_path, SOME)
+    cases: list[tuple[dict[str, Any], list[str]]] = [
         ({"index": "other"}, ["index other", "`touche-llm index --retriever elasticsearch "]),
         ({"k1": 0.9}, ["k1 1.5, not 0.9", "`retriever.k1: 1.5`"]),
-        ({"b": 0.1}, ["b 0.75, not 0.1", "`retriever.b: 0.75`"]),
-    ],
-)
-def test_an_index_that_does_not_fit_says_what_to_do(
-    server: FakeElasticsearch, tmp_path: Path, given: dict[str, Any], values: list[str]
-) -> None:
-    loaded(server, tmp_path, SOME)
-    with raises_at(ToucheError, server.url, *values), opened(server, **given):
-        pass
+    ]
+    for given, values in cases:
+        with raises_at(ToucheError, server.url, *values), opened(server, **given):
+            pass
 
 
 def test_the_settings_hold_names_of_one_index_alone() -> None:

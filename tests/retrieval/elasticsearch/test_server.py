@@ -71,16 +71,7 @@ def test_a_server_that_does_not_let_us_in_says_how_to_log_in(
     assert "wrong" not in str(raised.value) and len(server.requests) == 1
 
 
-@pytest.mark.parametrize(
-    "given",
-    [
-        {"user": "elastic"},
-        {"password": "x"},
-        {"user": "elastic", "password": "x", "key": "y"},
-        {"key": "a\nb"},
-        {"user": "elastic", "password": "a\x1bb"},
-    ],
-)
+@pytest.mark.parametrize("given", [{"user": "elastic"}, {"user": "e", "password": "x", "key": "y"}, {"key": "a\nb"}])
 def test_half_a_login_or_two_are_refused_before_anything_is_sent(
     server: FakeElasticsearch, monkeypatch: pytest.MonkeyPatch, given: dict[str, str]
 ) -> None:
@@ -102,14 +93,11 @@ def test_an_address_where_nobody_is_ends_at_once(server: FakeElasticsearch) -> N
             Server(settings, print)
 
 
-def test_another_product_is_refused(server: FakeElasticsearch) -> None:
+def test_another_product_or_version_is_refused(server: FakeElasticsearch) -> None:
     server.product = ""
     with raises_at(EngineError, server.url, "OpenSearch"):
         greet(server)
-
-
-def test_an_elasticsearch_8_that_does_not_take_the_client_says_which_one_it_takes(server: FakeElasticsearch) -> None:
-    server.version = f"{elasticsearch.__version__[0] - 1}.19.0"
+    server.product, server.version = "Elasticsearch", f"{elasticsearch.__version__[0] - 1}.19.0"
     with pytest.raises(EngineError, match=r"pip install 'elasticsearch>=8.17,<9'"):
         greet(server)
 
