@@ -17,8 +17,6 @@ from touche_llm.errors import UsageError, describe_problem
 
 # Error of the option parser; its class has no public name of its own.
 ParserError: Any = typer.BadParameter.__base__
-# Likeness, from 0 to 1, from which a known option is suggested for a misspelt one.
-_LIKE = 0.75
 
 CommandFunction = Callable[..., None]
 # Qrels files given on the command line, by aspect.
@@ -70,7 +68,7 @@ def describe_parser_error(error: Any) -> str:
     command = error.ctx.command_path if error.ctx else "touche-llm"
     parameter, option = getattr(error, "param", None), getattr(error, "option_name", None)
     if option is not None and "such option" in error.format_message():
-        near = get_close_matches(option, error.possibilities or (), n=1, cutoff=_LIKE)
+        near = get_close_matches(option, error.possibilities or (), n=1, cutoff=0.75)
         problem = f"{option}: no such option" + (f"; did you mean {near[0]}" if near else "")
     elif parameter is not None:
         invalid = error.__cause__
@@ -110,10 +108,10 @@ def replace_parameter(
     return decorate
 
 
-def make_parameter(name: str, kind: Any, *declared: str, default: Any = None, **attributes: Any) -> inspect.Parameter:
+def make_parameter(name: str, kind: Any, *declared: str, **attributes: Any) -> inspect.Parameter:
     """Make a keyword parameter of a command from the declaration of its option, whose arguments are those of typer."""
     annotation = Annotated[kind, typer.Option(*declared, **attributes)]
-    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
 
 
 _QRELS = {

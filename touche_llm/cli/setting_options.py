@@ -66,14 +66,10 @@ ConfigOption = Annotated[
     ),
 ]
 # Parameters of these options in commands that do not declare them.
-_CONFIG, _SET, _HELP_ALL = (
-    inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
-    for name, default, annotation in (
-        ("config_file", None, ConfigOption),
-        ("assigned", None, SetOption),
-        ("help_all", False, HelpAllOption),
-    )
-)
+_KEYWORD = inspect.Parameter.KEYWORD_ONLY
+_CONFIG = inspect.Parameter("config_file", _KEYWORD, default=None, annotation=ConfigOption)
+_SET = inspect.Parameter("assigned", _KEYWORD, default=None, annotation=SetOption)
+_HELP_ALL = inspect.Parameter("help_all", _KEYWORD, default=False, annotation=HelpAllOption)
 
 
 @dataclass(frozen=True, slots=True)

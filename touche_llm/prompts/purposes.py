@@ -50,11 +50,11 @@ def purposes_of(task: Task) -> dict[str, Purpose]:
     if (build := task.objects_answer) is not None:
         found.append(Purpose("objects", {"topic": True}, lambda header, topic, _: build(topic), "topic"))
     found.append(Purpose("queries", {"topic": True}, lambda *_: AlternativeQueries))
-    # The comparison criterion is the same for all questions of a run, so few-shot examples use it too.
-    how: tuple[Any, ...] = ("documents", task.question, ("aim",))
     variables = list_template_variables(task.question)
-    found.append(Purpose("best", variables, lambda _, topic, documents: build_best_answer(documents), *how))
-    found.append(Purpose("order", variables, lambda _, topic, documents: build_order_answer(documents), *how))
+    # The comparison criterion is the same for all questions of a run, so few-shot examples use it too.
+    compare = partial(Purpose, variables=variables, depends_on="documents", question=task.question, shared=("aim",))
+    found.append(compare("best", answer_for=lambda _, topic, documents: build_best_answer(documents)))
+    found.append(compare("order", answer_for=lambda _, topic, documents: build_order_answer(documents)))
     return {purpose.name: purpose for purpose in found}
 
 
