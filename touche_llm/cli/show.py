@@ -37,15 +37,10 @@ from touche_llm.tasks.task import Task
 
 _NDCG = " nDCG@5"
 # Measures of the last evaluation with short names that have a column in any case; a task may have other aspects.
-_MEASURES = {
-    "relevance nDCG@5": "relevance",
-    "quality nDCG@5": "quality",
-    "coherence nDCG@5": "coherence",
-    "stance macro-F1": "stance",
-}
+_MEASURES = {f"{aspect}{_NDCG}": aspect for aspect in ("relevance", "quality", "coherence")}
+_MEASURES["stance macro-F1"] = "stance"
 # Counts in the facts of a stage that say what came out of it.
 _OUTPUTS = ("candidates", "judgments", "lines")
-_SUMMARY_RANKS = 3
 # Longer ids, those of pairs of sentences, leave no room for anything else in a terminal.
 _MAX_ID = 40
 # Characters of a text that are shown beside the columns that 80 characters hold.
@@ -166,7 +161,7 @@ def show(
     task, topics = get_task(config.task), read_run_topics(run, config)
     rows: list[dict[str, Any]] = []
     if (run / RESULTS).is_file():
-        ranks = top or (None if topic is not None or answers else _SUMMARY_RANKS)
+        ranks = top or (None if topic is not None or answers else 3)
         rows = list_rows(run, config, task, topics, ranks, topic)
     if topic is not None and not rows:
         raise UsageError(f"--topic {topic}: not in the run; it has {', '.join(read_run(run / 'run.txt').rankings)}")

@@ -33,19 +33,12 @@ def estimate_kappa(pairs: Mapping[str, Iterable[tuple[float, float]]]) -> Estima
     Args:
         pairs: The two grades of each document, by topic; topics without documents are left out.
     """
-    kept = {topic: list(found) for topic, grades in pairs.items() if (found := list(grades))}
-    counts = np.array(
-        [
-            _sums(np.array([(round_grade(a), round_grade(b)) for a, b in grades], dtype=np.float64))
-            for grades in kept.values()
-        ]
-    ).reshape(len(kept), 5)
-    return Estimate(tuple(kept), counts, _kappa, int(counts[:, 0].sum()))
-
-
-def _sums(grades: Array) -> list[float]:
-    one, other = grades[:, 0], grades[:, 1]
-    return [float(len(grades)), one.sum(), other.sum(), (one**2 + other**2).sum(), (one * other).sum()]
+    sums: dict[str, Array] = {}
+    for topic, grades in pairs.items():
+        if rounded := [(round_grade(a), round_grade(b)) for a, b in grades]:
+            sums[topic] = np.array([(1, a, b, a**2 + b**2, a * b) for a, b in rounded], dtype=np.float64).sum(axis=0)
+    counts = np.array(list(sums.values())).reshape(len(sums), 5)
+    return Estimate(tuple(sums), counts, _kappa, int(counts[:, 0].sum()))
 
 
 def _kappa(counts: Array) -> Array:
