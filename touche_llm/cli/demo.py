@@ -31,9 +31,6 @@ from touche_llm.report.run_report import gather_report, render_report
 from touche_llm.tasks import TASKS, get_task
 from touche_llm.tasks.task import Task
 
-# Documents of a topic with their text in the report.
-_REPORTED = 20
-
 
 def _measure(folder: Path, task: Task, files: dict[str, Path]) -> None:
     """Print the official measures of a run and of its first stage; keep the run's in its folder, for `report`."""
@@ -48,7 +45,7 @@ def _measure(folder: Path, task: Task, files: dict[str, Path]) -> None:
 def _write_report(folder: Path, files: dict[str, Path]) -> str:
     """Write the report of a run; return a line with its place."""
     task = get_task(RunDirectory(folder).read_config().task)
-    report = gather_report(folder, read_qrels(files, task) if files else None, _REPORTED)
+    report = gather_report(folder, read_qrels(files, task) if files else None, top=20)
     write_page(render_report(report), folder / REPORT)
     return f"Report of the first run, a page for a browser: {shorten_path(folder / REPORT)}"
 
@@ -56,7 +53,6 @@ def _write_report(folder: Path, files: dict[str, Path]) -> str:
 SAMPLES = Path(__file__).parent.parent / "samples"
 # Names of the tasks with a sample.
 SAMPLE_TASKS = [name for name in TASKS if (SAMPLES / name).is_dir()]
-_SHOWN_RANKS = 3
 # Grades of all tasks.
 _GRADES = tuple(dict.fromkeys(name for task in TASKS.values() for name in task.question.grades))
 _COLUMNS = ("topic", "title", "rank", "document", "stance", "object", *_GRADES, "text")
@@ -83,7 +79,7 @@ def demo(
         # Its notes advise on models and corpora, which are invented here.
         asyncio.run(pipeline.run_all(config, folder, SilentProgress(), overwrite=overwrite))
         topics = read_run_topics(folder, config)
-        ranked = list_rows(folder, config, known, topics, _SHOWN_RANKS)
+        ranked = list_rows(folder, config, known, topics, top=3)
         if output is Format.TABLE:
             print(f"{known.title}\n")
             show_rankings(ranked, known, topics)

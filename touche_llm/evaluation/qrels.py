@@ -24,8 +24,6 @@ LOWEST_GRADE = -2
 STANCE = "stance"
 # Means over several assessors have decimals; evaluators take integers, so the number of decimals is limited.
 GRADE_DECIMALS = 3
-# Name of the last column of BEIR's tables.
-_BEIR_GRADE = "score"
 _GRADE = re.compile(rf"[+-]?[0-9]{{1,2}}(?:\.[0-9]{{0,{GRADE_DECIMALS}}}0{{0,20}})?")
 
 ValueT = TypeVar("ValueT", str, float)
@@ -156,7 +154,7 @@ def _read(path: Path, column: str, parse: Callable[[str], Any]) -> tuple[dict[st
     require_kind(path, "qrels")
     for number, row in read_table_lines(path, "a file of qrels"):
         columns = row.split()
-        if number == 1 and len(columns) == 3 and columns[2] == _BEIR_GRADE:
+        if number == 1 and len(columns) == 3 and columns[2] == "score":
             is_beir = True
             continue
         if is_beir and len(columns) == 3:

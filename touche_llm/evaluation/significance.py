@@ -29,7 +29,6 @@ SEED = 0
 _BATCH = 500
 # Values that differ by less are ties: they are sums of a few terms, added in any order.
 TIE = 1e-9
-_DECIMALS = 12
 
 Indices = NDArray[np.intp]
 
@@ -319,7 +318,7 @@ def _test_randomisation(estimate: Estimate, ours: Array, theirs: Array) -> float
     def difference(one: Indices, other: Indices, axis: int) -> Array:
         first, second = (_sum_rows(counts, np.moveaxis(drawn, axis, -1)) for drawn in (one, other))
         # Rounded, so that equal differences compare equal despite the rounding errors of sums.
-        return np.round(estimate.formula(first) - estimate.formula(second), _DECIMALS)
+        return np.round(estimate.formula(first) - estimate.formula(second), 12)
 
     places = np.arange(len(counts))
     return float(

@@ -30,7 +30,6 @@ from touche_llm.tasks.task import Task
 # Names in the folder of a run.
 CONFIG = "config.yaml"
 METADATA = "ir-metadata.yml"
-_INDEX_ROOT = Path(".touche-llm/index")
 # Settings that are files or folders. The folder of a task has a copy in the folder of a run.
 _PATHS = (
     *("topics", "corpus", "index", "candidates", "cache.file", "chatnoir.cache", "engine.tokenizer", "prompts.folder"),
@@ -41,7 +40,7 @@ _PATHS = (
 def index_folder(corpus: Path) -> Path:
     """Return the default index folder of a corpus: below the current folder, one for each corpus file."""
     place = hashlib.sha256(os.fsencode(corpus.absolute())).hexdigest()[:8]
-    return _INDEX_ROOT / f"{corpus.name.split('.')[0]}-{place}"
+    return Path(".touche-llm/index") / f"{corpus.name.split('.')[0]}-{place}"
 
 
 def load_config(file: Path | None, flags: Mapping[str, Any], options: Mapping[str, str] | None = None) -> Config:

@@ -14,7 +14,6 @@ from touche_llm.tasks.features import create_answer
 JudgePer = Literal["document", "field"]
 
 _HEADING = re.compile(r"(\d+\.\s+)?(\w+):")
-_COUNTS = {1: "one value", 2: "two values"}
 
 
 def group_fields(answer: type[AnswerModel]) -> list[tuple[str, ...]]:
@@ -78,7 +77,8 @@ def describe_answer(answer: type[AnswerModel], form: AnswerForm) -> str:
         for name, allowed in labels.items()
     )
     how = ", each label by its first letter" if is_short else ""
-    return f"Answer with one JSON array of {_COUNTS[len(labels)]} and nothing else{how}: [{fields}]"
+    values = "one value" if len(labels) == 1 else "two values"
+    return f"Answer with one JSON array of {values} and nothing else{how}: [{fields}]"
 
 
 def _list_labels(labels: Sequence[int | str]) -> str:

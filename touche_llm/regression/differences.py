@@ -18,7 +18,6 @@ from touche_llm.regression.snapshot import RequestSnapshot
 Kind = Literal["error", "setting", "prompt", "version", "missing", "rank", "stance", "run", "measure"]
 # The diff of a document can have thousands of lines.
 _MAX_LINES = 80
-_CONTEXT = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,7 +155,7 @@ def compare_measures(run: str, old: ParsedRun, new: ParsedRun, qrels: Qrels) -> 
 
 
 def _diff(old: list[str], new: list[str], prompt: Prompt) -> str:
-    lines = list(unified_diff(old, new, "recorded", str(prompt.path), n=_CONTEXT, lineterm=""))
+    lines = list(unified_diff(old, new, "recorded", str(prompt.path), n=2, lineterm=""))
     more = len(lines) - _MAX_LINES
     return "\n".join(lines[:_MAX_LINES] + ([f"… and {more:,} more lines"] if more > 0 else []))
 
