@@ -97,13 +97,10 @@ class FakeChatNoir:
     charset: str = "utf-8"
     behaviours: list[Behaviour | None] = field(default_factory=list)
     rest: Behaviour | None = None
-    page_limit: int = 10_000
     searches: list[dict[str, Any]] = field(default_factory=list)
     fetched: list[str] = field(default_factory=list)
     document_queries: list[Mapping[str, str]] = field(default_factory=list)
     url: str = ""
-    open_now: int = 0
-    most_open: int = 0
 
     @property
     def requests(self) -> int:
@@ -121,7 +118,7 @@ class FakeChatNoir:
         if search.apikey != KEY:
             return problem(401, "Invalid API key.")
         assert search.start is not None and search.size is not None
-        page = self.results[search.start : search.start + min(search.size, self.page_limit)]
+        page = self.results[search.start : search.start + search.size]
         reply = orjson.dumps(answer(page, len(self.results)))
         SearchResponse.model_validate_json(reply)
         return web.Response(body=reply, content_type="application/json")
@@ -136,18 +133,13 @@ class FakeChatNoir:
         trec_id = known[request.query["uuid"]]
         self.fetched.append(trec_id)
         self.document_queries.append(dict(request.query))
-        self.open_now += 1
-        self.most_open = max(self.most_open, self.open_now)
-        try:
-            if (behaviour := self._behaviour()) is not None:
-                return await behaviour(request, {})
-            if trec_id in self.gone:
-                return web.Response(status=404, text="<h1>Not Found</h1>", content_type="text/html")
-            text = self.texts.get(trec_id, f"Text of {trec_id}.")
-            body = text if isinstance(text, bytes) else text.encode(self.charset)
-            return web.Response(body=body, headers={"Content-Type": f"text/html; charset={self.charset}"})
-        finally:
-            self.open_now -= 1
+        if (behaviour := self._behaviour()) is not None:
+            return await behaviour(request, {})
+        if trec_id in self.gone:
+            return web.Response(status=404, text="<h1>Not Found</h1>", content_type="text/html")
+        text = self.texts.get(trec_id, f"Text of {trec_id}.")
+        body = text if isinstance(text, bytes) else text.encode(self.charset)
+        return web.Response(body=body, headers={"Content-Type": f"text/html; charset={self.charset}"})
 
     def _behaviour(self) -> Behaviour | None:
         return self.behaviours.pop(0) if self.behaviours else self.rest

@@ -15,7 +15,7 @@ from touche_llm.cli.demo import SAMPLES
 from touche_llm.config import Config
 from touche_llm.data.records import RunLine
 from touche_llm.integrations.tira import detect_input
-from touche_llm.llm.cache import Cache
+from touche_llm.llm.cache import Cache, CacheMode
 from touche_llm.llm.engine import Counts, EngineInfo
 from touche_llm.llm.model import ModelClient
 from touche_llm.pipeline import stages
@@ -94,12 +94,22 @@ async def run_stages(config: Config, folder: Path, progress: Progress, model: Mo
         return RunResult(candidates, judgments, await stages.rank_stage(context, directory))
 
 
+@contextmanager
+def scripted_model(
+    config: Config, script: Any, engine_type: type[ScriptedEngine] = ScriptedEngine
+) -> Iterator[tuple[ModelClient, ScriptedEngine]]:
+    """Open a model that answers from a script, and in a replay from the cache alone; yield it with its engine."""
+    engine = engine_type(script)
+    with Cache(config.cache.file, config.cache.mode) as cache:
+        answering = None if cache.mode is CacheMode.REPLAY else engine
+        yield ModelClient(engine_info=FACTS, engine=answering, cache=cache, resample_temperature=1.0), engine
+
+
 async def run_scripted(config: Config, out: Path, script: Any) -> tuple[list[RunLine], Silent]:
     """The stages one by one, with a scripted engine."""
     progress = Silent()
     await retrieve_stage(config, out, progress)
-    with Cache(config.cache.file, config.cache.mode) as cache:
-        model = ModelClient(engine_info=FACTS, engine=ScriptedEngine(script), cache=cache)
+    with scripted_model(config, script) as (model, _):
         await judge_stage(config, out, progress, model)
         await rank_stage(config, out, progress, model)
     return run_lines(out / "run.txt"), progress

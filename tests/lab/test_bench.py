@@ -99,9 +99,13 @@ async def test_a_page_that_goes_away_cancels_its_requests(folder: Path) -> None:
                     await asyncio.sleep(0.05)
 
 
-async def test_a_server_that_stops_is_gone_and_one_that_starts_again_answers(folder: Path) -> None:
+async def test_a_server_that_stops_is_gone_and_the_cache_needs_none(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("touche_llm.llm.http._DEAD_AFTER", 0.1)
+    monkeypatch.setattr("touche_llm.llm.http._INTERVAL", 0.02)
     server = FakeServer(rest=reading({}))
-    async with open_lab(folder / "runs", settings={"engine.retry_for": 0.1}) as lab:
+    async with open_lab(folder / "runs", settings={}) as lab:
         async with server.running():
             lab.workplace.inputs.settings["engine.base_url"] = url = server.url  # type: ignore[index]
             text = await saved_text(lab)

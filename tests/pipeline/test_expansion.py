@@ -14,14 +14,13 @@ from pydantic import ValidationError
 
 from tests.fake_chatnoir import KEY
 from tests.pipeline.test_controversial import chatnoir_config, fake
-from tests.sample_runs import Silent, config_for, retrieve_stage, run_lines
-from tests.scripted_engine import FACTS, Label, ScriptedEngine
+from tests.sample_runs import Silent, config_for, retrieve_stage, run_lines, scripted_model
+from tests.scripted_engine import Label
 from touche_llm.config import Config
 from touche_llm.data.io import read_records
 from touche_llm.data.records import Failure, Queries
 from touche_llm.errors import ReplayMiss
-from touche_llm.llm.cache import Cache, CacheMode
-from touche_llm.llm.model import ModelClient
+from touche_llm.llm.cache import CacheMode
 from touche_llm.llm.request import Request
 from touche_llm.prompts.purposes import AlternativeQueries
 
@@ -37,12 +36,7 @@ def answers(bad: tuple[str, ...] = ()) -> Any:
 
 
 async def retrieved(config: Config, out: Path, script: Any) -> tuple[Sequence[Failure], list[Request]]:
-    engine = ScriptedEngine(script)
-    with Cache(config.cache.file, config.cache.mode) as cache:
-        replayed = cache.mode is CacheMode.REPLAY
-        model = ModelClient(
-            engine_info=FACTS, engine=None if replayed else engine, cache=cache, resample_temperature=1.0
-        )
+    with scripted_model(config, script) as (model, engine):
         found = await retrieve_stage(config, out, Silent(), model)
     return found.failures, engine.requests
 

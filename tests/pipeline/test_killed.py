@@ -8,14 +8,11 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tests.sample_runs import Silent, config_for, judge_stage, rank_stage, run_stages
-from tests.scripted_engine import FACTS, ScriptedEngine
+from tests.sample_runs import Silent, config_for, judge_stage, rank_stage, run_stages, scripted_model
 from tests.write_demo_cassette import script_of
 from touche_llm.cli.measured_runs import given_runs
 from touche_llm.errors import DataError
 from touche_llm.evaluation.qrels import read_qrels
-from touche_llm.llm.cache import Cache
-from touche_llm.llm.model import ModelClient
 from touche_llm.report.folder import open_folder
 from touche_llm.tasks import get_task
 
@@ -25,8 +22,7 @@ Stage = Callable[..., Awaitable[object]]
 async def run(folder: Path, *stages: Stage, tag: str = "first") -> None:
     """Run stages over few documents; topic 20 names no objects, so that there is a file of objects too."""
     config = config_for(folder, topic=("3", "20"), depth=3, tag=tag)
-    with Cache(config.cache.file) as cache:
-        model = ModelClient(engine_info=FACTS, engine=ScriptedEngine(script_of("comparative")), cache=cache)
+    with scripted_model(config, script_of("comparative")) as (model, _):
         for stage in stages:
             await stage(config, folder / "out", Silent(), model)
 

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.sample_runs import Silent, config_for, judge_stage, rank_stage, retrieve_stage, run_lines
-from tests.scripted_engine import FACTS, Label, ScriptedEngine
+from tests.sample_runs import Silent, config_for, judge_stage, rank_stage, retrieve_stage, run_lines, scripted_model
+from tests.scripted_engine import FACTS, Label
 from tests.write_demo_cassette import script_of
 from touche_llm.config import Config
 from touche_llm.data.io import read_records
@@ -18,8 +18,7 @@ from touche_llm.data.records import Comparison, Failure, Objects, RunLine
 from touche_llm.errors import ReplayMiss
 from touche_llm.evaluation.run_validation import validate_run
 from touche_llm.llm.answers import list_fields
-from touche_llm.llm.cache import Cache, CacheMode
-from touche_llm.llm.model import ModelClient
+from touche_llm.llm.cache import CacheMode
 from touche_llm.llm.request import Request
 from touche_llm.pipeline.rank import Ranking
 from touche_llm.tasks import get_task
@@ -37,18 +36,12 @@ async def judged(folder: Path, script: Any = SCRIPT) -> None:
     """The sample in `folder/out`, judged."""
     config = short(folder)
     await retrieve_stage(config, folder / "out", Silent())
-    with Cache(config.cache.file) as cache:
-        model = ModelClient(engine_info=FACTS, engine=ScriptedEngine(script), cache=cache)
+    with scripted_model(config, script) as (model, _):
         await judge_stage(config, folder / "out", Silent(), model)
 
 
 async def ranked(config: Config, out: Path, script: Any = SCRIPT) -> tuple[Ranking, list[Request]]:
-    engine = ScriptedEngine(script)
-    with Cache(config.cache.file, config.cache.mode) as cache:
-        replayed = cache.mode is CacheMode.REPLAY
-        model = ModelClient(
-            engine_info=FACTS, engine=None if replayed else engine, cache=cache, resample_temperature=1.0
-        )
+    with scripted_model(config, script) as (model, engine):
         return await rank_stage(config, out, Silent(), model), engine.requests
 
 

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.sample_runs import Silent, config_for, judge_stage, rank_stage, retrieve_stage, run_lines
-from tests.scripted_engine import FACTS, Label, ScriptedEngine
+from tests.sample_runs import Silent, config_for, judge_stage, rank_stage, retrieve_stage, run_lines, scripted_model
+from tests.scripted_engine import Label, ScriptedEngine
 from tests.write_demo_cassette import is_swapped
 from touche_llm.config import Config
 from touche_llm.data.io import read_records
@@ -19,9 +19,7 @@ from touche_llm.data.records import Failure, Judgment, RunLine, StanceReading
 from touche_llm.errors import DataError, UsageError
 from touche_llm.judging.labels import StanceSettings
 from touche_llm.llm.answers import list_fields
-from touche_llm.llm.cache import Cache
 from touche_llm.llm.engine import Completion
-from touche_llm.llm.model import ModelClient
 from touche_llm.llm.request import Request
 from touche_llm.pipeline import stages
 from touche_llm.pipeline.judge import Judgments
@@ -56,14 +54,8 @@ async def judged(
 ) -> tuple[Judgments, list[Request]]:
     """The stages but the last; and the requests of the stance prompt."""
     await retrieve_stage(config, out, Silent())
-    scripted = engine(script)
-    with Cache(config.cache.file, config.cache.mode) as cache:
-        outcome = await judge_stage(
-            config,
-            out,
-            Silent(),
-            ModelClient(engine_info=FACTS, engine=scripted, cache=cache, resample_temperature=1.0),
-        )
+    with scripted_model(config, script, engine) as (model, scripted):
+        outcome = await judge_stage(config, out, Silent(), model)
     return outcome, [request for request in scripted.requests if request.origin.prompt.endswith("/stance")]
 
 

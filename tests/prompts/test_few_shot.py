@@ -11,13 +11,12 @@ import yaml
 
 from tests.expect import raises_at
 from tests.prompts.test_prompts import CONTROL_TOKENS
-from tests.sample_runs import Silent, config_for, judge_stage, run_scripted
-from tests.scripted_engine import FACTS, Label, ScriptedEngine
+from tests.sample_runs import Silent, config_for, judge_stage, run_scripted, scripted_model, with_cache
+from tests.scripted_engine import Label
 from touche_llm.config import Config
 from touche_llm.data.records import LabelledDocument, Topic
 from touche_llm.errors import PromptError, UsageError
-from touche_llm.llm.cache import Cache, CacheMode
-from touche_llm.llm.model import ModelClient
+from touche_llm.llm.cache import CacheMode
 from touche_llm.llm.request import Request
 from touche_llm.pipeline.context import RunContext
 from touche_llm.pipeline.dry_run import estimate_cost
@@ -194,9 +193,8 @@ async def test_no_example_is_of_a_topic_of_the_run(tmp_path: Path) -> None:
         await estimate_cost(config, None, ("retrieve", "judge"), Silent())
     with raises_at(*place):
         await run_scripted(config, tmp_path / "out", script)
-    engine = ScriptedEngine(script)
-    with Cache(config.cache.file, config.cache.mode) as cache, raises_at(*place):
-        await judge_stage(config, tmp_path / "out", Silent(), ModelClient(FACTS, engine, cache))
+    with scripted_model(config, script) as (model, engine), raises_at(*place):
+        await judge_stage(config, tmp_path / "out", Silent(), model)
     assert not engine.requests
     # Topics that the run leaves out may be shown.
     assert RunContext(config_with(tmp_path, topic=("7",)), Silent()).load_prompts()
@@ -217,7 +215,6 @@ async def test_a_run_shows_the_examples_and_says_how_many(tmp_path: Path) -> Non
     assert len({request.messages[:5] for request in seen}) == 1
     assert all([each.role for each in request.messages[4:]] == ["assistant", "user"] for request in seen)
     # All of it can be replayed, also what the chat template adds.
-    with Cache(config.cache.file, CacheMode.REPLAY) as cache:
-        model = ModelClient(FACTS, None, cache)
+    with scripted_model(with_cache(config, mode=CacheMode.REPLAY), script) as (model, _):
         await judge_stage(config, tmp_path / "out", Silent(), model)
     assert model.counts.cache_hits == 6 and not model.misses
