@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 from touche_llm.config import Config
@@ -14,7 +15,7 @@ from touche_llm.llm.pooling import PoolingClient
 from touche_llm.llm.recorder import RecordingEngine, Usage, make_dry_engine, open_known_answers
 from touche_llm.llm.settings import CacheConfig, PoolingConfig, PoolingPurpose
 from touche_llm.pipeline.context import RunContext
-from touche_llm.pipeline.engines import OpenPooling, assume_engine_info
+from touche_llm.pipeline.engines import assume_engine_info
 from touche_llm.pipeline.progress import ForwardedProgress, Progress
 from touche_llm.pipeline.provenance import check_settings
 from touche_llm.pipeline.rank import Ranking
@@ -86,7 +87,7 @@ async def estimate_cost(
             engine = make_dry_engine(task=context.task.name, answered=answered)
             retry = config.cache.retry_failures
             context.model = ModelClient(engine_info=facts, engine=engine, cache=cache, retry_failures=retry)
-            context.open_pooling = _make_opener(engine, context.model)
+            context.open_pooling = partial(_open_pooling, engine, context.model)
             earlier = None if isinstance(output, Ranking) else output
             output = await compute_stage(stage, context, directory, earlier)
             if config.expansion.use:
@@ -125,22 +126,23 @@ def _bound_comparisons(context: RunContext, ranking: Ranking, usage: Mapping[str
             yield prompt.name, most * (2 * thinking.chains if thinking else 1)
 
 
-def _make_opener(engine: RecordingEngine, model: ModelClient) -> OpenPooling:
-    """Return a function that opens pooling models which send nothing, and whose requests `engine` records."""
-
-    @asynccontextmanager
-    async def open_dry(
-        purpose: PoolingPurpose, asked: PoolingConfig, answers: CacheConfig, dimensions: int | None = None
-    ) -> AsyncIterator[PoolingClient]:
-        yield PoolingClient(
-            engine_info=assume_engine_info(asked, model.cache, purpose),
-            engine=engine,
-            cache=model.cache,
-            purpose=purpose,
-            counts=model.counts,
-            batch=asked.batch,
-            concurrency=asked.concurrency,
-            dimensions=dimensions,
-        )
-
-    return open_dry
+@asynccontextmanager
+async def _open_pooling(
+    engine: RecordingEngine,
+    model: ModelClient,
+    purpose: PoolingPurpose,
+    asked: PoolingConfig,
+    answers: CacheConfig,
+    dimensions: int | None = None,
+) -> AsyncIterator[PoolingClient]:
+    """Open a pooling model that sends nothing, and whose requests `engine` records."""
+    yield PoolingClient(
+        engine_info=assume_engine_info(asked, model.cache, purpose),
+        engine=engine,
+        cache=model.cache,
+        purpose=purpose,
+        counts=model.counts,
+        batch=asked.batch,
+        concurrency=asked.concurrency,
+        dimensions=dimensions,
+    )

@@ -7,6 +7,7 @@ import tempfile
 from collections.abc import AsyncIterator, Iterable, Mapping
 from contextlib import asynccontextmanager, closing, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from touche_llm.config import Config, flatten
@@ -19,7 +20,7 @@ from touche_llm.llm.recorder import EstimatingTokenizer, RecordingClient, Record
 from touche_llm.llm.request import Request
 from touche_llm.llm.settings import CacheConfig, PoolingConfig, PoolingPurpose
 from touche_llm.pipeline.context import RunContext
-from touche_llm.pipeline.engines import OpenPooling, name_kind, replay_engine_info
+from touche_llm.pipeline.engines import name_kind, replay_engine_info
 from touche_llm.pipeline.progress import SilentProgress
 from touche_llm.pipeline.run_directory import RUN, RunDirectory
 from touche_llm.pipeline.stages import judge_stage, rank_stage
@@ -89,7 +90,7 @@ async def replay(config: Config, first_stage: Path, work: Path, place: Path) -> 
                 model = context.model = RecordingClient(
                     engine_info=facts, engine=engine, cache=cache, resample_temperature=resample_temperature
                 )
-                context.open_pooling = _make_opener(cache)
+                context.open_pooling = partial(_open_recorded, cache)
                 if await run_until_pending(judge_stage(context, directory)):
                     await run_until_pending(rank_stage(context, directory))
     except ToucheError as error:
@@ -124,18 +125,14 @@ class _RecordingCache(Cache):
         return value
 
 
-def _make_opener(cache: _RecordingCache) -> OpenPooling:
-    """Return a function that opens cross-encoders whose scores are those of the cache."""
-
-    @asynccontextmanager
-    async def open_recorded(
-        purpose: PoolingPurpose, asked: PoolingConfig, answers: CacheConfig
-    ) -> AsyncIterator[PoolingClient]:
-        facts = replay_engine_info(asked, cache, purpose)
-        cache.used |= {entry.key for entry in cache.find(name_kind(purpose)) if entry.read(EngineInfo) == facts}
-        yield PoolingClient(engine_info=facts, engine=None, cache=cache, purpose=purpose)
-
-    return open_recorded
+@asynccontextmanager
+async def _open_recorded(
+    cache: _RecordingCache, purpose: PoolingPurpose, asked: PoolingConfig, answers: CacheConfig
+) -> AsyncIterator[PoolingClient]:
+    """Open a cross-encoder whose scores are those of the cache."""
+    facts = replay_engine_info(asked, cache, purpose)
+    cache.used |= {entry.key for entry in cache.find(name_kind(purpose)) if entry.read(EngineInfo) == facts}
+    yield PoolingClient(engine_info=facts, engine=None, cache=cache, purpose=purpose)
 
 
 def load_finished_run(run: Path) -> Config:
