@@ -86,6 +86,12 @@ def test_neither_tables_nor_pages_show_stances(touche: Touche, run: Path) -> Non
         ["show", "out", "--topic", "2"],
         ["report", "out", "--relevance", "qrels.txt"],
         ["compare", "out", "other.txt", "--baseline", "other.txt", *measured, "--html", "compare.html"],
+        ["validate", "out"],
+        ["evaluate", "out", "--relevance", "qrels.txt"],
+        ["rank", "--out", "out"],
+        ["fuse", "out", "other.txt", "--task", "pages", "--out", "fused.txt"],
+        ["regress", "record", "out", "one"],
+        ["regress", "check"],
     ):
         done = touche(*command)
         assert done.returncode == 0, (command, done.stderr)

@@ -65,7 +65,7 @@ def test_a_copied_task_gives_the_run_of_the_original(touche: Touche, mine: Path)
     assert done.returncode == 2 and "runs/own: a run of comparative, not of mine" in done.stderr
 
 
-@pytest.mark.parametrize("how", ["moved", "changed", "broken"])
+@pytest.mark.parametrize("how", ["changed", "broken"])
 def test_a_run_outlives_its_task(how: str, touche: Touche, mine: Path) -> None:
     qrels = write_qrels(Path("runs/mine"), mine.parent / "qrels.txt")
     before = Path("runs/mine/run.txt").read_bytes()
@@ -82,8 +82,6 @@ def test_a_run_outlives_its_task(how: str, touche: Touche, mine: Path) -> None:
     assert "recorded copy" not in touche(*commands[-1]).stderr
     shutil.rmtree("regress")
     match how:
-        case "moved":
-            mine.rename(mine.parent / "elsewhere")
         case "changed":
             change(mine, documents_per_topic="{min: 0, max: 7}")
         case "broken":
@@ -130,21 +128,14 @@ def test_judgments_are_read_and_measured_on_their_own_scale(touche: Touche, mine
     assert done.returncode == 1 and "a number from -2 to 3" in done.stderr
 
 
-@pytest.mark.parametrize("how", ["changed", "broken", "gone"])
-def test_a_report_shows_the_prompt_of_the_run_and_not_the_one_of_today(how: str, touche: Touche, mine: Path) -> None:
-    judge = mine / "judge.jinja"
-    text = judge.read_text()
-    match how:
-        case "changed":
-            judge.write_text(text.replace("assessor", "juror"))
-        case "broken":
-            judge.write_text(text.replace("{% endblock %}", ""))
-        case "gone":
-            judge.unlink()
-    done = touche("report", "runs/mine")
-    assert done.returncode == 0 and "not shown" not in done.stderr and "No prompts" not in done.stderr
-    page = Path("runs/mine/report.html").read_text()
-    assert "You are an assessor" in page and "juror" not in page
+def test_a_report_shows_the_prompt_of_the_run_and_not_the_one_of_today(touche: Touche, mine: Path) -> None:
+    text = (mine / "judge.jinja").read_text()
+    for change in (text.replace("assessor", "juror"), text.replace("{% endblock %}", "")):
+        (mine / "judge.jinja").write_text(change)
+        done = touche("report", "runs/mine")
+        assert done.returncode == 0 and "not shown" not in done.stderr and "No prompts" not in done.stderr
+        page = Path("runs/mine/report.html").read_text()
+        assert "You are an assessor" in page and "juror" not in page
 
 
 def test_a_recorded_run_is_checked_with_the_templates_of_its_task_unless_this_changed(
@@ -209,16 +200,12 @@ def test_every_command_with_a_task_names_file_and_key_of_a_mistake(touche: Touch
 
 
 def test_the_requests_of_a_stage_are_exported_for_the_task(touche: Touche, mine: Path) -> None:
-    new = ("--set", "cache.file=new.sqlite", "--set", "cache.mode=reuse")
-    for name in ("mine", "comparative"):
-        done = touche("retrieve", *INPUTS, "--topic", "3", "--task", name, "--out", f"runs/{name}-batch")
-        assert done.returncode == 0, done.stderr
-        model = ("--model", "m", "--set", "engine.context=8192", *new)
-        export = ("batch", "export", "judge", "--out", f"runs/{name}-batch", "-o", f"{name}.jsonl", *model)
-        assert touche(*export).returncode == 0
-    assert Path("runs/mine-batch/task/task.yaml").is_file()
-    assert len(Path("mine.jsonl").read_bytes().splitlines()) > 10
-    assert Path("mine.jsonl").read_bytes() == Path("comparative.jsonl").read_bytes()
+    new = ("--set", "cache.file=new.sqlite", "--set", "cache.mode=reuse", "--model", "m", "--context", "8192")
+    done = touche("retrieve", *INPUTS, "--topic", "3", "--depth", "5", "--task", "mine", "--out", "runs/batch")
+    assert done.returncode == 0, done.stderr
+    assert touche("batch", "export", "judge", "--out", "runs/batch", "-o", "mine.jsonl", *new).returncode == 0
+    assert Path("runs/batch/task/task.yaml").is_file()
+    assert len(Path("mine.jsonl").read_bytes().splitlines()) == 5
 
 
 def test_the_library_takes_a_folder(mine: Path) -> None:

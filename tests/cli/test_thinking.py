@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import json
-import math
-from collections import Counter
 from pathlib import Path
 from typing import Any
 
-import orjson
 import pytest
 import yaml
 from aiohttp import web
@@ -45,9 +42,7 @@ def test_budgets_of_the_command_line_are_settings_and_reach_the_server(touche: T
     assert 0 < counts["thought_tokens"] < counts["completion_tokens"]
 
 
-@pytest.mark.parametrize(
-    "value", ["512", "judge", "judge=", "judge=x", "judge=-1", "judge=1;stance=2", "order=5", "judge=99999"]
-)
+@pytest.mark.parametrize("value", ["512", "judge=x", "judge=-1", "order=5", "judge=99999"])
 def test_a_wrong_budget_is_one_line(touche: Touche, value: str) -> None:
     done = touche(*RUN, "--thinking", value)
     assert (done.returncode, len(done.stderr.strip().splitlines())) == (2, 1)
@@ -70,30 +65,10 @@ def test_thoughts_are_shown_when_a_prompt_is_tried(touche: Touche) -> None:
     assert {row["thought"].count(".") for row in json.loads(rows.stdout)} == {2}
 
 
-def test_thoughts_are_shown_in_a_report_and_runs_without_them_store_none(touche: Touche) -> None:
-    async def think(request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
-        text = "<i>Boilers</i> " + 3000 * "x"
-        return await (says(text)(request, body) if "stop" in body else good(request, body))
-
-    with FakeServer(rest=think).in_thread() as server:
-        done = touche(*RUN, "--thinking", "judge=2048,stance=64", "--stance-prompt", "own", "--base-url", server.url)
-        assert done.returncode == 0, done.stderr
-        plain = touche(*RUN[:-1], "plain", "--base-url", server.url)
-    assert plain.returncode == 0, plain.stderr
-    assert touche("report", "out").returncode == 0
-    page = Path("out/report.html").read_text()
-    # Three documents, each with a thought before its judgment and one before its stance.
-    assert page.count("&lt;i&gt;Boilers&lt;/i&gt;") == 6 and "<i>Boilers" not in page
-    assert page.count("x" * 1900) == 6 and "x" * 2001 not in page
-    judged = [json.loads(line) for line in Path("out/judgments.jsonl").read_text().splitlines()]
-    assert [len(judgment["thoughts"]) for judgment in judged] == [1, 1, 1]
-    assert "thoughts" not in Path("plain/judgments.jsonl").read_text()
-
-
 @pytest.fixture
 def reasoned(touche: Touche) -> Path:
     """A run whose thoughts a terminal should not get as they are, and one without any beside it."""
-    hostile = "\x1b[31m\u202e[bold]Boilers[/bold] " + 70 * "長い考え" + " " + 3000 * "x"
+    hostile = "\x1b[31m\u202e[bold]Boilers[/bold] <i> " + 70 * "長い考え" + " " + 3000 * "x"
 
     async def think(request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
         return await (says(hostile)(request, body) if "stop" in body else good(request, body))
@@ -105,7 +80,7 @@ def reasoned(touche: Touche) -> Path:
     return Path("out")
 
 
-def test_thoughts_about_a_topic_are_shown_within_the_terminal_and_only_if_requested(
+def test_thoughts_are_shown_within_the_terminal_only_if_requested_and_in_a_report(
     touche: Touche, reasoned: Path
 ) -> None:
     command = ["show", str(reasoned), "--topic", "3", "--top", "2"]
@@ -116,6 +91,11 @@ def test_thoughts_about_a_topic_are_shown_within_the_terminal_and_only_if_reques
     piped = touche(*command, "--thoughts").stdout
     assert "[bold]Boilers[/bold]" in piped and "x" * 2000 not in piped
     assert piped.replace("\n", "").isprintable()
+    # A report has the beginning of each; a run without thoughts stores none.
+    assert touche("report", "out").returncode == 0
+    page = Path("out/report.html").read_text()
+    assert page.count("[bold]Boilers[/bold]") == 6 and "<i>" not in page and "x" * 2001 not in page
+    assert "&lt;i&gt;" in page and "thoughts" not in Path("plain/judgments.jsonl").read_text()
 
 
 def test_thoughts_that_cannot_be_shown_are_one_line(touche: Touche, reasoned: Path) -> None:
@@ -149,12 +129,10 @@ def stored_answers() -> list[Answer]:
     ("server", "flags"),
     [
         (FakeReasoningVllm(fault=39130), []),
-        (FakeReasoningVllm(fault=39130), ["--thinking", "judge=64"]),
         (FakeServer(probe=after_a_thought("Relevance 3, I would say.")), ["--thinking", "judge=64"]),
-        (FakeReasoningVllm(fault=50948), []),
         (FakeReasoningVllm(fault=50948), ["--thinking", "judge=64"]),
     ],
-    ids=["39130", "39130, thinking", "39130 after a thought", "50948", "50948, thinking"],
+    ids=["39130", "39130 after a thought", "50948, thinking"],
 )
 def test_a_server_that_loses_the_schema_or_the_answer_is_one_line(
     touche: Touche, server: FakeServer, flags: list[str]
@@ -194,37 +172,3 @@ def test_an_answer_in_the_reasoning_later_on_is_a_failure(touche: Touche) -> Non
     assert [failure.kind for failure in failures] == ["not_json"] * 3
     assert read_records(Path("out/judgments.jsonl"), Judgment, "judgments") == []
     assert [answer.text for answer in stored_answers()] == ["Hm."] * 3
-
-
-def test_the_probabilities_of_a_judgment_are_the_means_of_its_chains(touche: Touche) -> None:
-    chains = [{"0": 0.5, "1": 0.5}, {"1": 0.25, "2": 0.75}, {"3": 1.0}]
-    thoughts: Counter[str] = Counter()
-
-    async def doubt(request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
-        """Answer after each thought about a document with another distribution of grades."""
-        if "stop" in body:
-            thoughts[body["messages"][-1]["content"]] += 1
-            return reply(f"Thought {thoughts[body['messages'][-1]['content']]}")
-        shares = chains[int(body["messages"][-1]["content"].split("Thought ")[1][0]) - 1]
-        sent = orjson.loads((await good(request, body)).body)  # type: ignore[attr-defined]
-        top: list[dict[str, Any]] = [{"token": grade, "logprob": math.log(share)} for grade, share in shares.items()]
-        (choice,) = sent["choices"]
-        for token in choice["logprobs"]["content"]:
-            if token["token"].isdigit():
-                token |= top[0] | {"bytes": list(top[0]["token"].encode()), "top_logprobs": top}
-        choice["message"]["content"] = "".join(token["token"] for token in choice["logprobs"]["content"])
-        return web.json_response(sent)
-
-    with FakeServer(rest=doubt).in_thread() as server:
-        done = touche(*RUN, "--thinking", "judge=64", "--chains", "3", "--retry-for", "0", "--base-url", server.url)
-    assert done.returncode == 0, done.stderr
-    # All three answers are stored, and differ.
-    answers = [answer for answer in stored_answers() if answer.tokens]
-    assert len(answers) == 9 and len({answer.text for answer in answers}) == 3
-    judgments = read_records(Path("out/judgments.jsonl"), Judgment, "judgments")
-    assert len(judgments) == 3
-    for judgment in judgments:
-        for name in ("relevance", "quality"):
-            expected = {grade: sum(chain.get(grade, 0.0) for chain in chains) / 3 for grade in "0123"}
-            assert judgment.readings[name].probabilities == pytest.approx(expected)
-            assert judgment.grades[name] == pytest.approx((0.5 + 1.75 + 3.0) / 3)
