@@ -11,8 +11,7 @@ import yaml
 from tests.batch.conftest import Programs
 from tests.sample_runs import Silent, config_for, with_cache
 from touche_llm.config import Config
-from touche_llm.errors import EngineError, UsageError
-from touche_llm.llm import batch_files
+from touche_llm.errors import EngineError
 from touche_llm.llm.cache import Cache, CacheMode
 from touche_llm.pipeline import stages as pipeline
 
@@ -125,14 +124,6 @@ async def test_a_rejected_request_is_a_stored_failure_and_sent_again_only_if_wan
     assert sent(programs) == [4, 1]
 
 
-async def test_a_round_has_a_limited_number_of_requests(
-    config: Config, programs: Programs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(batch_files, "MAX_ROUND", 3)
-    await pipeline.run_all(config, tmp_path / "out", Silent())
-    assert sent(programs) == [3, 1, 3, 1, 3, 3]
-
-
 async def test_answers_in_the_cache_need_no_runner_also_if_they_are_of_another_context(
     config: Config, programs: Programs, tmp_path: Path
 ) -> None:
@@ -141,13 +132,3 @@ async def test_answers_in_the_cache_need_no_runner_also_if_they_are_of_another_c
     await pipeline.run_all(config.model_copy(update={"engine": engine}), tmp_path / "other", Silent())
     assert len(sent(programs)) == 3
     assert (tmp_path / "other" / "run.txt").read_bytes() == (tmp_path / "out" / "run.txt").read_bytes()
-
-
-@pytest.mark.parametrize("missing", ["context", "model"])
-async def test_what_a_file_cannot_be_made_of_is_wrong_usage(
-    missing: str, config: Config, programs: Programs, tmp_path: Path
-) -> None:
-    engine = config.engine.model_copy(update={missing: None})
-    with pytest.raises(UsageError):
-        await pipeline.run_all(config.model_copy(update={"engine": engine}), tmp_path / "out", Silent())
-    assert programs.calls() == []

@@ -13,17 +13,13 @@ from tests.batch.stages import (
     COMPARATIVE,
     TokenCounter,
     Waiting,
-    answer_by_files,
     export_stage,
     import_files,
-    replay,
-    short_config,
     simple_config,
 )
 from tests.fake_server import FakeServer
 from tests.sample_runs import Silent, retrieve_stage, run_on
 from tests.scripted_engine import FACTS
-from touche_llm.config import Config
 from touche_llm.errors import UsageError
 from touche_llm.llm.cache import Cache
 from touche_llm.llm.request import Message
@@ -59,15 +55,6 @@ async def test_a_file_that_no_export_wrote_is_not_overwritten(waiting: Waiting) 
         assert (out / name).read_bytes() == before
 
 
-async def test_requests_of_a_topic_stay_together(tmp_path: Path) -> None:
-    config, out = short_config(tmp_path, expansion__use=False, engine__concurrency=2), tmp_path / "out"
-    await retrieve_stage(config, out, Silent())
-    await answer_by_files("judge", config, out, COMPARATIVE)
-    await replay("judge", config, out)
-    topics = [each.origin.topic_id for each in (await export_stage(config, out, "rank")).requests]
-    assert len(set(topics)) == 2 and topics == sorted(topics, key=topics.index)
-
-
 @pytest.mark.parametrize(
     ("flags", "location"),
     [
@@ -93,34 +80,18 @@ async def test_model_and_context_are_taken_from_the_cache(waiting: Waiting) -> N
     assert [each.key for each in (await export_stage(unnamed, out)).requests] == [each.key for each in requests[1:]]
 
 
-@pytest.mark.parametrize(("known", "counted"), [(FACTS.overhead, 0), (FACTS.overhead, FACTS.overhead + 1), (512, 513)])
-async def test_the_tokeniser_of_another_model_is_refused(
-    known: int, counted: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    config = await config_with_overhead(known, counted, tmp_path, monkeypatch)
-    with pytest.raises(UsageError, match=rf"\b{counted} tokens.*\bscripted\b.*\b{known}\b") as caught:
-        await export_stage(config, tmp_path / "out", tokenizer=tmp_path)
-    assert caught.value.location == "engine.tokenizer"
-
-
-async def config_with_overhead(known: int, counted: int, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Config:
-    """Candidates, a cache that knows a template of so many tokens, and a tokeniser that counts others."""
+async def test_the_tokeniser_of_another_model_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    known, counted = FACTS.overhead, FACTS.overhead + 1
 
     class Counter(TokenCounter):
         async def count_tokens(self, messages: tuple[Message, ...]) -> int:
             return counted + await super().count_tokens(messages)
 
-    config = simple_config(folder)
-    await retrieve_stage(config, folder / "out", Silent())
+    config = simple_config(tmp_path)
+    await retrieve_stage(config, tmp_path / "out", Silent())
     with Cache(config.cache.file) as cache:
-        store_engine_info(FACTS.model_copy(update={"overhead": known}), cache)
+        store_engine_info(FACTS, cache)
     monkeypatch.setattr(batch, "ChatTokenizer", Counter)
-    return config
-
-
-async def test_a_document_that_may_be_too_long_needs_a_tokeniser(tmp_path: Path) -> None:
-    config, out = simple_config(tmp_path, engine__context=600), tmp_path / "out"
-    await retrieve_stage(config, out, Silent())
-    with pytest.raises(UsageError) as caught:
-        await export_stage(config, out)
+    with pytest.raises(UsageError, match=rf"\b{counted} tokens.*\bscripted\b.*\b{known}\b") as caught:
+        await export_stage(config, tmp_path / "out", tokenizer=tmp_path)
     assert caught.value.location == "engine.tokenizer"

@@ -71,7 +71,7 @@ async def test_errors_are_counted_by_kind_and_stay_pending(waiting: Waiting) -> 
     assert stored_keys(config) == set()
 
 
-@pytest.mark.parametrize("code", [401, 429, 503])
+@pytest.mark.parametrize("code", [401, 503])
 async def test_a_status_that_is_not_the_fault_of_the_request_leaves_it_pending(waiting: Waiting, code: int) -> None:
     config, out, requests = waiting
     done = await import_files(out, b.write(out / "r.jsonl", [b.refused(each.key, code) for each in requests]))
@@ -139,14 +139,9 @@ HOSTILE = {
     "no JSON": b"{",
     "deep": b"[" * 100_000,
     "no id": orjson.dumps(without(GOOD, "custom_id")),
-    "a status that is none": orjson.dumps(GOOD | {"response": {"status_code": "200", "body": {}}}),
-    "an answer without a body": orjson.dumps(without(GOOD, "response", "body")),
     "choices that are none": orjson.dumps(GOOD | {"response": {"status_code": 200, "body": {"choices": [1]}}}),
     "an endless log-probability": orjson.dumps(GOOD).replace(
         b'"content":[]', b'"content":[{"token":"a","logprob":1e999}]'
-    ),
-    "an alternative that is none": orjson.dumps(GOOD).replace(
-        b'"content":[]', b'"content":[{"token":"a","logprob":-0.1,"top_logprobs":[7]}]'
     ),
     "too long": b'{"custom_id": "' + b"a" * (16 * 2**20) + b'"}',
 }

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -103,7 +101,6 @@ async def test_an_interruption_ends_the_runner_and_leaves_no_half_file(place: Pl
     ("lines", "line"),
     [
         ([], ""),
-        ([{"custom_id": "a"}], ":1"),
         ([request("a") | {"url": "/v1/embeddings"}], ":1"),
         ([request("a"), request("b", model="another")], ""),
     ],
@@ -137,13 +134,6 @@ async def test_ray_needs_the_context_and_its_libraries(place: Place, monkeypatch
     monkeypatch.setattr(batch_files, "find_spec", lambda name: None)
     with pytest.raises(EngineError, match=r"pip install 'touche-llm\[ray\]'"):
         await place.answer(runner="ray")
-
-
-async def test_without_vllm_the_error_names_the_extra(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PATH", os.devnull)
-    monkeypatch.setattr(sys, "executable", os.devnull)
-    with pytest.raises(EngineError, match=r"pip install 'touche-llm\[vllm\]'"):
-        await place.answer()
 
 
 async def test_rays_options_go_to_ray_and_the_others_to_vllm(place: Place) -> None:

@@ -23,10 +23,10 @@ from tests.batch.stages import (
 )
 from tests.sample_runs import Silent, retrieve_stage, run_directly, with_cache
 from tests.scripted_engine import FACTS, ScriptedEngine
-from tests.write_demo_cassette import script_of, script_with_queries
+from tests.write_demo_cassette import script_with_queries
 from touche_llm.data.io import read_records
 from touche_llm.data.records import Failure
-from touche_llm.errors import DataError, UsageError
+from touche_llm.errors import UsageError
 from touche_llm.llm.request import MAX_SAMPLES
 from touche_llm.pipeline import batch
 
@@ -103,19 +103,10 @@ async def test_an_unusable_answer_leads_to_another_sample(waiting: Waiting, kind
     await replay("judge", config, out)
 
 
-async def test_answers_of_a_stage_that_fails_are_stored(tmp_path: Path) -> None:
-    config, out, written = short_config(tmp_path, "sentence_pairs"), tmp_path / "out", script_of("sentence_pairs")
-    await retrieve_stage(config, out, Silent())
-    with pytest.raises(DataError):
-        await answer_by_files("judge", config, out, lambda request: {**written(request), "stance": "NONE"})
-    last = {line["custom_id"] for line in b.read(out / "requests.jsonl")}
-    assert last and last <= stored_keys(config)
-
-
-@pytest.mark.parametrize(("task", "context"), [("controversial", 1100)])
 async def test_documents_are_truncated_as_by_an_engine_with_this_tokeniser(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, task: str, context: int
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    task, context = "controversial", 1100
     flags = {"depth": 4, "stance__depth": 1, "expansion__use": False, "engine__context": context}
     config = short_config(tmp_path, task, **{**flags, "ranking__document_tokens": 40})
     facts = FACTS.model_copy(update={"context": context, "overhead": 0})

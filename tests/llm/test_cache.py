@@ -7,6 +7,7 @@ import os
 import sqlite3
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import orjson
 import pytest
@@ -14,7 +15,6 @@ from msgspec.structs import replace
 
 from tests.expect import raises_at
 from touche_llm.errors import DataError
-from touche_llm.llm import cache
 from touche_llm.llm.answers import Answer
 from touche_llm.llm.cache import Cache, CacheMode, Entry, EntryMetadata
 
@@ -34,16 +34,11 @@ def metadata(digit: str) -> EntryMetadata:
     return EntryMetadata(key=digit * 64, kind="answer", model="m")
 
 
-def test_an_entry_is_visible_to_other_processes_at_once(tmp_path: Path) -> None:
-    with Cache(tmp_path / "c.sqlite") as one, Cache(tmp_path / "c.sqlite") as other:
-        assert other.get("a" * 64, Answer) is None
-        one.put(entry(), Answer)
-        assert other.get("a" * 64, Answer) == answer()
-
-
 def test_the_first_of_two_answers_stays_and_is_returned_to_the_second_writer(tmp_path: Path) -> None:
     with Cache(tmp_path / "c.sqlite") as one, Cache(tmp_path / "c.sqlite") as other:
         one.put(entry(text="first"), Answer)
+        seen = other.get("a" * 64, Answer)
+        assert seen is not None and seen.text == "first"
         assert other.put(entry(text="second"), Answer).text == "first"
 
 
@@ -92,10 +87,9 @@ def test_a_bad_cassette_line_is_named_and_nothing_is_imported(tmp_path: Path, li
         assert not list(cache.iterate_entries())
 
 
-@pytest.mark.parametrize("other", [entry(text="other"), replace(entry(text="ours"), kind="fit")])
-@pytest.mark.parametrize("is_stored", [False, True])
-def test_a_cassette_that_contradicts_the_cache_is_not_imported(tmp_path: Path, other: Entry, is_stored: bool) -> None:
-    stored, imported = (other, entry(text="ours")) if is_stored else (entry(text="ours"), other)
+@pytest.mark.parametrize("imported", [entry(text="other"), replace(entry(text="ours"), kind="fit")])
+def test_a_cassette_that_contradicts_the_cache_is_not_imported(tmp_path: Path, imported: Entry) -> None:
+    stored = entry(text="ours")
     (tmp_path / "c.jsonl").write_bytes(imported.to_json())
     with Cache(tmp_path / "c.sqlite") as cache:
         cache.put(stored, Answer)
@@ -112,36 +106,17 @@ def test_a_file_that_is_not_a_cache_is_named(tmp_path: Path) -> None:
     assert raised.value.location == str(tmp_path / "c.sqlite")
 
 
-@pytest.mark.parametrize(
-    ("code", "advice"),
-    [
-        (sqlite3.SQLITE_FULL, "free some space"),
-        (errno.EROFS, "cache.file"),
-    ],
-)
 def test_a_disk_on_which_no_cache_can_be_opened_is_no_wrong_file(
-    code: int, advice: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    error: Exception = OSError(code, os.strerror(code), str(tmp_path))
-    if code not in (errno.ENOSPC, errno.EROFS):
-        error = sqlite3.OperationalError("from SQLite")
-        error.sqlite_errorcode = code
-
-    def fail(*_: object, **__: object) -> None:
-        raise error
-
-    monkeypatch.setattr("touche_llm.llm.cache.open_file", fail)
-    with raises_at(DataError, tmp_path / "c.sqlite", advice) as raised:
-        Cache(tmp_path / "c.sqlite")
-    assert "not a" not in str(raised.value)
-
-
-def test_a_cache_of_another_version_is_refused(tmp_path: Path) -> None:
-    database = sqlite3.connect(tmp_path / "c.sqlite")
-    database.executescript(f"PRAGMA application_id = {cache.FORMAT.application}; PRAGMA user_version = 99;")
-    database.close()
-    with pytest.raises(DataError, match="99"):
-        Cache(tmp_path / "c.sqlite")
+    full = sqlite3.OperationalError("from SQLite")
+    full.sqlite_errorcode = sqlite3.SQLITE_FULL
+    read_only = OSError(errno.EROFS, os.strerror(errno.EROFS), str(tmp_path))
+    for error, advice in ((full, "free some space"), (read_only, "cache.file")):
+        monkeypatch.setattr("touche_llm.llm.cache.open_file", Mock(side_effect=error))
+        with raises_at(DataError, tmp_path / "c.sqlite", advice) as raised:
+            Cache(tmp_path / "c.sqlite")
+        assert "not a" not in str(raised.value)
 
 
 def test_the_database_of_another_program_is_refused_and_not_changed(tmp_path: Path) -> None:

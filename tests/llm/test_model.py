@@ -59,17 +59,8 @@ async def test_repeats_of_a_request_are_sent_and_stored_apart(tmp_path: Path) ->
     assert len(set(keys)) == 3 and found == sent
 
 
-async def test_tokens_of_a_document_that_must_fit_are_not_counted(tmp_path: Path) -> None:
-    with Cache(tmp_path / "c.sqlite") as cache:
-        model, engine = model_with(cache)
-        engine.count_tokens = None  # type: ignore[method-assign, assignment]
-        result, cut = await model.request_truncated(request_about, "short", ComparativeJudgment)
-    assert isinstance(result, AnsweredRequest)
-    assert cut is None
-
-
-@pytest.mark.parametrize("context", [150, 1000])
-async def test_a_long_document_is_truncated_at_a_sentence_end(tmp_path: Path, context: int) -> None:
+async def test_a_long_document_is_truncated_at_a_sentence_end(tmp_path: Path) -> None:
+    context = 150
     with Cache(tmp_path / "c.sqlite") as cache:
         model, engine = model_with(cache, context)
         _, cut = await model.request_truncated(request_about, SENTENCES, ComparativeJudgment)
@@ -141,24 +132,7 @@ async def test_an_argument_in_the_middle_of_a_long_page_is_kept_if_the_context_i
     assert model.counts.cut == 1
 
 
-async def test_the_best_passage_is_truncated_if_it_does_not_fit(tmp_path: Path) -> None:
-    page = (
-        "The fair was held. " * 50 + "Vaping [harms] the  health\u200b, nicotine too. " * 60 + "The choir sang. " * 50
-    )
-    document = rank_passages(page, TOPIC, Analyzer())
-    with Cache(tmp_path / "c.sqlite") as cache:
-        model, engine = model_with(cache, 150)
-        _, cut = await model.request_truncated(request_about, document, ComparativeJudgment)
-    assert cut is not None and cut.parts is not None
-    kept = sent_about(engine).removesuffix(" …")
-    ((start, end),) = cut.parts
-    assert " ".join(page[start:end].replace("\u200b", "").split()) == kept.replace("[ harms]", "[harms]")
-    assert kept.startswith("Vaping [ harms] the health,") and kept.endswith(".")
-    assert cut.prompt_tokens == await engine.count_tokens(engine.requests[0].messages) <= 100
-    assert model.counts.cut == 1
-
-
-@pytest.mark.parametrize("context", [150, 400, 4000])
+@pytest.mark.parametrize("context", [150, 400])
 async def test_a_replay_keeps_the_same_passages_without_an_engine(tmp_path: Path, context: int) -> None:
     document = rank_passages(PAGE, TOPIC, Analyzer())
     with Cache(tmp_path / "c.sqlite") as cache:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -17,7 +16,7 @@ from touche_llm.llm.answers import FailedRequest
 from touche_llm.llm.cache import Cache
 from touche_llm.llm.engine import Completion, Rejected, Transient
 from touche_llm.llm.model import AnsweredRequest, ModelClient
-from touche_llm.llm.request import Message, Request
+from touche_llm.llm.request import Request
 
 LIMIT = 32
 
@@ -27,7 +26,6 @@ class Faulty(ScriptedEngine):
 
     def __init__(self) -> None:
         super().__init__(lambda _: ANSWER)
-        self.counted: list[tuple[Message, ...]] = []
 
     async def complete(self, request: Request) -> Completion:
         completion = await super().complete(request)
@@ -38,10 +36,6 @@ class Faulty(ScriptedEngine):
         if "refused" in text or "key" in text:
             raise Rejected(401 if "key" in text else 400, "no")
         return completion
-
-    async def count_tokens(self, messages: tuple[Message, ...]) -> int:
-        self.counted.append(messages)
-        return await super().count_tokens(messages)
 
 
 Model = Callable[[], ModelClient]
@@ -58,25 +52,17 @@ async def send(model: ModelClient, text: str) -> AnsweredRequest[ComparativeJudg
     return await model.request(request_about(text), ComparativeJudgment)
 
 
-async def test_many_requests_in_a_row_without_a_reply_end_the_run(made: Model) -> None:
-    model = made()
-    for number in range(LIMIT - 1):
-        lost = await send(model, f"lost {number}")
-        assert isinstance(lost, FailedRequest) and [each.kind for each in lost.attempts] == ["timeout"]
-    assert model.counts.failures == LIMIT - 1
-    with pytest.raises(EngineError, match=str(LIMIT)):
-        await send(model, "lost for good")
-
-
 @pytest.mark.parametrize("between", ["an answer", "refused"])
-async def test_a_reply_between_them_restarts_the_count(made: Model, between: str) -> None:
+async def test_many_requests_in_a_row_without_a_reply_end_the_run(made: Model, between: str) -> None:
     model = made()
-    for number in range(LIMIT - 1):
-        await send(model, f"lost {number}")
-    await send(model, between)
-    for number in range(LIMIT - 1):
-        assert isinstance(await send(model, f"lost again {number}"), FailedRequest)
-    with pytest.raises(EngineError):
+    for text in ("lost", "lost again"):
+        for number in range(LIMIT - 1):
+            lost = await send(model, f"{text} {number}")
+            assert isinstance(lost, FailedRequest) and [each.kind for each in lost.attempts] == ["timeout"]
+        # A reply between them restarts the count.
+        if text == "lost":
+            await send(model, between)
+    with pytest.raises(EngineError, match=str(LIMIT)):
         await send(model, "lost for good")
 
 
@@ -109,20 +95,3 @@ async def test_tokens_of_new_and_of_cached_answers_are_counted_separately(made: 
     assert await send(again, "tea") == first
     assert (again.counts.requests, again.counts.cache_hits, again.counts.prompt_tokens) == (0, 1, 0)
     assert (again.counts.cached_prompt_tokens, again.counts.cached_completion_tokens) == (100, size)
-
-
-async def test_the_overhead_of_a_chat_template_is_counted_once_per_number_of_messages(made: Model) -> None:
-    model = made()
-    engine = model.engine
-    assert isinstance(engine, Faulty)
-    short = request_about("tea")
-    example = (Message("user", "an example of some length"), Message("assistant", "its answer"))
-    longer = [
-        replace(short, messages=(short.messages[0], *example, Message("user", text))) for text in ("a", "bb", "c")
-    ]
-    bounds = await asyncio.gather(*(model.bound_tokens(each) for each in longer))
-    assert [len(messages) for messages in engine.counted] == [4]
-    assert {message.content for message in engine.counted[0]} == {"x"}
-    assert isinstance(bounds[0], int) and [each == bounds[0] for each in bounds] == [True, False, True]
-    assert await model.bound_tokens(short) == FACTS.overhead + sum(len(each.content) for each in short.messages)
-    assert len(engine.counted) == 1

@@ -19,7 +19,7 @@ from touche_llm.llm.engine import Counts
 from touche_llm.llm.model import AnsweredRequest, ModelClient
 
 BAD = says("Well, I think")
-FAILING = [*UNUSABLE, (status(400), "server_error"), (status(413), "server_error")]
+FAILING = [*UNUSABLE, (status(400), "server_error")]
 
 
 @pytest.fixture(autouse=True)
@@ -99,16 +99,6 @@ async def test_failures_are_sent_again_on_demand_and_replaced(behaviour: Behavio
     assert kinds(tmp_path) == [("answer", 1), ("unusable", 0)]
     assert (model.counts.known_failures, model.counts.failures) == (0, 0)
     assert (await replay(tmp_path / "answers.sqlite"))[0] == answered
-
-
-async def test_a_failure_of_this_run_is_neither_sent_nor_counted_as_known_again(tmp_path: Path) -> None:
-    server = FakeServer(rest=BAD)
-    await send_question(server, tmp_path)
-    async with server.running(), model_of(server, tmp_path, retry_failures=True) as model:
-        results = [await model.request(question(), ComparativeJudgment) for _ in range(3)]
-    assert are_resamples(server) == [False, True, True] * 2
-    assert results[0] == results[1] == results[2]
-    assert (model.counts.known_failures, model.counts.failures) == (0, 3)
 
 
 async def test_refresh_forgets_unusable_answers_and_off_stores_none(tmp_path: Path) -> None:

@@ -159,7 +159,6 @@ def test_the_time_of_all_requests_restarts_while_the_server_has_a_queue(queue_un
     ("limits", "wanted", "possible", "raised"),
     [
         ((256, 1_048_576), 256, 256, 384),
-        ((256, resource.RLIM_INFINITY), 65_536, 10_112, 10_240),
         ((256, 256), 256, 128, None),
         ((resource.RLIM_INFINITY, resource.RLIM_INFINITY), 65_536, 65_536, None),
     ],

@@ -75,7 +75,7 @@ async def test_a_server_that_reports_to_be_dead_stops_the_run(tmp_path: Path) ->
     assert len(server.bodies) == 1
 
 
-@pytest.mark.parametrize("statuses", [[200], [404], [503, 503, 200]])
+@pytest.mark.parametrize("statuses", [[404], [503, 503, 200]])
 async def test_a_server_that_lives_or_recovers_is_sent_the_request_again(statuses: list[int], tmp_path: Path) -> None:
     server = FakeServer([status(500), closes], health=statuses)
     async with server.running(), client_of(server, tmp_path) as model:

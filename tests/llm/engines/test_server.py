@@ -9,7 +9,6 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-import orjson
 import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
@@ -104,31 +103,12 @@ async def test_a_failure_that_passes_is_retried_until_it_does(behaviour: Behavio
     assert (len(server.bodies), model.counts.retries, model.counts.failures) == (3, 2, 0)
 
 
-@pytest.mark.parametrize(("header", "seconds"), [("7", 7.0), ("soon", None), (None, None)])
-async def test_the_wait_that_a_server_requests_is_read_from_its_header(
-    header: str | None, seconds: float | None
-) -> None:
-    server = FakeServer(rest=status(429, **({} if header is None else {"Retry-After": header})))
-    async with server.running():
-        async with ChatServer(server.url, concurrency=1, request_timeout=5, chat_template_kwargs={}) as engine:
-            with pytest.raises(Transient) as caught:
-                await engine.complete(question())
-    assert caught.value.retry_after == seconds
-
-
-async def test_a_request_that_hangs_times_out_and_is_retried(tmp_path: Path) -> None:
-    result, model = await send_question(FakeServer([hangs]), tmp_path, request_timeout=0.3)
-    assert isinstance(result, AnsweredRequest)
-    assert model.counts.retries == 1
-
-
 @pytest.mark.parametrize(
     ("behaviour", "kind", "reason"),
     [
         (status(500), "server_error", "HTTP 500: status 500"),
         (hangs, "timeout", "0.2 s"),
         (breaks_off, "server_error", "ClientPayloadError"),
-        (says("", finish_reason="abort"), "server_error", "'abort'"),
     ],
 )
 async def test_a_failure_that_lasts_is_typed_and_not_cached(
@@ -143,6 +123,12 @@ async def test_a_failure_that_lasts_is_typed_and_not_cached(
         assert not list(cache.iterate_entries())
 
 
+async def test_a_request_that_hangs_times_out_and_is_retried(tmp_path: Path) -> None:
+    result, model = await send_question(FakeServer([hangs]), tmp_path, request_timeout=0.3)
+    assert isinstance(result, AnsweredRequest)
+    assert model.counts.retries == 1
+
+
 def cached(tokens: Any) -> dict[str, Any]:
     return {"prompt_tokens_details": {"cached_tokens": tokens}}
 
@@ -151,8 +137,6 @@ def cached(tokens: Any) -> dict[str, Any]:
     ("usage", "counted"),
     [
         ({}, (0, 0)),
-        ({"prompt_tokens_details": None}, (0, 0)),
-        (cached(0), (0, 1)),
         (cached(10), (10, 1)),
     ],
 )
@@ -165,17 +149,6 @@ async def test_tokens_from_the_prefix_cache_are_counted_if_reported_and_are_not_
     assert model.counts.prompt_tokens == 10
     silent, _ = await send_question(FakeServer(rest=says(GOOD)), tmp_path / "silent")
     assert result == silent
-
-
-async def test_a_rejected_request_is_not_sent_again(tmp_path: Path) -> None:
-    server = FakeServer(rest=status(400))
-    result, model = await send_question(server, tmp_path)
-    assert isinstance(result, FailedRequest)
-    assert (result.attempts[0].kind, result.attempts[0].reason) == (
-        "server_error",
-        "HTTP 400 from /v1/chat/completions: status 400",
-    )
-    assert (len(server.bodies), model.counts.retries) == (1, 0)
 
 
 UNUSABLE = [
@@ -198,19 +171,6 @@ async def test_the_second_sample_counts_when_it_is_usable_and_is_found_again(tmp
     assert (server.bodies, model.counts.cache_hits) == ([], 1)
 
 
-def grade_token(logprob: float, *alternatives: tuple[str, float]) -> Behaviour:
-    """Reply with these log-probabilities at the relevance grade."""
-
-    async def behave(_: web.Request, __: dict[str, Any]) -> web.StreamResponse:
-        sent = orjson.loads(reply(GOOD).body)  # type: ignore[arg-type]
-        token = sent["choices"][0]["logprobs"]["content"][GOOD.index("2")]
-        token["logprob"] = logprob
-        token["top_logprobs"] = [{"token": name, "logprob": value} for name, value in alternatives]
-        return web.json_response(sent)
-
-    return behave
-
-
 async def test_a_server_that_sends_logits_for_log_probabilities_is_refused_at_once() -> None:
     async def logits(request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
         sent = (await good(request, body)).body  # type: ignore[attr-defined]
@@ -218,22 +178,6 @@ async def test_a_server_that_sends_logits_for_log_probabilities_is_refused_at_on
 
     with pytest.raises(EngineError, match="--logprobs-mode"):
         await connect(FakeServer(probe=logits))
-
-
-async def test_log_probabilities_above_0_due_to_rounding_are_accepted(tmp_path: Path) -> None:
-    behaviour = grade_token(0.003, ("2", 0.003), ("1", -5.2))
-    result, _ = await send_question(FakeServer(rest=behaviour), tmp_path)
-    assert isinstance(result, AnsweredRequest)
-    assert result.answer.tokens[0].top == [("2", 0.0), ("1", -5.2)]
-
-
-async def test_a_reply_without_end_is_cut_off_by_size(tmp_path: Path) -> None:
-    async def behave(_: web.Request, __: dict[str, Any]) -> web.StreamResponse:
-        return web.Response(body=b" " * (16 * 2**20 + 1))
-
-    result, _ = await send_question(FakeServer(rest=behave), tmp_path, retry_for=0.0)
-    assert isinstance(result, FailedRequest)
-    assert "16,777,216" in result.attempts[0].reason
 
 
 async def test_too_many_open_files_are_an_overload(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -274,10 +218,8 @@ async def connect(server: FakeServer, model: str | None = None, logprobs: bool =
         (FakeServer(probe=says("", reasoning="hm")), None, "thinking"),
         (FakeServer(probe=status(400)), None, "HTTP 400"),
         (FakeServer(probe=status(401)), None, "VLLM_API_KEY"),
-        (FakeServer(probe=closes), None, "`engine.base_url`"),
         (FakeServer(), "other", "fake.*'other'.*`engine.model`"),
         (FakeServer(models=[{"id": "a"}, {"id": "b"}]), None, "a, b.*`engine.model`"),
-        (FakeServer(models=[]), None, "`engine.model`"),
     ],
 )
 async def test_a_server_that_cannot_do_the_work_is_an_error_at_the_start(
@@ -314,7 +256,7 @@ async def test_the_key_comes_from_the_environment_and_goes_into_the_header_alone
 PAGE = "\n<!DOCTYPE html>\n<html><head><style>p {}</style><title>nginx &amp; more</title></head>" + "<p>Hello</p>" * 500
 
 
-@pytest.mark.parametrize("code", [200, 404, 500])
+@pytest.mark.parametrize("code", [200, 404])
 async def test_a_web_page_is_named_by_its_title_and_the_option_is_named(code: int) -> None:
     async def page(_: web.Request) -> web.Response:
         return web.Response(text=PAGE, content_type="text/html", status=code)

@@ -64,14 +64,13 @@ async def test_a_server_that_continues_thoughts_passes() -> None:
         (FakeServer(probe=after_a_thought("The word is quokka.")), "--reasoning-parser"),
         # The answer lands in the reasoning: https://github.com/vllm-project/vllm/issues/50948
         (FakeServer(probe=after_a_thought("", reasoning=PROBE)), "--reasoning-parser"),
-        (FakeServer(probe=after_a_thought("", reasoning_content=PROBE)), "--reasoning-parser"),
         # Templates like DeepSeek's keep only what follows the closing delimiter.
         (Template(lambda content: content.split("</think>")[-1]), "--chat-template"),
         (Template(lambda content: f"Say hello.{content}<|im_end|>"), "--chat-template"),
         # Templates like those of Kimi K2 and DeepSeek V3.2 write an empty thought before the message.
         (Template(lambda content: f"Say hello.<think></think>{content}"), "--chat-template"),
     ],
-    ids=["grammar", "reasoning", "reasoning_content", "dropped", "ended", "empty thought"],
+    ids=["grammar", "reasoning", "dropped", "ended", "empty thought"],
 )
 async def test_each_fault_is_found_and_named(server: FakeServer, named: str) -> None:
     check = await survey_of(server)
