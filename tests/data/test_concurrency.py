@@ -151,42 +151,6 @@ async def test_the_first_exception_cancels_the_other_calls_and_is_raised_itself(
     assert sorted(ended) == ["0 cancelled", "2 cancelled"]
 
 
-async def test_calls_in_flight_end_before_an_exception_is_raised() -> None:
-    ended: list[int] = []
-    failed = asyncio.Event()
-
-    async def call(item: int) -> None:
-        if item == 1:
-            await turns(2)
-            failed.set()
-            raise KeyError("mine")
-        await failed.wait()
-        await asyncio.sleep(0.01)
-        ended.append(item)
-
-    with pytest.raises(KeyError, match="mine"):
-        await map_in_order(call, range(9), 3)
-    # None began after it.
-    assert sorted(ended) == [0, 2]
-
-
-async def test_after_a_cancelled_call_the_others_continue_and_then_the_error_is_raised() -> None:
-    done: list[int] = []
-
-    async def call(item: int) -> None:
-        if item % 3 == 0:
-            raise asyncio.CancelledError  # its answer is still to come
-        await asyncio.sleep(0)
-        done.append(item)
-
-    async def inner(item: int) -> list[None]:
-        return await map_in_order(call, [item, item + 10], 2)
-
-    with pytest.raises(asyncio.CancelledError):
-        await map_in_order(inner, range(5), 2)
-    assert sorted(done) == [1, 2, 4, 10, 11, 13, 14]
-
-
 async def test_no_call_begins_after_a_cancellation_from_outside() -> None:
     begun: list[int] = []
 

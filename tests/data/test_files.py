@@ -8,7 +8,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.expect import raises_at
-from touche_llm.data import io
 from touche_llm.data.io import (
     BUILDING,
     open_atomic,
@@ -70,16 +69,14 @@ def test_a_whole_folder_takes_the_place_of_the_old_one(tmp_path: Path, there: bo
 
 
 @pytest.mark.parametrize("error", ERRORS, ids=repr)
-@pytest.mark.parametrize("there", [True, False])
-def test_a_folder_that_breaks_off_leaves_the_old_one_or_none(tmp_path: Path, error: BaseException, there: bool) -> None:
+def test_a_folder_that_breaks_off_leaves_the_old_one(tmp_path: Path, error: BaseException) -> None:
     path = tmp_path / "folder"
-    if there:
-        path.mkdir()
-        (path / "old").touch()
+    path.mkdir()
+    (path / "old").touch()
     with pytest.raises(type(error)), replace_folder(path, ["*"]) as building:
         (building / "new").touch()
         raise error
-    assert sorted(tmp_path.rglob("*")) == ([path, path / "old"] if there else [])
+    assert sorted(tmp_path.rglob("*")) == [path, path / "old"]
 
 
 GOOD = b'{"kept_chars":1,"of_chars":2,"prompt_tokens":3}\n'
@@ -99,16 +96,6 @@ def test_a_line_that_is_no_such_record_is_named_with_its_problem(tmp_path: Path,
     with pytest.raises(DataError) as caught:
         read_records(path, Cut, "cuts")
     assert str(caught.value).startswith(f"{path}:3: not one of the cuts: {problem}")
-
-
-@pytest.mark.parametrize("length", [len(GOOD) + 1, 5000])
-def test_too_long_a_line_is_named_and_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, length: int) -> None:
-    monkeypatch.setattr(io, "MAX_LINE", len(GOOD))
-    path = tmp_path / "cuts.jsonl"
-    path.write_bytes(GOOD + GOOD[:-1].ljust(length - 1) + b"\n")
-    with pytest.raises(DataError) as caught:
-        read_records(path, Cut, "cuts")
-    assert str(caught.value).startswith(f"{path}:2: longer than {len(GOOD)} bytes")
 
 
 @pytest.mark.parametrize("count", [0, 2])
@@ -160,7 +147,7 @@ def test_written_judgments_read_back_the_same(folder: Path, records: list[Judgme
     assert path.read_bytes().count(b"\n") == len(records)
 
 
-@pytest.mark.parametrize("name", ["part/notes.txt", ".hidden", "new.bak"])
+@pytest.mark.parametrize("name", ["part/notes.txt", ".hidden"])
 def test_a_folder_with_a_file_of_the_user_is_not_replaced(tmp_path: Path, name: str) -> None:
     path = tmp_path / "folder"
     own = ["new", "part/new"]

@@ -16,7 +16,6 @@ from touche_llm.data.trec_runs import read_run
 from touche_llm.errors import BadLine, DataError
 from touche_llm.evaluation.qrels import read_qrels
 
-REAL = Path(__file__).resolve().parents[3] / "shared/data"
 FILES: dict[Kind, str] = {
     "topics": "<topics>\n<topic><number>1</number><title>Is tea hot?</title></topic>\n</topics>\n",
     "documents": '{"id": "d", "contents": "Tea is hot."}\n',
@@ -84,20 +83,3 @@ def test_documents_with_the_keys_of_their_task_are_documents_whatever_they_look_
         assert len(list(read_passages(tmp_path / "own.jsonl", keys=keys))) == 1
     with pytest.raises(DataError, match="looks like"):
         list(read_passages(tmp_path / "own.jsonl"))
-
-
-@pytest.mark.skipif(not REAL.is_dir(), reason="needs the real data")
-@pytest.mark.parametrize(
-    ("file", "kind"),
-    [
-        ("comparative/topics.xml", "topics"),
-        ("comparative/passages.jsonl.gz", "documents"),
-        ("comparative/qrels-stance.txt", "qrels"),
-        ("comparative/candidates.run.txt", "run"),
-        ("comparative/stand_in.tsv", None),
-        ("sentence_pairs/args_processed_04_01.csv.gz", "argument table"),
-        ("sentence_pairs/qrels-arguments-2020.txt", "qrels"),
-    ],
-)
-def test_real_files_are_recognised(file: str, kind: Kind | None) -> None:
-    assert recognize(REAL / file).kind == kind

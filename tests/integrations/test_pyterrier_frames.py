@@ -7,9 +7,7 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from tests.expect import raises_at
-from touche_llm.errors import DataError
-from touche_llm.integrations.pyterrier import read_candidates, read_judgments, read_topics
+from touche_llm.integrations.pyterrier import read_candidates, read_judgments
 from touche_llm.tasks import get_task
 
 
@@ -43,13 +41,6 @@ def test_candidates_are_in_the_order_of_scores_ranks_or_rows(
     assert [candidate.document_id for candidate in first] == documents
     assert [candidate.rank for candidate in first] == [1, 2, 3]
     assert [(candidate.document_id, candidate.rank) for candidate in second] == [("a", 1)]
-
-
-def test_the_first_topic_with_several_values_is_named_with_their_number() -> None:
-    rows = (*FOUR[:3], ("2", "a"), ("2", "b"), ("3", "a"))
-    frame = frame_of(*rows, description=["x", "y", "z", "x", "y", "x"])
-    with raises_at(DataError, "frame", "topic 1", "3 different description"):
-        read_topics(frame)
 
 
 @pytest.mark.parametrize(

@@ -40,15 +40,6 @@ def test_a_run_that_differs_fails_with_the_differences_alone(project: pytest.Pyt
     result.stdout.no_fnmatch_line("*pytest_plugin.py*")
 
 
-def test_a_damaged_run_fails_with_the_error_alone(project: pytest.Pytester, copy_of: Copy) -> None:
-    folder = copy_of("controversial")
-    (folder / "topics.jsonl").unlink()
-    result = project.runpytest(f"--touche-regress={folder.parent}")
-    result.assert_outcomes(failed=1)
-    result.stdout.fnmatch_lines(["error: *topics.jsonl: no such file; record the run again"])
-    result.stdout.no_fnmatch_line("*Traceback*")
-
-
 def test_nothing_of_the_program_is_loaded_where_it_is_not_asked_for() -> None:
     code = (
         "import sys, pytest; before = set(sys.modules); import touche_llm.integrations.pytest_plugin; "

@@ -26,11 +26,8 @@ def folder_with(folder: Path, topics: str, *names: str) -> Path:
     ("topics", "name", "task"),
     [
         (COMPARED, "passages.jsonl", "comparative"),
-        (PLAIN, "passages.jsonl.gz", "comparative"),
-        (PLAIN, "args_processed_04_01.csv", "sentence_pairs"),
         (PLAIN, "args_processed_04_01.csv.gz", "sentence_pairs"),
         (PLAIN, "args_processed_04_01.tar.gz", "sentence_pairs"),
-        (PLAIN, "documents.jsonl.gz", "controversial"),
         (COMPARED, "documents.jsonl", "comparative"),
         (PLAIN, "corpus.jsonl", "controversial"),
     ],
@@ -41,16 +38,13 @@ def test_the_task_is_told_by_the_corpus_and_by_the_topics(tmp_path: Path, topics
     assert found.topics == tmp_path / "topics.xml"
 
 
-@pytest.mark.parametrize(("topics", "task"), [(PLAIN, "controversial"), (COMPARED, "comparative")])
-def test_a_rerank_file_is_corpus_and_candidates(tmp_path: Path, topics: str, task: str) -> None:
-    found = detect_input(folder_with(tmp_path, topics, "rerank.jsonl.gz"))
+@pytest.mark.parametrize(
+    ("topics", "others", "task"),
+    [(PLAIN, [], "controversial"), (COMPARED, [], "comparative"), (PLAIN, ["passages.jsonl"], "comparative")],
+)
+def test_a_rerank_file_is_corpus_and_candidates(tmp_path: Path, topics: str, others: list[str], task: str) -> None:
+    found = detect_input(folder_with(tmp_path, topics, *others, "rerank.jsonl.gz"))
     assert found.task.name == task
-    assert found.corpus == found.candidates == tmp_path / "rerank.jsonl.gz"
-
-
-def test_a_rerank_file_beside_a_corpus_is_of_the_task_of_the_corpus(tmp_path: Path) -> None:
-    found = detect_input(folder_with(tmp_path, PLAIN, "passages.jsonl", "rerank.jsonl.gz"))
-    assert found.task.name == "comparative"
     assert found.corpus == found.candidates == tmp_path / "rerank.jsonl.gz"
 
 
@@ -64,12 +58,10 @@ def test_a_folder_without_topics_says_what_is_there(tmp_path: Path) -> None:
         detect_input(tmp_path / "nowhere")
 
 
-def test_of_a_corpus_packed_and_unpacked_the_unpacked_one_is_taken(tmp_path: Path) -> None:
-    folder_with(tmp_path, PLAIN, "args_processed_04_01.tar.gz", "args_processed_04_01.csv")
-    assert detect_input(tmp_path).corpus == tmp_path / "args_processed_04_01.csv"
-
-
 def test_two_corpora_are_not_guessed_between(tmp_path: Path) -> None:
-    folder_with(tmp_path, PLAIN, "passages.jsonl", "args_processed_04_01.csv")
+    folder_with(tmp_path, PLAIN, "args_processed_04_01.tar.gz", "args_processed_04_01.csv")
+    # The unpacked one of the same corpus.
+    assert detect_input(tmp_path).corpus == tmp_path / "args_processed_04_01.csv"
+    folder_with(tmp_path, PLAIN, "passages.jsonl")
     with raises_at(UsageError, tmp_path, "passages.jsonl, args_processed_04_01.csv"):
         detect_input(tmp_path)

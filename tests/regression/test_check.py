@@ -19,10 +19,12 @@ from touche_llm.regression.snapshot import QUERIES_NOT_CHECKED, open_snapshot
 from touche_llm.tasks import prompts_folder
 from touche_llm.text.sanitize import sanitize
 
+REAL_MODEL = FOLDER.with_name("regress_model") / "comparative"
 
-@pytest.mark.parametrize("task", SAMPLE_TASKS)
-def test_the_project_s_own_recorded_runs_come_out_as_they_were_recorded(task: str) -> None:
-    assert format_differences(task, checked(FOLDER / task)) == f"{task}: as recorded"
+
+@pytest.mark.parametrize("folder", [*(FOLDER / task for task in SAMPLE_TASKS), REAL_MODEL], ids=str)
+def test_the_project_s_own_recorded_runs_come_out_as_they_were_recorded(folder: Path) -> None:
+    assert format_differences(folder.name, checked(folder)) == f"{folder.name}: as recorded"
 
 
 def test_a_run_with_prompts_in_the_object_form_of_version_1_replays_unchanged() -> None:
@@ -34,12 +36,7 @@ def test_a_run_with_prompts_in_the_object_form_of_version_1_replays_unchanged() 
     assert checked(folder) == []
 
 
-def test_a_run_with_the_answers_of_a_real_model_comes_out_as_it_was_recorded() -> None:
-    folder = FOLDER.with_name("regress_model") / "comparative"
-    assert format_differences("comparative", checked(folder)) == "comparative: as recorded"
-
-
-@pytest.mark.parametrize("folder", [FOLDER, FOLDER.with_name("regress_model")])
+@pytest.mark.parametrize("folder", [FOLDER, REAL_MODEL])
 def test_the_recorded_runs_are_small_and_name_no_place_of_a_machine(folder: Path) -> None:
     files = [path for path in folder.rglob("*") if path.is_file()]
     assert sum(path.stat().st_size for path in files) < 300_000
@@ -50,10 +47,8 @@ def test_the_recorded_runs_are_small_and_name_no_place_of_a_machine(folder: Path
 @pytest.mark.parametrize(
     ("task", "purpose", "old"),
     [
-        ("comparative", "judge", "You are an assessor"),
         ("comparative", "objects", "{{ topic.title }}"),
         ("controversial", "stance", "{{ topic.title }}"),
-        ("controversial", "best", "You are an assessor"),
         ("sentence_pairs", "sentence", "You are an assessor"),
     ],
 )
@@ -87,7 +82,7 @@ def test_only_the_requests_that_change_are_counted_and_shown(tmp_path: Path) -> 
     assert "+{% if topic.id == '20' %}" in prompt.text
 
 
-@pytest.mark.parametrize(("now", "told_of"), [(1, True), (2, False), (3, False)])
+@pytest.mark.parametrize(("now", "told_of"), [(1, True), (2, False)])
 def test_a_version_that_was_not_raised_is_told_with_both_labels(
     copy_of: Copy, tmp_path: Path, now: int, told_of: bool
 ) -> None:
@@ -103,18 +98,6 @@ def test_a_version_that_was_not_raised_is_told_with_both_labels(
     assert (
         f"version of judge not raised: {prompt.old} → {prompt.new};" in format_differences("x", differences)
     ) is told_of
-
-
-def test_templates_are_those_of_recorded_paths(copy_of: Copy, tmp_path: Path) -> None:
-    folder = copy_of("controversial")
-    theirs = overlay(tmp_path / "theirs", "controversial", judge=("You", "You"), best=("You", "You"))
-    for name in ("judge", "best"):
-        (theirs / "controversial" / f"{name}.jinja").rename(theirs / f"my_{name}.jinja")
-    with (folder / "config.yaml").open("a") as stream:
-        stream.write("prompts: {judge: ../../theirs/my_judge.jinja, best: ../../theirs/my_best.jinja}\n")
-    assert not checked(folder)
-    edit(theirs / "my_best.jinja", "You are an assessor", "You assess")
-    assert {each.name for each in group_by_kind(checked(folder))["prompt"]} == {"best"}
 
 
 def test_a_check_says_that_it_does_not_see_a_change_of_the_prompt_for_queries(copy_of: Copy) -> None:

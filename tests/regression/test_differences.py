@@ -62,19 +62,17 @@ def test_where_no_rank_and_no_stance_differs_the_scores_are_told_and_else_the_by
     assert {each.kind for each in compare_rankings("r", old, run("acb", scores={"a": 99.0}))} == {"rank"}
 
 
-@pytest.mark.parametrize("stances", [True, False])
-def test_figures_are_those_before_and_those_now(stances: bool) -> None:
+def test_figures_are_those_before_and_those_now() -> None:
     grades = {"relevance": {"1": {"a": 3.0, "b": 0.0}}, "quality": {"1": {"a": 0.0, "b": 3.0}}}
-    true = {"1": {"a": "PRO", "b": "CON"}} if stances else {}
+    true = {"1": {"a": "PRO", "b": "CON"}}
     found = compare_measures(
         "r", run("ab", {"b": "CON"}), run("ba"), Qrels(grades, true, LABELS, dict.fromkeys(grades, Scale(0, 3)))
     )
     values = {each.name: (each.old, each.new) for each in found}
     second = pytest.approx(1 / 1.584962500721156)
     assert values["relevance nDCG@5"] == (1.0, second) and values["quality nDCG@5"] == (second, 1.0)
-    if stances:
-        assert values["stance macro-F1"] == (1.0, pytest.approx(1 / 3))
-    assert len(values) == (3 if stances else 2) and {each.kind for each in found} == {"measure"}
+    assert values["stance macro-F1"] == (1.0, pytest.approx(1 / 3))
+    assert len(values) == 3 and {each.kind for each in found} == {"measure"}
 
 
 def test_in_words_the_first_five_are_shown_and_the_others_counted() -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.expect import raises_at
-from tests.regression.conftest import Copy, all_checked, checked
+from tests.regression.conftest import Copy, checked
 from tests.write_regressions import FOLDER
 from touche_llm.errors import DataError, ToucheError, UsageError
 from touche_llm.regression.snapshot import find_snapshots, open_snapshot
@@ -19,8 +19,6 @@ from touche_llm.regression.snapshot import find_snapshots, open_snapshot
     [
         "config.yaml",
         "topics.jsonl",
-        "sentences.run.txt",
-        "arguments.csv",
         "cassette.jsonl",
         "run.txt",
         "recorded.json",
@@ -34,7 +32,7 @@ def test_a_file_that_is_not_there_is_named(copy_of: Copy, name: str) -> None:
         open_snapshot(folder)
 
 
-@pytest.mark.parametrize("name", ["../comparative", "..", ".", "", "a/b", "/etc", "-x", ".hidden", "a\nb", "nothing"])
+@pytest.mark.parametrize("name", ["../comparative", "", "/etc", "-x", ".hidden", "nothing"])
 def test_a_name_that_is_none_is_refused(name: str) -> None:
     with pytest.raises(UsageError, match=r"letters, digits, `\.`, `_` and `-`|comparative, controversial"):
         find_snapshots(FOLDER, [name])
@@ -48,25 +46,10 @@ def test_a_folder_without_recorded_runs_is_told(tmp_path: Path) -> None:
         find_snapshots(tmp_path, [])
 
 
-@pytest.mark.parametrize("name", ["recorded.json", "run.txt"])
-def test_a_damaged_run_is_an_error_of_that_run_and_the_others_are_checked(copy_of: Copy, name: str) -> None:
-    damaged, odd = copy_of("comparative"), copy_of("controversial")
-    (damaged / name).unlink()
-    odd = odd.rename(odd.with_name("my run"))
-    folders = find_snapshots(damaged.parent, [])
-    assert folders == [damaged, odd]
-    first, second = all_checked(folders)
-    (finding,) = first.differences
-    assert finding.kind == "error" and str(damaged / name) in finding.text
-    assert second.name == "my run" and not second.differences
-    assert find_snapshots(damaged.parent, ["my run"]) == [odd]
-
-
 @pytest.mark.parametrize(
     ("values", "quoted"),
     [
         ({"format": 2}, ["format"]),
-        ({"settings": []}, ["settings"]),
         ({"more": 1}, ["more"]),
     ],
 )
@@ -103,9 +86,8 @@ def test_a_damaged_file_makes_the_run_differ_and_is_named(
     assert str(folder.parent) in finding.text or "cassette" in finding.text
 
 
-@pytest.mark.parametrize("content", ["3 NO x\n", "", "3 WRONG sample-heating-05___1 1 1.0 t\n"])
-def test_an_expected_run_that_is_none_is_named(copy_of: Copy, content: str) -> None:
+def test_an_expected_run_that_is_none_is_named(copy_of: Copy) -> None:
     folder = copy_of("comparative")
-    (folder / "run.txt").write_text(content)
+    (folder / "run.txt").write_text("3 NO x\n")
     with pytest.raises(ToucheError, match=r"run\.txt"):
         checked(folder)
