@@ -47,15 +47,6 @@ def read_count(page: Page) -> str:
     return page.inner_text("#found")
 
 
-def test_the_page_asks_for_nothing_and_has_no_error(sample: Path, opened: Open) -> None:
-    with opened(sample) as found:
-        found.page.evaluate(OPEN_ALL)
-        found.page.click("#close")
-        found.page.fill("#search", "a")
-        found.page.wait_for_timeout(300)
-        assert (found.requests, found.problems) == ([], [])
-
-
 def test_filters_leave_what_fits_and_can_be_put_together(sample: Path, opened: Open) -> None:
     with opened(sample) as found:
         page = found.page
@@ -111,6 +102,7 @@ def test_the_search_finds_all_words_in_texts_ids_and_answers(sample: Path, opene
         page.fill("#search", "no such words anywhere")
         expect(page.locator(LEFT)).to_have_count(0)
         assert page.is_visible("#nothing")
+        assert (found.requests, found.problems) == ([], [])
 
 
 def test_everything_can_be_reached_with_the_keyboard(sample: Path, opened: Open) -> None:
@@ -132,45 +124,6 @@ def test_everything_can_be_reached_with_the_keyboard(sample: Path, opened: Open)
         assert page.input_value("#search") == "/"
 
 
-def test_a_bar_of_the_figure_leads_to_its_topic(sample: Path, opened: Open) -> None:
-    with opened(sample) as found:
-        page = found.page
-        target = page.locator("#measures a").last.get_attribute("href") or ""
-        page.locator("#measures a").last.click()
-        assert page.evaluate(f"document.querySelector('{target}').open")
-
-
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("width", [320, 1280])
-def test_the_page_fits_and_can_be_read(sample: Path, opened: Open, width: int, scheme: str) -> None:
-    with opened(sample, viewport={"width": width, "height": 800}, color_scheme=scheme) as found:
-        page = found.page
-        page.evaluate(OPEN_ALL)
-        page.evaluate("document.querySelectorAll('.doc').forEach(each => each.style.contentVisibility = 'visible')")
-        assert page.evaluate("document.documentElement.scrollWidth") == width
-        assert page.evaluate(FAINT) == []
-        paper = page.evaluate("getComputedStyle(document.body).backgroundColor")
-        assert (max(map(int, paper[4:-1].split(","))) < 60) is (scheme == "dark")
-
-
-def test_hostile_texts_run_nothing_and_fetch_nothing(hostile: Path, opened: Open) -> None:
-    with opened(hostile, viewport={"width": 320, "height": 800}) as found:
-        page = found.page
-        page.evaluate(OPEN_ALL)
-        page.fill("#search", "<script>")
-        page.wait_for_timeout(300)
-        assert shown(page) > 0
-        assert page.evaluate("[typeof window.ran, document.scripts.length, document.images.length]") == [
-            "undefined",
-            1,
-            0,
-        ]
-        assert (found.requests, found.problems) == ([], [])
-        text = page.evaluate("document.body.textContent")
-        assert all(attack in text for attack in ATTACKS)
-        assert page.evaluate("document.documentElement.scrollWidth") == 320
-
-
 def test_the_policy_stops_a_script_that_gets_in_all_the_same(sample: Path, opened: Open, tmp_path: Path) -> None:
     broken = tmp_path / "broken.html"
     broken.write_text(sample.read_text().replace("</main>", f"{''.join(ATTACKS[:2])}<p style='color:red'></main>"))
@@ -178,11 +131,3 @@ def test_the_policy_stops_a_script_that_gets_in_all_the_same(sample: Path, opene
         found.page.wait_for_timeout(300)
         assert found.page.evaluate("typeof window.ran") == "undefined"
         assert any("Content Security Policy" in problem for problem in found.problems)
-
-
-def test_without_scripts_everything_is_there(sample: Path, opened: Open) -> None:
-    with opened(sample, java_script_enabled=False) as found:
-        page = found.page
-        assert not page.is_visible(".filters")
-        page.click("#t1 > summary")
-        assert page.locator("#t1 .doc").first.is_visible()
