@@ -33,28 +33,6 @@ def replied(requests: Path, text: str = GOOD) -> list[b.Line]:
     return [b.replied(line["custom_id"], b.body(text, model="served")) for line in b.read(requests)]
 
 
-@pytest.mark.usefixtures("retrieved")
-def test_three_commands_and_a_replay_make_a_run(touche: Touche, tmp_path: Path) -> None:
-    done = touche(*EXPORT)
-    assert done.returncode == 0, done.stderr
-    assert "3 requests now, in requests.jsonl" in done.stdout
-    assert (
-        "vllm run-batch -i requests.jsonl -o responses.jsonl --model FOLDER --served-model-name served" in done.stdout
-    )
-    assert "--max-model-len=32768" in done.stdout and "xgrammar" in done.stdout
-    b.write(tmp_path / "responses.jsonl", replied(tmp_path / "requests.jsonl"))
-    done = touche("batch", "import", "responses.jsonl", "--out", "run")
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines()[2].split() == ["stored", "3"]
-    assert "touche-llm judge --out run --cache-mode replay" in done.stdout
-    again = touche(*EXPORT)
-    assert (again.returncode, again.stdout.partition(":")[0]) == (0, "nothing is pending")
-    assert not (tmp_path / "requests.jsonl").exists()
-    assert touche("judge", *REPLAY).returncode == 0
-    assert touche("rank", "--out", "run").returncode == 0
-    assert len((tmp_path / "run" / "run.txt").read_text().splitlines()) == 3
-
-
 def commands_in(done: Done) -> list[list[str]]:
     """The commands of this program that were printed."""
     lines = [line[line.index("touche-llm ") :] for line in done.stdout.splitlines() if "touche-llm " in line]
@@ -63,9 +41,16 @@ def commands_in(done: Done) -> list[list[str]]:
 
 @pytest.mark.usefixtures("retrieved")
 def test_following_the_printed_commands_ranks_as_was_exported(touche: Touche, tmp_path: Path) -> None:
-    assert touche(*EXPORT).returncode == 0
+    done = touche(*EXPORT)
+    assert done.returncode == 0 and "3 requests now, in requests.jsonl" in done.stdout, done.stderr
+    command = "vllm run-batch -i requests.jsonl -o responses.jsonl --model FOLDER --served-model-name served"
+    assert command in done.stdout and "--max-model-len=32768" in done.stdout and "xgrammar" in done.stdout
     b.write(tmp_path / "responses.jsonl", replied(tmp_path / "requests.jsonl"))
-    assert touche("batch", "import", "responses.jsonl", "--out", "run").returncode == 0
+    done = touche("batch", "import", "responses.jsonl", "--out", "run")
+    assert (done.returncode, done.stdout.splitlines()[2].split()) == (0, ["stored", "3"])
+    again = touche(*EXPORT)
+    assert (again.returncode, again.stdout.partition(":")[0]) == (0, "nothing is pending")
+    assert not (tmp_path / "requests.jsonl").exists()
     assert touche("judge", *REPLAY).returncode == 0
     settings = ["--set", "ranking.listwise.shuffles=2", "--set", "ranking.document_tokens=5000"]
     given = ["--rank", "judge,listwise:3", "--weight-quality", "0", *settings]
@@ -132,20 +117,6 @@ def test_a_refused_question_is_given_up_and_the_run_is_made_without_it(touche: T
     assert touche("judge", *REPLAY).returncode == 0
 
 
-def test_a_bad_line_of_the_corpus_is_named(touche: Touche, tmp_path: Path) -> None:
-    corpus = tmp_path / "grown.jsonl"
-    corpus.write_bytes((SAMPLE / "passages.jsonl").read_bytes())
-    data = ["--topics", str(SAMPLE / "topics.xml"), "--corpus", "grown.jsonl", "--out", "run"]
-    assert touche("retrieve", *data, "--topic", "3", "--depth", "3").returncode == 0
-    with corpus.open("a") as stream:
-        stream.write("bad\n")
-    lines = len(corpus.read_text().splitlines())
-    for given in (EXPORT, ["run", *data, "--dry-run", "--overwrite"]):
-        done = touche(*given)
-        assert (done.returncode, done.stdout) == (1, "")
-        assert f"grown.jsonl:{lines}: " in done.stderr and "Traceback" not in done.stderr
-
-
 @pytest.mark.usefixtures("retrieved")
 def test_what_does_not_fit_is_one_line_that_says_what_to_do(touche: Touche, tmp_path: Path) -> None:
     def fails(code: int, said: str, *arguments: str) -> None:
@@ -155,33 +126,14 @@ def test_what_does_not_fit_is_one_line_that_says_what_to_do(touche: Touche, tmp_
 
     fails(1, "run `touche-llm batch export` for this folder first", "batch", "import", "r.jsonl", "--out", "run")
     fails(2, "--model", *EXPORT[:7])
-    fails(2, "--context", *EXPORT[:7], "--model", "served")
     fails(2, "--k1: not an option of `touche-llm judge`", *EXPORT, "--k1", "1")
     fails(2, "a stage before `judge` depends on it", *EXPORT, "--set", "retriever.k1=1")
     fails(2, "--tokenizer", *EXPORT, "--context", "1100")
     fails(2, "nowhere: no tokenizer", *EXPORT, "--tokenizer", "nowhere")
-    fails(
-        1,
-        "other: no such folder; run `touche-llm retrieve",
-        *EXPORT[:3],
-        "--out",
-        "other",
-        "--config",
-        "run/config.yaml",
-        *EXPORT[5:],
-    )
     assert not (tmp_path / "requests.jsonl").exists()
     assert touche(*EXPORT).returncode == 0
     (tmp_path / "r.jsonl").write_text("{}\n")
-    fails(
-        1,
-        "r.jsonl:1: not a response of a batch file: Object missing required field `custom_id`",
-        "batch",
-        "import",
-        "r.jsonl",
-        "--out",
-        "run",
-    )
+    fails(1, "r.jsonl:1: not a response of a batch file", "batch", "import", "r.jsonl", "--out", "run")
     b.write(tmp_path / "r.jsonl", [b.replied("7", b.body(GOOD))])
     fails(1, "r.jsonl:1: 7: ", "batch", "import", "r.jsonl", "--out", "run")
 
@@ -247,9 +199,6 @@ def test_what_cannot_be_answered_ends_the_command_before_vllm_starts(
     for code, more in (
         (2, ["-o", "requests.jsonl", "--overwrite"]),
         (2, ["-o", "r.jsonl", "--engine", "ray"]),
-        (2, ["-o", "r.jsonl", "--engine", "warp"]),
-        (2, ["-o", "r.jsonl", "--context", "0"]),
-        (2, ["-o", "r.jsonl", "--set", "engine.revision=1"]),
         (2, ["-o", "r.jsonl", "--set", "engine.options.api_key=1"]),
         (2, ["-o", "r.jsonl", "--model", "nowhere"]),
     ):

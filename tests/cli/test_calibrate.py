@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 import yaml
-from msgspec.structs import replace
 
 from tests.cli.conftest import Touche
 from tests.evaluation.test_calibration import READ, gated, judgment, stance_reading
@@ -33,22 +32,17 @@ def only(*topics: int) -> tuple[str, ...]:
 
 
 def test_thresholds_are_fitted_and_written_with_their_topics(judged: Path, touche: Touche) -> None:
-    done = touche(*FIT, "--folds", "4", "--out", "deep/thresholds.yaml")
-    assert (done.returncode, done.stderr) == (0, "")
-    assert "fold 1" in done.stdout and "fold 4" in done.stdout and "fold 5" not in done.stdout
+    done = touche(*FIT, "--folds", "2", "--out", "deep/thresholds.yaml", "--format", "json")
+    assert done.returncode == 0, done.stderr
+    rows = json.loads(done.stdout)
+    assert [row["held_out"] for row in rows] == ["fold 1", "fold 2", "all folds"]
+    topics = [row["topic_ids"].split() for row in rows]
+    assert [row["topics"] for row in rows] == [len(named) for named in topics]
+    assert sorted(topics[0] + topics[1]) == sorted(topics[2]) == sorted(map(str, range(TOPICS)))
     written = yaml.safe_load((judged / "deep/thresholds.yaml").read_text())
     assert list(written) == ["stance"] and set(written["stance"]) == {"thresholds", "calibrated_on", "calibrated_for"}
     assert list(written["stance"]["thresholds"]) == ["NO", "NEUTRAL"]
     assert written["stance"]["calibrated_on"] == [str(topic) for topic in range(TOPICS)]
-
-
-def test_each_fold_is_a_row_that_names_its_topics(judged: Path, touche: Touche) -> None:
-    rows = json.loads(touche(*FIT, "--folds", "2", "--out", "t.yaml", "--format", "json").stdout)
-    assert [row["held_out"] for row in rows] == ["fold 1", "fold 2", "all folds"]
-    topics = [row["topic_ids"].split() for row in rows]
-    assert [row["topics"] for row in rows] == [len(named) for named in topics]
-    assert {row["prompt"] for row in rows} == {judgment("1", "a", None).prompt}
-    assert sorted(topics[0] + topics[1]) == sorted(topics[2]) == sorted(map(str, range(TOPICS)))
 
 
 def test_thresholds_are_measured_on_topics_that_they_do_not_know(judged: Path, touche: Touche) -> None:
@@ -68,12 +62,6 @@ def test_thresholds_are_not_measured_on_topics_they_were_fitted_on(judged: Path,
         assert done.returncode == 2 and done.stdout == ""
         assert "t.yaml: its thresholds were fitted on" in done.stderr
         assert ("0, 1, 2; measure" if not chosen else "1, 2; measure") in done.stderr
-
-
-def test_topics_that_yaml_read_as_numbers_are_refused_too(judged: Path, touche: Touche) -> None:
-    (judged / "t.yaml").write_text("stance: {thresholds: {NO: 0.75}, calibrated_on: [3]}\n")
-    done = touche(*FIT, "--evaluate", "t.yaml")
-    assert done.returncode == 2 and "fitted on 1 of the 8 judged topics: 3;" in done.stderr
 
 
 def test_what_the_stance_prompt_said_is_used(judged: Path, touche: Touche) -> None:
@@ -109,30 +97,18 @@ def test_too_few_topics_leave_what_was_written_before(judged: Path, touche: Touc
     ("arguments", "problem"),
     [
         ((), "give either --out FILE"),
-        (("--out", "a", "--evaluate", "b"), "give either --out FILE"),
         (("--evaluate", "b", "--seed", "1"), "only for fitting"),
         (("--out", "a", "--folds", "1"), "--folds"),
         (("--evaluate", "none.yaml"), "none.yaml: cannot read the file"),
+        (("--evaluate", "other.yaml"), "'NEU': no threshold in comparative"),
         (("--out", "a", "--topic", "99"), "topic 99: no judged document"),
     ],
 )
 def test_wrong_usage_ends_with_code_two(judged: Path, touche: Touche, arguments: tuple[str, ...], problem: str) -> None:
+    (judged / "other.yaml").write_text("stance: {thresholds: {NEU: 0.5}}\n")
     done = touche(*FIT, *arguments)
     assert done.returncode == 2 and problem in done.stderr
     assert not (judged / "a").exists()
-
-
-def test_judgments_of_another_task_are_refused(judged: Path, touche: Touche) -> None:
-    write_records(judged / "run" / "judgments.jsonl", [replace(judgment("1", "a", None), grades={"clarity": 2.0})])
-    done = touche(*FIT, "--out", "t.yaml")
-    assert (done.returncode, done.stdout) == (1, "") and not (judged / "t.yaml").exists()
-    assert "run/judgments.jsonl: topic 1, document a: grade of 'clarity'" in done.stderr
-
-
-def test_thresholds_of_another_task_are_refused(judged: Path, touche: Touche) -> None:
-    (judged / "t.yaml").write_text("stance: {thresholds: {NEU: 0.5}}\n")
-    done = touche(*FIT, "--evaluate", "t.yaml")
-    assert done.returncode == 2 and "'NEU': no threshold in comparative; thresholds are for NO, NEUTRAL" in done.stderr
 
 
 def test_a_folder_without_a_run_and_a_task_without_such_labels_are_told(judged: Path, touche: Touche) -> None:

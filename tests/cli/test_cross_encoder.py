@@ -18,11 +18,7 @@ from tests.pipeline.test_rank import judged
     ("fault", "healthy", "named"),
     [
         ("constant", 0, "issues/27857"),
-        ("nan", 0, "no number"),
-        ("nan", PROBES, "no number"),
-        ("short", PROBES, "5 results for 6 texts"),
         ("model", PROBES, "'another' answers now"),
-        ("refused", PROBES, "too many tokens"),
     ],
 )
 def test_each_fault_of_the_server_is_one_line(

@@ -5,30 +5,22 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-import pytest
-
 from tests.cli.conftest import Touche
 from touche_llm.tasks import TASKS
 from touche_llm.tasks.published import read_published
 
 
-@pytest.mark.parametrize("task", TASKS)
-def test_the_list_has_each_file_of_a_task_with_its_facts(task: str, touche: Touche) -> None:
-    expected = [file for file in read_published().files if task in file.tasks]
-    done = touche("data", "--task", task)
-    assert done.returncode == 0
-    for file in expected:
-        assert file.url in done.stdout and (file.md5 or "") in done.stdout
-    for corpus in read_published().restricted:
-        assert (corpus.url in done.stdout) is (task in corpus.tasks)
-    rows = json.loads(touche("data", "--task", task, "--format", "json").stdout)
-    found = [(row["task"], row["name"], row["bytes"]) for row in rows if row["licence"] != "by agreement"]
-    assert found == [(task, f.name, f.bytes) for f in expected]
-
-
-def test_without_a_task_the_list_has_all_of_them(touche: Touche) -> None:
+def test_the_list_has_each_file_of_a_task_with_its_facts(touche: Touche) -> None:
     rows = json.loads(touche("data", "--format", "json").stdout)
+    found = {(row["task"], row["name"], row["bytes"]) for row in rows if row["licence"] != "by agreement"}
+    assert found == {(task, file.name, file.bytes) for file in read_published().files for task in file.tasks}
     assert {row["task"] for row in rows} == set(TASKS)
+    done = touche("data", "--task", "comparative")
+    assert done.returncode == 0
+    for file in read_published().files:
+        assert file.url in done.stdout or "comparative" not in file.tasks
+    for corpus in read_published().restricted:
+        assert (corpus.url in done.stdout) is ("comparative" in corpus.tasks)
 
 
 def test_a_problem_of_one_file_is_the_exit_code(touche: Touche, tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from tests.cli.test_thinking import RUN
 from tests.docs.pages import DOCS
 from tests.fake_server import FakeServer, hangs
 from tests.llm.engines.test_conformance import Model
-from tests.llm.engines.test_startup import Deaf, DeafVllm, Refusing, RefusingVllm, Shared
+from tests.llm.engines.test_startup import DeafVllm, RefusingVllm, Shared
 from tests.other_servers import FakeLlamaCpp, FakeLmStudio
 
 
@@ -74,19 +74,13 @@ ASKED = ["--system-message", "user"]
 @pytest.mark.parametrize(
     ("server", "flags", "is_possible"),
     [
-        (FakeServer(), [], True),
         (FakeServer(), ASKED, True),
         (FakeServer(ignored=("structured_outputs", "response_format")), [], False),
-        (FakeLlamaCpp(), [], True),
         (FakeLlamaCpp(), ["--no-logprobs"], True),
         (FakeLlamaCpp(), ["--context", "100000"], False),
         (FakeLmStudio(), ["--context", "2048"], False),
-        (DeafVllm(), [], False),
         (DeafVllm(), ASKED, True),
         (RefusingVllm(), [], False),
-        (RefusingVllm(), ASKED, True),
-        (Deaf(), ["--context", "2048"], False),
-        (Refusing(), ["--context", "2048"], False),
     ],
 )
 def test_a_run_is_made_where_the_card_says_so_and_nowhere_else(

@@ -259,12 +259,6 @@ def test_the_demo_shows_the_first_documents_of_each_topic_in_rows(touche: Touche
     assert read_tsv(pairs.stdout) == as_text([row for row in rows if row["task"] == "sentence_pairs"])
 
 
-def test_an_error_leaves_standard_output_empty(touche: Touche) -> None:
-    for command in ("validate none.txt --task comparative", "rank --out none", "cache stats --cache none"):
-        done = touche(*command.split(), "--format", "json")
-        assert done.returncode in (1, 2) and done.stdout == "" and "error: none" in done.stderr
-
-
 def test_text_from_outside_cannot_act_and_what_is_undefined_is_empty(capsys: pytest.CaptureFixture[str]) -> None:
     rows = [{"path": Path("a\u202fb\udcff"), "text": "\x1b[31m\t“é”\n", "value": float("nan"), "none": None, "n": 1e-7}]
     print_rows(Format.JSON, rows)

@@ -14,7 +14,7 @@ from tests.cli.conftest import Done, Touche
 from tests.fake_server import FakeServer, good, reply
 from touche_llm.cli.demo import SAMPLES
 from touche_llm.cli.log import logged, take_options
-from touche_llm.errors import EngineError, UsageError
+from touche_llm.errors import UsageError
 
 SAMPLE = SAMPLES / "comparative"
 KEY = "sk-do-not-tell-4711"
@@ -87,7 +87,7 @@ def test_the_options_stand_before_or_after_the_command(
     assert (found, options.log_file, options.verbose, options.log_text) == (rest, file, verbose, with_text)
 
 
-@pytest.mark.parametrize("arguments", [["run", "--log-file"], ["--log-file", "--verbose"], ["run", "--log-text"]])
+@pytest.mark.parametrize("arguments", [["run", "--log-file"], ["run", "--log-text"]])
 def test_options_that_lack_something_are_wrong_usage(arguments: list[str]) -> None:
     with pytest.raises(UsageError):
         take_options(arguments)
@@ -110,29 +110,7 @@ def test_a_line_is_one_bounded_line_without_control_characters_or_keys(
     assert not any("secret" in line for line in lines)
 
 
-def test_how_a_command_ended_is_logged_without_the_message(tmp_path: Path) -> None:
-    with pytest.raises(EngineError), logged("run", tmp_path / "a.log"):
-        raise EngineError("the server says: some text")
-    text = (tmp_path / "a.log").read_text()
-    assert "run: EngineError after" in text
-    assert "some text" not in text
-
-
-def test_without_the_options_nothing_is_set_up(tmp_path: Path) -> None:
-    program = logging.getLogger("touche_llm")
-    before = list(program.handlers)
-    with logged("run"):
-        assert program.handlers == before
-        assert not program.isEnabledFor(logging.INFO)
-    assert [type(handler) for handler in before] == [logging.NullHandler]
-
-
 def test_a_log_that_cannot_be_written_is_left_and_the_run_goes_on(capsys: pytest.CaptureFixture[str]) -> None:
     with logged("run", Path("/dev/full")):
         pass
     assert capsys.readouterr().err.count("cannot write the log") == 1
-
-
-def test_a_folder_as_log_is_an_error_of_the_file(tmp_path: Path) -> None:
-    with pytest.raises(IsADirectoryError), logged("run", tmp_path):
-        pass

@@ -125,24 +125,6 @@ def test_all_commands_and_the_library_have_the_same_values(touche: Touche, made:
         assert figure.runs[0] is not None and same(figure.runs[0].summary["value"], rows[figure.name]["value"])
 
 
-@pytest.mark.parametrize("run", ["lossy-few", "few", "lossy"])
-def test_a_comparison_is_over_the_topics_that_were_chosen_for_both(touche: Touche, made: Path, run: str) -> None:
-    options = ["--relevance", str(made / "relevance")]
-    names = {name: str(made / "runs" / name) for name in ("whole", run)}
-    rows = rows_of(touche, "evaluate", *names.values(), *options)
-    alone = {row["run"]: row for row in rows if row["measure"] == "relevance nDCG@5"}
-    by_topic = rows_of(touche, "evaluate", names["whole"], *options, "--per-topic")
-    values = {row["topic"]: row["relevance nDCG@5"] for row in by_topic if row["run"] == names["whole"]}
-    (row,) = (
-        row
-        for row in rows_of(touche, "compare", names[run], "--baseline", names["whole"], *options)
-        if row["measure"] == "relevance nDCG@5"
-    )
-    topics = measured_on(run, "relevance")
-    assert same(row["value"], alone[names[run]]["value"]) and row["n"] == len(topics)
-    assert same(row["baseline_value"], sum(values[topic] for topic in topics) / len(topics))
-
-
 def test_the_library_measures_a_ranking_by_the_topics_that_it_was_given(made: Path) -> None:
     folder = made / "runs/lossy-few"
     config = tl.Run.open(folder).config

@@ -118,10 +118,3 @@ def test_a_task_of_other_aspects_without_stances_has_these_alone(touche: Touche,
     for wrong in (("--relevance", "depth.txt"), ("--stance", "stance.txt"), ()):
         done = touche(*compare, *wrong)
         assert done.returncode == 2 and "width, depth" in done.stderr, done.stderr
-
-
-def test_stances_alone_are_no_grades_to_draw_by(touche: Touche, engine: ScriptedEngine) -> None:
-    change_example(touche, FIVE, TWO_SCALES)
-    write_qrels()
-    done = touche("prompts", "compare", *write_variants(), *OPTIONS, "--stance", "stance.txt")
-    assert done.returncode == 2 and "relevance, depth" in done.stderr and not engine.requests

@@ -31,7 +31,6 @@ REPLAY = ["--cache", str(SAMPLE / "cassette.jsonl"), "--cache-mode", "replay"]
 ONE, TWO = "sample-heating-01___3", "sample-heating-02___1"
 ABOUT = ["--topic", "3", "--doc", ONE]
 OWN = prompts_folder() / "comparative" / "judge.jinja"
-SENTENCE = "You are an assessor of a retrieval evaluation."
 
 
 @pytest.fixture
@@ -80,7 +79,7 @@ def test_a_template_that_does_not_load_is_listed_with_its_error(touche: Touche, 
 def test_a_folder_without_templates_of_the_task_is_told(touche: Touche, folder: Path) -> None:
     # The folder itself stands where its parent should.
     misplaced = str(folder / "comparative")
-    for command in (["list"], ["check"], ["check", "judge"], ["show", "judge"], ["render", "judge", *ABOUT, *DATA]):
+    for command in (["list"], ["check"], ["show", "judge"], ["render", "judge", *ABOUT, *DATA]):
         done = touche("prompts", *command, "--prompts", "none")
         assert done.returncode == 2 and "none: no such folder of templates" in done.stderr
         done = touche("prompts", *command, "--prompts", misplaced)
@@ -148,6 +147,8 @@ def test_an_example_about_a_given_topic_is_an_error_as_in_a_run(touche: Touche, 
     done = touche(*given, *DATA[:2])
     assert done.returncode == 1 and "is topic 3 of" in done.stdout
     assert "error: comparative judge: " in done.stdout
+    tried = touche("prompts", "try", "judge", "--prompts", str(folder), *ABOUT, *DATA, *REPLAY)
+    assert tried.returncode == 2 and "is topic 3 of" in tried.stderr and not tried.stdout
 
 
 def test_a_copy_is_the_same_prompt_with_all_that_it_takes_in(touche: Touche, folder: Path, tmp_path: Path) -> None:
@@ -243,19 +244,6 @@ def test_what_is_rendered_is_what_a_run_sends(
         assert ("is truncated" in done.stderr) is (context < 2000)
 
 
-def test_an_answer_that_the_prompt_gives_away_is_not_tried(folder: Path, touche: Touche) -> None:
-    example = {
-        "topic": {"id": "9", "title": "Which is better for heating an old house, a heat pump or a gas boiler?"},
-        "document": "A pump.",
-        "first": "pump",
-        "second": "boiler",
-        "answer": {"relevance": 3, "quality": 2, "position": "YES", "stance": "FIRST"},
-    }
-    (folder / "comparative" / "judge.examples.yaml").write_text(json.dumps([example]))
-    done = touche("prompts", "try", "judge", "--prompts", str(folder), *ABOUT, *DATA, *REPLAY)
-    assert done.returncode == 2 and "is topic 3 of" in done.stderr and not done.stdout
-
-
 def test_a_topic_alone_needs_no_corpus_and_documents_do(touche: Touche) -> None:
     done = touche("prompts", "render", "queries", "--topic", "3", *DATA[:2])
     assert done.returncode == 0 and "Which is better for heating" in done.stdout
@@ -267,12 +255,10 @@ def test_a_topic_alone_needs_no_corpus_and_documents_do(touche: Touche) -> None:
     ("name", "given", "problem"),
     [
         ("judge", [], "--doc: missing, since the prompt for judge is about documents; name one or more"),
-        ("best", [], "--doc: missing, since the prompt for best is about documents; name one or more"),
         ("queries", ["--doc", ONE], "the prompt for queries asks about a topic alone; name no document"),
         ("best", ["--doc", ONE], "compares 2 to 20 documents, not 1"),
         ("judge", ["--doc", ONE, "--doc", ONE], "a document is given twice"),
         ("judge", ["--doc", "none"], ": 'none' is not one of the documents of this corpus"),
-        ("none", ["--doc", ONE], "cannot read the prompt: No such file"),
     ],
 )
 def test_what_cannot_be_asked_is_told(name: str, given: list[str], problem: str, touche: Touche) -> None:

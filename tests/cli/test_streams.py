@@ -108,7 +108,6 @@ def test_a_full_standard_output_is_an_error_that_names_it(tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     "arguments",
     [
-        ["validate", b"r\xff.txt", "--task", "comparative"],
         ["run", "--topics", b"t\xff.xml", "--corpus", "c.jsonl", "--out", "o"],
         ["cache", "export", b"\xff.jsonl"],
     ],

@@ -35,18 +35,10 @@ def list_warnings(touche: Touche, topics: str, corpus: str, *options: str) -> li
     return [line for line in done.stderr.splitlines() if line.startswith("note: ")]
 
 
-def test_a_run_names_its_task_before_anything_else(touche: Touche) -> None:
-    for options, task in (((), "comparative"), (("--task", "controversial"), "controversial")):
-        done = touche("run", "--dry-run", *DATA, "--out", "out", *options)
-        assert done.stderr.splitlines()[0].startswith(f"task: {task} (")
-
-
 @pytest.mark.parametrize(
     ("task", "topic", "document", "fitting"),
     [
         ("comparative", TENURE, "own-1", ["controversial"]),
-        ("comparative", TENURE, "clueweb22-en0000-00-00000", ["controversial"]),
-        ("controversial", LAPTOP, "own-1", ["comparative"]),
         ("controversial", LAPTOP, "clueweb12-0001wb-05-12311___3", ["comparative"]),
         ("comparative_2021", LAPTOP, "clueweb12-0001wb-05-12311", ["comparative"]),
     ],
@@ -68,7 +60,6 @@ def test_topics_and_documents_of_another_task_are_a_warning_that_names_it(
         ("controversial", [TENURE], "clueweb22-en0000-00-00000"),
         # A subset that begins elsewhere, a translation, own questions with published numbers, own ids.
         ("comparative", [(4, "Is tea hot?"), TENURE], "own-1"),
-        ("comparative", [(1, "Sollten Lehrer verbeamtet werden?")], "own-1"),
         ("controversial", [(2, "Which laptop?")], "S1-A2"),
         ("comparative", [(2, "Which tea is better?")], "clueweb-page-7"),
     ],
@@ -90,19 +81,18 @@ def test_a_task_of_ones_own_may_use_published_topics_and_documents(touche: Touch
 
 def test_a_dry_run_says_of_the_folder_what_the_run_would_say(touche: Touche, tmp_path: Path) -> None:
     done = touche("run", *REPLAY, *DATA, "--out", "out")
-    assert done.returncode == 0, done.stderr
+    assert done.returncode == 0 and done.stderr.splitlines()[0].startswith("task: comparative ("), done.stderr
     assert touche("run", "--dry-run", *REPLAY, *DATA, "--out", "out").returncode == 0
-    for options in (("--depth", "5"), ("--task", "controversial", "--topic", "3")):
-        refused = [touche("run", *REPLAY, *DATA, *options, "--out", "out", *dry) for dry in ((), ("--dry-run",))]
-        assert [each.returncode for each in refused] == [2, 2]
-        assert refused[0].stderr == refused[1].stderr and "holds a run with other settings" in refused[0].stderr
+    refused = [touche("run", *REPLAY, *DATA, "--depth", "5", "--out", "out", *dry) for dry in ((), ("--dry-run",))]
+    assert [done.returncode for done in refused] == [2, 2]
+    assert refused[0].stderr == refused[1].stderr and "holds a run with other settings" in refused[0].stderr
     assert touche("run", "--dry-run", *REPLAY, *DATA, "--depth", "5", "--out", "out", "--overwrite").returncode == 0
     retrieve = ("retrieve", *DATA, "--depth", "5", "--out", "out")
     assert touche(*retrieve, "--dry-run").stderr == touche(*retrieve).stderr
 
 
 @pytest.mark.parametrize("out", ["file", "file/run"])
-@pytest.mark.parametrize("command", [("run", *DATA), ("run", "--dry-run", *DATA), ("retrieve", *DATA), ("judge",)])
+@pytest.mark.parametrize("command", [("run", "--dry-run", *DATA), ("judge",)])
 def test_a_file_in_place_of_the_folder_is_named(
     command: tuple[str, ...], out: str, touche: Touche, tmp_path: Path
 ) -> None:
@@ -114,23 +104,10 @@ def test_a_file_in_place_of_the_folder_is_named(
 
 
 @pytest.mark.parametrize("arguments", [("validate", "{}"), ("evaluate", "{}", "--relevance", "{}")])
-@pytest.mark.parametrize("file", ["qrels-relevance.txt", "topics.xml", "passages.jsonl"])
+@pytest.mark.parametrize("file", ["qrels-relevance.txt", "topics.xml"])
 def test_a_file_that_is_no_run_is_named_before_the_task_is_missed(
     arguments: tuple[str, ...], file: str, touche: Touche
 ) -> None:
     done = touche(*(each.replace("{}", str(SAMPLE / file)) for each in arguments))
     assert (done.returncode, done.stdout) == (1, "")
     assert len(done.stderr.splitlines()) == 1 and "expected a run" in done.stderr and "--task" not in done.stderr
-
-
-@pytest.mark.parametrize(
-    ("name", "meant"),
-    [
-        ("ranking.setwise.childen", "ranking.setwise.children"),
-        ("engine.depth", "depth"),
-        ("max_tokens", "sampling.max_tokens"),
-    ],
-)
-def test_the_setting_that_a_misspelt_one_means_is_named(name: str, meant: str, touche: Touche) -> None:
-    done = touche("run", *DATA, "--out", "out", "--set", f"{name}=3")
-    assert done.returncode == 2 and done.stderr == f"error: --set {name}: no such name, did you mean {meant}?\n"
