@@ -122,13 +122,3 @@ async def test_a_rejected_request_is_a_stored_failure_and_sent_again_only_if_wan
     assert sent(programs) == [4]
     assert (await pipeline.run_all(with_cache(config, retry_failures=True), tmp_path / "out", Silent())).failures == []
     assert sent(programs) == [4, 1]
-
-
-async def test_answers_in_the_cache_need_no_runner_also_if_they_are_of_another_context(
-    config: Config, programs: Programs, tmp_path: Path
-) -> None:
-    await pipeline.run_all(config, tmp_path / "out", Silent())
-    engine = config.engine.model_copy(update={"context": 30000})
-    await pipeline.run_all(config.model_copy(update={"engine": engine}), tmp_path / "other", Silent())
-    assert len(sent(programs)) == 3
-    assert (tmp_path / "other" / "run.txt").read_bytes() == (tmp_path / "out" / "run.txt").read_bytes()

@@ -48,8 +48,8 @@ def test_following_the_printed_commands_ranks_as_was_exported(touche: Touche, tm
     b.write(tmp_path / "responses.jsonl", replied(tmp_path / "requests.jsonl"))
     done = touche("batch", "import", "responses.jsonl", "--out", "run")
     assert (done.returncode, done.stdout.splitlines()[2].split()) == (0, ["stored", "3"])
-    again = touche(*EXPORT)
-    assert (again.returncode, again.stdout.partition(":")[0]) == (0, "nothing is pending")
+    done = touche(*EXPORT)
+    assert (done.returncode, done.stdout.partition(":")[0]) == (0, "nothing is pending")
     assert not (tmp_path / "requests.jsonl").exists()
     assert touche("judge", *REPLAY).returncode == 0
     settings = ["--set", "ranking.listwise.shuffles=2", "--set", "ranking.document_tokens=5000"]

@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from tests.cli.conftest import Touche
-from tests.fake_elasticsearch import FakeElasticsearch, refuses
+from tests.fake_elasticsearch import FakeElasticsearch
 from touche_llm.cli.demo import SAMPLES
 from touche_llm.data import concurrency
 from touche_llm.retrieval import elasticsearch as elastic_load
@@ -90,21 +90,6 @@ def test_the_metadata_tells_what_was_searched(touche: Touche, tmp_path: Path, se
     assert config["elasticsearch"]["url"] == server.url and config["elasticsearch"]["index"] == "mine"
     retriever = config["retriever"]
     assert [retriever[each] for each in ("name", "method", "k1", "b")] == ["elasticsearch", "lucene", 0.9, 0.4]
-
-
-def test_a_load_that_stopped_goes_on_with_the_same_command(
-    touche: Touche, tmp_path: Path, server: FakeElasticsearch
-) -> None:
-    server.behaviours["bulk"] = [None, refuses(500, "node_closed_exception")]
-    load = ["index", *at(server), "--corpus", str(CORPUS["comparative"])]
-    done = touche(*load)
-    assert done.returncode == 1 and "documents of lines 11 to 20 of" in done.stderr
-    done = touche("retrieve", *at(server), *topics(), "--out", "out")
-    assert done.returncode == 1 and "incomplete, since loading passages.jsonl was interrupted" in done.stderr
-    assert not (tmp_path / "out" / "candidates.run.txt").exists()
-    done = touche(*load)
-    assert done.returncode == 0 and "an earlier load was interrupted" in done.stderr
-    assert touche("retrieve", *at(server), *topics(), "--out", "out").returncode == 0
 
 
 def test_candidates_of_another_tool_are_looked_up_there(

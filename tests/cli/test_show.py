@@ -286,15 +286,6 @@ def test_qrels_that_changed_or_are_gone_are_named(touche: Touche, run: Path, cha
         assert (done.returncode, done.stderr.count("\n")) == (1, 1) and "--quality" in done.stderr
 
 
-def test_runs_that_were_evaluated_with_different_qrels_need_them_named(touche: Touche, run: Path) -> None:
-    shutil.copytree(run, run.parent / "second")
-    assert touche("evaluate", "first", "--relevance", "relevance").returncode == 0
-    (run.parent / "relevance").write_text((run.parent / "relevance").read_text().replace(" 2\n", " 1\n"))
-    assert touche("evaluate", "second", "--relevance", "relevance").returncode == 0
-    done = touche("compare", "first", "second", "--baseline", "first")
-    assert done.returncode == 2 and done.stderr.count("\n") == 1
-
-
 def test_measures_of_an_earlier_run_file_are_outdated_but_its_qrels_are_kept(touche: Touche, run: Path) -> None:
     assert touche("evaluate", "first", *GRADED).returncode == 0
     assert touche("rank", "--out", "first", "--rank", "judge").returncode == 0

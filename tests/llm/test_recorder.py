@@ -97,15 +97,7 @@ async def test_of_several_documents_the_first_is_certain(model: type[AnswerModel
         assert {label: share for label, share in shares.items() if share} == {str(labels[0]): 1.0}
 
 
-@pytest.mark.parametrize(
-    "title",
-    [
-        "Which is better, Canon or Nikon?",
-        "Vim or Emacs, or rather vim?",
-        "a\tb",
-        "'Do' or \"don't\"",
-    ],
-)
+@pytest.mark.parametrize("title", ["Vim or Emacs, or rather vim?", "'Do' or \"don't\""])
 async def test_two_objects_are_found_in_any_title_that_has_them(title: str) -> None:
     model = objects_answer(Topic("1", title))
     result = await answered(model, None)
