@@ -15,7 +15,7 @@ from tests.scripted_engine import FACTS, Label, ScriptedEngine
 from touche_llm.data.records import Cut, Topic
 from touche_llm.errors import DataError, PromptError, ReplayMiss
 from touche_llm.judging.pointwise import make_failure
-from touche_llm.llm.answers import Answer, FailedRequest, build_schema
+from touche_llm.llm.answers import FailedRequest, build_schema
 from touche_llm.llm.cache import Cache, CacheMode
 from touche_llm.llm.engine import Completion, Rejected
 from touche_llm.llm.model import AnsweredRequest, ModelClient
@@ -185,7 +185,7 @@ async def test_an_unusable_cached_answer_is_an_error_with_its_key(tmp_path: Path
         # Probabilities exceed 1 in sum.
         tokens = [{**token, "top": [["2", -0.1], ["1", -0.1]]} for token in entry.value["tokens"]]
         value: dict[str, object] = {"text": "{}"} if damaged == "text" else {"tokens": tokens}
-        cache.put(msgspec.structs.replace(entry, value={**entry.value, **value}), Answer)
+        cache.put(msgspec.structs.replace(entry, value={**entry.value, **value}))
         with pytest.raises(DataError, match=request.key):
             await model.request(request, ComparativeJudgment)
 

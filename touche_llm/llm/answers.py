@@ -30,10 +30,6 @@ class AnswerForm(StrEnum):
     TEXT = "text"
 
 
-# By the type of the JSON Schema.
-_FORMS = {"object": AnswerForm.OBJECT, "array": AnswerForm.ARRAY}
-
-
 def list_fields(schema: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
     """Return the schema of each field of an answer by name, in order, for a schema of any form."""
     if "properties" in schema:
@@ -60,7 +56,7 @@ class Layout:
         """Return the layout of the answers that a schema allows; an empty schema allows any text."""
         if not schema:
             return cls(AnswerForm.TEXT, ())
-        form, fields = _FORMS[schema["type"]], list_fields(schema)
+        form, fields = AnswerForm(schema["type"]), list_fields(schema)
         labels = [label for field in fields.values() for label in field.get("enum", ("text",))]
         # Labels of one letter are the same in both forms.
         if form is AnswerForm.ARRAY and labels == [abbreviate(label) for label in labels]:
@@ -94,24 +90,20 @@ class Layout:
         spelled = (text + self.spell_value(values[name]) for text, name in zip(before, self.fields, strict=True))
         return "".join(spelled) + end
 
+    # Few different answers consist of labels, and each is searched once per field.
+    @lru_cache(maxsize=1024)  # noqa: B019, layouts are few
     def find_values(self, text: str) -> Mapping[str, tuple[int, int]]:
         """Return the spans of the values in the text of an answer, as byte offsets `(first, end)`.
 
         Fields whose values cannot be told from others are left out: keys that occur twice in an object, or all if an
         array has another number of values.
         """
-        return _find_values(text, self)
-
-
-# Few different answers consist of labels, and each is searched once per field.
-@lru_cache(maxsize=1024)
-def _find_values(text: str, layout: Layout) -> Mapping[str, tuple[int, int]]:
-    content = text.encode("utf-8", errors="replace")
-    if layout.form is AnswerForm.OBJECT:
-        by_field = {field: list(_compile_value_pattern(field).finditer(content)) for field in layout.fields}
-        return {field: matches[0].span(1) for field, matches in by_field.items() if len(matches) == 1}
-    spans = [match.span() for match in _ELEMENT.finditer(content)]
-    return dict(zip(layout.fields, spans, strict=True)) if len(spans) == len(layout.fields) else {}
+        content = text.encode("utf-8", errors="replace")
+        if self.form is AnswerForm.OBJECT:
+            by_field = {field: list(_compile_value_pattern(field).finditer(content)) for field in self.fields}
+            return {field: matches[0].span(1) for field, matches in by_field.items() if len(matches) == 1}
+        spans = [match.span() for match in _ELEMENT.finditer(content)]
+        return dict(zip(self.fields, spans, strict=True)) if len(spans) == len(self.fields) else {}
 
 
 @lru_cache(maxsize=256)
@@ -198,10 +190,6 @@ class UnusableAnswer(JsonStruct, frozen=True, omit_defaults=True):
     def is_final(self) -> bool:
         """Whether no other sample is to be requested."""
         return self.kind == "server_error"
-
-    def to_attempt(self, sample: int) -> Attempt:
-        """Return the record of this sample in a failure."""
-        return Attempt(sample=sample, kind=self.kind, reason=self.reason, text=self.text)
 
 
 @dataclass(frozen=True, slots=True)
@@ -303,7 +291,9 @@ def _parse(text: str, model: type[AnswerModel], form: AnswerForm) -> AnswerModel
             raise Unusable("outside_schema", f"expected {len(model.model_fields)} values in {form} form", text)
         values = dict(zip(model.model_fields, values, strict=True))
     if form is AnswerForm.LETTERS:
-        values = _expand_letters(values, labels)
+        for name, letter in values.items():
+            found = [label for label in labels[name] if type(label) is type(letter) and abbreviate(label) == letter]
+            values[name] = found[0] if found else None
     try:
         answer = model.model_validate(values)
     except ValidationError as error:
@@ -319,13 +309,3 @@ def _parse(text: str, model: type[AnswerModel], form: AnswerForm) -> AnswerModel
         if name in labels and not any(type(found) is type(label) and found == label for label in labels[name]):
             raise Unusable("outside_schema", f"{name}: {found!r} is no label", text)
     return answer
-
-
-def _expand_letters(
-    values: Mapping[str, Any], labels: Mapping[str, tuple[int | str, ...]]
-) -> Mapping[str, int | str | None]:
-    """Return the labels that begin with the letters of an answer, and None for what is no letter of a label."""
-    return {
-        name: next((label for label in labels[name] if abbreviate(label) == value and type(label) is type(value)), None)
-        for name, value in values.items()
-    }

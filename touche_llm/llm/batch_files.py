@@ -8,11 +8,12 @@ import os
 import shutil
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from itertools import islice
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal
 
 import msgspec
 import orjson
@@ -285,7 +286,7 @@ def _ray_job(engine: EngineConfig, requests: Path, responses: Path, folder: Path
     return [*job, *map(os.path.abspath, (requests, responses)), orjson.dumps(settings).decode()]
 
 
-class BatchEngine:
+class BatchEngine(AbstractAsyncContextManager["BatchEngine"]):
     """Engine that answers requests in rounds: a file of all requests that wait. Use as an asynchronous context manager.
 
     Requests that depend on answers come in a later round.
@@ -304,9 +305,6 @@ class BatchEngine:
         self._waiting: dict[str, tuple[Request, asyncio.Future[Completion]]] = {}
         self._sending: asyncio.Task[None] | None = None
         self._rounds = 0
-
-    async def __aenter__(self) -> Self:
-        return self
 
     async def __aexit__(self, *_: object) -> None:
         if self._sending is not None:

@@ -6,10 +6,10 @@ import asyncio
 import os
 import sqlite3
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import closing, suppress
+from contextlib import AbstractContextManager, closing, suppress
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any, Self, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import msgspec
 import orjson
@@ -110,7 +110,7 @@ def open_file(path: Path | None, read_only: bool = False) -> NamedDatabase:
         create_if_empty(database, FORMAT, path)
         # SQLite does not wait for other processes when it switches the mode.
         retrying = Retrying(
-            retry=retry_if_exception(_is_busy),
+            retry=retry_if_exception(lambda error: getattr(error, "sqlite_errorcode", 0) == sqlite3.SQLITE_BUSY),
             stop=stop_after_delay(LOCK_SECONDS),
             wait=wait_random(0.01, 0.1),
             reraise=True,
@@ -121,10 +121,6 @@ def open_file(path: Path | None, read_only: bool = False) -> NamedDatabase:
         database.close()
         raise
     return database
-
-
-def _is_busy(error: BaseException) -> bool:
-    return isinstance(error, sqlite3.OperationalError) and error.sqlite_errorcode == sqlite3.SQLITE_BUSY
 
 
 # Kind and value.
@@ -145,7 +141,7 @@ class CacheMode(StrEnum):
 _SELECT = "SELECT kind, value FROM entries WHERE key = ?"
 
 
-class Cache:
+class Cache(AbstractContextManager["Cache"]):
     """Cache entries by key. Use as a context manager, or call `close`."""
 
     def __init__(self, path: Path, mode: CacheMode = CacheMode.REUSE) -> None:
@@ -176,9 +172,6 @@ class Cache:
         self._pending: list[tuple[tuple[Any, ...], asyncio.Future[_Row | None]]] = []
         if is_cassette:
             self.import_cassette(path)
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
@@ -214,19 +207,15 @@ class Cache:
         row = self._fetch_row(key)
         return None if row is None else self._parse(key, row, model)
 
-    def put(self, entry: Entry, model: type[ValueT]) -> ValueT:
-        """Store an entry at once, and return the value that the cache then has under its key.
+    def put(self, entry: Entry) -> None:
+        """Store an entry at once.
 
         The first value stored under a key stays, also if another process stored it, so that a replay finds what the run
         used. In mode `refresh` the new value replaces it; in modes `replay` and `off` nothing is stored.
         """
-        if self._is_read_only:
-            return entry.read(model)
-        self._insert([entry.row])
-        self._check_file()
-        row = self._fetch_row(entry.key)
-        assert row is not None
-        return self._parse(entry.key, row, model)
+        if not self._is_read_only:
+            self._insert([entry.row])
+            self._check_file()
 
     async def store(self, metadata: EntryMetadata, value: ValueT, model: ValueType[ValueT] | None = None) -> ValueT:
         """Store an entry like `put`, in one transaction with the others of this turn of the event loop.
@@ -293,8 +282,7 @@ class Cache:
 
     def iterate_entries(self) -> Iterator[Entry]:
         """Yield all entries, by key."""
-        for row in self._database.execute("SELECT * FROM entries ORDER BY key"):
-            yield self._to_entry(row)
+        yield from map(self._to_entry, self._database.execute("SELECT * FROM entries ORDER BY key"))
 
     def count_entries(self) -> list[tuple[str, str, str | None, int | None, str | None, int]]:
         """Return `(kind, model, prompt, prompt version, prompt hash, number of entries)` for each combination."""

@@ -24,9 +24,6 @@ class Delivery(StrEnum):
 
 
 CHAT_PATH = "/v1/chat/completions"
-LOGPROBS_MISSING = (
-    "log-probabilities were requested, but none came; set sampling.logprobs to false if the server sends none"
-)
 # Alternatives below e^-25 change no stored probability; masked tokens have -9999.
 _MIN_LOGPROB = -25.0
 _WHITE_SPACE = b" \t\r\n"
@@ -99,14 +96,6 @@ class ChatReply(msgspec.Struct, gc=False):
     usage: _Usage = msgspec.field(default_factory=_Usage)
     system_fingerprint: str | None = None
 
-    @property
-    def lacks_logprobs(self) -> bool:
-        """Whether it is an answer without alternatives for any token."""
-        choice = self.choices[0]
-        if choice.finish_reason != "stop" or choice.message.refusal or not (choice.message.content or "").strip():
-            return False
-        return all(bytes(token.top_logprobs) == b"[]" for token in choice.tokens)
-
     def check(self) -> None:
         """Decode also the alternatives, which are otherwise decoded on demand; raises Malformed."""
         for choice in self.choices:
@@ -125,21 +114,16 @@ def build_chat_body(request: Request, delivery: Delivery = Delivery.STRUCTURED_O
         "chat_template_kwargs": request.chat_template_kwargs,
     }
     if request.schema:
-        body[delivery.value] = _constrain(request.schema, delivery)
+        # llama.cpp and LM Studio refuse `"items": false`. Without it, `maxItems` closes the array, and the reader
+        # refuses more elements; the key keeps it.
+        schema = {name: value for name, value in request.schema.items() if (name, value) != ("items", False)}
+        strict = {"type": "json_schema", "json_schema": {"name": "answer", "schema": schema, "strict": True}}
+        body[delivery.value] = strict if delivery is Delivery.RESPONSE_FORMAT else {"json": schema}
     if sampling.top_logprobs:
         body |= {"logprobs": True, "top_logprobs": sampling.top_logprobs}
     if request.stop:
         body["stop"] = list(request.stop)
     return body
-
-
-def _constrain(schema: Mapping[str, Any], delivery: Delivery) -> dict[str, Any]:
-    # llama.cpp and LM Studio refuse `"items": false`. Without it, `maxItems` closes the array, and the reader refuses
-    # more elements; the key keeps it.
-    schema = {name: value for name, value in schema.items() if (name, value) != ("items", False)}
-    if delivery is Delivery.RESPONSE_FORMAT:
-        return {"type": "json_schema", "json_schema": {"name": "answer", "schema": schema, "strict": True}}
-    return {"json": schema}
 
 
 def read_completion(reply: ChatReply, layout: Layout | None = None) -> Completion:
@@ -154,9 +138,12 @@ def read_completion(reply: ChatReply, layout: Layout | None = None) -> Completio
     choice = reply.choices[0]
     if choice.finish_reason not in ("stop", "length", "content_filter"):
         raise BrokenReply(f"the answer ended with {choice.finish_reason!r}")
-    if layout is not None and reply.lacks_logprobs:
-        raise MissingLogprobs(LOGPROBS_MISSING)
     text = choice.message.content or ""
+    is_answer = choice.finish_reason == "stop" and not choice.message.refusal and text.strip()
+    if layout is not None and is_answer and all(bytes(token.top_logprobs) == b"[]" for token in choice.tokens):
+        raise MissingLogprobs(
+            "log-probabilities were requested, but none came; set sampling.logprobs to false if the server sends none"
+        )
     try:
         tokens = _align_tokens(choice.tokens, text, layout)
     except Malformed as error:
@@ -365,9 +352,7 @@ class ChatServer(HttpClient):
         """Return the text of a prompt as the server renders it; None if the server does not show it."""
         try:
             return await self.counter.render(messages, chat_template_kwargs)
-        except BrokenReply:
+        except (BrokenReply, Rejected) as error:
+            if isinstance(error, Rejected) and error.status != 404:
+                raise
             return None
-        except Rejected as error:
-            if error.status == 404:
-                return None
-            raise

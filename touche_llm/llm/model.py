@@ -214,7 +214,7 @@ class ModelClient(TokenCountingClient):
                     break
             if isinstance(result, Answer):
                 return _read_stored(result, sample, model)
-            attempts.append(result.to_attempt(sample.sample))
+            attempts.append(Attempt(sample=sample.sample, kind=result.kind, reason=result.reason, text=result.text))
             if result.is_final:
                 break
         if is_sent:
@@ -312,7 +312,18 @@ class ModelClient(TokenCountingClient):
     def raise_on_misses(self) -> None:
         """Raise ReplayMiss if a replay needed answers that the cache lacks."""
         if self.misses:
-            raise ReplayMiss(_describe_misses(self.misses, self.cache))
+            by_reason: dict[str, list[Request]] = {}
+            for request in self.misses:
+                by_reason.setdefault(_find_reason(request, self.cache), []).append(request)
+            path = self.cache.path
+            lines = [f"{path}: the cache lacks {len(self.misses)} of the answers that the run needs"]
+            for reason, requests in by_reason.items():
+                subjects = "; ".join(request.origin.subject for request in requests[:_MAX_LISTED])
+                more = f" and {len(requests) - _MAX_LISTED} more" if len(requests) > _MAX_LISTED else ""
+                lines.append(f"  {reason}: {subjects}{more}")
+            first = "import it into a cache (touche-llm cache import) and " if path.suffix == ".jsonl" else ""
+            lines.append(f"{first}run with `cache.mode: reuse` and a server to request them")
+            raise ReplayMiss("\n".join(lines))
 
 
 def _read_stored(answer: Answer, request: Request, model: type[AnswerT]) -> AnsweredRequest[AnswerT]:
@@ -353,22 +364,6 @@ def _read_completion(completion: Completion, model: type[AnswerModel], layout: L
         completion_tokens=completion.completion_tokens,
         fingerprint=completion.fingerprint,
     )
-
-
-def _describe_misses(misses: list[Request], cache: Cache) -> str:
-    """Return which answers are missing, the likely reasons, and what to do."""
-    by_reason: dict[str, list[Request]] = {}
-    for request in misses:
-        by_reason.setdefault(_find_reason(request, cache), []).append(request)
-    lines = [f"{cache.path}: the cache lacks {len(misses)} of the answers that the run needs"]
-    for reason, requests in by_reason.items():
-        subjects = "; ".join(request.origin.subject for request in requests[:_MAX_LISTED])
-        more = f" and {len(requests) - _MAX_LISTED} more" if len(requests) > _MAX_LISTED else ""
-        lines.append(f"  {reason}: {subjects}{more}")
-    is_cassette = cache.path.suffix == ".jsonl"
-    first = "import it into a cache (touche-llm cache import) and " if is_cassette else ""
-    lines.append(f"{first}run with `cache.mode: reuse` and a server to request them")
-    return "\n".join(lines)
 
 
 def _find_reason(request: Request, cache: Cache) -> str:

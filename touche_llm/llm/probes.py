@@ -164,13 +164,7 @@ def _check_logprobs(survey: Survey, refusal: str) -> ServerCheck:
 _MAX_COUNT_ERROR = 8
 
 
-@probe(
-    Extent.RUN,
-    "tokens",
-    "",
-    "give a folder with the model's tokenizer (`engine.tokenizer`)",
-    stops_runs=True,
-)
+@probe(Extent.RUN, "tokens", "", "give a folder with the model's tokenizer (`engine.tokenizer`)", stops_runs=True)
 async def check_tokens(survey: Survey) -> list[ServerCheck]:
     """Make the server use the first counter of tokens that works, and compare its count with the server's."""
     server, folder = survey.server, survey.engine.tokenizer
@@ -252,13 +246,7 @@ _RAW_ALTERNATIVES = 200
 SYSTEM = "Answer each field with one of its labels."
 
 
-@probe(
-    Extent.RUN,
-    LABEL_TOKENS,
-    "",
-    f"use prompts of another `form`, such as `object`, or {PLAIN}",
-    stops_runs=True,
-)
+@probe(Extent.RUN, LABEL_TOKENS, "", f"use prompts of another `form`, such as `object`, or {PLAIN}", stops_runs=True)
 async def check_labels(survey: Survey) -> list[ServerCheck]:
     """Check with one request for each form whether the labels of answers can be read from their tokens.
 

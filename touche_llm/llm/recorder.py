@@ -242,7 +242,11 @@ class DryAnswers:
         fields = list_fields(request.schema)
         documents = (request.origin.document_id or "").split()
         if not documents and list(fields) == ["first", "second"]:
-            return _choose_objects(*(schema["enum"] for schema in fields.values()))
+            # The first label, and the last that shares no word with it, as two objects.
+            firsts, seconds = (schema["enum"] for schema in fields.values())
+            words = set(firsts[0].casefold().split())
+            disjoint = (label for label in reversed(seconds) if words.isdisjoint(label.casefold().split()))
+            return {"first": firsts[:1], "second": [next(disjoint, seconds[-1])]}
         answer: dict[str, Sequence[Label]] = {}
         for name, schema in fields.items():
             if "pattern" in schema:
@@ -254,13 +258,6 @@ class DryAnswers:
             else:
                 answer[name] = schema["enum"]
         return answer
-
-
-def _choose_objects(firsts: Sequence[str], seconds: Sequence[str]) -> dict[str, Sequence[Label]]:
-    """Return the first label, and the last that shares no word with it, as two objects."""
-    words = set(firsts[0].casefold().split())
-    disjoint = (label for label in reversed(seconds) if words.isdisjoint(label.casefold().split()))
-    return {"first": firsts[:1], "second": [next(disjoint, seconds[-1])]}
 
 
 def _spell(answer: Mapping[str, Sequence[Label]], layout: Layout) -> tuple[str, list[Token]]:

@@ -103,13 +103,7 @@ class EngineConfig(Section):
     ] = "http://127.0.0.1:8000"
     model: Annotated[
         str | None,
-        Option(
-            "--model",
-            "Served name, if several, or a folder to serve",
-            "Model",
-            is_common=True,
-            metavar="NAME",
-        ),
+        Option("--model", "Served name, if several, or a folder to serve", "Model", is_common=True, metavar="NAME"),
         Scope.MODEL,
     ] = None
     options: Annotated[dict[str, Any], AfterValidator(_check_options), Scope.DELIVERY] = {}

@@ -16,13 +16,7 @@ from touche_llm.data.records import Count
 from touche_llm.errors import EngineError
 from touche_llm.llm.answers import count_alternatives
 from touche_llm.llm.chat import read_completion
-from touche_llm.llm.checks import (
-    LABEL_TOKENS,
-    SYSTEM_MESSAGE,
-    ServerCheck,
-    Survey,
-    fail,
-)
+from touche_llm.llm.checks import LABEL_TOKENS, SYSTEM_MESSAGE, ServerCheck, Survey, fail
 from touche_llm.llm.engine import BrokenReply, Completion, EngineInfo, Rejected, ServedModel, Transient
 from touche_llm.llm.http import API_KEY_VARIABLE, HttpClient
 from touche_llm.llm.probes import Extent, Probe, list_probes, probe
@@ -32,12 +26,7 @@ from touche_llm.llm.settings import EngineConfig, PoolingConfig
 # Servers by the owner that they give their models.
 _OWNERS = {"vllm": "vllm", "sglang": "sglang", "llamacpp": "llama.cpp", "library": "ollama"}
 # Where servers report their versions.
-_VERSION_PATHS = {
-    "vllm": "/version",
-    "llama.cpp": "/props",
-    "sglang": "/get_server_info",
-    "ollama": "/api/version",
-}
+_VERSION_PATHS = {"vllm": "/version", "llama.cpp": "/props", "sglang": "/get_server_info", "ollama": "/api/version"}
 _ALWAYS = ("server", "schema", "tokens", "description")
 # vLLM writes a line for each copy of the engine.
 _CACHE = re.compile(r'^vllm:cache_config_info\{[^}]*cache_dtype="([^"]*)"', re.MULTILINE)
@@ -159,9 +148,9 @@ async def identify(
     by_name = {served.id: served for served in (await server.get("/v1/models", _ModelList)).data}
     name = next(iter(by_name)) if settings.model is None and len(by_name) == 1 else settings.model
     if name is None or name not in by_name:
-        wanted = "" if name is None else f", not {name!r}"
+        other = "" if name is None else f", not {name!r}"
         names = ", ".join(by_name) or "no model"
-        raise EngineError(f"{server.base_url}: serves {names}{wanted}; choose one with `{section}.model`")
+        raise EngineError(f"{server.base_url}: serves {names}{other}; choose one with `{section}.model`")
     model = by_name[name]
     # vLLM does not report the context of an adapter, which is that of the adapted model.
     served = model.max_model_len or by_name.get(model.parent or "", model).max_model_len
@@ -184,19 +173,16 @@ async def identify(
         engine=title,
         serving={fact: value for fact, value in facts.items() if value},
     )
-    return info, _check_context(info, served, settings.context, section)
-
-
-def _check_context(info: EngineInfo, served: int | None, wanted: int | None, section: str) -> ServerCheck:
+    wanted, problem = settings.context, ""
     if not info.context:
-        problem = f"does not report the context length of {info.model}"
-        return ServerCheck("context", False, problem, "", f"give it (`{section}.context`)", is_blocking=True)
-    if served is not None and wanted is not None and wanted > served:
+        problem, remedy = f"does not report the context length of {info.model}", f"give it (`{section}.context`)"
+    elif served is not None and wanted is not None and wanted > served:
         problem = f"{info.model} is served with a context of {served} tokens, {wanted} are configured"
         remedy = f"serve it with a longer context or give a shorter one (`{section}.context`)"
-        return ServerCheck("context", False, problem, "", remedy, is_blocking=True)
+    if problem:
+        return info, ServerCheck("context", False, problem, "", remedy, is_blocking=True)
     origin = "as the server reports" if wanted is None else "as configured"
-    return ServerCheck("context", True, f"{info.context} tokens, {origin}")
+    return info, ServerCheck("context", True, f"{info.context} tokens, {origin}")
 
 
 async def read_serving(server: HttpClient, info: EngineInfo, fingerprint: str | None = None) -> dict[str, str]:

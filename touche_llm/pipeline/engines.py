@@ -291,7 +291,7 @@ def store_engine_info(facts: EngineInfo, cache: Cache, purpose: PoolingPurpose |
     kind = name_kind(purpose)
     # A part that came later is left out where it is not used, so that earlier keys stay valid.
     value = facts.model_dump(exclude=None if facts.serving else {"serving"})
-    cache.put(Entry(key=hash_content(kind, **value), kind=kind, model=facts.model, value=value), EngineInfo)
+    cache.put(Entry(key=hash_content(kind, **value), kind=kind, model=facts.model, value=value))
 
 
 def assume_engine_info(settings: _ModelSettings, cache: Cache, purpose: PoolingPurpose | None = None) -> EngineInfo:

@@ -19,17 +19,14 @@ from touche_llm.config import Config
 from touche_llm.corpus.args_me import HEADER
 from touche_llm.corpus.store import DocumentStore
 from touche_llm.data.io import open_atomic, replace_folder
-from touche_llm.data.records import Document, JsonRecord
+from touche_llm.data.records import Document
 from touche_llm.data.settings import to_yaml
 from touche_llm.data.topics import write_topics
 from touche_llm.errors import DataError, shorten
 from touche_llm.evaluation.qrels import STANCE, Qrels, qrels_file
 from touche_llm.llm.answers import OUTCOMES
 from touche_llm.llm.cache import Cache, CacheMode
-from touche_llm.llm.engine import EngineInfo
-from touche_llm.llm.pooling import Score
 from touche_llm.llm.settings import CacheConfig, EngineConfig
-from touche_llm.llm.truncation import Truncation
 from touche_llm.pipeline.candidates import Candidates
 from touche_llm.pipeline.config_file import CONFIG, copy_task, load_config
 from touche_llm.pipeline.context import RunContext
@@ -58,13 +55,8 @@ from touche_llm.regression.snapshot import (
 from touche_llm.tasks import get_task
 from touche_llm.tasks.published import describe_restriction
 
-# Types of the entries that a cassette gets, by kind.
-_COPIED: Mapping[str, type[JsonRecord]] = {
-    **OUTCOMES,
-    "fit": Truncation,
-    "score": Score,
-    name_kind("score"): EngineInfo,
-}
+# Kinds of the entries that a cassette gets.
+_COPIED = (*OUTCOMES, "fit", "score", name_kind("score"))
 
 
 def copy_template(prompt: Prompt, folder: Path) -> None:
@@ -173,10 +165,10 @@ def write_cassette(replayed: ReplayResult, source: Path, work: Path, cassette: P
     """Write the entries that a replay read and the facts about its engine; return their number."""
     with Cache(source, CacheMode.REPLAY) as cache, Cache(work) as chosen:
         store_engine_info(replayed.facts, chosen)
-        for kind, model in _COPIED.items():
+        for kind in _COPIED:
             for key in replayed.used_keys:
                 for entry in cache.find(kind, key=key):
-                    chosen.put(entry, model)
+                    chosen.put(entry)
         return chosen.export_cassette(cassette)
 
 
