@@ -123,7 +123,9 @@ def _open_csv(path: Path) -> Iterator[IO[bytes]]:
             return
         try:
             with tarfile.open(fileobj=stream, mode="r|") as archive:
-                tables = (member for member in archive if _is_table(member))
+                members = (member for member in archive if member.isfile() and member.name.endswith(".csv"))
+                # macOS adds a hidden file `._x.csv` for x.csv.
+                tables = (member for member in members if not PurePosixPath(member.name).name.startswith("."))
                 table = next(tables, None)
                 if table is None:
                     raise DataError(f"{path}: no file in this tar archive ends in .csv; is it the processed args.me?")
@@ -135,11 +137,6 @@ def _open_csv(path: Path) -> Iterator[IO[bytes]]:
                 pass  # to the checksum at the end
         except tarfile.TarError as error:
             raise DataError(f"{path}: damaged tar archive: {error}; download it again") from error
-
-
-def _is_table(member: tarfile.TarInfo) -> bool:
-    # macOS adds a hidden file `._x.csv` for x.csv.
-    return member.isfile() and member.name.endswith(".csv") and not PurePosixPath(member.name).name.startswith(".")
 
 
 def _read_rows(path: Path) -> Iterator[tuple[int, list[str] | BadLine]]:
@@ -227,7 +224,12 @@ def _make_argument(
     identifier: str, conclusion: str, premises: list[tuple[str, str]], sentences: list[tuple[str, str]] | None
 ) -> Document:
     """Make an argument with its sentences, or a whole one, with the texts of its premises, if `sentences` is None."""
-    side, title = _get_side(premises), " ".join(conclusion.split())
+    for _, stance in premises:
+        if stance not in SIDES and stance:
+            raise _InvalidField(f"unknown stance {stance!r:.40}, not one of {', '.join(SIDES)}")
+    if not premises:
+        raise _InvalidField("no premise, so no stance")
+    side, title = premises[0][1], " ".join(conclusion.split())
     if sentences is not None:
         parts = _make_parts(sentences)
         text = " ".join(part.text for part in parts if "__CONC__" not in part.id)
@@ -236,15 +238,6 @@ def _make_argument(
     if not text and not title:
         raise _InvalidField("neither a conclusion nor the text of a premise")
     return Document(identifier, text, title=title, side=side)
-
-
-def _get_side(premises: list[tuple[str, str]]) -> str:
-    for _, stance in premises:
-        if stance not in SIDES and stance:
-            raise _InvalidField(f"unknown stance {stance!r:.40}, not one of {', '.join(SIDES)}")
-    if not premises:
-        raise _InvalidField("no premise, so no stance")
-    return premises[0][1]
 
 
 def _make_parts(sentences: list[tuple[str, str]]) -> tuple[Part, ...]:
@@ -267,14 +260,9 @@ def _parse_entries(field: str, entry: re.Pattern[str], keys: tuple[str, str]) ->
     found: list[tuple[str, str]] = []
     position = 1
     while field.startswith("[") and (match := entry.match(field, position)):
-        first, second = match.groups()
         position = match.end()
-        found.append(
-            (
-                first[1:-1] if "\\" not in first else _unescape(first, keys[0]),
-                second[1:-1] if "\\" not in second else _unescape(second, keys[1]),
-            )
-        )
+        first, second = map(_unescape, match.groups(), keys)
+        found.append((first, second))
     if position == len(field) and found:
         return found
     return _check_entries(_parse_literal(field), keys)
@@ -287,6 +275,8 @@ def _check_entries(value: Any, keys: tuple[str, str]) -> list[tuple[str, str]]:
 
 
 def _unescape(literal: str, key: str) -> str:
+    if "\\" not in literal:
+        return literal[1:-1]
     if literal.count("\\") == literal.count("\\'"):
         return literal[1:-1].replace("\\'", "'")  # the only escape in most texts
     return _check_text(_parse_literal(literal), key)

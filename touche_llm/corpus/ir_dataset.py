@@ -12,7 +12,7 @@ from contextlib import contextmanager, redirect_stdout
 from enum import Enum
 from io import StringIO
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import orjson
 
@@ -26,15 +26,8 @@ from touche_llm.text.passages import extract_text
 
 # What a document is: a text, an argument of args.me, or such an argument with its sentences.
 DocumentKind = Literal["text", "argument", "sentences"]
-# Libraries of the extra `warc` in messages of ir_datasets.
-_OF_WARC = ("warc", "zlib-state")
 _FOLDERS = Path(".touche-llm/datasets")
 _ID = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.:/-]{0,200}")
-# Fields of documents by which their kind is known; the classes of ir_datasets have no common base.
-_WEB_PAGE = ("body", "body_content_type")
-_ARGUMENT = ("conclusion", "premises")
-# The arguments of BEIR have one premise.
-_BEIR_ARGUMENT = ("title", "text", "stance")
 _MAX_CAUSE = 120
 
 
@@ -61,14 +54,6 @@ def topics_file(dataset_id: str) -> Path:
     return dataset_folder(dataset_id) / "topics.jsonl"
 
 
-class DatasetJudgment(NamedTuple):
-    """A grade or label of a document for a topic."""
-
-    topic_id: str
-    document_id: str
-    value: str
-
-
 def read_dataset_topics(dataset_id: str) -> list[Topic]:
     """Return the topics of a dataset; the title is the query's title, else its text.
 
@@ -85,8 +70,10 @@ def read_dataset_topics(dataset_id: str) -> list[Topic]:
     return topics
 
 
-def read_dataset_judgments(dataset_id: str, aspects: Collection[str]) -> dict[str, list[DatasetJudgment]]:
+def read_dataset_judgments(dataset_id: str, aspects: Collection[str]) -> dict[str, list[tuple[str, str, str]]]:
     """Return the judgments of a dataset for each of the aspects that it judges, in its order.
+
+    A judgment is `(topic id, document id, grade or label)`.
 
     Args:
         dataset_id: Id of the dataset.
@@ -100,9 +87,7 @@ def read_dataset_judgments(dataset_id: str, aspects: Collection[str]) -> dict[st
     with _report_failures(dataset_id, "judgments"), redirect_stdout(StringIO()):
         found = list(_load(dataset_id, "qrels", "judgments").qrels_iter())
         judged = {
-            aspect: [
-                DatasetJudgment(str(each.query_id), str(each.doc_id), _to_text(getattr(each, aspect))) for each in found
-            ]
+            aspect: [(str(each.query_id), str(each.doc_id), _to_text(getattr(each, aspect))) for each in found]
             for aspect in aspects
             if found and hasattr(found[0], aspect)
         }
@@ -176,10 +161,10 @@ class DatasetDocuments:
         return Document(document_id, text)
 
     def _parse_argument(self, record: Any, number: int) -> Document:
-        if _has(record, *_ARGUMENT):
+        if _has(record, "conclusion", "premises"):
             conclusion = record.conclusion
             premises = [{"text": each.text, "stance": each.stance.name} for each in record.premises]
-        elif _has(record, *_BEIR_ARGUMENT):
+        elif _has(record, "title", "text", "stance"):  # of BEIR, with one premise
             conclusion, premises = record.title, [{"text": record.text, "stance": record.stance}]
         else:
             raise self._refuse(record)
@@ -202,13 +187,14 @@ class DatasetDocuments:
 Source = CorpusFile | DatasetDocuments
 
 
+# The kind of a document is known by its fields, since the classes of ir_datasets have no common base.
 def _has(record: object, *fields: str) -> bool:
     return all(hasattr(record, field) for field in fields)
 
 
 def _get_text(record: Any) -> str:
     """Return the text of a document; raise ValueError if it has none."""
-    if _has(record, *_WEB_PAGE):
+    if _has(record, "body", "body_content_type"):
         return extract_text(record.body, record.body_content_type)
     if not hasattr(record, "default_text"):
         raise ValueError(f"{type(record).__name__} has no text")
@@ -240,19 +226,6 @@ def _load(dataset_id: str, kind: Literal["docs", "queries", "qrels"], what: str)
     return dataset
 
 
-class _Advice(logging.Handler):
-    """Receiver of the library's messages, which say where a file is looked for before it is downloaded."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.text = ""
-
-    def emit(self, record: logging.LogRecord) -> None:
-        text = " ".join(record.getMessage().split())
-        if " here" in text:
-            self.text = text
-
-
 @contextmanager
 def _report_failures(dataset_id: str, what: str) -> Iterator[None]:
     """Turn errors of the library into one line, with what it said on where it looks for a file."""
@@ -260,21 +233,27 @@ def _report_failures(dataset_id: str, what: str) -> Iterator[None]:
         # The library's bars would fill a log file.
         os.environ.setdefault("TQDM_DISABLE", "1")
     ir_datasets = _import_library()
-    place, advice, logger = _place(dataset_id), _Advice(), ir_datasets.log.easy().logger()
-    before, logger.handlers[:] = list(logger.handlers), [advice]
+    place, logger = _place(dataset_id), ir_datasets.log.easy().logger()
+    handler = logging.StreamHandler(StringIO())
+    handler.terminator = "\0"
+    before, logger.handlers[:] = list(logger.handlers), [handler]
     try:
         yield
     except ToucheError:
         raise
     except ImportError as error:
-        advised = "; pip install 'touche-llm[warc]'" if any(name in str(error) for name in _OF_WARC) else ""
+        # It names the libraries of this extra.
+        advised = "; pip install 'touche-llm[warc]'" if re.search("warc|zlib-state", str(error)) else ""
         raise UsageError(f"{place}: {error!s:.{_MAX_CAUSE}}{advised}") from error
     except Exception as error:  # of any type: each class of the library reads its files in its own way
         cause = " ".join(f"{type(error).__name__}: {error}".split())
         home = ir_datasets.util.home_path()
         # What its downloads raise; any other error is about the content of a file.
         if isinstance(error, OSError | RuntimeError):
-            advised = advice.text or f"ir_datasets downloads to {home}: run this with a network, or copy that folder"
+            # Its messages say where a file is looked for before it is downloaded.
+            said = [" ".join(text.split()) for text in handler.stream.getvalue().split("\0")]
+            advised = f"ir_datasets downloads to {home}: run this with a network, or copy that folder"
+            advised = next((text for text in reversed(said) if " here" in text), advised)
         else:
             advised = f"delete the damaged file in {home}, so that it is downloaded again"
         raise DataError(

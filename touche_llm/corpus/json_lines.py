@@ -84,13 +84,13 @@ class CorpusFile:
 
     def identify(self) -> dict[str, Any]:
         """Return size, time and SHA-256 of the file, for the manifest of a store."""
-        return {**read_file_state(self.path)._asdict(), "sha256": sha256(self.path)}
+        return {**read_file_state(self.path), "sha256": sha256(self.path)}
 
 
 def hash_if_changed(manifest: StoreManifest, corpus: Path) -> str:
     """Return the SHA-256 of a corpus file; the file from which a store was built is not hashed again."""
     same_place = manifest.corpus == str(corpus.absolute())
-    if same_place and read_file_state(corpus) == (manifest.size, manifest.mtime_ns):
+    if same_place and read_file_state(corpus) == {"size": manifest.size, "mtime_ns": manifest.mtime_ns}:
         return manifest.sha256
     return sha256(corpus)
 
@@ -146,9 +146,7 @@ def read_json_lines(path: Path, keys: DocumentKeys) -> Iterator[tuple[int, bytes
 
 
 def parse_documents(
-    rows: Iterable[tuple[int, RowT]],
-    parse: Callable[[RowT, int], Document | None],
-    on_bad_line: OnBadLine | None,
+    rows: Iterable[tuple[int, RowT]], parse: Callable[[RowT, int], Document | None], on_bad_line: OnBadLine | None
 ) -> Iterator[tuple[int, Document]]:
     """Yield `(line, document)` for each valid row."""
     for line, row in rows:
@@ -158,9 +156,9 @@ def parse_documents(
             if on_bad_line is None:
                 raise
             on_bad_line(bad)
-        else:
-            if document is not None:
-                yield line, document
+            continue
+        if document is not None:
+            yield line, document
 
 
 class SkippedLines:
@@ -226,7 +224,7 @@ def _join_parts(record: dict[str, Any], keys: tuple[str, ...], whose: str, path:
     for key, part in zip(keys, parts, strict=True):
         if not isinstance(part, str):
             raise BadLine(path, line, f"{whose}`{key}` must be a string, not {part!r:.80}")
-    text = "\n".join(part for part in parts if part.strip())
+    text = "\n".join(filter(str.strip, parts))
     if not text:
         raise BadLine(path, line, f"{whose}one of {', '.join(f'`{key}`' for key in keys)} must not be empty")
     return text

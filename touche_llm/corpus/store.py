@@ -6,7 +6,7 @@ import errno
 import sqlite3
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import ExitStack, closing, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -62,8 +62,7 @@ class TextTable:
         """Yield the texts of ids that are in the corpus, in the given order."""
         for start in range(0, len(ids), _SQL_VARIABLES):
             part = ids[start : start + _SQL_VARIABLES]
-            found = dict(self._select("id, text", "id", part))
-            yield from (found[row_id] for row_id in part)
+            yield from map(dict(self._select("id, text", "id", part)).__getitem__, part)
 
     def _select(self, columns: str, key: str, values: Sequence[str | int]) -> Iterator[tuple[Any, ...]]:
         """Yield the columns of the rows that have one of the values as key, in any order."""
@@ -120,7 +119,7 @@ class Parts(TextTable):
         return rows
 
 
-class DocumentStore(TextTable):
+class DocumentStore(TextTable, AbstractContextManager["DocumentStore"]):
     """Documents of a corpus, in the order of its file. A context manager."""
 
     name = noun = "documents"
@@ -140,9 +139,6 @@ class DocumentStore(TextTable):
                 super().__init__(folder, manifest, database)
                 self.parts = Parts(folder, manifest, database)
             undo.pop_all()
-
-    def __enter__(self) -> DocumentStore:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
@@ -205,7 +201,7 @@ def ensure_store(source: Source, folder: Path, *, skip_bad_lines: bool = False, 
         if stale is None:
             return DocumentStore(folder)
         warn(f"{stale}; storing {source} again")
-    elif folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
+    elif folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise UsageError(f"{folder}: not empty and not an index; choose another folder")
     else:
         warn(f"storing the documents of {source} in {folder}")
@@ -241,10 +237,7 @@ def _build(source: Source, folder: Path, skip_bad_lines: bool, warn: Warn) -> No
     parents: array[int] = array("q")
     with replace_folder(folder, _STORE_FILES) as building:
         listing = building / _BAD_LINES
-        with (
-            closing(connect(str(building / _DATABASE))) as database,
-            listing.open("w", encoding="utf-8") as lines,
-        ):
+        with closing(connect(str(building / _DATABASE))) as database, listing.open("w", encoding="utf-8") as lines:
             left_out = SkippedLines(warn, lines)
             # Only a complete folder is renamed into place, so no journal is needed.
             database.executescript("PRAGMA journal_mode=OFF; PRAGMA synchronous=OFF; PRAGMA cache_size=-200000; BEGIN;")

@@ -23,7 +23,7 @@ from contextlib import AbstractContextManager, contextmanager, suppress
 from fnmatch import fnmatchcase
 from functools import cache
 from pathlib import Path
-from typing import IO, Any, NamedTuple, TypeGuard, TypeVar, cast
+from typing import IO, Any, TypeGuard, TypeVar, cast
 
 import orjson
 
@@ -209,17 +209,10 @@ def sha256(path: Path) -> str:
         return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
-class FileState(NamedTuple):
-    """Size and time of the last change of a file."""
-
-    size: int
-    mtime_ns: int
-
-
-def read_file_state(path: Path) -> FileState:
-    """Return the current state of a file."""
+def read_file_state(path: Path) -> dict[str, int]:
+    """Return `size` and `mtime_ns`, the time of the last change, of a file."""
     status = path.stat()
-    return FileState(status.st_size, status.st_mtime_ns)
+    return {"size": status.st_size, "mtime_ns": status.st_mtime_ns}
 
 
 @contextmanager

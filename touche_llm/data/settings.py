@@ -95,12 +95,7 @@ def read_yaml(
 
 
 def load_yaml(
-    path: Path,
-    model: type[ModelT],
-    *,
-    text: str | None = None,
-    error: type[ToucheError] = DataError,
-    advice: str = "",
+    path: Path, model: type[ModelT], *, text: str | None = None, error: type[ToucheError] = DataError, advice: str = ""
 ) -> ModelT:
     """Read a YAML file into a model; arguments and errors are those of `read_yaml`, the message names file and key."""
     values = read_yaml(path, text=text, error=error, advice=advice)

@@ -44,11 +44,10 @@ _DESCRIPTIONS: Mapping[Kind, str] = {
     "archive": "a zip archive",
     "page": "a web page",
 }
-_AS_CORPUS = "give it as `corpus: FILE`"
 # What to do with a file of a kind.
 _ADVICE: Mapping[Kind, str] = {
     "topics": "give it as `topics: FILE`",
-    **dict.fromkeys(("documents", "arguments", "argument table", "rerank"), _AS_CORPUS),
+    **dict.fromkeys(("documents", "arguments", "argument table", "rerank"), "give it as `corpus: FILE`"),
     "archive": "unpack it, and give the file in it",
     "page": "download the file itself",
 }
@@ -112,11 +111,8 @@ def _recognize_columns(columns: list[str]) -> Kind | None:
     if len(columns) >= 6 and all(map(_DECIMAL.fullmatch, columns[3:5])):
         return "run"
     is_beir = len(columns) == 3 and columns[2] == "score"
-    return (
-        "qrels"
-        if is_beir or (len(columns) == 4 and _ITERATION.fullmatch(columns[1]) and _LABEL.fullmatch(columns[3]))
-        else None
-    )
+    is_trec = len(columns) == 4 and _ITERATION.fullmatch(columns[1]) and _LABEL.fullmatch(columns[3])
+    return "qrels" if is_beir or is_trec else None
 
 
 def require_kind(path: Path, *kinds: Kind, start: FileStart | None = None) -> None:
@@ -193,8 +189,7 @@ def _parse_xml(content: bytes, path: Path) -> Iterator[tuple[str, _Fields]]:
     except (ValueError, LookupError) as error:
         raise DataError(f"{path}: cannot decode the XML: {error}") from error
     for position, element in enumerate(root.iter("topic"), start=1):
-        where = f"at position {position}"
-        number = element.get("number")
+        where, number = f"at position {position}", element.get("number")
         fields = _read_texts(element, ("number", "query", *TOPIC_FIELDS), f"{path}: topic {number or where}")
         fields.setdefault("number", number)
         original = element.find("original_query")
@@ -274,9 +269,12 @@ def _collapse_white_space(value: object, what: str) -> str:
 def _parse_objects(value: Any, what: str) -> tuple[str, str] | None:
     if isinstance(value, str):
         text = _collapse_white_space(value, what)
-        # TIRA's XML has the Python representation of a tuple.
-        value = _parse_sequence(text, what) if text.startswith(("('", '("', "['", '["')) else text.split(",")
-        value = value if text else None
+        value = text.split(",") if text else None
+        if text.startswith(("('", '("', "['", '["')):  # TIRA's XML has the Python representation of a tuple
+            try:
+                value = ast.literal_eval(text)
+            except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError) as error:
+                raise DataError(f"{what} is not a pair of texts: {text!r:.80}") from error
     if not value:
         return None
     if not isinstance(value, list | tuple):
@@ -287,13 +285,6 @@ def _parse_objects(value: Any, what: str) -> tuple[str, str] | None:
     if objects[0].casefold() == objects[1].casefold():
         raise DataError(f"{what} must name two different objects, not {objects[0]!r:.100} twice")
     return objects[0], objects[1]
-
-
-def _parse_sequence(text: str, what: str) -> Any:
-    try:
-        return ast.literal_eval(text)
-    except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError) as error:
-        raise DataError(f"{what} is not a pair of texts: {text!r:.80}") from error
 
 
 def write_topics(topics: list[Topic], path: Path) -> None:
@@ -307,8 +298,4 @@ def write_topics(topics: list[Topic], path: Path) -> None:
 
 def build_query(topic: Topic, fields: tuple[str, ...]) -> str:
     """Return the query of a topic: the named fields, joined by spaces."""
-    parts = []
-    for name in fields:
-        value = getattr(topic, name)
-        parts.append(" ".join(value or ()) if name == "objects" else value)
-    return " ".join(parts)
+    return " ".join(" ".join(topic.objects or ()) if name == "objects" else getattr(topic, name) for name in fields)

@@ -68,28 +68,18 @@ def write_run(path: Path, lines: Iterable[RunLine]) -> None:
     """Write `qid stance doc rank score tag` lines, separated by single spaces, atomically."""
     with open_atomic(path) as stream:
         for line in lines:
-            columns = (
-                line.topic_id,
-                line.stance,
-                line.document_id,
-                str(line.rank),
-                f"{line.score:.{DECIMALS}f}",
-                line.tag,
-            )
-            stream.write((" ".join(columns) + "\n").encode())
+            numbers = f"{line.rank} {line.score:.{DECIMALS}f}"
+            stream.write(f"{line.topic_id} {line.stance} {line.document_id} {numbers} {line.tag}\n".encode())
 
 
 def write_candidates(path: Path, candidates: Iterable[list[Candidate]], tag: str) -> None:
     """Write a first stage as a run, with `Q0` as stance."""
-    write_run(path, (line for topic in candidates for line in _make_run_lines(topic, tag)))
-
-
-def _make_run_lines(candidates: list[Candidate], tag: str) -> list[RunLine]:
-    scores = make_strictly_decreasing([candidate.score for candidate in candidates])
-    return [
+    lines = (
         RunLine(candidate.topic_id, NO_STANCE_COLUMN, candidate.document_id, candidate.rank, score, tag)
-        for candidate, score in zip(candidates, scores, strict=True)
-    ]
+        for ranking in candidates
+        for candidate, score in zip(ranking, make_strictly_decreasing([each.score for each in ranking]), strict=True)
+    )
+    write_run(path, lines)
 
 
 class RunRow(NamedTuple):

@@ -337,7 +337,10 @@ class LLMRerank(pt.Transformer):
         order = FIRST_STAGE if by_judgments and FIRST_STAGE in frame else "score"
         candidates = read_candidates(frame, task, self.corpus, order)
         candidates = replace(candidates, are_pairs=task.sentence_question is not None)
-        _warn_of_objects(self, candidates)
+        lacking = [topic.id for topic in candidates.topics if topic.objects is None]
+        if self.model is not None and task.objects_answer is not None and lacking:
+            message = f"{self}: no objects, so no comparisons, for {len(lacking)} topics: {shorten(lacking)}"
+            warnings.warn(message, ToucheWarning, stacklevel=2)
         # The stance of the frame is final, so its thresholds do not apply again.
         options = (self.options or library.RankOptions()).model_copy(update={"stance": StanceSettings()})
         judgments = Judgments(candidates, read_judgments(frame, task) if is_judged else [])
@@ -394,11 +397,3 @@ def _make_empty(inp: pd.DataFrame, added: Sequence[str]) -> pd.DataFrame:
 def _warn_of_failures(transformer: pt.Transformer, count: int) -> None:
     if count:
         warnings.warn(f"{transformer}: {count:,} requests without a usable answer", ToucheWarning, stacklevel=3)
-
-
-def _warn_of_objects(rerank: LLMRerank, candidates: Candidates) -> None:
-    """Warn of topics that are not compared because their objects are unknown."""
-    lacking = [topic.id for topic in candidates.topics if topic.objects is None]
-    if rerank.model is not None and candidates.task.objects_answer is not None and lacking:
-        message = f"{rerank}: no objects, so no comparisons, for {len(lacking)} topics: {shorten(lacking)}"
-        warnings.warn(message, ToucheWarning, stacklevel=3)

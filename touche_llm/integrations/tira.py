@@ -50,7 +50,9 @@ def detect_input(folder: Path) -> TiraInput:
         raise UsageError(f"{folder}: no such folder")
     topics = _first(folder, _TOPICS)
     if topics is None:
-        raise UsageError(f"{folder}: no topics ({', '.join(_TOPICS)}); {_list_files(folder)}")
+        names = sorted(path.name for path in folder.iterdir())
+        files = f"the folder has {', '.join(names[:20])}" if names else "the folder is empty"
+        raise UsageError(f"{folder}: no topics ({', '.join(_TOPICS)}); {files}")
     named = [
         (task, folder / name) for task in TASKS.values() for name in task.corpus.files if (folder / name).is_file()
     ]
@@ -75,8 +77,3 @@ def list_corpus_names() -> list[str]:
 
 def _first(folder: Path, names: tuple[str, ...]) -> Path | None:
     return next((folder / name for name in names if (folder / name).is_file()), None)
-
-
-def _list_files(folder: Path) -> str:
-    names = sorted(path.name for path in folder.iterdir())
-    return f"the folder has {', '.join(names[:20])}" if names else "the folder is empty"

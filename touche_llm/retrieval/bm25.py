@@ -239,7 +239,10 @@ def read_postings(table: TextTable) -> tuple[dict[str, int], list[Block]]:
     size = max(1, BLOCK_BYTES * len(table) // table.database_bytes)
     starts = range(0, len(table), size)
     count = min(len(starts), count_cores(), MAX_PROCESSES)
-    found = _tokenize_in_processes(table, starts, count) if len(starts) > 1 else [_Tokenizer(table).block(0, size)]
+    if len(starts) > 1:
+        found = _tokenize_in_processes(table, starts, count)
+    else:
+        found = iter([_tokenize_rows(table, make_stemmer(), 0, size)])
     # Numbers of terms in order of arrival.
     arrival: dict[str, int] = {}
     blocks = []
@@ -286,15 +289,15 @@ def _tokenize_in_processes(table: TextTable, starts: range, count: int) -> Itera
 
 
 def _tokenize(folder: Path, name: str, size: int, start: int) -> _NamedBlock:
-    return _open_tokenizer(folder, name).block(start, start + size)
+    return _tokenize_rows(*_open_table(folder, name), start, start + size)
 
 
 @cache
-def _open_tokenizer(folder: Path, name: str) -> _Tokenizer:
-    """Return the tokenizer of this process, which ends if its parent is killed."""
+def _open_table(folder: Path, name: str) -> tuple[TextTable, Callable[[str], str | None]]:
+    """Return the table and the stemmer of this process, which ends if its parent is killed."""
     Thread(target=_exit_with_parent, daemon=True).start()
     store = DocumentStore(folder)
-    return _Tokenizer(store if name == store.name else store.parts)
+    return store if name == store.name else store.parts, cache(make_stemmer())
 
 
 def _exit_with_parent() -> None:
@@ -304,42 +307,30 @@ def _exit_with_parent() -> None:
         os._exit(1)
 
 
-class _Tokenizer:
-    """Tokenizer of rows into blocks, which keeps the stems of words."""
+def _tokenize_rows(table: TextTable, stem: Callable[[str], str | None], start: int, stop: int) -> _NamedBlock:
+    # From 0 in order of first occurrence; a stop word has the number -1.
+    numbers: dict[str, int] = {}
 
-    def __init__(self, table: TextTable) -> None:
-        self._table, self._stem = table, cache(make_stemmer())
+    @cache
+    def get_number(word: str) -> int:
+        term = stem(word)
+        return -1 if term is None else numbers.setdefault(term, len(numbers))
 
-    def block(self, start: int, stop: int) -> _NamedBlock:
-        numbers, words, sizes = _TermNumbers(self._stem), array("i"), []
-        for text in self._table.read_texts(start, stop):
-            before = len(words)
-            words.extend(map(numbers.__getitem__, tokenize(text)))
-            sizes.append(len(words) - before)
-        count = len(sizes)
-        of_word = np.frombuffer(words, dtype=np.int32)
-        row_of_word = np.repeat(np.arange(count), sizes)[of_word >= 0]
-        keys, frequencies = np.unique(of_word[of_word >= 0].astype(np.int64) * count + row_of_word, return_counts=True)
-        terms, rows = np.divmod(keys, count)
-        block = Block(
-            np.arange(len(numbers.of_term)),
-            np.bincount(terms, minlength=len(numbers.of_term)),
-            (rows + start).astype(np.int32),
-            frequencies.astype(np.min_scalar_type(int(frequencies.max(initial=0)))),
-            np.bincount(row_of_word, minlength=count).astype(np.int32),
-        )
-        return list(numbers.of_term), block
-
-
-class _TermNumbers(dict[str, int]):
-    """Cache of term numbers by word, from 0 in order of first occurrence; -1 for stop words."""
-
-    def __init__(self, stem: Callable[[str], str | None]) -> None:
-        super().__init__()
-        self._stem = stem
-        self.of_term: dict[str, int] = {}
-
-    def __missing__(self, word: str) -> int:
-        term = self._stem(word)
-        number = self[word] = -1 if term is None else self.of_term.setdefault(term, len(self.of_term))
-        return number
+    words, sizes = array("i"), []
+    for text in table.read_texts(start, stop):
+        before = len(words)
+        words.extend(map(get_number, tokenize(text)))
+        sizes.append(len(words) - before)
+    count = len(sizes)
+    of_word = np.frombuffer(words, dtype=np.int32)
+    row_of_word = np.repeat(np.arange(count), sizes)[of_word >= 0]
+    keys, frequencies = np.unique(of_word[of_word >= 0].astype(np.int64) * count + row_of_word, return_counts=True)
+    terms, rows = np.divmod(keys, count)
+    block = Block(
+        np.arange(len(numbers)),
+        np.bincount(terms, minlength=len(numbers)),
+        (rows + start).astype(np.int32),
+        frequencies.astype(np.min_scalar_type(int(frequencies.max(initial=0)))),
+        np.bincount(row_of_word, minlength=count).astype(np.int32),
+    )
+    return list(numbers), block

@@ -206,12 +206,8 @@ class ChatNoirDocuments:
         )
 
 
-class _RawReply(NamedTuple):
-    """Reply with status 200 or 404; its content is one byte longer than the limit if it is too long."""
-
-    status: int
-    content: bytes
-    charset: str
+# Status 200 or 404, content (one byte longer than the limit if it is too long) and its encoding.
+_RawReply = tuple[int, bytes, str]
 
 
 class ChatNoir:
@@ -319,16 +315,8 @@ class ChatNoir:
                 f"{self._settings.cache}: the search {query!r} is not in this cache, and ChatNoir needs a key; "
                 + HOW_TO_GIVE_A_KEY
             )
-        body = {
-            "apikey": self._key,
-            "query": query,
-            "index": [self._settings.index_id],
-            "from": start,
-            "size": size,
-            "explain": False,
-            "minimal": False,
-            "search_method": "default",
-        }
+        body = {"apikey": self._key, "query": query, "index": [self._settings.index_id], "from": start, "size": size}
+        body |= {"explain": False, "minimal": False, "search_method": "default"}
         headers = {"Accept": "application/json", "Content-Type": "application/json"}
         data = orjson.dumps(body)
         reply = await self._request(f"search {query!r}", "", "POST", "api/v1/_search", headers=headers, data=data)
@@ -368,7 +356,7 @@ class ChatNoir:
             raise TransientFailure(problem) from None
         status = response.status
         if status in (200, 404):
-            return _RawReply(status, content, response.charset or "utf-8")
+            return status, content, response.charset or "utf-8"
         problem = f"HTTP {status}: {self._clean(_extract_message(content))}"
         if status == 429 or status >= 500:
             raise TransientFailure(problem, parse_retry_after(response.headers.get("Retry-After")))
@@ -380,10 +368,11 @@ class ChatNoir:
     def _parse_page(self, query: str, reply: _RawReply) -> ResultPage:
         from chatnoir_api.model import decode_uuid
 
-        if reply.status == 404:
+        status, content, _ = reply
+        if status == 404:
             raise self._fail("HTTP 404: no search here; see chatnoir.base_url")
         try:
-            page = decode_json(reply.content, ResultPage)
+            page = decode_json(content, ResultPage)
             for result in page.results:
                 decode_uuid(result.uuid)
         except ValueError as error:
@@ -441,18 +430,17 @@ class ChatNoirCorpus(Corpus):
                     )
                 hits = sorted(await engine.search(query, depth), key=lambda hit: (-hit.score, hit.document_id))
                 texts = await map_in_order(engine.fetch, hits, _CONCURRENCY)
-                left_out = {
-                    hit.document_id: text.reason
-                    for hit, text in zip(hits, texts, strict=True)
-                    if isinstance(text, MissingDocument)
-                }
+                kept: list[Candidate] = []
+                left_out: list[str] = []
+                for hit, text in zip(hits, texts, strict=True):
+                    if isinstance(text, MissingDocument):
+                        left_out.append(f"{hit.document_id} ({text.reason})")
+                    else:
+                        kept.append(Candidate(topic.id, hit.document_id, len(kept) + 1, hit.score))
                 if left_out:
-                    named = ", ".join(f"{ident} ({reason})" for ident, reason in left_out.items())
-                    self._warn(f"topic {topic.id}: {len(left_out)} of {len(hits)} documents left out: {named}")
-                kept = [hit for hit in hits if hit.document_id not in left_out]
-                rankings.append(
-                    [Candidate(topic.id, hit.document_id, rank, hit.score) for rank, hit in enumerate(kept, start=1)]
-                )
+                    count = f"{len(left_out)} of {len(hits)} documents"
+                    self._warn(f"topic {topic.id}: {count} left out: {', '.join(left_out)}")
+                rankings.append(kept)
                 done()
         return rankings
 
@@ -467,14 +455,15 @@ def _extract_message(content: bytes) -> str:
 
 def _decode_text(reply: _RawReply) -> str | MissingDocument:
     """Return the decoded text of a document, with replacement characters for invalid bytes."""
-    if reply.status == 404:
+    status, content, charset = reply
+    if status == 404:
         return MissingDocument("HTTP 404")
-    if len(reply.content) > MAX_DOCUMENT_BYTES:
+    if len(content) > MAX_DOCUMENT_BYTES:
         return MissingDocument(f"longer than {MAX_DOCUMENT_BYTES:,} bytes")
     try:
-        text = reply.content.decode(reply.charset, errors="replace")
+        text = content.decode(charset, errors="replace")
     except (LookupError, ValueError):
-        return MissingDocument(f"in the unknown encoding {reply.charset!r:.40}")
+        return MissingDocument(f"in the unknown encoding {charset!r:.40}")
     if "\0" in text:
         return MissingDocument("not text")
     # ChatNoir sends "None" if its archive lacks the page.

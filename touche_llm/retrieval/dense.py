@@ -225,13 +225,15 @@ class DenseIndex:
             "requested": settings.dimensions,
         }
         self.folder = table.folder / f"dense-{hash_content('dense index', **source)[:8]}"
-        self._source = {
-            **source,
-            "format": FORMAT,
-            "corpus_sha256": table.manifest.sha256,
-            "documents": len(table),
-        }
-        self._manifest = self._read_manifest()
+        self._source = {**source, "format": FORMAT, "corpus_sha256": table.manifest.sha256, "documents": len(table)}
+        self._manifest: DenseManifest | None = None
+        if (self.folder / _MANIFEST).exists():
+            self._manifest = read_record(self.folder / _MANIFEST, DenseManifest, "an index manifest")
+            if self._manifest.model_dump(include=set(self._source)) != self._source:
+                raise DataError(
+                    f"{self.folder}: vectors of another corpus, or of another version of this program; delete the "
+                    "folder and index again"
+                )
 
     @property
     def dimensions(self) -> int | None:
@@ -308,18 +310,6 @@ class DenseIndex:
     def _write_manifest(self, manifest: DenseManifest) -> None:
         write_records(self.folder / _MANIFEST, [manifest])
         self._manifest = manifest
-
-    def _read_manifest(self) -> DenseManifest | None:
-        path = self.folder / _MANIFEST
-        if not path.exists():
-            return None
-        manifest = read_record(path, DenseManifest, "an index manifest")
-        if manifest.model_dump(include=set(self._source)) != self._source:
-            raise DataError(
-                f"{self.folder}: vectors of another corpus, or of another version of this program; delete the folder "
-                "and index again"
-            )
-        return manifest
 
 
 def find_dense_problem(task: Task) -> str:

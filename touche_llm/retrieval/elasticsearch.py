@@ -147,23 +147,30 @@ class ElasticIndex(Corpus):
         self.empty = (
             f"{settings.url}, index {settings.index}: no document has a word of any topic; see `retriever.query`"
         )
-        self._name = settings.index
+        self._name, place = settings.index, f"{settings.url}: index {settings.index}"
         self._server = Server(settings, warn)
         try:
             # Not retried, since a stage opens the index in its event loop.
             found = self._server.request(f"index {self._name}", partial(_read_manifest, self._name), once=True)
-            self.manifest = _require_complete(found, settings)
-            _check(self.manifest, f"{settings.url}: index {settings.index}", k1, b)
+            if found is None or found.documents is None:
+                problem = f"incomplete, since loading {found.corpus} was interrupted" if found else "no such index"
+                raise DataError(
+                    f"{place}: {problem}; load the corpus, or resume with the same file: "
+                    f"`touche-llm index --retriever elasticsearch --elasticsearch {settings.url} "
+                    f"--elasticsearch-index {settings.index} --corpus FILE`"
+                )
+            _check(found, place, k1, b)
         except BaseException:
             self._server.close()
             raise
+        self.manifest = found
         self.description = {
             "search engine": settings.url,
             "engine": f"Elasticsearch {self._server.version}",
             "index": settings.index,
             "loaded from": self.manifest.corpus,
             "sha256": self.manifest.sha256,
-            "documents": self.manifest.documents or 0,
+            "documents": found.documents,
             "bad lines": self.manifest.bad_lines or 0,
         }
         # A temporary file that SQLite deletes; documents that the index lacks have no text.
@@ -257,18 +264,6 @@ class ElasticIndex(Corpus):
 
 def _describe(ids: list[str]) -> str:
     return f"documents {ids[0]} and {len(ids) - 1} more"
-
-
-def _require_complete(manifest: ElasticManifest | None, settings: ElasticsearchSettings) -> ElasticManifest:
-    """Return the manifest of a complete index; raise DataError if there is none."""
-    if manifest is not None and manifest.documents is not None:
-        return manifest
-    problem = "no such index" if manifest is None else f"incomplete, since loading {manifest.corpus} was interrupted"
-    raise DataError(
-        f"{settings.url}: index {settings.index}: {problem}; load the corpus, or resume with the same file: "
-        f"`touche-llm index --retriever elasticsearch --elasticsearch {settings.url} "
-        f"--elasticsearch-index {settings.index} --corpus FILE`"
-    )
 
 
 def load_corpus(

@@ -8,7 +8,7 @@ import logging
 import os
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
@@ -58,7 +58,7 @@ class ElasticsearchSettings(Section):
     retry_for: Annotated[float, Scope.DELIVERY] = Field(300.0, ge=0.0, allow_inf_nan=False)
 
 
-class Server:
+class Server(AbstractContextManager["Server"]):
     """One server, behind the official client. A context manager."""
 
     # The synchronous client, each request in a thread of its own: the asynchronous one follows redirects, with the
@@ -98,9 +98,6 @@ class Server:
             self.close()
             raise
         self.version = to_line(str(number))
-
-    def __enter__(self) -> Server:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.close()

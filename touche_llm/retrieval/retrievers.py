@@ -38,9 +38,7 @@ class Retriever:
 RETRIEVERS: Mapping[str, Retriever] = {
     "bm25": Retriever("index on disk", "bm25s.BM25", open_index),
     "okapi": Retriever(
-        "rank-bm25",
-        "rank_bm25.BM25Okapi",
-        lambda table, settings, _: OkapiIndex(table, k1=settings.k1, b=settings.b),
+        "rank-bm25", "rank_bm25.BM25Okapi", lambda table, settings, _: OkapiIndex(table, k1=settings.k1, b=settings.b)
     ),
     "dense": Retriever("vectors", "touche_llm.retrieval.dense", section="dense"),
     "hybrid": Retriever(

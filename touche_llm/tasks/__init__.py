@@ -32,7 +32,14 @@ def get_task(name: str) -> Task:
         raise UsageError(
             f"no task {name!r}{suggest(name, TASKS)}; known are {', '.join(TASKS)}; or give a folder with a {TASK_FILE}"
         )
-    return _read_folder(folder)
+    task = load_task(folder)
+    own = TASKS.get(task.name)
+    if own is not None and not own.folder.samefile(folder):
+        raise DataError(
+            f"{folder / TASK_FILE}: name: {own.name!r} is a task of the project; give another name than "
+            f"{', '.join(TASKS)}"
+        )
+    return own or task
 
 
 def find_dataset_task(dataset: str) -> str:
@@ -49,16 +56,3 @@ def find_dataset_task(dataset: str) -> str:
         f"dataset: the task of {dataset!r:.200} is not known{suggest(dataset, known)}; name it (`task: NAME`; see "
         "`touche-llm tasks list`)"
     )
-
-
-def _read_folder(folder: Path) -> Task:
-    task = load_task(folder)
-    own = TASKS.get(task.name)
-    if own is not None:
-        if own.folder.samefile(folder):
-            return own
-        raise DataError(
-            f"{folder / TASK_FILE}: name: {own.name!r} is a task of the project; give another name than "
-            f"{', '.join(TASKS)}"
-        )
-    return task
