@@ -112,6 +112,7 @@ def _take_edit(page: Page, address: str) -> None:
     page.screenshot(path=_FOLDER / "lab-edit.png")
     page.get_by_role("button", name="Judge the sample").click()
     page.locator(".measures table").wait_for()
+    print(page.locator(".measures").inner_text())
     page.locator("section", has=page.locator(".measures")).screenshot(path=_FOLDER / "lab-measures.png")
 
 
