@@ -18,7 +18,7 @@ def main() -> None:
     arguments = build_start_options(OPTIONS)
     arguments |= {"served_model_name": MODEL.name, "host": "127.0.0.1", "port": port, "max_model_len": CONTEXT}
     print(
-        "starting vLLM: the first start compiles, 3 minutes on two idle cores and up to 25 beside other work; it is "
+        "starting vLLM: the first start compiles, 3 to 4 minutes on two idle cores and longer beside other work; it is "
         f"ready at http://127.0.0.1:{port} when it prints `Application startup complete`",
         flush=True,
     )
