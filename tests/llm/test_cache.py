@@ -16,7 +16,7 @@ from msgspec.structs import replace
 from tests.expect import raises_at
 from touche_llm.errors import DataError
 from touche_llm.llm.answers import Answer
-from touche_llm.llm.cache import Cache, CacheMode, Entry, EntryMetadata
+from touche_llm.llm.cache import FORMAT, Cache, CacheMode, Entry, EntryMetadata
 
 
 def answer(text: str = "{}") -> Answer:
@@ -227,3 +227,11 @@ def test_a_damaged_value_is_named_by_its_key(tmp_path: Path) -> None:
             cache._database.execute(f"UPDATE entries SET value = {damaged}")
             with pytest.raises(DataError, match=f"{'a' * 64}.* Answer"):
                 cache.get("a" * 64, Answer)
+
+
+def test_a_cache_of_another_version_is_refused(tmp_path: Path) -> None:
+    database = sqlite3.connect(tmp_path / "c.sqlite")
+    database.executescript(f"PRAGMA application_id = {FORMAT.application}; PRAGMA user_version = 99;")
+    database.close()
+    with pytest.raises(DataError, match="99"):
+        Cache(tmp_path / "c.sqlite")

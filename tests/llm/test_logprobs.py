@@ -63,6 +63,23 @@ def test_probability_on_no_label_is_off_label_mass_and_the_rest_is_renormalised(
     assert reading.shared == pytest.approx(0.05)
 
 
+def test_a_number_that_only_begins_like_a_grade_is_off_label_mass() -> None:
+    shares = {"2": 0.5, "25": 0.3, "2.": 0.1, "2-": 0.1}
+    reading = read(['{"relevance":', ("2", shares), ',"quality":1,"stance":"NO"}'], "relevance", 2)
+    assert reading.probabilities == pytest.approx({"0": 0.0, "1": 0.0, "2": 1.0, "3": 0.0})
+    assert reading.off_label_mass == pytest.approx(0.5)
+
+
+def test_probabilities_of_tokens_with_the_same_text_add_up() -> None:
+    """A byte token and a character token can both read `1`."""
+    text = '{"relevance":2,"quality":1,"stance":"NO"}'
+    top = [("2", math.log(0.4)), ("1", math.log(0.3)), ("1", math.log(0.3))]
+    token = Token(at=13, token="2", logprob=math.log(0.4), top=top)
+    reading = read_label(text, [token], LAYOUT, "relevance", LABELS["relevance"], 2)
+    assert reading.probabilities == pytest.approx({"0": 0.0, "1": 0.6, "2": 0.4, "3": 0.0})
+    assert get_most_probable(reading) == "1"
+
+
 def test_a_label_in_several_tokens_is_followed() -> None:
     pieces: list[Piece] = [
         '{"relevance":1,"quality":1,"stance":',
@@ -109,6 +126,7 @@ def test_the_quote_may_be_merged_with_the_label() -> None:
     "tokens",
     [
         [],
+        [Token(at=0, token="{", logprob=0.0, top=[])],
         [Token(at=13, token="x", logprob=-0.1, top=[("y", -0.2)])],
         [Token(at=13, token="2", logprob=-0.1, top=[])],
     ],
@@ -133,9 +151,11 @@ def test_only_white_space_may_precede_a_label() -> None:
 @pytest.mark.parametrize(
     ("logprob", "others", "is_possible"),
     [
+        (0.009, (), True),
         (0.011, (), False),
         (-0.1, (0.011,), False),
         (math.log(0.5), (math.log(0.511),), False),
+        (-math.inf, (), False),
         (math.nan, (), False),
     ],
 )
@@ -163,6 +183,15 @@ def test_no_expected_grade_exceeds_the_highest_grade_because_of_rounding() -> No
 def test_the_most_probable_label_can_differ_from_the_answered_one_but_not_in_a_tie() -> None:
     assert get_most_probable(Reading(answered="NO", probabilities={"FIRST": 0.6, "NO": 0.4})) == "FIRST"
     assert get_most_probable(Reading(answered="NO", probabilities={"FIRST": 0.5, "NO": 0.5})) == "NO"
+
+
+def test_the_tokens_of_labels_suffice_for_the_readings() -> None:
+    pieces: list[Piece] = ["{", '"relevance', '":', ("2", {"2": 0.9, "1": 0.1}), ',"quality":', "1", ',"stance":"NO"}']
+    text, tokens = tokens_of(pieces)
+    kept = select_label_tokens(text, tokens, LAYOUT, ["relevance"])
+    assert [token.token for token in kept] == ["2"]
+    arguments = ("relevance", LABELS["relevance"], 2)
+    assert read_label(text, kept, LAYOUT, *arguments) == read_label(text, tokens, LAYOUT, *arguments)
 
 
 @st.composite
@@ -216,16 +245,35 @@ def test_offsets_are_in_bytes() -> None:
     assert [token.token for token in select_label_tokens(text, tokens, LAYOUT, ["relevance", "quality"])] == ["2", "1"]
 
 
-def compute_information(*shares: tuple[float, ...], times: int) -> float | None:
+def test_a_repeated_field_has_no_probabilities() -> None:
+    pieces: list[Piece] = ['{"relevance":', ("2", {"2": 0.5, "3": 0.5}), ',"quality":', "1", ',"relevance":', "3", "}"]
+    assert read(pieces, "relevance", 3) == Reading(answered=3)
+    text, tokens = tokens_of(pieces)
+    assert [token.token for token in select_label_tokens(text, tokens, LAYOUT, ["relevance", "quality"])] == ["1"]
+
+
+def compute_information(readings: list[Reading]) -> float | None:
     information = LabelInformation()
-    for _ in range(times):
-        for values in shares:
-            information.add(dict(zip("0123", values, strict=False)))
+    for one in readings:
+        if one.probabilities is not None:
+            information.add(one.probabilities)
     return information.bits
 
 
-def test_certain_labels_carry_the_entropy_of_their_distribution_and_equal_answers_nothing() -> None:
-    certain = ((1.0, 0.0, 0.0, 0.0), (0.0, 1.0, 0.0, 0.0), (0.0, 0.0, 1.0, 0.0), (0.0, 0.0, 1.0, 0.0))
-    assert compute_information(*certain, times=MIN_READINGS) == pytest.approx(1.5)
-    assert compute_information((0.1, 0.2, 0.3, 0.4), times=MIN_READINGS) == pytest.approx(0.0, abs=1e-12)
-    assert compute_information((1.0, 0.0), times=MIN_READINGS - 1) is None
+def share(*shares: float) -> Reading:
+    return Reading(answered=0, probabilities=dict(zip("0123", shares, strict=False)))
+
+
+def test_certain_labels_carry_the_entropy_of_their_distribution() -> None:
+    readings = [share(1.0, 0.0, 0.0, 0.0), share(0.0, 1.0, 0.0, 0.0), *[share(0.0, 0.0, 1.0, 0.0)] * 2] * 25
+    assert compute_information(readings) == pytest.approx(1.5)
+
+
+def test_the_same_answer_for_all_documents_carries_nothing() -> None:
+    assert compute_information([share(0.1, 0.2, 0.3, 0.4)] * 60) == pytest.approx(0.0, abs=1e-12)
+
+
+def test_too_few_readings_with_probabilities_give_none() -> None:
+    few = [share(1.0, 0.0)] * (MIN_READINGS - 1)
+    assert compute_information([*few, *[Reading(answered=1)] * 10]) is None
+    assert compute_information([*few, share(0.0, 1.0)]) is not None

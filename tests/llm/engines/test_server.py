@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import orjson
 import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
@@ -271,3 +272,35 @@ async def test_a_web_page_is_named_by_its_title_and_the_option_is_named(code: in
     message = str(caught.value)
     assert message.startswith(f"{url}: ") and "a web page ('nginx & more')" in message
     assert "`engine.base_url`" in message and "<" not in message and len(message) < 300
+
+
+def grade_token(logprob: float, *alternatives: tuple[str, float]) -> Behaviour:
+    """Reply with these log-probabilities at the relevance grade."""
+
+    async def behave(_: web.Request, __: dict[str, Any]) -> web.StreamResponse:
+        sent = orjson.loads(reply(GOOD).body)  # type: ignore[arg-type]
+        token = sent["choices"][0]["logprobs"]["content"][GOOD.index("2")]
+        token["logprob"] = logprob
+        token["top_logprobs"] = [{"token": name, "logprob": value} for name, value in alternatives]
+        return web.json_response(sent)
+
+    return behave
+
+
+async def test_log_probabilities_above_0_due_to_rounding_are_accepted(tmp_path: Path) -> None:
+    behaviour = grade_token(0.003, ("2", 0.003), ("1", -5.2))
+    result, _ = await send_question(FakeServer(rest=behaviour), tmp_path)
+    assert isinstance(result, AnsweredRequest)
+    assert result.answer.tokens[0].top == [("2", 0.0), ("1", -5.2)]
+
+
+@pytest.mark.parametrize(("header", "seconds"), [("7", 7.0), ("soon", None), (None, None)])
+async def test_the_wait_that_a_server_requests_is_read_from_its_header(
+    header: str | None, seconds: float | None
+) -> None:
+    server = FakeServer(rest=status(429, **({} if header is None else {"Retry-After": header})))
+    async with server.running():
+        async with ChatServer(server.url, concurrency=1, request_timeout=5, chat_template_kwargs={}) as engine:
+            with pytest.raises(Transient) as caught:
+                await engine.complete(question())
+    assert caught.value.retry_after == seconds
