@@ -1,13 +1,15 @@
 """Take the pictures of the documentation in Chromium: runs on the sample, with its invented judgments.
 
-python docs/screenshot.py                 # pages, and the lab with the sample's invented answers
-python docs/screenshot.py --base-url URL  # the lab while a prompt is edited, with the answers of a model
+python docs/screenshot.py    # pages, and the lab with the sample's invented answers
+python docs/screenshot.py --base-url URL --folder FOLDER --topic 12 --topic 48 --topic 84
+                             # the lab while a prompt is edited, with the answers of a model about topics of 2022
 """
 
 from __future__ import annotations
 
 import argparse
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -24,9 +26,21 @@ _CHROMIUM = "/usr/bin/chromium"
 _FOLDER = Path(__file__).parent.absolute()
 _RUN = "run --config demo.yaml --topics topics.xml --corpus passages.jsonl --cache cassette.jsonl --cache-mode replay"
 _QRELS = "--relevance qrels-relevance.txt --quality qrels-quality.txt --stance qrels-stance.txt"
-# A sentence of the judge prompt that the pictures with a model change.
-_OLD, _NEW = "Good or bad sides of just one", "Advertising is never relevant. Good or bad sides of just one"
-_SECONDS = 600_000
+# What the pictures with a model change in the judge prompt, which then asks for an object with named fields.
+_EDITS = (
+    (
+        "YES = it says something for or against at least one of them, or weighs them with reasons.",
+        "YES = it says something good or bad about at least one of them, even in passing, or weighs them with reasons.",
+    ),
+    ("form: letters", "form: object"),
+    (
+        "Answer with one JSON array of four values and nothing else, each label by its first letter: [relevance 0 to "
+        '3, quality 0 to 3, position "Y" or "N", stance "F", "S" or "N"]',
+        "Answer with one JSON object and nothing else: relevance and quality from 0 to 3, position YES or NO, stance "
+        "FIRST, SECOND or NEUTRAL.",
+    ),
+)
+_MILLISECONDS = 3_000_000
 _COMMANDS = (
     f"{_RUN} --out first",
     f"{_RUN} --rank judge --out judged",
@@ -39,22 +53,30 @@ def main() -> None:
     """Make the runs and their pages, and take the pictures."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--base-url", metavar="URL", help="Server of a model.")
-    url = parser.parse_args().base_url
+    parser.add_argument(
+        "--folder", type=Path, default=SAMPLES / "comparative", help="With topics.xml, passages.jsonl[.gz] and qrels."
+    )
+    parser.add_argument("--topic", action="append", default=[], help="A topic of the runs with a model; repeatable.")
+    parser.add_argument("--cache", type=Path, default=Path("live.sqlite"), help="Answers of the model.")
+    given = parser.parse_args()
+    url, cache = given.base_url, given.cache.absolute()
     with tempfile.TemporaryDirectory() as folder:
         # Relative paths, since the pages show them.
-        os.chdir(shutil.copytree(SAMPLES / "comparative", Path(folder) / "sample"))
-        live = "run --topics topics.xml --corpus passages.jsonl --cache live.sqlite --out first --depth 10 --base-url"
-        for arguments in _COMMANDS if url is None else [f"{live} {url}"]:
+        os.chdir(shutil.copytree(given.folder, Path(folder) / "sample"))
+        corpus = next(Path().glob("passages.jsonl*"))
+        live = f"run --topics topics.xml --corpus {corpus} --cache {cache} --out first --depth 8 --rank judge"
+        live += "".join(f" --topic {topic}" for topic in given.topic)
+        for arguments in _COMMANDS if url is None else [f"{live} --base-url {url}"]:
             subprocess.run([sys.executable, "-m", "touche_llm", *arguments.split()], check=True, capture_output=True)
         with sync_playwright() as playwright, _serve_lab() as address:
             browser = playwright.chromium.launch(executable_path=_CHROMIUM, args=["--no-sandbox", "--disable-gpu"])
             page = browser.new_page(viewport={"width": 1000, "height": 800}, color_scheme="light")
-            page.set_default_timeout(_SECONDS)
+            page.set_default_timeout(_MILLISECONDS)
             if url is None:
                 _take_pictures(page)
                 _take_lab(page, address)
             else:
-                _take_edit(page, address)
+                _take_edit(page, address, *given.topic[:1])
             browser.close()
         os.chdir(_FOLDER)
 
@@ -85,10 +107,10 @@ def _serve_lab() -> Iterator[str]:
             process.terminate()
 
 
-def _open_bench(page: Page, address: str) -> None:
+def _open_bench(page: Page, address: str, topic: str = "3") -> None:
     page.set_viewport_size({"width": 1280, "height": 800})
     page.goto(address)
-    page.goto(f"{address.partition('?')[0]}#/bench?run=first&topic=3")
+    page.goto(f"{address.partition('?')[0]}#/bench?run=first&topic={topic}")
     page.get_by_role("button", name="Request answers").click()
     page.locator(".answer .bar").first.wait_for()
     page.wait_for_timeout(1000)
@@ -103,12 +125,17 @@ def _take_lab(page: Page, address: str) -> None:
     page.screenshot(path=_FOLDER / "lab-documents.png")
 
 
-def _take_edit(page: Page, address: str) -> None:
-    """Change a sentence, wait for the answers, and judge the sample."""
-    _open_bench(page, address)
+def _take_edit(page: Page, address: str, topic: str = "3") -> None:
+    """Change the prompt, wait for the answers, and judge the sample."""
+    _open_bench(page, address, topic)
     area = page.locator("textarea").first
-    area.fill(area.input_value().replace(_OLD, _NEW))
-    page.locator("#draft", has_text="draft, 5 answers in").wait_for()
+    text = area.input_value()
+    for old, new in _EDITS:
+        text = text.replace(old, new)
+    area.fill(text)
+    # It asks after a pause.
+    page.wait_for_timeout(1000)
+    page.locator("#draft", has_text=re.compile("^draft, .*answers")).wait_for()
     page.screenshot(path=_FOLDER / "lab-edit.png")
     page.get_by_role("button", name="Judge the sample").click()
     page.locator(".measures table").wait_for()
