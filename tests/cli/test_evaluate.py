@@ -87,18 +87,21 @@ def test_the_first_stage_stands_before_the_run_of_its_folder(touche: Touche, jud
     assert {run for run, _ in rows_of(done.stdout)} == {"mine"}
 
 
-def test_a_run_in_the_order_of_its_first_stage_is_named_and_so_are_qrels_of_another_aspect(
-    touche: Touche, judged: Path
-) -> None:
-    (judged / "qrels-quality.txt").write_text(QUALITY)
+def test_a_run_in_the_order_of_its_first_stage_is_named(touche: Touche, judged: Path) -> None:
     notes = {}
     for order in (GOOD, POOR):
         (judged / "mine" / "run.txt").write_text(order)
-        done = touche("evaluate", "mine", *TASK, "--relevance", "qrels-quality.txt")
+        done = touche("evaluate", "mine", *GRADED)
         notes[order] = [line for line in done.stderr.splitlines() if line.startswith("note:")]
-        assert any("relevance" in note and "those of quality" in note for note in notes[order])
     (added,) = (note for note in notes[POOR] if note not in notes[GOOD] and "did not change" in note)
     assert "mine (first stage)" in added
+
+
+def test_a_file_named_after_another_aspect_is_refused_and_nothing_is_recorded(touche: Touche, judged: Path) -> None:
+    (judged / "qrels-quality.txt").write_text(QUALITY)
+    done = touche("evaluate", "mine", *TASK, "--relevance", "qrels-quality.txt")
+    assert (done.returncode, (judged / "mine" / "evaluation.yaml").exists()) == (2, False)
+    assert "qrels-quality.txt" in done.stderr
 
 
 def test_the_run_file_of_a_folder_has_its_first_stage_too(touche: Touche, judged: Path) -> None:

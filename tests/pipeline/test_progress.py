@@ -25,7 +25,7 @@ def test_facts_that_do_not_fit_into_the_terminal_are_cut_and_not_continued_on_an
         counts.retries, counts.problem = 7, f"{PROBLEM}: {PROBLEM}"
         done()
     (*_, last, note) = [line for line in Text.from_ansi(screen.getvalue()).plain.splitlines() if "judging" in line]
-    assert "failed" in last and last.rstrip().endswith("…")
+    assert "retries" in last and last.rstrip().endswith("…")
     assert "note: judging: 7 retries" in note and screen.getvalue().split().count("Cannot") == 3
 
 

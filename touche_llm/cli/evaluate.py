@@ -70,8 +70,9 @@ def rank_among_published(task: Task, rows: Rows, evaluations: Sequence[Evaluatio
                     }
                 )
     if not placed:
+        covered = "; ".join(describe_coverage(evaluations, next(iter(tables.values())).measure))
         raise UsageError(
-            f"--leaderboard: no value over all judged topics to compare with the published tables: {', '.join(tables)}"
+            f"--leaderboard: published are {', '.join(tables)} over all judged topics; measured here: {covered}"
         )
     return placed
 

@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import typer
 
 from touche_llm.cli.demo import SAMPLES
-from touche_llm.cli.emit import TEXT_WIDTH, Column, Format, FormatOption, emit, print_rows, say
+from touche_llm.cli.emit import TEXT_WIDTH, Column, Format, FormatOption, emit, print_rows, say, show_lines
 from touche_llm.cli.setting_options import CommandProgress
 from touche_llm.cli.show import show_facts
 from touche_llm.data.io import open_atomic
@@ -30,7 +30,6 @@ _FILES = (
     Column("records", drop=3),
     Column("licence", drop=4, is_text=True),
     Column("md5", drop=5, is_text=True),
-    Column("url", drop=1, is_text=True),
 )
 _CHECKED = (
     Column("file", is_text=True),
@@ -38,7 +37,6 @@ _CHECKED = (
     Column("roles", drop=2, is_text=True),
     Column("tasks", drop=1, is_text=True),
     Column("published", drop=3, is_text=True),
-    Column("problem", drop=1, cut=TEXT_WIDTH),
     Column("first", drop=4, cut=TEXT_WIDTH),
 )
 
@@ -59,7 +57,10 @@ def data(
     Exit code 1 if a file cannot be read, or is none of these.
     """
     if not files:
-        emit(output, list(_list_files([*TASKS] if task is None else [get_task(task).name])), _FILES)
+        listed = list(_list_files([*TASKS] if task is None else [get_task(task).name]))
+        emit(output, listed, _FILES)
+        if output is Format.TABLE:
+            show_lines(dict.fromkeys(f"    {row['url']}" for row in listed))
         return
     if task is not None:
         raise UsageError("--task: is for the list; leave it out, since a check finds the task")
@@ -72,7 +73,10 @@ def data(
             rows.append(row | {"first": check.first or None, "problem": check.problem or None})
             step()
     emit(output, rows, _CHECKED)
-    if any(row["problem"] for row in rows):
+    problems = [f"{row['file']}: {row['problem']}" for row in rows if row["problem"]]
+    if output is Format.TABLE:
+        show_lines(problems)
+    if problems:
         raise typer.Exit(1)
 
 

@@ -94,7 +94,7 @@ def read_qrels(files: Mapping[str, Path | str], task: Task | str) -> Qrels:
         task: Task with the aspects and labels, or its name.
 
     Raises:
-        UsageError: No file is given, or the task lacks an aspect.
+        UsageError: No file is given, the task lacks an aspect, or a file is named after another aspect.
         DataError: A file cannot be read or is empty, or a line is too long, is not UTF-8, or has the wrong number of
             columns, an unprintable id, no grade or label of the task, or a second one for a document. Names file and
             line.
@@ -113,13 +113,16 @@ def read_qrels(files: Mapping[str, Path | str], task: Task | str) -> Qrels:
     judged: dict[str, dict[str, dict[str, Any]]] = {}
     for aspect in aspects:
         if aspect in files:
-            name = Path(files[aspect]).name
-            if aspect not in name and (others := [other for other in aspects if other in name]):
-                notes.append(f"{aspect} qrels: read from {name}; does it hold those of {others[0]}?")
             parse: Callable[[str], Any] = partial(_parse_label, task=task)
             if aspect != STANCE:
                 parse = partial(_parse_grade, scale=task.qrels_scales[aspect])
             judged[aspect], again = _read(Path(files[aspect]), "label" if aspect == STANCE else "grade", parse)
+            name = Path(files[aspect]).name
+            if aspect not in name and (others := [other for other in aspects if other in name]):
+                raise UsageError(
+                    f"{aspect} qrels: {files[aspect]}: by its name it holds those of {others[0]}; give another file, "
+                    "or rename it"
+                )
             if again:
                 notes.append(f"{aspect} qrels: {again} lines repeat others")
     notes += _describe_gaps(judged)

@@ -152,12 +152,12 @@ class HttpClient:
         """Initialise the client; nothing is sent yet.
 
         Args:
-            base_url: Address, with or without `/v1`.
+            base_url: Address, with or without `/v1` or `/v1/chat/completions`.
             concurrency: Max number of requests at a time.
             request_timeout: Seconds per request; see `QueueTimeout`.
             restart: Starts the server again, once, if it dies, and returns its new address.
         """
-        self.base_url = base_url.rstrip("/").removesuffix("/v1")
+        self.base_url = base_url.rstrip("/").removesuffix("/chat/completions").removesuffix("/v1")
         self.is_monitored = False
         self._slots = asyncio.Semaphore(allow_connections(concurrency))
         self._timeout = QueueTimeout(request_timeout, self._has_queue)

@@ -236,13 +236,16 @@ class _Stage(ProgressColumn):
         is_even = self.counts is not None or (self._task.total or 0) >= _CHECKS
         if is_even and self._sent.speed and self._task.remaining:
             parts.append(f"{self._task.remaining / self._sent.speed:,.0f} s left")
-        if self.counts is not None:
-            parts += [f"{spent.failures:,} failed", f"{spent.cache_hits:,} cached"]
+        parts += [f"{spent.failures:,} failed"] * bool(spent.failures)
+        parts += [f"{spent.cache_hits:,} cached"] * bool(spent.cache_hits)
         if spent.retries:
             parts.append(f"{spent.retries:,} retries (last: {problem})")
         rate = (self._task.completed if self.counts is None else spent.ended) / max(self.elapsed, 1e-3)
-        parts.append(f"{rate:,.1f}" if rate >= 1 else f"{rate:.2g}")
-        parts[-1] += "/s" if self.counts is None else " requests/s"
-        if self.counts is not None:
+        if rate:
+            unit = "/s" if self.counts is None else " requests/s"
+            parts.append((f"{rate:,.1f}" if rate >= 1 else f"{rate:.2g}") + unit)
+        if spent.prompt_tokens:
             parts.append(f"{spent.prompt_tokens:,}+{spent.completion_tokens:,} tokens")
+        elif self.counts is not None and not self._task.completed:
+            parts.append("waiting for the first answers")
         return ", ".join(parts)

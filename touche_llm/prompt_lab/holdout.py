@@ -147,6 +147,8 @@ def record_trial(cache: Path, topic: Topic, documents: Collection[str], qrels: Q
     """
     judged: list[Mapping[str, Collection[str]]] = [*qrels.grades.values(), qrels.stances]
     if any(document in aspect.get(topic.id, {}) for aspect in judged for document in documents):
+        if find_half(topic.title) == HOLD_OUT:
+            warn(f"topic {topic.id} is held out: that you see its judgments is logged, and weakens a confirmation")
         with _warn_of_errors(f"topic {topic.id}: this trial", warn):
             record_access(access_log(cache), Access(kind="trial", topics=[topic.title], prompts=[prompt]))
 

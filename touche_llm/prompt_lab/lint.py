@@ -205,6 +205,10 @@ class _Linter:
         if scales and other:
             known = ", ".join(f"{lowest} to {highest}" for lowest, highest in sorted(scales))
             self.warn(f"the text has the range {other[0]!r}, but grades are {known}")
+        for name, grades in get_labels(model).items() if len(scales) > 1 else ():
+            beside = re.search(rf"\b{re.escape(name)}\W+{_RANGE.pattern}", text)
+            if beside and isinstance(grades[0], int) and (int(beside[1]), int(beside[2])) != (min(grades), max(grades)):
+                self.warn(f"the text has {beside[0]!r}, but grades of {name} are {min(grades)} to {max(grades)}")
         # The labels of objects are words of the topic.
         for name, labels in get_labels(model).items() if self.purpose.depends_on != "topic" else ():
             if all(isinstance(label, int) for label in labels) and (min(labels), max(labels)) in [
