@@ -97,10 +97,10 @@ def show_rankings(rows: Sequence[Mapping[str, Any]], task: Task, topics: Mapping
         columns.append(Column("seen", 7, value=lambda row: "" if row["seen"] in (None, 1.0) else f"{row['seen']:.0%}"))
     # It explains the rank, which no grade does alone.
     columns.append(Column("score", drop=4))
-    columns += [Column("before", drop=5, value="first_stage_rank")] * is_topic
+    columns += [Column("before", drop=6, value="first_stage_rank")] * is_topic
     for label in task.stances if is_topic else ():
         columns.append(Column(f"p {label}", drop=10, value=partial(_format_share, name=f"p_{label}")))
-    columns += [Column("text", drop=6, cut=_MIN_TEXT)] * any(row["text"] for row in rows)
+    columns += [Column("text", drop=8, cut=_MIN_TEXT)] * any(row["text"] for row in rows)
     listed: list[Mapping[str, Any] | str] = []
     for name, group in groupby(rows, key=lambda row: row["topic"]):
         topic = topics.get(name, Topic(name, ""))
