@@ -19,6 +19,7 @@ from tests.sample_runs import run_lines
 from touche_llm.cli.demo import SAMPLES
 from touche_llm.data.io import read_records, sha256, write_records
 from touche_llm.data.records import Cut, Judgment
+from touche_llm.llm.logprobs import get_most_probable
 from touche_llm.pipeline.run_directory import RunDirectory
 from touche_llm.pipeline.run_overview import find_runs
 
@@ -190,6 +191,18 @@ def test_stances_unlike_the_answers_as_written_are_listed(touche: Touche, run: P
     shown = touche("show", "first", "--answers", "--topic", "7").stdout
     assert all(document in shown for _, document in changed)
     assert touche("show", "first", "--answers", "--topic", "99").returncode == 2
+
+
+def test_a_run_and_a_trial_name_stances_unlike_the_answers_as_written(touche: Touche, run: Path) -> None:
+    made = touche("run", *REPLAY, *DATA, "--out", "again")
+    (line,) = (line for line in made.stdout.splitlines() if "--answers" in line)
+    judgments = read_records(run / "judgments.jsonl", Judgment, "judgments")
+    readings = {(each.topic_id, each.document_id): each.readings["stance"] for each in judgments}
+    unlike = [name for name, each in readings.items() if get_most_probable(each) != each.answered]
+    assert unlike and "again" in line
+    for (topic, document), stands in ((unlike[0], True), (next(iter(readings.keys() - set(unlike))), False)):
+        tried = touche("prompts", "try", "judge", *REPLAY, *DATA, "--topic", topic, "--doc", document)
+        assert (tried.returncode, "not" in tried.stdout and "as written" in tried.stdout) == (0, stands), tried.stderr
 
 
 def test_values_over_other_topics_or_by_other_qrels_are_marked(touche: Touche, run: Path) -> None:

@@ -266,6 +266,10 @@ def _list_lines(trial: Trial) -> Iterator[str]:
     if isinstance(trial.result, AnsweredRequest):
         yield from (f"  thought: {thought}" for thought in _list_thoughts(trial.result))
         yield f"  answer: {trial.result.answer.text}"
+        stance = trial.readings.get(STANCE)
+        if stance is not None and trial.values[STANCE] != stance.answered:
+            how = f"by the probabilities of all labels, not {stance.answered} as written"
+            yield f"  stance: {trial.values[STANCE]} {how}: docs/explanation/stance.md"
         return
     for attempt in trial.result.attempts:
         yield f"  no usable answer ({attempt.kind}): {attempt.reason}"

@@ -123,6 +123,9 @@ def _run_all(output: Format, config: Config, out: Path, *, overwrite: bool) -> N
         f"{seconds}, {usage.requests:,} requests, {usage.cached:,} answers from the cache, {usage.prompt_tokens:,} "
         f"prompt and {usage.completion_tokens:,} answer tokens; next: touche-llm show {out}",
     )
+    if usage.overruled:
+        why = f"the probabilities of all labels decide: touche-llm show {out} --answers"
+        say(output, f"stances that differ from the answers as written: {usage.overruled:,}, since {why}")
     _report(output, "run", out / run_directory.RUN, outcome.failures, judgments=outcome.judgments.requested)
 
 
