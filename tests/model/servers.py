@@ -26,7 +26,8 @@ ENVIRONMENT = {name: value for name, value in TINY_ENVIRONMENT.items() if name !
     "VLLM_CPU_OMP_THREADS_BIND": f"0-{(os.cpu_count() or 1) - 1}",  # by default one core is left out
 }
 # Processors without AVX-512 or matrix units emulate bfloat16: minutes for a request.
-_HAS_BFLOAT16 = any(name in Path("/proc/cpuinfo").read_text() for name in ("avx512", "amx_bf16", " bf16"))
+_CPU = Path("/proc/cpuinfo").read_text() if Path("/proc/cpuinfo").is_file() else ""
+_HAS_BFLOAT16 = any(name in _CPU for name in ("avx512", "amx_bf16", " bf16"))
 OPTIONS = {"dtype": "bfloat16" if _HAS_BFLOAT16 else "float32", "max_num_seqs": 16, "enforce_eager": False}
 _READY_SECONDS = 900.0
 _HOST = "127.0.0.1"

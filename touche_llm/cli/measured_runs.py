@@ -251,7 +251,10 @@ def print_notes(qrels: Qrels, evaluations: Sequence[Evaluation], runs: Iterable[
     notes = [*qrels.notes, *format_notes({each.name: each.notes for each in evaluations}), *further]
     for each in runs:
         stages = RunDirectory(each.folder).read_metadata().stages if each.folder and not each.first_stage else {}
-        if qrels.stances and (imputed := read_counts(stages.get("rank", {})).imputed):
+        imputed = read_counts(stages["rank"]).imputed if qrels.stances and "rank" in stages else 0
+        if imputed is None:
+            raise DataError(f"{each.folder}: the metadata count no imputed stances; run `touche-llm rank` for it again")
+        if imputed:
             notes.append(f"{each.name}: imputed stances, for lack of a usable answer: {imputed:,}")
     sys.stdout.flush()
     for note in notes:

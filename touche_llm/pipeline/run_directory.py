@@ -103,7 +103,7 @@ class StageCounts(msgspec.Struct, frozen=True):
         requests: Counts of requests, see `Counts.as_dict`.
         failures: Number of failures by kind.
         labels: Counts of the answers whose labels are read from log-probabilities, by prompt.
-        imputed: Number of stances that are the task's label for an unknown one.
+        imputed: Number of stances that are the task's label for an unknown one; None if the stage does not count them.
         seconds: Duration of the stage.
         chosen_topics: Ids of the topics if some were chosen.
     """
@@ -113,7 +113,7 @@ class StageCounts(msgspec.Struct, frozen=True):
     requests: dict[str, int | None] = {}
     failures: dict[str, int] = {}
     labels: dict[str, LabelCounts] = {}
-    imputed: int = msgspec.field(default=0, name="imputed stances")
+    imputed: int | None = msgspec.field(default=None, name="imputed stances")
     seconds: float = 0.0
     chosen_topics: list[str] | None = msgspec.field(default=None, name=CHOSEN_TOPICS)
 
