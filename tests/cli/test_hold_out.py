@@ -120,6 +120,7 @@ def test_a_trial_beside_judgments_of_a_held_out_topic_is_an_access(
     for output in ("table", "json"):
         done = touche("prompts", "try", WORDINGS[1], *about, *DATA, *given, "--format", output)
         assert done.returncode == 0, done.stderr
+        assert ("held out" in done.stderr) is (topic == "2" and bool(given))
     assert [each.kind for each in logged()] == (["trial"] if given else [])
     assert count_earlier(touche) == earlier
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from touche_llm.cli.demo import SAMPLES
 from touche_llm.data.records import Topic
 from touche_llm.llm.answers import AnswerForm
 from touche_llm.llm.cache import Cache, Entry
@@ -90,6 +91,22 @@ def test_a_scale_that_no_aspect_has_and_an_aspect_without_its_name_are_warned_of
     assert found.of("error") == []
     for problem in ("'quality'", "'0 to 5'"):
         assert any(problem in warning for warning in found.of("warning"))
+
+
+def test_the_scale_of_another_aspect_is_warned_of(tmp_path: Path) -> None:
+    example = (SAMPLES / "example" / "judge.jinja").read_text()
+    swapped = example.replace("relevance 0 to 3, support 0 to 2", "relevance 0 to 2, support 0 to 3")
+    warnings = {}
+    for text in (example, swapped):
+        (tmp_path / "mine.jinja").write_text(text)
+        task = get_task(str(SAMPLES / "example"))
+        purpose, prompt = load_named(task, str(tmp_path / "mine.jinja"))
+        warnings[text] = asyncio.run(check(task, purpose, prompt, (), estimate)).of("warning")
+    assert warnings[example] == []
+    assert [word for word in ("relevance 0 to 2", "support 0 to 3") if word in " ".join(warnings[swapped])] == [
+        "relevance 0 to 2",
+        "support 0 to 3",
+    ]
 
 
 @pytest.mark.parametrize(
