@@ -348,3 +348,12 @@ def test_a_run_beside_files_of_no_run_says_so_once(touche: Touche, tmp_path: Pat
     (tmp_path / "notes" / "mine.txt").write_text("kept")
     notes = [touche("run", *REPLAY, *DATA, "--out", "notes").stderr.count("files of no run") for _ in range(2)]
     assert notes == [1, 0] and (tmp_path / "notes" / "mine.txt").read_text() == "kept"
+
+
+def test_runs_that_were_evaluated_with_different_qrels_need_them_named(touche: Touche, run: Path) -> None:
+    shutil.copytree(run, run.parent / "second")
+    assert touche("evaluate", "first", "--relevance", "relevance").returncode == 0
+    (run.parent / "relevance").write_text((run.parent / "relevance").read_text().replace(" 2\n", " 1\n"))
+    assert touche("evaluate", "second", "--relevance", "relevance").returncode == 0
+    done = touche("compare", "first", "second", "--baseline", "first")
+    assert done.returncode == 2 and done.stderr.count("\n") == 1

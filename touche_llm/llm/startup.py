@@ -81,7 +81,7 @@ async def examine(survey: Survey, extent: Extent = Extent.RUN) -> None:
                 if function is needed.get(name):
                     raise describe_failure(survey.server, error) from error
                 survey.checks.append(ServerCheck(name, None, f"could not be checked: {error}"))
-            survey.step(following)
+        survey.step(following)
 
 
 def describe_failure(server: HttpClient, error: Transient | Rejected, refused: str = "") -> EngineError:
