@@ -69,7 +69,7 @@ def run_plan(share: float, rng: random.Random) -> Plan:
 
 
 @pytest.mark.parametrize(
-    "rounds", [pytest.param(1, marks=pytest.mark.slow), pytest.param(10, marks=pytest.mark.nightly)]
+    "rounds", [pytest.param(1, marks=pytest.mark.slow), pytest.param(4, marks=pytest.mark.nightly)]
 )
 @pytest.mark.parametrize("endpoint", ["/v1/models", "/version", "/tokenize", "/v1/chat/completions"])
 async def test_a_malformed_reply_at_start_up_is_one_error_or_none(
@@ -91,7 +91,7 @@ async def test_a_malformed_reply_at_start_up_is_one_error_or_none(
         tally.add("replies: start-up", replies=server.replies, tried=1, held=1, **{outcome: 1})
 
 
-@pytest.mark.parametrize("runs", [pytest.param(2, marks=pytest.mark.slow), pytest.param(20, marks=pytest.mark.nightly)])
+@pytest.mark.parametrize("runs", [pytest.param(2, marks=pytest.mark.slow), pytest.param(10, marks=pytest.mark.nightly)])
 async def test_a_run_ends_whole_or_with_one_error_and_replays(
     runs: int, tmp_path: Path, fault_seed: int, tally: Tally
 ) -> None:

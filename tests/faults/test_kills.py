@@ -87,11 +87,12 @@ def test_a_command_is_starved_of_everything(
     _try_faults(place, tally, plan_want, name, fault_seed, range(_WANTS), fault_trial)
 
 
-@pytest.mark.nightly  # Six processes for each command; tests/cli/test_streams.py tries odd streams by default.
+@pytest.mark.nightly  # Two of the kinds for each command; tests/cli/test_streams.py tries odd streams by default.
 def test_surroundings_change_nothing(place: Workplace, tally: Tally, name: str) -> None:
     scenario, problems = SLUGS[name], []
     undisturbed = prepare(place, scenario)
-    for kind in (*_ODD, *_PIPES):
+    kinds = [*_ODD, *_PIPES]
+    for kind in kinds[list(SLUGS).index(name) % 3 :: 3]:
         place.restore(scenario.name)
         variables = {**environment(place.folder), **_ODD.get(kind, {})}
         words = ["bash", "-c", _PIPES.get(kind, '"$@"'), "bash", sys.executable, "-m", "touche_llm"]

@@ -235,7 +235,7 @@ async def strays(folder: Path, seed: int, rounds: int, tally: Tally) -> None:
     assert all(isinstance(result, AnsweredRequest) for result in results)
 
 
-@pytest.mark.parametrize("rounds", [3, pytest.param(25, marks=pytest.mark.nightly)])
+@pytest.mark.parametrize("rounds", [3, pytest.param(10, marks=pytest.mark.nightly)])
 @pytest.mark.parametrize("test", [each_kind, bad_then_good, mixed, strays])
 async def test_a_malformed_reply_gives_an_answer_that_it_carries_or_a_typed_failure(
     test: Any, rounds: int, tmp_path: Path, fault_seed: int, tally: Tally
@@ -243,7 +243,7 @@ async def test_a_malformed_reply_gives_an_answer_that_it_carries_or_a_typed_fail
     await test(tmp_path, fault_seed, rounds, tally)
 
 
-@pytest.mark.parametrize("rounds", [1, pytest.param(15, marks=pytest.mark.nightly)])
+@pytest.mark.parametrize("rounds", [1, pytest.param(5, marks=pytest.mark.nightly)])
 async def test_a_fault_of_the_whole_server_ends_the_run_with_one_error(
     rounds: int, tmp_path: Path, fault_seed: int, tally: Tally
 ) -> None:
