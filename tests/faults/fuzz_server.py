@@ -102,5 +102,6 @@ def probe(body: bytes) -> bytes | None:
     text = spell(request, {"word": fields["word"]["enum"][0]})
     tokens = [{"token": c, "logprob": -0.1, "top_logprobs": [{"token": c, "logprob": -0.1}]} for c in text]
     choice = {"message": {"content": text}, "finish_reason": "stop", "logprobs": {"content": tokens}}
-    usage = {"prompt_tokens": 9, "completion_tokens": 9}
+    words = sum(len(message["content"].split()) for message in request["messages"])
+    usage = {"prompt_tokens": words, "completion_tokens": 9}
     return orjson.dumps({"id": "chatcmpl-1", "model": "fake", "choices": [choice], "usage": usage})

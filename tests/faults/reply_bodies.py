@@ -271,6 +271,6 @@ def _usage_missing(rng: random.Random, reply: Good) -> None:
 
 @body_kind("usage", LOST)
 def _usage_impossible(rng: random.Random, reply: Good) -> None:
-    odd = {"prompt_tokens": -1, "completion_tokens": -(2**63), "prompt_tokens_details": {"cached_tokens": 2**40}}
+    odd = {"prompt_tokens": -1, "completion_tokens": -(2**63), "prompt_tokens_details": {"cached_tokens": -1}}
     name = rng.choice(list(odd))
     reply.body["usage"][name] = odd[name]

@@ -157,8 +157,7 @@ def test_later_faults_end_the_work(tmp_path: Path, purpose: PoolingPurpose, faul
 def test_a_server_that_dies_later_ends_the_work_before_its_retries_do(
     tmp_path: Path, purpose: PoolingPurpose, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(http, "_DEAD_AFTER", 0.3)
-    monkeypatch.setattr(http, "_INTERVAL", 0.02)
+    monkeypatch.setattr(http, "_LOOK_INTERVAL", 0.02)
 
     async def main() -> None:
         server = FakePooling()

@@ -27,9 +27,9 @@ NOWHERE = "http://127.0.0.1:1"
         (
             MODEL_NAME,
             {"speculative_config": {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 4}},
-            {"speculative decoding": "yes"},
+            {},
         ),
-        (MODEL_NAME, {"data_parallel_size": 2}, {"data parallel": "2"}),
+        (MODEL_NAME, {"data_parallel_size": 2}, {}),
     ],
 )
 def test_a_run_records_how_its_model_is_served(

@@ -161,7 +161,6 @@ def _find_problem(line: _Line, model: str, replies: Replies) -> tuple[str, Trans
         is_final = 400 <= status < 500 and status not in _NOT_FINAL and isinstance(body, dict)
         return f"status_{status}", Rejected(_REJECTED_STATUS, reason) if is_final else _miss(reason)
     answer = decode_json(response.body, ChatReply)
-    answer.check()
     try:
         read_completion(answer)
     except Transient as transient:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from typing import Annotated, Any
 
@@ -83,10 +83,6 @@ class _Usage(msgspec.Struct, gc=False):
     def cached_tokens(self) -> int | None:
         return self.prompt_tokens_details.cached_tokens if self.prompt_tokens_details else None
 
-    def __post_init__(self) -> None:
-        if self.cached_tokens is not None and self.cached_tokens > self.prompt_tokens:
-            raise ValueError(f"{self.cached_tokens} of {self.prompt_tokens} prompt tokens came from the prefix cache")
-
 
 class ChatReply(msgspec.Struct, gc=False):
     """Chat completion; only the fields in use are decoded."""
@@ -95,12 +91,6 @@ class ChatReply(msgspec.Struct, gc=False):
     model: str | None = None
     usage: _Usage = msgspec.field(default_factory=_Usage)
     system_fingerprint: str | None = None
-
-    def check(self) -> None:
-        """Decode also the alternatives, which are otherwise decoded on demand; raises Malformed."""
-        for choice in self.choices:
-            for token in choice.tokens:
-                decode_json(token.top_logprobs, list[_Alternative])
 
 
 def build_chat_body(request: Request, delivery: Delivery = Delivery.STRUCTURED_OUTPUTS) -> dict[str, Any]:
@@ -130,8 +120,7 @@ def read_completion(reply: ChatReply, layout: Layout | None = None) -> Completio
     """Return the completion in a reply, with the tokens of its values if their layout is given.
 
     Raises:
-        BrokenReply: The reply is incomplete.
-        MissingLogprobs: There is a layout, but no log-probabilities.
+        BrokenReply: The reply is incomplete; MissingLogprobs if there is a layout, but no log-probabilities.
     """
     if not reply.choices:
         raise BrokenReply("the reply has no choices")
@@ -170,9 +159,6 @@ def _align_tokens(sent: Sequence[_Token], text: str, layout: Layout | None) -> l
 
     Returns:
         The tokens in order; empty if they do not spell the text.
-
-    Raises:
-        Malformed: The alternatives of a token have another form.
     """
     if layout is None:
         return []
@@ -190,11 +176,7 @@ def _align_tokens(sent: Sequence[_Token], text: str, layout: Layout | None) -> l
     at = -start
     for token, piece in zip(sent, pieces, strict=True):
         if piece and 0 <= at < len(places) and overlaps(places[at], token.token, spans):
-            top = [
-                (alternative, logprob if logprob < 0.0 else _clip_rounding(logprob))
-                for alternative, logprob in token.alternatives
-                if logprob > _MIN_LOGPROB
-            ]
+            top = [(text, _clip_rounding(logprob)) for text, logprob in token.alternatives if logprob > _MIN_LOGPROB]
             found.append(Token(at=places[at], token=token.token, logprob=_clip_rounding(token.logprob), top=top))
         at += len(piece)
     return found
@@ -306,10 +288,9 @@ class ChatServer(HttpClient):
         concurrency: int,
         request_timeout: float,
         chat_template_kwargs: Mapping[str, Any],
-        restart: Callable[[], Awaitable[str]] | None = None,
     ) -> None:
         """Initialise the client like an `HttpClient`; nothing is sent yet."""
-        super().__init__(base_url, concurrency=concurrency, request_timeout=request_timeout, restart=restart)
+        super().__init__(base_url, concurrency=concurrency, request_timeout=request_timeout)
         self.chat_template_kwargs = dict(chat_template_kwargs)
         self.delivery = Delivery.STRUCTURED_OUTPUTS
         self.alternatives = 0

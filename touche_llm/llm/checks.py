@@ -17,23 +17,23 @@ from touche_llm.llm.settings import EngineConfig, SamplingConfig
 
 
 class Peculiarity(NamedTuple):
-    """What a server may lack: a row of the card.
+    """What a server may lack: what it costs, what helps, and whether no run is possible, unless a check says so."""
 
-    Attributes:
-        cost: Consequence.
-        remedy: How to add it.
-        stops_runs: Whether no run is possible without it, unless a check says otherwise.
-    """
-
-    cost: str = ""
-    remedy: str = ""
+    cost: str
+    remedy: str
     stops_runs: bool = False
 
 
 LABEL_TOKENS, SYSTEM_MESSAGE, OPEN_THOUGHT = "label tokens", "system message", "open thought"
 PLAIN = "request plain grades with `sampling.logprobs: false`"
-# What a probe finds besides its own check, or several find; `probe` enters the others.
 PECULIARITIES = {
+    # While thinking is off, a reasoning parser switches schemas off: https://github.com/vllm-project/vllm/issues/39130
+    "schema": Peculiarity(
+        "",
+        "use a server that enforces `structured_outputs` or `response_format`, such as vLLM from 0.11 on "
+        "without a reasoning parser (--reasoning-parser)",
+        stops_runs=True,
+    ),
     "logprobs": Peculiarity(
         "without them, grades are whole numbers, ties keep the order of the first stage, and stances are certain",
         f"use a server that sends them, or {PLAIN}",
@@ -44,6 +44,34 @@ PECULIARITIES = {
         "a weak model can write it until its answer is cut off",
         'vLLM: --structured-outputs-config \'{"backend": "xgrammar", "disable_any_whitespace": true}\'; SGLang: '
         "--constrained-json-disable-any-whitespace",
+    ),
+    "tokens": Peculiarity("", "give a folder with the model's tokenizer (`engine.tokenizer`)", stops_runs=True),
+    SYSTEM_MESSAGE: Peculiarity(
+        "prompts give their instructions in one",
+        "put them into the user message (`sampling.system_message: user`), or serve another chat template (vLLM, "
+        "SGLang: --chat-template FILE; llama.cpp: --chat-template-file FILE)",
+        stops_runs=True,
+    ),
+    LABEL_TOKENS: Peculiarity("", f"use prompts of another `form`, such as `object`, or {PLAIN}", stops_runs=True),
+    OPEN_THOUGHT: Peculiarity(
+        "the answer stands where the model has learnt to reason",
+        "let it reason (`sampling.thinking`), or switch reasoning off, with a switch that its chat template knows "
+        "(`sampling.chat_template_kwargs`) or another template",
+    ),
+    "thinking": Peculiarity(
+        "",
+        "set the delimiters of the model (`sampling.thinking.delimiters`), or serve it with a chat template that keeps "
+        "its thought (vLLM: --chat-template FILE)",
+        stops_runs=True,
+    ),
+    "prefix cache": Peculiarity(
+        "instructions and topic are computed for each document",
+        "vLLM: --enable-prefix-caching --enable-prompt-tokens-details; SGLang: --enable-cache-report, without "
+        "--disable-radix-cache; llama.cpp: --cache-prompt",
+    ),
+    "determinism": Peculiarity(
+        "without the answer cache a run is not repeatable",
+        "vLLM: --dtype float32, or VLLM_BATCH_INVARIANT=1 in its environment; SGLang: --enable-deterministic-inference",
     ),
 }
 
@@ -96,12 +124,9 @@ class Survey:
 
     Attributes:
         server: The server; the probes make it send requests in the way that works.
-        engine: Model, revision, context and tokenizer of the run.
-        sampling: Sampling of the run.
         schemas: Schemas of the answers that the run requests, as far as they are known.
-        warn: Receives what is missing if a run is possible, and a queue.
+        warn: Receives what is missing if a run is possible.
         step: Called after each probe, with the name of the next.
-        checks: Results in the order of the probes.
         info: Description of the engine, complete after all probes if nothing blocks.
         probe: Reply in which the schema was enforced, if there was one.
     """
@@ -140,6 +165,6 @@ class Survey:
         """Return whether a check, or any if none is named, makes a run impossible."""
         return any(check.is_blocking for check in self.checks if not name or check.name == name)
 
-    def build_probe(self, top_logprobs: int = 0) -> Request:
+    def build_probe(self, top_logprobs: int = 0, messages: tuple[Message, ...] = PROBE_MESSAGES) -> Request:
         """Return a request that allows one answer."""
-        return self.server.build_check(PROBE_MESSAGES, _PROBE_SCHEMA, Sampling(top_logprobs=top_logprobs))
+        return self.server.build_check(messages, _PROBE_SCHEMA, Sampling(top_logprobs=top_logprobs))

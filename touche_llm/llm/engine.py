@@ -13,10 +13,8 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, Protocol
 
-import msgspec
-
 from touche_llm.data.concurrency import BROKEN_TRIES, TransientFailure
-from touche_llm.data.records import Count, Model
+from touche_llm.data.records import Model
 from touche_llm.errors import EngineError, UsageError
 from touche_llm.llm.answers import Answer, FailureKind, Token, UnusableAnswer
 from touche_llm.llm.request import Message, Request, to_prompt
@@ -26,7 +24,6 @@ class EngineInfo(Model):
     """Description of an engine.
 
     Attributes:
-        revision: The user's name for the version of the weights.
         context: Context in tokens.
         overhead: Tokens that the chat template adds to two messages.
         serving: What the server reports of how it serves the model, by name.
@@ -40,16 +37,6 @@ class EngineInfo(Model):
     serving: dict[str, str] = {}
 
 
-class ServedModel(msgspec.Struct):
-    """Model in the list of a server; a LoRA adapter has a `parent`, the model that it adapts."""
-
-    id: str
-    owned_by: str | None = None
-    max_model_len: Count | None = None
-    root: str | None = None
-    parent: str | None = None
-
-
 @dataclass(frozen=True, slots=True)
 class Completion:
     """Unchecked result of one request.
@@ -58,7 +45,6 @@ class Completion:
         completion_tokens: Tokens of the completion, including reasoning.
         tokens: Tokens of the answer, if requested.
         refusal: Text with which the model refused, if it did.
-        fingerprint: Fingerprint of the software, if reported.
         cached_tokens: Prompt tokens taken from the prefix cache, None if not reported.
     """
 
@@ -74,12 +60,7 @@ class Completion:
 
 
 class Transient(TransientFailure):
-    """Transient failure of an engine.
-
-    Attributes:
-        is_overload: Whether the server, or this process, has too many requests, so that it is certainly alive.
-        is_busy: Whether a server that did not reply in time answers other requests.
-    """
+    """Transient failure of an engine; `is_overload` if the server, or this process, only has too many requests."""
 
     def __init__(
         self,
@@ -92,7 +73,6 @@ class Transient(TransientFailure):
         super().__init__(reason, retry_after, max_tries)
         self.kind: FailureKind = kind
         self.is_overload = is_overload
-        self.is_busy = False
 
 
 class BrokenReply(Transient):
@@ -170,12 +150,7 @@ class ChatTokenizer(TokenCounter):
     name = "the tokenizer of a folder"
 
     def __init__(self, folder: Path, chat_template_kwargs: Mapping[str, Any]) -> None:
-        """Load the tokenizer; no code from the folder is executed.
-
-        Raises:
-            UsageError: The folder holds no tokenizer, or one without a chat template.
-            EngineError: The transformers library is not installed.
-        """
+        """Load the tokenizer; no code from the folder is executed."""
         if not (folder / "tokenizer_config.json").is_file():
             raise UsageError(f"{folder}: no tokenizer; give a folder with tokenizer_config.json (`engine.tokenizer`)")
         try:
@@ -196,11 +171,7 @@ class ChatTokenizer(TokenCounter):
             raise UsageError(f"{folder}: the tokenizer has no chat template")
 
     def count(self, messages: tuple[Message, ...]) -> int:
-        """Return the number of prompt tokens of a chat, template included.
-
-        Raises:
-            UsageError: The chat template refuses the messages.
-        """
+        """Return the number of prompt tokens of a chat; raise UsageError if the chat template refuses the messages."""
         try:
             fields = {"add_generation_prompt": True} | to_prompt(messages)
             text = self._tokenizer.apply_chat_template(

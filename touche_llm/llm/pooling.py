@@ -253,7 +253,7 @@ class PoolingServer:
         Raises:
             EngineError: The server is unreachable, or serves another model or unusable results.
         """
-        from touche_llm.llm.startup import describe_failure, identify, read_serving  # takes a while to load
+        from touche_llm.llm.startup import describe_failure, identify  # takes a while to load
 
         client = self._client
         try:
@@ -261,7 +261,6 @@ class PoolingServer:
             self._model = info.model
             if context.is_blocking:
                 raise EngineError(f"{client.base_url}: {context}")
-            serving = await read_serving(client, info)
             await (self._check_vectors(dimensions) if self._purpose == "embedding" else self._check_scores())
         except (Transient, Rejected) as error:
             refused = _SEE_LOG
@@ -269,7 +268,7 @@ class PoolingServer:
                 refused = f"serves no {_NOUNS[self._purpose]}; with vLLM, serve a model for them with --runner pooling"
             raise describe_failure(client, error, refused) from error
         client.is_monitored = True
-        return info.model_copy(update={"overhead": _OVERHEAD, "serving": serving})
+        return info.model_copy(update={"overhead": _OVERHEAD})
 
     async def embed(self, texts: Sequence[str], dimensions: int | None) -> list[bytes]:
         """Return the vector of each text; see `PoolingEngine`.

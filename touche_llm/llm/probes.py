@@ -1,27 +1,21 @@
-"""Probes of a server: requests that show what it can do."""
+"""Probes of a server: requests that show what it can do.
+
+All raise Transient if the server did not reply, and Rejected if it refuses all requests.
+"""
 
 from __future__ import annotations
 
+import asyncio
+import json
 import re
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
-from enum import IntEnum
-from typing import Any, Literal
+from typing import Any
+from uuid import uuid4
 
-from pydantic import create_model
+import orjson
 
-from touche_llm.llm.answers import (
-    MAX_ALTERNATIVES,
-    AnswerForm,
-    AnswerModel,
-    Layout,
-    Unusable,
-    build_schema,
-    count_alternatives,
-    get_labels,
-    list_fields,
-    parse_answer,
-)
+from touche_llm.llm.answers import MAX_ALTERNATIVES, AnswerForm, Layout, Unusable, count_alternatives, list_fields
 from touche_llm.llm.chat import ChatReply, Delivery, LlamaCppTokenCounter, read_completion
 from touche_llm.llm.checks import (
     LABEL_TOKENS,
@@ -32,72 +26,16 @@ from touche_llm.llm.checks import (
     PROBE_LAYOUT,
     PROBE_MESSAGES,
     SYSTEM_MESSAGE,
-    Peculiarity,
     ServerCheck,
     Survey,
     fail,
 )
 from touche_llm.llm.engine import BrokenReply, ChatTokenizer, Completion, MissingLogprobs, Rejected
 from touche_llm.llm.logprobs import Label, check_logprobs, read_label
-from touche_llm.llm.request import (
-    DELIMITERS,
-    Message,
-    Request,
-    Sampling,
-    Thinking,
-    continue_thought,
-    place_system_message,
-)
+from touche_llm.llm.request import DELIMITERS, Message, Request, Sampling, Thinking, continue_thought
 from touche_llm.llm.settings import ThinkingConfig
 
 
-class Extent(IntEnum):
-    """How far a server is examined: as a run needs, as `doctor` prints, or with what takes minutes as well."""
-
-    RUN = 0
-    DOCTOR = 1
-    THOROUGH = 2
-
-
-Probe = Callable[[Survey], Awaitable[list[ServerCheck]]]
-# By the name of the check, in the order in which they are sent.
-_PROBES: dict[Extent, dict[str, Probe]] = {extent: {} for extent in Extent}
-
-
-def probe(
-    extent: Extent, name: str, cost: str = "", remedy: str = "", *, stops_runs: bool = False
-) -> Callable[[Probe], Probe]:
-    """Enter a probe, with what it costs that its check fails, what helps, and whether no run is possible then.
-
-    It takes the place of a probe of that name in a smaller extent, whose cost and remedy stay if none are given.
-    """
-
-    def enter(function: Probe) -> Probe:
-        _PROBES[extent][name] = function
-        if remedy:
-            PECULIARITIES[name] = Peculiarity(cost, remedy, stops_runs)
-        return function
-
-    return enter
-
-
-def list_probes(extent: Extent) -> dict[str, Probe]:
-    """Return the probes of an examination, in order."""
-    return {name: function for each in Extent if each <= extent for name, function in _PROBES[each].items()}
-
-
-# All probes raise Transient if the server did not reply, and Rejected if it refuses all requests.
-
-
-# While thinking is off, a reasoning parser switches schemas off: https://github.com/vllm-project/vllm/issues/39130
-@probe(
-    Extent.RUN,
-    "schema",
-    "",
-    "use a server that enforces `structured_outputs` or `response_format`, such as vLLM from 0.11 on "
-    "without a reasoning parser (--reasoning-parser)",
-    stops_runs=True,
-)
 async def check_schema(survey: Survey) -> list[ServerCheck]:
     """Make the server use the first way of constraining answers that works, and check its log-probabilities."""
     server = survey.server
@@ -164,7 +102,6 @@ def _check_logprobs(survey: Survey, refusal: str) -> ServerCheck:
 _MAX_COUNT_ERROR = 8
 
 
-@probe(Extent.RUN, "tokens", "", "give a folder with the model's tokenizer (`engine.tokenizer`)", stops_runs=True)
 async def check_tokens(survey: Survey) -> list[ServerCheck]:
     """Make the server use the first counter of tokens that works, and compare its count with the server's."""
     server, folder = survey.server, survey.engine.tokenizer
@@ -176,8 +113,6 @@ async def check_tokens(survey: Survey) -> list[ServerCheck]:
         try:
             counted = await counter.count_tokens(PROBE_MESSAGES)
         except (Rejected, BrokenReply) as error:
-            if isinstance(error, Rejected) and error.status in (401, 403):
-                raise
             problem = problem or str(error)
             continue
         reported = survey.probe.usage.prompt_tokens if survey.probe else 0
@@ -191,24 +126,10 @@ async def check_tokens(survey: Survey) -> list[ServerCheck]:
 _SYSTEM, _USER = "Quokka rules apply.", "Say wombat."
 # Words that a longer system message has besides; a prompt that shows it has at least as many more tokens.
 _MORE_WORDS = 40
-# Beginnings and ends of thoughts in published chat templates.
-_OPENING = re.compile(
-    r"<(?![^<>]*END_)[^<>/]*think[^<>]*>|\[THINK\]|<thought>|<\|channel>thought|here are my reasoning steps:",
-    re.IGNORECASE,
-)
-_CLOSING = re.compile(r"</[^<>]*(?:think|thought)[^<>]*>|\[/THINK\]|<\|END_THINKING\|>|<channel\|>", re.IGNORECASE)
 
 
-@probe(
-    Extent.RUN,
-    SYSTEM_MESSAGE,
-    "prompts give their instructions in one",
-    "put them into the user message (`sampling.system_message: user`), or serve another chat template (vLLM, "
-    "SGLang: --chat-template FILE; llama.cpp: --chat-template-file FILE)",
-    stops_runs=True,
-)
 async def check_system_message(survey: Survey) -> list[ServerCheck]:
-    """Check whether the model sees a system message: by the text of a prompt, else by its effect on the tokens.
+    """Check whether the model sees a system message: whether a longer one makes a longer prompt.
 
     Some templates write a message of their own where a chat has none, so that only prompts with one are compared.
     """
@@ -217,21 +138,16 @@ async def check_system_message(survey: Survey) -> list[ServerCheck]:
         return [ServerCheck(name, True, "in the user message, as configured")]
     counts = []
     try:
-        prompt = await _render(survey)
-        for text in (_SYSTEM, _SYSTEM + " quokka" * _MORE_WORDS) if prompt is None else ():
-            request = replace(survey.build_probe(), messages=(Message("system", text), Message("user", _USER)))
+        for text in (_SYSTEM, _SYSTEM + " quokka" * _MORE_WORDS):
+            request = survey.build_probe(messages=(Message("system", text), Message("user", _USER)))
             counts.append((await survey.server.exchange(request)).usage.prompt_tokens)
     except Rejected as error:
         if error.is_fatal:
             raise
         return [fail(name, f"refused: {error}")]
-    if prompt is not None:
-        if _SYSTEM.casefold() in " ".join(prompt.casefold().split()):
-            return [ServerCheck(name, True, "shown by the chat template")]
-        return [fail(name, "ignored by the chat template")]
     short, long = counts
     if long >= short + _MORE_WORDS:
-        return [ServerCheck(name, True, "shown by the chat template, by its tokens")]
+        return [ServerCheck(name, True, "shown by the chat template")]
     if long > short or not short:
         return [ServerCheck(name, None, "accepted; the prompt tokens do not show whether it is used")]
     return [fail(name, "ignored by the chat template: a longer one adds no tokens")]
@@ -246,58 +162,70 @@ _RAW_ALTERNATIVES = 200
 SYSTEM = "Answer each field with one of its labels."
 
 
-@probe(Extent.RUN, LABEL_TOKENS, "", f"use prompts of another `form`, such as `object`, or {PLAIN}", stops_runs=True)
 async def check_labels(survey: Survey) -> list[ServerCheck]:
-    """Check with one request for each form whether the labels of answers can be read from their tokens.
+    """Check with a request for each schema whether the labels of answers can be read from their tokens.
 
-    One answer has the labels of all schemas in one form. If tokens that the schema forbids have a probability too, the
-    server sends more alternatives from now on, unless it refuses to.
+    If tokens that the schema forbids have a probability too, the server sends more alternatives from now on, unless it
+    refuses to.
 
     Returns:
         The worst result; nothing if no answer has labels.
     """
-    joined = _join_answers(survey.schemas)
-    if joined and not survey.top_logprobs:
+    schemas = list({orjson.dumps(schema): schema for schema in survey.schemas if _list_labels(schema)}.values())
+    if schemas and not survey.top_logprobs:
         return [ServerCheck(LABEL_TOKENS, None, "not read without log-probabilities")]
     if not survey.is_renormalised:
-        survey.server.alternatives = _RAW_ALTERNATIVES if joined else 0
-    found = [await _check_form(survey, *form) for form in joined]
+        survey.server.alternatives = _RAW_ALTERNATIVES if schemas else 0
+    found = [await _check_form(survey, schema) for schema in schemas]
     return sorted(found, key=lambda check: (not check.is_blocking, check.is_ok is not False, check.is_ok or False))[:1]
 
 
-async def _check_form(survey: Survey, answer: type[AnswerModel], form: AnswerForm) -> ServerCheck:
-    server, schema = survey.server, build_schema(answer, form)
-    sampling = Sampling(max_tokens=256, top_logprobs=min(survey.top_logprobs, count_alternatives(schema)))
-    text = "\n".join(f"{name}: {_join(labels)}" for name, labels in get_labels(answer).items())
-    request = server.build_check((Message("system", SYSTEM), Message("user", text)), schema, sampling)
+async def _check_form(survey: Survey, schema: Mapping[str, Any]) -> ServerCheck:
+    server, form = survey.server, Layout.of_schema(schema).form
+    text = "\n".join(f"{name}: {_join(labels)}" for name, labels in _list_labels(schema).items())
+    request = _build_request(survey, text, SYSTEM, schema)
     try:
         completion = await server.complete(request)
-        values = parse_answer(completion.text, answer, form).model_dump()
     except Rejected as error:
         if error.is_fatal:
             raise
         if server.alternatives:
             server.alternatives = 0
-            return await _check_form(survey, answer, form)
+            return await _check_form(survey, schema)
         return fail(LABEL_TOKENS, f"the server refuses the schema of the labels in {form} form: {error}")
     except MissingLogprobs:
         return fail(LABEL_TOKENS, f"{server.model} sends no log-probabilities of labels in {form} form")
-    except Unusable as error:
-        found = f"{' '.join(error.text.split())[:40]!r}"
+    values = _read_labels(completion.text, schema)
+    if values is None:
+        found = f"{' '.join(completion.text.split())[:40]!r}"
         if completion.finish_reason == "length":
             return ServerCheck(LABEL_TOKENS, None, f"could not be checked: the answer is {found}")
         return fail(LABEL_TOKENS, f"the schema of the labels in {form} form is not enforced: {found}")
     return _judge_readings(survey, completion, request, values)
 
 
+def _read_labels(text: str, schema: Mapping[str, Any]) -> dict[str, Label] | None:
+    """Return the labels of an answer by field; None if a field has another value."""
+    layout, content = Layout.of_schema(schema), text.encode("utf-8", "replace")
+    written = {name: content[first:end].decode() for name, (first, end) in layout.find_values(text).items()}
+    fields = _list_labels(schema)
+    values = {
+        name: label
+        for name, labels in fields.items()
+        for label in labels
+        if written.get(name) == orjson.dumps(label).decode()
+    }
+    return values if len(values) == len(fields) else None
+
+
 def _judge_readings(
     survey: Survey, completion: Completion, request: Request, values: Mapping[str, Label]
 ) -> ServerCheck:
     """Return whether each label can be read from an answer with these values."""
-    layout, is_renormalised = Layout.of_schema(request.schema), survey.is_renormalised
+    layout, is_renormalised = request.layout, survey.is_renormalised
     sent = max(request.sampling.top_logprobs, survey.server.alternatives)
     read, count, shared = 0, 0, 0.0
-    for name, labels in _list_labels(request.schema):
+    for name, labels in _list_labels(request.schema).items():
         reading = read_label(completion.text, completion.tokens, layout, name, labels, values[name])
         if reading.probabilities is None:
             value = f"no label of {name} ({_join(labels)}) can be read from {completion.text!r:.80}"
@@ -322,42 +250,28 @@ def _judge_readings(
     return ServerCheck(LABEL_TOKENS, False, value, "the probability of a shared token is split evenly", remedy)
 
 
-def _join_answers(schemas: Sequence[Mapping[str, Any]]) -> list[tuple[type[AnswerModel], AnswerForm]]:
-    """Return an answer for each form, with each set of labels of its schemas once."""
-    by_form: dict[AnswerForm, dict[tuple[Label, ...], str]] = {}
-    for schema in schemas:
-        for name, labels in _list_labels(schema):
-            fields = by_form.setdefault(Layout.of_schema(schema).form, {})
-            fields.setdefault(labels, name if name not in fields.values() else f"{name}{len(fields) + 1}")
-    joined = []
-    for form, fields in by_form.items():
-        given: dict[str, Any] = {name: (Literal[labels], ...) for labels, name in fields.items()}
-        joined.append((create_model("JoinedLabels", __base__=AnswerModel, **given), form))
-    return joined
-
-
-def _list_labels(schema: Mapping[str, Any]) -> Iterator[tuple[str, tuple[Label, ...]]]:
-    for name, part in list_fields(schema).items():
-        if "enum" in part:
-            yield name, tuple(part["enum"])
+def _list_labels(schema: Mapping[str, Any]) -> dict[str, tuple[Label, ...]]:
+    return {name: tuple(part["enum"]) for name, part in list_fields(schema).items() if "enum" in part}
 
 
 def _join(labels: Sequence[Label]) -> str:
     return ", ".join(map(str, labels))
 
 
-@probe(
-    Extent.RUN,
-    OPEN_THOUGHT,
-    "the answer stands where the model has learnt to reason",
-    "let it reason (`sampling.thinking`), or switch reasoning off, with a switch that its chat template knows "
-    "(`sampling.chat_template_kwargs`) or another template",
+# Beginnings and ends of thoughts in published chat templates.
+_OPENING = re.compile(
+    r"<(?![^<>]*END_)[^<>/]*think[^<>]*>|\[THINK\]|<thought>|<\|channel>thought|here are my reasoning steps:",
+    re.IGNORECASE,
 )
+_CLOSING = re.compile(r"</[^<>]*(?:think|thought)[^<>]*>|\[/THINK\]|<\|END_THINKING\|>|<channel\|>", re.IGNORECASE)
+
+
 async def check_open_thought(survey: Survey) -> list[ServerCheck]:
     """Check whether the prompt of an answer without reasoning ends inside a thought."""
     if survey.sampling.thinking.judge:
         return []
-    prompt = await _render(survey)
+    request = survey.build_probe(messages=(Message("system", _SYSTEM), Message("user", _USER)))
+    prompt = await survey.server.render(request.messages, request.chat_template_kwargs)
     if prompt is None:
         return [ServerCheck(OPEN_THOUGHT, None, "unknown, since the server does not show its prompts")]
     end = prompt[prompt.rfind(_USER) + len(_USER) :]
@@ -367,33 +281,17 @@ async def check_open_thought(survey: Survey) -> list[ServerCheck]:
     return [ServerCheck(OPEN_THOUGHT, True, "none in the prompt of an answer")]
 
 
-async def _render(survey: Survey) -> str | None:
-    """Return the prompt of a short question as a run would send it; None if the server does not show it."""
-    sampling = survey.sampling
-    chat = place_system_message((Message("system", _SYSTEM), Message("user", _USER)), sampling.system_message)
-    return await survey.server.render(chat, sampling.chat_template_kwargs)
-
-
 _PARSER = "serve the model without a reasoning parser (vLLM: --reasoning-parser)"
 # Two thoughts that no template would change.
 _THOUGHTS = ("One of two.", "Other words.")
 
 
-@probe(
-    Extent.RUN,
-    "thinking",
-    "",
-    "set the delimiters of the model (`sampling.thinking.delimiters`), or serve it with a chat template that keeps "
-    "its thought (vLLM: --chat-template FILE)",
-    stops_runs=True,
-)
 async def check_thinking(survey: Survey) -> list[ServerCheck]:
     """Check whether the server continues a thought as the run does; nothing for a run without reasoning."""
     settings = survey.sampling.thinking
     return [await _check_thought(survey, settings)] if settings.budgets else []
 
 
-@probe(Extent.DOCTOR, "thinking")
 async def check_all_delimiters(survey: Survey) -> list[ServerCheck]:
     """Check reasoning with the delimiters of the configuration and the presets, and name those that pass.
 
@@ -464,3 +362,91 @@ async def _compare_prompts(survey: Survey, begun: Request, continued: Sequence[R
 def _squeeze(text: str) -> str:
     """Return a text without white space."""
     return "".join(text.split())
+
+
+# Repeats of one request alone, and as many among others.
+_REPEATS = 8
+# Tokens for which the requests are made if the context is unknown.
+_SHORT_CONTEXT = 2048
+# Logarithm of a probability below which a token counts as forbidden; vLLM sends -9999 for those.
+_MIN_LOGPROB = -100.0
+# White space that no compact grammar allows.
+_FREE_WHITE_SPACE = re.compile(r"[\n\r\t]|\s\s")
+_INSTRUCTIONS = "Judge how relevant the passage is to the question, from 0 to 3, and which side it takes."
+_PASSAGE = "Question: are heat pumps better than gas boilers?\nPassage: heat pumps are cheaper to run, boilers to buy."
+
+
+def _build_request(
+    survey: Survey, text: str, system: str = _INSTRUCTIONS, schema: Mapping[str, Any] | None = None
+) -> Request:
+    """Return a request for an answer of a schema, by default the first one of the survey."""
+    schema = survey.schemas[0] if schema is None else schema
+    sampling = Sampling(top_logprobs=min(survey.top_logprobs, count_alternatives(schema)))
+    return survey.server.build_check((Message("system", system), Message("user", text)), schema, sampling)
+
+
+async def check_white_space(survey: Survey) -> list[ServerCheck]:
+    """Check whether a schema allows white space between the tokens of an answer."""
+    name = "white space"
+    reply = await survey.server.exchange(_build_request(survey, _PASSAGE))
+    completion = read_completion(reply)
+    if completion.finish_reason == "length":
+        return [fail(name, f"an answer was cut off after {completion.completion_tokens} tokens")]
+    try:
+        values = orjson.loads(completion.text)
+    except orjson.JSONDecodeError:
+        return [ServerCheck(name, None, f"could not be checked: the answer is {completion.text[:40]!r}")]
+    # A compact grammar may require one space after `,`, as Python's json writes it.
+    if completion.text not in (orjson.dumps(values).decode(), json.dumps(values)):
+        return [fail(name, "written between tokens")]
+    if not survey.is_renormalised:
+        return [replace(fail(name, "none in one answer; raw log-probabilities show no more"), is_ok=None)]
+    alternatives = (pair for token in reply.choices[0].tokens for pair in token.alternatives)
+    if any(logprob > _MIN_LOGPROB and _FREE_WHITE_SPACE.search(text) for text, logprob in alternatives):
+        return [fail(name, "allowed between tokens")]
+    return [ServerCheck(name, True, "not allowed between tokens")]
+
+
+async def check_prefix_cache(survey: Survey) -> list[ServerCheck]:
+    """Check whether a second prompt reuses its common beginning with the first."""
+    name, words = "prefix cache", min(600, (survey.info.context or _SHORT_CONTEXT) // 5)
+    # New in each examination; longer than the blocks of a cache, and short enough for the context.
+    beginning = f"Session {uuid4().hex}. " + "word " * words
+    for text in ("First passage.", "Second passage."):
+        usage = (await survey.server.exchange(_build_request(survey, text, beginning))).usage
+    if usage.cached_tokens is None:
+        unseen = fail(name, "not reported")
+        return [replace(unseen, is_ok=None, cost="its use cannot be seen in a run's metadata")]
+    value = f"{usage.cached_tokens} of {usage.prompt_tokens} prompt tokens reused from the request before"
+    return [ServerCheck(name, True, value) if usage.cached_tokens else fail(name, value)]
+
+
+async def check_determinism(survey: Survey) -> list[ServerCheck]:
+    """Check whether answers to a request that is repeated alone and among others differ."""
+    name, server, request = "determinism", survey.server, _build_request(survey, _PASSAGE)
+    answers = [await server.complete(request) for _ in range(_REPEATS)]
+    others = [_build_request(survey, f"{_PASSAGE} " * (1 + number % 3) + str(number)) for number in range(_REPEATS)]
+    sent = [each for other in others for each in (request, other)]
+    answers += (await asyncio.gather(*map(server.complete, sent)))[::2]
+    flips = sum(answer.text != answers[0].text for answer in answers)
+    value = f"{flips} of {len(answers)} repeats differ"
+    return [fail(name, value) if flips else ServerCheck(name, True, value)]
+
+
+Probes = Mapping[str, Callable[[Survey], Awaitable[list[ServerCheck]]]]
+# By the name of the check, in the order in which they are sent: those of each run, and all of `doctor`.
+RUN_PROBES: Probes = {
+    "schema": check_schema,
+    "tokens": check_tokens,
+    SYSTEM_MESSAGE: check_system_message,
+    LABEL_TOKENS: check_labels,
+    OPEN_THOUGHT: check_open_thought,
+    "thinking": check_thinking,
+}
+DOCTOR_PROBES: Probes = {
+    **RUN_PROBES,
+    "thinking": check_all_delimiters,
+    "white space": check_white_space,
+    "prefix cache": check_prefix_cache,
+    "determinism": check_determinism,
+}

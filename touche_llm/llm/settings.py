@@ -81,8 +81,7 @@ class EngineConfig(Section):
         context: Context in tokens; the model's own if None.
         tokenizer: Folder of the model's tokenizer, for a server that does not count the tokens of messages.
         concurrency: Max number of requests to a server at a time.
-        request_timeout: Seconds that a server may take for a request. They begin again with each reply to an earlier
-            request and, up to twelve times, if vLLM reports waiting requests when they are over.
+        request_timeout: Seconds after which a request fails, from its start or from the last reply to another one.
         retry_for: Seconds after which a request that fails at a server is no longer retried.
     """
 
@@ -129,8 +128,7 @@ class EngineConfig(Section):
         float,
         Option(
             "--request-timeout",
-            "Seconds per request; they begin again with each reply to an earlier one and, up to twelve times, while "
-            "requests wait at the server (vLLM)",
+            "Seconds per request; they begin again with each reply to another one",
             "Model",
         ),
         Scope.DELIVERY,
@@ -161,7 +159,7 @@ class PoolingConfig(Section):
         context: Context in tokens; the server's own if None.
         batch: Max number of texts in a request.
         concurrency: Max number of requests at a time.
-        request_timeout: Seconds that the server may take for a request, excluding its queue.
+        request_timeout: Seconds after which a request fails, from its start or from the last reply to another one.
         retry_for: Seconds after which a failing request is no longer retried.
     """
 

@@ -133,28 +133,20 @@ async def _open_server(
     from touche_llm.llm.chat import ChatServer
     from touche_llm.llm.checks import Survey
     from touche_llm.llm.managed import serve
-    from touche_llm.llm.probes import Extent
-    from touche_llm.llm.startup import connect, count_probes, identify
+    from touche_llm.llm.probes import RUN_PROBES
+    from touche_llm.llm.startup import connect, identify
 
     is_managed = engine.name == "managed"
     folder = check_model_folder(engine.model) if is_managed else Path()
-    serving = await stack.enter_async_context(AsyncExitStack())
-
-    async def start() -> str:
-        """Serve the model, in place of a server that has died."""
-        await serving.aclose()
-        log = cache.path.with_name(LOG)
-        return await serving.enter_async_context(serve(folder, engine.options, log, context=engine.context))
-
-    async def restart() -> str:
-        progress.warn(f"{server.base_url}: the server died and is being restarted")
-        return await start()
 
     async def start_up(context: int | None) -> EngineInfo:
         if is_managed:
-            server.base_url = await start()
+            log = cache.path.with_name(LOG)
+            server.base_url = await stack.enter_async_context(
+                serve(folder, engine.options, log, context=engine.context)
+            )
         settings = engine.model_copy(update={"model": engine.model_name, "context": context})
-        with progress.stage("checking the server", count_probes(Extent.RUN)) as step:
+        with progress.stage("checking the server", len(RUN_PROBES)) as step:
             facts = await connect(Survey(server, settings, sampling, schemas, progress.warn, step))
         store_engine_info(facts, cache)
         return facts
@@ -165,7 +157,6 @@ async def _open_server(
             concurrency=engine.concurrency,
             request_timeout=engine.request_timeout,
             chat_template_kwargs=sampling.chat_template_kwargs,
-            restart=restart if is_managed else None,
         )
     )
 

@@ -16,7 +16,7 @@ from tests.fake_server import FakeServer, fields_in, reply, says, spell
 from touche_llm.llm.answers import AnswerForm, AnswerModel, build_schema
 from touche_llm.llm.chat import ChatServer
 from touche_llm.llm.checks import ServerCheck, Survey
-from touche_llm.llm.probes import Extent
+from touche_llm.llm.probes import DOCTOR_PROBES
 from touche_llm.llm.settings import EngineConfig, SamplingConfig
 from touche_llm.llm.startup import examine
 
@@ -93,7 +93,6 @@ def serving(*faults: str) -> FakeServer:
 async def examined(
     server: FakeServer,
     *,
-    is_thorough: bool = False,
     schemas: Sequence[Mapping[str, Any]] = SCHEMAS,
     sampling: SamplingConfig | None = None,
 ) -> dict[str, ServerCheck]:
@@ -102,9 +101,9 @@ async def examined(
         async with ChatServer(server.url, concurrency=64, request_timeout=5, chat_template_kwargs={}) as client:
             awaited: list[str] = []
             survey = Survey(client, EngineConfig(), sampling or SamplingConfig(), schemas, step=awaited.append)
-            await examine(survey, Extent.THOROUGH if is_thorough else Extent.DOCTOR)
+            await examine(survey, DOCTOR_PROBES)
     # After each step the next one is named, which the display waits for.
-    assert (awaited[0], awaited[-2:]) == ("schema", ["description", ""])
+    assert (awaited[0], awaited[-2:]) == ("tokens", ["determinism", ""])
     assert len(survey.checks) == len({check.name for check in survey.checks})
     return {check.name: check for check in survey.checks}
 
@@ -112,7 +111,7 @@ async def examined(
 @pytest.mark.parametrize("form", ["compact", "spaces"])
 async def test_a_server_without_a_fault_has_none(form: str) -> None:
     server = serving(form)
-    found = await examined(server, is_thorough=True)
+    found = await examined(server)
     assert [name for name, check in found.items() if not check.is_ok] == []
     assert list(found) == [
         *("server", "model", "context", "schema", "logprobs", "tokens", "system message", "label tokens"),
@@ -120,8 +119,8 @@ async def test_a_server_without_a_fault_has_none(form: str) -> None:
     ]
     assert found["logprobs"].value == "for each token of an answer, renormalised"
     assert found["label tokens"].value.startswith("8 of 8")
-    assert found["determinism"].value == "0 of 40 repeats differ, probabilities by up to 0"
-    assert len(server.bodies) < 80
+    assert found["determinism"].value == "0 of 16 repeats differ"
+    assert len(server.bodies) < 40
 
 
 @pytest.mark.parametrize(
@@ -136,14 +135,14 @@ async def test_a_server_without_a_fault_has_none(form: str) -> None:
         ("rare", "label tokens", True, "6 of 8 labels can be read, each from", ""),
         ("cold", "prefix cache", False, "0 of ", "--enable-prefix-caching"),
         ("silent", "prefix cache", None, "not reported", "--enable-prompt-tokens-details"),
-        ("noise", "determinism", False, "of 40 repeats differ", "--dtype float32"),
+        ("noise", "determinism", False, "of 16 repeats differ", "--dtype float32"),
         ("thinks", "reasoning", False, "thinks", "sampling.chat_template_kwargs"),
     ],
 )
 async def test_a_fault_that_a_run_survives_is_named_with_its_cost_and_remedy(
     fault: str, name: str, is_ok: bool | None, value: str, remedy: str
 ) -> None:
-    found = await examined(serving(fault), is_thorough=fault == "noise")
+    found = await examined(serving(fault))
     assert (found[name].is_ok, value in found[name].value, remedy in found[name].remedy) == (is_ok, True, True)
     assert is_ok or found[name].cost
     # Nothing else is blamed, apart from what cannot be seen in an answer that ends early.
@@ -178,6 +177,6 @@ async def test_a_model_that_writes_white_space_without_end_is_told_from_a_server
 
 
 async def test_without_log_probabilities_what_they_show_is_unknown() -> None:
-    found = await examined(serving("noise"), is_thorough=True, sampling=SamplingConfig(logprobs=False))
+    found = await examined(serving("noise"), sampling=SamplingConfig(logprobs=False))
     assert {name for name, check in found.items() if check.is_ok is None} == {"logprobs", "white space", "label tokens"}
     assert found["determinism"].is_ok is False

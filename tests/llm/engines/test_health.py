@@ -1,9 +1,9 @@
-"""A server that dies during a run: noticed within seconds, and restarted once if the program manages it."""
+"""A server that dies during a run is noticed within seconds."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -15,33 +15,26 @@ from tests.fake_server import FakeServer, closes, status
 from tests.llm.engines.test_server import question
 from touche_llm.data import concurrency
 from touche_llm.errors import EngineError
-from touche_llm.llm import http, managed
+from touche_llm.llm import http
 from touche_llm.llm.cache import Cache
 from touche_llm.llm.chat import ChatServer
 from touche_llm.llm.checks import Survey
 from touche_llm.llm.engine import EngineDeath
 from touche_llm.llm.model import AnsweredRequest, ModelClient
-from touche_llm.llm.settings import CacheConfig, EngineConfig, SamplingConfig
+from touche_llm.llm.settings import EngineConfig, SamplingConfig
 from touche_llm.llm.startup import connect
-from touche_llm.pipeline.engines import open_model
-from touche_llm.pipeline.progress import SilentProgress
-
-Restart = Callable[[], Awaitable[str]]
 
 
 @pytest.fixture(autouse=True)
 def _short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(concurrency, "_FIRST_WAIT", 0.01)
-    monkeypatch.setattr(http, "_DEAD_AFTER", 0.3)
-    monkeypatch.setattr(http, "_INTERVAL", 0.02)
+    monkeypatch.setattr(http, "_LOOK_INTERVAL", 0.02)
 
 
 @asynccontextmanager
-async def client_of(server: FakeServer, path: Path, restart: Restart | None = None) -> AsyncIterator[ModelClient]:
+async def client_of(server: FakeServer, path: Path) -> AsyncIterator[ModelClient]:
     """A client that retries for hours."""
-    async with ChatServer(
-        server.url, concurrency=8, request_timeout=5, chat_template_kwargs={}, restart=restart
-    ) as engine:
+    async with ChatServer(server.url, concurrency=8, request_timeout=5, chat_template_kwargs={}) as engine:
         info = await connect(Survey(engine, EngineConfig(), SamplingConfig()))
         with Cache(path / "answers.sqlite") as cache:
             yield ModelClient(engine_info=info, engine=engine, cache=cache, retry_for=36_000.0)
@@ -62,7 +55,7 @@ async def test_a_server_that_has_ended_stops_the_run_within_seconds(tmp_path: Pa
                 results = await asyncio.gather(*(send(model, str(n)) for n in range(20)), return_exceptions=True)
     for error in results:
         assert isinstance(error, EngineError) and isinstance(error.__cause__, EngineDeath)
-        assert "cannot connect" in str(error) and "answers.sqlite" in str(error) and "restart" not in str(error)
+        assert "cannot connect" in str(error) and "answers.sqlite" in str(error)
 
 
 async def test_a_server_that_reports_to_be_dead_stops_the_run(tmp_path: Path) -> None:
@@ -81,40 +74,3 @@ async def test_a_server_that_lives_or_recovers_is_sent_the_request_again(statuse
     async with server.running(), client_of(server, tmp_path) as model:
         assert isinstance(await send(model), AnsweredRequest)
     assert (len(server.bodies), model.counts.retries, server.health) == (3, 2, [])
-
-
-async def test_a_managed_server_is_restarted_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    servers = [FakeServer(), FakeServer()]
-    started: list[AsyncExitStack] = []
-    ended = 0
-
-    @asynccontextmanager
-    async def serve(*_: Any, **__: Any) -> AsyncIterator[str]:
-        nonlocal ended
-        server = servers[len(started)]
-        started.append(AsyncExitStack())
-        async with started[-1] as running:
-            await running.enter_async_context(server.running())
-            yield server.url
-        ended += 1
-
-    monkeypatch.setattr(managed, "serve", serve)
-    folder = tmp_path / "fake"
-    folder.mkdir()
-    (folder / "config.json").write_text("{}")
-    cache = CacheConfig(file=tmp_path / "answers.sqlite")
-    progress, notes = SilentProgress(), list[str]()
-    monkeypatch.setattr(progress, "warn", notes.append)
-    engine = EngineConfig(name="managed", model=str(folder))
-    async with open_model(engine, SamplingConfig(), cache, progress=progress) as model:
-        assert isinstance(await send(model, "before"), AnsweredRequest)
-        await started[0].aclose()
-        after = await asyncio.gather(*(send(model, str(n)) for n in range(20)))
-        assert all(isinstance(result, AnsweredRequest) for result in after)
-        assert ([len(server.bodies) for server in servers], ended, len(started)) == ([1, 20], 1, 2)
-        assert len(notes) == 1 and "the server died and is being restarted" in notes[0]
-        await started[1].aclose()
-        with pytest.raises(EngineError, match="again") as raised:
-            await send(model)
-    assert isinstance(raised.value.__cause__, EngineDeath)
-    assert (ended, len(started)) == (2, 2)

@@ -97,14 +97,21 @@ class Rendering(ChatServer):
         elif path == "/detokenize":
             answer = {"prompt": bytes(body["tokens"]).decode()}
         else:
-            answer = {"choices": [{"message": {"content": PROBE_ANSWER}, "finish_reason": "stop"}]}
+            try:
+                text = render(self.template, body["messages"], False, **body["chat_template_kwargs"])
+            except ValueError as error:
+                raise Rejected(400, str(error)) from error
+            choice = {"message": {"content": PROBE_ANSWER}, "finish_reason": "stop"}
+            answer = {"choices": [choice], "usage": {"prompt_tokens": len(text)}}
         return decode_json(orjson.dumps(answer), reply)
 
 
 async def check_of(name: str, probe: Callable[[Survey], Awaitable[list[ServerCheck]]], **sampling: Any) -> ServerCheck:
     settings = SamplingConfig(**{"chat_template_kwargs": SWITCHES, **sampling})
     template = FILES[name].read_text(encoding="utf-8") if name in FILES else read_template(name)
-    (check,) = await probe(Survey(Rendering(template), EngineConfig(), settings))
+    server = Rendering(template)
+    server.system_message = settings.system_message
+    (check,) = await probe(Survey(server, EngineConfig(), settings))
     return check
 
 

@@ -258,7 +258,7 @@ PAGE = "\n<!DOCTYPE html>\n<html><head><style>p {}</style><title>nginx &amp; mor
 
 
 @pytest.mark.parametrize("code", [200, 404])
-async def test_a_web_page_is_named_by_its_title_and_the_option_is_named(code: int) -> None:
+async def test_a_web_page_is_quoted_and_the_option_is_named(code: int) -> None:
     async def page(_: web.Request) -> web.Response:
         return web.Response(text=PAGE, content_type="text/html", status=code)
 
@@ -270,8 +270,8 @@ async def test_a_web_page_is_named_by_its_title_and_the_option_is_named(code: in
             with pytest.raises(EngineError) as caught:
                 await connect_to(Survey(engine, EngineConfig(), SamplingConfig()))
     message = str(caught.value)
-    assert message.startswith(f"{url}: ") and "a web page ('nginx & more')" in message
-    assert "`engine.base_url`" in message and "<" not in message and len(message) < 300
+    assert message.startswith(f"{url}: ") and "<!DOCTYPE html>" in message
+    assert "`engine.base_url`" in message and len(message) < 400
 
 
 def grade_token(logprob: float, *alternatives: tuple[str, float]) -> Behaviour:

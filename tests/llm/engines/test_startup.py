@@ -185,21 +185,21 @@ class Order(AnswerModel):
 ARRAYS = [build_schema(model, AnswerForm.ARRAY) for model in (Order, ComparativeJudgment, Side, Best)]
 
 
-async def test_one_request_for_each_form_has_the_labels_of_its_prompts_once() -> None:
+async def test_one_request_for_each_schema_has_its_labels() -> None:
     asked: list[dict[str, Any]] = []
 
     async def record(request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
         asked.append(body)
         return await good(request, body)
 
-    schemas = [build_schema(model, AnswerForm.ARRAY) for model in (Order, ComparativeJudgment, Side, Side)]
+    schemas = [build_schema(model, AnswerForm.ARRAY) for model in (Order, ComparativeJudgment, ComparativeJudgment)]
     server = FakeServer(labels=record)
     async with connected(server, schemas=[*schemas, build_schema(Best, AnswerForm.OBJECT)]):
         pass
-    body, of_other_form = asked
+    body, of_other_form = asked  # one for the two alike, none without labels
     assert [each["enum"] for each in fields_in(of_other_form).values()] == [["A", "B"]]
     labels = [each["enum"] for each in fields_in(body).values()]
-    assert labels == [[0, 1, 2, 3], ["FIRST", "SECOND", "NEUTRAL", "NO"], ["FIRST", "SECOND", "NO"]]
+    assert labels == [list(range(4)), list(range(4)), ["FIRST", "SECOND", "NEUTRAL", "NO"]]
     assert (body["top_logprobs"], of_other_form["top_logprobs"]) == (8, 20)
     assert server.bodies == []
 
@@ -279,6 +279,9 @@ class Deaf(FakeOllama):
 class DeafVllm(FakeServer):
     """vLLM with such a template."""
 
+    def count_prompt(self, answer: web.StreamResponse, body: dict[str, Any]) -> web.StreamResponse:
+        return super().count_prompt(answer, {"messages": [each for each in body["messages"] if each["role"] == "user"]})
+
     async def tokenize(self, request: web.Request) -> web.Response:
         body = orjson.loads(await request.read())
         if "messages" not in body:
@@ -324,40 +327,8 @@ async def test_instructions_go_into_the_user_message_where_the_template_has_no_o
             assert info.overhead == await client.counter.count_tokens((Message("user", ""),))
 
 
-class Shared(FakeServer):
-    """Server whose metrics have the queue of two engines, as vLLM writes them."""
-
-    async def metrics(self, _: web.Request) -> web.Response:
-        lines = [
-            f'vllm:num_requests_{kind}{{engine="{engine}",model_name="fake"}} {count}'
-            for kind, counts in (("waiting", ("200.0", "40.0")), ("running", ("64.0", "1.0")))
-            for engine, count in enumerate(counts)
-        ]
-        return web.Response(text="# HELP vllm:num_requests_waiting Number of requests.\n" + "\n".join(lines))
-
-    def add_routes(self, app: web.Application) -> None:
-        super().add_routes(app)
-        app.router.add_get("/metrics", self.metrics)
-
-
-async def fail(server: FakeServer) -> tuple[str, list[str]]:
-    """The error of a start-up check with little time, and its notes."""
-    notes: list[str] = []
-    async with server.running():
+async def test_a_server_that_does_not_answer_in_time_may_be_busy() -> None:
+    async with FakeServer(probe=hangs).running() as server:
         async with ChatServer(server.url, concurrency=8, request_timeout=0.3, chat_template_kwargs={}) as client:
-            with pytest.raises(EngineError) as caught:
-                await connect(Survey(client, EngineConfig(), SamplingConfig(), warn=notes.append))
-    return str(caught.value), notes
-
-
-async def test_a_server_that_is_busy_with_requests_of_others_is_named_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("touche_llm.llm.http._MAX_WAITS", 1)
-    error, notes = await fail(Shared(probe=hangs))
-    assert all("240 requests wait and 65 run" in text for text in (error, *notes)) and len(notes) == 1
-    assert "`engine.request_timeout`" in error and "is the server running" not in error
-
-
-async def test_a_server_without_metrics_is_busy_if_it_answers_other_requests() -> None:
-    error, notes = await fail(FakeServer(probe=hangs))
-    assert "busy" in error and "`engine.request_timeout`" in error and "is the server running" not in error
-    assert notes == []
+            with pytest.raises(EngineError, match="busy.*`engine.request_timeout`"):
+                await connect(Survey(client, EngineConfig(), SamplingConfig()))
