@@ -103,7 +103,7 @@ class Programs:
         monkeypatch.delenv("TORCHDYNAMO_DISABLE", raising=False)
         monkeypatch.setattr(batch_files, "_QUIET_SECONDS", 0.05)
         monkeypatch.setattr(batch_files, "run_guarded", self._run)
-        monkeypatch.setattr(batch_files, "find_spec", lambda _: True)
+        monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
         monkeypatch.setattr(ray_job, "version", lambda _: "0.32.0+cpu")
         for name, content in self._list_libraries().items():
             module = ModuleType(name)
@@ -125,9 +125,7 @@ class Programs:
         return [value for name, value in self._seen if name == what]
 
     @asynccontextmanager
-    async def _run(
-        self, command: Sequence[str], log: Path, variables: Mapping[str, str]
-    ) -> AsyncIterator[tuple[Any, Callable[[], str]]]:
+    async def _run(self, command: Sequence[str], log: Path) -> AsyncIterator[tuple[Any, Callable[[], str]]]:
         log.parent.mkdir(parents=True, exist_ok=True)
         log.touch()
         stopped, problems = threading.Event(), list[str]()
@@ -137,7 +135,6 @@ class Programs:
                 if command[1] == "run-batch":
                     self._answer(command[1:])
                 else:
-                    self._seen.append(("stats", variables["RAY_USAGE_STATS_ENABLED"]))
                     ray_job.main(*command[3:])
             except Exception as error:
                 problems.append(f"{type(error).__name__}: {error}")

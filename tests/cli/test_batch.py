@@ -133,7 +133,7 @@ def test_what_does_not_fit_is_one_line_that_says_what_to_do(touche: Touche, tmp_
     assert not (tmp_path / "requests.jsonl").exists()
     assert touche(*EXPORT).returncode == 0
     (tmp_path / "r.jsonl").write_text("{}\n")
-    fails(1, "r.jsonl:1: not a response of a batch file", "batch", "import", "r.jsonl", "--out", "run")
+    fails(1, "r.jsonl:1: not one of the responses", "batch", "import", "r.jsonl", "--out", "run")
     b.write(tmp_path / "r.jsonl", [b.replied("7", b.body(GOOD))])
     fails(1, "r.jsonl:1: 7: ", "batch", "import", "r.jsonl", "--out", "run")
 

@@ -10,22 +10,18 @@ import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
-from importlib.util import find_spec
 from itertools import islice
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 import msgspec
 import orjson
 
 from touche_llm.data.io import (
     BUILDING,
-    MAX_LINE,
     iterate_records,
     open_scratch,
-    read_bounded_lines,
     remove_abandoned,
-    report_unreadable,
 )
 from touche_llm.data.records import JsonStruct, Malformed, decode_json
 from touche_llm.errors import DataError, EngineError, UsageError, to_printable
@@ -62,28 +58,18 @@ class _Response(msgspec.Struct):
     body: msgspec.Raw = msgspec.Raw(b"null")
 
 
-class _Line(msgspec.Struct):
-    # The key of a request has 64 characters; other ids are quoted completely up to this length.
-    custom_id: Annotated[str, msgspec.Meta(max_length=256)]
+class _Line(JsonStruct, frozen=True, forbid_unknown_fields=False):
+    custom_id: str
     response: _Response | None
     error: Any = None
 
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """Response to a request.
-
-    Attributes:
-        place: File and line.
-        file: The file.
-        offset: Offset of the line.
-        problem: Why it is no answer; None if it is one.
-        outcome: Kind of the problem to count, as `status_500`.
-    """
+    """Response to a request, at a place (file and line): an answer, or a problem with its kind, as `status_500`."""
 
     place: str
-    file: Path
-    offset: int
+    answer: ChatReply | None = None
     problem: Transient | Rejected | None = None
     outcome: str = ""
 
@@ -106,71 +92,57 @@ class Replies:
         reply = self.by_key.get(request.key)
         if reply is None:
             raise _miss("there is no response")
-        if reply.problem is not None:
+        if reply.answer is None:
+            assert reply.problem is not None
             raise reply.problem
-        # Answers are read again on demand, since all of them together may not fit the memory.
-        with reply.file.open("rb") as stream:
-            stream.seek(reply.offset)
-            response = decode_json(stream.readline(), _Line).response
-        assert response is not None
-        answer = decode_json(response.body, ChatReply)
-        return read_completion(answer, request.layout if request.sampling.top_logprobs else None)
+        return read_completion(reply.answer, request.layout if request.sampling.top_logprobs else None)
 
 
 def read_replies(paths: Sequence[Path], model: str) -> Replies:
     """Read the responses of all files; of several to a request, the first answer counts, or else the first problem.
 
-    Answers of other models are problems.
-
     Raises:
         DataError: A file cannot be read, or a line is not a response.
     """
-    replies = Replies()
+    replies, what = Replies(), "responses of a batch file"
     for path in paths:
-        offset = 0
-        with report_unreadable(path), path.open("rb") as stream:
-            for number, line in read_bounded_lines(stream, MAX_LINE):
-                place = f"{path}:{number}"
-                if len(line) > MAX_LINE:
-                    raise DataError(f"{place}: longer than {MAX_LINE:,} bytes; not a response of a batch file")
-                try:
-                    found = decode_json(line, _Line)
-                    outcome, problem = _find_problem(found, model, replies)
-                except Malformed as error:
-                    raise DataError(f"{place}: not a response of a batch file: {error}") from error
-                reply = Reply(place, path, offset, problem, outcome)
-                before = replies.by_key.setdefault(found.custom_id, reply)
-                if before.problem is not None and reply.problem is None:
-                    replies.by_key[found.custom_id], reply = reply, before
-                if replies.by_key[found.custom_id] is not reply:
-                    replies.repeated.append(reply.place)
-                offset += len(line)
+        for number, line in enumerate(iterate_records(path, _Line, what), 1):
+            try:
+                reply = _read_reply(f"{path}:{number}", line, model)
+            except Malformed as error:
+                raise DataError(f"{path}:{number}: not one of the {what}: {error}") from error
+            if reply.answer is not None:
+                replies.fingerprint = replies.fingerprint or reply.answer.system_fingerprint
+            before = replies.by_key.setdefault(line.custom_id, reply)
+            if before.answer is None and reply.answer is not None:
+                replies.by_key[line.custom_id], reply = reply, before
+            if replies.by_key[line.custom_id] is not reply:
+                replies.repeated.append(reply.place)
     return replies
 
 
-def _find_problem(line: _Line, model: str, replies: Replies) -> tuple[str, Transient | Rejected | None]:
-    """Return why a line has no answer and the kind of that to count; note the fingerprint of an answer."""
+def _read_reply(place: str, line: _Line, model: str) -> Reply:
+    """Return the answer of a line, or why it has none, with the kind to count; that of another model is none."""
     response = line.response
     if response is None:
-        return "error", _miss(_extract_message(line.error))
+        return Reply(place, None, _miss(_extract_message(line.error)), "error")
     status = response.status_code
     if status != 200 or line.error is not None:
         body = line.error if line.error is not None else decode_json(response.body, Any)
         reason = f"HTTP {status} from {CHAT_PATH}: {_extract_message(body)}"
         # Errors that are strings are those of `vllm run-batch` itself, for instance for an unknown path.
         is_final = 400 <= status < 500 and status not in _NOT_FINAL and isinstance(body, dict)
-        return f"status_{status}", Rejected(_REJECTED_STATUS, reason) if is_final else _miss(reason)
+        return Reply(place, None, Rejected(_REJECTED_STATUS, reason) if is_final else _miss(reason), f"status_{status}")
     answer = decode_json(response.body, ChatReply)
     try:
         read_completion(answer)
     except Transient as transient:
         kind = f"finish_{answer.choices[0].finish_reason}" if answer.choices else "no_choices"
-        return to_printable(kind)[:_MAX_KIND], _miss(transient.reason)
+        return Reply(place, None, _miss(transient.reason), to_printable(kind)[:_MAX_KIND])
     if answer.model != model:
         reason = f"the answer is of the model {answer.model!r:.120}, not of {model}: check --served-model-name"
-        return "other_model", _miss(to_printable(reason))
-    replies.fingerprint = replies.fingerprint or answer.system_fingerprint
-    return "", None
+        return Reply(place, None, _miss(to_printable(reason)), "other_model")
+    return Reply(place, answer)
 
 
 def _miss(reason: str) -> Transient:
@@ -197,7 +169,7 @@ _RAY_OPTIONS = (
 _QUIET_SECONDS = 1.0
 
 
-class _Body(JsonStruct, frozen=True, forbid_unknown_fields=False):
+class _Body(msgspec.Struct):
     model: str
 
 
@@ -210,7 +182,7 @@ class _Request(JsonStruct, frozen=True, forbid_unknown_fields=False):
 async def answer_file(
     engine: EngineConfig, requests: Path, responses: Path, log: Path, *, served_name: str | None = None
 ) -> int:
-    """Answer a file of requests with the engine's runner; write all responses or none.
+    """Answer a file of requests with the engine's runner; write all responses or none; return the number of requests.
 
     Args:
         engine: Runner, folder of the model, context and options.
@@ -218,14 +190,6 @@ async def answer_file(
         responses: File to write or replace.
         log: File to which the runner's output is appended.
         served_name: Name of the model in the requests; if None, its last part must be the name of the folder.
-
-    Returns:
-        The number of requests.
-
-    Raises:
-        DataError: A line is not a chat request, or the requests are for several models.
-        UsageError: The model's folder is missing or named differently, or the context for Ray is not set.
-        EngineError: The runner is not installed or failed.
     """
     models = [line.body.model for line in iterate_records(requests, _Request, "chat requests of `batch export`")]
     if len(set(models)) != 1:
@@ -248,7 +212,7 @@ async def answer_file(
             command = [find_vllm(), *run_batch(requests, written, str(folder), name, engine.context, options)[1:]]
         else:
             command = _ray_job(engine, requests, written, folder)
-        async with run_guarded(command, log, {"RAY_USAGE_STATS_ENABLED": "0"}) as (process, end_of_log):
+        async with run_guarded(command, log) as (process, end_of_log):
             code = await asyncio.to_thread(process.wait)
         if code != 0 or not written.exists():
             raise EngineError(f"{requests}: {TITLES[engine.runner]} exited with code {code}; {end_of_log()}")
@@ -270,11 +234,6 @@ def run_batch(
 def _ray_job(engine: EngineConfig, requests: Path, responses: Path, folder: Path) -> list[str]:
     if engine.context is None:
         raise UsageError("engine.context: not set, and the Ray Data job needs the context in tokens")
-    for name in ("ray", "vllm"):
-        if find_spec(name) is None:
-            raise EngineError(
-                f"engine.runner: ray needs {name}, which is not installed here; pip install 'touche-llm[ray]'"
-            )
     vllm = build_start_options({name: value for name, value in engine.options.items() if name not in _RAY_OPTIONS})
     settings = {
         "folder": str(folder),
@@ -292,14 +251,7 @@ class BatchEngine(AbstractAsyncContextManager["BatchEngine"]):
     """
 
     def __init__(self, settings: EngineConfig, tokenizer: Counter, log: Path, announce: Callable[[str], None]) -> None:
-        """Initialise the engine; nothing is sent yet.
-
-        Args:
-            settings: Runner, folder of the model, context and options.
-            tokenizer: Tokenizer of the model.
-            log: File to which the runner's output is appended; files of rounds are written beside it.
-            announce: Called with a description of each round.
-        """
+        """Initialise the engine; the runner's output is appended to `log`, beside which files of rounds are written."""
         self._settings, self.counter, self._log, self._announce = settings, tokenizer, log, announce
         self._waiting: dict[str, tuple[Request, asyncio.Future[Completion]]] = {}
         self._sending: asyncio.Task[None] | None = None
@@ -311,12 +263,7 @@ class BatchEngine(AbstractAsyncContextManager["BatchEngine"]):
             await asyncio.gather(self._sending, return_exceptions=True)
 
     async def complete(self, request: Request) -> Completion:
-        """Return the completion of a request, after the round in which it is sent.
-
-        Raises:
-            Transient, Rejected: The request failed.
-            EngineError: The runner failed.
-        """
+        """Return the completion of a request, after the round in which it is sent."""
         answered: asyncio.Future[Completion] = asyncio.get_running_loop().create_future()
         self._waiting[request.key] = request, answered
         if self._sending is None or self._sending.done():

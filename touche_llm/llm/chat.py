@@ -44,8 +44,7 @@ class _Token(msgspec.Struct, gc=False):
     @property
     def alternatives(self) -> list[tuple[str, float]]:
         """The most probable tokens at its place; raises Malformed."""
-        decoded = decode_json(self.top_logprobs, list[_Alternative])
-        return [(alternative.token, alternative.logprob) for alternative in decoded]
+        return [(each.token, each.logprob) for each in decode_json(self.top_logprobs, list[_Alternative])]
 
 
 class _Logprobs(msgspec.Struct, gc=False):
@@ -120,7 +119,7 @@ def read_completion(reply: ChatReply, layout: Layout | None = None) -> Completio
     """Return the completion in a reply, with the tokens of its values if their layout is given.
 
     Raises:
-        BrokenReply: The reply is incomplete; MissingLogprobs if there is a layout, but no log-probabilities.
+        BrokenReply: The reply is incomplete; MissingLogprobs if it has no log-probabilities in spite of a layout.
     """
     if not reply.choices:
         raise BrokenReply("the reply has no choices")
@@ -151,14 +150,11 @@ def read_completion(reply: ChatReply, layout: Layout | None = None) -> Completio
 
 
 def _align_tokens(sent: Sequence[_Token], text: str, layout: Layout | None) -> list[Token]:
-    """Return the tokens of the values, with their offsets in the answer.
+    """Return the tokens of the values, with their offsets in the answer; empty if they do not spell the text.
 
     White space is not compared: some tokenizers have it in their tokens but not in the tokens' texts. Tokens before
     the answer (reasoning), after it (the end token) and of white space alone are left out. A log-probability that
     rounding raised above 0 becomes 0; see `check_logprobs` for others.
-
-    Returns:
-        The tokens in order; empty if they do not spell the text.
     """
     if layout is None:
         return []
@@ -273,12 +269,9 @@ class ChatServer(HttpClient):
     """Engine that sends requests to a server. Use as an asynchronous context manager, and see `startup.connect`.
 
     Attributes:
-        model: Name of the served model.
-        chat_template_kwargs: Switches of the chat template.
         delivery: Field with which the server enforces a schema.
         alternatives: Number of alternatives to request in place of fewer, if the server needs more to show the labels.
         system_message: Where checks have the instructions.
-        counter: Counter of prompt tokens.
     """
 
     def __init__(
@@ -303,18 +296,12 @@ class ChatServer(HttpClient):
         self.counter: TokenCounter = VllmTokenCounter(self, model, self.chat_template_kwargs)
 
     async def complete(self, request: Request) -> Completion:
-        """Return the completion of a request.
-
-        Raises:
-            Transient, Rejected: The request failed.
-            EngineDeath: The server has died.
-            EngineError: Another model answers than before.
-        """
+        """Return the completion of a request; raise as `post` does, and EngineError if another model answers."""
         layout = request.layout if request.sampling.top_logprobs else None
         return read_completion(await self.exchange(request), layout)
 
     async def exchange(self, request: Request) -> ChatReply:
-        """Return the unprocessed reply to a request; raise as `complete` does."""
+        """Return the unprocessed reply to a request."""
         body = build_chat_body(request, self.delivery)
         if request.sampling.top_logprobs:
             body["top_logprobs"] = max(request.sampling.top_logprobs, self.alternatives)

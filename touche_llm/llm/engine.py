@@ -111,11 +111,9 @@ class Counter(Protocol):
 
     async def count_tokens(self, messages: tuple[Message, ...]) -> int:
         """Return the number of prompt tokens of a chat, template included."""
-        ...
 
     async def truncate(self, text: str, max_tokens: int) -> str:
         """Return the beginning of `text` with about this many tokens."""
-        ...
 
 
 class TokenCounter(Counter):
@@ -124,13 +122,11 @@ class TokenCounter(Counter):
     name: str
 
     async def truncate(self, text: str, max_tokens: int) -> str:
-        """Return a prefix of `text` with about this many tokens.
-
-        The decoded text of a tokenizer that normalises differs from its input, but has about as many characters.
-        """
+        """Return the beginning of `text` with about this many tokens."""
         tokens = await self._encode(text)
         if len(tokens) <= max_tokens:
             return text
+        # The decoded text of a tokenizer that normalises differs, but has about as many characters.
         return text[: len((await self._decode(tokens[:max_tokens])).rstrip("\ufffd"))]
 
     async def _encode(self, text: str) -> list[int]:
@@ -145,7 +141,7 @@ class TokenCounter(Counter):
 
 
 class ChatTokenizer(TokenCounter):
-    """Counter that uses the tokenizer and chat template of a local folder; a server may have another template."""
+    """Counter that uses the tokenizer and chat template of a local folder."""
 
     name = "the tokenizer of a folder"
 
@@ -156,13 +152,9 @@ class ChatTokenizer(TokenCounter):
         try:
             from transformers import AutoTokenizer
         except ImportError as error:
-            raise EngineError(
-                "engine.tokenizer: needs transformers, which vLLM brings: pip install transformers"
-            ) from error
+            raise EngineError("engine.tokenizer: needs transformers: pip install transformers") from error
         try:
-            self._tokenizer = AutoTokenizer.from_pretrained(
-                str(folder), local_files_only=True, trust_remote_code=False, use_fast=True
-            )
+            self._tokenizer = AutoTokenizer.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
         except Exception as error:  # depends on the library that reads the file
             raise UsageError(f"{folder}: cannot load the tokenizer: {_describe(error)}") from error
         self._folder = folder
@@ -207,7 +199,6 @@ class CountingEngine(Protocol):
     @property
     def counter(self) -> Counter:
         """Counter of tokens."""
-        ...
 
 
 class Engine(CountingEngine, Protocol):
@@ -215,7 +206,6 @@ class Engine(CountingEngine, Protocol):
 
     async def complete(self, request: Request) -> Completion:
         """Return the completion of a request."""
-        ...
 
 
 class PoolingEngine(CountingEngine, Protocol):
@@ -223,11 +213,9 @@ class PoolingEngine(CountingEngine, Protocol):
 
     async def embed(self, texts: Sequence[str], dimensions: int | None) -> list[bytes]:
         """Return the vector of each text as little-endian float32; `dimensions` None requests the model's own."""
-        ...
 
     async def score(self, query: str, documents: Sequence[str]) -> list[float]:
         """Return the relevance of each document to the query."""
-        ...
 
 
 @dataclass(slots=True)
@@ -235,18 +223,13 @@ class Counts:
     """Counts of a stage.
 
     Attributes:
-        cache_hits: Answers taken from the cache.
+        cache_hits: Answers taken from the cache, with their `cached_prompt_tokens` and `cached_completion_tokens`.
         requests: Requests sent to the engine, including resamples but not retries.
         ended: Those of `requests` that are not under way any more, with or without an answer.
-        retries: Retries after transient failures.
-        resamples: Requests for another sample after an unusable answer.
-        failures: Requests without a usable answer.
         thoughts: Those of `requests` in which the model reasons; left out of the metadata if there are none.
         thought_tokens: Those of `completion_tokens` that are reasoning.
         unusable_records: Unusable answers found in the cache, whether or not another sample was usable.
         known_failures: Requests that failed because of unusable answers in the cache, without being sent.
-        cached_prompt_tokens: Prompt tokens of the answers taken from the cache.
-        cached_completion_tokens: Completion tokens of the answers taken from the cache.
         prefix_cached_tokens: Those of `prompt_tokens` that the engine reported as taken from its prefix cache.
         prefix_reports: Replies that report such tokens.
         problem: Reason of the last retry.
@@ -296,7 +279,7 @@ async def log_result(request: Request, sending: Awaitable[Answer | UnusableAnswe
     if not _LOG.isEnabledFor(logging.DEBUG):
         return await sending
     name, started = f"{request.origin.prompt}, {request.origin.subject}, sample {request.sample}", time.monotonic()
-    _TEXT.debug("%s: prompt %r", name, [message.content for message in request.messages])
+    _TEXT.debug("%s: prompt %r", name, request.messages)
     try:
         result = await sending
     except Transient as problem:

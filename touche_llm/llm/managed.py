@@ -39,11 +39,7 @@ def build_start_options(options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def find_vllm() -> str:
-    """Return the path of the program `vllm`, beside this Python or on PATH.
-
-    Raises:
-        EngineError: It is not installed.
-    """
+    """Return the path of the program `vllm`, beside this Python or on PATH."""
     command = shutil.which("vllm", path=os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")]))
     if command is None:
         raise EngineError("vllm: no such program beside this Python or on PATH; pip install 'touche-llm[vllm]'")
@@ -52,17 +48,11 @@ def find_vllm() -> str:
 
 @asynccontextmanager
 async def run_guarded(
-    command: Sequence[str], log: Path, variables: Mapping[str, str]
+    command: Sequence[str], log: Path
 ) -> AsyncIterator[tuple[subprocess.Popen[bytes], Callable[[], str]]]:
     """Run a command that ends with the block and with this process, whatever ends these (see `guard`).
 
-    Args:
-        command: The program and its arguments.
-        log: File to which its output is appended.
-        variables: Environment variables, unless the environment sets them already.
-
-    Yields:
-        The process, and a function that returns the last lines of its output.
+    Its output is appended to `log`. Yields the process, and a function that returns the last lines of its output.
     """
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("ab") as output:
@@ -72,7 +62,6 @@ async def run_guarded(
             stdin=subprocess.PIPE,
             stdout=output,
             stderr=output,
-            env={**variables, **os.environ},
             start_new_session=True,
         )
     try:
@@ -89,9 +78,6 @@ def guard(stop_seconds: float, command: Sequence[str]) -> int:
     This is the parent process of a server. The program that uses the server holds the other end of standard input and
     never writes to it. The system closes that end with the program, also after SIGKILL; the guard then ends the server
     and its process group, in which vLLM's engine processes are.
-
-    Returns:
-        The command's exit code; 128 and the number of the signal that ended it, as in a shell.
     """
     server = subprocess.Popen(command, stdin=subprocess.DEVNULL, start_new_session=True)
 
@@ -115,7 +101,7 @@ def guard(stop_seconds: float, command: Sequence[str]) -> int:
     threading.Thread(target=terminate_at_end_of_input, daemon=True).start()
     code = server.wait()
     kill()
-    return code if code >= 0 else 128 - code
+    return code if code >= 0 else 128 - code  # as in a shell
 
 
 def to_flags(options: Mapping[str, Any]) -> list[str]:
@@ -163,9 +149,6 @@ async def serve(
 
     Yields:
         The server's base URL, once it answers.
-
-    Raises:
-        EngineError: vLLM is not installed, or it did not start; with the last lines of its log.
     """
     with socket.create_server((_HOST, 0)) as free:
         port: int = free.getsockname()[1]
@@ -173,9 +156,7 @@ async def serve(
     arguments |= {"served_model_name": get_model_name(folder), "host": _HOST, "port": port}
     arguments |= {} if context is None else {"max_model_len": context}
     command = [find_vllm(), "serve", str(folder), "--disable-uvicorn-access-log", "--enable-prompt-tokens-details"]
-    # In seconds; with vLLM's default of 5 it closes connections that the client is about to reuse.
-    variables = {"VLLM_HTTP_TIMEOUT_KEEP_ALIVE": "120"}
-    async with run_guarded([*command, *to_flags(arguments)], log, variables) as (process, end_of_log):
+    async with run_guarded([*command, *to_flags(arguments)], log) as (process, end_of_log):
         url = f"http://{_HOST}:{port}"
         await _wait_until_ready(process, url, end_of_log, ready_within)
         yield url

@@ -40,14 +40,7 @@ _MAX_REASON = 600
 
 @dataclass(frozen=True, slots=True)
 class ModelFacts:
-    """Facts about a model that requests and responses depend on.
-
-    Attributes:
-        context: Context in tokens.
-        defaults: Default sampling parameters of the model.
-        end_tokens: Ids of the tokens that end an answer.
-        fingerprint: Versions of vLLM and Ray.
-    """
+    """Facts about a model that requests and responses depend on; `end_tokens` are ids, one of which may be None."""
 
     context: int
     defaults: Json
@@ -56,13 +49,8 @@ class ModelFacts:
 
 
 def main(requests: str, responses: str, settings_json: str) -> None:
-    """Answer a file of requests.
-
-    Args:
-        requests: Path of the requests.
-        responses: Path of the responses, in any order.
-        settings_json: The `folder` of the model, options of `vllm` and options of `ray`.
-    """
+    """Answer a file of requests; the settings are the `folder` of the model and options of `vllm` and of `ray`."""
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     import ray.data.llm
     from transformers import AutoTokenizer
 
