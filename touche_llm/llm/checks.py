@@ -5,75 +5,65 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 from touche_llm.errors import Warn
 from touche_llm.llm.answers import AnswerModel, Layout, build_schema
 from touche_llm.llm.chat import ChatReply, ChatServer, read_completion
-from touche_llm.llm.engine import EngineInfo
+from touche_llm.llm.engine import EngineInfo, Rejected
 from touche_llm.llm.logprobs import LOGPROB_ROUNDING
 from touche_llm.llm.request import Message, Request, Sampling
 from touche_llm.llm.settings import EngineConfig, SamplingConfig
 
-
-class Peculiarity(NamedTuple):
-    """What a server may lack: what it costs, what helps, and whether no run is possible, unless a check says so."""
-
-    cost: str
-    remedy: str
-    stops_runs: bool = False
-
-
 LABEL_TOKENS, SYSTEM_MESSAGE, OPEN_THOUGHT = "label tokens", "system message", "open thought"
 PLAIN = "request plain grades with `sampling.logprobs: false`"
+# What a server may lack: what it costs, and what helps.
 PECULIARITIES = {
     # While thinking is off, a reasoning parser switches schemas off: https://github.com/vllm-project/vllm/issues/39130
-    "schema": Peculiarity(
+    "schema": (
         "",
         "use a server that enforces `structured_outputs` or `response_format`, such as vLLM from 0.11 on "
         "without a reasoning parser (--reasoning-parser)",
-        stops_runs=True,
     ),
-    "logprobs": Peculiarity(
+    "logprobs": (
         "without them, grades are whole numbers, ties keep the order of the first stage, and stances are certain",
         f"use a server that sends them, or {PLAIN}",
-        stops_runs=True,
     ),
-    "reasoning": Peculiarity("each answer takes many more tokens", "switch it off (`sampling.chat_template_kwargs`)"),
-    "white space": Peculiarity(
+    "reasoning": ("each answer takes many more tokens", "switch it off (`sampling.chat_template_kwargs`)"),
+    "white space": (
         "a weak model can write it until its answer is cut off",
         'vLLM: --structured-outputs-config \'{"backend": "xgrammar", "disable_any_whitespace": true}\'; SGLang: '
         "--constrained-json-disable-any-whitespace",
     ),
-    "tokens": Peculiarity("", "give a folder with the model's tokenizer (`engine.tokenizer`)", stops_runs=True),
-    SYSTEM_MESSAGE: Peculiarity(
+    "tokens": ("", "give a folder with the model's tokenizer (`engine.tokenizer`)"),
+    SYSTEM_MESSAGE: (
         "prompts give their instructions in one",
         "put them into the user message (`sampling.system_message: user`), or serve another chat template (vLLM, "
         "SGLang: --chat-template FILE; llama.cpp: --chat-template-file FILE)",
-        stops_runs=True,
     ),
-    LABEL_TOKENS: Peculiarity("", f"use prompts of another `form`, such as `object`, or {PLAIN}", stops_runs=True),
-    OPEN_THOUGHT: Peculiarity(
+    LABEL_TOKENS: ("", f"use prompts of another `form`, such as `object`, or {PLAIN}"),
+    OPEN_THOUGHT: (
         "the answer stands where the model has learnt to reason",
         "let it reason (`sampling.thinking`), or switch reasoning off, with a switch that its chat template knows "
         "(`sampling.chat_template_kwargs`) or another template",
     ),
-    "thinking": Peculiarity(
+    "thinking": (
         "",
         "set the delimiters of the model (`sampling.thinking.delimiters`), or serve it with a chat template that keeps "
         "its thought (vLLM: --chat-template FILE)",
-        stops_runs=True,
     ),
-    "prefix cache": Peculiarity(
+    "prefix cache": (
         "instructions and topic are computed for each document",
         "vLLM: --enable-prefix-caching --enable-prompt-tokens-details; SGLang: --enable-cache-report, without "
         "--disable-radix-cache; llama.cpp: --cache-prompt",
     ),
-    "determinism": Peculiarity(
+    "determinism": (
         "without the answer cache a run is not repeatable",
         "vLLM: --dtype float32, or VLLM_BATCH_INVARIANT=1 in its environment; SGLang: --enable-deterministic-inference",
     ),
 }
+# No run is possible without these, unless a check says so.
+_BLOCKING = ("schema", "logprobs", "tokens", SYSTEM_MESSAGE, LABEL_TOKENS, "thinking")
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +71,6 @@ class ServerCheck:
     """Result of one check of a server.
 
     Attributes:
-        name: What was checked, such as a peculiarity.
         is_ok: Whether nothing is missing; None if unknown.
         value: Finding.
         cost: Consequence of the missing part.
@@ -102,8 +91,8 @@ class ServerCheck:
 
 def fail(name: str, value: str, remedy: str | None = None) -> ServerCheck:
     """Return a failed check, with the cost and the remedy of the peculiarity."""
-    cost, known, stops_runs = PECULIARITIES[name]
-    return ServerCheck(name, False, value, cost, known if remedy is None else remedy, stops_runs)
+    cost, known = PECULIARITIES[name]
+    return ServerCheck(name, False, value, cost, known if remedy is None else remedy, name in _BLOCKING)
 
 
 class _Word(AnswerModel):
@@ -127,7 +116,7 @@ class Survey:
         schemas: Schemas of the answers that the run requests, as far as they are known.
         warn: Receives what is missing if a run is possible.
         step: Called after each probe, with the name of the next.
-        info: Description of the engine, complete after all probes if nothing blocks.
+        info: Description of the engine, complete after all probes.
         probe: Reply in which the schema was enforced, if there was one.
     """
 
@@ -164,6 +153,15 @@ class Survey:
     def is_blocked(self, name: str = "") -> bool:
         """Return whether a check, or any if none is named, makes a run impossible."""
         return any(check.is_blocking for check in self.checks if not name or check.name == name)
+
+    async def send(self, request: Request) -> ChatReply | str:
+        """Return the reply to a request, or why the server refuses it; raise Rejected if it refuses all requests."""
+        try:
+            return await self.server.exchange(request)
+        except Rejected as error:
+            if error.is_fatal:
+                raise
+            return str(error)
 
     def build_probe(self, top_logprobs: int = 0, messages: tuple[Message, ...] = PROBE_MESSAGES) -> Request:
         """Return a request that allows one answer."""

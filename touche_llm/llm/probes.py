@@ -16,7 +16,7 @@ from uuid import uuid4
 import orjson
 
 from touche_llm.llm.answers import MAX_ALTERNATIVES, AnswerForm, Layout, Unusable, count_alternatives, list_fields
-from touche_llm.llm.chat import ChatReply, Delivery, LlamaCppTokenCounter, read_completion
+from touche_llm.llm.chat import Delivery, LlamaCppTokenCounter, read_completion
 from touche_llm.llm.checks import (
     LABEL_TOKENS,
     OPEN_THOUGHT,
@@ -41,13 +41,12 @@ async def check_schema(survey: Survey) -> list[ServerCheck]:
     server = survey.server
     problems: list[str] = []
     for delivery in Delivery:
-        server.delivery = delivery
-        try:
-            reply, refusal = await _send_probe(survey)
-        except Rejected as error:
-            if error.is_fatal:
-                raise
-            problems.append(f"the server refused the request: {error}")
+        server.delivery, refusal = delivery, ""
+        reply = await survey.send(survey.build_probe(survey.sampling.top_logprobs))
+        if isinstance(reply, str) and survey.sampling.logprobs:
+            refusal, reply = reply, await survey.send(survey.build_probe())
+        if isinstance(reply, str):
+            problems.append(f"the server refused the request: {reply}")
             continue
         completion = read_completion(reply)
         written = _squeeze(completion.text)
@@ -66,21 +65,11 @@ async def check_schema(survey: Survey) -> list[ServerCheck]:
     return [fail("schema", value + "; ".join(dict.fromkeys(problems)))]
 
 
-async def _send_probe(survey: Survey) -> tuple[ChatReply, str]:
-    """Return the reply to a request for one word, and why log-probabilities were refused, if they were."""
-    try:
-        return await survey.server.exchange(survey.build_probe(survey.sampling.top_logprobs)), ""
-    except Rejected as error:
-        if error.is_fatal or not survey.sampling.logprobs:
-            raise
-        return await survey.server.exchange(survey.build_probe()), str(error)
-
-
 def _check_logprobs(survey: Survey, refusal: str) -> ServerCheck:
     assert survey.probe is not None
     name, model = "logprobs", survey.server.model
     if not survey.sampling.logprobs:
-        return ServerCheck(name, None, "not requested", PECULIARITIES[name].cost)
+        return ServerCheck(name, None, "not requested", PECULIARITIES[name][0])
     if refusal:
         return fail(name, f"{model} refuses log-probabilities ({refusal})")
     try:
@@ -137,14 +126,11 @@ async def check_system_message(survey: Survey) -> list[ServerCheck]:
     if survey.sampling.system_message == "user":
         return [ServerCheck(name, True, "in the user message, as configured")]
     counts = []
-    try:
-        for text in (_SYSTEM, _SYSTEM + " quokka" * _MORE_WORDS):
-            request = survey.build_probe(messages=(Message("system", text), Message("user", _USER)))
-            counts.append((await survey.server.exchange(request)).usage.prompt_tokens)
-    except Rejected as error:
-        if error.is_fatal:
-            raise
-        return [fail(name, f"refused: {error}")]
+    for text in (_SYSTEM, _SYSTEM + " quokka" * _MORE_WORDS):
+        reply = await survey.send(survey.build_probe(messages=(Message("system", text), Message("user", _USER))))
+        if isinstance(reply, str):
+            return [fail(name, f"refused: {reply}")]
+        counts.append(reply.usage.prompt_tokens)
     short, long = counts
     if long >= short + _MORE_WORDS:
         return [ServerCheck(name, True, "shown by the chat template")]
@@ -166,10 +152,7 @@ async def check_labels(survey: Survey) -> list[ServerCheck]:
     """Check with a request for each schema whether the labels of answers can be read from their tokens.
 
     If tokens that the schema forbids have a probability too, the server sends more alternatives from now on, unless it
-    refuses to.
-
-    Returns:
-        The worst result; nothing if no answer has labels.
+    refuses to. The worst result counts; there is none if no answer has labels.
     """
     schemas = list({orjson.dumps(schema): schema for schema in survey.schemas if _list_labels(schema)}.values())
     if schemas and not survey.top_logprobs:
@@ -184,15 +167,14 @@ async def _check_form(survey: Survey, schema: Mapping[str, Any]) -> ServerCheck:
     server, form = survey.server, Layout.of_schema(schema).form
     text = "\n".join(f"{name}: {_join(labels)}" for name, labels in _list_labels(schema).items())
     request = _build_request(survey, text, SYSTEM, schema)
+    reply = await survey.send(request)
+    if isinstance(reply, str) and server.alternatives:
+        server.alternatives = 0
+        reply = await survey.send(request)
+    if isinstance(reply, str):
+        return fail(LABEL_TOKENS, f"the server refuses the schema of the labels in {form} form: {reply}")
     try:
-        completion = await server.complete(request)
-    except Rejected as error:
-        if error.is_fatal:
-            raise
-        if server.alternatives:
-            server.alternatives = 0
-            return await _check_form(survey, schema)
-        return fail(LABEL_TOKENS, f"the server refuses the schema of the labels in {form} form: {error}")
+        completion = read_completion(reply, request.layout)
     except MissingLogprobs:
         return fail(LABEL_TOKENS, f"{server.model} sends no log-probabilities of labels in {form} form")
     values = _read_labels(completion.text, schema)
@@ -322,13 +304,11 @@ async def _check_thought(survey: Survey, settings: ThinkingConfig) -> ServerChec
         problem = f"the chat template refuses to continue a thought: {error}"
     if problem:
         return fail(name, problem)
-    try:
-        completion = read_completion(await survey.server.exchange(continued[0]))
-    except Rejected as error:
-        if error.is_fatal:
-            raise
+    reply = await survey.send(continued[0])
+    if isinstance(reply, str):
         remedy = "let the model reason on a server that continues one, such as vLLM"
-        return fail(name, f"the server refuses to continue a message of the assistant: {error}", remedy)
+        return fail(name, f"the server refuses to continue a message of the assistant: {reply}", remedy)
+    completion = read_completion(reply)
     if _squeeze(completion.text) == PROBE_ANSWER:
         if problem is None:
             return ServerCheck(name, None, "an answer continues a thought; whether the template keeps it is unknown")
