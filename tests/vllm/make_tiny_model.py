@@ -1,9 +1,9 @@
 """Write a chat model of 0.6 million random weights, so that a real vLLM runs without a GPU and without a download.
 
-    python make_tiny_model.py OUT_DIR [classifier | adapter]
+    python make_tiny_model.py OUT_DIR [classifier]
 
 With `classifier` it is a cross-encoder: the same layers with a head that gives one number. Served with
-`--runner pooling`, the chat model is an embedding model. With `adapter` it is a LoRA adapter of the chat model.
+`--runner pooling`, the chat model is an embedding model.
 
 The tokeniser is a byte-level BPE trained on the English text that ships with CPython. Its special tokens are the
 control tokens of several model families, so that a test can see whether text from outside reaches the model as one.
@@ -95,24 +95,5 @@ def main(out: Path, kind: str = "chat") -> None:
     print(f"{out}: {sum(p.numel() for p in model.parameters()):,} parameters, vocabulary {len(tokenizer)}")
 
 
-def make_adapter(out: Path) -> None:
-    """Write a LoRA adapter of the chat model with random weights, in the files of peft."""
-    import torch
-    from safetensors.torch import save_file
-
-    rank, modules = 8, ("q_proj", "v_proj")
-    torch.manual_seed(1)
-    layers = [f"base_model.model.model.layers.{layer}.self_attn.{module}" for layer in range(2) for module in modules]
-    weights = {f"{layer}.lora_A.weight": torch.randn(rank, HIDDEN) for layer in layers}
-    weights |= {f"{layer}.lora_B.weight": torch.randn(HIDDEN, rank) for layer in layers}
-    out.mkdir(parents=True, exist_ok=True)
-    save_file(weights, out / "adapter_model.safetensors")
-    settings = {"peft_type": "LORA", "task_type": "CAUSAL_LM", "r": rank, "lora_alpha": 16, "target_modules": modules}
-    (out / "adapter_config.json").write_text(json.dumps(settings | {"lora_dropout": 0.0, "bias": "none"}))
-
-
 if __name__ == "__main__":
-    if sys.argv[2:] == ["adapter"]:
-        make_adapter(Path(sys.argv[1]))
-        sys.exit()
     main(Path(sys.argv[1]), *sys.argv[2:])

@@ -14,7 +14,6 @@ import yaml
 
 from tests.sample_runs import run_lines
 from tests.vllm.command import touche
-from tests.vllm.conftest import Tell
 from tests.vllm.real_data import TaskInput
 from tests.vllm.server import CONTEXT, MODEL_NAME, OPTIONS, VENV, vllm_environment
 from touche_llm.data.io import read_records
@@ -152,18 +151,3 @@ def test_comparative_questions_judged_ranked_and_with_stances_by_files(
     assert any(each.cut for each in read_records(tmp_path / "files" / "judgments.jsonl", Judgment, "judgments"))
     stages = yaml.safe_load((tmp_path / "files" / "ir-metadata.yml").read_text())["stages"]
     assert stages["judge"]["engine"].startswith("batch files")
-
-
-@pytest.mark.nightly
-def test_pairs_of_sentences_by_files_in_three_rounds(
-    inputs: Callable[[str], TaskInput], tiny_model: Path, vllm_url: str, tmp_path: Path, tell: Tell
-) -> None:
-    place = Place(inputs("sentence_pairs"), tiny_model, tmp_path)
-    judging = ("--depth", 30, "--judge-pairs", 6, "--both-orders", 1)
-    place.by_server(vllm_url, "--limit-topics", 2, *judging)
-    place.retrieve("--limit-topics", 2)
-    rounds = place.by_files("judge", *judging)
-    tell(f"requests of each round: {', '.join(map(str, rounds))}")
-    assert len(rounds) == 3
-    touche("rank", "--out", tmp_path / "files")
-    place.compare()

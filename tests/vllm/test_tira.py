@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gzip
-import json
 import os
 import shutil
 import subprocess
@@ -34,24 +33,6 @@ def prepared(task: str, folder: Path) -> Path:
     shutil.copy(given.topics, place / "topics.xml")
     with gzip.open(place / f"{given.corpus.name}.gz", "wb") as stream:
         stream.write(given.corpus.read_bytes())
-    return place
-
-
-def rerank_folder(folder: Path) -> Path:
-    """Topics and candidates in TIRA's own formats, with nothing else."""
-    place = folder / "input-rerank"
-    place.mkdir()
-    documents = [json.loads(line) for line in (SAMPLES / "controversial" / "documents.jsonl").read_text().splitlines()]
-    topics = read_topics(SAMPLES / "controversial" / "topics.xml")[:2]
-    with (place / "queries.jsonl").open("w") as stream:
-        for topic in topics:
-            query = {"title": topic.title, "description": topic.description, "narrative": topic.narrative}
-            stream.write(json.dumps({"qid": topic.id, "query": topic.title, "original_query": query}) + "\n")
-    with gzip.open(place / "rerank.jsonl.gz", "wt") as packed:
-        for topic in topics:
-            for rank, document in enumerate(documents[:5], start=1):
-                line = {"qid": topic.id, "query": topic.title, "docno": document["docno"], "text": document["text"]}
-                packed.write(json.dumps(line | {"rank": rank, "score": 10.0 - rank}) + "\n")
     return place
 
 
@@ -110,11 +91,3 @@ def test_nothing_but_two_folders_and_a_model_gives_a_valid_run(task: str, tiny_m
     tira(tmp_path, tiny_model, "-i", given, "-o", tmp_path / "again", "--cache-mode", "replay")
     assert (tmp_path / "again" / "run.txt").read_bytes() == (tmp_path / "out" / "run.txt").read_bytes()
     assert (tmp_path / "cache" / "vllm.log").read_bytes() == log
-
-
-@pytest.mark.nightly
-def test_variables_stand_in_for_the_folders(tiny_model: Path, tmp_path: Path) -> None:
-    given = rerank_folder(tmp_path)
-    tira(tmp_path, tiny_model, TIRA_INPUT_DATASET=str(given), TIRA_OUTPUT_DIR=str(tmp_path / "out"))
-    check(tmp_path / "out", "controversial", given / "queries.jsonl")
-    assert len(run_lines(tmp_path / "out" / "run.txt")) == 10
