@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Annotated
 
@@ -48,12 +48,10 @@ def doctor(
     checks, failure = until_interrupted(_examine(engine, sampling), lambda: "nothing was stored")
     if failure is not None and not any(check.is_ok for check in checks):
         raise failure
-    rows = [asdict(check) | {"remedy": s.name_options(check.remedy)} for check in checks]
-    emit(output, rows, _CHECKS)
-    for row in rows if output is Format.TABLE else ():
-        if not row["is_ok"]:
-            parts = filter(None, (row["value"], row["cost"], row["remedy"]))
-            show_lines([f"{row['name']}: {'; '.join(parts)}"])
+    checks = [replace(check, remedy=s.name_options(check.remedy)) for check in checks]
+    emit(output, [asdict(check) for check in checks], _CHECKS)
+    if output is Format.TABLE:
+        show_lines(f"{check.name}: {check}" for check in checks if not check.is_ok)
     if failure is not None:
         raise failure
     is_possible = not any(check.is_blocking for check in checks)
@@ -87,7 +85,7 @@ async def _examine(engine: EngineConfig, sampling: SamplingConfig) -> tuple[list
         _, prompt = load_named(get_task(DEFAULT_TASK), "judge")
         schemas, progress = list_schemas([prompt]), CommandProgress()
         with progress.stage("checking the server", len(DOCTOR_PROBES)) as step:
-            survey = Survey(server, engine, sampling, schemas, progress.warn, step)
+            survey = Survey(server, engine, sampling, schemas, step=step)
             try:
                 await examine(survey, DOCTOR_PROBES)
             except EngineError as error:

@@ -13,7 +13,7 @@ from touche_llm.llm.answers import Layout, Token
 from touche_llm.llm.engine import BrokenReply, Completion, MissingLogprobs, Rejected, TokenCounter
 from touche_llm.llm.http import HttpClient
 from touche_llm.llm.logprobs import LOGPROB_ROUNDING, overlaps
-from touche_llm.llm.request import Message, Origin, Request, Sampling, SystemPlace, place_system_message, to_prompt
+from touche_llm.llm.request import Message, Request, to_prompt
 
 
 class Delivery(StrEnum):
@@ -271,7 +271,6 @@ class ChatServer(HttpClient):
     Attributes:
         delivery: Field with which the server enforces a schema.
         alternatives: Number of alternatives to request in place of fewer, if the server needs more to show the labels.
-        system_message: Where checks have the instructions.
     """
 
     def __init__(
@@ -287,7 +286,6 @@ class ChatServer(HttpClient):
         self.chat_template_kwargs = dict(chat_template_kwargs)
         self.delivery = Delivery.STRUCTURED_OUTPUTS
         self.alternatives = 0
-        self.system_message: SystemPlace = "role"
         self.choose("")
 
     def choose(self, model: str) -> None:
@@ -308,13 +306,6 @@ class ChatServer(HttpClient):
         reply = await self.post(CHAT_PATH, body, ChatReply)
         self.check_model(reply.model, self.model)
         return reply
-
-    def build_check(self, messages: tuple[Message, ...], schema: Mapping[str, Any], sampling: Sampling) -> Request:
-        """Return a request of a check of this server, which no cache stores."""
-        origin = Origin("check of the server", 0, "", "", None)
-        if messages[0].role == "system":
-            messages = place_system_message(messages, self.system_message)
-        return Request(messages, schema, sampling, self.model, "", self.chat_template_kwargs, origin)
 
     async def render(self, messages: tuple[Message, ...], chat_template_kwargs: Mapping[str, Any]) -> str | None:
         """Return the text of a prompt as the server renders it; None if the server does not show it."""

@@ -12,7 +12,7 @@ from touche_llm.llm.answers import AnswerModel, Layout, build_schema
 from touche_llm.llm.chat import ChatReply, ChatServer, read_completion
 from touche_llm.llm.engine import EngineInfo, Rejected
 from touche_llm.llm.logprobs import LOGPROB_ROUNDING
-from touche_llm.llm.request import Message, Request, Sampling
+from touche_llm.llm.request import Message, Origin, Request, Sampling, place_system_message
 from touche_llm.llm.settings import EngineConfig, SamplingConfig
 
 LABEL_TOKENS, SYSTEM_MESSAGE, OPEN_THOUGHT = "label tokens", "system message", "open thought"
@@ -163,6 +163,14 @@ class Survey:
                 raise
             return str(error)
 
-    def build_probe(self, top_logprobs: int = 0, messages: tuple[Message, ...] = PROBE_MESSAGES) -> Request:
-        """Return a request that allows one answer."""
-        return self.server.build_check(messages, _PROBE_SCHEMA, Sampling(top_logprobs=top_logprobs))
+    def build(
+        self,
+        messages: tuple[Message, ...] = PROBE_MESSAGES,
+        schema: Mapping[str, Any] = _PROBE_SCHEMA,
+        top_logprobs: int = 0,
+    ) -> Request:
+        """Return a request of a check, which no cache stores; that of the defaults allows one answer."""
+        if messages[0].role == "system":
+            messages = place_system_message(messages, self.sampling.system_message)
+        sampling, origin = Sampling(top_logprobs=top_logprobs), Origin("check of the server", 0, "", "", None)
+        return Request(messages, schema, sampling, self.server.model, "", self.server.chat_template_kwargs, origin)

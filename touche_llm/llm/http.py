@@ -120,21 +120,21 @@ class HttpClient:
                 "again, or keep the new answers separate with `engine.revision`"
             )
 
-    async def look(self, path: str) -> tuple[int, str]:
-        """Return the status and the text of a quick reply, without a retry; 408 if it is late, 503 if there is none."""
+    async def look(self, path: str) -> int:
+        """Return the status of a quick reply, without a retry; 408 if it is late, 503 if there is none."""
         assert self._session is not None
         try:
             async with asyncio.timeout(_HEALTH_SECONDS), self._session.get(self.base_url + path) as response:
-                return response.status, (await read_body(response, _MAX_BODY)).decode("utf-8", "replace")
+                return response.status
         except TimeoutError:
-            return 408, ""
+            return 408
         except (aiohttp.ClientError, OSError):
-            return 503, ""
+            return 503
 
     async def _is_dead(self) -> bool:
         """Return whether the server shows no sign of life for a while; a slow one or one without `/health` is alive."""
         for _ in range(_LOOKS):
-            if (await self.look("/health"))[0] < 500:
+            if await self.look("/health") < 500:
                 return False
             await asyncio.sleep(_LOOK_INTERVAL)
         return True

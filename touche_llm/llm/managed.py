@@ -170,7 +170,7 @@ async def _wait_until_ready(
     try:
         async with asyncio.timeout(seconds), HttpClient(url, concurrency=1, request_timeout=seconds) as client:
             while process.poll() is None:
-                if (await client.look("/health"))[0] == 200:
+                if await client.look("/health") == 200:
                     return
                 await asyncio.sleep(_POLL_INTERVAL)
     except TimeoutError as error:

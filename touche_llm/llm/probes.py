@@ -32,7 +32,7 @@ from touche_llm.llm.checks import (
 )
 from touche_llm.llm.engine import BrokenReply, ChatTokenizer, Completion, MissingLogprobs, Rejected
 from touche_llm.llm.logprobs import Label, check_logprobs, read_label
-from touche_llm.llm.request import DELIMITERS, Message, Request, Sampling, Thinking, continue_thought
+from touche_llm.llm.request import DELIMITERS, Message, Request, Thinking, continue_thought
 from touche_llm.llm.settings import ThinkingConfig
 
 
@@ -42,9 +42,9 @@ async def check_schema(survey: Survey) -> list[ServerCheck]:
     problems: list[str] = []
     for delivery in Delivery:
         server.delivery, refusal = delivery, ""
-        reply = await survey.send(survey.build_probe(survey.sampling.top_logprobs))
+        reply = await survey.send(survey.build(top_logprobs=survey.sampling.top_logprobs))
         if isinstance(reply, str) and survey.sampling.logprobs:
-            refusal, reply = reply, await survey.send(survey.build_probe())
+            refusal, reply = reply, await survey.send(survey.build())
         if isinstance(reply, str):
             problems.append(f"the server refused the request: {reply}")
             continue
@@ -127,7 +127,7 @@ async def check_system_message(survey: Survey) -> list[ServerCheck]:
         return [ServerCheck(name, True, "in the user message, as configured")]
     counts = []
     for text in (_SYSTEM, _SYSTEM + " quokka" * _MORE_WORDS):
-        reply = await survey.send(survey.build_probe(messages=(Message("system", text), Message("user", _USER))))
+        reply = await survey.send(survey.build((Message("system", text), Message("user", _USER))))
         if isinstance(reply, str):
             return [fail(name, f"refused: {reply}")]
         counts.append(reply.usage.prompt_tokens)
@@ -177,38 +177,28 @@ async def _check_form(survey: Survey, schema: Mapping[str, Any]) -> ServerCheck:
         completion = read_completion(reply, request.layout)
     except MissingLogprobs:
         return fail(LABEL_TOKENS, f"{server.model} sends no log-probabilities of labels in {form} form")
-    values = _read_labels(completion.text, schema)
-    if values is None:
+    if not _is_enforced(completion.text, schema):
         found = f"{' '.join(completion.text.split())[:40]!r}"
         if completion.finish_reason == "length":
             return ServerCheck(LABEL_TOKENS, None, f"could not be checked: the answer is {found}")
         return fail(LABEL_TOKENS, f"the schema of the labels in {form} form is not enforced: {found}")
-    return _judge_readings(survey, completion, request, values)
+    return _judge_readings(survey, completion, request)
 
 
-def _read_labels(text: str, schema: Mapping[str, Any]) -> dict[str, Label] | None:
-    """Return the labels of an answer by field; None if a field has another value."""
-    layout, content = Layout.of_schema(schema), text.encode("utf-8", "replace")
-    written = {name: content[first:end].decode() for name, (first, end) in layout.find_values(text).items()}
-    fields = _list_labels(schema)
-    values = {
-        name: label
-        for name, labels in fields.items()
-        for label in labels
-        if written.get(name) == orjson.dumps(label).decode()
-    }
-    return values if len(values) == len(fields) else None
+def _is_enforced(text: str, schema: Mapping[str, Any]) -> bool:
+    """Return whether each field of an answer that has labels is one of them."""
+    spans, content = Layout.of_schema(schema).find_values(text), text.encode("utf-8", "replace")
+    written = {name: content[first:end] for name, (first, end) in spans.items()}
+    return all(written.get(name, b"") in map(orjson.dumps, labels) for name, labels in _list_labels(schema).items())
 
 
-def _judge_readings(
-    survey: Survey, completion: Completion, request: Request, values: Mapping[str, Label]
-) -> ServerCheck:
-    """Return whether each label can be read from an answer with these values."""
+def _judge_readings(survey: Survey, completion: Completion, request: Request) -> ServerCheck:
+    """Return whether each label can be read from an answer."""
     layout, is_renormalised = request.layout, survey.is_renormalised
     sent = max(request.sampling.top_logprobs, survey.server.alternatives)
     read, count, shared = 0, 0, 0.0
     for name, labels in _list_labels(request.schema).items():
-        reading = read_label(completion.text, completion.tokens, layout, name, labels, values[name])
+        reading = read_label(completion.text, completion.tokens, layout, name, labels, labels[0])
         if reading.probabilities is None:
             value = f"no label of {name} ({_join(labels)}) can be read from {completion.text!r:.80}"
             return fail(LABEL_TOKENS, value, PLAIN)
@@ -252,7 +242,7 @@ async def check_open_thought(survey: Survey) -> list[ServerCheck]:
     """Check whether the prompt of an answer without reasoning ends inside a thought."""
     if survey.sampling.thinking.judge:
         return []
-    request = survey.build_probe(messages=(Message("system", _SYSTEM), Message("user", _USER)))
+    request = survey.build((Message("system", _SYSTEM), Message("user", _USER)))
     prompt = await survey.server.render(request.messages, request.chat_template_kwargs)
     if prompt is None:
         return [ServerCheck(OPEN_THOUGHT, None, "unknown, since the server does not show its prompts")]
@@ -293,7 +283,7 @@ async def check_all_delimiters(survey: Survey) -> list[ServerCheck]:
 
 async def _check_thought(survey: Survey, settings: ThinkingConfig) -> ServerCheck:
     """Return whether the server continues a thought that has ended with an answer that fits the schema."""
-    name, short = "thinking", survey.build_probe()
+    name, short = "thinking", survey.build()
     opening, closing = settings.delimiters
     thinking = Thinking(1, opening, closing, settings.temperature)
     thoughtful = replace(short, thinking=thinking, chat_template_kwargs=settings.chat_template_kwargs)
@@ -346,8 +336,6 @@ def _squeeze(text: str) -> str:
 
 # Repeats of one request alone, and as many among others.
 _REPEATS = 8
-# Tokens for which the requests are made if the context is unknown.
-_SHORT_CONTEXT = 2048
 # Logarithm of a probability below which a token counts as forbidden; vLLM sends -9999 for those.
 _MIN_LOGPROB = -100.0
 # White space that no compact grammar allows.
@@ -361,8 +349,8 @@ def _build_request(
 ) -> Request:
     """Return a request for an answer of a schema, by default the first one of the survey."""
     schema = survey.schemas[0] if schema is None else schema
-    sampling = Sampling(top_logprobs=min(survey.top_logprobs, count_alternatives(schema)))
-    return survey.server.build_check((Message("system", system), Message("user", text)), schema, sampling)
+    top_logprobs = min(survey.top_logprobs, count_alternatives(schema))
+    return survey.build((Message("system", system), Message("user", text)), schema, top_logprobs)
 
 
 async def check_white_space(survey: Survey) -> list[ServerCheck]:
@@ -389,8 +377,8 @@ async def check_white_space(survey: Survey) -> list[ServerCheck]:
 
 async def check_prefix_cache(survey: Survey) -> list[ServerCheck]:
     """Check whether a second prompt reuses its common beginning with the first."""
-    name, words = "prefix cache", min(600, (survey.info.context or _SHORT_CONTEXT) // 5)
     # New in each examination; longer than the blocks of a cache, and short enough for the context.
+    name, words = "prefix cache", min(600, (survey.info.context or 2048) // 5)
     beginning = f"Session {uuid4().hex}. " + "word " * words
     for text in ("First passage.", "Second passage."):
         usage = (await survey.server.exchange(_build_request(survey, text, beginning))).usage

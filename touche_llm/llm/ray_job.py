@@ -11,10 +11,9 @@ from __future__ import annotations
 import math
 import os
 import sys
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -27,8 +26,6 @@ Json = Mapping[str, Any]
 
 # Rows per batch of a replica; Ray's own default.
 _BATCH_SIZE = 32
-# Texts per call of the tokeniser, which works on them in parallel.
-_TEXTS = 1024
 # Sampling parameters that vLLM's server reads from a model's generation_config.json if a request does not set it.
 _DEFAULTS = ("repetition_penalty", "presence_penalty", "frequency_penalty", "top_k", "top_p", "min_p")
 # Sent by the server for a masked token: JSON has no negative infinity.
@@ -75,10 +72,10 @@ def main(requests: str, responses: str, settings_json: str) -> None:
     with open(requests, "rb") as lines:
         bodies: dict[str, Json] = {line["custom_id"]: line["body"] for line in map(orjson.loads, lines)}
     with open(responses, "wb") as stream:
-        texts: dict[str, str] = {}
+        rows = []
         for key, body in bodies.items():
             try:
-                texts[key] = tokenizer.apply_chat_template(
+                text = tokenizer.apply_chat_template(
                     body["messages"],
                     tokenize=False,
                     add_generation_prompt=body.get("add_generation_prompt", True),
@@ -87,7 +84,10 @@ def main(requests: str, responses: str, settings_json: str) -> None:
                 )
             except Exception as error:  # a template may raise anything
                 stream.write(_line(key, refusal(f"ValueError: the chat template refuses the messages: {error}")))
-        rows = [row_of(key, tokens, bodies[key], facts) for key, tokens in _tokenize(tokenizer, texts)]
+                continue
+            # The chat template writes the special tokens. Lists need much more memory than arrays.
+            (tokens,) = tokenizer([text], add_special_tokens=False, verbose=False)["input_ids"]
+            rows.append(row_of(key, np.asarray(tokens, np.int32), body, facts))
         if rows:
             # A replica takes whole blocks: a single block would keep the other replicas idle.
             blocks = math.ceil(len(rows) / ray_options.get("batch_size", _BATCH_SIZE))
@@ -132,15 +132,6 @@ def _model_facts(folder: str, vllm_options: Json, end_token: int | None) -> Mode
         end_tokens={end_token, *(ends if isinstance(ends, list) else [ends])},
         fingerprint=f"vllm-{version('vllm').partition('+')[0]}-ray-{ray.__version__}",
     )
-
-
-def _tokenize(tokenizer: Any, texts: Mapping[str, str]) -> Iterator[tuple[str, IntArray]]:
-    """Yield the token ids of texts by key, as arrays, since lists need much more memory."""
-    items = iter(texts.items())
-    while part := dict(islice(items, _TEXTS)):
-        # The chat template writes the special tokens.
-        found = tokenizer(list(part.values()), add_special_tokens=False, verbose=False)["input_ids"]
-        yield from zip(part, (np.asarray(ids, np.int32) for ids in found), strict=True)
 
 
 def row_of(key: str, tokens: IntArray, body: Json, facts: ModelFacts) -> dict[str, Any]:

@@ -48,8 +48,7 @@ async def examine(survey: Survey, probes: Probes = RUN_PROBES) -> None:
     Raises:
         EngineError: The server is unreachable, serves another model, or answers with several models.
     """
-    server, system_message = survey.server, survey.sampling.system_message
-    server.system_message = system_message
+    server = survey.server
     try:
         survey.info, context = await identify(server, survey.engine, "engine")
         server.choose(survey.info.model)
@@ -70,7 +69,8 @@ async def examine(survey: Survey, probes: Probes = RUN_PROBES) -> None:
             survey.step(following)
         overhead = 0
         if not survey.is_blocked():
-            overhead = await server.counter.count_tokens(place_system_message(EMPTY_CHAT, system_message))
+            chat = place_system_message(EMPTY_CHAT, survey.sampling.system_message)
+            overhead = await server.counter.count_tokens(chat)
     except (Transient, Rejected) as error:
         raise describe_failure(server, error) from error
     fingerprint = survey.probe and survey.probe.system_fingerprint

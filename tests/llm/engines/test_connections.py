@@ -1,63 +1,19 @@
-"""Connections to a server: time limits of queued requests, with a clock that jumps, and limits of open files."""
+"""Connections to a server: time limits of queued requests, and limits of open files."""
 
 from __future__ import annotations
 
 import asyncio
 import resource
-from pathlib import Path
 from typing import Any
 
 import pytest
 from aiohttp import web
 
-from tests.answer_models import ComparativeJudgment
 from tests.fake_server import FakeServer, good
-from tests.jumping_clock import run_jumping
 from tests.llm.engines.test_server import question
-from tests.sample_runs import config_for
-from touche_llm.data.concurrency import map_in_order
 from touche_llm.llm.chat import ChatServer
 from touche_llm.llm.engine import Transient
 from touche_llm.llm.http import allow_open_files
-from touche_llm.llm.model import AnsweredRequest
-from touche_llm.pipeline.engines import open_model
-
-
-class OneAtATime(FakeServer):
-    """Server that answers one request at a time, each in `seconds`."""
-
-    def __init__(self, seconds: float) -> None:
-        super().__init__(rest=self.serve)
-        self.seconds = seconds
-        self._turn = asyncio.Lock()
-
-    async def serve(self, request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
-        async with self._turn:
-            await asyncio.sleep(self.seconds)
-        return await good(request, body)
-
-
-def test_a_run_with_the_default_settings_ends_without_a_timeout_at_half_a_request_a_second(tmp_path: Path) -> None:
-    async def main() -> None:
-        server, requests = OneAtATime(2.0), 300
-        async with server.running():
-            config = config_for(tmp_path, engine__base_url=server.url, engine__retry_for=600.0)
-            # The last request of a full queue waits longer than a request may take.
-            assert config.engine.concurrency * server.seconds > config.engine.request_timeout
-            async with open_model(config.engine, config.sampling, config.cache) as model:
-                begun = asyncio.get_running_loop().time()
-                found = await map_in_order(
-                    lambda number: model.request(question(f"Question {number}?"), ComparativeJudgment),
-                    range(requests),
-                    config.engine.concurrency,
-                )
-                seconds = asyncio.get_running_loop().time() - begun
-        assert all(isinstance(each, AnsweredRequest) for each in found)
-        assert (server.most_open, len(server.bodies)) == (config.engine.concurrency, requests)
-        assert (model.counts.retries, model.counts.failures) == (0, 0)
-        assert seconds >= requests * server.seconds
-
-    run_jumping(main())
 
 
 async def test_the_time_of_a_request_begins_again_with_each_reply_and_a_server_that_hangs_has_it_once() -> None:

@@ -21,7 +21,7 @@ from touche_llm.errors import EngineError, UsageError
 from touche_llm.llm import managed
 from touche_llm.llm.cache import Cache, CacheMode
 from touche_llm.llm.engine import EngineInfo
-from touche_llm.llm.managed import build_start_options, serve
+from touche_llm.llm.managed import serve
 from touche_llm.llm.model import ModelClient
 from touche_llm.llm.settings import CacheConfig, EngineConfig, SamplingConfig
 from touche_llm.pipeline.engines import open_model, store_engine_info
@@ -177,17 +177,6 @@ def test_a_signal_that_ends_the_program_ends_its_server(
     assert (b"answers.sqlite" in errors) == (ending != signal.SIGKILL)
     assert b"Traceback" not in errors
     assert gone(place)
-
-
-@pytest.mark.parametrize(
-    ("variable", "given", "eager"),
-    [("1", {}, True), ("1", {"enforce_eager": False}, False), ("0", {}, None)],
-)
-def test_compilation_that_the_environment_switches_off_is_switched_off_in_vllm(
-    monkeypatch: pytest.MonkeyPatch, variable: str, given: dict[str, Any], eager: bool | None
-) -> None:
-    monkeypatch.setenv("TORCHDYNAMO_DISABLE", variable)
-    assert build_start_options(given).get("enforce_eager") is eager
 
 
 def open_managed(

@@ -109,9 +109,7 @@ class Rendering(ChatServer):
 async def check_of(name: str, probe: Callable[[Survey], Awaitable[list[ServerCheck]]], **sampling: Any) -> ServerCheck:
     settings = SamplingConfig(**{"chat_template_kwargs": SWITCHES, **sampling})
     template = FILES[name].read_text(encoding="utf-8") if name in FILES else read_template(name)
-    server = Rendering(template)
-    server.system_message = settings.system_message
-    (check,) = await probe(Survey(server, EngineConfig(), settings))
+    (check,) = await probe(Survey(Rendering(template), EngineConfig(), settings))
     return check
 
 

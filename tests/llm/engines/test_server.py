@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import errno
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -124,12 +122,6 @@ async def test_a_failure_that_lasts_is_typed_and_not_cached(
         assert not list(cache.iterate_entries())
 
 
-async def test_a_request_that_hangs_times_out_and_is_retried(tmp_path: Path) -> None:
-    result, model = await send_question(FakeServer([hangs]), tmp_path, request_timeout=0.3)
-    assert isinstance(result, AnsweredRequest)
-    assert model.counts.retries == 1
-
-
 def cached(tokens: Any) -> dict[str, Any]:
     return {"prompt_tokens_details": {"cached_tokens": tokens}}
 
@@ -161,17 +153,6 @@ UNUSABLE = [
 ]
 
 
-async def test_the_second_sample_counts_when_it_is_usable_and_is_found_again(tmp_path: Path) -> None:
-    behaviour, _ = UNUSABLE[0]
-    first, model = await send_question(FakeServer([behaviour]), tmp_path)
-    assert isinstance(first, AnsweredRequest)
-    assert (first.sample, model.counts.failures) == (1, 0)
-    server = FakeServer(rest=behaviour)
-    again, model = await send_question(server, tmp_path)
-    assert again == first
-    assert (server.bodies, model.counts.cache_hits) == ([], 1)
-
-
 async def test_a_server_that_sends_logits_for_log_probabilities_is_refused_at_once() -> None:
     async def logits(request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
         sent = (await good(request, body)).body  # type: ignore[attr-defined]
@@ -179,18 +160,6 @@ async def test_a_server_that_sends_logits_for_log_probabilities_is_refused_at_on
 
     with pytest.raises(EngineError, match="--logprobs-mode"):
         await connect(FakeServer(probe=logits))
-
-
-async def test_too_many_open_files_are_an_overload(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def refuse(*_: Any, **__: Any) -> None:
-        raise OSError(errno.EMFILE, "Too many open files")
-
-    monkeypatch.setattr(asyncio.get_running_loop(), "create_connection", refuse)
-    monkeypatch.setattr(asyncio.get_running_loop(), "sock_connect", refuse)
-    async with ChatServer("http://127.0.0.1:1", concurrency=8, request_timeout=5, chat_template_kwargs={}) as engine:
-        with pytest.raises(Transient) as raised:
-            await engine.complete(question())
-    assert raised.value.is_overload and "ulimit" in raised.value.reason
 
 
 async def test_another_model_that_answers_ends_the_run_and_is_not_stored(tmp_path: Path) -> None:
