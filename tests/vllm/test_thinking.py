@@ -4,21 +4,19 @@ from __future__ import annotations
 
 import json
 import shutil
-import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from tests.chat_templates import DEEPSEEK_R1, KEPT, OWN, PUBLISHED, read_template, render
+from tests.chat_templates import DEEPSEEK_R1, read_template
 from tests.vllm.command import touche
 from tests.vllm.real_data import TaskInput
-from tests.vllm.server import MODEL_NAME, VENV, finished_requests, vllm_server
+from tests.vllm.server import MODEL_NAME, finished_requests, vllm_server
 from touche_llm.data.io import read_records
 from touche_llm.data.records import Judgment
 from touche_llm.llm.answers import Answer
 from touche_llm.llm.cache import Cache
-from touche_llm.llm.request import DELIMITERS
 
 pytestmark = pytest.mark.vllm
 
@@ -67,44 +65,6 @@ def row_of(card: str) -> dict[str, object]:
     (row,) = (row for row in json.loads(card) if row["name"] == "thinking")
     assert isinstance(row, dict)
     return row
-
-
-def test_templates_are_rendered_as_transformers_does() -> None:
-    """Those of the tests without a server."""
-    templates = [KEPT, OWN, *map(read_template, PUBLISHED)]
-    user = {"role": "user", "content": "Tea?\n"}
-    chats = [[user, {"role": "assistant", "content": f"{a}Hm.{b}"}] for a, b in DELIMITERS.values()]
-    script = """
-import json, sys
-from transformers.utils.chat_template_utils import render_jinja_template
-templates, chats = json.load(sys.stdin)
-found = []
-for template in templates:
-    for chat in [chats[0][:1], *chats]:
-        switch = {"continue_final_message": len(chat) > 1, "add_generation_prompt": len(chat) == 1}
-        tokens = {"bos_token": "<s>", "eos_token": "</s>", "thinking": True}
-        try:
-            found.append(render_jinja_template([chat], chat_template=template, **switch, **tokens)[0][0])
-        except ValueError:
-            found.append(None)
-print(json.dumps(found))
-"""
-    done = subprocess.run(
-        [VENV / "bin" / "python", "-c", script],
-        input=json.dumps([templates, chats]),
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    rendered: list[str | None] = []
-    for template in templates:
-        for chat in (chats[0][:1], *chats):
-            try:
-                rendered.append(render(template, chat, len(chat) > 1, thinking=True))
-            except ValueError:
-                rendered.append(None)
-    assert json.loads(done.stdout) == rendered
-    assert None in rendered and len(set(rendered)) > len(templates) * 2
 
 
 def test_a_thought_before_each_answer(data: TaskInput, vllm_url: str, tmp_path: Path) -> None:

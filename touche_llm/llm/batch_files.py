@@ -17,12 +17,7 @@ from typing import Any, Literal
 import msgspec
 import orjson
 
-from touche_llm.data.io import (
-    BUILDING,
-    iterate_records,
-    open_scratch,
-    remove_abandoned,
-)
+from touche_llm.data.io import BUILDING, iterate_records, open_scratch, remove_abandoned
 from touche_llm.data.records import JsonStruct, Malformed, decode_json
 from touche_llm.errors import DataError, EngineError, UsageError, to_printable
 from touche_llm.llm.chat import CHAT_PATH, ChatReply, build_chat_body, read_completion

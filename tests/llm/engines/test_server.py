@@ -33,7 +33,6 @@ from touche_llm.llm.answers import FailedRequest, build_schema
 from touche_llm.llm.cache import Cache, CacheMode
 from touche_llm.llm.chat import ChatServer
 from touche_llm.llm.checks import Survey
-from touche_llm.llm.engine import Transient
 from touche_llm.llm.model import AnsweredRequest, ModelClient
 from touche_llm.llm.request import Message, Origin, Request, Sampling
 from touche_llm.llm.settings import EngineConfig, SamplingConfig
@@ -261,15 +260,3 @@ async def test_log_probabilities_above_0_due_to_rounding_are_accepted(tmp_path: 
     result, _ = await send_question(FakeServer(rest=behaviour), tmp_path)
     assert isinstance(result, AnsweredRequest)
     assert result.answer.tokens[0].top == [("2", 0.0), ("1", -5.2)]
-
-
-@pytest.mark.parametrize(("header", "seconds"), [("7", 7.0), ("soon", None), (None, None)])
-async def test_the_wait_that_a_server_requests_is_read_from_its_header(
-    header: str | None, seconds: float | None
-) -> None:
-    server = FakeServer(rest=status(429, **({} if header is None else {"Retry-After": header})))
-    async with server.running():
-        async with ChatServer(server.url, concurrency=1, request_timeout=5, chat_template_kwargs={}) as engine:
-            with pytest.raises(Transient) as caught:
-                await engine.complete(question())
-    assert caught.value.retry_after == seconds
