@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import shutil
 import sys
@@ -22,11 +21,11 @@ from touche_llm.data.records import JsonStruct, Malformed, decode_json
 from touche_llm.errors import DataError, EngineError, UsageError, to_printable
 from touche_llm.llm.chat import CHAT_PATH, ChatReply, build_chat_body, read_completion
 from touche_llm.llm.engine import Completion, Counter, Rejected, Transient
+from touche_llm.llm.http import extract_message
 from touche_llm.llm.managed import build_start_options, find_vllm, run_guarded, to_flags
 from touche_llm.llm.request import Request
 from touche_llm.llm.settings import MAX_ROUND, EngineConfig, Runner, check_model_folder
 
-_MAX_REASON = 300
 _MAX_KIND = 40
 # Status codes that the request did not cause.
 _NOT_FINAL = (401, 403, 404, 408, 429)
@@ -120,11 +119,11 @@ def _read_reply(place: str, line: _Line, model: str) -> Reply:
     """Return the answer of a line, or why it has none, with the kind to count; that of another model is none."""
     response = line.response
     if response is None:
-        return Reply(place, None, _miss(_extract_message(line.error)), "error")
+        return Reply(place, None, _miss(to_printable(extract_message(line.error))), "error")
     status = response.status_code
     if status != 200 or line.error is not None:
         body = line.error if line.error is not None else decode_json(response.body, Any)
-        reason = f"HTTP {status} from {CHAT_PATH}: {_extract_message(body)}"
+        reason = f"HTTP {status} from {CHAT_PATH}: {to_printable(extract_message(body))}"
         # Errors that are strings are those of `vllm run-batch` itself, for instance for an unknown path.
         is_final = 400 <= status < 500 and status not in _NOT_FINAL and isinstance(body, dict)
         return Reply(place, None, Rejected(_REJECTED_STATUS, reason) if is_final else _miss(reason), f"status_{status}")
@@ -143,15 +142,6 @@ def _read_reply(place: str, line: _Line, model: str) -> Reply:
 def _miss(reason: str) -> Transient:
     # A request without an answer is sent once more.
     return Transient("server_error", reason, max_tries=2)
-
-
-def _extract_message(error: Any) -> str:
-    """Return the message of an error, shortened; its form differs between servers."""
-    for name in ("error", "message"):
-        if isinstance(error, dict) and error.get(name):
-            error = error[name]
-    text = error if isinstance(error, str) else json.dumps(error)
-    return to_printable(" ".join(text.split()))[:_MAX_REASON]
 
 
 TITLES = {Runner.VLLM: "vllm run-batch", Runner.RAY: "the Ray Data job"}

@@ -204,11 +204,18 @@ def _read(path: str, content: bytes, reply: type[ReplyT]) -> ReplyT:
 
 
 def _read_error(content: bytes) -> str:
-    """Return the message of an error reply, shortened."""
     try:
-        return to_line(str(orjson.loads(content)["error"]["message"]))
-    except (orjson.JSONDecodeError, KeyError, TypeError):
+        return extract_message(orjson.loads(content))
+    except orjson.JSONDecodeError:
         return _quote(content)
+
+
+def extract_message(error: Any) -> str:
+    """Return the message of an error, shortened; its form differs between servers."""
+    for name in ("error", "message"):
+        if isinstance(error, dict) and error.get(name):
+            error = error[name]
+    return to_line(error if isinstance(error, str) else orjson.dumps(error).decode())
 
 
 def _quote(content: bytes) -> str:
