@@ -108,9 +108,6 @@ def _callback(
         typer.Option("--log-file", metavar="FILE", help="Log requests, retries and timings to this file."),
     ] = None,
     verbose: Annotated[bool, typer.Option("--verbose", help="Log on standard error.")] = False,
-    log_text: Annotated[
-        bool, typer.Option("--log-text", help="Log prompts, answers, topics and documents too.")
-    ] = False,
     show_version: Annotated[
         bool, typer.Option("--version", help="Print the version.", callback=_version, is_eager=True)
     ] = False,
@@ -164,7 +161,7 @@ def main() -> None:
         for argument in arguments:
             check_name(argument)
         command = next((argument for argument in arguments if argument in COMMANDS), "")
-        with logged(command, options.log_file, verbose=options.verbose, with_text=options.log_text):
+        with logged(command, options.log_file, verbose=options.verbose):
             # All errors are reported below, in one style.
             code = app(args=arguments, prog_name="touche-llm", standalone_mode=False)
             sys.stdout.flush()

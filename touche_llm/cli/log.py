@@ -15,19 +15,18 @@ from pathlib import Path
 from touche_llm import __version__
 from touche_llm.errors import UsageError
 
-PROGRAM, TEXT = "touche_llm", "touche_llm.text"
+PROGRAM = "touche_llm"
 _FORMAT = "%(asctime)s %(process)d %(levelname)s %(message)s"
-# Characters of a line; with texts, as many as a prompt can have.
-_LONGEST, _LONGEST_WITH_TEXT = 2_000, 1_000_000
+# Max characters of a line.
+_LONGEST = 2_000
 _LOG = logging.getLogger(__name__)
 
 
 class _LineFormatter(logging.Formatter):
     """Formatter of records as bounded lines, without API keys and control characters."""
 
-    def __init__(self, longest: int) -> None:
+    def __init__(self) -> None:
         super().__init__(_FORMAT)
-        self._longest = longest
         names = (name for name in os.environ if name.endswith(("_API_KEY", "_PASSWORD")))
         self._keys = [key for name in names if (key := os.environ[name].strip())]
 
@@ -36,7 +35,7 @@ class _LineFormatter(logging.Formatter):
         text = super().format(record)
         for key in self._keys:
             text = text.replace(key, "[key]")
-        return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text[: self._longest])
+        return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text[:_LONGEST])
 
 
 class _LogFile(logging.FileHandler):
@@ -63,59 +62,42 @@ class _Stderr(logging.StreamHandler):  # type: ignore[type-arg]
 
 
 def take_options(arguments: list[str]) -> tuple[list[str], argparse.Namespace]:
-    """Split off the options that may be given before or after the command: `debug`, and those of the log.
-
-    Raises:
-        UsageError: `--log-file` has no value, or `--log-text` has nowhere to go.
-    """
+    """Split off the options that may be given before or after the command: `debug`, and those of the log."""
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
-    for flag in ("--debug", "--verbose", "--log-text"):
+    for flag in ("--debug", "--verbose"):
         parser.add_argument(flag, action="store_true")
     parser.add_argument("--log-file", type=Path)
     try:
         options, rest = parser.parse_known_args(arguments)
     except argparse.ArgumentError as error:
         raise UsageError(f"{error.argument_name}: {error.message}, as --log-file run.log") from error
-    if options.log_text and options.log_file is None and not options.verbose:
-        raise UsageError("--log-text: no log to write to; give --log-file FILE or --verbose too")
     return rest, options
 
 
 @contextmanager
-def logged(command: str, file: Path | None = None, *, verbose: bool = False, with_text: bool = False) -> Iterator[None]:
-    """Log while the block runs, and how it ends; do nothing without a file, unless `verbose` logs on standard error.
-
-    Args:
-        command: Name of the command.
-        file: Log file, which is appended to.
-        verbose: Whether to log on standard error.
-        with_text: Whether to log prompts, answers and what the server says of failures as well.
-    """
+def logged(command: str, file: Path | None = None, *, verbose: bool = False) -> Iterator[None]:
+    """Log while the block runs, and how it ends; do nothing without a file, unless `verbose` logs on standard error."""
     handlers: list[logging.Handler] = [_LogFile(file, encoding="utf-8")] if file else []
     handlers += [_Stderr()] if verbose else []
     if not handlers:
         yield
         return
-    program, text = logging.getLogger(PROGRAM), logging.getLogger(TEXT)
-    before = program.level, text.level
+    program = logging.getLogger(PROGRAM)
+    before = program.level
     for handler in handlers:
-        handler.setFormatter(_LineFormatter(_LONGEST_WITH_TEXT if with_text else _LONGEST))
+        handler.setFormatter(_LineFormatter())
         program.addHandler(handler)
     program.setLevel(logging.DEBUG)
-    if with_text:
-        text.setLevel(logging.DEBUG)
     _LOG.info("touche-llm %s, Python %s, %s: %s", __version__, platform.python_version(), sys.platform, command)
     started, ending = time.monotonic(), "exit code 0"
     try:
         yield
     except BaseException as error:
         ending = f"exit code {error.code or 0}" if isinstance(error, SystemExit) else type(error).__name__
-        logging.getLogger(TEXT).info("%s", error)
         raise
     finally:
         _LOG.info("%s: %s after %.3f s", command, ending, time.monotonic() - started)
         for handler in handlers:
             program.removeHandler(handler)
             handler.close()
-        program.setLevel(before[0])
-        text.setLevel(before[1])
+        program.setLevel(before)
