@@ -55,8 +55,8 @@ def served(model: Path, options: Mapping[str, Any], log: Path, cpu: bool) -> Ite
     """Serve a model with the program's own function, within `vllm_settings`; yields the base URL."""
     given = (OPTIONS if cpu else {}) | dict(options)
     with asyncio.Runner() as runner:
-        serving = serve(model, given, log, ready_within=READY_SECONDS if cpu else _READY_ON_GPU)
-        url = runner.run(serving.__aenter__())
+        serving = serve(model, given, log)
+        url = runner.run(asyncio.wait_for(serving.__aenter__(), READY_SECONDS if cpu else _READY_ON_GPU))
         try:
             yield url
         finally:

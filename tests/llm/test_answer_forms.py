@@ -29,7 +29,7 @@ from touche_llm.llm.answers import (
     list_fields,
     parse_answer,
 )
-from touche_llm.llm.chat import Delivery, build_chat_body
+from touche_llm.llm.chat import build_chat_body
 from touche_llm.llm.logprobs import Label, read_label
 from touche_llm.tasks.features import objects_answer
 
@@ -155,7 +155,7 @@ def test_a_server_gets_the_schema() -> None:
     sent = {name: value for name, value in array.items() if name != "items"}
     assert array["items"] is False and sent.keys() >= {"prefixItems", "minItems", "maxItems"}
     assert build_chat_body(request)["structured_outputs"] == {"json": sent}
-    assert build_chat_body(request, Delivery.RESPONSE_FORMAT)["response_format"]["json_schema"]["schema"] == sent
+    assert build_chat_body(request, "response_format")["response_format"]["json_schema"]["schema"] == sent
 
 
 GOOD = {"relevance": 3, "quality": 0, "stance": "NO"}

@@ -61,9 +61,9 @@ def vllm_server(
     **options: Any,
 ) -> Iterator[str]:
     """Serve the model, named after its folder, with the program's own function; yields the base URL."""
-    serving = serve(model, OPTIONS | options, log, context=context, ready_within=ready_within)
+    serving = serve(model, OPTIONS | options, log, context=context)
     with vllm_environment(environment), asyncio.Runner() as runner:
-        url = runner.run(serving.__aenter__())
+        url = runner.run(asyncio.wait_for(serving.__aenter__(), ready_within))
         try:
             yield url
         finally:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from enum import StrEnum
 from typing import Annotated, Any
 
 import msgspec
@@ -15,14 +14,8 @@ from touche_llm.llm.http import HttpClient
 from touche_llm.llm.logprobs import LOGPROB_ROUNDING, overlaps
 from touche_llm.llm.request import Message, Request, to_prompt
 
-
-class Delivery(StrEnum):
-    """Field of a request's body that makes a server enforce a JSON schema."""
-
-    STRUCTURED_OUTPUTS = "structured_outputs"
-    RESPONSE_FORMAT = "response_format"
-
-
+# Fields of a request's body of which one makes a server enforce a JSON schema.
+DELIVERIES = ("structured_outputs", "response_format")
 CHAT_PATH = "/v1/chat/completions"
 # Alternatives below e^-25 change no stored probability; masked tokens have -9999.
 _MIN_LOGPROB = -25.0
@@ -92,7 +85,7 @@ class ChatReply(msgspec.Struct, gc=False):
     system_fingerprint: str | None = None
 
 
-def build_chat_body(request: Request, delivery: Delivery = Delivery.STRUCTURED_OUTPUTS) -> dict[str, Any]:
+def build_chat_body(request: Request, delivery: str = DELIVERIES[0]) -> dict[str, Any]:
     """Return the body of a request to `CHAT_PATH`, with the schema in the field that the server knows."""
     sampling = request.sampling
     body: dict[str, Any] = {
@@ -107,7 +100,7 @@ def build_chat_body(request: Request, delivery: Delivery = Delivery.STRUCTURED_O
         # refuses more elements; the key keeps it.
         schema = {name: value for name, value in request.schema.items() if (name, value) != ("items", False)}
         strict = {"type": "json_schema", "json_schema": {"name": "answer", "schema": schema, "strict": True}}
-        body[delivery.value] = strict if delivery is Delivery.RESPONSE_FORMAT else {"json": schema}
+        body[delivery] = strict if delivery == "response_format" else {"json": schema}
     if sampling.top_logprobs:
         body |= {"logprobs": True, "top_logprobs": sampling.top_logprobs}
     if request.stop:
@@ -284,7 +277,7 @@ class ChatServer(HttpClient):
         """Initialise the client like an `HttpClient`; nothing is sent yet."""
         super().__init__(base_url, concurrency=concurrency, request_timeout=request_timeout)
         self.chat_template_kwargs = dict(chat_template_kwargs)
-        self.delivery = Delivery.STRUCTURED_OUTPUTS
+        self.delivery = DELIVERIES[0]
         self.alternatives = 0
         self.choose("")
 

@@ -78,10 +78,6 @@ class BrokenReply(Transient):
         super().__init__("server_error", reason, max_tries=BROKEN_TRIES)
 
 
-class EngineDeath(Exception):
-    """The engine has died and answers no request any more, so that the run stops instead of failing every request."""
-
-
 class MissingLogprobs(BrokenReply):
     """Answer without the log-probabilities requested; not stored, so that no replay uses it."""
 
@@ -103,7 +99,7 @@ class Rejected(Exception):
 
 
 class Counter(Protocol):
-    """Access to a model's tokenizer. Methods raise Transient, Rejected or EngineDeath."""
+    """Access to a model's tokenizer. Methods raise Transient or Rejected, and EngineError if the engine has died."""
 
     async def count_tokens(self, messages: tuple[Message, ...]) -> int:
         """Return the number of prompt tokens of a chat, template included."""
@@ -198,7 +194,7 @@ class CountingEngine(Protocol):
 
 
 class Engine(CountingEngine, Protocol):
-    """Access to a model. Methods raise Transient, Rejected or EngineDeath."""
+    """Access to a model. Methods raise Transient or Rejected, and EngineError if the engine has died."""
 
     async def complete(self, request: Request) -> Completion:
         """Return the completion of a request."""

@@ -16,7 +16,7 @@ import orjson
 from touche_llm.data.concurrency import describe_connection_error, parse_retry_after, read_body, to_line
 from touche_llm.data.records import Malformed, decode_json
 from touche_llm.errors import EngineError
-from touche_llm.llm.engine import BrokenReply, EngineDeath, Rejected, Transient
+from touche_llm.llm.engine import BrokenReply, Rejected, Transient
 
 # Open files besides the connections: the cache, the index, outputs.
 _OTHER_FILES = 128
@@ -96,16 +96,17 @@ class HttpClient:
 
         Raises:
             Transient, Rejected: The request failed.
-            EngineDeath: The server has died.
-            EngineError: The address is no URL.
+            EngineError: The server has died, or the address is no URL.
         """
         async with self._slots:
             try:
                 content = await self._call("POST", path, orjson.dumps(body))
             except Transient as error:
                 if self.is_monitored and not error.is_overload and await self._is_dead():
-                    reason = f"the server answered before and is dead now ({error.reason}); see its log"
-                    raise EngineDeath(reason) from error
+                    raise EngineError(
+                        f"{self.base_url}: the server answered before and is dead now ({error.reason}); see its log, "
+                        "start it, and run the same command again: what was answered is kept"
+                    ) from error
                 raise
         return _read(path, content, reply)
 

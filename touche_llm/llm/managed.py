@@ -26,7 +26,7 @@ from touche_llm.llm.settings import get_model_name
 _STRUCTURED_OUTPUTS = {"backend": "xgrammar", "disable_any_whitespace": True}
 # Seconds between SIGTERM and SIGKILL, in which vLLM releases memory and semaphores.
 _STOP_SECONDS = 30.0
-_LAST_LINES, _LAST_BYTES = 15, 2**16
+_LAST_LINES = 15
 
 
 def build_start_options(options: Mapping[str, Any]) -> dict[str, Any]:
@@ -121,9 +121,8 @@ def to_flags(options: Mapping[str, Any]) -> list[str]:
 def _read_end(log: Path, start: int) -> str:
     """Return the last lines of a log that were written after its first `start` bytes."""
     with log.open("rb") as stream:
-        size = stream.seek(0, os.SEEK_END)
-        stream.seek(max(start, size - _LAST_BYTES))
-        lines = stream.read(_LAST_BYTES).decode(errors="replace").splitlines()[-_LAST_LINES:]
+        stream.seek(start)
+        lines = stream.read().decode(errors="replace").splitlines()[-_LAST_LINES:]
     return "\n".join([f"the end of {log}:", *(line[:500] for line in lines)])
 
 
@@ -134,7 +133,7 @@ _POLL_INTERVAL = 0.5
 
 @asynccontextmanager
 async def serve(
-    folder: Path, options: Mapping[str, Any], log: Path, *, context: int | None = None, ready_within: float = 3600.0
+    folder: Path, options: Mapping[str, Any], log: Path, *, context: int | None = None
 ) -> AsyncIterator[str]:
     """Serve the model of a folder, under the folder's last name, on a free port of this machine.
 
@@ -145,11 +144,12 @@ async def serve(
         options: Additional options of `vllm serve`, named and valued as for `vllm.LLM`: `{"enforce_eager": True}`.
         log: File to which the server's output is appended.
         context: Context in tokens; the model's own if None.
-        ready_within: Seconds that starting may take.
 
     Yields:
         The server's base URL, once it answers.
     """
+    from touche_llm.llm.http import HttpClient  # takes a while to load
+
     with socket.create_server((_HOST, 0)) as free:
         port: int = free.getsockname()[1]
     arguments = build_start_options(options)
@@ -158,24 +158,13 @@ async def serve(
     command = [find_vllm(), "serve", str(folder), "--disable-uvicorn-access-log", "--enable-prompt-tokens-details"]
     async with run_guarded([*command, *to_flags(arguments)], log) as (process, end_of_log):
         url = f"http://{_HOST}:{port}"
-        await _wait_until_ready(process, url, end_of_log, ready_within)
-        yield url
-
-
-async def _wait_until_ready(
-    process: subprocess.Popen[bytes], url: str, end_of_log: Callable[[], str], seconds: float
-) -> None:
-    from touche_llm.llm.http import HttpClient  # takes a while to load
-
-    try:
-        async with asyncio.timeout(seconds), HttpClient(url, concurrency=1, request_timeout=seconds) as client:
-            while process.poll() is None:
-                if await client.look("/health") == 200:
-                    return
+        async with HttpClient(url, concurrency=1, request_timeout=60.0) as client:
+            while await client.look("/health") != 200:
+                if process.poll() is not None:
+                    code = process.returncode
+                    raise EngineError(f"vllm serve: ended with code {code} before it was ready; {end_of_log()}")
                 await asyncio.sleep(_POLL_INTERVAL)
-    except TimeoutError as error:
-        raise EngineError(f"vllm serve: not ready within {seconds:g} s; {end_of_log()}") from error
-    raise EngineError(f"vllm serve: ended with code {process.returncode} before it was ready; {end_of_log()}")
+        yield url
 
 
 if __name__ == "__main__":

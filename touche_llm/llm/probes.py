@@ -16,7 +16,7 @@ from uuid import uuid4
 import orjson
 
 from touche_llm.llm.answers import MAX_ALTERNATIVES, AnswerForm, Layout, Unusable, count_alternatives, list_fields
-from touche_llm.llm.chat import Delivery, LlamaCppTokenCounter, read_completion
+from touche_llm.llm.chat import DELIVERIES, LlamaCppTokenCounter, read_completion
 from touche_llm.llm.checks import (
     LABEL_TOKENS,
     OPEN_THOUGHT,
@@ -40,7 +40,7 @@ async def check_schema(survey: Survey) -> list[ServerCheck]:
     """Make the server use the first way of constraining answers that works, and check its log-probabilities."""
     server = survey.server
     problems: list[str] = []
-    for delivery in Delivery:
+    for delivery in DELIVERIES:
         server.delivery, refusal = delivery, ""
         reply = await survey.send(survey.build(top_logprobs=survey.sampling.top_logprobs))
         if isinstance(reply, str) and survey.sampling.logprobs:

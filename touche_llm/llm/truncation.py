@@ -14,7 +14,7 @@ from touche_llm.data.records import Attempt, Count, Cut, JsonStruct
 from touche_llm.errors import EngineError, PromptError
 from touche_llm.llm.answers import FailedRequest
 from touche_llm.llm.cache import Cache, EntryMetadata, describe_resume
-from touche_llm.llm.engine import CountingEngine, Counts, EngineDeath, EngineInfo, Rejected, Transient, log_retry
+from touche_llm.llm.engine import CountingEngine, Counts, EngineInfo, Rejected, Transient, log_retry
 from touche_llm.llm.request import Message, Request, hash_content
 from touche_llm.text.passages import RankedPassages
 
@@ -286,10 +286,7 @@ class TokenCountingClient:
             log_retry(problem)
 
         await self.connect()
-        try:
-            return await retry(call, self.retry_for, Transient, record)
-        except EngineDeath as error:
-            raise EngineError(f"{error}; start the server; {self._describe_resume()}") from error
+        return await retry(call, self.retry_for, Transient, record)
 
     async def connect(self) -> EngineInfo:
         """Connect to the engine unless it is connected, and return its description.

@@ -28,8 +28,8 @@ async def test_the_time_of_a_request_begins_again_with_each_reply_and_a_server_t
             return error.kind
 
     async with FakeServer(rest=slow).running() as server:
-        async with ChatServer(server.url, concurrency=8, request_timeout=0.4, chat_template_kwargs={}) as client:
-            assert await asyncio.gather(*(send(client, seconds) for seconds in (0.3, 0.6, 9.0))) == [
+        async with ChatServer(server.url, concurrency=8, request_timeout=1.0, chat_template_kwargs={}) as client:
+            assert await asyncio.gather(*(send(client, seconds) for seconds in (0.6, 1.4, 9.0))) == [
                 "answered",
                 "answered",
                 "timeout",

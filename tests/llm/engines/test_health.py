@@ -19,7 +19,6 @@ from touche_llm.llm import http
 from touche_llm.llm.cache import Cache
 from touche_llm.llm.chat import ChatServer
 from touche_llm.llm.checks import Survey
-from touche_llm.llm.engine import EngineDeath
 from touche_llm.llm.model import AnsweredRequest, ModelClient
 from touche_llm.llm.settings import EngineConfig, SamplingConfig
 from touche_llm.llm.startup import connect
@@ -54,17 +53,16 @@ async def test_a_server_that_has_ended_stops_the_run_within_seconds(tmp_path: Pa
             async with asyncio.timeout(5):
                 results = await asyncio.gather(*(send(model, str(n)) for n in range(20)), return_exceptions=True)
     for error in results:
-        assert isinstance(error, EngineError) and isinstance(error.__cause__, EngineDeath)
-        assert "cannot connect" in str(error) and "answers.sqlite" in str(error)
+        assert isinstance(error, EngineError)
+        assert "cannot connect" in str(error) and "same command" in str(error)
 
 
 async def test_a_server_that_reports_to_be_dead_stops_the_run(tmp_path: Path) -> None:
     server = FakeServer(rest=status(500), health=[503] * 1000)
     async with server.running(), client_of(server, tmp_path) as model:
         async with asyncio.timeout(5):
-            with pytest.raises(EngineError, match="HTTP 500") as raised:
+            with pytest.raises(EngineError, match="HTTP 500"):
                 await send(model)
-    assert isinstance(raised.value.__cause__, EngineDeath)
     assert len(server.bodies) == 1
 
 

@@ -21,7 +21,7 @@ from touche_llm.errors import EngineError
 from touche_llm.llm import probes
 from touche_llm.llm.answers import AnswerForm, AnswerModel, build_schema
 from touche_llm.llm.cache import Cache
-from touche_llm.llm.chat import ChatServer, Delivery
+from touche_llm.llm.chat import DELIVERIES, ChatServer
 from touche_llm.llm.checks import Survey
 from touche_llm.llm.engine import EngineInfo, TokenCounter
 from touche_llm.llm.model import AnsweredRequest, ModelClient
@@ -69,22 +69,22 @@ class Versionless(FakeServer):
 
 TOKENIZER = Path("tokenizer")
 SERVED = {"id": "fake", "max_model_len": 8192}
-USABLE: list[tuple[FakeServer, dict[str, Any], Delivery, str, int]] = [
-    (FakeServer(), {}, Delivery.STRUCTURED_OUTPUTS, "vllm 0.0-fake", 8192),
-    (Versionless(models=[SERVED | {"owned_by": "me"}]), {}, Delivery.STRUCTURED_OUTPUTS, "unknown server", 8192),
-    (FakeSglang(), {"tokenizer": TOKENIZER}, Delivery.RESPONSE_FORMAT, "sglang 0.5.0-fake", 4096),
-    (FakeLlamaCpp(), {}, Delivery.RESPONSE_FORMAT, "llama.cpp b1-fake", 8192),
+USABLE: list[tuple[FakeServer, dict[str, Any], str, str, int]] = [
+    (FakeServer(), {}, "structured_outputs", "vllm 0.0-fake", 8192),
+    (Versionless(models=[SERVED | {"owned_by": "me"}]), {}, "structured_outputs", "unknown server", 8192),
+    (FakeSglang(), {"tokenizer": TOKENIZER}, "response_format", "sglang 0.5.0-fake", 4096),
+    (FakeLlamaCpp(), {}, "response_format", "llama.cpp b1-fake", 8192),
     (
         FakeOllama(),
         {"tokenizer": TOKENIZER, "context": 1024},
-        Delivery.RESPONSE_FORMAT,
+        "response_format",
         "ollama 0.12.11-fake",
         1024,
     ),
     (
         FakeLmStudio(),
         {"tokenizer": TOKENIZER, "context": 1024, "logprobs": False},
-        Delivery.RESPONSE_FORMAT,
+        "response_format",
         "unknown server",
         1024,
     ),
@@ -93,7 +93,7 @@ USABLE: list[tuple[FakeServer, dict[str, Any], Delivery, str, int]] = [
 
 @pytest.mark.parametrize(("server", "given", "delivery", "engine", "context"), USABLE)
 async def test_a_server_is_used_in_the_way_that_works(
-    server: FakeServer, given: dict[str, Any], delivery: Delivery, engine: str, context: int, tmp_path: Path
+    server: FakeServer, given: dict[str, Any], delivery: str, engine: str, context: int, tmp_path: Path
 ) -> None:
     async with connected(server, **given) as (client, info):
         assert (client.delivery, info.engine, info.context) == (delivery, engine, context)
@@ -109,7 +109,7 @@ async def test_a_server_is_used_in_the_way_that_works(
     (body,) = server.bodies
     assert schema_in(body) == build_schema(ComparativeJudgment)
     assert body.get("top_logprobs", 0) == top_logprobs
-    assert [each.value for each in Delivery if each.value in body] == [delivery]
+    assert [each for each in DELIVERIES if each in body] == [delivery]
 
 
 @pytest.mark.parametrize("server", [FakeServer(), FakeLlamaCpp()])
