@@ -71,17 +71,13 @@ async def good(_: web.Request, body: dict[str, Any]) -> web.StreamResponse:
 
 @dataclass
 class FakeServer:
-    """Behaviours are used up one request after the other, then `rest` serves. The start-up check is answered first.
-
-    The statuses in `health` are used up likewise, and then the server is healthy.
-    """
+    """Behaviours are used up one request after the other, then `rest` serves. The start-up check is answered first."""
 
     behaviours: list[Behaviour] = field(default_factory=list)
     rest: Behaviour = good
     probe: Behaviour = good
     labels: Behaviour = good
     models: list[dict[str, Any]] = field(default_factory=lambda: [{"id": "fake", "max_model_len": 8192}])
-    health: list[int] = field(default_factory=list)
     # Most alternatives of a token; more are refused.
     max_alternatives: int = 20
     # Fields of a request that the server does not know.
@@ -151,12 +147,8 @@ class FakeServer:
         async def list_models(_: web.Request) -> web.Response:
             return web.json_response({"data": self.models})
 
-        async def health(_: web.Request) -> web.Response:
-            return web.Response(status=self.health.pop(0) if self.health else 200)
-
         app = web.Application()
         app.router.add_get("/v1/models", list_models)
-        app.router.add_get("/health", health)
         app.router.add_post("/v1/chat/completions", self.chat)
         self.add_routes(app)
         runner = web.AppRunner(app, shutdown_timeout=0.1)

@@ -102,8 +102,7 @@ async def test_a_page_that_goes_away_cancels_its_requests(folder: Path) -> None:
 async def test_a_server_that_stops_is_gone_and_the_cache_needs_none(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("touche_llm.llm.http._DEAD_AFTER", 0.1)
-    monkeypatch.setattr("touche_llm.llm.http._INTERVAL", 0.02)
+    monkeypatch.setattr("touche_llm.lab.bench._RETRY_FOR", 0.1)
     server = FakeServer(rest=reading({}))
     async with open_lab(folder / "runs", settings={}) as lab:
         async with server.running():

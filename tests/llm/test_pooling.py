@@ -6,7 +6,6 @@ import asyncio
 import hashlib
 import json
 from collections.abc import Awaitable, Callable, Sequence
-from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -15,7 +14,6 @@ import pytest
 
 from tests.fake_pooling import DIMENSIONS, FakePooling, embed_words
 from touche_llm.errors import EngineError, PromptError, ReplayMiss
-from touche_llm.llm import http
 from touche_llm.llm.cache import Cache, CacheMode
 from touche_llm.llm.engine import EngineInfo
 from touche_llm.llm.http import HttpClient
@@ -151,30 +149,6 @@ def test_later_faults_end_the_work(tmp_path: Path, purpose: PoolingPurpose, faul
     assert "\n" not in str(raised.value)
     with Cache(path) as cache:
         assert list(cache.iterate_entries()) == []
-
-
-@pytest.mark.parametrize("purpose", ("embedding", "score"))
-def test_a_server_that_dies_later_ends_the_work_before_its_retries_do(
-    tmp_path: Path, purpose: PoolingPurpose, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(http, "_LOOK_INTERVAL", 0.02)
-
-    async def main() -> None:
-        server = FakePooling()
-        async with AsyncExitStack() as running:
-            await running.enter_async_context(server.running())
-            settings = PoolingConfig(url=server.url, retry_for=600.0)
-            async with HttpClient(server.url, concurrency=16, request_timeout=300) as http_client:
-                engine = PoolingServer(http_client, purpose, settings)
-                info = await engine.connect(None)
-                await running.aclose()
-                with Cache(tmp_path / "cache.sqlite") as cache:
-                    client = PoolingClient(info, engine, cache, retry_for=600.0, purpose=purpose)
-                    async with asyncio.timeout(10):
-                        await (embed(client, TEXTS[:2]) if purpose == "embedding" else score(client, "q", TEXTS[:2]))
-
-    with pytest.raises(EngineError, match="dead now.*same command"):
-        asyncio.run(main())
 
 
 def test_a_server_of_another_kind_or_model_or_length_is_refused(tmp_path: Path) -> None:

@@ -56,19 +56,17 @@ class Completion:
 
 
 class Transient(TransientFailure):
-    """Transient failure of an engine; `is_overload` if the server, or this process, only has too many requests."""
+    """Transient failure of an engine."""
 
     def __init__(
-        self,
-        kind: FailureKind,
-        reason: str,
-        retry_after: float | None = None,
-        max_tries: int | None = None,
-        is_overload: bool = False,
+        self, kind: FailureKind, reason: str, retry_after: float | None = None, max_tries: int | None = None
     ) -> None:
         super().__init__(reason, retry_after, max_tries)
         self.kind: FailureKind = kind
-        self.is_overload = is_overload
+
+
+class Unreachable(Transient):
+    """Failure to connect to a server; a run ends if it lasts, since every other request would fail too."""
 
 
 class BrokenReply(Transient):
@@ -99,7 +97,7 @@ class Rejected(Exception):
 
 
 class Counter(Protocol):
-    """Access to a model's tokenizer. Methods raise Transient or Rejected, and EngineError if the engine has died."""
+    """Access to a model's tokenizer. Methods raise Transient or Rejected."""
 
     async def count_tokens(self, messages: tuple[Message, ...]) -> int:
         """Return the number of prompt tokens of a chat, template included."""
@@ -194,7 +192,7 @@ class CountingEngine(Protocol):
 
 
 class Engine(CountingEngine, Protocol):
-    """Access to a model. Methods raise Transient or Rejected, and EngineError if the engine has died."""
+    """Access to a model. Methods raise Transient or Rejected."""
 
     async def complete(self, request: Request) -> Completion:
         """Return the completion of a request."""

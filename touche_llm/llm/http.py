@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import errno
 import os
 import resource
 from collections.abc import AsyncIterator
@@ -16,13 +15,10 @@ import orjson
 from touche_llm.data.concurrency import describe_connection_error, parse_retry_after, read_body, to_line
 from touche_llm.data.records import Malformed, decode_json
 from touche_llm.errors import EngineError
-from touche_llm.llm.engine import BrokenReply, Rejected, Transient
+from touche_llm.llm.engine import BrokenReply, Rejected, Transient, Unreachable
 
 # Open files besides the connections: the cache, the index, outputs.
 _OTHER_FILES = 128
-# Looks at a server that may be dead, one a second. A proxy that reloads its configuration is back sooner.
-_LOOKS, _LOOK_INTERVAL = 8, 1.0
-_HEALTH_SECONDS = 5.0
 # The server reads its key from the same variable. The key is never written to a file.
 API_KEY_VARIABLE = "VLLM_API_KEY"
 _MAX_BODY = 16 * 2**20
@@ -45,8 +41,6 @@ class HttpClient:
 
     Attributes:
         base_url: Address without `/v1`.
-        is_monitored: Whether a failure makes the client find out whether the server is dead; set it once the server
-            has answered, since before it may be the wrong address.
         section: Section of the settings of the server, for messages.
         address: Where its address is given, for messages.
     """
@@ -62,7 +56,6 @@ class HttpClient:
             request_timeout: Seconds after which a request fails if no request of the client got a reply in them.
         """
         self.base_url = base_url.rstrip("/").removesuffix("/chat/completions").removesuffix("/v1")
-        self.is_monitored = False
         allow_open_files(concurrency + _OTHER_FILES)
         self._slots = asyncio.Semaphore(concurrency)
         self._seconds = request_timeout
@@ -96,18 +89,10 @@ class HttpClient:
 
         Raises:
             Transient, Rejected: The request failed.
-            EngineError: The server has died, or the address is no URL.
+            EngineError: The address is no URL.
         """
         async with self._slots:
-            try:
-                content = await self._call("POST", path, orjson.dumps(body))
-            except Transient as error:
-                if self.is_monitored and not error.is_overload and await self._is_dead():
-                    raise EngineError(
-                        f"{self.base_url}: the server answered before and is dead now ({error.reason}); see its log, "
-                        "start it, and run the same command again: what was answered is kept"
-                    ) from error
-                raise
+            content = await self._call("POST", path, orjson.dumps(body))
         return _read(path, content, reply)
 
     def check_model(self, reply_model: str | None, requested: str) -> None:
@@ -119,25 +104,6 @@ class HttpClient:
                 f"answers are not stored under the name {requested!r}; serve one model and run the same command "
                 "again, or keep the new answers separate with `engine.revision`"
             )
-
-    async def look(self, path: str) -> int:
-        """Return the status of a quick reply, without a retry; 408 if it is late, 503 if there is none."""
-        assert self._session is not None
-        try:
-            async with asyncio.timeout(_HEALTH_SECONDS), self._session.get(self.base_url + path) as response:
-                return response.status
-        except TimeoutError:
-            return 408
-        except (aiohttp.ClientError, OSError):
-            return 503
-
-    async def _is_dead(self) -> bool:
-        """Return whether the server shows no sign of life for a while; a slow one or one without `/health` is alive."""
-        for _ in range(_LOOKS):
-            if await self.look("/health") < 500:
-                return False
-            await asyncio.sleep(_LOOK_INTERVAL)
-        return True
 
     @asynccontextmanager
     async def _limit(self) -> AsyncIterator[None]:
@@ -181,10 +147,10 @@ class HttpClient:
         except aiohttp.InvalidURL as error:
             raise EngineError(f"{self.base_url}: not a URL; give {self.address} like http://127.0.0.1:8000") from error
         except (TimeoutError, aiohttp.ClientError, OSError) as error:
-            is_late = isinstance(error, TimeoutError)
-            is_overload = is_late or (isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE))
             reason = describe_connection_error(error, self._seconds)
-            raise Transient("timeout" if is_late else "server_error", reason, is_overload=is_overload) from error
+            if isinstance(error, aiohttp.ClientConnectorError):
+                raise Unreachable("server_error", reason) from error
+            raise Transient("timeout" if isinstance(error, TimeoutError) else "server_error", reason) from error
         if status < 300:
             return content
         if status < 400:
@@ -193,7 +159,7 @@ class HttpClient:
             # Servers echo a key that they refuse, and messages are printed.
             problem = _read_error(content.replace(self._key.encode(), b"[key]") if self._key else content)
         if status in (408, 429) or status >= 500:
-            raise Transient("server_error", f"HTTP {status}: {problem}", retry_after, is_overload=status in (429, 503))
+            raise Transient("server_error", f"HTTP {status}: {problem}", retry_after)
         raise Rejected(status, f"HTTP {status} from {path}: {problem}")
 
 

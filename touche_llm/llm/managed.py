@@ -19,6 +19,7 @@ from typing import Any
 import orjson
 
 from touche_llm.errors import EngineError
+from touche_llm.llm.engine import Transient
 from touche_llm.llm.settings import get_model_name
 
 # With white space allowed between tokens, weak models write it endlessly. Only this backend has the switch, and all
@@ -159,11 +160,15 @@ async def serve(
     async with run_guarded([*command, *to_flags(arguments)], log) as (process, end_of_log):
         url = f"http://{_HOST}:{port}"
         async with HttpClient(url, concurrency=1, request_timeout=60.0) as client:
-            while await client.look("/health") != 200:
+            while True:
+                try:
+                    await client.get("/v1/models", dict)
+                    break
+                except Transient:
+                    await asyncio.sleep(_POLL_INTERVAL)
                 if process.poll() is not None:
                     code = process.returncode
                     raise EngineError(f"vllm serve: ended with code {code} before it was ready; {end_of_log()}")
-                await asyncio.sleep(_POLL_INTERVAL)
         yield url
 
 

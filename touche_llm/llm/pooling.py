@@ -267,7 +267,6 @@ class PoolingServer:
             if isinstance(error, Rejected) and error.status == 404:
                 refused = f"serves no {_NOUNS[self._purpose]}; with vLLM, serve a model for them with --runner pooling"
             raise describe_failure(client, error, refused) from error
-        client.is_monitored = True
         return info.model_copy(update={"overhead": _OVERHEAD})
 
     async def embed(self, texts: Sequence[str], dimensions: int | None) -> list[bytes]:

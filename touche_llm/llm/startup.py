@@ -35,7 +35,6 @@ async def connect(survey: Survey) -> EngineInfo:
             raise EngineError(f"{server.base_url}: {check}")
         if check.is_ok is False or (check.name == LABEL_TOKENS and not check.is_ok and survey.sampling.top_logprobs):
             survey.warn(f"{server.base_url}: {check.name}: {check}")
-    server.is_monitored = True
     return survey.info
 
 

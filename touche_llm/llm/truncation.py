@@ -14,7 +14,7 @@ from touche_llm.data.records import Attempt, Count, Cut, JsonStruct
 from touche_llm.errors import EngineError, PromptError
 from touche_llm.llm.answers import FailedRequest
 from touche_llm.llm.cache import Cache, EntryMetadata, describe_resume
-from touche_llm.llm.engine import CountingEngine, Counts, EngineInfo, Rejected, Transient, log_retry
+from touche_llm.llm.engine import CountingEngine, Counts, EngineInfo, Rejected, Transient, Unreachable, log_retry
 from touche_llm.llm.request import Message, Request, hash_content
 from touche_llm.text.passages import RankedPassages
 
@@ -264,12 +264,12 @@ class TokenCountingClient:
         return FailedRequest(attempts)
 
     def _record_lost(self, transient: Transient, sample: int) -> Attempt:
-        """Return the attempt of a request without a reply; raise EngineError after too many in a row."""
+        """Return the attempt of a request without a reply; raise EngineError if the server is at fault."""
         self._lost_in_a_row += 1
-        if self._lost_in_a_row >= _MAX_LOST_IN_A_ROW:
+        if self._lost_in_a_row >= _MAX_LOST_IN_A_ROW or isinstance(transient, Unreachable):
             raise EngineError(
-                f"{self._lost_in_a_row} requests in a row failed without a reply ({transient.reason}); "
-                f"check the server; {self._describe_resume()}"
+                f"the server does not reply to requests any more ({transient.reason}); check it; "
+                f"{self._describe_resume()}"
             )
         return Attempt(sample=sample, kind=transient.kind, reason=transient.reason)
 

@@ -47,6 +47,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
     def do_GET(self):
         self.send_response(503 if behaviour == "slow" else 200)
         self.end_headers()
+        self.wfile.write(b"{{}}")
 http.server.HTTPServer((flags["host"], int(flags["port"])), Handler).serve_forever()
 """
 
