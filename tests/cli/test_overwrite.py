@@ -9,7 +9,7 @@ import pytest
 
 from tests.cli.conftest import Touche
 from tests.cli.test_calibrate import FIT, TOPICS
-from tests.evaluation.test_calibration import gated, judgment
+from tests.evaluation.test_calibration import gated, judgment, shares
 from tests.report.reports import sample_run, write_qrels
 from touche_llm.cli.demo import SAMPLES
 from touche_llm.data.io import check_output, write_records
@@ -43,11 +43,11 @@ def report(sample: Path, file: str) -> list[str]:
 
 def calibrate(_: Path, file: str) -> list[str]:
     examples = gated(TOPICS)
-    judged = [judgment(e.topic_id, e.document_id, dict(e.probabilities)) for e in examples]
+    judged = [judgment(topic, name, shares(*said)) for topic, name, _, said in examples]
     write_records(Path("run/judgments.jsonl"), judged)
     Path("run/config.yaml").write_text("task: comparative\ntopics: topics.xml\ncorpus: passages.jsonl\n")
-    Path("qrels.txt").write_text("".join(f"{e.topic_id} 0 {e.document_id} {e.stance}\n" for e in examples))
-    return [*FIT, "--folds", "2", "--out", file]
+    Path("qrels.txt").write_text("".join(f"{topic} 0 {name} {stance}\n" for topic, name, stance, _ in examples))
+    return [*FIT, "--out", file]
 
 
 def compare(sample: Path, file: str) -> list[str]:

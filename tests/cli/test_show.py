@@ -15,7 +15,7 @@ from msgspec.structs import replace
 
 from tests.cli.conftest import Touche
 from tests.report.reports import sample_run
-from tests.sample_runs import run_lines
+from tests.sample_runs import choose_topics, run_lines
 from touche_llm.cli.demo import SAMPLES
 from touche_llm.data.io import read_records, sha256, write_records
 from touche_llm.data.records import Cut, Judgment
@@ -216,7 +216,10 @@ def test_values_over_other_topics_or_by_other_qrels_are_marked(touche: Touche, r
     (folder / "other").write_text((folder / "relevance").read_text().replace(" 2\n", " 1\n"))
     assert touche("evaluate", "first", *GRADED).returncode == 0
     assert touche("evaluate", "lossy", *GRADED).returncode == 0
-    assert touche("evaluate", "partial", *GRADED, "--run-topics").returncode == 0
+    choose_topics(folder / "partial", topics[1:])
+    config = folder / "partial" / "config.yaml"
+    config.write_text(yaml.safe_dump(yaml.safe_load(config.read_text()) | {"topic": topics[1:]}))
+    assert touche("evaluate", "partial", *GRADED).returncode == 0
     assert touche("evaluate", "foreign", "--relevance", "other", "--quality", "quality").returncode == 0
     rows = {row["run"]: row for row in rows_of(touche, "runs")}
     found = {
@@ -242,7 +245,7 @@ def test_values_over_other_topics_or_by_other_qrels_are_marked(touche: Touche, r
     marked = {f"{rows['partial'][f'{aspect} nDCG@5']:.4f}" for aspect in ("relevance", "quality")}
     assert set(re.findall(r"(0\.\d{4})\*", shown)) == marked | {f"{rows['foreign'][key]:.4f}"}
     assert facts_of(touche, "partial")["relevance over"].startswith(
-        f"{len(topics) - 1} of {len(topics)} judged topics "
+        f"{len(topics) - 1} of {len(topics)} judged topics;"
     )
     assert facts_of(touche, "lossy")["relevance over"].startswith(
         f"{len(topics)} of {len(topics)} judged topics; not in "

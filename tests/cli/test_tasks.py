@@ -137,7 +137,7 @@ def test_a_task_of_five_labels_and_two_scales_is_run_measured_recorded_and_repla
         ("report", "runs/mine", *qrels),
         ("rank", "--out", "runs/mine", "--objective", "relevance"),
         ("rank", "--out", "runs/mine", "--objective", "both"),
-        ("calibrate", "runs/mine", "--stance", "stance.txt", "--out", "thresholds.yaml", "--folds", "2"),
+        ("calibrate", "runs/mine", "--stance", "stance.txt", "--out", "thresholds.yaml"),
         ("compare", "runs/mine", "first/run.txt", "--baseline", "runs/mine", *qrels, "--html", "both.html"),
         ("regress", "record", "runs/mine", "one", *qrels),
         ("regress", "check"),

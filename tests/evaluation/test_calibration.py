@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Sequence
 from itertools import count, product
 from pathlib import Path
 
@@ -14,57 +14,62 @@ from msgspec.structs import replace
 from tests.expect import raises_at
 from touche_llm.data.io import write_records
 from touche_llm.data.records import Judgment, Reading, StanceReading
-from touche_llm.errors import DataError, UsageError
+from touche_llm.errors import DataError
 from touche_llm.evaluation import calibration
 from touche_llm.evaluation.calibration import (
     GRID,
-    CalibrationExample,
-    cross_validate,
+    CalibrationSet,
     fit_thresholds,
-    measure_thresholds,
+    label_held_out,
     read_calibration_set,
+    score_labels,
 )
-from touche_llm.judging.labels import choose_stance
+from touche_llm.judging.labels import choose_stances
 from touche_llm.tasks import get_task
 
 TASK = get_task("comparative")
 NUMBERS = count()
+# A topic, a document, its true label, and the probabilities of the labels.
+Example = tuple[str, str, str, list[float]]
 
 
 def shares(first: float, second: float, neutral: float, no: float) -> dict[str, float]:
     return dict(zip(TASK.stances, (first, second, neutral, no), strict=True))
 
 
-def example(topic: str, stance: str, *probabilities: float) -> CalibrationExample:
-    return CalibrationExample(topic, f"d{next(NUMBERS)}", shares(*probabilities), stance)
+def set_of(examples: Sequence[Example]) -> CalibrationSet:
+    probabilities = np.array([given for _, _, _, given in examples])
+    truth = np.array([TASK.stances.index(stance) for _, _, stance, _ in examples], dtype=np.intp)
+    return CalibrationSet([topic for topic, _, _, _ in examples], probabilities, truth)
 
 
-def gated(topics: int, seed: int = 0) -> list[CalibrationExample]:
+def gated(topics: int, seed: int = 0) -> list[Example]:
     """Documents of a model that says NO too readily and NEUTRAL too rarely.
 
     Those that are NO have 0.8 or more of it, the others up to 0.7; of what is left, NEUTRAL ones have 0.3 to 0.4 and
     the others up to 0.2: only thresholds between these separate all.
     """
     draw = random.Random(seed)
-    found = []
+    found: list[Example] = []
     for topic in range(topics):
         for stance in TASK.stances * 4:
             no = draw.uniform(0.8, 1.0) if stance == "NO" else draw.uniform(0.4, 0.7)
             neutral = draw.uniform(0.3, 0.4) if stance == "NEUTRAL" else draw.uniform(0.0, 0.2)
             most = draw.uniform(0.8, 1.0) * (1.0 - neutral)
             sides = (most, 1.0 - neutral - most) if stance == "FIRST" else (1.0 - neutral - most, most)
-            found.append(example(str(topic), stance, *((1.0 - no) * each for each in (*sides, neutral)), no))
+            given = [*((1.0 - no) * each for each in (*sides, neutral)), no]
+            found.append((str(topic), f"d{next(NUMBERS)}", stance, given))
     return found
 
 
-def noisy(topics: int, seed: int = 0) -> list[CalibrationExample]:
+def noisy(topics: int, seed: int = 0) -> CalibrationSet:
     """Twenty documents for each topic, whose labels are drawn from their probabilities."""
     draw = np.random.default_rng(seed)
     rows = draw.dirichlet([0.5] * 4, size=20 * topics).tolist()
-    return [example(str(n % topics), TASK.stances[draw.choice(4, p=row)], *row) for n, row in enumerate(rows)]
+    return set_of([(str(n % topics), "d", TASK.stances[draw.choice(4, p=row)], row) for n, row in enumerate(rows)])
 
 
-def plain_macro_f1(chosen: list[str], true: list[str]) -> float:
+def plain_macro_f1(chosen: list[int], true: list[int]) -> float:
     found = []
     for label in set(chosen) | set(true):
         right = sum(c == t == label for c, t in zip(chosen, true, strict=True))
@@ -78,90 +83,56 @@ EXAMPLES = st.lists(
     st.tuples(
         st.lists(st.integers(1, 20), min_size=4, max_size=4).map(lambda each: [n / sum(each) for n in each]),
         st.sampled_from(TASK.stances),
-    ).map(lambda drawn: CalibrationExample("1", "d", shares(*drawn[0]), drawn[1])),
+    ).map(lambda drawn: ("1", "d", drawn[1], drawn[0])),
     min_size=1,
     max_size=12,
-)
+).map(set_of)
 
 
 @given(EXAMPLES, st.floats(0, 1), st.floats(0, 1))
-def test_scores_agree_with_the_textbook(examples: list[CalibrationExample], no: float, neutral: float) -> None:
-    thresholds = {"NO": no, "NEUTRAL": neutral}
-    chosen = [choose_stance(each.probabilities, thresholds, TASK) for each in examples]
-    true = [each.stance for each in examples]
-    scores = measure_thresholds(examples, thresholds, TASK)
-    assert scores.macro_f1 == pytest.approx(plain_macro_f1(chosen, true))
-    assert scores.accuracy == pytest.approx(sum(c == t for c, t in zip(chosen, true, strict=True)) / len(true))
+def test_scores_agree_with_the_textbook(examples: CalibrationSet, no: float, neutral: float) -> None:
+    chosen = choose_stances(examples.probabilities, {"NO": no, "NEUTRAL": neutral}, TASK)
+    macro_f1, accuracy = score_labels(chosen, examples.truth, TASK)
+    assert macro_f1 == pytest.approx(plain_macro_f1(chosen.tolist(), examples.truth.tolist()))
+    assert accuracy == pytest.approx(sum(chosen == examples.truth) / len(chosen))
 
 
 @settings(max_examples=40)
 @given(EXAMPLES)
-def test_no_combination_of_the_grid_is_better_than_the_one_fitted(examples: list[CalibrationExample]) -> None:
+def test_no_combination_of_the_grid_is_better_than_the_one_fitted(examples: CalibrationSet) -> None:
+    def measure(thresholds: dict[str, float]) -> float:
+        return score_labels(choose_stances(examples.probabilities, thresholds, TASK), examples.truth, TASK)[0]
+
     coarse = GRID[4::9]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(calibration, "GRID", coarse)
-        fitted = fit_thresholds(examples, TASK)
-    every = [
-        measure_thresholds(examples, {"NO": no, "NEUTRAL": neutral}, TASK).macro_f1
-        for no, neutral in product(coarse, repeat=2)
-    ]
+        fitted = fit_thresholds(examples.probabilities, examples.truth, TASK)
     assert set(fitted.values()) <= set(coarse.tolist())
-    assert measure_thresholds(examples, fitted, TASK).macro_f1 == pytest.approx(max(every))
+    every = [measure({"NO": no, "NEUTRAL": neutral}) for no, neutral in product(coarse, repeat=2)]
+    assert measure(fitted) == pytest.approx(max(every))
 
 
-@given(topics=st.integers(2, 12), folds=st.integers(2, 12), seed=st.integers(0, 5))
-@settings(max_examples=15, deadline=None)
-def test_each_topic_is_held_out_once_and_as_a_whole(topics: int, folds: int, seed: int) -> None:
-    examples = [each for n, each in enumerate(gated(topics)) if n % 3 != 0]
-    random.Random(1).shuffle(examples)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(calibration, "GRID", GRID[::8])
-        if topics < folds:
-            with pytest.raises(DataError, match=rf"\b{topics}\b.*\b{folds}\b"):
-                cross_validate(examples, TASK, folds, seed)
-            return
-        report = cross_validate(examples, TASK, folds, seed)
-    dealt = [topic for fold in report.folds for topic in fold.topics]
-    assert sorted(dealt) == sorted(report.topics) == sorted({each.topic_id for each in examples})
-    sizes = [len(fold.topics) for fold in report.folds]
-    assert len(sizes) == folds and max(sizes) - min(sizes) <= 1
-    for fold in report.folds:
-        assert fold.scores.documents == sum(each.topic_id in fold.topics for each in examples)
-    assert report.scores.documents == len(examples)
+def test_labels_that_thresholds_can_separate_are_all_right_on_held_out_topics() -> None:
+    examples = set_of(gated(8))
+    assert score_labels(label_held_out(examples, TASK), examples.truth, TASK) == (1.0, 1.0)
+    assert score_labels(choose_stances(examples.probabilities, {}, TASK), examples.truth, TASK)[0] < 0.9
 
 
-def test_a_held_out_topic_has_no_part_in_the_thresholds_it_is_measured_with() -> None:
-    examples = noisy(topics=6)
-    report = cross_validate(examples, TASK, 3, seed=0)
-    turned = {"FIRST": "NO", "SECOND": "NEUTRAL", "NEUTRAL": "FIRST", "NO": "SECOND"}
-    for number, fold in enumerate(report.folds):
-        others = [
-            CalibrationExample(each.topic_id, each.document_id, each.probabilities, turned[each.stance])
-            if each.topic_id in fold.topics
-            else each
-            for each in examples
-        ]
-        again = cross_validate(others, TASK, 3, seed=0)
-        assert again.folds[number].topics == fold.topics
-        assert again.folds[number].thresholds == fold.thresholds
-        assert again.folds[number].scores.accuracy < fold.scores.accuracy
-        # Where they do take part, they change the thresholds.
-        assert again.thresholds != report.thresholds
-        assert all(again.folds[n].thresholds != report.folds[n].thresholds for n in range(3) if n != number)
+def test_the_labels_of_a_topic_do_not_depend_on_its_own_judgments() -> None:
+    examples = noisy(topics=7)
+    before, topics = label_held_out(examples, TASK), np.array(examples.topics)
+    for topic in set(examples.topics):
+        own = topics == topic
+        truth = np.where(own, (examples.truth + 1) % 4, examples.truth)
+        after = label_held_out(CalibrationSet(examples.topics, examples.probabilities, truth), TASK)
+        np.testing.assert_array_equal(after[own], before[own])
+        # They have a part in those of others.
+        assert (after[~own] != before[~own]).any()
 
 
-@pytest.mark.parametrize(
-    ("call", "pattern"),
-    [
-        (lambda: fit_thresholds([], TASK), "thresholds"),
-        (lambda: cross_validate([], TASK, 2, 0), r"\b0\b.*\b2\b"),
-        (lambda: cross_validate(gated(3), TASK, 1, 0), r"\b1\b.*\b2\b"),
-        (lambda: fit_thresholds(gated(1), get_task("sentence_pairs")), "^sentence_pairs: "),
-    ],
-)
-def test_what_cannot_be_fitted_is_told(call: Callable[[], object], pattern: str) -> None:
-    with pytest.raises((DataError, UsageError), match=pattern):
-        call()
+def test_a_single_topic_cannot_be_held_out() -> None:
+    with pytest.raises(DataError, match="topic 0 alone"):
+        label_held_out(set_of(gated(1)), TASK)
 
 
 def judgment(topic: str, document: str, probabilities: dict[str, float] | None) -> Judgment:
@@ -185,47 +156,35 @@ def stance_reading(topic: str, document: str, probabilities: dict[str, float]) -
 JUDGED, READ = shares(0.1, 0.2, 0.3, 0.4), shares(0.4, 0.3, 0.2, 0.1)
 
 
+def documents_of(examples: CalibrationSet) -> list[tuple[str, list[float], str]]:
+    rows = zip(examples.topics, examples.probabilities.tolist(), examples.truth, strict=True)
+    return [(topic, given, TASK.stances[place]) for topic, given, place in rows]
+
+
 def test_where_the_stance_prompt_was_asked_its_documents_are_used(tmp_path: Path) -> None:
     write_records(tmp_path / "j", [judgment("1", "a", JUDGED), judgment("1", "b", JUDGED), judgment("1", "c", None)])
     truth = {"1": {"a": "NO", "b": "FIRST", "c": "NO"}}
     examples = read_calibration_set(tmp_path / "j", tmp_path / "s", truth, TASK)
-    assert examples.used == [CalibrationExample("1", "a", JUDGED, "NO"), CalibrationExample("1", "b", JUDGED, "FIRST")]
+    judged, read = list(JUDGED.values()), list(READ.values())
+    assert documents_of(examples) == [("1", judged, "NO"), ("1", judged, "FIRST")]
     assert (examples.without, examples.elsewhere) == (["1 c"], 0)
     write_records(tmp_path / "s", [stance_reading("1", "b", READ), stance_reading("1", "c", READ)])
     examples = read_calibration_set(tmp_path / "j", tmp_path / "s", truth, TASK)
-    assert examples.used == [CalibrationExample("1", "b", READ, "FIRST"), CalibrationExample("1", "c", READ, "NO")]
-    assert (examples.without, examples.elsewhere) == ([], 1)
-    assert examples.prompt == "stance"
+    assert documents_of(examples) == [("1", read, "FIRST"), ("1", read, "NO")]
+    assert (examples.without, examples.elsewhere, examples.prompt) == ([], 1, "stance")
 
 
 def test_documents_that_cannot_be_used_are_counted_and_named(tmp_path: Path) -> None:
-    write_records(
-        tmp_path / "j",
-        [
-            judgment("1", "a", JUDGED),
-            judgment("1", "plain", None),
-            judgment("1", "unjudged", JUDGED),
-            replace(judgment("2", "unread", JUDGED), readings={}),
-        ],
-    )
+    unread = replace(judgment("2", "unread", JUDGED), readings={})
+    judgments = [judgment("1", "a", JUDGED), judgment("1", "plain", None), judgment("1", "unjudged", JUDGED), unread]
+    write_records(tmp_path / "j", judgments)
     truth = {"1": {"a": "NO", "plain": "NO", "gone": "NO"}, "2": {"unread": "NO"}, "3": {"a": "NO"}}
     examples = read_calibration_set(tmp_path / "j", tmp_path / "s", truth, TASK)
-    assert [each.document_id for each in examples.used] == ["a"]
+    assert examples.topics == ["1"]
     assert (examples.without, examples.elsewhere) == (["1 plain", "2 unread"], 2)
 
 
-@pytest.mark.parametrize(
-    ("probabilities", "values"),
-    [
-        ({"PRO": 0.5, "CON": 0.5}, ["'CON'", "FIRST, SECOND, NEUTRAL, NO"]),
-        (shares(0.0, 0.0, 0.0, 0.0), ["sum to 0"]),
-        (shares(1.0, 1.0, 0.0, 0.0), ["sum to 2"]),
-        (shares(-0.5, 0.5, 0.5, 0.5), ["sum to 1"]),
-    ],
-)
-def test_probabilities_that_are_none_are_told_with_topic_and_document(
-    tmp_path: Path, probabilities: dict[str, float], values: list[str]
-) -> None:
-    write_records(tmp_path / "j", [judgment("1", "a", probabilities)])
-    with raises_at(DataError, tmp_path / "j", "topic 1, document a", *values):
+def test_probabilities_of_other_labels_are_an_error_with_topic_and_document(tmp_path: Path) -> None:
+    write_records(tmp_path / "j", [judgment("1", "a", {"PRO": 0.5, "CON": 0.5})])
+    with raises_at(DataError, tmp_path / "j", "topic 1, document a", "CON", "FIRST, SECOND, NEUTRAL, NO"):
         read_calibration_set(tmp_path / "j", tmp_path / "s", {"1": {"a": "NO"}}, TASK)

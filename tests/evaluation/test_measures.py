@@ -46,7 +46,10 @@ CASES = {
         "1 Q0 a 1 3 t\n1 Q0 b 2 2 t\n2 Q0 a 1 3 t\n",
         *(QRELS + "2 0 a 0\n2 0 b -2\n", 1 / 2, 1, 1 / 5, 1 / 2, 3 / 10),
     ),
-    "no judged document in the top: the script has no value": ("1 Q0 x 1 3 t\n", QRELS, 0, nan, 0, 0, 0),
+    "no judged document in the top: the script has no value": (
+        "".join(f"1 Q0 x{n} {n} {9 - n} t\n" for n in range(1, 6)) + "1 Q0 c 6 3 t\n",
+        *(QRELS, 0, nan, 0, 0, 0),
+    ),
     "all scores tied, lines out of order, ranks with gaps, two tags: the rank column decides": (
         "1 Q0 a 9 1 t\n1 Q0 b 7 1 other\n",
         *(QRELS, (1 + 2 / log2(3)) / IDEAL, (1 + 2 / log2(3)) / IDEAL, 2 / 5, 1, 2 / 5),
@@ -88,19 +91,12 @@ def test_each_edge_case_has_its_value(tmp_path: Path, case: str) -> None:
 
 def test_topics_that_count_in_another_way_are_told(tmp_path: Path) -> None:
     found = evaluated(tmp_path, "1 Q0 a 1 3 t\n3 Q0 a 1 1 t\n9 Q0 a 1 1 t\n", QRELS + "2 0 a 1\n3 0 a 0\n")
-    assert {note.aspect for note in found.notes} == {"relevance"}
-    missing, foreign, without, short, left_out = (note.text for note in found.notes)
+    assert all(note.startswith("relevance: ") for note in found.notes)
+    missing, foreign, without = found.notes
     assert "not in the run" in missing and missing.endswith(": 2")
     assert "without a grade above 0" in without and without.endswith(": 3")
     assert "not judged" in foreign and foreign.endswith(": 9")
-    assert "fewer than 5 documents" in short and short.endswith(": 1, 3")
-    assert "touche_nDCG@5" in left_out and left_out.endswith(": 2, 3")
-    found = evaluated(
-        tmp_path, "1 Q0 x 1 3 t\n1 Q0 y 2 2 t\n2 Q0 x 1 3 t\n3 Q0 a 1 3 t\n", QRELS + "2 0 a 1\n3 0 a 1\n"
-    )
-    (note,) = (note.text for note in found.notes if note.aspect == "relevance nDCG@5")
-    assert "3 in 2 topics;" in note
-    with pytest.raises(DataError, match=r"\(7\) .*relevance.* \(1\)"):
+    with pytest.raises(DataError, match=r"relevance.*topic 7, document a.*: 1\)"):
         evaluated(tmp_path, "7 Q0 a 1 3 t\n", QRELS)
 
 
@@ -121,6 +117,19 @@ def test_a_run_does_not_win_by_leaving_hard_documents_without_a_label() -> None:
     assert (row["value"], row["baseline_value"], row["difference"]) == (1.0, 1.0, 0.0)
     assert (row["n"], row["documents"], row["ties"]) == (2, 2, 2)
     assert any("over the 2 judged documents that both label; it labels 2, and all 6" in each for each in notes)
+
+
+def test_the_share_of_judged_documents_is_at_the_cutoff_of_each_measure() -> None:
+    grades = {"1": {"a": 3.0, "b": 2.0, "c": 1.0, **dict.fromkeys("defgh", 0.0)}}
+    qrels = qrels_of(grades, {"1": {"a": "FIRST", "x": "NO"}})
+    stances = {("1", name): "FIRST" for name in "abxy"}
+    found = evaluate_run("run", run_of({"1": list("axbycdzefg")}, stances), qrels, 8)
+    judged = found.summary().set_index("measure")["judged"]
+    expected = {"nDCG@5": 3 / 5, "nDCG@10": 7 / 10, "P@5": 3 / 5, "R@8": 5 / 8, "touche_nDCG@5": 3 / 5}
+    assert {name: judged[f"relevance {name}"] for name in expected} == pytest.approx(expected)
+    # Without a cutoff the whole ranking counts; stances are judged apart.
+    assert (judged["stance macro-F1"], judged["stance macro-F1@5"]) == pytest.approx((2 / 10, 2 / 5))
+    assert judged["stance precision FIRST"] == pytest.approx(2 / 10)
 
 
 def test_a_difference_that_the_judging_could_make_is_told() -> None:
@@ -151,7 +160,7 @@ def test_tables_have_one_row_for_each_measure_and_topic(tmp_path: Path) -> None:
 @given(judgments, rankings)
 @settings(max_examples=25, deadline=None)
 def test_ndcg_precision_and_recall_are_those_of_the_textbook(grades: Grades, ranked: dict[str, list[str]]) -> None:
-    if not grades.keys() & ranked.keys():
+    if not any(document in grades.get(topic, {}) for topic, ranking in ranked.items() for document in ranking):
         return
     found = evaluate_run("run", run_of(ranked), qrels_of(grades), depth=7)
     for topic, judged in grades.items():

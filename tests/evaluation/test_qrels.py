@@ -47,8 +47,8 @@ def test_what_is_no_grade_is_told_with_its_line(tmp_path: Path, grade: str) -> N
     ("content", "line", "values"),
     [
         ("1 0 a\n", ":1", ["3 columns", "qid 0 doc grade"]),
-        ("1 0 a 1\n1 0 a 0\n", ":2", ["topic 1, document a", "0.0, but 1.0 in line 1"]),
-        ("1 0 a\0b 1\n", ":1", ["document 'a"]),
+        ("1 0 a 1\n1 0 a 0\n", ":2", ["topic 1, document a", "0.0, but 1.0 in a line above"]),
+        ("1 0 a\0b 1\n", ":1", ["topic 1, document a", "an id must be"]),
         ("1 0 " + "a" * 20_000 + " 1\n", ":1", ["10,000 bytes"]),
         (b"1 0 \xff 1\n", ":1", ["UTF-8"]),
         ("", "", ["qid 0 doc grade"]),
@@ -65,23 +65,6 @@ def test_files_are_joined_by_aspect_and_a_packed_one_is_read(tmp_path: Path) -> 
     assert found.grades == {"relevance": {"1": {"a": 1.0}}, "quality": {"1": {"a": 2.0}}}
     assert found.stances == {"1": {"a": "NO"}}
     assert found.labels == TASK.stances
-    assert found.notes == []
-
-
-def test_what_one_file_lacks_and_another_has_is_told(tmp_path: Path) -> None:
-    found = qrels_of(
-        tmp_path,
-        relevance="1 0 a 1\n1 0 b 1\n2 0 c 1\n",
-        quality="1 0 a 1\n3 0 d 1\n",
-        stance="1 0 a NO\n1 0 z NO\n2 0 c NO\n3 0 d NO\n",
-    )
-    assert found.notes == [
-        "relevance qrels: lack topics that other qrels have: 3",
-        "relevance qrels: lack documents that other qrels have: topic 1 document z",
-        "quality qrels: lack topics that other qrels have: 2",
-        "quality qrels: lack documents that other qrels have: topic 1 document b, topic 1 document z",
-        "stance qrels: lack documents that other qrels have: topic 1 document b",
-    ]
 
 
 def test_an_aspect_that_the_task_does_not_have_is_told(tmp_path: Path) -> None:

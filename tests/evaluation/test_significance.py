@@ -3,16 +3,12 @@ from __future__ import annotations
 import math
 from itertools import product
 
-import ir_measures
 import numpy as np
 import pytest
 import scipy.stats
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from statsmodels.stats.multitest import multipletests
 
 from tests.evaluation.judged_runs import qrels_of, run_of
-from touche_llm.errors import UsageError
 from touche_llm.evaluation.significance import (
     MIN_TOPICS,
     MIN_TOPICS_POOLED,
@@ -20,7 +16,6 @@ from touche_llm.evaluation.significance import (
     Estimate,
     _correct_holm,
     compare,
-    compute_bounds,
     compute_interval,
     describe_missing_intervals,
     estimate_mean,
@@ -128,37 +123,3 @@ def test_only_topics_of_both_runs_are_compared() -> None:
     assert table.loc["m", "n"] == 1 and table.loc["k", "n"] == 0
     assert table.loc["k", ["difference", "low", "high", "p", "p_holm"]].isna().all()
     assert list(table.loc["k", ["wins", "ties", "losses"]]) == [0, 0, 0]
-
-
-def test_what_cannot_be_compared_is_told() -> None:
-    estimates = {"m": means(0.5, 0.6)}
-    with pytest.raises(UsageError, match="'x'.*: a, b"):
-        compare("x", {"a": estimates, "b": estimates})
-    with pytest.raises(UsageError, match="'a'"):
-        compare("a", {"a": estimates})
-    for measure in ("R@9", "z"):
-        with pytest.raises(UsageError, match=f"'b'.*{measure}"):
-            compare("a", {"a": estimates, "b": {measure: means(0.5, 0.6)}})
-
-
-@given(
-    st.lists(st.sampled_from("abcdefgh"), unique=True, min_size=1),
-    st.dictionaries(st.sampled_from("abcdefghij"), st.sampled_from([-2.0, 0.0, 1.0, 2.0, 3.0]), min_size=1),
-)
-@settings(max_examples=50, deadline=None)
-def test_bounds_are_those_of_all_completed_judgments(ranking: list[str], grades: dict[str, float]) -> None:
-    unknown = [document for document in ranking[:5] if document not in grades]
-    # Every completed set of judgments is a topic of its own.
-    judged = {document: max(int(grade), 0) for document, grade in grades.items()}
-    completed = {
-        str(number): judged | dict(zip(unknown, given, strict=True))
-        for number, given in enumerate(product(range(4), repeat=len(unknown)))
-    }
-    ranked = {document: -float(place) for place, document in enumerate(ranking)}
-    values = [
-        metric.value
-        for metric in ir_measures.iter_calc([ir_measures.nDCG @ 5], completed, dict.fromkeys(completed, ranked))
-    ]
-    bounds = compute_bounds(run_of({"1": ranking}).rankings, {"1": grades}, 5, 3)
-    assert (bounds.unjudged, bounds.topics) == (len(unknown), bool(unknown))
-    assert (bounds.lowest, bounds.highest) == pytest.approx((min(values), max(values)))

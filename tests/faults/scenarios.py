@@ -130,7 +130,7 @@ SCENARIOS = (
     Scenario(
         "calibrate",
         (*_STAGES, WRITE_QRELS),
-        command("calibrate run --stance qrels/stance --folds 2 --out thresholds.yaml"),
+        command("calibrate run --stance qrels/stance --out thresholds.yaml"),
         (command("rank --out run --thresholds thresholds.yaml"),),
     ),
     Scenario("report", (*_STAGES, WRITE_QRELS), _REPORT),

@@ -139,9 +139,8 @@ def test_a_dataset_works_in_the_library() -> None:
         candidates = tl.retrieve(dataset.topics, corpus)
         judgments = tl.judge(candidates, model, stance=tl.StanceSettings(depth=100))
         ranking = tl.rank(candidates, judgments)
-    with pytest.warns(tl.ToucheWarning) as warned:
+    with pytest.warns(tl.ToucheWarning):
         table = tl.evaluate(ranking, dataset.qrels)
-    assert any("unjudged" in str(warning.message) for warning in warned)
     assert table.set_index("measure").loc["relevance nDCG@5", "value"] > 0.5
 
 

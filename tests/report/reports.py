@@ -43,7 +43,7 @@ ATTACKS = (
 # Leaves the text or the attribute that it is inserted into, unless it is escaped.
 POISON = "'\"><x-bad onclick=ran()>"
 # What templates compare with words of their own, or look up by them.
-_FIXED = frozenset({"source", "costs", "letter", "baseline", "summary", "difference", "by_label"})
+_FIXED = frozenset({"source", "costs", "letter", "baseline", "summary", "difference"})
 
 
 def changed(value: Any, **changes: Any) -> Any:

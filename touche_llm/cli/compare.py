@@ -1,8 +1,8 @@
-"""The command that fits stance thresholds on judged data, and measures them on other topics."""
+"""The commands that compare runs, and that fit stance thresholds on judged data."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -26,22 +26,14 @@ from touche_llm.cli.emit import (
 from touche_llm.cli.setting_options import CommandProgress
 from touche_llm.data.io import check_output
 from touche_llm.errors import UsageError, shorten
-from touche_llm.evaluation.calibration import (
-    CalibrationSet,
-    CrossValidation,
-    LabelScores,
-    cross_validate,
-    measure_thresholds,
-    read_calibration_set,
-)
-from touche_llm.evaluation.qrels import STANCE, read_qrels
+from touche_llm.evaluation.calibration import fit_thresholds, label_held_out, read_calibration_set, score_labels
+from touche_llm.evaluation.qrels import STANCE, read_qrels, select_topics
 from touche_llm.evaluation.significance import describe_missing_intervals
-from touche_llm.judging.labels import read_thresholds, write_thresholds
+from touche_llm.judging.labels import choose_stances, write_thresholds
 from touche_llm.pipeline.run import find_run_file, find_task
 from touche_llm.pipeline.run_directory import RunDirectory
 from touche_llm.prompt_lab.holdout import record_evaluations
 from touche_llm.tasks import get_task
-from touche_llm.tasks.task import Task
 
 if TYPE_CHECKING:
     from touche_llm.evaluation.measures import Evaluation
@@ -62,7 +54,6 @@ def compare(
     task: m.TaskOption = None,
     output: FormatOption = Format.TABLE,
     depth: m.DepthOption = None,
-    run_topics: m.RunTopicsOption = False,
     html: Annotated[
         Path | None,
         typer.Option("--html", help="Write a page as well, with 2 to 8 runs side by side (report.html, say)."),
@@ -95,13 +86,11 @@ def compare(
     kept = [each for each in measured if not each.first_stage]
     if html is not None:
         from touche_llm.report.page import write_page
-        from touche_llm.report.run_comparison import NamedRun, check_runs, gather_comparison, render_comparison
+        from touche_llm.report.run_comparison import check_number, gather_comparison, render_comparison
 
-        inputs = (*map(find_run_file, runs), *files.values())
-        check_output(html, overwrite, inputs)
-        sides = [NamedRun(each.name, each.run, each.folder) for each in kept]
-        check_runs(sides, known)
-    qrels = m.select_common_topics(qrels, kept, shared=run_topics)
+        check_output(html, overwrite, (*map(find_run_file, runs), *files.values()))
+        check_number(len(kept))
+    qrels = select_topics(qrels, [each.run for each in kept])
     evaluations = m.evaluate_runs(kept, qrels, depth or m.find_recall_depth(measured))
     record_evaluations((each.folder for each in kept), qrels, CommandProgress().warn)
     number = runs.index(baseline)
@@ -109,7 +98,8 @@ def compare(
     notes = [*m.list_fitted(kept, qrels), *remarks]
     page = ""
     if html is not None:
-        found = gather_comparison(sides, known, files, evaluations, frame, notes, top)
+        folders = [each.folder for each in kept]
+        found = gather_comparison(evaluations, folders, known, files, frame, notes, top)
         size = write_page(render_comparison(found), html)
         page = f"page: {html} ({len(found.topics):,} topics, {size:,} bytes)"
     rows = frame.to_dict("records")
@@ -117,7 +107,7 @@ def compare(
         _show(rows, evaluations)
         show_lines(m.describe_qrels(files))
     else:
-        print_rows(output, m.add_qrels(rows, files))
+        print_rows(output, rows)
     m.print_notes(qrels, evaluations, kept, *notes, *describe_missing_intervals(rows))
     if page:
         say(output, page)
@@ -153,86 +143,29 @@ def _show(rows: Sequence[Mapping[str, Any]], evaluations: Sequence[Evaluation]) 
     )
 
 
-_FOLDS, _SEED = 5, 0
-# Begins the columns of thresholds, before their label.
-_THRESHOLD = "threshold_"
-_FOLD_COLUMNS = (
-    Column("held out", is_text=True, value="held_out"),
-    Column("prompt", drop=4, is_text=True),
-    Column("topics", drop=1),
-    Column("documents", drop=2),
-    Column("F1", value="macro_f1", digits=3),
-    Column("accuracy", digits=3),
-    Column("F1 without", value="macro_f1_without", digits=3),
-    Column("accuracy without", value="accuracy_without", digits=3),
-)
-
-
-def _list_threshold_columns(labels: Iterable[str]) -> list[Column]:
-    return [Column(f"above {label}", drop=3, value=f"{_THRESHOLD}{label}", digits=3) for label in labels]
-
-
 def calibrate(
     run: Annotated[
         Path, typer.Argument(metavar="RUN", help="The folder of a run that was judged with log-probabilities.")
     ],
     stance: Annotated[Path, typer.Option("--stance", help="The stance qrels: qid 0 doc LABEL.")],
-    out: Annotated[Path | None, typer.Option("--out", help="The YAML file to write, for --config of a run.")] = None,
-    evaluate: Annotated[
-        Path | None, typer.Option("--evaluate", help="Fit nothing: measure the thresholds of this file.")
-    ] = None,
-    topic: Annotated[
-        list[str] | None, typer.Option("--topic", metavar="ID", help="Use only this topic; repeatable.")
-    ] = None,
-    folds: Annotated[
-        int | None, typer.Option("--folds", min=2, help=f"Parts that the topics are divided into (default: {_FOLDS}).")
-    ] = None,
-    seed: Annotated[int | None, typer.Option("--seed", help=f"Seed of the division (default: {_SEED}).")] = None,
+    out: Annotated[Path, typer.Option("--out", help="The YAML file to write, for --config of a run.")],
     overwrite: o.OverwriteOption = False,
     output: FormatOption = Format.TABLE,
 ) -> None:
-    """Fit or measure the thresholds of stance labels that take no side.
+    """Fit the thresholds of stance labels that take no side, and measure them on other topics.
 
-    Thresholds are fitted by cross-validation over topics.
-
-    Quote the held-out value: no document is labelled with thresholds that its own topic helped to fit.
-    `--evaluate` refuses topics that the thresholds were fitted on.
+    The table compares labels by thresholds with the most probable ones. Each document is labelled with thresholds that
+    were fitted on other topics, in a cross-validation of five parts; the file holds those fitted on all topics.
     """
-    if (out is None) is (evaluate is None):
-        raise UsageError("give either --out FILE to fit thresholds, or --evaluate FILE to measure those of a file")
-    if evaluate is not None and (folds is not None or seed is not None):
-        raise UsageError("--folds, --seed: only for fitting; leave them out with --evaluate")
-    if out is not None:
-        check_output(out, overwrite, [stance])
-    directory = RunDirectory(run)
+    check_output(out, overwrite, [stance])
+    directory, warn = RunDirectory(run), CommandProgress().warn
     directory.check_finished("judge")
     task = get_task(directory.read_config().task)
     if not task.no_stances:
         stances = "all its stances take a side" if task.stances else "it has no stances"
         raise UsageError(f"{task.name}: {stances}, so it has no thresholds")
-    settings = read_thresholds(evaluate) if evaluate is not None else None
-    examples = read_calibration_set(
-        directory.judgments_file, directory.stances_file, read_qrels({STANCE: stance}, task).stances, task, topic or ()
-    )
-    _warn_of_unused(examples)
-    topics = list(dict.fromkeys(example.topic_id for example in examples.used))
-    if out is not None:
-        division = (task, _FOLDS if folds is None else folds, _SEED if seed is None else seed)
-        report = cross_validate(examples.used, *division)
-        write_thresholds(out, report.thresholds, [*report.topics], examples.prompt)
-        _show_report(output, report, examples.prompt, out)
-    elif settings is not None:
-        seen = [each for each in topics if each in settings.calibrated_on]
-        if seen:
-            raise UsageError(
-                f"{evaluate}: its thresholds were fitted on {len(seen)} of the {len(topics)} judged topics: "
-                f"{', '.join(seen)}; measure them on others with --topic, or fit on fewer topics (--out with --topic)"
-            )
-        _show_evaluation(output, examples, settings.thresholds, task, topics)
-
-
-def _warn_of_unused(examples: CalibrationSet) -> None:
-    warn = CommandProgress().warn
+    truth = read_qrels({STANCE: stance}, task).stances
+    examples = read_calibration_set(directory.judgments_file, directory.stances_file, truth, task)
     if examples.without:
         warn(
             f"judged documents without probabilities in the run, not used: {len(examples.without):,} "
@@ -240,40 +173,22 @@ def _warn_of_unused(examples: CalibrationSet) -> None:
         )
     if examples.elsewhere:
         warn(f"judged documents that are not in the run, not used: {examples.elsewhere:,}")
-
-
-def _show_report(output: Format, report: CrossValidation, prompt: str, out: Path) -> None:
-    def make_row(name: str, of: CrossValidation, thresholds: Mapping[str, float]) -> dict[str, Any]:
-        return (
-            {"held_out": name, "prompt": prompt, "topics": len(of.topics), "topic_ids": " ".join(of.topics)}
-            | _make_row(of.scores, thresholds, report.thresholds)
-            | {"macro_f1_without": of.most_probable.macro_f1, "accuracy_without": of.most_probable.accuracy}
-        )
-
-    # Each document was labelled with its own fold's thresholds.
-    rows = [make_row(f"fold {n}", fold, fold.thresholds) for n, fold in enumerate(report.folds, 1)]
-    rows.append(make_row("all folds", report, {}))
-    emit(output, rows, [*_FOLD_COLUMNS, *_list_threshold_columns(report.thresholds)])
-    if report.scores.macro_f1 <= report.most_probable.macro_f1:
-        say(output, "the thresholds do not help on held-out topics; leave them out")
-    fitted = ", ".join(f"{label} {value:.3g}" for label, value in report.thresholds.items())
-    say(output, f"thresholds fitted on all {len(report.topics)} topics, for other topics, in {out}: {fitted}")
-
-
-def _show_evaluation(
-    output: Format, examples: CalibrationSet, thresholds: Mapping[str, float], task: Task, topics: list[str]
-) -> None:
-    ways: tuple[tuple[str, Mapping[str, float]], ...] = (("thresholds", thresholds), ("most probable", {}))
+    topics = list(dict.fromkeys(examples.topics))
+    ways = {
+        "by thresholds, held out": label_held_out(examples, task),
+        "most probable": choose_stances(examples.probabilities, {}, task),
+    }
+    scores = {name: score_labels(labels, examples.truth, task) for name, labels in ways.items()}
+    thresholds = fit_thresholds(examples.probabilities, examples.truth, task)
+    write_thresholds(out, thresholds, topics, examples.prompt)
     rows = [
-        {"labels": name, "topics": len(topics)}
-        | _make_row(measure_thresholds(examples.used, given, task), given, task.no_stances)
-        for name, given in ways
+        {"labels": name, "topics": len(topics), "documents": len(examples.topics), "macro_f1": f1, "accuracy": accuracy}
+        for name, (f1, accuracy) in scores.items()
     ]
     columns = [Column("labels", is_text=True), Column("topics"), Column("documents")]
-    columns += [Column("macro-F1", value="macro_f1", digits=3), Column("accuracy", digits=3)]
-    emit(output, rows, [*columns, *_list_threshold_columns(task.no_stances)])
-
-
-def _make_row(scores: LabelScores, thresholds: Mapping[str, float], labels: Iterable[str]) -> dict[str, Any]:
-    found = {f"{_THRESHOLD}{label}": thresholds.get(label) for label in labels}
-    return {"documents": scores.documents, **found, "macro_f1": scores.macro_f1, "accuracy": scores.accuracy}
+    emit(output, rows, [*columns, Column("macro-F1", value="macro_f1", digits=3), Column("accuracy", digits=3)])
+    held_out, most_probable = scores.values()
+    if held_out[0] <= most_probable[0]:
+        say(output, "the thresholds do not help on held-out topics; leave them out")
+    fitted = ", ".join(f"{label} {value:.3g}" for label, value in thresholds.items())
+    say(output, f"thresholds fitted on all {len(topics)} topics, for other topics, in {out}: {fitted}")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from itertools import groupby
 from math import isnan, nan
 from pathlib import Path
 from typing import Annotated, Any
@@ -18,9 +17,7 @@ from touche_llm.cli.emit import TEXT_WIDTH, Column, Format, FormatOption, print_
 from touche_llm.cli.setting_options import CommandProgress
 from touche_llm.errors import DataError, UsageError, describe_os_error
 from touche_llm.evaluation.measures import JUDGED, Evaluation, describe_coverage, describe_judging, name_judged
-from touche_llm.evaluation.qrels import STANCE
 from touche_llm.evaluation.significance import describe_missing_intervals
-from touche_llm.evaluation.stance_measures import count_confusion
 from touche_llm.pipeline.run import find_task
 from touche_llm.pipeline.run_directory import RunDirectory
 from touche_llm.pipeline.run_overview import record_evaluation
@@ -36,10 +33,8 @@ def rank_among_published(task: Task, rows: Rows, evaluations: Sequence[Evaluatio
 
     Returns:
         The rows of `summarize` that can be compared with a table, with the additional keys `place` (from 1; the better
-        place of a tie), `best_place` and `worst_place` (the bounds if the unjudged documents among the first 5 were
-        judged; only for nDCG@5), `judged@5` (the share of judged documents; not for the stance), `published` (number of
-        runs in the table), `ahead` and `ahead_value` (the published run before it), `behind` and `behind_value` (the
-        one after it, or with the same value), and `source`.
+        place of a tie), `published` (number of runs in the table), `ahead` and `ahead_value` (the published run before
+        it), `behind` and `behind_value` (the one after it, or with the same value), and `source`.
 
     Raises:
         UsageError: Nothing is published for the task or these measures, or every run was measured on some topics only.
@@ -51,18 +46,13 @@ def rank_among_published(task: Task, rows: Rows, evaluations: Sequence[Evaluatio
     placed = []
     for measure, table in tables.items():
         for row in rows:
-            evaluation = found[row["run"]]
-            is_whole = row["measure"] == measure and not evaluation.coverage(table.measure).left_out
+            is_whole = row["measure"] == measure and not found[row["run"]].coverage(table.measure).left_out
             if is_whole and not isnan(row["value"]):
                 place = find_place(table, row["value"])
-                bounds, share = evaluation.bounds.get(measure), evaluation.estimates.get(f"{table.measure} judged@5")
                 placed.append(
                     {
                         **row,
                         "place": place,
-                        "best_place": nan if bounds is None else find_place(table, bounds.highest),
-                        "worst_place": nan if bounds is None else find_place(table, bounds.lowest),
-                        "judged@5": nan if share is None else share.value,
                         "published": len(table.runs),
                         **_describe_neighbour("ahead", table.runs[place - 2] if place > 1 else None),
                         **_describe_neighbour("behind", table.runs[place - 1] if place <= len(table.runs) else None),
@@ -70,10 +60,7 @@ def rank_among_published(task: Task, rows: Rows, evaluations: Sequence[Evaluatio
                     }
                 )
     if not placed:
-        covered = "; ".join(describe_coverage(evaluations, next(iter(tables.values())).measure))
-        raise UsageError(
-            f"--leaderboard: published are {', '.join(tables)} over all judged topics; measured here: {covered}"
-        )
+        raise UsageError(f"--leaderboard: published are {', '.join(tables)} over all judged topics, not measured here")
     return placed
 
 
@@ -85,13 +72,9 @@ def _show_places(rows: Rows, _: Sequence[Evaluation]) -> None:
     def name(row: Mapping[str, Any], side: str) -> str:
         return f"{row[side]} {row[f'{side}_value']:.3f}" if row[side] else ""
 
-    def describe_reach(row: Mapping[str, Any]) -> str:
-        is_open = row["worst_place"] > row["best_place"]
-        return f"{row['best_place']:.0f} to {row['worst_place']:.0f}" if is_open else ""
-
     columns = [Column("measure", is_text=True), m.RUN_COLUMN]
     columns += [Column("place", value=lambda row: f"{row['place']} of {row['published'] + 1}"), Column("value")]
-    columns += [m.INTERVAL, Column("n", drop=1), Column("if judged", drop=2, value=describe_reach)]
+    columns += [m.INTERVAL, Column("n", drop=1)]
     columns += [Column(side, drop=3, cut=TEXT_WIDTH, value=partial(name, side=side)) for side in ("ahead", "behind")]
     show_table(columns, rows, blanks_repeats=True)
     show_lines(
@@ -99,7 +82,6 @@ def _show_places(rows: Rows, _: Sequence[Evaluation]) -> None:
             *dict.fromkeys(row["source"] for row in rows),
             "nDCG: the official measure, where unjudged documents count 0; touche_nDCG@5 drops them and has no place",
             "n: topics (for the stance: documents) judged here; the published values are over all topics of the task",
-            "if judged: the places that are possible if the unjudged documents were judged; the published runs were",
         )
     )
 
@@ -118,15 +100,7 @@ def evaluate(
     leaderboard: Annotated[
         bool, typer.Option("--leaderboard", help="The place of each run among the published ones instead.")
     ] = False,
-    confusion: Annotated[
-        bool, typer.Option("--confusion", help="Counts of true stances and stances of the run instead.")
-    ] = False,
-    first_stage: Annotated[
-        Path | None,
-        typer.Option("--first-stage", metavar="RUN", help="The first stage of the runs, if another program made them."),
-    ] = None,
     depth: m.DepthOption = None,
-    run_topics: m.RunTopicsOption = False,
 ) -> None:
     """Measure runs with qrels, with 95 % intervals over topics.
 
@@ -136,27 +110,20 @@ def evaluate(
     A run of this program is shown with its first stage, candidates.run.txt in its folder. The folder keeps the qrels'
     paths and the values (evaluation.yaml), so that evaluate, compare and report need no qrels later.
 
-    Notes on standard error: missing topics, qrels that disagree, imputed stances, what unjudged documents could change.
+    Notes on standard error: missing topics, imputed stances and much different shares of judged documents.
     """
-    if per_topic + leaderboard + confusion > 1:
-        raise UsageError("--per-topic, --leaderboard, --confusion: each prints its own table; give one of them")
+    if per_topic and leaderboard:
+        raise UsageError("--per-topic, --leaderboard: each prints its own table; give one of them")
     known = find_task(task, runs, given.get("dataset"))
     files, qrels = m.require_qrels(known, runs, qrels_files, given.get("dataset"))
-    if confusion and not qrels.stances:
-        raise UsageError("--confusion: needs true stances; give their qrels with --stance")
-    measured = m.given_runs(runs, qrels, known, first_stage)
-    if run_topics:
-        qrels = m.select_common_topics(qrels, measured, shared=True)
+    measured = m.given_runs(runs, qrels, known)
     evaluations = m.evaluate_runs(measured, qrels, depth or m.find_recall_depth(measured))
     record_evaluations((run.folder for run in measured), qrels, CommandProgress().warn)
-    if not run_topics or len(runs) == 1:
-        _record(measured, evaluations, known, files)
+    _record(measured, evaluations, known, files)
     notes = [*m.list_fitted(measured, qrels), *_describe_judging(measured, evaluations)]
     show: Callable[[Rows, Sequence[Evaluation]], None]
     if per_topic:
         rows, show = _list_topics(evaluations), _show_topics
-    elif confusion:
-        rows, show = _count_confusion(evaluations), _show_confusion
     else:
         rows, show = summarize(evaluations), show_summary
         notes += describe_missing_intervals(rows)
@@ -166,7 +133,7 @@ def evaluate(
         show(rows, evaluations)
         show_lines(m.describe_qrels(files))
     else:
-        print_rows(output, m.add_qrels(rows, files))
+        print_rows(output, rows)
     m.print_notes(qrels, evaluations, measured, *notes)
 
 
@@ -185,10 +152,7 @@ def _record(given: Sequence[m.Given], evaluations: Sequence[Evaluation], task: T
 
 
 def _describe_judging(given: Sequence[m.Given], evaluations: Sequence[Evaluation]) -> list[str]:
-    """Return notes on runs that equal their first stage, which comes before them, and on unjudged documents.
-
-    The latter may be behind a difference.
-    """
+    """Return notes on runs with another share of judged documents than their first stage, which comes before them."""
     notes: list[str] = []
     baseline = None
     for each, evaluation in zip(given, evaluations, strict=True):
@@ -196,11 +160,6 @@ def _describe_judging(given: Sequence[m.Given], evaluations: Sequence[Evaluation
             baseline = evaluation
         elif baseline is not None:
             notes += describe_judging(evaluation, baseline)
-            if all(evaluation.estimates[name].value == first.value for name, first in baseline.estimates.items()):
-                notes.append(
-                    f"{evaluation.name}: every grade measure is that of {baseline.name}: the order of the "
-                    "judged documents at the measured places did not change"
-                )
     return notes
 
 
@@ -225,19 +184,6 @@ def _list_topics(evaluations: Sequence[Evaluation]) -> list[dict[str, Any]]:
     return list(rows.values())
 
 
-def _count_confusion(evaluations: Sequence[Evaluation]) -> list[dict[str, Any]]:
-    """Return a row for each run, true label and label of the run, with the number of `documents`."""
-    return [
-        {"run": evaluation.name, "true": true, "chosen": chosen, "documents": documents}
-        for evaluation in evaluations
-        if evaluation.qrels.stances
-        for true, row in zip(
-            evaluation.qrels.labels, count_confusion(evaluation.run, evaluation.qrels).tolist(), strict=True
-        )
-        for chosen, documents in zip(evaluation.qrels.labels, row, strict=True)
-    ]
-
-
 def show_summary(rows: Rows, evaluations: Sequence[Evaluation]) -> None:
     """Print the rows of `summarize`."""
 
@@ -250,19 +196,6 @@ def show_summary(rows: Rows, evaluations: Sequence[Evaluation]) -> None:
     shown = [row for row in rows if JUDGED not in row["measure"]]
     m.show_aspects(shown, columns, evaluations)
     show_lines((m.JUDGED_LEGEND,))
-
-
-def _show_confusion(rows: Rows, evaluations: Sequence[Evaluation]) -> None:
-    found = {evaluation.name: evaluation for evaluation in evaluations}
-    head = "true \N{DOWNWARDS ARROW} run \N{RIGHTWARDS ARROW}"
-    for run, of_run in groupby(rows, key=lambda row: row["run"]):
-        cells: dict[str, dict[str, Any]] = {}
-        for row in of_run:
-            cells.setdefault(row["true"], {head: row["true"]})[row["chosen"]] = row["documents"]
-        below = describe_coverage([found[run]], STANCE)
-        columns = [Column(head, is_text=True), *map(Column, cells)]
-        show_table(columns, list(cells.values()), title=f"stance: {run}", below=below)
-        print()
 
 
 def _show_topics(rows: Rows, evaluations: Sequence[Evaluation]) -> None:

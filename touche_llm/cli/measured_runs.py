@@ -17,7 +17,7 @@ from touche_llm.data import trec_runs
 from touche_llm.data.io import sha256, shorten_path
 from touche_llm.data.trec_runs import ParsedRun
 from touche_llm.errors import DataError, UsageError, to_printable
-from touche_llm.evaluation.qrels import STANCE, Qrels, check_judged, describe_fitted, read_qrels, select_topics
+from touche_llm.evaluation.qrels import Qrels, describe_fitted, read_qrels
 from touche_llm.pipeline.context import Dataset
 from touche_llm.pipeline.run import find_run_directory, read_run
 from touche_llm.pipeline.run_directory import RunDirectory, read_counts
@@ -54,14 +54,6 @@ DepthOption = Annotated[
     int | None,
     typer.Option(
         "--depth", min=1, help="Depth of the recall (default: the first stage's, else the longest ranking's)."
-    ),
-]
-RunTopicsOption = Annotated[
-    bool,
-    typer.Option(
-        "--run-topics",
-        help="Only topics that every run has; else a judged topic that a run lacks counts 0, unless --limit-topics or "
-        "--topic left it out.",
     ),
 ]
 
@@ -125,20 +117,6 @@ def show_aspects(
         print()
 
 
-def add_qrels(rows: Iterable[Mapping[str, Any]], files: Mapping[str, Path]) -> list[dict[str, Any]]:
-    """Add the qrels file of their measure and its hash to rows for other programs.
-
-    Rows of several measures have them for each aspect, as `relevance qrels`.
-    """
-    used = {aspect: {"qrels": str(path.absolute()), "qrels_sha256": sha256(path)} for aspect, path in files.items()}
-    every = {f"{aspect} {name}": value for aspect, of in used.items() for name, value in of.items()}
-    added = []
-    for row in rows:
-        aspect = STANCE if "chosen" in row else row.get("measure", "").partition(" ")[0]
-        added.append({**row, **(used[aspect] if aspect else every)})
-    return added
-
-
 class Given(NamedTuple):
     """A run given on the command line.
 
@@ -157,25 +135,16 @@ class Given(NamedTuple):
     fitted_on: tuple[str, ...] = ()
 
 
-def given_runs(paths: Sequence[Path], qrels: Qrels, task: Task, first_stage: Path | None = None) -> list[Given]:
+def given_runs(paths: Sequence[Path], qrels: Qrels, task: Task) -> list[Given]:
     """Read runs in their order; the first stage of a run comes before it, if it is known and can be measured.
-
-    A first stage that was given comes before all runs.
 
     Raises:
         UsageError: A run is given twice.
-        DataError: A folder has no run or an unfinished stage, a file is no run, or the qrels are of another corpus.
+        DataError: A folder has no run or an unfinished stage, or a file is no run.
     """
     # Where stances are not measured, other programs may write what they like in the column.
     labels = qrels.labels if qrels.stances else None
     runs: list[Given] = []
-    candidates: list[ParsedRun] = []
-    if first_stage is not None:
-        if not qrels.grades:
-            raise UsageError("--first-stage is measured by grades; give --relevance or other grades")
-        name = f"{to_printable(str(first_stage))} (first stage)"
-        candidates = [trec_runs.read_run(first_stage)]
-        runs.append(Given(name, candidates[0], first_stage=True))
     for path in paths:
         name = to_printable(str(path))
         if any(name == other.name for other in runs):
@@ -189,15 +158,9 @@ def given_runs(paths: Sequence[Path], qrels: Qrels, task: Task, first_stage: Pat
                     f"{path}: a run of {of_run.name}, not of {task.name}; measure runs of one task (--task {own.task})"
                 )
             fitted_on = own.fitted_on
-        before = candidates
         if directory is not None and qrels.grades and directory.candidates_file.exists():
             own_stage = replace(trec_runs.read_run(directory.candidates_file), chosen_topics=run.chosen_topics)
-            before = [*candidates, own_stage]
             runs.append(Given(f"{name} ({task.before_judging})", own_stage, folder, True))
-        try:
-            check_judged(qrels, run, *before)
-        except DataError as error:
-            raise DataError(f"{name}: {error}") from error
         runs.append(Given(name, run, folder, fitted_on=fitted_on))
     return runs
 
@@ -206,19 +169,6 @@ def find_recall_depth(runs: Sequence[Given]) -> int:
     """Return the depth for the recall of all runs: the deepest first stage's, else the longest ranking's."""
     deepest = [each for each in runs if each.first_stage] or runs
     return max(len(ranking) for each in deepest for ranking in each.run.rankings.values())
-
-
-def select_common_topics(qrels: Qrels, runs: Sequence[Given], *, shared: bool) -> Qrels:
-    """Return the judgments of the topics that these runs are measured on together, see `select_topics`.
-
-    Raises:
-        DataError: No topic is left.
-    """
-    selected = select_topics(qrels, [each.run for each in runs], shared=shared)
-    if not any((*selected.grades.values(), selected.stances)):
-        names = ", ".join(each.name for each in runs)
-        raise DataError(f"{names}: share no judged topic; give runs of the same topics, and the qrels of these topics")
-    return selected
 
 
 def list_fitted(runs: Sequence[Given], qrels: Qrels) -> list[str]:
@@ -230,7 +180,7 @@ def evaluate_runs(runs: Sequence[Given], qrels: Qrels, depth: int) -> list[Evalu
     """Measure each run, a first stage only by grades, since it labels nothing.
 
     Raises:
-        DataError: None of a run's topics is judged; names the run.
+        DataError: No document of a run is judged; names the run.
     """
     from touche_llm.evaluation.measures import evaluate_run
 
@@ -248,7 +198,7 @@ def print_notes(qrels: Qrels, evaluations: Sequence[Evaluation], runs: Iterable[
     """Print on standard error what readers should know about the values; what holds for all runs is printed once."""
     from touche_llm.evaluation.qrels import format_notes
 
-    notes = [*qrels.notes, *format_notes({each.name: each.notes for each in evaluations}), *further]
+    notes = [*format_notes({each.name: each.notes for each in evaluations}), *further]
     for each in runs:
         stages = RunDirectory(each.folder).read_metadata().stages if each.folder and not each.first_stage else {}
         imputed = read_counts(stages["rank"]).imputed if qrels.stances and "rank" in stages else 0

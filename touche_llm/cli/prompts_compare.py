@@ -90,8 +90,6 @@ def compare(
         qrels_files = Dataset(config.dataset, config.task).qrels_files
     qrels = read_qrels(qrels_files, config.task)
     progress = CommandProgress()
-    for note in qrels.notes:
-        progress.warn(note)
     plan = Plan(sample, sample_seed, split, confirm)
     inputs = ComparisonInputs(config, templates, qrels, plan)
     if dry_run:

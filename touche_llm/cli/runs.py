@@ -144,7 +144,6 @@ def report(
     out: Annotated[
         Path | None, typer.Option("-o", "--out", help=f"The page to write (default: {REPORT} in the run's folder).")
     ] = None,
-    run_topics: m.RunTopicsOption = False,
     top: Annotated[int, typer.Option("--top", min=1, help="Number of documents per topic shown with text.")] = _TOP,
     should_open: Annotated[bool, typer.Option("--open", help="Open the page in a browser.")] = False,
     overwrite: o.OverwriteOption = False,
@@ -166,7 +165,7 @@ def report(
     task = get_task(RunDirectory(run_dir).read_config().task)
     known = m.find_qrels_files(task, [run_dir], qrels_files, given.get("dataset"))
     qrels = read_qrels(known, task) if known else None
-    found = gather_report(run_dir, qrels, top, run_topics=run_topics)
+    found = gather_report(run_dir, qrels, top)
     if qrels is not None:
         record_evaluations([run_dir], qrels, CommandProgress().warn)
     for note in found.notes:

@@ -307,8 +307,7 @@ def _list_facts(overview: RunOverview, config: Config, task: Task) -> Iterator[t
         yield "measures", ", ".join(judged)
         for aspect, covered in evaluation.coverage.items():
             used = evaluation.qrels[aspect]
-            topics = "; ".join(filter(None, (covered.describe(), covered.describe_missing())))
-            yield f"{aspect} over", f"{topics}; qrels {shorten_path(used.file)} sha256 {used.sha256:.12}"
+            yield f"{aspect} over", f"{covered}; qrels {shorten_path(used.file)} sha256 {used.sha256:.12}"
 
 
 def list_measures(evaluations: Iterable[RecordedEvaluation | None]) -> dict[str, str]:

@@ -10,30 +10,20 @@ import numpy as np
 import pandas as pd
 import pytrec_eval  # noqa: F401, ir_measures would hide why it cannot be loaded
 
-from touche_llm.data.records import Candidate
 from touche_llm.data.trec_runs import ParsedRun
-from touche_llm.errors import DataError, UsageError, shorten
+from touche_llm.errors import UsageError
 from touche_llm.evaluation.qrels import (
     GRADE_DECIMALS,
     STANCE,
     Coverage,
     Grades,
-    Note,
     Qrels,
-    describe_grades,
-    describe_stances,
+    check_judged,
+    describe_labels,
+    describe_topics,
     select_topics,
 )
-from touche_llm.evaluation.significance import (
-    TIE,
-    Bounds,
-    Estimate,
-    compare,
-    compute_bounds,
-    compute_interval,
-    estimate_mean,
-    list_common_topics,
-)
+from touche_llm.evaluation.significance import Estimate, compare, compute_interval, estimate_mean, list_common_topics
 from touche_llm.evaluation.stance_measures import estimate_common_stances, estimate_labels, estimate_stances
 
 CUTOFF = 5
@@ -52,8 +42,7 @@ class Evaluation:
         estimates: Estimates by measure: for each graded aspect those of `estimate_grades`, prefixed by the aspect, as
             in `relevance nDCG@5`, and those of `estimate_stances`.
         labels: Estimates of `estimate_labels`.
-        bounds: How far unjudged documents could move nDCG@5 of each graded aspect, by measure.
-        notes: Notes for readers, such as on missing topics and unjudged documents.
+        notes: Notes for readers, such as on missing topics, each with its aspects.
     """
 
     name: str
@@ -61,8 +50,7 @@ class Evaluation:
     qrels: Qrels
     estimates: dict[str, Estimate]
     labels: dict[str, Estimate]
-    bounds: dict[str, Bounds]
-    notes: list[Note]
+    notes: list[str]
 
     def coverage(self, aspect: str) -> Coverage:
         """Return the judged topics of an aspect that the run is measured on."""
@@ -137,7 +125,7 @@ def evaluate_run(name: str, run: ParsedRun, qrels: Qrels, depth: int | None = No
     The depth is the cutoff of the recall; the length of the run's longest ranking if None.
 
     Raises:
-        DataError: None of the run's topics is judged, or it has a stance that the task does not have.
+        DataError: No document of the run is judged, or it has a stance that the task does not have.
         UsageError: The depth is below 1.
     """
     qrels = select_topics(qrels, [run])
@@ -146,22 +134,22 @@ def evaluate_run(name: str, run: ParsedRun, qrels: Qrels, depth: int | None = No
     if depth < 1:
         raise UsageError(f"recall at {depth} documents: give a depth of 1 or more")
     estimates: dict[str, Estimate] = {}
-    bounds: dict[str, Bounds] = {}
-    notes: list[Note] = []
-    for aspect, grades in qrels.grades.items():
-        _check_topics(run, qrels, aspect)
-        found = estimate_grades(run, grades, depth)
-        estimates |= {f"{aspect} {measure}": estimate for measure, estimate in found.items()}
-        reach = compute_bounds(run.rankings, grades, CUTOFF, qrels.scales[aspect].highest)
-        bounds[f"{aspect} {NDCG}"] = reach
-        notes += describe_grades(run, qrels, aspect, found[TOUCHE_NDCG].topics, CUTOFF, reach)
     labels: dict[str, Estimate] = {}
-    if qrels.stances:
-        _check_topics(run, qrels, STANCE)
-        estimates |= estimate_stances(run, qrels, CUTOFF)
-        labels = estimate_labels(run, qrels)
-        notes += describe_stances(run, qrels)
-    return Evaluation(name, run, qrels, estimates, labels, bounds, notes)
+    notes: dict[str, list[str]] = {}
+    for aspect in (*qrels.grades, *([STANCE] if qrels.stances else [])):
+        check_judged(run, qrels, aspect)
+        found = describe_topics(run, qrels, aspect)
+        if aspect == STANCE:
+            estimates |= estimate_stances(run, qrels, CUTOFF)
+            labels = estimate_labels(run, qrels)
+            found += describe_labels(run, qrels)
+        else:
+            of_grades = estimate_grades(run, qrels.grades[aspect], depth)
+            estimates |= {f"{aspect} {measure}": estimate for measure, estimate in of_grades.items()}
+        for note in found:
+            notes.setdefault(note, []).append(aspect)
+    lines = [f"{', '.join(aspects)}: {note}" for note, aspects in notes.items()]
+    return Evaluation(name, run, qrels, estimates, labels, lines)
 
 
 def estimate_grades(run: ParsedRun, grades: Grades, depth: int) -> dict[str, Estimate]:
@@ -235,21 +223,6 @@ def _dcg(gains: list[int]) -> float:
     return float(np.sum(np.array(gains) / np.log2(np.arange(len(gains)) + 2.0)))
 
 
-def _check_topics(run: ParsedRun, qrels: Qrels, aspect: str) -> None:
-    """Raise DataError if the qrels are those of other topics; topics that the run lost count 0 and are no error."""
-    judged, covered = qrels.judged_topics[aspect], {*run.rankings, *(run.chosen_topics or ())}
-    if covered.isdisjoint(judged):
-        raise DataError(
-            f"none of the run's topics ({shorten(covered)}) is in the {aspect} qrels ({shorten(judged)}); give the "
-            "qrels of these topics, or none of this aspect"
-        )
-    if not Coverage.of(run, qrels, aspect).topics:
-        raise DataError(
-            f"the {aspect} qrels ({shorten(judged)}) have none of the topics to measure; give the qrels of these "
-            "topics, or none of this aspect"
-        )
-
-
 def describe_coverage(evaluations: Iterable[Evaluation], aspect: str) -> list[str]:
     """Return one line if all runs have the same coverage, else a line for each run."""
     texts = {
@@ -317,87 +290,17 @@ def compare_runs(baseline: Evaluation, others: Sequence[Evaluation]) -> tuple[pd
 
 
 def describe_judging(run: Evaluation, baseline: Evaluation) -> list[str]:
-    """Describe the possible effect of unjudged documents, which count 0, on a run's difference from a baseline.
+    """Return a note for each aspect with a much larger share of judged top documents in one run than in the other.
 
-    A note for each aspect with losses that could come from unjudged documents alone, see `find_unjudged_losses`, or
-    with a much larger share of one run's top documents judged than of the other's.
+    Unjudged documents count 0, which is why comparisons with BM25 on Touché 2020 were not fair (Thakur et al.,
+    SIGIR 2024, arXiv 2407.07790).
     """
     notes = []
     for aspect in run.qrels.grades:
-        losses = find_unjudged_losses(run, baseline, aspect)
         share, other_share = (evaluation.estimates[f"{aspect} {JUDGED}"].value for evaluation in (run, baseline))
-        if NDCG not in losses and abs(share - other_share) > _MAX_JUDGED_DIFFERENCE:
+        if abs(share - other_share) > _MAX_JUDGED_DIFFERENCE:
             notes.append(
                 f"{run.name}: {aspect} {JUDGED} is {share:.3f}, and {other_share:.3f} for {baseline.name}; part of the "
                 "difference may come from the judging, since an unjudged document counts 0"
             )
-        if losses:
-            listed = ", ".join(
-                f"{measure} {difference:+.4f} (judged documents alone {condensed:+.4f})"
-                for measure, (difference, condensed) in losses.items()
-            )
-            notes.append(
-                f"{run.name}: {aspect}: the loss against {baseline.name} could come from unjudged documents alone: "
-                f"{listed}; have the unjudged documents at the top judged before you call it worse"
-            )
     return notes
-
-
-def find_unjudged_losses(run: Evaluation, baseline: Evaluation, aspect: str) -> dict[str, tuple[float, float]]:
-    """Find the measures by which a run loses against a baseline, but not over judged documents alone.
-
-    A run loses if its mean over the topics of both is lower. The second comparison is of condensed lists: unjudged
-    documents are removed from both rankings before they are cut off, so judged ones move up (Sakai, Alternatives to
-    Bpref, SIGIR 2007). If the removal shortens a list, both are cut to the shorter length, so that a run is penalised
-    for ranks that it left empty, but not for unjudged documents. If the run is not lower then, the loss comes from
-    unjudged documents, which count 0.
-
-    Condensed lists favour a run with many unjudged documents (Fröbe et al., Bootstrapped nDCG Estimation in the
-    Presence of Unjudged Documents, ECIR 2023): such a loss is unproven, not refuted. Bounds of the measure are no
-    alternative, since they are so wide that few losses would be proven. Unjudged documents are why comparisons with
-    BM25 on Touché 2020 were not fair (Thakur et al., SIGIR 2024, arXiv 2407.07790).
-
-    Stance measures and touche_nDCG@5 leave unjudged documents out already.
-
-    Returns:
-        By measure, such as `nDCG@5`, the difference and that of condensed lists.
-    """
-    measures = [
-        measure
-        for measure in run.estimates
-        if aspect_of(measure) == aspect and measure not in (f"{aspect} {JUDGED}", f"{aspect} {TOUCHE_NDCG}")
-    ]
-    differences = {
-        measure: _compute_difference(run.estimates[measure], baseline.estimates[measure]) for measure in measures
-    }
-    if not any(difference < -TIE for difference in differences.values()):
-        return {}
-    (depth,) = (int(measure.partition("@")[2]) for measure in measures if measure.startswith(f"{aspect} R@"))
-    grades = run.qrels.grades[aspect]
-    ours, theirs = (estimate_grades(each, grades, depth) for each in _condense(run.run, baseline.run, grades))
-    losses = {}
-    for measure, difference in differences.items():
-        name = measure.removeprefix(f"{aspect} ")
-        condensed = _compute_difference(ours[name], theirs[name])
-        if difference < -TIE and condensed >= -TIE:
-            losses[name] = (difference, condensed)
-    return losses
-
-
-def _condense(run: ParsedRun, baseline: ParsedRun, grades: Grades) -> tuple[ParsedRun, ParsedRun]:
-    """Return the condensed lists of two runs, as `find_unjudged_losses` describes them."""
-    condensed: tuple[dict[str, list[Candidate]], ...] = ({}, {})
-    for topic, judged in grades.items():
-        rankings = [each.rankings.get(topic, []) for each in (run, baseline)]
-        kept = [[candidate for candidate in ranking if candidate.document_id in judged] for ranking in rankings]
-        limit = min((len(some) for some, ranking in zip(kept, rankings, strict=True) if some != ranking), default=None)
-        for found, some in zip(condensed, kept, strict=True):
-            if some[:limit]:
-                found[topic] = some[:limit]
-    return ParsedRun(condensed[0], {}), ParsedRun(condensed[1], {})
-
-
-def _compute_difference(one: Estimate, other: Estimate) -> float:
-    """Compute the difference of two means over the topics of both; NaN without such topics."""
-    topics = list_common_topics(one, other)
-    return one.compute_value(topics) - other.compute_value(topics)

@@ -1,19 +1,15 @@
-"""Estimates and their significance: confidence intervals, tests of differences, and bounds for unjudged documents."""
+"""Estimates and their significance: confidence intervals and tests of differences."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import product
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
-
-from touche_llm.data.records import Candidate
-from touche_llm.errors import UsageError
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -162,14 +158,11 @@ def compare(
         topics), `p_holm` (Holm's correction over the runs that are compared by this measure), `wins`, `ties`
         and `losses` (topics), `n` (topics) and `documents` (of the estimates in `common`, else NaN). Undefined values,
         as for too few topics, are NaN.
-
-    Raises:
-        UsageError: The baseline is not among the runs, there is no other run, or the runs have different measures.
     """
     # Imported in the functions, since commands that print notes alone import this module, and pandas is slow.
     import pandas as pd
 
-    measures = _list_measures(baseline, runs)
+    measures = list(runs[baseline])
     rows = []
     for measure in measures:
         for name, estimates in runs.items():
@@ -184,75 +177,6 @@ def compare(
     corrected = [_correct_holm(p) for p in table["p"].to_numpy().reshape(len(measures), len(runs) - 1)]
     table.insert(table.columns.get_loc("p") + 1, "p_holm", np.concatenate(corrected))
     return table
-
-
-def _list_measures(baseline: str, runs: Mapping[str, Mapping[str, Estimate]]) -> list[str]:
-    """Return the measures of the runs; raise UsageError if they cannot be compared."""
-    if baseline not in runs:
-        raise UsageError(f"the baseline {baseline!r} is none of the runs: {', '.join(runs)}")
-    if len(runs) < 2:
-        raise UsageError(f"nothing to compare {baseline!r} with; give another run")
-    measures = list(runs[baseline])
-    for name, estimates in runs.items():
-        if list(estimates) != measures:
-            raise UsageError(
-                f"run {name!r} has the measures {', '.join(estimates)}, and {baseline!r} has {', '.join(measures)}; "
-                "evaluate both with the same qrels and one depth"
-            )
-    return measures
-
-
-class Bounds(NamedTuple):
-    """Lowest and highest possible mean of a measure if the unjudged documents at the top were judged.
-
-    Attributes:
-        unjudged: Unjudged documents at the top of all topics.
-        topics: Topics with such documents.
-        lowest: Lowest mean over the judged topics.
-        highest: Highest mean.
-    """
-
-    unjudged: int
-    topics: int
-    lowest: float
-    highest: float
-
-
-def compute_bounds(
-    rankings: Mapping[str, Sequence[Candidate]],
-    judged: Mapping[str, Mapping[str, float]],
-    cutoff: int,
-    highest: int,
-) -> Bounds:
-    """Compute how low and how high nDCG could be if the unjudged top documents of a run were judged.
-
-    The unjudged documents among the first `cutoff` of a topic are given the grades 0 to `highest`, in all combinations;
-    all other documents stay as they are. For each combination nDCG is computed as usual, with the new grades in its
-    ideal ranking too. The lowest value is therefore not always the one in which all new grades are 0: a good document
-    at a low rank raises the ideal more than the ranking.
-
-    Args:
-        rankings: Rankings by topic, best first.
-        judged: Grades by topic and document; those below 0 count 0.
-        cutoff: Cutoff of nDCG, at most 5, since all combinations are tried.
-        highest: Highest grade of the scale.
-    """
-    weights = 1.0 / np.log2(np.arange(cutoff) + 2.0)
-    rows = []
-    for topic, grades in judged.items():
-        top = [candidate.document_id for candidate in rankings.get(topic, [])[:cutoff]]
-        unknown = np.array([document not in grades for document in top], dtype=bool)
-        known = np.array([max(grades.get(document, 0.0), 0.0) for document in top])
-        best = sorted((max(grade, 0.0) for grade in grades.values()), reverse=True)[:cutoff]
-        given = np.array(list(product(range(highest + 1), repeat=int(unknown.sum()))), dtype=np.float64)
-        gains = known @ weights[: len(top)] + given @ weights[: len(top)][unknown]
-        pool = np.concatenate([np.tile(best, (len(given), 1)), given], axis=1)
-        ideal = -np.sort(-pool, axis=1)[:, :cutoff]
-        ideals = ideal @ weights[: ideal.shape[1]]
-        values = np.divide(gains, ideals, out=np.zeros_like(gains), where=ideals > 0.0)
-        rows.append((int(unknown.sum()), float(values.min()), float(values.max())))
-    unjudged, lowest, tops = np.array(rows, dtype=np.float64).T
-    return Bounds(int(unjudged.sum()), int((unjudged > 0).sum()), float(lowest.mean()), float(tops.mean()))
 
 
 def _compare_estimates(run: Estimate, baseline: Estimate) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -130,24 +130,6 @@ def count_confusion(run: ParsedRun, qrels: Qrels) -> NDArray[np.int64]:
     return counts
 
 
-def summarize_labels(confusion: NDArray[np.int64], labels: Sequence[str]) -> list[Mapping[str, Any]]:
-    """Compute precision, recall and F1 of each label, with the numbers of true and chosen documents.
-
-    Args:
-        confusion: Matrix from `count_confusion`.
-        labels: Labels of its rows and columns.
-
-    Returns:
-        A row for each label, with the keys `label`, `precision`, `recall`, `F1`, `true` and `chosen`; a share of no
-        documents is NaN.
-    """
-    hits, true, chosen = confusion.diagonal(), confusion.sum(axis=1), confusion.sum(axis=0)
-    shares = _divide(hits, chosen), _divide(hits, true), _divide(2 * hits, true + chosen)
-    columns = (labels, *(column.tolist() for column in (*shares, true, chosen)))
-    names = ("label", "precision", "recall", "F1", "true", "chosen")
-    return [dict(zip(names, row, strict=True)) for row in zip(*columns, strict=True)]
-
-
 def _count_labels(run: ParsedRun, qrels: Qrels, cutoff: int | None) -> dict[str, NDArray[np.int64]]:
     """Return the confusion matrix of each judged topic: true labels in rows, the run's in columns."""
     places = {label: place for place, label in enumerate(qrels.labels)}
@@ -191,8 +173,3 @@ def _macro_f1(counts: Array) -> Array:
 def _accuracy(counts: Array) -> Array:
     table = _to_matrix(counts)
     return np.asarray(table.trace(axis1=-2, axis2=-1) / table.sum(axis=(-2, -1)))
-
-
-def _divide(part: NDArray[np.int64], whole: NDArray[np.int64]) -> Array:
-    shares: Array = np.divide(part, whole, out=np.full(whole.shape, np.nan), where=whole > 0)
-    return shares

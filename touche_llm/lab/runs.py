@@ -125,31 +125,30 @@ async def watch_runs(lab: Workplace) -> AsyncIterator[str]:
 def compare(lab: Workplace, *, run: list[str], all: int = 0) -> web.Response:
     """Return the page that compares runs with the first, over the topics to choose on or all, which is logged."""
     from touche_llm.evaluation.measures import compare_runs, evaluate_run
-    from touche_llm.report.run_comparison import NamedRun, check_runs, gather_comparison, render_comparison
+    from touche_llm.report.run_comparison import check_number, gather_comparison, render_comparison
 
-    overviews = [read_overview(lab.find_run(name).path) for name in dict.fromkeys(run)]
+    runs = list(dict.fromkeys(run))
+    overviews = [read_overview(lab.find_run(name).path) for name in runs]
     if (config := overviews[0].config) is None or len(overviews) < 2:
         raise UsageError(f"compare: name two runs or more; {overviews[0].problem}")
     task = get_task(config.task)
     files, qrels = lab.find_qrels(run, task, config), lab.read_qrels(run, task, config)
     if qrels is None:
         raise DataError(f"{run[0]}: no qrels; evaluate the run, or start the lab with qrels")
-    sides = [
-        NamedRun(name, overview.directory.read_run(task.stances), overview.directory.path)
-        for name, overview in zip(dict.fromkeys(run), overviews, strict=True)
-    ]
-    check_runs(sides, task)
+    check_number(len(overviews))
     remarks = []
     if not all:
         qrels = restrict_to_choice(qrels, overviews[0])
         remarks = ["Held-out topics have no judgments on this page."]
-    depth = max(len(ranking) for side in sides for ranking in side.run.rankings.values())
-    evaluations = [evaluate_run(side.name, side.run, qrels, depth) for side in sides]
-    record_evaluations((side.folder for side in sides), qrels, lab.warn)
+    rankings = {name: each.directory.read_run(task.stances) for name, each in zip(runs, overviews, strict=True)}
+    folders = [overview.directory.path for overview in overviews]
+    depth = max(len(ranking) for ranked in rankings.values() for ranking in ranked.rankings.values())
+    evaluations = [evaluate_run(name, ranked, qrels, depth) for name, ranked in rankings.items()]
+    record_evaluations(folders, qrels, lab.warn)
     frame, notes = compare_runs(evaluations[0], evaluations[1:])
     named = {aspect: Path(shorten_path(path)) for aspect, path in files.items()}
     return make_page(
-        render_comparison(gather_comparison(sides, task, named, evaluations, frame, [*remarks, *notes], _TOP))
+        render_comparison(gather_comparison(evaluations, folders, task, named, frame, [*remarks, *notes], _TOP))
     )
 
 

@@ -20,9 +20,9 @@ from touche_llm.config import Config
 from touche_llm.data.io import open_atomic
 from touche_llm.data.trec_runs import ParsedRun
 from touche_llm.evaluation.measures import Evaluation, describe_coverage, describe_judging, evaluate_run, list_headline
-from touche_llm.evaluation.qrels import Qrels, format_notes
+from touche_llm.evaluation.qrels import Qrels
 from touche_llm.evaluation.significance import compare, describe_missing_intervals
-from touche_llm.evaluation.stance_measures import count_confusion, summarize_labels
+from touche_llm.evaluation.stance_measures import count_confusion
 from touche_llm.pipeline.run_directory import GENERATOR
 from touche_llm.pipeline.run_overview import format_seconds
 from touche_llm.tasks.task import Task
@@ -190,12 +190,10 @@ def measure_run(run: ParsedRun, first_stage: ParsedRun, qrels: Qrels, before: st
         evaluation.name: {name: evaluation.estimates[name] for name in compared} for evaluation in (found, first)
     }
     measures = compare_measures([found, first], compare(before, estimates) if compared else DataFrame())
-    notes = collect_notes([found]) + describe_judging(found, first) + note_missing_intervals(measures)
-    confusion, by_label = compute_confusion(run, qrels)
+    notes = found.notes + describe_judging(found, first) + note_missing_intervals(measures)
     return SimpleNamespace(
         measures=measures,
-        confusion=confusion,
-        by_label=by_label,
+        confusion=compute_confusion(run, qrels),
         coverage=describe_all_coverage([found]),
         notes=notes,
     )
@@ -211,9 +209,8 @@ def compare_measures(evaluations: Sequence[Evaluation], differences: DataFrame) 
     Returns:
         Each measure: its `name`; whether it is a `headline` measure, at the top of the page; and `runs`, one for each
         evaluation or None if it lacks the measure. A run has the rows of `Evaluation.summary` and of
-        `significance.compare` (None for the baseline and for measures that are not compared), the number of `unjudged`
-        documents above the cutoff, the `bounds` of the value if these were judged (None where unknown), and the values
-        `by_topic` of a headline measure.
+        `significance.compare` (None for the baseline and for measures that are not compared), and the values `by_topic`
+        of a headline measure.
     """
     changes = {(row["run"], row["measure"]): row for row in differences.to_dict("records")}
     tables = [{row["measure"]: row for row in evaluation.summary().to_dict("records")} for evaluation in evaluations]
@@ -226,12 +223,9 @@ def compare_measures(evaluations: Sequence[Evaluation], differences: DataFrame) 
         if name in headlines:
             estimate = evaluation.estimates[name]
             by_topic = dict(zip(estimate.topics, estimate.by_topic().tolist(), strict=True))
-        bounds = evaluation.bounds.get(name)
         return SimpleNamespace(
             summary=summary,
             difference=changes.get((evaluation.name, name)),
-            unjudged=0 if bounds is None else bounds.unjudged,
-            bounds=None if bounds is None else (bounds.lowest, bounds.highest),
             by_topic=by_topic,
         )
 
@@ -251,17 +245,6 @@ def describe_all_coverage(evaluations: Sequence[Evaluation]) -> list[str]:
     return [f"{aspect}: {line}" for aspect in aspects for line in describe_coverage(evaluations, aspect)]
 
 
-def collect_notes(evaluations: Sequence[Evaluation]) -> list[str]:
-    """Return the notes on evaluations by the same qrels, except those shown beside the headline measures."""
-    qrels = evaluations[0].qrels
-    headlines = list_headline(qrels)
-    notes = {
-        evaluation.name: [note for note in evaluation.notes if note.aspect not in headlines]
-        for evaluation in evaluations
-    }
-    return [*qrels.notes, *format_notes(notes)]
-
-
 def note_missing_intervals(measures: Iterable[SimpleNamespace]) -> list[str]:
     """Return a note if a value or a difference has no interval, else nothing."""
     results = [result for measure in measures for result in measure.runs if result is not None]
@@ -269,14 +252,10 @@ def note_missing_intervals(measures: Iterable[SimpleNamespace]) -> list[str]:
     return describe_missing_intervals(rows)
 
 
-def compute_confusion(run: ParsedRun, qrels: Qrels) -> tuple[list[list[int]], list[Row]]:
-    """Return the confusion matrix and the measures of each label; empty without stance qrels.
+def compute_confusion(run: ParsedRun, qrels: Qrels) -> list[list[int]]:
+    """Return the numbers of documents by true label (rows) and label of the run, as the task orders them.
 
-    Returns:
-        Numbers of documents by true label (rows) and label of the run (columns), in the order of the task; and the rows
-        of `summarize_labels`.
+    Empty without stance qrels.
     """
-    if not qrels.stances:
-        return [], []
-    confusion = count_confusion(run, qrels)
-    return confusion.tolist(), summarize_labels(confusion, qrels.labels)
+    confusion: list[list[int]] = count_confusion(run, qrels).tolist() if qrels.stances else []
+    return confusion

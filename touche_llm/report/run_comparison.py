@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 
 from pandas import DataFrame
 
-from touche_llm.data.records import Candidate, Topic
-from touche_llm.data.trec_runs import ParsedRun
-from touche_llm.errors import DataError, UsageError
+from touche_llm.data.records import Topic
+from touche_llm.errors import UsageError
 from touche_llm.evaluation.measures import Evaluation
-from touche_llm.evaluation.qrels import Qrels
-from touche_llm.pipeline.config_file import CONFIG
-from touche_llm.pipeline.run_directory import RunDirectory
+from touche_llm.evaluation.qrels import Qrels, format_notes
 from touche_llm.regression.snapshot import run_settings
 from touche_llm.report.folder import RunFolder, get_assessments, open_folder
 from touche_llm.report.page import (
@@ -25,7 +20,6 @@ from touche_llm.report.page import (
     LETTERS,
     collect_assessor_labels,
     collect_labels,
-    collect_notes,
     compare_measures,
     compute_confusion,
     compute_label_shares,
@@ -42,47 +36,17 @@ from touche_llm.tasks.task import Task
 _CUTOFF = 5
 
 
-@dataclass(frozen=True, slots=True)
-class NamedRun:
-    """A run to compare: its name, its rankings, and its folder; the folder of a plain run file is None."""
-
-    name: str
-    run: ParsedRun
-    folder: Path | None
-
-
-def check_runs(runs: Sequence[NamedRun], task: Task) -> None:
-    """Raise an error where runs cannot be compared on one page.
-
-    Raises:
-        UsageError: The number of runs is not between 2 and 8, or a run belongs to another task.
-        DataError: A folder lacks its configuration, or a run has a stance that the task does not have.
-    """
-    if not 2 <= len(runs) <= len(LETTERS):
-        raise UsageError(f"{len(runs)} runs do not fit on one page; give 2 to {len(LETTERS)}")
-    for run in runs:
-        for (topic, document), stance in run.run.stances.items():
-            if stance not in task.stances:
-                raise DataError(
-                    f"{run.name}: topic {topic}, document {document}: stance {stance!r:.40} is none of {task.name} "
-                    f"({', '.join(task.stances) or 'it has no stances'}); give the task of this run, or leave it out"
-                )
-        if run.folder is None:
-            continue
-        if not (run.folder / CONFIG).is_file():
-            raise DataError(
-                f"{run.folder}: no {CONFIG} in this folder, so nothing is known of the run but its ranking; name "
-                "its run file"
-            )
-        if (own := RunDirectory(run.folder).read_task().name) != task.name:
-            raise UsageError(f"{run.folder}: a run of the task {own}, not of {task.name}; leave it out")
+def check_number(runs: int) -> None:
+    """Raise UsageError if so many runs do not fit on one page."""
+    if not 2 <= runs <= len(LETTERS):
+        raise UsageError(f"{runs} runs do not fit on one page; give 2 to {len(LETTERS)}")
 
 
 def gather_comparison(
-    runs: Sequence[NamedRun],
+    evaluations: Sequence[Evaluation],
+    paths: Sequence[Path | None],
     task: Task,
     judged_by: Mapping[str, Path],
-    evaluations: Sequence[Evaluation],
     differences: DataFrame,
     remarks: Sequence[str],
     top: int,
@@ -90,10 +54,10 @@ def gather_comparison(
     """Return what the page of several runs shows, for `render_comparison`.
 
     Args:
-        runs: Runs in the order of their letters, checked by `check_runs`.
+        evaluations: Evaluations of 2 to 8 runs in the order of their letters, all by the same qrels.
+        paths: Folder of each run; None for a plain run file.
         task: Task of all runs.
         judged_by: Files of the qrels, by aspect.
-        evaluations: Evaluations of the runs, all by the same qrels.
         differences: Differences from the baseline, as returned by `measures.compare_runs`.
         remarks: Notes of `measures.compare_runs`.
         top: Number of documents per topic and run.
@@ -103,17 +67,17 @@ def gather_comparison(
     """
     qrels = evaluations[0].qrels
     with ExitStack() as stack:
-        folders = [None if run.folder is None else stack.enter_context(open_folder(run.folder)) for run in runs]
+        folders = [None if path is None else stack.enter_context(open_folder(path)) for path in paths]
         for folder in folders:
             if folder is not None:
                 folder.check_documents(ranking[:top] for ranking in folder.run.rankings.values())
         sides = [
-            _describe_side(letter, run, folder, task, qrels)
-            for letter, run, folder in zip(LETTERS, runs, folders, strict=False)
+            _describe_side(letter, evaluation, folder, task)
+            for letter, evaluation, folder in zip(LETTERS, evaluations, folders, strict=False)
         ]
         _add_differing_settings(sides, folders)
-        ids = list(dict.fromkeys(topic for run in runs for topic in run.run.rankings))
-        topics = [_build_topic(topic, runs, folders, qrels, top) for topic in ids]
+        ids = list(dict.fromkeys(topic for evaluation in evaluations for topic in evaluation.run.rankings))
+        topics = [_build_topic(topic, evaluations, folders, qrels, top) for topic in ids]
         baseline = differences["baseline"].iloc[0]
         measures = compare_measures(evaluations, differences)
         return SimpleNamespace(
@@ -127,7 +91,7 @@ def gather_comparison(
             top=top,
             coverage=describe_all_coverage(evaluations),
             notes=[
-                *collect_notes(evaluations),
+                *format_notes({evaluation.name: evaluation.notes for evaluation in evaluations}),
                 *remarks,
                 *note_missing_intervals(measures),
                 *_notes(sides, folders, topics),
@@ -149,49 +113,52 @@ def _add_differing_settings(sides: Sequence[SimpleNamespace], folders: Sequence[
                     side.facts[name] = str(settings[side.letter].get(name))
 
 
-def _describe_side(letter: str, given: NamedRun, folder: RunFolder | None, task: Task, qrels: Qrels) -> SimpleNamespace:
+def _describe_side(letter: str, evaluation: Evaluation, folder: RunFolder | None, task: Task) -> SimpleNamespace:
+    run = evaluation.run
     if folder is None:
-        lines = sum(map(len, given.run.rankings.values()))
-        facts = {"given as": "a run file", "topics": f"{len(given.run.rankings):,}", "lines": f"{lines:,}"}
-        failures, costs = None, None
+        lines = sum(map(len, run.rankings.values()))
+        facts, costs = {"given as": "a run file", "topics": f"{len(run.rankings):,}", "lines": f"{lines:,}"}, None
     else:
-        facts = describe_run(folder.config, task, folder.stages, given.run)
+        facts = describe_run(folder.config, task, folder.stages, run)
         del facts["task"]
-        failures = Counter((failure.kind, name) for name, of_file in folder.failures.items() for failure in of_file)
+        facts["failures"] = f"{sum(map(len, folder.failures.values())):,}"
         costs = {name: extract_costs(stage) for name, stage in folder.stages.items()}
-    confusion, by_label = compute_confusion(given.run, qrels)
     return SimpleNamespace(
         letter=letter,
-        name=given.name,
+        name=evaluation.name,
         facts=facts,
-        stances=collect_labels(given.run),
-        confusion=confusion,
-        by_label=by_label,
+        stances=collect_labels(run),
+        confusion=compute_confusion(run, evaluation.qrels),
         # None for a run file.
-        failures=failures,
         costs=costs,
     )
 
 
 def _build_topic(
-    topic_id: str, runs: Sequence[NamedRun], folders: Sequence[RunFolder | None], qrels: Qrels, top: int
+    topic_id: str, evaluations: Sequence[Evaluation], folders: Sequence[RunFolder | None], qrels: Qrels, top: int
 ) -> SimpleNamespace:
-    rankings = [run.run.rankings.get(topic_id, []) for run in runs]
+    rankings = [evaluation.run.rankings.get(topic_id, []) for evaluation in evaluations]
     shown = {candidate.document_id for ranking in rankings for candidate in ranking[:top]}
-    places = [
-        _place_documents(
-            topic_id, given, folder, [candidate for candidate in ranking if candidate.document_id in shown], top
-        )
-        for given, folder, ranking in zip(runs, folders, rankings, strict=True)
-    ]
-    ranks = {document: [of_run[document].rank for of_run in places if document in of_run] for document in shown}
-    ordered = sorted(shown, key=lambda document: (min(ranks[document]), sum(ranks[document]), document))
+    places: list[dict[str, SimpleNamespace]] = []
     texts: dict[str, str] = {}
-    for folder in folders:
+    for evaluation, folder, ranking in zip(evaluations, folders, rankings, strict=True):
+        grades = {} if folder is None else {row.document_id: row.grades for row in folder.rows(topic_id, None)}
+        places.append(
+            {
+                candidate.document_id: SimpleNamespace(
+                    rank=candidate.rank,
+                    stance=evaluation.run.stances.get((topic_id, candidate.document_id), ""),
+                    grades=grades.get(candidate.document_id, {}),
+                )
+                for candidate in ranking
+                if candidate.document_id in shown
+            }
+        )
         if folder is not None:
-            texts |= folder.texts(topic_id, [document_id for document_id in ordered if document_id not in texts])
+            texts |= folder.texts(topic_id, shown - texts.keys())
+    ranks = {document: [of_run[document].rank for of_run in places if document in of_run] for document in shown}
     documents = []
-    for document in ordered:
+    for document in sorted(shown, key=lambda document: (min(ranks[document]), sum(ranks[document]), document)):
         found = [of_run.get(document) for of_run in places]
         labels = {place.stance for place in found if place is not None and place.stance}
         at_top = [place is not None and place.rank <= _CUTOFF for place, of in zip(found, rankings, strict=True) if of]
@@ -212,39 +179,13 @@ def _build_topic(
     return SimpleNamespace(topic=next(known, Topic(topic_id, "")), documents=documents)
 
 
-def _place_documents(
-    topic_id: str, given: NamedRun, folder: RunFolder | None, shown: Sequence[Candidate], top: int
-) -> dict[str, SimpleNamespace]:
-    """Return rank and stance of the shown documents in one run, with rows and answers for a folder."""
-    rows = {} if folder is None else {row.document_id: row for row in folder.rows(topic_id, None)}
-    places = {}
-    for candidate in shown:
-        row = rows.get(candidate.document_id)
-        details = None
-        if folder is not None and row is not None and candidate.rank <= top:
-            details = folder.document(topic_id, row)
-        stance = given.run.stances.get((topic_id, candidate.document_id), "")
-        places[candidate.document_id] = SimpleNamespace(rank=candidate.rank, stance=stance, row=row, details=details)
-    return places
-
-
 def _notes(
     sides: Sequence[SimpleNamespace], folders: Sequence[RunFolder | None], topics: Sequence[SimpleNamespace]
 ) -> Iterator[str]:
     """Yield the limitations of what the page shows about the runs."""
-    bare = [side.letter for side, folder in zip(sides, folders, strict=True) if folder is None]
-    if bare:
-        yield (f"{', '.join(bare)}: only a run file, which has ranks and stances, but no answers, failures and costs.")
-    letters_by_note: dict[str, list[str]] = {}
     for side, folder in zip(sides, folders, strict=True):
-        for note in [] if folder is None else folder.list_notes():
-            letters_by_note.setdefault(note, []).append(side.letter)
-    for note, letters in letters_by_note.items():
-        yield f"{', '.join(letters)}: {note}"
-    for side, of in zip(sides, folders, strict=True):
-        missing = [] if of is None else [topic for topic in of.topics if topic not in of.run.rankings]
-        if missing:
-            yield f"{side.letter}: topics without a line in the run: {', '.join(missing)}."
+        bare = ["Only a run file, which has ranks and stances, but no grades, failures and costs."]
+        yield from (f"{side.letter}: {note}" for note in (bare if folder is None else folder.list_notes()))
     documents = [document for topic in topics for document in topic.documents]
     if without := sum(document.text is None for document in documents):
         yield f"Documents without text, missing in every available corpus: {without:,} of {len(documents):,}."
@@ -253,14 +194,12 @@ def _notes(
 def render_comparison(found: SimpleNamespace) -> str:
     """Render the page that compares several runs."""
     sides = found.sides
-    known_costs = [side.costs for side in sides if side.costs is not None]
-    anchors = {view.topic.id: (f"t{n}", view.topic.title) for n, view in enumerate(found.topics, start=1)}
+    with_costs = [(n, side.costs) for n, side in enumerate(sides) if side.costs is not None]
     headline = [measure for measure in found.measures if measure.headline]
     by_topic = {each.name: [{} if run is None else run.by_topic for run in each.runs] for each in headline}
     letters = [(side.letter, side.letter, f"side{n}") for n, side in enumerate(sides)]
     baseline = LETTERS.index(found.baseline)
     plots = {name: plot_topics(letters, values, baseline) for name, values in by_topic.items()}
-    folders = [(n, side) for n, side in enumerate(sides) if side.failures is not None]
     sets = {name: {side.letter: side.stances[name] for side in sides} for name in sides[0].stances}
     values = {
         "found": found,
@@ -270,7 +209,7 @@ def render_comparison(found: SimpleNamespace) -> str:
         "grades": found.task.question.grades,
         "headline": headline,
         "by_topic": by_topic,
-        "anchors": anchors,
+        "anchors": {view.topic.id: (f"t{n}", view.topic.title) for n, view in enumerate(found.topics, start=1)},
         "plots": {name: topics for name, topics in plots.items() if topics},
         "stances": {
             name: compute_label_shares(of_runs | {"assessors": found.assessor_labels}, found.task.stances)
@@ -282,12 +221,13 @@ def render_comparison(found: SimpleNamespace) -> str:
             for name, value in sides[0].facts.items()
             if all(side.facts.get(name) == value for side in sides)
         },
-        "folders": folders,
-        "kinds": sorted({kind for _, side in folders for kind in side.failures or ()}),
+        "folders": [n for n, _ in with_costs],
         "titles": COSTS,
         "costs": {
-            stage: {key: amounts for key in COSTS if any(amounts := [of.get(stage, {}).get(key) for of in known_costs])}
-            for stage in dict.fromkeys(stage for of_run in known_costs for stage in of_run)
+            stage: {
+                key: amounts for key in COSTS if any(amounts := [of.get(stage, {}).get(key) for _, of in with_costs])
+            }
+            for stage in dict.fromkeys(stage for _, of in with_costs for stage in of)
         },
     }
     return create_environment().get_template("comparison.html.jinja").render(values)

@@ -10,7 +10,7 @@ from typing import Any
 
 from touche_llm.data.records import Document, Topic
 from touche_llm.errors import PromptError, UsageError
-from touche_llm.evaluation.qrels import Qrels, check_judged, describe_fitted, select_topics
+from touche_llm.evaluation.qrels import Qrels, describe_fitted, select_topics
 from touche_llm.pipeline.context import RunContext
 from touche_llm.pipeline.run_directory import RunDirectory, read_counts
 from touche_llm.prompts.prompt import Prompt
@@ -37,15 +37,13 @@ _MAX_ROWS = 100
 _MAX_FAILURES = 50
 
 
-def gather_report(folder: Path, qrels: Qrels | None, top: int, *, run_topics: bool = False) -> SimpleNamespace:
+def gather_report(folder: Path, qrels: Qrels | None, top: int) -> SimpleNamespace:
     """Return what the page of a run shows, for `render_report`.
 
     Args:
         folder: Run folder.
         qrels: Judgments by assessors; if None, the report has no evaluation.
         top: Number of documents per topic that are shown with text.
-        run_topics: Evaluate only judged topics that the run has; otherwise one that it lacks counts 0, unless the
-            configuration of the run left it out.
 
     Raises:
         DataError: A file of the run is missing or malformed, the corpus lacks its documents, or the judgments are of
@@ -58,8 +56,7 @@ def gather_report(folder: Path, qrels: Qrels | None, top: int, *, run_topics: bo
         if qrels is None:
             notes.append("No qrels were given, so the run is not evaluated.")
         else:
-            check_judged(qrels, run, opened.first)
-            qrels = select_topics(qrels, [run], shared=run_topics)
+            qrels = select_topics(qrels, [run])
             measured = measure_run(run, opened.first, qrels, task.before_judging)
             notes += measured.notes
             notes += describe_fitted("The run", run, opened.config.fitted_on, qrels)
