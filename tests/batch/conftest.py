@@ -100,7 +100,6 @@ class Programs:
         self._seen: list[tuple[str, Any]] = []
         monkeypatch.setenv("PATH", str(folder / "programs"))
         monkeypatch.delenv("RAY_ADDRESS", raising=False)
-        monkeypatch.delenv("TORCHDYNAMO_DISABLE", raising=False)
         monkeypatch.setattr(batch_files, "_QUIET_SECONDS", 0.05)
         monkeypatch.setattr(batch_files, "run_guarded", self._run)
         monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")

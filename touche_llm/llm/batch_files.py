@@ -9,7 +9,6 @@ import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
-from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
 
@@ -24,7 +23,7 @@ from touche_llm.llm.engine import Completion, Counter, Rejected, Transient
 from touche_llm.llm.http import extract_message
 from touche_llm.llm.managed import build_start_options, find_vllm, run_guarded, to_flags
 from touche_llm.llm.request import Request
-from touche_llm.llm.settings import MAX_ROUND, EngineConfig, Runner, check_model_folder
+from touche_llm.llm.settings import EngineConfig, Runner, check_model_folder
 
 _MAX_KIND = 40
 # Status codes that the request did not cause.
@@ -238,59 +237,42 @@ class BatchEngine(AbstractAsyncContextManager["BatchEngine"]):
     def __init__(self, settings: EngineConfig, tokenizer: Counter, log: Path, announce: Callable[[str], None]) -> None:
         """Initialise the engine; the runner's output is appended to `log`, beside which files of rounds are written."""
         self._settings, self.counter, self._log, self._announce = settings, tokenizer, log, announce
-        self._waiting: dict[str, tuple[Request, asyncio.Future[Completion]]] = {}
-        self._sending: asyncio.Task[None] | None = None
+        self._waiting: dict[str, Request] = {}
+        self._next: asyncio.Task[Replies] | None = None
+        self._unfinished: set[asyncio.Task[Replies]] = set()
+        self._turn = asyncio.Lock()
         self._rounds = 0
 
     async def __aexit__(self, *_: object) -> None:
-        if self._sending is not None:
-            self._sending.cancel()
-            await asyncio.gather(self._sending, return_exceptions=True)
+        for task in self._unfinished:
+            task.cancel()
+        await asyncio.gather(*self._unfinished, return_exceptions=True)
 
     async def complete(self, request: Request) -> Completion:
         """Return the completion of a request, after the round in which it is sent."""
-        answered: asyncio.Future[Completion] = asyncio.get_running_loop().create_future()
-        self._waiting[request.key] = request, answered
-        if self._sending is None or self._sending.done():
-            self._sending = asyncio.create_task(self._send_rounds())
-        return await answered
+        self._waiting[request.key] = request
+        if self._next is None:
+            self._next = asyncio.create_task(self._send_round())
+            self._unfinished.add(self._next)
+            self._next.add_done_callback(self._unfinished.discard)
+        return (await asyncio.shield(self._next)).read(request)
 
-    async def _send_rounds(self) -> None:
-        while self._waiting:
+    async def _send_round(self) -> Replies:
+        async with self._turn:
             known = 0
             while known < len(self._waiting):
                 known = len(self._waiting)
                 await asyncio.sleep(_QUIET_SECONDS)
-            sent = [self._waiting.pop(key) for key in list(islice(self._waiting, MAX_ROUND))]
-            try:
-                results = await self._answer([request for request, _ in sent])
-            except Exception as error:  # every waiting task must receive it
-                results = [error] * len(sent)
-            for (_, answered), result in zip(sent, results, strict=True):
-                if answered.done():
-                    continue  # cancelled
-                if isinstance(result, Completion):
-                    answered.set_result(result)
-                else:
-                    answered.set_exception(result)
-
-    async def _answer(self, requests: list[Request]) -> list[Completion | Exception]:
-        """Return the completion of each request, or its failure."""
-        self._rounds += 1
-        self._announce(f"round {self._rounds}: {len(requests):,} requests to {TITLES[self._settings.runner]}")
-        self._log.parent.mkdir(parents=True, exist_ok=True)
-        with open_scratch(self._log.with_name("batch"), BUILDING) as (place, _):
-            file, responses = place / "requests.jsonl", place / "responses.jsonl"
-            with file.open("wb") as stream:
-                stream.writelines(map(request_line, group_by_topic(requests)))
-            await answer_file(self._settings, file, responses, self._log)
-            replies = read_replies([responses], requests[0].model)
-            results: list[Completion | Exception] = []
-            for request in requests:
-                try:
-                    results.append(replies.read(request))
-                except (Transient, Rejected) as error:
-                    results.append(error)
-            shutil.rmtree(place)
-        remove_abandoned(self._log.parent)
-        return results
+            requests, self._waiting, self._next = list(self._waiting.values()), {}, None
+            self._rounds += 1
+            self._announce(f"round {self._rounds}: {len(requests):,} requests to {TITLES[self._settings.runner]}")
+            self._log.parent.mkdir(parents=True, exist_ok=True)
+            with open_scratch(self._log.with_name("batch"), BUILDING) as (place, _):
+                file, responses = place / "requests.jsonl", place / "responses.jsonl"
+                with file.open("wb") as stream:
+                    stream.writelines(map(request_line, group_by_topic(requests)))
+                await answer_file(self._settings, file, responses, self._log)
+                replies = read_replies([responses], requests[0].model)
+                shutil.rmtree(place)
+            remove_abandoned(self._log.parent)
+            return replies

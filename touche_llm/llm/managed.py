@@ -31,12 +31,8 @@ _LAST_LINES = 15
 
 
 def build_start_options(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the options to start vLLM with: those that the program needs, overridden by those of the user.
-
-    If the environment switches torch.compile off, vLLM does not start without `enforce_eager`.
-    """
-    eager = {"enforce_eager": True} if os.environ.get("TORCHDYNAMO_DISABLE") == "1" else {}
-    return {"structured_outputs_config": _STRUCTURED_OUTPUTS, **eager, **options}
+    """Return the options to start vLLM with: those that the program needs, overridden by those of the user."""
+    return {"structured_outputs_config": _STRUCTURED_OUTPUTS, **options}
 
 
 def find_vllm() -> str:
