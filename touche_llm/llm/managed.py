@@ -14,13 +14,16 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import orjson
 
 from touche_llm.errors import EngineError
-from touche_llm.llm.engine import Transient
+from touche_llm.llm.engine import Rejected, Transient
 from touche_llm.llm.settings import get_model_name
+
+if TYPE_CHECKING:  # takes a while to load
+    from touche_llm.llm.http import HttpClient
 
 # With white space allowed between tokens, weak models write it endlessly. Only this backend has the switch, and all
 # requests must use the same backend.
@@ -156,16 +159,22 @@ async def serve(
     async with run_guarded([*command, *to_flags(arguments)], log) as (process, end_of_log):
         url = f"http://{_HOST}:{port}"
         async with HttpClient(url, concurrency=1, request_timeout=60.0) as client:
-            while True:
-                try:
-                    await client.get("/v1/models", dict)
-                    break
-                except Transient:
-                    await asyncio.sleep(_POLL_INTERVAL)
+            while not await _is_ready(client):
                 if process.poll() is not None:
                     code = process.returncode
                     raise EngineError(f"vllm serve: ended with code {code} before it was ready; {end_of_log()}")
+                await asyncio.sleep(_POLL_INTERVAL)
         yield url
+
+
+async def _is_ready(client: HttpClient) -> bool:
+    try:
+        await client.get("/v1/models", dict)
+    except Transient:
+        return False
+    except Rejected:
+        pass  # The start-up check reports it.
+    return True
 
 
 if __name__ == "__main__":
