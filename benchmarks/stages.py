@@ -45,18 +45,16 @@ def show(name: str, out: Path, stages: dict[str, Any]) -> None:
     print(f"  index, retrieve, write        {retrieve['seconds'] - stored:9.3f} s ({retrieve['topics']} topics)")
     if "requests" in retrieve:
         show_requests(retrieve)
-    print(f"  judge                         {judge['seconds']:9.3f} s ({judge['judgments per second']} judgments/s)")
+    print(f"  judge                         {judge['seconds']:9.3f} s ({judge['judgments']:,} judgments)")
     show_requests(judge)
-    print(f"    answers per topic {judge['requests per topic']}")
     if (out / STANCES).exists():
         asked = sum(each.orders for each in read_records(out / STANCES, StanceReading, "stances"))
-        print(f"    of these for the stance {asked:,}, about {judge['documents asked for their stance']:,} documents")
+        print(f"    of these for the stance {asked:,}")
     if "pairs" in judge:
-        print(f"    sentences judged {judge['sentences judged']:,}, pairs {judge['pairs judged by the model']:,}")
-    print(f"  rank by {','.join(rank['steps']):21} {rank['seconds']:9.3f} s ({rank['lines']:,} lines)")
+        print(f"    sentences judged {judge['sentences judged']:,}, pairs {judge['pairs']:,}")
+    print(f"  rank                          {rank['seconds']:9.3f} s ({rank['lines']:,} lines)")
     if "requests" in rank:
         show_requests(rank)
-        print(f"    comparisons {', '.join(f'{step} {count:,}' for step, count in rank['comparisons'].items()) or 0}")
     print(f"  peak memory of the program    {rank['peak memory MiB']:9,} MiB", flush=True)
 
 

@@ -90,16 +90,6 @@ def test_an_existing_file_is_replaced_only_when_that_is_asked_for(
     assert file.read_bytes() == written
 
 
-def test_the_page_in_a_run_s_folder_is_written_again_unless_it_is_somebody_else_s(touche: Touche, sample: Path) -> None:
-    run = sample / "comparative"
-    page = run / "report.html"
-    for _ in range(2):
-        assert touche("report", str(run)).returncode == 0
-    page.write_bytes(MINE)
-    assert (touche("report", str(run)).returncode, page.read_bytes()) == (2, MINE)
-    assert (touche("report", str(run), "--overwrite").returncode, page.read_bytes() == MINE) == (0, False)
-
-
 def test_what_a_command_reads_it_never_replaces(touche: Touche, tmp_path: Path, sample: Path) -> None:
     own = tmp_path / "c.jsonl"
     own.write_bytes(CASSETTE.read_bytes())

@@ -50,9 +50,7 @@ async def test_the_run_is_valid_and_each_topic_has_enough_pairs(tmp_path: Path) 
         sources = [found[topic, line.document_id].source for line in lines if line.topic_id == topic]
         assert sources == ["probabilities"] * 30 + ["inherited"] * (sizes[topic] - 30)
     stages = yaml.safe_load((tmp_path / "out" / "ir-metadata.yml").read_text())["stages"]
-    assert stages["judge"]["pairs judged by the model"] == stages["rank"]["lines judged by the model"] == 60
-    assert stages["judge"]["pairs with inherited grades"] == stages["rank"]["lines with inherited grades"]
-    assert stages["rank"]["lines"] == len(lines) == sum(sizes.values())
+    assert stages["rank"]["lines"] == stages["judge"]["pairs"] == len(lines)
     assert stages["judge"]["sentences judged"] == 120
 
 
@@ -123,7 +121,6 @@ async def test_where_the_corpus_has_too_few_it_is_said_and_nothing_is_invented(t
     assert any("topic 3: " in notice and "fewer than the 100 wanted" in notice for notice in progress.notices)
     stages = yaml.safe_load((tmp_path / "out" / "ir-metadata.yml").read_text())["stages"]
     assert stages["judge"]["topics with too few pairs"]["3"] == sizes["3"]
-    assert stages["rank"]["topics with too few lines"]["3"] == sizes["3"]
     assert all(part.endswith("__PREMISE__1") for line in lines for part in line.document_id.split(","))
 
 

@@ -16,7 +16,7 @@ from tests.fake_server import FakeServer, fields_in, good, says
 from tests.sample_runs import SAMPLE, Silent, config_for, run_lines, run_on, run_scripted
 from tests.scripted_engine import Label
 from touche_llm.data.io import read_records
-from touche_llm.data.records import Failure, Judgment
+from touche_llm.data.records import Failure, Judgment, Objects
 from touche_llm.errors import DataError
 from touche_llm.evaluation.run_validation import validate_run
 from touche_llm.llm.request import Request
@@ -44,8 +44,8 @@ async def test_the_ranking_follows_the_grades_and_carries_the_stances(tmp_path: 
     assert all(line.stance == stances[order.index(line.document_id) % 4] for line in lines)
     judgments = read_records(tmp_path / "out" / "judgments.jsonl", Judgment, "judgments")
     assert {each.source for each in judgments} == {"probabilities"}
-    metadata = yaml.safe_load((tmp_path / "out" / "ir-metadata.yml").read_text())
-    assert metadata["stages"]["judge"]["objects found by the model"] == {"20": ["tea", "coffee"]}
+    (found,) = read_records(tmp_path / "out" / "objects.jsonl", Objects, "objects")
+    assert (found.topic_id, found.objects) == ("20", ("tea", "coffee"))
 
 
 async def test_documents_that_fail_keep_their_first_stage_order_behind_the_judged_ones(tmp_path: Path) -> None:

@@ -55,10 +55,10 @@ def test_a_run_that_was_stopped_during_start_up_is_empty_and_not_broken(tmp_path
 
 
 @pytest.mark.parametrize("damage", [{"labels": {"judge": 3}}, {"requests": {"requests": "many"}}, {"failures": [1]}])
-def test_damaged_counts_are_an_error_that_names_their_stage(tmp_path: Path, damage: dict[str, Any]) -> None:
+def test_damaged_counts_are_an_error(tmp_path: Path, damage: dict[str, Any]) -> None:
     file = tmp_path / "ir-metadata.yml"
     file.write_bytes(to_yaml({"stages": {"judge": damage}}))
-    with raises_at(DataError, file, "stages.judge"):
+    with raises_at(DataError, file):
         RunDirectory(tmp_path).read_metadata()
     assert read_overview(tmp_path).state == BROKEN
 

@@ -18,7 +18,7 @@ from touche_llm.cli.setting_options import CommandProgress
 from touche_llm.cli.show import list_measures
 from touche_llm.data.io import check_output
 from touche_llm.evaluation.qrels import read_qrels
-from touche_llm.pipeline.run_directory import REPORT, RunDirectory, is_page
+from touche_llm.pipeline.run_directory import REPORT, RunDirectory
 from touche_llm.pipeline.run_overview import (
     COMPLETE,
     Basis,
@@ -159,8 +159,8 @@ def report(
     from touche_llm.report.run_report import gather_report, render_report
 
     target = out or run_dir / REPORT
-    # The page that an earlier call wrote into the run's folder is one of the run's own files.
-    if target != run_dir / REPORT or not is_page(target):
+    # The page in the run's folder is one of the run's own files.
+    if target != run_dir / REPORT:
         check_output(target, overwrite, qrels_files.values())
     task = get_task(RunDirectory(run_dir).read_config().task)
     known = m.find_qrels_files(task, [run_dir], qrels_files, given.get("dataset"))

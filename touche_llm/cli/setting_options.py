@@ -20,7 +20,6 @@ from touche_llm.errors import DataError, UsageError, list_fields
 from touche_llm.judging.labels import read_thresholds
 from touche_llm.pipeline.config_file import CONFIG, find_task_folder, is_copy, load_config
 from touche_llm.pipeline.progress import ConsoleProgress
-from touche_llm.pipeline.run_directory import RunDirectory
 from touche_llm.tasks import get_task
 from touche_llm.tasks.definition import TASK_FILE
 
@@ -241,7 +240,6 @@ def load_settings(
         DataError: The stage before has not written its configuration.
     """
     if file is None and command in ("judge", "rank") and folder is not None:
-        RunDirectory(folder).check_path()
         file = folder / CONFIG
         if not file.exists():
             raise DataError(f"{file}: missing; run `touche-llm retrieve` for this folder first, or give --config")

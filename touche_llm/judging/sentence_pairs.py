@@ -308,7 +308,6 @@ class PairJudge:
         reversed_ = group_judgments(await self._judge("judging pairs in reversed order", work) if work else ())
         judgments: list[Judgment] = []
         rankings: list[list[Candidate]] = []
-        reversed_better = 0
         for topic in topics:
             ranking = []
             for pair in made[topic.id]:
@@ -317,18 +316,12 @@ class PairJudge:
                 other = reversed_[topic.id].get(reverse_pair(pair.document_id))
                 orders = [judgment] if other is None else [judgment, other]
                 best = max(orders, key=self._grade)
-                reversed_better += best is not judgment
                 judgments += orders
                 ranking.append(msgspec.structs.replace(pair, document_id=best.document_id))
             rankings.append(ranking)
-        inherited = sum(judgment.source == "inherited" for judgment in judgments)
-        count = sum(map(len, rankings))
         facts = {
             "sentences judged": len(sentences),
-            "pairs": count,
-            "pairs judged by the model": count - inherited,
-            "pairs with inherited grades": inherited,
-            "pairs that read better the other way round": reversed_better,
+            "pairs": sum(map(len, rankings)),
             "topics with too few pairs": {
                 topic.id: len(ranking)
                 for topic, ranking in zip(topics, rankings, strict=True)

@@ -77,7 +77,6 @@ async def estimate_cost(
         if stages[0] == "retrieve":
             context.check_sources()
             if folder is not None:
-                directory.check_path()
                 check_settings(directory, context, "run" if len(stages) > 1 else "retrieve", overwrite=overwrite)
         context.progress = ForwardedProgress(progress, "dry run")
         facts = assume_engine_info(config.engine, cache)

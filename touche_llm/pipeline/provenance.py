@@ -9,7 +9,7 @@ import os
 import platform
 import resource
 import sys
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from functools import cache
 from importlib.metadata import version
 from pathlib import Path
@@ -21,32 +21,25 @@ from touche_llm.corpus.store import hash_corpus
 from touche_llm.data.io import sha256
 from touche_llm.data.settings import Scope
 from touche_llm.errors import UsageError
-from touche_llm.llm.settings import SECTIONS, PoolingConfig
+from touche_llm.llm.settings import SECTIONS
 from touche_llm.pipeline.config_file import CONFIG, is_same_task
 from touche_llm.pipeline.context import RunContext
-from touche_llm.pipeline.run_directory import OUTPUTS, STAGES, RunDirectory
+from touche_llm.pipeline.run_directory import OUTPUTS, STAGES, RunDirectory, read_counts
 from touche_llm.ranking.steps import JUDGE
 from touche_llm.tasks import get_task
 
-# Key of the file hashes in a stage's facts, by setting; the hash of the corpus is in its description.
-INPUT_FILES = "input files"
 INCIDENTAL = ("index", *find_settings(Scope.DELIVERY))
 OF_RETRIEVE, OF_JUDGE, OF_MODEL = map(find_settings, (Scope.RETRIEVE, Scope.JUDGE, Scope.MODEL))
 # Compared with the facts of the finished stages, whatever their names: by hash, version, or as the server reports them.
 _INPUTS = ("topics", "corpus", "candidates")
-_BY_FACTS = (*_INPUTS, "prompts", *OF_MODEL)
+_NOT_COMPARED = (*INCIDENTAL, *_INPUTS, "prompts", *OF_MODEL)
 # Settings whose values are the server's unless they are configured, and known only after connecting.
 _OF_SERVER = tuple(f"{section}.{name}" for section in SECTIONS.values() for name in ("model", "context"))
-_NOT_SET = "not set"
-Stages = Mapping[str, Mapping[str, Any]]
-# Key of the first stage's depth in its facts.
-DEPTH = "depth"
-# Key of the counts of answers, by prompt, whose labels are read from log-probabilities.
-LABELS = "labels"
-# Settings of an embedding model or a cross-encoder that do not belong to the method.
-_POOLING_DELIVERY = {name for name, field in PoolingConfig.model_fields.items() if Scope.DELIVERY in field.metadata}
 _SOFTWARE = f"touche-llm=={__version__}"
 _LIBRARIES = ("bm25s", "rank-bm25", "PyStemmer", "sentencex", "jinja2", "pydantic", "aiohttp")
+Stages = Mapping[str, Mapping[str, Any]]
+# A lookup takes 4 ms, and metadata is written twice per stage.
+_version = cache(version)
 
 
 def begin_stage(directory: RunDirectory, config: Config, stage: str) -> None:
@@ -75,17 +68,15 @@ def _read_stages_before(directory: RunDirectory, stage: str) -> dict[str, Any]:
 def build_metadata(config: Config, folder: Path, stages: Mapping[str, Any]) -> dict[str, Any]:
     """Return the metadata of a run, with the facts of each finished stage."""
     task = get_task(config.task)
-    stances = ", label stances" if task.stances else ""
-    first_stage = "a given run" if config.candidates is not None else config.retriever.name
-    steps = config.rank if "judge" in stages else ()
+    methods = list(_list_methods(config, stages))
     model = stages.get("judge", {}).get("model") or "an instruction model"
-    ranked = f"; {model} judges zero-shot, and the steps {', '.join(steps)} rank" if steps else ""
+    fitted = f"thresholds of the stance: the judgments of topics {', '.join(config.fitted_on)}"
     return {
         "ir_metadata.version": "0.1",
         "tag": config.tag,
         # Names of people are optional; the tag identifies the team in every shared task.
         "actor": {"team": config.tag} | config.actor.model_dump(exclude_none=True, exclude={"repository"}),
-        "research goal": {"description": f"{task.title}: rank zero-shot with an instruction model{stances}"},
+        "research goal": {"description": f"{task.title}: rank zero-shot with {model}"},
         "platform": {
             "hardware": {"cpu": {"architecture": platform.machine(), "number of cores": os.cpu_count()}},
             "operating system": {"kernel": f"{platform.system()} {platform.release()}"},
@@ -104,72 +95,51 @@ def build_metadata(config: Config, folder: Path, stages: Mapping[str, Any]) -> d
                 "topics": str(config.topics),
                 **({} if config.dataset is None else {"ir_datasets": config.dataset}),
             },
-            "training data": f"thresholds of the stance: the judgments of topics {', '.join(config.fitted_on)}"
-            if config.fitted_on
-            else "none, the model is used as it is",
+            "training data": fitted if config.fitted_on else "none, the model is used as it is",
         },
         "method": {
-            "name": " > ".join([first_stage, *steps]),
-            "description": f"First stage: {first_stage}{ranked}.",
+            "name": " > ".join(method["name"] for method in methods),
             "automatic": True,
             "score ties": "none, scores strictly decrease",
-            **_method(config, stages),
+            "retrieval": methods,
         },
         "stages": stages,
     }
 
 
-# A lookup takes 4 ms, and metadata is written twice per stage.
-_version = cache(version)
-
-
-def _method(config: Config, stages: Mapping[str, Any]) -> dict[str, Any]:
-    retrieval = [{"name": "first stage", **_describe_first_stage(config, stages)}]
-    judged = "judge" in stages
-    if judged and config.pairs is not None:
-        pairs = {"sentences judged": config.depth, **config.pairs.model_dump()}
-        method = "touche_llm.judging.sentence_pairs"
-        retrieval.append({"name": "pairs", "method": method, "reranks": "first stage", "params": pairs})
-    for step in config.steps if judged else ():
-        name = "pointwise" if step.name == JUDGE else step.name
-        settings = {"weights": dict(config.weights)}
-        if step.name != JUDGE:
-            settings = getattr(config.ranking, name).model_dump(exclude=_POOLING_DELIVERY, exclude_none=True)
-        last = retrieval[-1]["name"]
-        method = f"touche_llm.ranking.{name}"
-        retrieval.append({"name": str(step), "method": method, "reranks": last, "params": settings})
-    if judged and config.stance is not None:
-        stance = {"method": "touche_llm.judging.labels", "params": config.stance.model_dump(mode="json")}
-        retrieval.append({"name": "stance", "reranks": "nothing: labels", **stance})
-    return {"retrieval": retrieval}
-
-
-def _describe_first_stage(config: Config, stages: Mapping[str, Any]) -> dict[str, Any]:
+def _list_methods(config: Config, stages: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """Yield the first stage and, once documents are judged, each step of the ranking, with their settings."""
     if config.candidates is not None:
-        return {"method": "run file", "params": {"file": str(config.candidates)}}
-    retriever = config.retriever
-    # The judged depth may be smaller than the retrieved one.
-    depth = stages.get("retrieve", {}).get(DEPTH, config.first_stage_depth)
-    params: dict[str, Any] = {"query": list(retriever.query), "depth": depth}
-    if config.expansion.use:
-        params["other queries"] = config.expansion.model_dump(exclude={"use"})
-    if config.chatnoir is None:
-        params |= {"k1": retriever.k1, "b": retriever.b}
-    if (search_engine := config.chatnoir or config.elasticsearch) is not None:
-        params["index"] = search_engine.index
-    if retriever.name in ("bm25", "hybrid"):
-        params["variant"] = retriever.method
-    if config.dense is not None:
-        params["vectors"] = config.dense.model_dump(exclude=_POOLING_DELIVERY, exclude_none=True)
-    if config.sentences is not None:
-        params |= config.sentences.model_dump(exclude={"pool"})
-    return {"method": retriever.kind.method, "params": params}
+        last, method, params = "a given run", "run file", {"file": str(config.candidates)}
+    else:
+        last, method, params = config.retriever.name, config.retriever.kind.method, _list_settings(config, OF_RETRIEVE)
+        # The judged depth may be smaller than the retrieved one.
+        params["depth"] = stages.get("retrieve", {}).get("depth", config.first_stage_depth)
+    yield {"name": last, "method": method, "params": params}
+    for step in config.steps if "judge" in stages else ():
+        is_judge = step.name == JUDGE
+        params = _list_settings(config, (*OF_JUDGE, "weights", "stance") if is_judge else (f"ranking.{step.name}",))
+        method = f"touche_llm.ranking.{'pointwise' if is_judge else step.name}"
+        yield {"name": str(step), "method": method, "reranks": last, "params": params}
+        last = str(step)
+
+
+def _list_settings(config: Config, names: Collection[str]) -> dict[str, Any]:
+    """Return the settings of these names and sections that decide on outputs; those that are not set are left out."""
+    values = flatten(config.model_dump(mode="json") | {"topic": sorted(config.topic)})
+    return {
+        name: value
+        for name, value in values.items()
+        if value not in (None, {}) and is_one_of(name, names) and not is_one_of(name, _NOT_COMPARED)
+    }
 
 
 def hash_inputs(config: Config) -> dict[str, str]:
-    """Return the SHA-256 of the files that the first stage reads beside the corpus, by setting."""
+    """Return the SHA-256 of the files that a run reads, by setting; for an index that of its corpus."""
     files = {"topics": config.topics, "candidates": config.candidates}
-    return {name: sha256(file) for name, file in files.items() if file is not None and file.is_file()}
+    found = {name: sha256(file) for name, file in files.items() if file is not None and file.is_file()}
+    digest = None if config.index is None else hash_corpus(config.corpus, config.index)
+    return found if digest is None else {**found, "corpus": digest}
 
 
 def check_settings(directory: RunDirectory, context: RunContext, command: str, *, overwrite: bool) -> None:
@@ -177,7 +147,7 @@ def check_settings(directory: RunDirectory, context: RunContext, command: str, *
 
     Prompts, corpus, topics and candidates are compared by content with what the finished stages recorded, and so is the
     model, since `rank` may use another one than judged. A default that changed with the program is a difference, since
-    the folder names every value; a setting that the program did not have then is none.
+    the folder names every value.
 
     Args:
         directory: The run's folder.
@@ -190,39 +160,29 @@ def check_settings(directory: RunDirectory, context: RunContext, command: str, *
         UsageError: Names each changed setting with its old and new value; if they may be replaced, each changed input.
         PromptError: A prompt of the run is missing or invalid.
     """
-    folder, config = directory.path, context.config
     if overwrite:
         if command == "judge":  # It replaces no candidates.
-            check_inputs(directory, config)
+            check_inputs(directory, context.config)
         return
-    replaced = list(OUTPUTS)[command == "judge" :]
+    made = [stage for stage, names in OUTPUTS.items() if any((directory.path / name).exists() for name in names)]
+    replaced = [stage for stage in made if stage != "retrieve" or command != "judge"]
     if not directory.config_file.exists():
-        for name in (name for stage in replaced for name in OUTPUTS[stage]):
-            if os.path.lexists(folder / name):
-                raise UsageError(
-                    f"{folder / name}: without a {directory.config_file.name} beside it, this file was not written by "
-                    "this program; give another folder, or replace it (`overwrite: true`)"
-                )
+        if replaced:
+            raise UsageError(
+                f"{directory}: has outputs of `{replaced[0]}` but no {CONFIG}, so this program did not write them; "
+                "give another folder, or replace them (`overwrite: true`)"
+            )
         return
-    try:
-        old = directory.read_config()
-    except UsageError as error:
-        raise UsageError(f"{error}; give another folder, or replace it (`overwrite: true`)") from error
-    facts = directory.read_metadata().stages
-    made = {
-        stage: facts.get(stage, {})
-        for stage, files in OUTPUTS.items()
-        if any((folder / file).exists() for file in files)
-    }
+    old, stages = directory.read_config(), directory.read_metadata().stages
+    found = {stage: stages.get(stage, {}) for stage in made}
     changes = [
-        *_compare_settings(old, config, _list_relevant(made, old, command)),
-        *(change for stage in replaced if stage in made for change in _compare_model(stage, made[stage], config)),
-        *_compare_inputs(made, config, _INPUTS),
-        *_compare_prompts(made, context),
+        *_compare_settings(old, context.config, _list_relevant(made, old, command)),
+        *_compare_facts(found, replaced, context),
+        *_compare_inputs(found, context.config, _INPUTS),
     ]
     if changes:
         raise UsageError(
-            f"{folder}: holds a run with other settings or inputs; give another folder, or replace it "
+            f"{directory}: holds a run with other settings or inputs; give another folder, or replace it "
             "(`overwrite: true`; answers stay in the cache):\n" + "\n".join(changes)
         )
 
@@ -235,80 +195,57 @@ def check_inputs(directory: RunDirectory, config: Config) -> None:
         DataError: The metadata cannot be read.
     """
     # The folder has its own copy of the candidates.
-    changes = list(_compare_inputs(directory.read_metadata().stages, config, ("topics", "corpus")))
-    if changes:
+    if changes := list(_compare_inputs(directory.read_metadata().stages, config, ("topics", "corpus"))):
         raise UsageError(
             f"{directory}: the model would see other inputs than the first stage had; restore these "
             "files, or repeat all stages with `touche-llm run --overwrite`:\n" + "\n".join(changes)
         )
 
 
-def _describe(name: str, before: object, now: object) -> str:
-    return f"  {name}: {before!s:.100} → {now!s:.100}"
-
-
-def _list_relevant(made: Collection[str], config: Config, command: str) -> tuple[str, ...] | None:
-    """Return the settings that determine the files of these stages; None for all settings."""
+def _list_relevant(made: Collection[str], old: Config, command: str) -> tuple[str, ...]:
+    """Return the settings that determine the outputs of these stages."""
     if "rank" in made:
-        return None
+        return tuple(Config.model_fields)
     if "judge" in made:
         return (*OF_RETRIEVE, *OF_JUDGE)
     if "retrieve" not in made:
         return ()
-    if command == "judge":
-        return OF_RETRIEVE
-    return (*OF_RETRIEVE, "depth", *(("sampling",) if config.expansion.use else ()))
+    return OF_RETRIEVE if command == "judge" else (*OF_RETRIEVE, "depth", *["sampling"] * old.expansion.use)
 
 
-def _compare_settings(old: Config, new: Config, relevant: tuple[str, ...] | None) -> Iterator[str]:
-    before, now = (
-        {
-            name: value
-            for name, value in flatten(config.model_dump(mode="json") | {"topic": sorted(config.topic)}).items()
-            if value not in (None, {})
-            and (relevant is None or is_one_of(name, relevant))
-            and not is_one_of(name, (*INCIDENTAL, *_BY_FACTS))
-        }
-        for config in (old, new)
-    )
+def _compare_settings(old: Config, new: Config, names: Collection[str]) -> Iterator[str]:
+    before, now = _list_settings(old, names), _list_settings(new, names)
+    if "task" in before and is_same_task(old.task, new.task):
+        now["task"] = old.task
     for name in dict.fromkeys((*before, *now)):
-        first, second = before.get(name, _NOT_SET), now.get(name, _NOT_SET)
-        is_unknown = name in _OF_SERVER and _NOT_SET in (first, second)
-        if first != second and not is_unknown and not (name == "task" and is_same_task(first, second)):
-            yield _describe(name, first, second)
+        if name not in _OF_SERVER or (name in before and name in now):
+            yield from _compare(name, before.get(name), now.get(name))
 
 
-def _compare_model(stage: str, facts: Mapping[str, Any], config: Config) -> Iterator[str]:
-    engine = config.engine
-    for setting, now in zip(OF_MODEL, (engine.model_name, engine.revision, engine.context), strict=True):
-        before = facts.get(setting.removeprefix("engine."))
-        # A value that is not configured is the server's and known only after connecting.
-        if None not in (before, now) and before != now:
-            yield _describe(setting, f"{before} ({stage})", now)
+def _compare_facts(stages: Stages, replaced: Collection[str], context: RunContext) -> Iterator[str]:
+    """Compare model and prompts with those that the finished stages recorded."""
+    engine = context.config.engine
+    for name, now in zip(OF_MODEL, (engine.model_name, engine.revision, engine.context), strict=True):
+        for before in dict.fromkeys(stages[stage].get(name.removeprefix("engine.")) for stage in replaced):
+            # A value that is not configured is the server's and known only after connecting.
+            if None not in (before, now):
+                yield from _compare(name, before, now)
+    labels = {purpose: label for facts in stages.values() for purpose, label in read_counts(facts).prompts.items()}
+    for purpose, prompt in (context.load_prompts(*labels) if labels else {}).items():
+        yield from _compare(f"prompts.{purpose}", labels[purpose], prompt.label)
 
 
-def _compare_inputs(stages: Stages, config: Config, names: Iterable[str]) -> Iterator[str]:
-    """Compare the files of these settings with those that the first stage found."""
-    before, now = _section(stages, "retrieve", INPUT_FILES), hash_inputs(config)
-    if digest := _section(stages, "retrieve", "corpus").get("sha256"):
-        before["corpus"] = digest
-        if config.index is not None and (digest := hash_corpus(config.corpus, config.index)) is not None:
-            now["corpus"] = digest
-    for name in names:
-        # A file that is gone is an error of the stage that reads it; a search engine keeps its documents.
-        is_unknown = name not in now and (name == "corpus" or getattr(config, name) is not None)
-        if before and not is_unknown and before.get(name) != now.get(name):
-            yield _describe(name, *(f"sha256 {hashes.get(name, _NOT_SET)!s:.12}" for hashes in (before, now)))
+def _compare_inputs(stages: Stages, config: Config, names: Collection[str]) -> Iterator[str]:
+    """Compare the files of these settings with those that the first stage found, if it recorded any."""
+    before = read_counts(stages.get("retrieve", {})).inputs
+    now = hash_inputs(config) if before else {}
+    for name in names if before else ():
+        # A file that is missing is an error of the stage that reads it.
+        if name in now or getattr(config, name) is None:
+            yield from _compare(name, before.get(name), now.get(name), "sha256 ", 12)
 
 
-def _compare_prompts(stages: Stages, context: RunContext) -> Iterator[str]:
-    before = {purpose: label for stage in stages for purpose, label in _section(stages, stage, "prompts").items()}
-    for purpose, prompt in (context.load_prompts(*before) if before else {}).items():
-        if prompt.label != before[purpose]:
-            yield _describe(f"prompts.{purpose}", before[purpose], prompt.label)
-
-
-def _section(stages: Stages, stage: str, name: str) -> dict[str, Any]:
-    """Return a section of a stage's facts; empty if none was recorded."""
-    section = stages.get(stage, {}).get(name)
-    return dict(section) if isinstance(section, Mapping) else {}
+def _compare(name: str, before: object, now: object, what: str = "", chars: int = 100) -> Iterator[str]:
+    if before != now:
+        old, new = ("not set" if value is None else f"{what}{value!s:.{chars}}" for value in (before, now))
+        yield f"  {name}: {old} → {new}"

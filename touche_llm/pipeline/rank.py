@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import io
-from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -155,35 +154,11 @@ async def rank(
     return ranking
 
 
-def describe_ranking(ranking: Ranking, judgments: Judgments) -> dict[str, Any]:
-    """Return counts of a ranking for the metadata."""
-    lines, task = ranking.lines, ranking.task
-    found = [ranking.judgments.get(line.topic_id, {}).get(line.document_id) for line in lines]
-    inherited = sum(judgment is not None and judgment.source == "inherited" for judgment in found)
-    sizes = Counter(line.topic_id for line in lines)
-    return {
-        "lines": len(lines),
-        "lines judged by the model": len(lines) - inherited - ranking.imputed,
-        "lines with inherited grades": inherited,
-        "topics with too few lines": {
-            topic.id: sizes[topic.id]
-            for topic in judgments.candidates.topics
-            if sizes[topic.id] < task.documents_per_topic.min
-        },
-        "stances": {stance: sum(line.stance == stance for line in lines) for stance in task.stances},
-        "imputed stances": ranking.imputed,
-        "left out without a judgment": _count_omitted(ranking, judgments),
-    }
-
-
-def _count_omitted(ranking: Ranking, judgments: Judgments) -> int:
-    """Return the number of candidates that are left out since they have no stance."""
-    limit = ranking.task.documents_per_topic.max
-    return sum(min(len(found), limit) for found in judgments.candidates.list_rankings()) - len(ranking.lines)
-
-
 def _warn_of_unjudged(ranking: Ranking, judgments: Judgments, progress: Progress) -> None:
-    imputed, omitted, task = ranking.imputed, _count_omitted(ranking, judgments), ranking.task
+    imputed, task = ranking.imputed, ranking.task
+    limit = task.documents_per_topic.max
+    # Candidates without a stance are left out if the task has no label for an unknown one.
+    omitted = sum(min(len(found), limit) for found in judgments.candidates.list_rankings()) - len(ranking.lines)
     if imputed:
         progress.warn(
             f"{imputed} of {len(ranking.lines)} documents have no judgment: first-stage order"
@@ -200,9 +175,8 @@ def _choose_labels(
     task: Task,
     settings: StanceSettings | None,
 ) -> dict[str, dict[str, ChosenStance]]:
-    labels: dict[str, dict[str, ChosenStance]] = {}
+    labels: dict[str, dict[str, ChosenStance]] = {topic_id: {} for topic_id in rankings}
     for topic_id, ranking in rankings.items():
-        labels[topic_id] = {}
         for document_id in (candidate.document_id for candidate in ranking):
             judgment, reading = judgments.get(topic_id, {}).get(document_id), readings.get((topic_id, document_id))
             if (label := choose_label(judgment, reading, task, settings)) is not None:

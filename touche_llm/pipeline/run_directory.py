@@ -15,7 +15,7 @@ from typing import Any, Literal
 import msgspec
 
 from touche_llm.config import PURPOSES, Config
-from touche_llm.data.io import RecordT, open_atomic, read_records, sha256, write_records
+from touche_llm.data.io import RecordT, open_atomic, read_records, write_records
 from touche_llm.data.records import Comparison, Failure, Judgment, Objects, StanceReading, UserLabels
 from touche_llm.data.settings import read_yaml, to_yaml
 from touche_llm.data.trec_runs import ParsedRun, read_run
@@ -52,7 +52,7 @@ COMPARISON_FAILURES = "comparison_failures.jsonl"
 RUN = "run.txt"
 # Run lines with grades and stances, for analysis.
 RESULTS = "results.tsv"
-# Only with `touche-llm report`; it names the results that it shows by their hash, and so survives a repetition.
+# Only with `touche-llm report`; removed with the ranking that it shows.
 REPORT = "report.html"
 # Only with `touche-llm evaluate`; it names the run file that it measured by its hash, and so survives later stages.
 EVALUATION = "evaluation.yaml"
@@ -62,22 +62,15 @@ LABELS = "labels.jsonl"
 BATCH = "batch.json"
 # Only in a recorded run, which has some files of a run's folder, but is none.
 RECORDED = "recorded.json"
-OF_RETRIEVE = (CANDIDATES, SENTENCES, QUERIES, QUERY_FAILURES)
-# Judging pairs replaces the candidates too, but does not remove them.
-OF_JUDGE = (JUDGMENTS, OBJECTS, STANCES, SENTENCE_JUDGMENTS, FAILURES)
-# The run comes first so that an interrupted removal never leaves a run without its inputs.
-OF_RANK = (RUN, RESULTS, COMPARISONS, COMPARISON_FAILURES)
 ALL_FAILURES = (QUERY_FAILURES, FAILURES, COMPARISON_FAILURES)
-# Outputs of each stage, in the order of the stages.
-OUTPUTS: Mapping[str, tuple[str, ...]] = {"retrieve": OF_RETRIEVE, "judge": OF_JUDGE, "rank": OF_RANK}
+# Outputs of each stage, in the order of the stages. Judging pairs replaces the candidates, but does not remove them.
+# The run comes first so that an interrupted removal never leaves a run without its inputs.
+OUTPUTS: Mapping[str, tuple[str, ...]] = {
+    "retrieve": (CANDIDATES, SENTENCES, QUERIES, QUERY_FAILURES),
+    "judge": (JUDGMENTS, OBJECTS, STANCES, SENTENCE_JUDGMENTS, FAILURES),
+    "rank": (RUN, RESULTS, COMPARISONS, COMPARISON_FAILURES),
+}
 STAGES = tuple(OUTPUTS)
-
-# Key of the topics in a stage's facts: their ids if some were chosen, else null.
-CHOSEN_TOPICS = "chosen topics"
-
-# Marks every page that this program writes, within its first bytes.
-GENERATOR = '<meta name="generator" content="touche-llm">'
-_HEAD_BYTES = 512
 # Bytes of a lock file that an error shows; a file of this program is shorter.
 _MAX_HOLDER = 500
 
@@ -106,6 +99,8 @@ class StageCounts(msgspec.Struct, frozen=True):
         imputed: Number of stances that are the task's label for an unknown one; None if the stage does not count them.
         seconds: Duration of the stage.
         chosen_topics: Ids of the topics if some were chosen.
+        depth: Depth of the first stage.
+        inputs: SHA-256 of the files that the first stage read, by setting.
     """
 
     topics: int | None = None
@@ -115,7 +110,9 @@ class StageCounts(msgspec.Struct, frozen=True):
     labels: dict[str, LabelCounts] = {}
     imputed: int | None = msgspec.field(default=None, name="imputed stances")
     seconds: float = 0.0
-    chosen_topics: list[str] | None = msgspec.field(default=None, name=CHOSEN_TOPICS)
+    chosen_topics: list[str] | None = msgspec.field(default=None, name="chosen topics")
+    depth: int | None = None
+    inputs: dict[str, str] = msgspec.field(default={}, name="input files")
 
 
 def read_counts(facts: Mapping[str, Any]) -> StageCounts:
@@ -149,22 +146,15 @@ class RunDirectory:
     def __str__(self) -> str:
         return str(self.path)
 
-    # Configuration that the outputs were made with.
     config_file = _RunFile(CONFIG)
-    # Facts about the finished stages, in the ir_metadata format.
     metadata_file = _RunFile(METADATA)
-    # The run, in TREC format.
     run_file = _RunFile(RUN)
-    # Run lines with grades and stances.
     results_file = _RunFile(RESULTS)
-    # Last evaluation of the run.
     evaluation_file = _RunFile(EVALUATION)
     # Candidates to rank: documents or pairs.
     candidates_file = _RunFile(CANDIDATES)
     judgments_file = _RunFile(JUDGMENTS)
-    # Answers to the stance prompt.
     stances_file = _RunFile(STANCES)
-    # Judgments of sentences, if pairs are made.
     sentences_file = _RunFile(SENTENCE_JUDGMENTS)
 
     def first_stage_file(self, task: Task) -> Path:
@@ -180,18 +170,11 @@ class RunDirectory:
 
         Raises:
             UsageError: Another process holds the lock; the message names it.
-            DataError: The folder does not exist, or the lock file cannot be opened.
+            DataError: The folder does not exist.
         """
-        path = self.path / LOCK
         if not self.path.is_dir():
             raise DataError(f"{self}: no such folder; run `touche-llm retrieve --out {self}` first")
-        try:
-            file = path.open("a+b", buffering=0)
-        except OSError as error:
-            raise DataError(
-                f"{path}: cannot open the lock file: {error.strerror}; make it a file that you may write, or remove it"
-            ) from error
-        with file:
+        with (self.path / LOCK).open("a+b", buffering=0) as file:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError as error:
@@ -206,19 +189,6 @@ class RunDirectory:
             file.truncate(0)
             file.write(f"touche-llm {command}, process {os.getpid()} on {socket.gethostname()} since {now}\n".encode())
             yield
-
-    def create(self) -> None:
-        """Create the folder unless it exists; raise UsageError if a file has its name."""
-        self.check_path()
-        self.path.mkdir(parents=True, exist_ok=True)
-
-    def check_path(self) -> None:
-        """Raise UsageError if the path, or a part of it, is a file."""
-        for path in (self.path, *self.path.parents):
-            if path.exists():
-                if not path.is_dir():
-                    raise UsageError(f"{path}: a file; expected the folder of a run; give another folder (--out)")
-                return
 
     # Configuration and metadata
 
@@ -238,23 +208,18 @@ class RunDirectory:
             ) from error
 
     def read_metadata(self) -> Metadata:
-        """Return the stages from the metadata; no stages if the file is missing.
-
-        Raises:
-            DataError: The metadata cannot be read, or is not as this program writes it.
-        """
-        path, place = self.metadata_file, ""
+        """Return the stages from the metadata; none if the file is missing, DataError if it is not this program's."""
+        path = self.metadata_file
         if not path.exists():
             return Metadata()
         content = read_yaml(path, advice="make the file readable, or delete it and run all stages")
         try:
             metadata = msgspec.convert({"stages": None, **content}, Metadata)
-            for stage, facts in metadata.stages.items():
-                place = f"stages.{stage}: "
+            for facts in metadata.stages.values():
                 read_counts(facts)
         except msgspec.ValidationError as error:
             raise DataError(
-                f"{path}: not metadata that this program wrote ({place}{error!s:.200}); delete it and run all stages"
+                f"{path}: not metadata that this program wrote ({error!s:.200}); delete it and run all stages"
             ) from error
         return metadata
 
@@ -271,9 +236,7 @@ class RunDirectory:
             config = f" --config {self.config_file}" if unfinished == "retrieve" else ""
             raise DataError(
                 f"{self}: `touche-llm {unfinished}` was interrupted while it replaced its outputs, so these files do "
-                "not belong together; repeat the command that was interrupted, or run "
-                f"`touche-llm {unfinished}{config} --out {self}` (answers that are in the cache are not requested "
-                "again)"
+                f"not belong together; run `touche-llm {unfinished}{config} --out {self}` again"
             )
 
     def begin_stage(self, config: Config, stage: str, metadata: Mapping[str, Any]) -> None:
@@ -285,6 +248,7 @@ class RunDirectory:
         for later in reversed(STAGES[STAGES.index(stage) :]):
             for name in OUTPUTS[later]:
                 (self.path / name).unlink(missing_ok=True)
+        (self.path / REPORT).unlink(missing_ok=True)
         write_config(config, self.config_file)
         used = (purpose for earlier in STAGES[: STAGES.index(stage)] for purpose in PURPOSES[earlier])
         copy_task(get_task(config.task), self.path, [getattr(config.prompts, purpose) for purpose in used])
@@ -387,18 +351,6 @@ class RunDirectory:
         ranking.write_results(self.results_file)
         ranking.write(self.run_file, overwrite=True)
 
-    def hash_results(self) -> str:
-        """Return the SHA-256 of the results; empty for a folder without them, assembled by hand."""
-        return sha256(self.results_file) if self.results_file.exists() else ""
-
-    def remove_outdated_report(self) -> bool:
-        """Remove the page of `report` if it shows other results; return whether it was removed."""
-        page = self.path / REPORT
-        is_outdated = is_page(page) and self.hash_results() not in _read_head(page)
-        if is_outdated:
-            page.unlink()
-        return is_outdated
-
     def read_run(self, labels: Collection[str] | None) -> ParsedRun:
         """Read the run with its chosen topics; DataError if it is missing or its last stage did not finish."""
         self.check_finished("rank")
@@ -406,20 +358,10 @@ class RunDirectory:
         return replace(run, chosen_topics=self.read_chosen_topics())
 
     def read_chosen_topics(self) -> list[str] | None:
-        """Return the ids of the topics that were chosen for the run; None if none were, or nothing says so.
-
-        Raises:
-            DataError: The metadata cannot be read, or lack the chosen topics.
-        """
+        """Return the ids of the topics that were chosen for the run; None if none were, or nothing says so."""
         stages = self.read_metadata().stages
         finished = [stages[stage] for stage in STAGES if stage in stages]
-        if finished:
-            return read_counts(finished[-1]).chosen_topics
-        if self.config_file.is_file() and self.read_config().has_chosen_topics:
-            raise DataError(
-                f"{self.metadata_file}: lacks the chosen topics of the run; run `touche-llm rank` for the folder again"
-            )
-        return None
+        return read_counts(finished[-1]).chosen_topics if finished else None
 
     def _require(self, path: Path, stage: str) -> Path:
         if not path.exists():
@@ -428,16 +370,3 @@ class RunDirectory:
 
     def _read_optional(self, name: str, record: type[RecordT], what: str) -> list[RecordT]:
         return read_records(self.path / name, record, what) if (self.path / name).exists() else []
-
-
-def is_page(path: Path) -> bool:
-    """Return whether a file is a page that this program wrote."""
-    return GENERATOR in _read_head(path)
-
-
-def _read_head(path: Path) -> str:
-    """Return the first bytes of a page as text; empty if there is no such file."""
-    if not path.is_file():
-        return ""
-    with path.open("rb") as stream:
-        return stream.read(_HEAD_BYTES).decode(errors="replace")

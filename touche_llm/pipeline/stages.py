@@ -30,18 +30,9 @@ from touche_llm.pipeline.corpora import DenseCorpus
 from touche_llm.pipeline.engines import describe_engine, describe_pooling, open_model
 from touche_llm.pipeline.judge import Judgments, describe_judgments, judge
 from touche_llm.pipeline.progress import Progress
-from touche_llm.pipeline.provenance import (
-    DEPTH,
-    INPUT_FILES,
-    LABELS,
-    begin_stage,
-    check_inputs,
-    check_settings,
-    hash_inputs,
-    record_stage,
-)
-from touche_llm.pipeline.rank import Ranking, describe_ranking, rank
-from touche_llm.pipeline.run_directory import CHOSEN_TOPICS, LOCK, REPORT, RunDirectory
+from touche_llm.pipeline.provenance import begin_stage, check_inputs, check_settings, hash_inputs, record_stage
+from touche_llm.pipeline.rank import Ranking, rank
+from touche_llm.pipeline.run_directory import LOCK, RunDirectory, read_counts
 from touche_llm.ranking.cross_encoder import CrossEncoder
 from touche_llm.ranking.steps import RankingPlan, list_comparison_kinds, needs_texts
 
@@ -53,9 +44,8 @@ MAX_JUDGMENTS = 150_000
 
 async def retrieve_stage(context: RunContext, directory: RunDirectory) -> Candidates:
     """Write the candidates of each topic, retrieved or read from a run file of another tool."""
-    started, inputs = time.monotonic(), hash_inputs(context.config)
-    before = count_requests(context.model)
-    corpus, opened = context.corpus, time.monotonic()
+    started, before, corpus = time.monotonic(), count_requests(context.model), context.corpus
+    opened, inputs = time.monotonic(), hash_inputs(context.config)
     candidates = await retrieve_candidates(context)
     used: dict[str, Any] = {}
     if isinstance(corpus, DenseCorpus) and corpus.usage:
@@ -65,17 +55,17 @@ async def retrieve_stage(context: RunContext, directory: RunDirectory) -> Candid
     if config.expansion.use:
         used |= _describe_model_use(context, ("queries",), before)
         used["failures"] = count_by_kind(candidates.failures)
-    directory.create()
+    directory.path.mkdir(parents=True, exist_ok=True)
     begin_stage(directory, config, "retrieve")
     directory.write_candidates(candidates, config)
     facts = {
         "topics": len(context.topics),
-        CHOSEN_TOPICS: context.chosen_topics,
-        DEPTH: config.first_stage_depth,
+        "chosen topics": context.chosen_topics,
+        "depth": config.first_stage_depth,
         "candidates": sum(map(len, candidates.list_rankings())),
         "topics without candidates": list_empty(candidates),
         "corpus": dict(corpus.description),
-        INPUT_FILES: inputs,
+        "input files": inputs,
         **used,
         "seconds to store the corpus or open it": round(opened - started, 3),
         "seconds": round(time.monotonic() - started, 3),
@@ -98,26 +88,16 @@ async def judge_stage(context: RunContext, directory: RunDirectory) -> Judgments
     started, before = time.monotonic(), count_requests(context.model)
     candidates = read_first_stage(context, directory)
     judgments = await _judge_candidates(context, candidates)
-    config, prompts = context.config, context.load_prompts(*PURPOSES["judge"])
-    seconds = time.monotonic() - started
+    config, seconds = context.config, round(time.monotonic() - started, 3)
     begin_stage(directory, config, "judge")
-    directory.write_judgments(judgments, config.tag, prompts)
-    counts = describe_judgments(judgments)
-    use = _describe_model_use(context, PURPOSES["judge"], before)
-    judged = [topic for topic in judgments.candidates.topics if "objects" not in prompts or topic.objects is not None]
-    facts: dict[str, Any] = {CHOSEN_TOPICS: context.chosen_topics, **use}
-    if "objects" in prompts:
-        facts["objects found by the model"] = {found.topic_id: list(found.objects) for found in judgments.objects}
-    facts |= counts
-    if "stance" in prompts:
-        facts["documents asked for their stance"] = len(judgments.stances)
-    facts |= {
+    directory.write_judgments(judgments, config.tag, context.load_prompts(*PURPOSES["judge"]))
+    facts = {
+        "chosen topics": context.chosen_topics,
+        **_describe_model_use(context, PURPOSES["judge"], before),
+        **describe_judgments(judgments),
         "failures": count_by_kind(judgments.failures),
-        "seconds": round(seconds, 3),
-        "judgments per second": round(counts["judgments"] / seconds, 2) if seconds else None,
+        "seconds": seconds,
     }
-    spent = count_requests(context.model).since(before)
-    facts["requests per topic"] = round((spent.requests + spent.cache_hits) / max(len(judged), 1), 1)
     record_stage(directory, config, "judge", facts)
     _check_pairs(judgments, directory)
     return judgments
@@ -135,8 +115,7 @@ async def rank_stage(context: RunContext, directory: RunDirectory) -> Ranking:
     config, kinds = context.config, list_comparison_kinds(context.config.steps)
     if config.stance is not None and config.stance.prompt_depth and not directory.stances_file.exists():
         context.progress.warn(f"{directory.stances_file}: no such file; every stance is that of the judge prompt")
-    facts: dict[str, Any] = {CHOSEN_TOPICS: context.chosen_topics, "steps": list(config.rank)}
-    facts |= {"objective": config.objective, "weights": dict(config.weights)}
+    facts: dict[str, Any] = {"chosen topics": context.chosen_topics}
     async with context.using_reranker():
         ranking = await _rank_judgments(context, judgments)
         config = context.config
@@ -144,18 +123,12 @@ async def rank_stage(context: RunContext, directory: RunDirectory) -> Ranking:
             facts["cross-encoder"] = describe_pooling(context.reranker, config.ranking.cross_encoder)
     if kinds:
         facts |= _describe_model_use(context, kinds, before)
-        facts["comparisons"] = dict(Counter(comparison.step for comparison in ranking.comparisons))
         facts["failures"] = count_by_kind(ranking.failures)
     begin_stage(directory, config, "rank")
     directory.write_ranking(ranking, compared=bool(kinds))
-    facts |= describe_ranking(ranking, judgments)
+    facts |= {"lines": len(ranking.lines), "imputed stances": ranking.imputed}
     facts["seconds"] = round(time.monotonic() - started, 3)
     record_stage(directory, config, "rank", facts)
-    if directory.remove_outdated_report():
-        context.progress.warn(
-            f"{directory.path / REPORT}: removed, since the results changed; `touche-llm report {directory}` writes a "
-            "new one"
-        )
     return ranking
 
 
@@ -205,9 +178,9 @@ async def _rank_judgments(context: RunContext, judgments: Judgments) -> Ranking:
 def read_first_stage(context: RunContext, directory: RunDirectory) -> Candidates:
     """Read the candidates to judge; raise UsageError if there are too few or too many for the depth."""
     candidates = directory.read_first_stage(context)
-    found = directory.read_metadata().stages.get("retrieve", {}).get(DEPTH)
+    found = read_counts(directory.read_metadata().stages.get("retrieve", {})).depth
     depth = context.config.first_stage_depth
-    if isinstance(found, int) and depth > found:
+    if found is not None and depth > found:
         raise UsageError(
             f"{directory}: the first stage has a depth of {found:,} documents per topic, and {depth:,} are to be "
             f"judged; give `depth: {found}`, or repeat the first stage with `touche-llm retrieve --overwrite`"
@@ -265,7 +238,7 @@ def _describe_model_use(context: RunContext, purposes: Iterable[str], before: Co
         "prompts": {name: prompt.label for name, prompt in prompts.items()},
         "documents cut": counts.cut,
         "requests": counts.as_dict(),
-        **({LABELS: read} if read else {}),
+        **({"labels": read} if read else {}),
     }
 
 
@@ -349,7 +322,7 @@ async def _open_run(
             names = {path.name for path in folder.iterdir()} if folder.is_dir() else set()
             if names and names.isdisjoint((CONFIG, LOCK)):
                 progress.warn(f"{folder}: has files of no run; those of the run are written beside them")
-            directory.create()
+            folder.mkdir(parents=True, exist_ok=True)
             stack.enter_context(directory.lock(command, progress.warn))
 
         def check() -> None:

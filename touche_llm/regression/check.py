@@ -76,7 +76,7 @@ async def replay(config: Config, first_stage: Path, work: Path, place: Path) -> 
         ToucheError: As the stages.
     """
     directory = RunDirectory(work / "run")
-    directory.create()
+    directory.path.mkdir(parents=True)
     shutil.copyfile(first_stage, directory.path / first_stage.name)
     # The first stage is given, so no query is expanded.
     config = config.model_copy(update={"index": work / "index", "expansion": ExpansionSettings()})

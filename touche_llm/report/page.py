@@ -23,7 +23,6 @@ from touche_llm.evaluation.measures import Evaluation, describe_coverage, descri
 from touche_llm.evaluation.qrels import Qrels
 from touche_llm.evaluation.significance import compare, describe_missing_intervals
 from touche_llm.evaluation.stance_measures import count_confusion
-from touche_llm.pipeline.run_directory import GENERATOR
 from touche_llm.pipeline.run_overview import format_seconds
 from touche_llm.tasks.task import Task
 
@@ -85,7 +84,6 @@ def create_environment() -> Environment:
         # Characters of each document text: 1,000 documents stay below 10 MB.
         "limit": 10_000,
         # Trusted: files of this package.
-        "generator": Markup(GENERATOR),
         "style": Markup(style),
         "script": Markup(script),
     }

@@ -12,7 +12,7 @@ from touche_llm.data.records import Document, Topic
 from touche_llm.errors import PromptError, UsageError
 from touche_llm.evaluation.qrels import Qrels, describe_fitted, select_topics
 from touche_llm.pipeline.context import RunContext
-from touche_llm.pipeline.run_directory import RunDirectory, read_counts
+from touche_llm.pipeline.run_directory import read_counts
 from touche_llm.prompts.prompt import Prompt
 from touche_llm.report.folder import RunFolder, open_folder
 from touche_llm.report.page import (
@@ -77,7 +77,6 @@ def gather_report(folder: Path, qrels: Qrels | None, top: int) -> SimpleNamespac
         ]
         return SimpleNamespace(
             name=folder.resolve().name,
-            results=RunDirectory(folder).hash_results(),
             task=task,
             facts=describe_run(opened.config, task, opened.stages, run),
             topics=shown,
