@@ -273,9 +273,8 @@ async def check_all_delimiters(survey: Survey) -> list[ServerCheck]:
     for delimiters in dict.fromkeys([settings.delimiters, *DELIMITERS.values()]):
         check = await _check_thought(survey, settings.model_copy(update={"delimiters": delimiters}))
         found[delimiters[1].strip()] = check
-    passed = {closing: check for closing, check in found.items() if check.is_ok}
-    if passed:
-        check = next(iter(passed.values()))
+    if passed := [closing for closing, check in found.items() if check.is_ok]:
+        check = found[passed[0]]
         return [replace(check, value=f"{check.value}, ended by {' or '.join(passed)}")]
     # A run without reasoning is possible.
     return [replace(next(iter(found.values())), is_blocking=False)]
