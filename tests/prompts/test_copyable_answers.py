@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from tests.prompts.test_few_shot import JUDGE, loaded
 from touche_llm.prompts.prompt import Prompt
 from touche_llm.prompts.purposes import list_copyable_answers, load, purposes_of
 from touche_llm.tasks import TASKS, get_task
@@ -36,8 +35,6 @@ def test_no_template_of_the_project_shows_an_answer(task: str, purpose: str) -> 
     [
         ("judge", JUDGE_LINE, '[ 3, 0, "N", "N" ]'),
         ("stance", JUDGE_LINE, '["Y","S"]'),
-        ("best", "in quotation marks]", '["B"]'),
-        ("order", "each label exactly once", '["C > A > B"]'),
     ],
 )
 def test_a_complete_answer_in_the_text_is_found(tmp_path: Path, purpose: str, old: str, shown: str) -> None:
@@ -54,9 +51,3 @@ def test_an_object_is_found_where_answers_are_objects(tmp_path: Path) -> None:
     shown = '{"relevance": 1, "quality": 2, "position": "YES", "stance": "FIRST"}'
     prompt = changed(tmp_path, "judge", "form: letters", f"form: object # {shown}")
     assert [shown in problem for problem in list_copyable_answers(prompt)] == [True]
-
-
-def test_examples_must_differ_in_each_field(tmp_path: Path) -> None:
-    other = JUDGE | {"answer": JUDGE["answer"] | {"relevance": 0, "stance": "FIRST"}}
-    problems = list_copyable_answers(loaded(tmp_path, "judge", [JUDGE, other]))
-    assert [problem.split(": ")[1] for problem in problems] == ["quality", "position"]

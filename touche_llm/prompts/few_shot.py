@@ -24,7 +24,6 @@ from touche_llm.errors import DataError, PromptError, describe_first_problem
 from touche_llm.llm.answers import AnswerForm, AnswerModel, Layout, Unusable, parse_answer
 
 EXAMPLES_SUFFIX = ".examples.yaml"
-MAX_EXAMPLES = 20
 _DOCUMENTS = "documents"
 
 
@@ -64,9 +63,7 @@ def parse_examples(
 ) -> tuple[FewShotExample, ...]:
     """Parse the examples of a file; each has a topic, the variables `names` and an answer, written in the given form.
 
-    Raises:
-        PromptError: The file is not YAML or has too many examples, or an example has wrong or missing names or an
-            answer that does not fit its model. Names the file, the example and the field.
+    A PromptError names the file, the example and the field.
     """
     try:
         values = parse_yaml(text)
@@ -74,8 +71,6 @@ def parse_examples(
         raise PromptError(f"{path}: not YAML: {error}") from error
     if not isinstance(values, list) or not values:
         raise PromptError(f"{path}: must be a list of examples, each with topic, {', '.join(sorted(names))} and answer")
-    if len(values) > MAX_EXAMPLES:
-        raise PromptError(f"{path}: {len(values)} examples, more than {MAX_EXAMPLES}")
     variables: dict[str, Any] = {name: (_Documents if name == _DOCUMENTS else _Stripped, ...) for name in sorted(names)}
     model = create_model("Example", __base__=Model, topic=(_Topic, ...), **variables, answer=(dict[str, Any], ...))
     return tuple(

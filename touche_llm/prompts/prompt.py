@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import orjson
-from jinja2 import UndefinedError
 from pydantic import Field
 
 from touche_llm.data.io import open_atomic
@@ -29,11 +28,7 @@ from touche_llm.text.sanitize import SanitizedText, sanitize
 
 
 class PromptsConfig(Section):
-    """Names of the task's prompts, or paths of `.jinja` files.
-
-    Attributes:
-        folder: Folder of templates that replace the project's own, as `folder/task/name.jinja`.
-    """
+    """Names of the task's prompts, or paths of `.jinja` files, and a folder of templates to prefer to the task's."""
 
     folder: Annotated[
         Path | None,
@@ -89,7 +84,6 @@ class PromptHeader(Section):
     position: bool = False
 
 
-# Returns the answer model by front matter, topic and number of documents.
 AnswerByHeader = Callable[[PromptHeader, Topic, int], type[AnswerModel]]
 
 
@@ -143,9 +137,7 @@ class Prompt:
     def render(self, **variables: Any) -> tuple[Message, ...]:
         """Render the system message, a user and an assistant message per example, and the user message.
 
-        Raises:
-            PromptError: A variable is undefined, or the template fails or does what the sandbox forbids. Names the
-                template, the place and the variable.
+        Any failure of the template is a PromptError with its file and line.
         """
         system, user = (self._render(role, variables) for role in ROLES)
         if self.whole is not None:
@@ -195,11 +187,6 @@ class Prompt:
     def _render(self, role: str, variables: Mapping[str, Any]) -> str:
         try:
             return self.files.render(role, variables).strip("\n")
-        except UndefinedError as error:
-            place, known = self.files.place(error), ", ".join(sorted(variables))
-            raise PromptError(
-                f"{self.path}: block {role}: {place}{error.message}; the template may use {known}"
-            ) from error
         # A template is a program of its author: any exception that it raises is an error in the template.
         except Exception as error:
             place = self.files.place(error)
@@ -256,11 +243,33 @@ def check_overlay(folder: Path, task: str, names: Collection[str]) -> None:
         raise UsageError(f"{folder}: no such folder of templates")
     wanted = sorted(f"{task}/{name}.jinja" for name in names)
     if not any(os.path.lexists(folder / file) for file in wanted):
-        available = ", ".join(_list_names(own)) or "no template"
-        raise UsageError(f"{folder}: contains none of {', '.join(wanted)}; {own} has {available}")
+        raise UsageError(f"{folder}: contains none of {', '.join(wanted)}")
     for path in sorted(own.glob(f"*{EXAMPLES_SUFFIX}")):
         if not (own / f"{path.name.removesuffix(EXAMPLES_SUFFIX)}.jinja").exists():
             raise UsageError(f"{path}: no template of this name beside it; copy the project's own there")
+
+
+def read_template(
+    task: Task, name: str, folder: Path | None = None, text: str | None = None
+) -> tuple[Path, str, PromptHeader]:
+    """Return the path, the text and the front matter of a template; raise PromptError if it has none.
+
+    A `text` takes the place of the template's own.
+    """
+    if not name.endswith(".jinja") and not name.isidentifier():
+        raise PromptError(f"{name}: neither the name of a prompt nor the path of a .jinja file")
+    path = template_path(task, name, folder)
+    try:
+        source = read_text(path) if text is None else text
+    except OSError as error:
+        known = [*_list_names(task.folder), *([] if folder is None else _list_names(folder / task.name))]
+        raise PromptError(
+            f"{path}: cannot read the prompt: {error.strerror}; known are {', '.join(sorted(set(known)))}"
+        ) from error
+    found = HEADER.match(source)
+    if found is None:
+        raise PromptError(f"{path}: must begin with front matter between two lines of `---`")
+    return path, source, read_header(path, found.group(1))
 
 
 def load_prompt(task: Task, purpose: Purpose, name: str, folder: Path | None = None, text: str | None = None) -> Prompt:
@@ -271,20 +280,7 @@ def load_prompt(task: Task, purpose: Purpose, name: str, folder: Path | None = N
     Raises:
         PromptError: The template does not exist, or its front matter, syntax, blocks or examples are invalid.
     """
-    if not name.endswith(".jinja") and not name.isidentifier():
-        raise PromptError(f"{name}: neither the name of a prompt nor the path of a .jinja file")
-    path = template_path(task, name, folder)
-    try:
-        source = read_text(path) if text is None else text
-    except OSError as error:
-        known = [f"{task.name} has {', '.join(_list_names(task.folder))}"]
-        if folder is not None:
-            known.append(f"{folder / task.name} has {', '.join(_list_names(folder / task.name))}")
-        raise PromptError(f"{path}: cannot read the prompt: {error.strerror}; {'; '.join(known)}") from error
-    found = HEADER.match(source)
-    if found is None:
-        raise PromptError(f"{path}: must begin with front matter between two lines of `---`")
-    header = read_header(path, found.group(1))
+    path, source, header = read_template(task, name, folder, text)
     if header.answer != purpose.name:
         raise PromptError(
             f"{path}: front matter: the answer is {header.answer!r}; for this purpose it must be {purpose.name!r}"
@@ -310,44 +306,30 @@ def load_prompt(task: Task, purpose: Purpose, name: str, folder: Path | None = N
 
 
 def copy_prompt(prompt: Prompt, mine: Path, text: str | None = None) -> list[Path]:
-    """Write a prompt as a template of one's own, with the files that it references and its examples.
-
-    No file is overwritten; calling it again completes a copy that was interrupted.
-
-    Args:
-        prompt: Prompt.
-        mine: Template to write.
-        text: Text of the template; None for that of the prompt.
+    """Write a prompt, or another `text` of it, as a template of one's own, with its other files.
 
     Returns:
-        The files, the template last.
+        The files.
 
     Raises:
-        UsageError: Another file is in the way, or one cannot be written.
+        UsageError: A file with another text is in the way, or one cannot be written.
     """
-    texts = [(mine.parent / part, content) for part, content in prompt.files.texts.items()]
+    texts = {mine.parent / part: content for part, content in prompt.files.texts.items()}
     if prompt.examples:
-        texts.append((examples_path(mine), read_text(examples_path(prompt.path))))
-    for path in (path for path, _ in texts if path == mine):
-        raise UsageError(f"{path}: {prompt.path} includes a file of this name; give another FILE")
-    there = [str(path) for path, content in texts if os.path.lexists(path) and not _holds(path, content)]
+        texts[examples_path(mine)] = read_text(examples_path(prompt.path))
+    if there := [path for path, own in texts.items() if os.path.lexists(path) and read_text(path) != own]:
+        raise UsageError(f"{there[0]}: exists with another text; give a FILE in another folder")
     if os.path.lexists(mine):
-        there.insert(0, str(mine))
-    if there:
-        raise UsageError(f"{', '.join(there)}: exists; give another FILE, or one in another folder")
+        raise UsageError(f"{mine}: exists; give another FILE")
     # The template comes last, so that a copy that has it is complete.
-    texts.append((mine, prompt.files.text if text is None else text))
-    for path, content in texts:
+    texts[mine] = prompt.files.text if text is None else text
+    for path, content in texts.items():
         try:
             with open_atomic(path) as stream:
                 stream.write(content.encode())
         except OSError as error:
             raise UsageError(f"{path}: cannot write it: {error.strerror}") from error
-    return [path for path, _ in texts]
-
-
-def _holds(path: Path, text: str) -> bool:
-    return path.is_file() and path.read_bytes() == text.encode()
+    return list(texts)
 
 
 def _check_answer(path: Path, header: PromptHeader, answer_for: AnswerByHeader) -> AnswerFor:

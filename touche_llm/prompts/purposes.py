@@ -26,7 +26,7 @@ from touche_llm.prompts.prompt import (
     check_overlay,
     examples_path,
     load_prompt,
-    read_header,
+    read_template,
     template_path,
 )
 from touche_llm.prompts.templates import HEADER, read_text
@@ -67,9 +67,7 @@ def load(
     judge_per: JudgePer = "document",
     text: str | None = None,
 ) -> Prompt:
-    """Load the prompt with this name or path for a purpose; a judge prompt is divided if it is sent for each field.
-
-    A `text` takes the place of the template's own.
+    """Load a prompt like `load_prompt`; a judge prompt is divided if it is sent for each field.
 
     Raises:
         PromptError: The prompt does not exist or is invalid, or cannot be divided.
@@ -100,34 +98,23 @@ def list_judging_purposes(task: Task, topics: Iterable[Topic], stance_depth: int
 
 
 def list_copyable_answers(prompt: Prompt) -> list[str]:
-    """Return a warning for each complete answer in a template's text, and for examples that all give one label.
+    """Return a warning for each complete answer in the text of a prompt about one document.
 
     A small model copies what it is shown: 533 of 750 answers of Qwen2.5-Coder-1.5B were the example in the prompt.
     """
-    if prompt.header.answer == "objects":
-        return []  # its answers are words of the topic
-    numbers = (1,) if prompt.header.answer not in ("best", "order") else range(2, MAX_DOCUMENTS + 1)
-    models = [prompt.answer_for(Topic("", ""), number) for number in numbers]
-    found = [
-        f"{prompt.path}: the text shows {text}, a complete answer, which small models copy; name the parts instead, "
+    if prompt.header.answer in ("objects", "best", "order"):
+        return []  # answers in words of the topic, or about several documents
+    model = prompt.answer_for(Topic("", ""), 1)
+    text = "\n".join((prompt.files.text, *prompt.files.texts.values()))
+    return [
+        f"{prompt.path}: the text shows {shown}, a complete answer, which small models copy; name the parts instead, "
         f"as the project's prompts do, or give examples in {examples_path(prompt.path).name}"
-        for text in {
-            text: None for source in (prompt.files.text, *prompt.files.texts.values()) for text in _json(source)
-        }
-        if any(_is_answer(text, model, prompt.header.form) for model in models)
+        for shown in dict.fromkeys(_find_json(text))
+        if _is_answer(shown, model, prompt.header.form)
     ]
-    answers = [parse_answer(example.answer, models[0], prompt.header.form).model_dump() for example in prompt.examples]
-    fields = [] if prompt.header.answer in ("best", "order", "queries") else list(models[0].model_fields)
-    for name in fields if answers else []:
-        if len(shown := {answer[name] for answer in answers}) == 1:
-            found.append(
-                f"{examples_path(prompt.path)}: {name}: all examples answer {shown.pop()}, which small models copy; "
-                "show two different labels at least"
-            )
-    return found
 
 
-def _json(text: str) -> Iterator[str]:
+def _find_json(text: str) -> Iterator[str]:
     """Yield the JSON arrays and objects in a text."""
     for start in re.finditer(r"[\[{]", text):
         with suppress(json.JSONDecodeError):
@@ -143,20 +130,16 @@ def _is_answer(text: str, model: type[AnswerModel], form: AnswerForm) -> bool:
 
 
 def check_template(prompt: Prompt, question: Question) -> None:
-    """Raise PromptError unless the template shows the topic and every document with its label."""
+    """Raise PromptError unless the template shows every document with its label."""
     documents = [LabelledDocument(f"LABEL-{number}", f"TEXT-{number}") for number in range(3)]
     values = question.topic_variables(_TOPIC)
     messages = prompt.render(topic=_TOPIC, documents=documents, aim="both", **values)
     rendered = "".join(message.content for message in messages)
-    for document in documents:
-        before, text, _ = rendered.partition(document.text)
-        if not text or document.label not in before:
-            raise PromptError(
-                f"{prompt.path}: must show each of `documents` with its `label` before its `text`, as "
-                "Passage {{ each.label }}: {{ each.text }}"
-            )
-    if not any(part in rendered for part in ("TITLE", "DESCRIPTION", "NARRATIVE")):
-        raise PromptError(f"{prompt.path}: shows nothing of `topic`; insert its `title`, `description` or `narrative`")
+    if any(part not in rendered for document in documents for part in (document.label, document.text)):
+        raise PromptError(
+            f"{prompt.path}: must show each of `documents` with its `label` and its `text`, as "
+            "Passage {{ each.label }}: {{ each.text }}"
+        )
 
 
 def _choose_answer(question: Question) -> AnswerByHeader:
@@ -247,25 +230,25 @@ class CatalogEntry:
 
 
 def find_prompt(task: Task, name: str, folder: Path | None = None) -> CatalogEntry:
-    """Return the entry for a prompt's name or path; raise UsageError like `load_named`."""
-    _check_folder(task, name, folder)
-    return _make_entry(task, name, folder)
+    """Return the entry for a prompt's name or path; raise UsageError if the folder has no template of the task."""
+    path = template_path(task, name, folder)
+    try:
+        return CatalogEntry(task, name, path, load_named(task, name, folder))
+    except PromptError as error:
+        return CatalogEntry(task, name, path, None, str(error))
 
 
 def find_prompts(task: Task, folder: Path | None = None) -> list[CatalogEntry]:
     """Return the entries of a task by name; templates of `folder` replace the project's own.
 
     A file without front matter that another file names is a part of that template, not a prompt.
-
-    Raises:
-        UsageError: The folder does not exist.
     """
     if folder is not None and not folder.is_dir():
         raise UsageError(f"{folder}: no such folder of templates")
-    places = [task.folder, *([] if folder is None else [folder / task.name])]
-    names = {name for place in places for name in _list_prompts(place)}
+    own = set() if folder is None else set(_list_prompts(folder / task.name))
+    names = own.union(_list_prompts(task.folder))
     names |= {name for shared in task.shared_folders for name in _list_prompts(shared)} & set(purposes_of(task))
-    return [_make_entry(task, name, folder) for name in sorted(names)]
+    return [find_prompt(task, name, folder if own else None) for name in sorted(names)]
 
 
 def load_named(
@@ -280,8 +263,16 @@ def load_named(
         PromptError: The prompt does not exist or is invalid.
         UsageError: The folder has no template of the task.
     """
-    _check_folder(task, name, folder)
-    return _load(task, name, folder, judge_per)
+    purposes = purposes_of(task)
+    if folder is not None and not name.endswith(".jinja"):
+        check_overlay(folder, task.name, {path.stem for path in (folder / task.name).glob("*.jinja")} or purposes)
+    path, _, header = read_template(task, name, folder)
+    answer = name if name in purposes else header.answer
+    if answer not in purposes:
+        raise PromptError(
+            f"{path}: front matter: {task.name} has no answer {answer!r:.40}; name one of {', '.join(purposes)}"
+        )
+    return purposes[answer], load(task, purposes[answer], name, folder, judge_per=judge_per)
 
 
 def list_files(template: Path) -> set[Path]:
@@ -296,34 +287,6 @@ def list_files(template: Path) -> set[Path]:
     return {*found, examples_path(template)}
 
 
-def _check_folder(task: Task, name: str, folder: Path | None) -> None:
-    """Raise UsageError if a name is looked up in a folder that has no template of the task."""
-    if folder is not None and not name.endswith(".jinja"):
-        names = {path.stem for path in (folder / task.name).glob("*.jinja")}
-        check_overlay(folder, task.name, names or purposes_of(task))
-
-
-def _make_entry(task: Task, name: str, folder: Path | None) -> CatalogEntry:
-    path = template_path(task, name, folder)
-    try:
-        return CatalogEntry(task, name, path, _load(task, name, folder))
-    except PromptError as error:
-        return CatalogEntry(task, name, path, None, str(error))
-
-
-def _load(task: Task, name: str, folder: Path | None, judge_per: JudgePer = "document") -> tuple[Purpose, Prompt]:
-    purposes = purposes_of(task)
-    path = template_path(task, name, folder)
-    answer = name if name in purposes else _read_answer(path)
-    if answer is not None and answer not in purposes:
-        raise PromptError(
-            f"{path}: front matter: {task.name} has no answer {answer!r:.40}; name one of {', '.join(purposes)}"
-        )
-    # If the front matter names no answer, loading the prompt for any purpose raises the error that explains it.
-    purpose = purposes[answer or next(iter(purposes))]
-    return purpose, load(task, purpose, name, folder, judge_per=judge_per)
-
-
 def _list_prompts(folder: Path) -> Iterator[str]:
     files = sorted(folder.glob("*.jinja"))
     parts = {folder / name for file in files for name in _find_references(file)}
@@ -336,15 +299,6 @@ def _find_references(path: Path) -> list[str]:
     """Return the names of the files in its folder that a template file refers to."""
     names = _REFERENCE.findall(_read_text_or_empty(path))
     return [name for name in names if not Path(name).is_absolute() and ".." not in Path(name).parts]
-
-
-def _read_answer(path: Path) -> str | None:
-    """Return the answer that the front matter names, or None if it is unreadable; loading raises the error."""
-    header = HEADER.match(_read_text_or_empty(path))
-    try:
-        return read_header(path, header.group(1)).answer if header else None
-    except PromptError:
-        return None
 
 
 def _read_text_or_empty(path: Path) -> str:

@@ -27,31 +27,31 @@ from touche_llm.errors import PromptError
 _FIELDS = {kind: frozenset(field.name for field in fields(kind)) for kind in (Topic, LabelledDocument)}
 
 
-class Loader(BaseLoader):
+class _Loader(BaseLoader):
     """Loader of the checked files alone."""
 
-    def __init__(self, templates: Mapping[str, Template]) -> None:
-        """Keep the compiled `templates`, by name."""
-        self._templates = templates
+    def __init__(self, files: Mapping[str, _File]) -> None:
+        self._files = files
 
     def load(self, environment: Environment, name: str, globals: Any = None) -> Template:
-        """Return the template `name`; raise TemplateNotFound if it was not checked."""
-        if name not in self._templates:
+        if name not in self._files:
             raise TemplateNotFound(name)
-        return self._templates[name]
+        return self._files[name].template
 
 
-class Sandbox(ImmutableSandboxedEnvironment):
-    """A Jinja environment that makes unsafe attributes unreachable and undefined variables errors."""
+class _Sandbox(ImmutableSandboxedEnvironment):
+    """A Jinja environment that makes unsafe attributes unreachable and undefined variables errors.
+
+    It applies `finalize` to the value of each expression, the text of macros and of `super()` included.
+    """
 
     def __init__(self, finalize: Callable[[Any], str]) -> None:
-        """Apply `finalize` to the value of each expression, the text of macros and of `super()` included."""
         super().__init__(undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True, finalize=finalize)
         # Both give another text each time, so that no cached answer would match the request.
         del self.globals["lipsum"], self.filters["random"]
 
     def getattr(self, obj: Any, attribute: str) -> Any:
-        """Return an attribute; the fields of the project's own records are safe."""
+        # The fields of the project's own records are safe.
         if attribute in _FIELDS.get(type(obj), ()):
             return getattr(obj, attribute)
         return super().getattr(obj, attribute)
@@ -66,7 +66,7 @@ _Reference = nodes.Extends | nodes.Include | nodes.Import | nodes.FromImport
 _DEFINITIONS = (nodes.Import, nodes.FromImport, nodes.Macro)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class _File:
     """A file of a template: its whole text, and its tree without the front matter."""
 
@@ -82,8 +82,8 @@ class _File:
         return next((_get_name(node) for node in self.references if isinstance(node, nodes.Extends)), None)
 
     @property
-    def own_names(self) -> set[str]:
-        """All names that the file assigns anywhere; included files see them."""
+    def assigned(self) -> set[str]:
+        """All names that the file assigns anywhere."""
         names = {node.name for node in self.tree.find_all(nodes.Name) if node.ctx != "load"}
         names |= {node.name for node in self.tree.find_all(nodes.Macro)}
         names |= {node.target for node in self.tree.find_all(nodes.Import)}
@@ -101,16 +101,10 @@ class TemplateFiles:
     """
 
     def __init__(self, path: Path, text: str, variables: Collection[str], finalize: Callable[[Any], str]) -> None:
-        """Read the files that the template references, and check all of them.
-
-        Raises:
-            PromptError: A file is missing, too large, not UTF-8 or outside the folder, references itself or computes
-                the name of a reference; a syntax error; blocks that would not be sent; a place where inserted text
-                could act as chat control; or an undefined variable. Names file and line.
-        """
-        self._path, self._folder = path, path.parent
+        """Read the files that the template references; raise PromptError with file and line if one is invalid."""
+        self._path = path
         self._files: dict[str, _File] = {}
-        self._environment = Sandbox(finalize)
+        self._environment = _Sandbox(finalize)
         self._load(path.name, path, text, ())
         # The template, the file that it extends, the file that this one extends, and so on.
         self._chain = [self._files[path.name]]
@@ -119,12 +113,10 @@ class TemplateFiles:
         self._check_blocks()
         for file in self._files.values():
             _check_chat_control(file)
-        self.used: set[str] = set()
-        self._seen: set[tuple[str, frozenset[str]]] = set()
-        self._check_names(path.name, frozenset(variables), frozenset(variables))
+        self.used = self._check_names(set(variables))
         self.text = text
         self.texts = {name: file.text for name, file in self._files.items() if name != path.name}
-        self._environment.loader = Loader({name: file.template for name, file in self._files.items()})
+        self._environment.loader = _Loader(self._files)
 
     def render(self, role: str, variables: Mapping[str, Any]) -> str:
         """Render the block `role`; errors of the template are raised as Jinja raises them."""
@@ -154,7 +146,7 @@ class TemplateFiles:
             if wanted in (*inside, name):
                 raise PromptError(f"{where}: {wanted} would include itself")
             if wanted not in self._files:
-                target = resolve_reference(self._folder, wanted, where)
+                target = resolve_reference(self._path.parent, wanted, where)
                 self._load(wanted, target, read_text(target), (*inside, name))
 
     def _parse(self, name: str, path: Path, text: str) -> _File:
@@ -183,17 +175,13 @@ class TemplateFiles:
 
     def _check_blocks(self) -> None:
         """Raise PromptError unless each role has a block and no text stands outside the blocks that are sent."""
-        known = {block.name for file in self._chain for block in file.tree.find_all(nodes.Block) if not block.required}
-        missing = set(ROLES) - known
-        if missing:
+        known = {block.name for file in self._chain for block in file.tree.find_all(nodes.Block)}
+        if missing := set(ROLES) - known:
             raise PromptError(
                 f"{self._path}: no block named {' nor '.join(sorted(missing))}; a prompt needs `system` and `user`"
             )
         sent = set(ROLES)
         for file in reversed(self._chain):
-            extends = [node for node in file.references if isinstance(node, nodes.Extends)]
-            if len(extends) > 1 or any(node not in file.tree.body for node in extends):
-                raise PromptError(f"{file.path}:{extends[-1].lineno}: a file extends one other, always the same")
             for node in file.tree.body:
                 # A template may override blocks that are nested in the blocks of its base.
                 allowed = isinstance(node, (nodes.Extends, *_DEFINITIONS))
@@ -204,34 +192,22 @@ class TemplateFiles:
                     )
             sent |= {block.name for block in file.tree.find_all(nodes.Block)}
 
-    def _check_names(self, name: str, variables: frozenset[str], known: frozenset[str]) -> None:
-        """Raise PromptError if a file, or one that it references, uses an undefined name."""
-        if (name, known) in self._seen:
-            return
-        self._seen.add((name, known))
-        file = self._files[name]
-        names = meta.find_undeclared_variables(file.tree)
-        for unknown in sorted(names - known):
-            if unknown in variables:
-                fix = "a file without context does not see it; pass it to the macro, or import the file `with context`"
-            else:
-                fix = f"the template may use {', '.join(sorted(variables))}"
-            raise PromptError(f"{file.path}: undefined variable {unknown!r}; {fix}")
-        self.used |= names & variables
-        for node in file.references:
-            visible = known
-            if not isinstance(node, nodes.Extends):
-                visible = known | file.own_names if node.with_context else frozenset()
-            self._check_names(_get_name(node), variables, visible)
+    def _check_names(self, variables: set[str]) -> set[str]:
+        """Return the variables that the files use; raise PromptError if one uses an undefined name."""
+        used: set[str] = set()
+        # Included files see what the others assign.
+        assigned = set[str]().union(*(file.assigned for file in self._files.values()))
+        for file in self._files.values():
+            names = meta.find_undeclared_variables(file.tree)
+            for unknown in sorted(names - variables - (set() if file in self._chain else assigned)):
+                known = ", ".join(sorted(variables))
+                raise PromptError(f"{file.path}: undefined variable {unknown!r}; the template may use {known}")
+            used |= names & variables
+        return used
 
 
 def read_text(path: Path) -> str:
-    """Read a template file of bounded size, with Unix line ends and without a byte order mark.
-
-    Raises:
-        PromptError: The file is too large or not UTF-8.
-        OSError: The file cannot be read, or is not a regular one.
-    """
+    """Read a template file of bounded size, with Unix line ends and without a byte order mark."""
     try:
         return read_bounded(path, _MAX_BYTES, PromptError).decode("utf-8-sig").replace("\r\n", "\n").replace("\r", "\n")
     except UnicodeDecodeError as error:
