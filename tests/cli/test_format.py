@@ -87,11 +87,7 @@ class Case:
 
 _COSTS = "requests prompt_tokens shared_tokens completion_tokens"
 _COST_KEYS = " ".join(f"{name}_{end}" for name in _COSTS.split() for end in ("least", "most"))
-_SHARES = " ".join(
-    f"{of}_share_{name}"
-    for of in ("topics", "documents")
-    for name in "characters of_characters tokens of_tokens".split()
-)
+_SHARES = "characters_all characters_topic characters_nobody"
 _QRELS = "--relevance relevance --stance stance"
 CASES = {
     "index": Case(

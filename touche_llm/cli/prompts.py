@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -13,19 +12,18 @@ import typer
 from touche_llm.cli import prompts_compare, prompts_trial
 from touche_llm.cli import setting_options as s
 from touche_llm.cli.emit import TEXT_WIDTH, Column, Format, FormatOption, emit, print_rows, say, show_lines
-from touche_llm.cli.prompts_trial import NameArgument, TokenizerOption
+from touche_llm.cli.prompts_trial import NameArgument
 from touche_llm.cli.setting_options import CommandProgress
 from touche_llm.corpus.ir_dataset import topics_file
 from touche_llm.data.records import Topic
 from touche_llm.data.topics import read_topics
 from touche_llm.errors import UsageError, to_printable
 from touche_llm.llm.answers import get_labels
-from touche_llm.llm.cache import Cache, CacheMode
 from touche_llm.llm.engine import ChatTokenizer
-from touche_llm.llm.settings import CacheConfig, SamplingConfig
+from touche_llm.llm.settings import SamplingConfig
 from touche_llm.pipeline.context import Dataset, check_examples
-from touche_llm.prompt_lab.lint import CheckedPrompt, Finding, check, detect_changed_text
-from touche_llm.prompt_lab.trial import Count, estimate
+from touche_llm.prompt_lab.lint import CheckedPrompt, Count, Finding, check
+from touche_llm.prompt_lab.trial import SHARED, estimate
 from touche_llm.prompts.prompt import Prompt, Purpose, examples_path
 from touche_llm.prompts.purposes import CatalogEntry, find_prompt, find_prompts, load_named
 from touche_llm.prompts.templates import read_text
@@ -55,12 +53,11 @@ _CHECKS = (
     Column("version", drop=3),
     Column("hash", drop=4, is_text=True),
     Column("tokens"),
-    Column("topics share", drop=1, value=lambda row: _format_share(row, "topics")),
-    Column("documents share", drop=2, value=lambda row: _format_share(row, "documents")),
+    Column("topics share", drop=1, value=lambda row: _format_share(row, "all")),
+    Column("documents share", drop=2, value=lambda row: _format_share(row, "all", "topic")),
     Column("errors"),
     Column("warnings"),
 )
-_DEFAULT_CACHE = CacheConfig().file
 
 prompts_app = typer.Typer(no_args_is_help=True, help="See, check, render and try prompts, and compare them.")
 
@@ -121,16 +118,15 @@ def check_(
             rich_help_panel="Input",
         ),
     ] = None,
-    cache: Annotated[
+    tokenizer: Annotated[
         Path | None,
         typer.Option(
-            "--cache",
-            metavar="FILE",
-            help=f"Answer cache to compare versions with (default: {_DEFAULT_CACHE} if it exists).",
+            "--tokenizer",
+            metavar="FOLDER",
             rich_help_panel="Model",
+            help="The model's tokeniser; without it, four characters count as a token.",
         ),
     ] = None,
-    tokenizer: TokenizerOption = None,
     output: FormatOption = Format.TABLE,
 ) -> None:
     """Check prompts without a model: whether they load, name all labels and share what they can with other requests.
@@ -155,11 +151,7 @@ def check_(
     else:
         found = [entry for task_ in tasks for entry in find_prompts(task_, folder)]
         _check_folder(folder, found)
-    with ExitStack() as stack:
-        answers = None
-        if cache is not None or _DEFAULT_CACHE.is_file():
-            answers = stack.enter_context(Cache(cache or _DEFAULT_CACHE, CacheMode.REPLAY))
-        rows = [(entry, _check_entry(entry, read, topics, count, answers, warn)) for entry in found]
+    rows = [(entry, _check_entry(entry, read, topics, count, warn)) for entry in found]
     emit(output, [_make_check_row(entry, checked, tokenizer) for entry, checked in rows], _CHECKS)
     if output is Format.TABLE:
         counted = "" if tokenizer else "; estimated at four characters each (--tokenizer counts)"
@@ -185,7 +177,6 @@ def _check_entry(
     topics: Sequence[Topic],
     file: Path | None,
     count: Count,
-    answers: Cache | None,
     warn: Callable[[str], None],
 ) -> CheckedPrompt:
     if found.loaded is None:
@@ -197,8 +188,6 @@ def _check_entry(
             check_examples(prompt, list(topics), file, warn)
         except UsageError as error:
             checked.findings.append(Finding("error", str(error)))
-    if answers is not None:
-        checked.findings += detect_changed_text(prompt, answers)
     return checked
 
 
@@ -214,21 +203,15 @@ def _make_check_row(found: CatalogEntry, checked: CheckedPrompt, tokenizer: Path
         "tokens": checked.tokens,
         "estimated": tokenizer is None,
     }
-    for name, share in (("topics", checked.between_topics), ("documents", checked.between_documents)):
-        row |= {
-            f"{name}_share_characters": share and share.chars,
-            f"{name}_share_of_characters": share and share.of_chars,
-            f"{name}_share_tokens": share and share.tokens,
-            f"{name}_share_of_tokens": share and share.of_tokens,
-        }
+    row |= {f"characters_{name}": checked.shared.get(name) for name in SHARED}
     problems = "; ".join(f"{finding.level}: {finding.message}" for finding in checked.findings)
     counts = {"errors": len(checked.of("error")), "warnings": len(checked.of("warning"))}
     return row | counts | {"problems": problems or None}
 
 
-def _format_share(row: Mapping[str, Any], between: str) -> str:
-    chars, of_chars = (row[f"{between}_share_{name}"] for name in ("characters", "of_characters"))
-    return "" if chars is None else f"{chars / max(of_chars, 1):.0%}"
+def _format_share(row: Mapping[str, Any], *shared: str) -> str:
+    chars = {name: row[f"characters_{name}"] for name in SHARED}
+    return "" if chars["all"] is None else f"{sum(chars[name] for name in shared) / sum(chars.values()):.0%}"
 
 
 def _make_row(found: CatalogEntry) -> dict[str, Any]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator, Mapping
 from functools import partial
-from itertools import groupby
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -22,22 +21,12 @@ from touche_llm.data.records import Cut
 from touche_llm.errors import UsageError, to_printable
 from touche_llm.evaluation.qrels import STANCE, Qrels, read_qrels
 from touche_llm.llm.cache import CacheMode
-from touche_llm.llm.engine import ChatTokenizer
 from touche_llm.llm.model import AnsweredRequest, ModelClient
 from touche_llm.llm.recorder import make_dry_engine, open_known_answers
 from touche_llm.pipeline.context import RunContext, check_examples
 from touche_llm.pipeline.engines import assume_engine_info, make_request_builder, open_model
 from touche_llm.prompt_lab.holdout import record_trial
-from touche_llm.prompt_lab.trial import (
-    PromptPart,
-    Subject,
-    Trial,
-    ask,
-    ask_for_parts,
-    estimate,
-    find_best_documents,
-    make_subject,
-)
+from touche_llm.prompt_lab.trial import Subject, Trial, ask, make_subject
 from touche_llm.prompts.prompt import Prompt, Purpose, copy_prompt
 from touche_llm.prompts.purposes import LABELS, load_named
 from touche_llm.tasks import DEFAULT_TASK, get_task
@@ -53,16 +42,7 @@ DocumentsOption = Annotated[
         help="Document; repeatable; prompts about a topic alone take none.",
     ),
 ]
-TokenizerOption = Annotated[
-    Path | None,
-    typer.Option(
-        "--tokenizer",
-        metavar="FOLDER",
-        rich_help_panel="Model",
-        help="The model's tokeniser; without it, four characters count as a token.",
-    ),
-]
-_PARTS = ("prompt", "topic", "documents", "message", "role", "shared", "characters", "tokens", "estimated", "text")
+_MESSAGES = ("prompt", "topic", "documents", "message", "role", "text")
 # Settings of commands that render or send one prompt.
 _OF_TRIAL = (
     *s.INPUTS,
@@ -89,7 +69,6 @@ def render(
     name: NameArgument,
     topic: TopicOption,
     documents: DocumentsOption = None,
-    tokenizer: TokenizerOption = None,
     config_file: s.ConfigOption = None,
     assigned: s.SetOption = None,
     output: FormatOption = Format.TABLE,
@@ -97,51 +76,45 @@ def render(
     """Print the messages that would be sent about a topic and documents. Nothing is sent.
 
     Documents are truncated if the context is known, from --context or the cache: as the engine measured them if the
-    cache holds the counts, otherwise by the tokeniser or an estimate.
+    cache holds the counts, otherwise by an estimate.
     """
     config = _load(given, topic, documents, config_file, assigned)
-    counting = None if tokenizer is None else ChatTokenizer(tokenizer, config.sampling.chat_template_kwargs)
     with RunContext(config, CommandProgress()) as run:
-        prompt, found = asyncio.run(_render(run, name, tuple(documents or ()), counting))
+        prompt, trials = asyncio.run(_render(run, name, tuple(documents or ())))
     if output is not Format.TABLE:
         rows = [
-            {"prompt": prompt.label, "topic": topic, "documents": " ".join(ids) or None}
-            | {"message": part.message, "role": part.role, "shared": part.shared, "characters": len(part.text)}
-            | {"tokens": part.tokens, "estimated": counting is None, "text": part.text}
-            for ids, parts in found
-            for part in parts
+            {"prompt": prompt.label, "topic": topic, "documents": " ".join(trial.ids) or None}
+            | {"message": number, "role": message.role, "text": message.content}
+            for trial in trials
+            for number, message in enumerate(trial.messages)
         ]
-        print_rows(output, rows, _PARTS)
+        print_rows(output, rows, _MESSAGES)
         return
-    for ids, parts in found:
-        print(to_printable(f"{prompt.label}, topic {topic}{', ' * bool(ids)}{' '.join(ids)}\n"))
-        for (_, role), of in groupby(parts, key=lambda part: (part.message, part.role)):
-            print(to_printable(f"── {role} ──\n{''.join(part.text for part in of).expandtabs()}\n"))
+    for trial in trials:
+        print(to_printable(f"{prompt.label}, topic {topic}{', ' * bool(trial.ids)}{' '.join(trial.ids)}\n"))
+        for message in trial.messages:
+            print(to_printable(f"── {message.role} ──\n{message.content.expandtabs()}\n"))
 
 
-async def _render(
-    run: RunContext, name: str, ids: tuple[str, ...], tokenizer: ChatTokenizer | None
-) -> tuple[Prompt, list[tuple[tuple[str, ...], list[PromptPart]]]]:
-    """Return the prompt, and for each request its documents and its parts."""
+async def _render(run: RunContext, name: str, ids: tuple[str, ...]) -> tuple[Prompt, list[Trial]]:
+    """Return the prompt, and its requests about the documents."""
     config, progress = run.config, run.progress
     purpose, prompt = load_named(run.task, name, config.prompts.folder, config.judge_per)
-    engine = make_dry_engine(tokenizer)
-    count = estimate if tokenizer is None else tokenizer.count
     make_builder = partial(make_request_builder, engine=config.engine, sampling=config.sampling)
     with open_known_answers(config.cache.file, CacheMode.REUSE) as cache:
         facts = assume_engine_info(config.engine, cache)
         known = make_builder(ModelClient(engine_info=facts, engine=None, cache=cache))
         (topic,) = run.topics
         subject = await make_subject(run, topic, purpose, ids, known)
-        builder = make_builder(ModelClient(engine_info=facts, engine=engine, cache=cache))
-        how: dict[str, Any] = {"objective": config.objective, "document_tokens": config.ranking.document_tokens}
-        found = await ask_for_parts(prompt, subject, builder, count, **how)
+        builder = make_builder(ModelClient(engine_info=facts, engine=make_dry_engine(), cache=cache))
+        document_tokens = config.ranking.document_tokens
+        trials = await ask(prompt, subject, builder, objective=config.objective, document_tokens=document_tokens)
     if ids and not (facts.engine or config.engine.context):
         progress.warn("the context is not known (--context, or a cache with answers), so no document is truncated")
-    for trial, _ in found:
+    for trial in trials:
         for document_id, cut in trial.cut.items():
             progress.warn(f"document {_describe_cut(document_id, cut)}")
-    return prompt, [(trial.ids, parts) for trial, parts in found]
+    return prompt, trials
 
 
 def _describe_cut(document_id: str, cut: Cut) -> str:
@@ -217,8 +190,9 @@ def try_(
         purpose, prompt = load_named(run.task, name, config.prompts.folder, config.judge_per)
         check_examples(prompt, run.topics, config.topics, run.progress.warn)
         if not documents and purpose.question is not None:
-            what = f"the prompt for {purpose.name} is about documents"
-            raise UsageError(f"--doc: missing, since {what}; name one or more{_suggest_documents(run, purpose)}")
+            raise UsageError(
+                f"--doc: missing, since the prompt for {purpose.name} is about documents; name one or more"
+            )
         tried = run_requests(config, _send(run, tuple(documents or ()), purpose, prompt))
         if qrels is not None:
             # Human judgments, of one document each, are about to be shown: an access to the topic.
@@ -232,16 +206,6 @@ def try_(
         show_lines((line for each in trials for line in _list_lines(each)), indent=4)
     if not all(isinstance(trial.result, AnsweredRequest) for trial in trials):
         raise typer.Exit(FAILURES_EXIT)
-
-
-def _suggest_documents(run: RunContext, purpose: Purpose) -> str:
-    """Return the best documents of the topic by the first stage, if the corpus is known."""
-    if run.config.index == _NO_INDEX:
-        return "; give --corpus too, and the topic's best ones are named here"
-    ids = asyncio.run(find_best_documents(run))
-    is_pair = run.config.sentences is not None and purpose.name != "sentence"
-    how = f" (two sentences make a pair, as --doc {','.join(ids[:2])})" if is_pair else ""
-    return f"{how}; the topic's best by the first stage: {', '.join(ids)}"
 
 
 _Tried = tuple[Prompt, Subject, list[Trial]]

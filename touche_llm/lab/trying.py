@@ -22,7 +22,7 @@ from touche_llm.lab.templates import describe_template
 from touche_llm.lab.workplace import run_apart
 from touche_llm.llm.cache import CacheMode
 from touche_llm.llm.model import AnsweredRequest, ModelClient
-from touche_llm.llm.recorder import make_dry_engine, open_known_answers
+from touche_llm.llm.recorder import TOKEN_CHARS, make_dry_engine, open_known_answers
 from touche_llm.pipeline.context import check_examples
 from touche_llm.pipeline.engines import assume_engine_info, make_request_builder
 from touche_llm.prompt_lab.holdout import find_half, record_trial
@@ -107,10 +107,8 @@ async def check_draft(benches: Benches, *, run: str, name: str, text: str) -> di
         return reply | {"findings": [_make_finding("error", str(error), text)]}
     findings = [_make_finding(each.level, each.message, text) for each in found.findings]
     findings += [_make_finding("warning", problem, text) for problem in problems]
-    shares = found.between_topics, found.between_documents
-    if all(shares):
-        of_all, of_topic = (0 if share is None else share.tokens for share in shares)
-        reply["tokens"] = {"all": of_all, "topic": of_topic - of_all}
+    if found.shared:
+        reply["tokens"] = {name: round(found.shared[name] / TOKEN_CHARS) for name in ("all", "topic")}
     return reply | {"findings": findings}
 
 
@@ -146,8 +144,7 @@ async def _render(bench: Bench, prompt: Prompt, topic: Topic, document: str) -> 
             return make_request_builder(model, config.engine, config.sampling)
 
         subject = await make_subject(bench.context, topic, bench.purpose, (document,), make(None))
-        tokens = config.ranking.document_tokens
-        trials = await ask_for_parts(prompt, subject, make(make_dry_engine()), estimate, document_tokens=tokens)
+        trials = await ask_for_parts(prompt, subject, make(make_dry_engine()))
     return {
         "messages": [
             {

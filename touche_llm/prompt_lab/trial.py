@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from touche_llm.data.concurrency import Slots, map_in_order
 from touche_llm.data.records import Attempt, Cut, Document, Reading, Topic
@@ -21,10 +21,10 @@ from touche_llm.llm.recorder import TOKEN_CHARS, RecordingClient, count_shared, 
 from touche_llm.llm.request import Message, Sampling
 from touche_llm.pipeline.candidates import find_queries
 from touche_llm.pipeline.context import RunContext
-from touche_llm.pipeline.stages import retrieve_candidates
 from touche_llm.prompts.prompt import Prompt, Purpose
 from touche_llm.prompts.purposes import MAX_DOCUMENTS, load, purposes_of
 from touche_llm.ranking.comparer import MAX_CHOICES, Comparer
+from touche_llm.ranking.steps import RankingSettings
 from touche_llm.retrieval.base import Documents
 from touche_llm.tasks.definition import Objective
 from touche_llm.tasks.features import Question
@@ -116,12 +116,7 @@ async def make_subject(
 ) -> Subject:
     """Return what to try a prompt for this purpose on.
 
-    Args:
-        run: Context of a run.
-        topic: Topic of the run.
-        purpose: Purpose of the prompt.
-        ids: Ids of documents.
-        builder: Requests objects that the topic does not name; without an engine, they are looked up in the cache.
+    Objects that the topic does not name are requested; if the builder has no engine, they are looked up in the cache.
 
     Raises:
         UsageError: The documents do not fit the purpose, or objects are missing and there is no engine.
@@ -149,14 +144,13 @@ async def make_subject(
     )
 
 
-async def find_best_documents(context: RunContext) -> list[str]:
-    """Return the ids of the topic's first documents by the first stage, or of sentences where pairs are made."""
-    (ranking,) = (await retrieve_candidates(context)).list_rankings()
-    return [candidate.document_id for candidate in ranking[:5]]
-
-
 async def ask(
-    prompt: Prompt, subject: Subject, builder: RequestBuilder, *, objective: Objective = "both", document_tokens: int
+    prompt: Prompt,
+    subject: Subject,
+    builder: RequestBuilder,
+    *,
+    objective: Objective = "both",
+    document_tokens: int = RankingSettings().document_tokens,
 ) -> list[Trial]:
     """Send a prompt about a subject, with the requests that a run would send.
 
@@ -269,17 +263,16 @@ def _nothing() -> None:
 # A server's prefix cache serves the common beginning of requests; who shares a part is found by rendering others.
 Messages = tuple[Message, ...]
 Shared = Literal["all", "topic", "nobody"]
-# Prompt tokens of a chat.
-Count = Callable[[Messages], int]
-
-# First characters of a substitute text; one that the original text does not contain is used.
-_MARKS = "※⁂§¶"
+SHARED: tuple[Shared, ...] = get_args(Shared)
 _ENDLESS = 2**30
 
 
 @dataclass(frozen=True, slots=True)
 class PromptPart:
-    """A piece of a message, and the requests that share the prompt up to its end: all, its topic's, or none."""
+    """A piece of a message, and the requests that share the prompt up to its end: all, its topic's, or none.
+
+    `tokens` is an estimate.
+    """
 
     message: int
     role: str
@@ -331,47 +324,39 @@ def count_common(one: Messages, other: Messages) -> int:
     return chars
 
 
-def count_tokens_to(messages: Messages, whole: int, chars: int, count: Count) -> int:
-    """Estimate the tokens of the first `whole` messages of a chat and of so many characters of the next one."""
-    # Some chat templates reject an empty message or a chat without a user message.
-    rest = (replace(message, content=message.content[:chars] or "x") for message in messages[whole : whole + 1])
-    return count((*messages[:whole], *rest, *(replace(message, content="x") for message in messages[whole + 1 :])))
-
-
 async def ask_for_parts(
-    prompt: Prompt, subject: Subject, builder: RequestBuilder, count: Count, **how: Any
+    prompt: Prompt, subject: Subject, builder: RequestBuilder
 ) -> list[tuple[Trial, list[PromptPart]]]:
     """Send a prompt like `ask`; return each trial with the parts of its prompt, found by sending two others."""
     subjects = (subject, make_other_subject(subject, topic=False), make_other_subject(subject, topic=True))
-    trials = [await ask(prompt, each, builder, **how) for each in subjects]
+    trials = [await ask(prompt, each, builder) for each in subjects]
     return [
-        (mine, split_by_sharing(mine.messages, same.messages, other.messages, count))
+        (mine, split_by_sharing(mine.messages, same.messages, other.messages))
         for mine, same, other in zip(*trials, strict=True)
     ]
 
 
-def split_by_sharing(messages: Messages, same_topic: Messages, other_topic: Messages, count: Count) -> list[PromptPart]:
+def split_by_sharing(messages: Messages, same_topic: Messages, other_topic: Messages) -> list[PromptPart]:
     """Split a chat into parts by the requests that share them.
 
     Args:
         messages: Messages of a request.
         same_topic: Messages about other documents for the same topic.
         other_topic: Messages about other documents for another topic.
-        count: Counts tokens; a part has the tokens that it adds to the preceding parts.
     """
     of_topic = count_common(messages, same_topic)
     of_all = min(of_topic, count_common(messages, other_topic))
     parts: list[PromptPart] = []
-    passed = before = 0
+    passed = 0
     for place, message in enumerate(messages):
         start, length = 0, len(message.content)
         shares: tuple[tuple[Shared, int], ...] = (("all", of_all), ("topic", of_topic), ("nobody", passed + length))
         for shared, shared_to in shares:
             end = min(shared_to - passed, length)
             if end > start:
-                so_far = count_tokens_to(messages, place, end, count)
-                parts.append(PromptPart(place, message.role, shared, message.content[start:end], so_far - before))
-                start, before = end, so_far
+                tokens = round((end - start) / TOKEN_CHARS)
+                parts.append(PromptPart(place, message.role, shared, message.content[start:end], tokens))
+                start = end
         passed += length
     return parts
 
@@ -385,5 +370,4 @@ def _other_topic(topic: Topic) -> Topic:
 
 def _other(text: str) -> str:
     """Return a text with another beginning; empty for an empty text."""
-    mark = next(mark for mark in _MARKS if mark not in text or mark == _MARKS[-1])
-    return f"{mark} another" if text else ""
+    return "※ another" if text else ""
