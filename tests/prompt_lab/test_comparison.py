@@ -155,9 +155,6 @@ async def test_an_interrupted_comparison_resumes_with_the_same_documents_for_all
         for word in (BLUNT, SHARP)
     ]
     assert judged[0] == judged[1] and sum(judged[0].values()) == 60 == len(found.parts[0].sample)
-    # A seed draws another sample.
-    other = await bench.compare(blunt, sharp, **plan, seed=1)
-    assert other.parts[0].sample != found.parts[0].sample
 
 
 async def test_an_example_of_a_sampled_topic_is_refused(bench: Bench, blunt: Path, sharp: Path) -> None:
@@ -214,22 +211,17 @@ async def test_documents_without_an_answer_rank_last(bench: Bench, blunt: Path, 
     assert len(found.all_failures()) == 2 * 8
     part = found.parts[0]
     assert part.estimates[str(sharp)][NDCG].value < part.estimates[str(blunt)][NDCG].value
-    # Over its own documents it has no fault, and over those that both judged the other one has none either.
+    # Over its own documents it has no fault.
     assert part.estimates[str(sharp)]["relevance kappa"].value == 1.0
-    for measure in ("relevance kappa", "stance macro-F1"):
-        change = part.differences[str(sharp), measure]
-        assert (change["value"], change["baseline_value"], change["documents"]) == (1.0, 1.0, 4 * 8)
 
 
-async def test_topics_without_a_relevant_document_are_noted_and_left_out_of_ndcg(bench: Bench, blunt: Path) -> None:
+async def test_topics_without_a_relevant_document_are_left_out_of_ndcg(bench: Bench, blunt: Path) -> None:
     lines = bench.files["relevance"].read_text().splitlines()
     changed = [line[:-1] + "0" if line.startswith("3 ") else line for line in lines]
     # The highest grade of this topic is 1.
     changed = [line[:-1] + "1" if line.startswith("5 ") and line.endswith("2") else line for line in changed]
     bench.files["relevance"].write_text("\n".join(changed) + "\n")
     found = await bench.compare("judge", blunt)
-    note = "topics without a grade above 0 among their sampled documents, left out of nDCG: 3"
-    assert note in found.notes and note in bench.notices
     assert "3" in found.parts[0].topics
     counted = found.parts[0].estimates["judge"][NDCG].topics
     assert "3" not in counted and "5" in counted
@@ -277,5 +269,5 @@ def test_prompts_for_sentence_pairs_are_compared(tmp_path: Path, monkeypatch: py
     (part,) = found.parts
     assert len(part.sample) == 40
     assert part.estimates["judge"]["coherence kappa"].value == 1.0 == part.estimates[str(copy)]["coherence kappa"].value
-    with raises_at(UsageError, "sentence", "'judge'", "pairs of sentences"):
+    with raises_at(UsageError, "sentence", "'judge'"):
         asyncio.run(compare_prompts(ComparisonInputs(config, ["judge", "sentence"], qrels), Silent()))

@@ -43,7 +43,7 @@ def pool_of(*sizes: int, topics: int = 5) -> Grades:
     [((20, 20, 20), 60, [20, 20, 20]), ((50, 2, 9), 100, [45, 10, 45]), ((1, 1, 1), 100, [5, 5, 5])],
 )
 def test_the_sample_is_as_even_over_grades_as_possible(sizes: tuple[int, ...], size: int, expected: list[int]) -> None:
-    sample = draw_sample(pool_of(*sizes), size, 0)
+    sample = draw_sample(pool_of(*sizes), size)
     assert [Counter(item.grade for item in sample)[grade] for grade in range(3)] == expected
     assert len({(item.topic_id, item.document_id) for item in sample}) == sum(expected)
 
@@ -52,24 +52,22 @@ def test_topics_with_enough_judgments_are_drawn_first() -> None:
     enough = {f"enough {topic}": judged for topic, judged in pool_of(10, 10, topics=3).items()}
     few = {f"few {topic}": judged for topic, judged in pool_of(1, 3, topics=40).items()}
     nothing = {f"nothing {topic}": judged for topic, judged in pool_of(30, topics=40).items()}
-    for seed in range(5):
-        assert {item.topic_id for item in draw_sample(nothing | few | enough, 30, seed)} == set(enough)
+    assert {item.topic_id for item in draw_sample(nothing | few | enough, 30)} == set(enough)
     # A topic with few judgments does not take the place of one with enough, for which there is no room.
-    assert Counter(item.topic_id in enough for item in draw_sample(nothing | few | enough, 25, 0)) == {True: 25}
+    assert Counter(item.topic_id in enough for item in draw_sample(nothing | few | enough, 25)) == {True: 25}
     # No topic has a part of its documents only.
-    assert len(draw_sample(few, 50, 0)) == 12 * 4
-    assert len(draw_sample(enough, 4, 0)) == 4
+    assert len(draw_sample(few, 50)) == 12 * 4
+    assert len(draw_sample(enough, 4)) == 4
 
 
-def test_the_sample_depends_on_the_seed_and_not_on_the_order_of_the_file() -> None:
+def test_the_sample_does_not_depend_on_the_order_of_the_file() -> None:
     pool = pool_of(20, 20, 20)
     turned = {topic: dict(reversed(judged.items())) for topic, judged in pool.items()}
-    assert draw_sample(pool, 30, 1) == draw_sample(turned, 30, 1)
-    assert draw_sample(pool, 30, 1) != draw_sample(pool, 30, 2)
+    assert draw_sample(pool, 30) == draw_sample(turned, 30)
 
 
 def test_the_order_of_the_sample_does_not_reveal_the_grade() -> None:
-    sample = draw_sample(pool_of(30, 30, topics=1), 60, 0)
+    sample = draw_sample(pool_of(30, 30, topics=1), 60)
     first = Counter(item.grade for item in sample[:30])
     assert min(first.values()) > 5
 
@@ -101,7 +99,7 @@ def test_topics_are_split_by_title_or_by_a_file(tmp_path: Path) -> None:
     path.write_text("5\n\n3\n77\n")
     assert split_topics(topics, str(path)) == dict.fromkeys("35", CHOICE) | dict.fromkeys("791", HOLD_OUT)
     path.write_text("77\n")
-    with raises_at(UsageError, tmp_path / "topics.txt", "1, 3, 5, 7, 9"):
+    with raises_at(UsageError, "split", path, "1, 3, 5, 7, 9"):
         split_topics(topics, str(path))
     path.write_text("7 3\n")
     with raises_at(DataError, f"{path}:1"):

@@ -61,9 +61,6 @@ def compare(
             help="Judged documents to draw, evenly over grades; those of held-out topics wait.",
         ),
     ] = 200,
-    sample_seed: Annotated[
-        int, typer.Option("--sample-seed", metavar="N", help="Seed of the sample.", hidden=True)
-    ] = 0,
     html: Annotated[
         Path | None,
         typer.Option(
@@ -90,7 +87,7 @@ def compare(
         qrels_files = Dataset(config.dataset, config.task).qrels_files
     qrels = read_qrels(qrels_files, config.task)
     progress = CommandProgress()
-    plan = Plan(sample, sample_seed, split, confirm)
+    plan = Plan(sample, split, confirm)
     inputs = ComparisonInputs(config, templates, qrels, plan)
     if dry_run:
         cost = run_requests(config, estimate_comparison(inputs, progress))

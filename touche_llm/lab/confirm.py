@@ -25,7 +25,7 @@ def describe_confirmation(benches: Benches, *, run: str, name: str) -> dict[str,
     command, counted = "", list[Access]()
     if baseline is not None:
         command = _write("prompts", "compare", baseline, name, *_list_inputs(benches, bench), "--confirm")
-        counted = select_counted(earlier, bench.load(baseline).label, winner.label)
+        counted = select_counted(earlier, winner.label)
     return {
         "command": command,
         "topics": len(held_out),

@@ -25,7 +25,6 @@ from touche_llm.prompt_lab.holdout import (
     Kind,
     access_log,
     check_log,
-    describe_accesses,
     record_access,
     select_counted,
 )
@@ -50,11 +49,7 @@ from touche_llm.tasks.task import Task
 class ComparisonInputs:
     """Prompts to compare, and what to compare them on.
 
-    Attributes:
-        config: Configuration with the engine and the corpus.
-        names: Names or template paths of two prompts or more, or variants that are loaded already.
-        qrels: Human judgments, with grades.
-        plan: Documents and topics to compare on.
+    `names` are names or template paths of two prompts or more, or variants that are loaded already.
     """
 
     config: Config
@@ -69,14 +64,10 @@ class PromptComparison:
 
     Attributes:
         context: Context of the run, closed once all parts are judged.
-        qrels: Human judgments.
         variants: Variants in the given order; the others are compared with the first.
         objects_prompt: Prompt that finds the objects of topics; None if each names its own.
         topics: Sampled topics in the order of the topics file, with the objects that the model found.
         samples: Documents by name of the part: the one to choose on, then the held-out one if it is to be judged.
-        notes: Notes for the user.
-        model: Name of the judging model.
-        parts: Measures of each judged part.
         judged: Judgments by part and variant, their grades on the scales of the human ones; held-out topics are judged
             by the first variant and the best only.
         failures: Failures to find a topic's objects.
@@ -123,11 +114,7 @@ class PromptComparison:
         self.context.progress.warn(text)
 
     async def find_objects(self, builder: RequestBuilder) -> None:
-        """Let the model find the objects of topics that name none; drop the topics where it fails.
-
-        Raises:
-            DataError: No topic has objects.
-        """
+        """Let the model find the objects of topics that name none; drop the topics where it fails."""
         if self.objects_prompt is None:
             return
         unnamed = sum(topic.objects is None for topic in self.topics)
@@ -146,11 +133,7 @@ class PromptComparison:
         check_parts(self.samples)
 
     async def judge(self, part: str, variants: Sequence[Variant], builder: RequestBuilder) -> None:
-        """Judge a part with each variant.
-
-        Raises:
-            ReplayMiss: The cache of a replay lacks an answer.
-        """
+        """Judge a part with each variant."""
         topics = {topic.id: topic for topic in self.topics}
         pairs = [(topics[item.topic_id], item.document_id) for item in self.samples[part]]
         for variant in variants:
@@ -179,15 +162,16 @@ class PromptComparison:
             return
         finalists = [variant for variant in self.variants if variant.name in names]
         earlier = await self.measure("confirmation", HOLD_OUT, finalists, builder)
-        baseline, winner = (variant.prompt.label for variant in finalists)
-        self.earlier_accesses = select_counted(earlier, baseline, winner)
-        self.note(describe_accesses(earlier, self.earlier_accesses, access_log(self.context.config.cache.file)))
+        self.earlier_accesses = select_counted(
+            earlier, next(each.prompt.label for each in finalists if each is not self.variants[0])
+        )
+        log = access_log(self.context.config.cache.file)
+        count = len(self.earlier_accesses)
+        self.note(f"{log}: {count} earlier accesses to the held-out topics, each of which makes a confirmation weaker")
 
 
 async def compare_prompts(inputs: ComparisonInputs, progress: Progress) -> PromptComparison:
-    """Judge one sample with several prompts and compare each with human judgments.
-
-    Variants are chosen by nDCG@5.
+    """Judge one sample with several prompts and compare each with human judgments; nDCG@5 chooses.
 
     Raises:
         PromptError: A prompt is missing or invalid.
@@ -211,10 +195,6 @@ async def compare_prompts(inputs: ComparisonInputs, progress: Progress) -> Promp
             report_known_failures(progress, model, Counts())
         ids = (item.document_id for part in found.parts for item in part.sample)
         found.texts = {document_id: context.corpus.documents.get(document_id).text for document_id in ids}
-    if ungraded := [topic for part in found.parts for topic in part.topics if not part.counts(topic)]:
-        found.note(
-            f"topics without a grade above 0 among their sampled documents, left out of nDCG: {shorten(ungraded)}"
-        )
     for note in describe_missing_intervals(row for part in found.parts for row in part.differences.values()):
         found.note(note)
     return found

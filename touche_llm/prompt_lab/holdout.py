@@ -7,7 +7,7 @@ a change of the split hides none.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from functools import cache
@@ -66,7 +66,6 @@ class Access(Model):
     """An access to the judgments of some topics, with prompts whose answers were compared with them.
 
     Attributes:
-        time: When the result was computed.
         kind: `choice` or `confirmation` by `prompts compare`, `trial` by `prompts try`, or `evaluation` of a run.
         topics: Titles.
         prompts: Labels of the prompts, as `Prompt.label`.
@@ -86,11 +85,7 @@ def access_log(cache: Path) -> Path:
 
 
 def read_accesses(path: Path) -> list[Access]:
-    """Read a log.
-
-    Raises:
-        DataError: A line is invalid; names file and line.
-    """
+    """Read a log; raise DataError with file and line if it is invalid."""
     if not path.exists():
         return []
     return read_records(path, Access, "accesses to topics, one a line; correct or remove this line")
@@ -106,11 +101,7 @@ def check_log(path: Path) -> None:
 def record_access(path: Path, access: Access) -> list[Access]:
     """Add an access to a log; return earlier accesses to any of its topics, of any task and with any judgments.
 
-    A trial or an evaluation that only repeats a logged one is not added.
-
-    Raises:
-        DataError: As `read_accesses`; nothing is added.
-        OSError: The log cannot be written.
+    A trial or an evaluation that only repeats a logged one is not added. Errors as `check_log`.
     """
     check_log(path)
     logged = read_accesses(path)
@@ -124,10 +115,7 @@ def record_access(path: Path, access: Access) -> list[Access]:
 def record_evaluations(folders: Iterable[Path | None], qrels: Qrels, warn: Warn) -> None:
     """Log the evaluation of runs as accesses to their judged topics; warn if one cannot be logged.
 
-    Args:
-        folders: Folders of runs, repeated ones once; None for a run without a folder, whose prompts are not known.
-        qrels: The judgments, restricted to the topics that count.
-        warn: Receives the warnings.
+    The prompts of a run without a folder, None, are not known, so it is not logged.
     """
     for folder in dict.fromkeys(filter(None, folders)):
         with _warn_of_errors(f"{folder}: its evaluation", warn):
@@ -135,16 +123,7 @@ def record_evaluations(folders: Iterable[Path | None], qrels: Qrels, warn: Warn)
 
 
 def record_trial(cache: Path, topic: Topic, documents: Collection[str], qrels: Qrels, prompt: str, warn: Warn) -> None:
-    """Log a trial as an access to its topic if one of the documents is judged; warn if it cannot be logged.
-
-    Args:
-        cache: Answer cache.
-        topic: Topic of the trial.
-        documents: Ids of the documents whose judgments are shown.
-        qrels: The judgments.
-        prompt: Label of the prompt.
-        warn: Receives the warning.
-    """
+    """Log a trial as an access to its topic if one of the documents is judged; warn if it cannot be logged."""
     judged: list[Mapping[str, Collection[str]]] = [*qrels.grades.values(), qrels.stances]
     if any(document in aspect.get(topic.id, {}) for aspect in judged for document in documents):
         if find_half(topic.title) == HOLD_OUT:
@@ -179,37 +158,14 @@ def _record_evaluation(directory: RunDirectory, qrels: Qrels) -> None:
     record_access(access_log(config.cache.file), access)
 
 
-def select_counted(earlier: Iterable[Access], baseline: str, winner: str) -> list[Access]:
-    """Return the accesses that make a confirmation weaker.
+def select_counted(earlier: Iterable[Access], winner: str) -> list[Access]:
+    """Return the accesses that make the confirmation of a prompt weaker: all but evaluations of runs with others.
 
-    Those with the baseline alone do not, nor does the evaluation of a run made with other prompts than the one to
-    confirm; a prompt of the same name is an earlier wording of it.
-
-    Args:
-        earlier: Earlier accesses to the held-out topics.
-        baseline: Label of the first prompt.
-        winner: Label of the prompt to confirm.
+    A prompt of the same name is an earlier wording.
     """
-
-    def split(label: str) -> tuple[str, str]:
-        """Return name and hash."""
-        return label.rpartition("@")[0], label.rpartition("-")[2]
-
-    def counts(past: Access) -> bool:
-        others = [split(label) for label in past.prompts if split(label)[1] != split(baseline)[1]]
-        if past.kind != "evaluation":
-            return bool(others)
-        name, digest = split(winner)
-        return any(other_name == name or other_digest == digest for other_name, other_digest in others)
-
-    return [past for past in earlier if counts(past)]
-
-
-def describe_accesses(earlier: Sequence[Access], counted: Sequence[Access], path: Path) -> str:
-    """Describe earlier accesses to the topics of a confirmation, of which those in `counted` make it weaker."""
-    if not earlier:
-        return f"no earlier access to the held-out topics in {path}"
-    return (
-        f"earlier accesses to the held-out topics, each of which makes a confirmation weaker: {len(counted)} in {path} "
-        f"(not counted, with the first prompt or by runs with others: {len(earlier) - len(counted)})"
-    )
+    name = winner.rpartition("@")[0]
+    return [
+        past
+        for past in earlier
+        if past.kind != "evaluation" or any(label.rpartition("@")[0] == name for label in past.prompts)
+    ]

@@ -16,14 +16,14 @@ from touche_llm.errors import UsageError
 from touche_llm.evaluation.measures import CUTOFF, NDCG, estimate_grades
 from touche_llm.evaluation.qrels import Grades, Qrels
 from touche_llm.evaluation.significance import Estimate, compare, estimate_mean
-from touche_llm.evaluation.stance_measures import estimate_common_stances, estimate_kappa, estimate_stances
+from touche_llm.evaluation.stance_measures import estimate_kappa, estimate_stances
 from touche_llm.judging.labels import mean_off_label_mass
 from touche_llm.judging.pointwise import RequestBuilder, judge
 from touche_llm.llm.engine import Counts
 from touche_llm.pipeline.context import RunContext
 from touche_llm.prompt_lab.sample import ALL, CONFIRMED_BELOW, Sampled
-from touche_llm.prompts.prompt import Prompt, check_overlay
-from touche_llm.prompts.purposes import load_named, purposes_of
+from touche_llm.prompts.prompt import Prompt
+from touche_llm.prompts.purposes import load_named
 from touche_llm.ranking.order import rank_by_judgment
 from touche_llm.tasks.definition import Scale
 from touche_llm.tasks.task import Task
@@ -40,30 +40,17 @@ class Variant:
 
 
 def load_variants(names: Sequence[str | Variant], config: Config, task: Task) -> list[Variant]:
-    """Load the prompts to compare; variants are loaded already, as drafts are, which have no file of their own.
-
-    Raises:
-        PromptError: A prompt is missing or invalid.
-        UsageError: A prompt does not judge documents, or is given twice.
-    """
-    given = [name for name in names if isinstance(name, str)]
+    """Load the prompts to compare; variants are loaded already, as drafts are, which have no file of their own."""
     if len(names) < 2:
-        raise UsageError(f"{', '.join(given) or 'no prompt'} alone cannot be compared; name two prompts or more")
-    folder = config.prompts.folder
-    if folder is not None:
-        check_overlay(folder, task.name, {name for name in (*purposes_of(task), *given) if not name.endswith(".jinja")})
+        raise UsageError(f"{', '.join(map(str, names)) or 'no prompt'} alone cannot be compared; name two or more")
     variants: list[Variant] = []
     for name in names:
         if isinstance(name, Variant):
             variants.append(name)
             continue
-        purpose, prompt = load_named(task, name, folder, config.judge_per)
+        purpose, prompt = load_named(task, name, config.prompts.folder, config.judge_per)
         if purpose.name != PURPOSE:
-            judged = "documents" if task.sentence_question is None else "pairs of sentences"
-            raise UsageError(
-                f"{name}: is a prompt for {purpose.name!r}; only those for {PURPOSE!r}, which judge {judged} one by "
-                "one, can be compared"
-            )
+            raise UsageError(f"{name}: is a prompt for {purpose.name!r}; only those for {PURPOSE!r} can be compared")
         if any(prompt.path.resolve() == known.prompt.path.resolve() for known in variants):
             raise UsageError(f"{name}: is given twice; name each prompt once")
         variants.append(Variant(name, prompt))
@@ -131,10 +118,6 @@ class PartMeasures:
         """Return the topics of the documents."""
         return list(dict.fromkeys(item.topic_id for item in self.sample))
 
-    def counts(self, topic: str) -> bool:
-        """Return whether the topic counts in nDCG."""
-        return topic in next(iter(self.estimates.values()))[self.measures[0]].topics
-
     @property
     def measures(self) -> list[str]:
         """Return the names of the measures, nDCG@5 first."""
@@ -167,7 +150,7 @@ def measure_part(
 
     nDCG@5 ranks the sampled documents of each topic by the weights of a run, documents without a judgment last. Its
     ideal ranking consists of these documents, and topics without a grade above 0 among them are left out. The other
-    measures are over the documents that a variant judged, and differences over those that both judged.
+    measures are over the documents that a variant judged.
     """
     sampled = {(item.topic_id, item.document_id) for item in sample}
     grades = {aspect: _restrict(judged, sampled) for aspect, judged in qrels.grades.items()}
@@ -177,17 +160,7 @@ def measure_part(
         variant: _estimate_variant(runs[variant], said, given, stances=bool(qrels.stances))
         for variant, said in judgments.items()
     }
-    first = next(iter(judgments))
-    common: dict[str, dict[str, tuple[Estimate, Estimate]]] = {}
-    for variant, said in judgments.items():
-        both = said.keys() & judgments[first].keys()
-        common[variant] = {
-            f"{aspect} kappa": (_kappa(said, grades, aspect, both), _kappa(judgments[first], grades, aspect, both))
-            for aspect, grades in given.grades.items()
-        }
-        if given.stances:
-            common[variant][MACRO_F1] = estimate_common_stances(runs[variant], runs[first], given)[MACRO_F1]
-    rows = compare(first, estimates, common=common).to_dict("records")
+    rows = compare(next(iter(judgments)), estimates).to_dict("records")
     return PartMeasures(
         name,
         list(sample),
@@ -219,7 +192,7 @@ def decide_verdict(parts: Sequence[PartMeasures]) -> Verdict:
         return Verdict(winner, None, f"{sentence}: there is no choice to confirm.")
     sentence = f"{winner} has the best {measure} on {on}: {best.value:.4f}, and {first}, the first, {value.value:.4f}."
     if len(parts) == 1:
-        how = "no topics were held out" if choice.name == ALL else "confirm it on the topics held out"
+        how = "confirm it on the topics held out"
         return Verdict(winner, None, f"{sentence} Not confirmed: the best of several can be it by chance; {how}.")
     # The interval decides nothing: few topics have one, and for some data it is too narrow.
     row = parts[1].differences[winner, measure]
@@ -229,13 +202,9 @@ def decide_verdict(parts: Sequence[PartMeasures]) -> Verdict:
 
 
 def compute_chance_ndcg(grades: Grades) -> Estimate:
-    """Compute the expected nDCG@5 of a random order of each topic's documents.
+    """Compute the expected nDCG@5 of a random order of each topic's documents, one of which has a grade above 0.
 
-    The expected gain at each rank is the mean gain. So the expected DCG@5 is this mean times the sum of the discounts
-    of the first 5 ranks, or of all ranks if there are fewer documents. Gains and discounts are as in `estimate_grades`.
-
-    Args:
-        grades: Grades by topic of all ranked documents; each topic has one above 0.
+    The expected gain at each rank is the mean gain. Gains and discounts are as in `estimate_grades`.
     """
     values = {}
     for topic, judged in grades.items():
@@ -281,20 +250,19 @@ def _estimate_variant(run: ParsedRun, said: Judgments, given: Qrels, *, stances:
     first = next(iter(given.grades))
     useful = _select_relevant(given)
     estimates = {f"{first} {NDCG}": estimate_grades(run, useful, CUTOFF)[NDCG] if useful else estimate_mean({})}
-    estimates |= {f"{aspect} kappa": _kappa(said, of, aspect, said.keys()) for aspect, of in given.grades.items()}
+    estimates |= {f"{aspect} kappa": _estimate_kappa(said, of, aspect) for aspect, of in given.grades.items()}
     if stances:
         estimates[MACRO_F1] = estimate_stances(run, given, CUTOFF)[MACRO_F1] if given.stances else estimate_mean({})
     return estimates
 
 
-def _kappa(said: Judgments, grades: Grades, aspect: str, documents: Set[tuple[str, str]]) -> Estimate:
-    """Compute kappa over the documents that have human grades."""
+def _estimate_kappa(said: Judgments, grades: Grades, aspect: str) -> Estimate:
     return estimate_kappa(
         {
             topic: [
                 (said[topic, document].grades[aspect], grade)
                 for document, grade in judged.items()
-                if (topic, document) in documents
+                if (topic, document) in said
             ]
             for topic, judged in grades.items()
         }
