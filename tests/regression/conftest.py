@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.write_regressions import FOLDER, make_run
-from touche_llm.regression.check import CheckResult, check_all, check_snapshot
+from touche_llm.regression.check import check_snapshot
 from touche_llm.regression.differences import RunDifference
 from touche_llm.regression.snapshot import open_snapshot
 from touche_llm.tasks import prompts_folder
@@ -49,13 +49,6 @@ def take_templates(folder: Path, prompts: Path) -> None:
     """Let a recorded run take its templates from a folder."""
     with (folder / "config.yaml").open("a") as stream:
         stream.write(f"prompts: {{folder: {prompts}}}\n")
-
-
-def all_checked(folders: list[Path]) -> list[CheckResult]:
-    async def collected() -> list[CheckResult]:
-        return [each async for each in check_all(folders)]
-
-    return asyncio.run(collected())
 
 
 def overlay(folder: Path, task: str, **changed: tuple[str, str]) -> Path:

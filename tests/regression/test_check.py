@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import json
-import re
 from pathlib import Path
 
 import pytest
 
-from tests.regression.conftest import Copy, all_checked, checked, edit, overlay
+from tests.regression.conftest import Copy, checked, edit, overlay
 from tests.write_regressions import FOLDER
 from touche_llm.cli.demo import SAMPLE_TASKS
 from touche_llm.llm.answers import AnswerForm
 from touche_llm.prompts.prompt import read_header
 from touche_llm.prompts.templates import HEADER
 from touche_llm.regression.differences import RunDifference, format_differences, group_by_kind
-from touche_llm.regression.snapshot import QUERIES_NOT_CHECKED, open_snapshot
+from touche_llm.regression.snapshot import open_snapshot
 from touche_llm.tasks import prompts_folder
 from touche_llm.text.sanitize import sanitize
 
@@ -58,7 +57,7 @@ def test_a_changed_sentence_of_a_template_fails_with_the_diff_of_that_prompt_alo
     new = f"Indeed. {old}"
     differences = checked(FOLDER / task, overlay(tmp_path / "mine", task, **{purpose: (old, new)}))
     found = group_by_kind(differences)
-    assert set(found) == {"prompt", "version", "missing"}
+    assert set(found) == {"prompt", "missing"}
     (prompt,) = found["prompt"]
     assert prompt.name == purpose
     assert {each.name for each in found["missing"]} == {purpose}
@@ -78,35 +77,7 @@ def test_only_the_requests_that_change_are_counted_and_shown(tmp_path: Path) -> 
     of_topic = [each for each in differences if each.kind == "missing"]
     assert {each.topic for each in of_topic} == {"20"} and prompt.topic == "20"
     assert prompt.count == len(of_topic) > 0
-    # The recorded example is of the other topic, so the templates are compared.
     assert "+{% if topic.id == '20' %}" in prompt.text
-
-
-@pytest.mark.parametrize(("now", "told_of"), [(1, True), (2, False)])
-def test_a_version_that_was_not_raised_is_told_with_both_labels(
-    copy_of: Copy, tmp_path: Path, now: int, told_of: bool
-) -> None:
-    mine = overlay(tmp_path / "mine", "controversial", judge=("You are an assessor", "You assess"))
-    template = mine / "controversial" / "judge.jinja"
-    (version,) = re.findall(r"^version: (\d+)$", template.read_text(), re.MULTILINE)
-    edit(template, f"version: {version}\n", f"version: {int(version) - 1 + now}\n")
-    differences = checked(FOLDER / "controversial", mine)
-    (prompt,) = group_by_kind(differences)["prompt"]
-    versions = group_by_kind(differences).get("version", [])
-    assert versions == ([RunDifference("controversial", "version", "judge", old=prompt.old, new=prompt.new)] * told_of)
-    assert prompt.old != prompt.new
-    assert (
-        f"version of judge not raised: {prompt.old} → {prompt.new};" in format_differences("x", differences)
-    ) is told_of
-
-
-def test_a_check_says_that_it_does_not_see_a_change_of_the_prompt_for_queries(copy_of: Copy) -> None:
-    folder = copy_of("controversial")
-    assert [each.note for each in all_checked([folder])] == [""]
-    with (folder / "config.yaml").open("a") as stream:
-        stream.write("expansion: {use: true}\n")
-    (outcome,) = all_checked([folder])
-    assert not outcome.differences and outcome.note == QUERIES_NOT_CHECKED
 
 
 def test_a_changed_weight_moves_ranks_and_figures(copy_of: Copy) -> None:

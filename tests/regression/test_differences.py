@@ -20,12 +20,9 @@ from touche_llm.tasks.definition import Scale
 LABELS = ("PRO", "CON")
 
 
-def run(ranking: str, stances: Mapping[str, str] | None = None, scores: Mapping[str, float] | None = None) -> ParsedRun:
-    """A run of topic 1 over documents of one letter; each is PRO, and scores fall by one, unless others are given."""
-    lines = [
-        Candidate("1", document, rank, (scores or {}).get(document, 10.0 - rank))
-        for rank, document in enumerate(ranking, start=1)
-    ]
+def run(ranking: str, stances: Mapping[str, str] | None = None) -> ParsedRun:
+    """A run of topic 1 over documents of one letter; each is PRO unless others are given."""
+    lines = [Candidate("1", document, rank, 10.0 - rank) for rank, document in enumerate(ranking, start=1)]
     return ParsedRun({"1": lines}, {("1", document): (stances or {}).get(document, "PRO") for document in ranking})
 
 
@@ -53,13 +50,9 @@ def test_stances_are_compared_where_both_runs_have_the_document() -> None:
     assert [(each.kind, each.document) for each in found] == [("rank", "b"), ("rank", "c")]
 
 
-def test_where_no_rank_and_no_stance_differs_the_scores_are_told_and_else_the_bytes() -> None:
-    old, new = run("abc"), run("abc", scores={"b": 7.5, "c": 1.0})
-    assert compare_rankings("r", old, new) == [RunDifference("r", "run", "score", "1", "b", 8.0, 7.5, 2, 3)]
-    (same,) = compare_rankings("r", old, run("abc"))
-    assert (same.kind, same.name, same.document) == ("run", "file", None)
-    # With another rank, scores say nothing more.
-    assert {each.kind for each in compare_rankings("r", old, run("acb", scores={"a": 99.0}))} == {"rank"}
+def test_where_no_rank_and_no_stance_differs_the_files_do() -> None:
+    (same,) = compare_rankings("r", run("abc"), run("abc"))
+    assert (same.kind, same.document) == ("run", None)
 
 
 def test_figures_are_those_before_and_those_now() -> None:

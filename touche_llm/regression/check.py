@@ -5,14 +5,14 @@ from __future__ import annotations
 import shutil
 import tempfile
 from collections.abc import AsyncIterator, Iterable, Mapping
-from contextlib import asynccontextmanager, closing, suppress
+from contextlib import asynccontextmanager, closing
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
 from touche_llm.config import Config, flatten
 from touche_llm.data.trec_runs import read_run
-from touche_llm.errors import DataError, PromptError, ToucheError, UsageError, describe_os_error, list_fields
+from touche_llm.errors import DataError, ToucheError, UsageError, describe_os_error, list_fields
 from touche_llm.llm.cache import Cache, CacheMode, ValueT, ValueType
 from touche_llm.llm.engine import EngineInfo
 from touche_llm.llm.pooling import PoolingClient
@@ -50,7 +50,6 @@ class ReplayResult:
         requests: All requests, in the order in which they were made.
         missing: Requests whose answer is not in the cassette, of those that need no other missing answer.
         used_keys: Keys of the cache entries that were read.
-        facts: Facts about the engine.
     """
 
     directory: RunDirectory
@@ -71,9 +70,6 @@ async def replay(config: Config, first_stage: Path, work: Path, place: Path) -> 
         first_stage: File of candidates.
         work: Empty folder for the run and the index of its documents.
         place: Folder that error messages name instead of `work`.
-
-    Raises:
-        ToucheError: As the stages.
     """
     directory = RunDirectory(work / "run")
     directory.path.mkdir(parents=True)
@@ -118,7 +114,6 @@ class _RecordingCache(Cache):
         self.used: set[str] = set()
 
     def get(self, key: str, model: ValueType[ValueT], *, refreshed: bool = False) -> ValueT | None:
-        """Return the value of a key and record the key."""
         value = super().get(key, model, refreshed=refreshed)
         if value is not None:
             self.used.add(key)
@@ -136,11 +131,7 @@ async def _open_recorded(
 
 
 def load_finished_run(run: Path) -> Config:
-    """Load the configuration of a finished run.
-
-    Raises:
-        DataError: The folder holds no finished run, or its answers were not kept.
-    """
+    """Load the configuration of a finished run whose answers were kept."""
     directory = RunDirectory(run)
     for file in (directory.config_file, directory.run_file):
         if not file.is_file():
@@ -170,36 +161,17 @@ class ReplayComparison:
     run: Path | None
 
 
-@dataclass(frozen=True, slots=True)
-class CheckResult:
-    """The differences of one recorded run, and a note on what the check does not cover."""
-
-    name: str
-    differences: list[RunDifference]
-    note: str = ""
-
-
-async def check_all(folders: Iterable[Path]) -> AsyncIterator[CheckResult]:
-    """Check recorded runs one after the other; a run that cannot be read has that error as its only difference."""
-    for folder in folders:
-        try:
-            snapshot = open_snapshot(folder)
-            result = CheckResult(folder.name, await check_snapshot(snapshot), snapshot.describe_unchecked())
-        except (ToucheError, OSError) as error:
-            text = describe_os_error(error) if isinstance(error, OSError) else str(error)
-            result = CheckResult(folder.name, [RunDifference(folder.name, "error", text=text)])
-        yield result
+async def check_folder(folder: Path) -> list[RunDifference]:
+    """Check the recorded run of a folder; one that cannot be read has that error as its only difference."""
+    try:
+        return await check_snapshot(open_snapshot(folder))
+    except (ToucheError, OSError) as error:
+        text = describe_os_error(error) if isinstance(error, OSError) else str(error)
+        return [RunDifference(folder.name, "error", text=text)]
 
 
 async def check_snapshot(snapshot: Snapshot) -> list[RunDifference]:
-    """Replay a recorded run with the current program and templates, in a temporary folder.
-
-    Returns:
-        The differences; empty if the replay gives the recorded run.
-
-    Raises:
-        DataError, UsageError: The recorded run itself is damaged.
-    """
+    """Return how a replay with the current program and templates differs from a recorded run."""
     with tempfile.TemporaryDirectory() as name:
         return (await compare_replay(snapshot, Path(name))).differences
 
@@ -214,11 +186,8 @@ async def compare_replay(snapshot: Snapshot, work: Path) -> ReplayComparison:
     except ToucheError as error:
         return ReplayComparison([RunDifference(name, "error", text=str(error)), *settings], config, None)
     if now.missing:
-        old: dict[str, Prompt] = {}
-        # The program may no longer accept them.
-        with suppress(PromptError), RunContext(snapshot.with_recorded_templates(config), SilentProgress()) as context:
-            old = context.load_prompts()
-        requests = compare_requests(name, old, now.prompts, now.missing, snapshot.manifest.examples)
+        templates, examples = snapshot.read_templates(), snapshot.manifest.examples
+        requests = compare_requests(name, templates, now.prompts, now.missing, examples)
         return ReplayComparison([*settings, *requests], config, None)
     differences = compare_runs(snapshot, now.directory.run_file)
     return ReplayComparison([*settings, *differences] if differences else [], config, now.directory.path)
@@ -246,12 +215,7 @@ def compare_runs(snapshot: Snapshot, run: Path) -> list[RunDifference]:
 
 
 def compare_new_run(snapshot: Snapshot, run: Path) -> ReplayComparison:
-    """Compare the settings, ranks and measures of a recorded run with those of a new run in the folder `run`.
-
-    Raises:
-        UsageError: The new run is of another task.
-        DataError: As `load_finished_run`.
-    """
+    """Compare the settings, ranks and measures of a recorded run with those of a new run in the folder `run`."""
     config = load_finished_run(run)
     if (own := get_task(config.task).name) != snapshot.task.name:
         raise UsageError(f"{run}: a run of {own}; {snapshot.folder} is one of {snapshot.task.name}")

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from difflib import unified_diff
-from operator import attrgetter
 from typing import Any, Literal
 
 from touche_llm.data.trec_runs import ParsedRun
 from touche_llm.errors import to_printable
 from touche_llm.evaluation.qrels import Qrels
 from touche_llm.llm.request import Request
-from touche_llm.prompts.prompt import Prompt
+from touche_llm.prompts.prompt import Prompt, examples_path
+from touche_llm.prompts.templates import read_text
 from touche_llm.regression.snapshot import RequestSnapshot
 
-Kind = Literal["error", "setting", "prompt", "version", "missing", "rank", "stance", "run", "measure"]
+Kind = Literal["error", "setting", "prompt", "missing", "rank", "stance", "run", "measure"]
 # The diff of a document can have thousands of lines.
 _MAX_LINES = 80
 
@@ -26,19 +26,17 @@ class RunDifference:
 
     Attributes:
         run: Name of the recorded run.
-        kind: `error`: the run cannot be replayed; `setting`: a value of the configuration; `prompt`: a request of a
-            prompt, its messages or parameters; `version`: not raised although the template renders differently;
-            `missing`: an answer; `rank` and `stance`: of a document in the run; `run`: any other change of the run
-            file; `measure`: a measure of the run.
+        kind: `error`: the run cannot be replayed; `setting`: a value of the configuration; `prompt`: a template, or a
+            request, its messages or parameters; `missing`: an answer; `rank` and `stance`: of a document in the run;
+            `run`: any other change of the run file; `measure`: a measure of the run.
         name: Name of the setting or measure, or purpose of the prompt.
         topic: Topic id, if the difference concerns one topic.
         document: Document id, if the difference concerns one document.
         old: Recorded value.
-        new: Current value.
-        count: Number of requests of a changed prompt without an answer; None if the template is as recorded, because
-            the program or the data changed. Of scores, number of changed ones.
-        of: Number of all scores.
-        text: Unified diff of a request, or an error message.
+        new: Current value, or label of the prompt.
+        count: Number of requests of a changed template without an answer; None if the template is as recorded, because
+            a setting, the program or the data changed.
+        text: Unified diff of a template or a request, or an error message.
     """
 
     run: str
@@ -49,7 +47,6 @@ class RunDifference:
     old: Any = None
     new: Any = None
     count: int | None = None
-    of: int | None = None
     text: str = ""
 
     def row(self) -> dict[str, Any]:
@@ -74,46 +71,53 @@ def compare_settings(run: str, old: Mapping[str, Any], new: Mapping[str, Any]) -
 
 def compare_requests(
     run: str,
-    old_prompts: Mapping[str, Prompt],
+    templates: Mapping[str, Mapping[str, str]],
     prompts: Mapping[str, Prompt],
     missing: Mapping[str, Sequence[Request]],
     recorded: Mapping[str, RequestSnapshot],
 ) -> list[RunDifference]:
     """Return why requests have no recorded answer, and a difference for each of them.
 
-    For each prompt, the recorded example is compared with the present request about the same topic and documents, or
-    the templates if that request has an answer or did not change. A changed template whose version was not raised gives
-    a second difference.
+    For each prompt that is a changed template, or else the recorded example beside the present request about the same
+    topic and documents.
 
     Args:
         run: Name of the recorded run.
-        old_prompts: Recorded prompts by purpose; empty if the program no longer accepts them.
+        templates: Texts of the recorded files of the prompts, by purpose and name.
         prompts: Current prompts by purpose.
         missing: Requests with the current prompts that have no recorded answer, by purpose.
         recorded: Recorded requests by purpose.
     """
     differences = []
     for purpose, requests in missing.items():
-        old, new, example = old_prompts.get(purpose), prompts[purpose], recorded.get(purpose)
-        is_changed = old is not None and old.hash != new.hash
-        shown = next((found for found in requests if example is not None and _is_about(found, example)), requests[0])
-        before, now = example.list_lines() if example is not None else [], RequestSnapshot.of(shown).list_lines()
-        if example is None or not _is_about(shown, example) or before == now:
-            if old is None or not is_changed:
-                continue
-            before, now = (prompt.path.read_text().splitlines() for prompt in (old, new))
-        labels = (None if old is None else old.label, new.label)
-        place = (shown.origin.topic_id, shown.origin.document_id)
-        count = len(requests) if is_changed or old is None else None
-        text = _diff(before, now, new)
-        differences.append(RunDifference(run, "prompt", purpose, *place, *labels, count=count, text=text))
-        if old is not None and is_changed and old.name == new.name and new.header.version <= old.header.version:
-            differences.append(RunDifference(run, "version", purpose, None, None, *labels))
+        old, new = templates.get(purpose, {}), list_texts(prompts[purpose])
+        shown, count = requests[0], None
+        before, now = (_list_lines(texts) for texts in (old, new))
+        if before != now:
+            count = len(requests)
+        elif (example := recorded.get(purpose)) and (same := [each for each in requests if _is_about(each, example)]):
+            shown, before, now = same[0], example.list_lines(), RequestSnapshot.of(same[0]).list_lines()
+        if old and before != now:
+            label, path = prompts[purpose].label, str(prompts[purpose].path)
+            place = (shown.origin.topic_id, shown.origin.document_id)
+            text = _diff(before, now, path)
+            differences.append(RunDifference(run, "prompt", purpose, *place, new=label, count=count, text=text))
     return differences + [
         RunDifference(run, "missing", purpose, request.origin.topic_id, request.origin.document_id)
         for purpose, requests in missing.items()
         for request in requests
     ]
+
+
+def list_texts(prompt: Prompt) -> dict[str, str]:
+    """Return the texts of the files of a prompt by name, those of its examples included."""
+    texts = {prompt.path.name: prompt.files.text, **prompt.files.texts}
+    examples = examples_path(prompt.path)
+    return texts | ({examples.name: read_text(examples)} if prompt.examples else {})
+
+
+def _list_lines(texts: Mapping[str, str]) -> list[str]:
+    return [line for name in sorted(texts) for line in (f"[{name}]", *texts[name].splitlines())]
 
 
 def _is_about(request: Request, recorded: RequestSnapshot) -> bool:
@@ -125,21 +129,20 @@ def _is_about(request: Request, recorded: RequestSnapshot) -> bool:
 def compare_rankings(run: str, old: ParsedRun, new: ParsedRun) -> list[RunDifference]:
     """Compare the ranks, largest moves first, then the stances of two runs whose files differ.
 
-    None stands for a document that is missing from a run. If ranks and stances are equal, the first different score is
-    returned; if the scores are equal too, a difference of the files.
+    None stands for a document that is missing from a run.
     """
-    ranks_before, ranks = (_by_document(ranked, attrgetter("rank")) for ranked in (old, new))
-    moved = _compare_documents(run, "rank", ranks_before, ranks)
+    before, now = (
+        {(topic, each.document_id): each.rank for topic, ranking in ranked.rankings.items() for each in ranking}
+        for ranked in (old, new)
+    )
+    moved = _compare_documents(run, "rank", before, now)
     longest = max(map(len, [*old.rankings.values(), *new.rankings.values()]), default=0)
     # A document that only one run has counts as the furthest move.
     moved.sort(key=lambda move: -abs((move.old or 2 * longest + 1) - (move.new or 2 * longest + 1)))
-    both = [key for key in ranks_before if key in ranks]
+    both = [key for key in before if key in now]
     stances_before, stances = ({key: ranked.stances.get(key) for key in both} for ranked in (old, new))
-    if differences := moved + _compare_documents(run, "stance", stances_before, stances):
-        return differences
-    if scores := _compare_documents(run, "run", *(_by_document(ranked, attrgetter("score")) for ranked in (old, new))):
-        return [replace(scores[0], name="score", count=len(scores), of=len(ranks))]
-    return [RunDifference(run, "run", "file", text="ranks, stances and scores are equal, the bytes differ: the tag?")]
+    differences = moved + _compare_documents(run, "stance", stances_before, stances)
+    return differences or [RunDifference(run, "run", text="ranks and stances are equal, scores or the tag differ")]
 
 
 def compare_measures(run: str, old: ParsedRun, new: ParsedRun, qrels: Qrels) -> list[RunDifference]:
@@ -154,8 +157,8 @@ def compare_measures(run: str, old: ParsedRun, new: ParsedRun, qrels: Qrels) -> 
     ]
 
 
-def _diff(old: list[str], new: list[str], prompt: Prompt) -> str:
-    lines = list(unified_diff(old, new, "recorded", str(prompt.path), n=2, lineterm=""))
+def _diff(old: list[str], new: list[str], path: str) -> str:
+    lines = list(unified_diff(old, new, "recorded", path, n=2, lineterm=""))
     more = len(lines) - _MAX_LINES
     return "\n".join(lines[:_MAX_LINES] + ([f"… and {more:,} more lines"] if more > 0 else []))
 
@@ -171,14 +174,6 @@ def _compare_documents(
     ]
 
 
-def _by_document(run: ParsedRun, value: Callable[[Any], Any]) -> dict[tuple[str, str], Any]:
-    return {
-        (topic, candidate.document_id): value(candidate)
-        for topic, ranking in run.rankings.items()
-        for candidate in ranking
-    }
-
-
 def group_by_kind(differences: Iterable[RunDifference]) -> dict[Kind, list[RunDifference]]:
     """Group differences by kind, each in its given order."""
     groups: dict[Kind, list[RunDifference]] = {}
@@ -191,10 +186,7 @@ _LISTED = 5
 
 
 def format_differences(name: str, differences: list[RunDifference]) -> str:
-    """Format the differences of a run as text.
-
-    For each kind, gives the count and the first or largest differences; for each prompt, its diff.
-    """
+    """Format the differences of a run as text, with the first or largest of each kind."""
     if not differences:
         return f"{name}: as recorded"
     by_kind = group_by_kind(differences)
@@ -203,10 +195,6 @@ def format_differences(name: str, differences: list[RunDifference]) -> str:
     lines += [f"  setting {change.name}: {_format_change(change)}" for change in by_kind.get("setting", [])]
     for change in by_kind.get("prompt", []):
         lines += _format_prompt(change)
-    lines += [
-        f"  version of {change.name} not raised: {change.old} → {change.new}; raise it in the template's front matter"
-        for change in by_kind.get("version", [])
-    ]
     all_missing = by_kind.get("missing", [])
     for purpose in dict.fromkeys(missing.name for missing in all_missing):
         missing = [_format_place(missing) for missing in all_missing if missing.name == purpose]
@@ -219,12 +207,7 @@ def format_differences(name: str, differences: list[RunDifference]) -> str:
     if stances := by_kind.get("stance"):
         lines.append(f"  stances changed: {len(stances):,}:")
         lines += _list_first(stances, _format_change)
-    for change in by_kind.get("run", []):
-        if change.name == "score":
-            lines.append(f"  scores changed: {change.count:,} of {change.of:,}, and no rank; the first is")
-            lines.append(f"    {_format_place(change)}: {_format_change(change)}")
-        else:
-            lines.append(f"  run.txt: {change.text}")
+    lines += [f"  run.txt: {change.text}" for change in by_kind.get("run", [])]
     for measure in by_kind.get("measure", []):
         values = f"{measure.old:.4f} → {measure.new:.4f} ({measure.new - measure.old:+.4f})"
         lines.append(f"  {measure.name}, over the recorded topics: {values}")
@@ -232,11 +215,9 @@ def format_differences(name: str, differences: list[RunDifference]) -> str:
 
 
 def _format_prompt(change: RunDifference) -> list[str]:
-    if change.count is None:
-        what = "another request by a setting or the program, not by its template; see"
-    else:
-        labels = f" ({change.old} → {change.new})" if change.old else ""
-        what = f"{change.count:,} requests render differently{labels}, as that for"
+    what = "another request by a setting or the program, not by its template; see"
+    if change.count is not None:
+        what = f"{change.count:,} requests render differently ({change.new}), as that for"
     return [
         f"  prompt {change.name}: {what} {_format_place(change)}:",
         *(f"    {line}" for line in change.text.split("\n")),

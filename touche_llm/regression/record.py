@@ -34,10 +34,10 @@ from touche_llm.pipeline.corpora import LocalCorpus
 from touche_llm.pipeline.engines import name_kind, store_engine_info
 from touche_llm.pipeline.progress import SilentProgress
 from touche_llm.pipeline.run_directory import RunDirectory
-from touche_llm.prompts.prompt import Prompt, examples_path
+from touche_llm.prompts.prompt import Prompt
 from touche_llm.prompts.purposes import purposes_of
 from touche_llm.regression.check import ReplayResult, compare_runs, replay
-from touche_llm.regression.differences import compare_requests, format_differences
+from touche_llm.regression.differences import compare_requests, format_differences, list_texts
 from touche_llm.regression.snapshot import (
     CASSETTE,
     DECISIVE,
@@ -61,10 +61,7 @@ _COPIED = (*OUTCOMES, "fit", "score", name_kind("score"))
 
 def copy_template(prompt: Prompt, folder: Path) -> None:
     """Copy a template with the files that it includes and its examples."""
-    names = [prompt.path.name, *prompt.files.texts]
-    if (examples := examples_path(prompt.path)).exists():
-        names.append(examples.name)
-    for name in names:
+    for name in list_texts(prompt):
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(prompt.path.parent / name, folder / name)
 
@@ -73,7 +70,6 @@ def write_config(config: Config, target: Path, folder: Path, note: str = "") -> 
     """Write the settings that differ from the defaults, so that a replay reveals a changed default.
 
     A note on the recorded documents is the first line, as a comment.
-
     Names of people, URLs and paths of this machine are omitted; paths of templates are relative to the target folder.
     """
     task = get_task(config.task)
@@ -179,7 +175,6 @@ class Recording:
     `note` is about texts that may not be redistributed; empty if there are none.
     """
 
-    files: int
     size: int
     topics: int
     documents: int
@@ -227,9 +222,8 @@ async def record(config: Config, run: Path, target: Path, qrels: Qrels | None) -
         answers = write_cassette(replayed, source.file, work / "entries.sqlite", folder / CASSETTE)
         examples = {purpose: RequestSnapshot.of(requests[0]) for purpose, requests in replayed.requests.items()}
         manifest.model_copy(update={"examples": examples}).write(folder)
-        files = [path for path in folder.rglob("*") if path.is_file()]
-        size = sum(path.stat().st_size for path in files)
-        return Recording(len(files), size, len(topics), len(documents), answers, note)
+        size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+        return Recording(size, len(topics), len(documents), answers, note)
 
 
 async def _write_documents(context: RunContext, directory: RunDirectory, folder: Path) -> set[str]:
@@ -270,8 +264,8 @@ def _read_first_stage(context: RunContext, directory: RunDirectory) -> Candidate
 async def _replay_equal(config: Config, snapshot: Snapshot, work: Path, target: Path) -> ReplayResult:
     """Replay a run that is being recorded; raise DataError if the replay gives another run."""
     replayed = await replay(config, snapshot.first_stage, work, target)
-    differences = compare_requests(target.name, {}, replayed.prompts, replayed.missing, {})
-    if differences := differences or compare_runs(snapshot, replayed.directory.run_file):
+    missing = compare_requests(target.name, {}, replayed.prompts, replayed.missing, {})
+    if differences := missing or compare_runs(snapshot, replayed.directory.run_file):
         raise DataError(
             f"{target}: not recorded: with {config.cache.file} and the current program and templates, the replay gives "
             "another run; repeat the run, which sends only requests without an answer, then record it\n"

@@ -19,11 +19,11 @@ from touche_llm.evaluation.qrels import Qrels, find_qrels, read_qrels
 from touche_llm.llm.cache import CacheMode
 from touche_llm.llm.request import Request
 from touche_llm.llm.settings import CacheConfig
-from touche_llm.pipeline.config_file import CONFIG, COPY, find_task_folder, is_copy, load_config
+from touche_llm.pipeline.config_file import CONFIG, COPY, find_task_folder, load_config
 from touche_llm.pipeline.provenance import INCIDENTAL
 from touche_llm.pipeline.run_directory import CANDIDATES, RECORDED, RUN, SENTENCES, RunDirectory
+from touche_llm.prompts.templates import read_text
 from touche_llm.tasks import get_task
-from touche_llm.tasks.definition import TASK_FILE
 from touche_llm.tasks.task import Task
 
 TOPICS = "topics.jsonl"
@@ -36,7 +36,6 @@ _MARKERS = (RECORDED, CONFIG, TOPICS, CASSETTE, DOCUMENTS, ARGUMENTS, CANDIDATES
 # All files that this program writes there; a file included by a template can have any name.
 SNAPSHOT_FILES = (*_MARKERS, "qrels-*.txt", f"{PROMPTS}/*/*", f"{COPY}/*", f"{COPY}/*/*")
 QUERIES = "queries"
-QUERIES_NOT_CHECKED = f"the first stage is stored and not repeated, so no check detects a change of prompt `{QUERIES}`"
 # A manifest holds one request per prompt; the longest shows twenty documents.
 _MAX_BYTES = 4 * 2**20
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,99}")
@@ -85,7 +84,6 @@ class Manifest(Model):
     """Settings, templates and requests of a recorded run.
 
     Attributes:
-        format: Version of the folder's format.
         settings: Every setting that determines the run, by dotted name, defaults included.
         templates: Template file of each purpose, in the folder `prompts/PURPOSE`.
         examples: The first request of each purpose.
@@ -148,11 +146,13 @@ class Snapshot:
             }
         )
 
-    def describe_unchecked(self) -> str:
-        """Return a note on a prompt or a changed task that no check covers; an empty text if there is none."""
-        if is_copy(self.task, self.folder):
-            return f"the recorded copy of the task is checked, since its folder moved or its {TASK_FILE} changed"
-        return QUERIES_NOT_CHECKED if _read_config(self.folder).expansion.use else ""
+    def read_templates(self) -> dict[str, dict[str, str]]:
+        """Return the texts of the recorded files of the prompts, by purpose and name."""
+        folders = {purpose: self.folder / PROMPTS / purpose for purpose in self.manifest.templates}
+        return {
+            purpose: {str(path.relative_to(folder)): read_text(path) for path in folder.rglob("*") if path.is_file()}
+            for purpose, folder in folders.items()
+        }
 
     def with_recorded_templates(self, config: Config) -> Config:
         """Return the configuration with the recorded templates."""
@@ -185,9 +185,6 @@ def find_snapshots(root: Path, names: list[str]) -> list[Path]:
 
     A folder with any file of a recorded run counts as one; `open_snapshot` reports missing files. Hidden folders are
     skipped: a run is recorded in one.
-
-    Raises:
-        UsageError: The folder does not exist or has no recorded run, or a name is unknown.
     """
     if not root.is_dir():
         raise UsageError(f"{root}: no such folder; `touche-llm regress record RUN --dir {root}` makes it")
@@ -217,12 +214,7 @@ def check_name(name: str) -> str:
 
 
 def open_snapshot(folder: Path) -> Snapshot:
-    """Open a recorded run.
-
-    Raises:
-        UsageError: The configuration cannot be read.
-        DataError: A file is missing or is not as this program wrote it; names the file.
-    """
+    """Open a recorded run; raise DataError if a file is missing or is not as this program wrote it."""
     path = folder / RECORDED
     try:
         manifest = Manifest.model_validate_json(read_bounded(path, _MAX_BYTES))
