@@ -172,7 +172,7 @@ def test_names_are_those_of_the_folder_of_templates(touche: Touche, engine: Engi
             "qrels: no grades, by which documents are drawn; give those of at least one of relevance, quality",
         ),
         ((*"abcdefghi", *QRELS, "--html", "m.html"), "--html: a page shows at most 8 prompts"),
-        ((*WORDINGS, *QRELS, "--topic", "1", "--confirm"), "1 topics to choose on and 0 to confirm"),
+        ((*WORDINGS, *QRELS, "--topic", "1", "--confirm"), "split: choice: 1 topics"),
     ],
 )
 def test_what_cannot_be_done_is_told(touche: Touche, engine: Engine, arguments: tuple[str, ...], message: str) -> None:

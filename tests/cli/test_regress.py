@@ -109,10 +109,10 @@ def test_findings_are_rows_for_other_programs(touche: Touche, copies: Path, tmp_
     given = ("regress", "check", "controversial", "--format")
     done = touche(*given, "json")
     rows = json.loads(done.stdout)
-    assert done.returncode == 1 and "prompt judge:" in done.stderr
+    assert done.returncode == 1 and "prompt judge changed:" in done.stderr
     assert all(list(row) == list(COLUMNS) for row in rows)
     (prompt,) = [row for row in rows if row["kind"] == "prompt"]
-    assert prompt["count"] == 8 and "\n+You assess" in prompt["text"]
+    assert "\n+You assess" in prompt["text"]
     assert len([row for row in rows if row["kind"] == "missing"]) == 8
     assert touche(*given, "tsv").stdout.splitlines()[0].split("\t") == list(COLUMNS)
 

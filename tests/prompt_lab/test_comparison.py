@@ -174,7 +174,7 @@ async def test_an_example_of_a_sampled_topic_is_refused(bench: Bench, blunt: Pat
     ("names", "pattern"),
     [
         (["judge"], "^judge "),
-        (["judge", "stance"], "^stance: .*'stance'.*'judge'.* documents "),
+        (["judge", "stance"], "^stance: .*'stance'.*'judge'.*"),
         (["judge", "judge"], "^judge: "),
         (["judge", "nothing"], r"nothing\.jinja: "),
     ],

@@ -40,7 +40,7 @@ def test_nothing_is_wrong_with_the_project_s_own_prompts(task: Any, name: str) -
     assert result.findings == []
     # Instructions are most of a prompt, and the topic comes before the documents.
     assert result.tokens and result.shared["all"] > sum(result.shared.values()) / 2
-    assert (result.shared["topic"] > 0) is (purpose.question is not None)
+    assert (result.shared["nobody"] > 0) is (purpose.question is not None)
 
 
 @pytest.mark.parametrize("form", [AnswerForm.OBJECT, AnswerForm.ARRAY])

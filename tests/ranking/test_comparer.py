@@ -13,7 +13,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.expect import raises_at
 from tests.prompt_variants import load_prompt
 from tests.scripted_engine import FACTS, Script, ScriptedEngine
 from touche_llm.data.concurrency import Slots
@@ -30,7 +29,6 @@ from touche_llm.prompts.prompt import Prompt
 from touche_llm.prompts.purposes import (
     LABELS,
     build_order_answer,
-    check_template,
     list_template_variables,
 )
 from touche_llm.ranking.comparer import Comparer
@@ -256,30 +254,3 @@ async def test_what_cannot_be_measured_is_a_failure_of_each_question_that_needs_
         ]
         attempt = Attempt(sample=0, kind="server_error", reason="no such route")
         assert all(each.attempts == [attempt] for each in comparer.failures)
-
-
-@pytest.mark.parametrize(
-    "documents",
-    [
-        "{% for each in documents %}{{ each.text }} {% endfor %}",
-        "{% for each in documents[:1] %}{{ each.label }}: {{ each.text }} {% endfor %}",
-        "{{ documents | length }}",
-    ],
-)
-def test_a_template_that_does_not_show_every_document_under_its_label_is_refused(
-    documents: str, tmp_path: Path
-) -> None:
-    path = tmp_path / "mine.jinja"
-    header = "---\nversion: 1\npurpose: to compare\nanswer: best\n---\n"
-    question = get_task("comparative").question
-
-    def load(user: str) -> None:
-        path.write_text(f"{header}{{% block system %}}x{{% endblock %}}{{% block user %}}{user}{{% endblock %}}")
-        check_template(
-            load_prompt(get_task("comparative"), str(path), "best", list_template_variables(question)), question
-        )
-
-    good = "{% for each in documents %}{{ each.label }}: {{ each.text }} {% endfor %}"
-    load("{{ topic.title }} " + good)
-    with raises_at(PromptError, path, "`documents`"):
-        load("{{ topic.title }} " + documents)

@@ -23,7 +23,7 @@ from touche_llm.llm.engine import ChatTokenizer
 from touche_llm.llm.settings import SamplingConfig
 from touche_llm.pipeline.context import Dataset, check_examples
 from touche_llm.prompt_lab.lint import CheckedPrompt, Count, Finding, check
-from touche_llm.prompt_lab.trial import SHARED, estimate
+from touche_llm.prompt_lab.trial import SHARED, Shared, estimate
 from touche_llm.prompts.prompt import Prompt, Purpose, examples_path
 from touche_llm.prompts.purposes import CatalogEntry, find_prompt, find_prompts, load_named
 from touche_llm.prompts.templates import read_text
@@ -209,7 +209,7 @@ def _make_check_row(found: CatalogEntry, checked: CheckedPrompt, tokenizer: Path
     return row | counts | {"problems": problems or None}
 
 
-def _format_share(row: Mapping[str, Any], *shared: str) -> str:
+def _format_share(row: Mapping[str, Any], *shared: Shared) -> str:
     chars = {name: row[f"characters_{name}"] for name in SHARED}
     return "" if chars["all"] is None else f"{sum(chars[name] for name in shared) / sum(chars.values()):.0%}"
 

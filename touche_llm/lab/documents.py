@@ -200,7 +200,7 @@ async def _repeat(opened: RunFolder, answers: Cache, corpus: Corpus, topic: str,
     model = ModelClient(engine_info=assume_engine_info(config.engine, answers), engine=None, cache=answers)
     builder = make_request_builder(model, config.engine, config.sampling)
     subject = Subject(opened.task, purpose, opened.topics[topic], (document,), corpus.documents)
-    return await ask(prompt, subject, builder, document_tokens=config.ranking.document_tokens)
+    return await ask(prompt, subject, builder)
 
 
 def describe_exchange(trial: Trial) -> dict[str, Any]:

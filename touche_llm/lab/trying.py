@@ -202,12 +202,12 @@ async def _answer_each(
     """Yield the answer about each document as it comes."""
     builder = await bench.open_model()
     work = make_subject(bench.context, topic, bench.purpose, tuple(documents), builder)
-    subject, tokens = await concurrency.run_async(work), bench.config.ranking.document_tokens
+    subject = await concurrency.run_async(work)
 
     async def request(document: str) -> dict[str, Any]:
         alone = replace(subject, ids=(document,))
         try:
-            trials = await concurrency.run_async(ask(prompt, alone, builder, document_tokens=tokens))
+            trials = await concurrency.run_async(ask(prompt, alone, builder))
         except ReplayMiss:
             failure = {"kind": "replay", "reason": "the cache has no answer to this text", "text": ""}
             return {"document": document, "cached": False, "sent": 0, "fields": {}, "failure": failure}

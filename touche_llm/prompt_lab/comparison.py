@@ -174,9 +174,7 @@ async def compare_prompts(inputs: ComparisonInputs, progress: Progress) -> Promp
     """Judge one sample with several prompts and compare each with human judgments; nDCG@5 chooses.
 
     Raises:
-        PromptError: A prompt is missing or invalid.
-        UsageError: A prompt does not judge documents, a few-shot example is from the sample, or there are no judgments
-            to choose by.
+        PromptError, UsageError: A prompt is invalid, does not judge documents, or has an example from the sample.
         DataError: The judgments do not fit the topics and the corpus.
         ReplayMiss: The cache of a replay lacks an answer.
     """

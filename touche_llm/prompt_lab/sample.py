@@ -64,11 +64,11 @@ def draw_sample(pool: Grades, size: int) -> list[Sampled]:
     sample: list[Sampled] = []
     for topic in filter(sizes.__contains__, pool):
         order = sorted(pool[topic], key=lambda document: (digest(topic, document), document))
-        left = shares(sizes[topic], Counter(round_grade(grade) for grade in pool[topic].values()))
+        open_of = shares(sizes[topic], Counter(sorted(map(round_grade, pool[topic].values()))))
         for document in order:
             level = round_grade(pool[topic][document])
-            if left[level]:
-                left[level] -= 1
+            if open_of[level]:
+                open_of[level] -= 1
                 sample.append(Sampled(topic, document, pool[topic][document]))
     return sample
 

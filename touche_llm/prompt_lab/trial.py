@@ -79,9 +79,7 @@ class Trial:
     Attributes:
         ids: Ids of the documents.
         messages: The messages sent; empty if the length of the document could not be determined.
-        result: The answer or the failure.
         cut: Omitted text by document.
-        cached: Whether the answer came from the cache.
         question: Question of the prompt; None if it is about the topic alone.
     """
 
@@ -117,10 +115,6 @@ async def make_subject(
     """Return what to try a prompt for this purpose on.
 
     Objects that the topic does not name are requested; if the builder has no engine, they are looked up in the cache.
-
-    Raises:
-        UsageError: The documents do not fit the purpose, or objects are missing and there is no engine.
-        DataError: The model named no objects.
     """
     task = run.task
     documents: Documents = Texts("")
@@ -154,12 +148,7 @@ async def ask(
 ) -> list[Trial]:
     """Send a prompt about a subject, with the requests that a run would send.
 
-    Args:
-        prompt: Prompt, loaded for the subject's purpose.
-        subject: Subject of the requests.
-        builder: Builds the requests.
-        objective: Comparison criterion, for prompts that compare.
-        document_tokens: Maximum number of tokens of a document, for prompts that compare.
+    Objective and maximum number of tokens of a document are for prompts that compare.
 
     Returns:
         One trial for each document, or for each part of the prompt about it; a single one if documents are compared or
@@ -168,7 +157,6 @@ async def ask(
     Raises:
         PromptError: The template fails, or leaves no room for the documents.
         ReplayMiss: The cache lacks an answer in replay.
-        DataError: A document is missing, or the prompt cannot be used for the topic.
     """
     given = {
         attribute.name: getattr(builder.model, attribute.name)
@@ -337,13 +325,7 @@ async def ask_for_parts(
 
 
 def split_by_sharing(messages: Messages, same_topic: Messages, other_topic: Messages) -> list[PromptPart]:
-    """Split a chat into parts by the requests that share them.
-
-    Args:
-        messages: Messages of a request.
-        same_topic: Messages about other documents for the same topic.
-        other_topic: Messages about other documents for another topic.
-    """
+    """Split a chat by the requests that share it; the others are about other documents, for this or another topic."""
     of_topic = count_common(messages, same_topic)
     of_all = min(of_topic, count_common(messages, other_topic))
     parts: list[PromptPart] = []

@@ -131,7 +131,6 @@ class Verdict:
     Attributes:
         winner: Name of the best variant.
         confirmed: Whether it is better than the first variant on held-out topics; None if that was not tested.
-        sentence: The verdict as text.
     """
 
     winner: str

@@ -73,7 +73,6 @@ class PromptHeader(Section):
 
     Attributes:
         answer: Purpose of the prompt, which determines the fields of the answer.
-        form: Form in which the answer is written.
         position: Whether the answer to a judge prompt says first whether the document takes a position, then its side.
     """
 
@@ -114,9 +113,6 @@ class Prompt:
     Attributes:
         name: `task/name`.
         hash: Hash of the file's text and, if there are any, of the files that it references and of its examples.
-        files: The template with the files that it references.
-        answer_for: Returns the answer model for a topic and a number of documents.
-        examples: Few-shot examples, sent before the question.
         shared: Variables that the examples take from the question, such as the comparison criterion.
         parts: The prompts for each field that are sent in place of this one; empty if it is sent itself.
         whole: Of such a part, the answer model of the whole prompt.

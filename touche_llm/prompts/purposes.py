@@ -15,7 +15,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, create_model
 
-from touche_llm.data.records import Document, LabelledDocument, Topic
+from touche_llm.data.records import Document, Topic
 from touche_llm.errors import PromptError, UsageError
 from touche_llm.llm.answers import AnswerForm, AnswerModel, Unusable, parse_answer
 from touche_llm.prompts.fields import JudgePer
@@ -67,15 +67,8 @@ def load(
     judge_per: JudgePer = "document",
     text: str | None = None,
 ) -> Prompt:
-    """Load a prompt like `load_prompt`; a judge prompt is divided if it is sent for each field.
-
-    Raises:
-        PromptError: The prompt does not exist or is invalid, or cannot be divided.
-        UsageError: The answer of a prompt to divide has one field only.
-    """
+    """Load a prompt like `load_prompt`; a judge prompt is divided if it is sent for each field."""
     prompt, question = load_prompt(task, purpose, name, folder, text), purpose.question
-    if purpose.depends_on == "documents" and question is not None:
-        check_template(prompt, question)
     if judge_per == "document" or purpose.name not in _DIVISIBLE or question is None:
         return prompt
     prompt = prompt.divide()
@@ -86,7 +79,7 @@ def load(
 
 
 def list_judging_purposes(task: Task, topics: Iterable[Topic], stance_depth: int) -> list[str]:
-    """Return the purposes of the prompts that judge candidates; a stance depth of 0 leaves out the stance prompt."""
+    """Return the purposes of the prompts that judge candidates."""
     needed = ["judge"]
     if task.objects_answer is not None and any(topic.objects is None for topic in topics):
         needed.append("objects")
@@ -127,19 +120,6 @@ def _is_answer(text: str, model: type[AnswerModel], form: AnswerForm) -> bool:
     except Unusable:
         return False
     return True
-
-
-def check_template(prompt: Prompt, question: Question) -> None:
-    """Raise PromptError unless the template shows every document with its label."""
-    documents = [LabelledDocument(f"LABEL-{number}", f"TEXT-{number}") for number in range(3)]
-    values = question.topic_variables(_TOPIC)
-    messages = prompt.render(topic=_TOPIC, documents=documents, aim="both", **values)
-    rendered = "".join(message.content for message in messages)
-    if any(part not in rendered for document in documents for part in (document.label, document.text)):
-        raise PromptError(
-            f"{prompt.path}: must show each of `documents` with its `label` and its `text`, as "
-            "Passage {{ each.label }}: {{ each.text }}"
-        )
 
 
 def _choose_answer(question: Question) -> AnswerByHeader:
@@ -258,10 +238,6 @@ def load_named(
 
     A prompt named like a purpose, such as `judge`, has that purpose; the others name theirs as `answer` in their
     front matter.
-
-    Raises:
-        PromptError: The prompt does not exist or is invalid.
-        UsageError: The folder has no template of the task.
     """
     purposes = purposes_of(task)
     if folder is not None and not name.endswith(".jinja"):

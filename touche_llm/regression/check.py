@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 import tempfile
-from collections.abc import AsyncIterator, Iterable, Mapping
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager, closing
 from dataclasses import dataclass
 from functools import partial
@@ -47,14 +47,12 @@ class ReplayResult:
     Attributes:
         directory: Folder of the replayed run; without a run file if answers are missing.
         prompts: Prompts by purpose.
-        requests: All requests, in the order in which they were made.
         missing: Requests whose answer is not in the cassette, of those that need no other missing answer.
         used_keys: Keys of the cache entries that were read.
     """
 
     directory: RunDirectory
     prompts: dict[str, Prompt]
-    requests: Requests
     missing: Requests
     used_keys: set[str]
     facts: EngineInfo
@@ -83,7 +81,7 @@ async def replay(config: Config, first_stage: Path, work: Path, place: Path) -> 
             with closing(_RecordingCache(config.cache.file, CacheMode.REPLAY)) as cache:
                 facts = replay_engine_info(config.engine, cache)
                 resample_temperature = config.sampling.resample_temperature
-                model = context.model = RecordingClient(
+                context.model = RecordingClient(
                     engine_info=facts, engine=engine, cache=cache, resample_temperature=resample_temperature
                 )
                 context.open_pooling = partial(_open_recorded, cache)
@@ -95,15 +93,10 @@ async def replay(config: Config, first_stage: Path, work: Path, place: Path) -> 
         raise
     # Two templates from different folders can have one name.
     purposes = {(prompt.name, prompt.hash): purpose for purpose, prompt in prompts.items()}
-
-    def group(requests: Iterable[Request]) -> dict[str, list[Request]]:
-        groups: dict[str, list[Request]] = {}
-        for request in requests:
-            groups.setdefault(purposes[request.origin.prompt, request.origin.prompt_hash], []).append(request)
-        return groups
-
-    missing = group(engine.pending.values())
-    return ReplayResult(directory, prompts, group(model.requests), missing, cache.used, facts)
+    missing: dict[str, list[Request]] = {}
+    for request in engine.pending.values():
+        missing.setdefault(purposes[request.origin.prompt, request.origin.prompt_hash], []).append(request)
+    return ReplayResult(directory, prompts, missing, cache.used, facts)
 
 
 class _RecordingCache(Cache):
@@ -186,8 +179,7 @@ async def compare_replay(snapshot: Snapshot, work: Path) -> ReplayComparison:
     except ToucheError as error:
         return ReplayComparison([RunDifference(name, "error", text=str(error)), *settings], config, None)
     if now.missing:
-        templates, examples = snapshot.read_templates(), snapshot.manifest.examples
-        requests = compare_requests(name, templates, now.prompts, now.missing, examples)
+        requests = compare_requests(name, snapshot.read_templates(), now.prompts, now.missing)
         return ReplayComparison([*settings, *requests], config, None)
     differences = compare_runs(snapshot, now.directory.run_file)
     return ReplayComparison([*settings, *differences] if differences else [], config, now.directory.path)

@@ -13,7 +13,6 @@ from touche_llm.evaluation.qrels import Qrels
 from touche_llm.llm.request import Request
 from touche_llm.prompts.prompt import Prompt, examples_path
 from touche_llm.prompts.templates import read_text
-from touche_llm.regression.snapshot import RequestSnapshot
 
 Kind = Literal["error", "setting", "prompt", "missing", "rank", "stance", "run", "measure"]
 # The diff of a document can have thousands of lines.
@@ -26,17 +25,15 @@ class RunDifference:
 
     Attributes:
         run: Name of the recorded run.
-        kind: `error`: the run cannot be replayed; `setting`: a value of the configuration; `prompt`: a template, or a
-            request, its messages or parameters; `missing`: an answer; `rank` and `stance`: of a document in the run;
-            `run`: any other change of the run file; `measure`: a measure of the run.
+        kind: `error`: the run cannot be replayed; `setting`: a value of the configuration; `prompt`: a template;
+            `missing`: an answer; `rank` and `stance`: of a document in the run; `run`: any other change of the run
+            file; `measure`: a measure of the run.
         name: Name of the setting or measure, or purpose of the prompt.
         topic: Topic id, if the difference concerns one topic.
         document: Document id, if the difference concerns one document.
         old: Recorded value.
         new: Current value, or label of the prompt.
-        count: Number of requests of a changed template without an answer; None if the template is as recorded, because
-            a setting, the program or the data changed.
-        text: Unified diff of a template or a request, or an error message.
+        text: Unified diff of a template, or an error message.
     """
 
     run: str
@@ -46,7 +43,6 @@ class RunDifference:
     document: str | None = None
     old: Any = None
     new: Any = None
-    count: int | None = None
     text: str = ""
 
     def row(self) -> dict[str, Any]:
@@ -74,35 +70,29 @@ def compare_requests(
     templates: Mapping[str, Mapping[str, str]],
     prompts: Mapping[str, Prompt],
     missing: Mapping[str, Sequence[Request]],
-    recorded: Mapping[str, RequestSnapshot],
 ) -> list[RunDifference]:
-    """Return why requests have no recorded answer, and a difference for each of them.
-
-    For each prompt that is a changed template, or else the recorded example beside the present request about the same
-    topic and documents.
+    """Return the templates that changed among those of requests without a recorded answer, and these requests.
 
     Args:
         run: Name of the recorded run.
         templates: Texts of the recorded files of the prompts, by purpose and name.
         prompts: Current prompts by purpose.
         missing: Requests with the current prompts that have no recorded answer, by purpose.
-        recorded: Recorded requests by purpose.
     """
     differences = []
-    for purpose, requests in missing.items():
-        old, new = templates.get(purpose, {}), list_texts(prompts[purpose])
-        shown, count = requests[0], None
-        before, now = (_list_lines(texts) for texts in (old, new))
-        if before != now:
-            count = len(requests)
-        elif (example := recorded.get(purpose)) and (same := [each for each in requests if _is_about(each, example)]):
-            shown, before, now = same[0], example.list_lines(), RequestSnapshot.of(same[0]).list_lines()
-        if old and before != now:
-            label, path = prompts[purpose].label, str(prompts[purpose].path)
-            place = (shown.origin.topic_id, shown.origin.document_id)
-            text = _diff(before, now, path)
-            differences.append(RunDifference(run, "prompt", purpose, *place, new=label, count=count, text=text))
-    return differences + [
+    for purpose in missing:
+        prompt, old, new = prompts[purpose], *map(_list_lines, (templates[purpose], list_texts(prompts[purpose])))
+        if old != new:
+            lines = list(unified_diff(old, new, "recorded", str(prompt.path), n=2, lineterm=""))
+            more = [f"… and {len(lines) - _MAX_LINES:,} more lines"] * (len(lines) > _MAX_LINES)
+            text = "\n".join([*lines[:_MAX_LINES], *more])
+            differences.append(RunDifference(run, "prompt", purpose, new=prompt.label, text=text))
+    return differences + list_missing(run, missing)
+
+
+def list_missing(run: str, missing: Mapping[str, Sequence[Request]]) -> list[RunDifference]:
+    """Return a difference for each request without a recorded answer."""
+    return [
         RunDifference(run, "missing", purpose, request.origin.topic_id, request.origin.document_id)
         for purpose, requests in missing.items()
         for request in requests
@@ -118,12 +108,6 @@ def list_texts(prompt: Prompt) -> dict[str, str]:
 
 def _list_lines(texts: Mapping[str, str]) -> list[str]:
     return [line for name in sorted(texts) for line in (f"[{name}]", *texts[name].splitlines())]
-
-
-def _is_about(request: Request, recorded: RequestSnapshot) -> bool:
-    """Return whether a request is the first sample about the topic and the documents of a recorded one."""
-    about = (request.origin.topic_id, request.origin.document_id, request.sample)
-    return about == (recorded.topic, recorded.document, 0)
 
 
 def compare_rankings(run: str, old: ParsedRun, new: ParsedRun) -> list[RunDifference]:
@@ -157,12 +141,6 @@ def compare_measures(run: str, old: ParsedRun, new: ParsedRun, qrels: Qrels) -> 
     ]
 
 
-def _diff(old: list[str], new: list[str], path: str) -> str:
-    lines = list(unified_diff(old, new, "recorded", path, n=2, lineterm=""))
-    more = len(lines) - _MAX_LINES
-    return "\n".join(lines[:_MAX_LINES] + ([f"… and {more:,} more lines"] if more > 0 else []))
-
-
 def _compare_documents(
     run: str, kind: Kind, old: Mapping[tuple[str, str], Any], new: Mapping[tuple[str, str], Any]
 ) -> list[RunDifference]:
@@ -194,7 +172,7 @@ def format_differences(name: str, differences: list[RunDifference]) -> str:
     lines += [f"  cannot be replayed: {error.text}" for error in by_kind.get("error", [])]
     lines += [f"  setting {change.name}: {_format_change(change)}" for change in by_kind.get("setting", [])]
     for change in by_kind.get("prompt", []):
-        lines += _format_prompt(change)
+        lines += [f"  prompt {change.name} changed:", *(f"    {line}" for line in change.text.split("\n"))]
     all_missing = by_kind.get("missing", [])
     for purpose in dict.fromkeys(missing.name for missing in all_missing):
         missing = [_format_place(missing) for missing in all_missing if missing.name == purpose]
@@ -212,16 +190,6 @@ def format_differences(name: str, differences: list[RunDifference]) -> str:
         values = f"{measure.old:.4f} → {measure.new:.4f} ({measure.new - measure.old:+.4f})"
         lines.append(f"  {measure.name}, over the recorded topics: {values}")
     return to_printable("\n".join(lines))
-
-
-def _format_prompt(change: RunDifference) -> list[str]:
-    what = "another request by a setting or the program, not by its template; see"
-    if change.count is not None:
-        what = f"{change.count:,} requests render differently ({change.new}), as that for"
-    return [
-        f"  prompt {change.name}: {what} {_format_place(change)}:",
-        *(f"    {line}" for line in change.text.split("\n")),
-    ]
 
 
 def _list_first(differences: list[RunDifference], describe: Callable[[RunDifference], str]) -> list[str]:

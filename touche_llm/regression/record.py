@@ -37,7 +37,7 @@ from touche_llm.pipeline.run_directory import RunDirectory
 from touche_llm.prompts.prompt import Prompt
 from touche_llm.prompts.purposes import purposes_of
 from touche_llm.regression.check import ReplayResult, compare_runs, replay
-from touche_llm.regression.differences import compare_requests, format_differences, list_texts
+from touche_llm.regression.differences import format_differences, list_missing, list_texts
 from touche_llm.regression.snapshot import (
     CASSETTE,
     DECISIVE,
@@ -46,7 +46,6 @@ from touche_llm.regression.snapshot import (
     SNAPSHOT_FILES,
     TOPICS,
     Manifest,
-    RequestSnapshot,
     Snapshot,
     corpus_file,
     open_snapshot,
@@ -211,8 +210,7 @@ async def record(config: Config, run: Path, target: Path, qrels: Qrels | None) -
         for purpose, prompt in prompts.items():
             copy_template(prompt, folder / PROMPTS / purpose)
         templates = {purpose: prompt.path.name for purpose, prompt in prompts.items()}
-        manifest = Manifest(settings=run_settings(config), templates=templates)
-        manifest.write(folder)
+        Manifest(settings=run_settings(config), templates=templates).write(folder)
         (folder / CASSETTE).touch()
         snapshot = open_snapshot(folder)
         source = CacheConfig(file=config.cache.file, mode=CacheMode.REPLAY)
@@ -220,8 +218,6 @@ async def record(config: Config, run: Path, target: Path, qrels: Qrels | None) -
         source_config = snapshot.with_recorded_templates(snapshot.config()).model_copy(update={"cache": source})
         replayed = await _replay_equal(source_config, snapshot, work, target)
         answers = write_cassette(replayed, source.file, work / "entries.sqlite", folder / CASSETTE)
-        examples = {purpose: RequestSnapshot.of(requests[0]) for purpose, requests in replayed.requests.items()}
-        manifest.model_copy(update={"examples": examples}).write(folder)
         size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
         return Recording(size, len(topics), len(documents), answers, note)
 
@@ -264,7 +260,7 @@ def _read_first_stage(context: RunContext, directory: RunDirectory) -> Candidate
 async def _replay_equal(config: Config, snapshot: Snapshot, work: Path, target: Path) -> ReplayResult:
     """Replay a run that is being recorded; raise DataError if the replay gives another run."""
     replayed = await replay(config, snapshot.first_stage, work, target)
-    missing = compare_requests(target.name, {}, replayed.prompts, replayed.missing, {})
+    missing = list_missing(target.name, replayed.missing)
     if differences := missing or compare_runs(snapshot, replayed.directory.run_file):
         raise DataError(
             f"{target}: not recorded: with {config.cache.file} and the current program and templates, the replay gives "

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import os
 import re
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 import orjson
-from pydantic import Field, ValidationError
+from pydantic import ValidationError
 
 from touche_llm.config import Config, flatten, is_one_of
 from touche_llm.data.io import open_atomic, read_bounded, recover, remove_abandoned, shorten_path
@@ -17,7 +17,6 @@ from touche_llm.data.records import Model
 from touche_llm.errors import DataError, UsageError, describe_first_problem
 from touche_llm.evaluation.qrels import Qrels, find_qrels, read_qrels
 from touche_llm.llm.cache import CacheMode
-from touche_llm.llm.request import Request
 from touche_llm.llm.settings import CacheConfig
 from touche_llm.pipeline.config_file import CONFIG, COPY, find_task_folder, load_config
 from touche_llm.pipeline.provenance import INCIDENTAL
@@ -36,8 +35,7 @@ _MARKERS = (RECORDED, CONFIG, TOPICS, CASSETTE, DOCUMENTS, ARGUMENTS, CANDIDATES
 # All files that this program writes there; a file included by a template can have any name.
 SNAPSHOT_FILES = (*_MARKERS, "qrels-*.txt", f"{PROMPTS}/*/*", f"{COPY}/*", f"{COPY}/*/*")
 QUERIES = "queries"
-# A manifest holds one request per prompt; the longest shows twenty documents.
-_MAX_BYTES = 4 * 2**20
+_MAX_BYTES = 2**20
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,99}")
 # Settings that determine the run after the first stage, in the order of a configuration.
 DECISIVE = (
@@ -46,53 +44,17 @@ DECISIVE = (
 )
 
 
-class RequestSnapshot(Model):
-    """One request as it was when the run was recorded."""
-
-    topic: str
-    document: str | None
-    messages: list[tuple[str, str]]
-    parameters: dict[str, Any]
-
-    @classmethod
-    def of(cls, request: Request) -> RequestSnapshot:
-        """Make the snapshot of a request, with the parameters by dotted name."""
-        values = {
-            "schema": request.schema,
-            "sampling": asdict(request.sampling),
-            "model": request.model,
-            "revision": request.revision,
-            "chat_template_kwargs": request.chat_template_kwargs,
-        }
-        return cls(
-            topic=request.origin.topic_id,
-            document=request.origin.document_id,
-            messages=[(message.role, message.content) for message in request.messages],
-            parameters=flatten(values),
-        )
-
-    def list_lines(self) -> list[str]:
-        """Return the messages and the parameters, line by line."""
-        lines = [line for role, text in self.messages for line in (f"[{role}]", *text.splitlines())]
-        values = {
-            name: orjson.dumps(value, option=orjson.OPT_SORT_KEYS).decode() for name, value in self.parameters.items()
-        }
-        return [*lines, "[parameters]", *(f"{name}: {value}" for name, value in sorted(values.items()))]
-
-
 class Manifest(Model):
-    """Settings, templates and requests of a recorded run.
+    """Settings and templates of a recorded run.
 
     Attributes:
         settings: Every setting that determines the run, by dotted name, defaults included.
         templates: Template file of each purpose, in the folder `prompts/PURPOSE`.
-        examples: The first request of each purpose.
     """
 
     format: Literal[1] = 1
     settings: dict[str, Any]
     templates: dict[str, str]
-    examples: dict[str, RequestSnapshot] = Field(default_factory=dict)
 
     def write(self, folder: Path) -> None:
         """Write the manifest, the same bytes for the same values."""
