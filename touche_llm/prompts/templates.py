@@ -27,7 +27,7 @@ from touche_llm.errors import PromptError
 _FIELDS = {kind: frozenset(field.name for field in fields(kind)) for kind in (Topic, LabelledDocument)}
 
 
-class _Loader(BaseLoader):
+class _TemplateLoader(BaseLoader):
     """Loader of the checked files alone."""
 
     def __init__(self, files: Mapping[str, _File]) -> None:
@@ -116,7 +116,7 @@ class TemplateFiles:
         self.used = self._check_names(set(variables))
         self.text = text
         self.texts = {name: file.text for name, file in self._files.items() if name != path.name}
-        self._environment.loader = _Loader(self._files)
+        self._environment.loader = _TemplateLoader(self._files)
 
     def render(self, role: str, variables: Mapping[str, Any]) -> str:
         """Render the block `role`; errors of the template are raised as Jinja raises them."""
