@@ -131,7 +131,7 @@ def test_a_bad_argument_is_named_and_can_be_left_out(tmp_path: Path, bad: Any, p
         (to_json(argument()) + "x", "not JSON"),
         ('{"arguments": [{"id": "a"} {"id": "b"}]}', "not JSON"),
         (to_json(argument()).encode() + b"\xff", "not JSON"),
-        (gzip.compress(to_json(argument()).encode())[:-9], "truncated gzip"),
+        (gzip.compress(to_json(argument()).encode())[:-9], "gzip file"),
         ("id,text\n", "does not begin"),
     ],
 )

@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 
 from tests.expect import raises_at
 from touche_llm.data.io import (
-    BUILDING,
     open_atomic,
     open_scratch,
     read_record,
@@ -171,8 +170,10 @@ def test_a_folder_with_a_file_of_the_user_is_not_replaced(tmp_path: Path, name: 
 def test_what_a_killed_build_left_in_the_folder_is_no_file_of_the_user(tmp_path: Path) -> None:
     folder = tmp_path / "folder"
     folder.mkdir()
-    with open_scratch(folder / "part", BUILDING) as (place, _):
-        (place / "half").touch()
+    with open_scratch(folder / "part") as place:
+        name = place.name
+    (folder / name).mkdir()
+    (folder / name / "half").touch()
     with replace_folder(folder, ["new"]):
         pass
     assert list(tmp_path.iterdir()) == [folder] and list(folder.iterdir()) == []

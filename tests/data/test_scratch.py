@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import os
 import signal
-import stat
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -16,8 +15,6 @@ from pathlib import Path
 import pytest
 
 from touche_llm.data.io import (
-    BUILDING,
-    WRITING,
     open_atomic,
     open_scratch,
     recover,
@@ -63,7 +60,6 @@ def test_what_a_killed_process_left_goes_with_the_next_output_and_not_before(tmp
     path = tmp_path / "output"
     with half_written(kind, path) as process:
         (left,) = tmp_path.iterdir()
-        assert stat.S_IMODE(left.stat().st_mode) == (0o600 if kind == "file" else 0o700)
         with open_atomic(tmp_path / "other") as stream:
             stream.write(b"other")
         assert left.exists()
@@ -81,22 +77,17 @@ def test_what_a_killed_process_left_goes_with_the_next_output_and_not_before(tmp
     assert {each.name for each in tmp_path.iterdir()} == {"output", "other"}
 
 
-def name(output: str, kind: str, host: str = "") -> str:
-    """The name of a temporary file of a process that has died; of this machine unless `host` is another."""
-    with open_scratch(Path(f"/tmp/{output}"), kind) as (place, _):
-        pass
-    if kind == WRITING:
-        place.unlink()
-    else:
-        place.rmdir()
-    own = place.name.rsplit("-", 2)[1]
+def name(output: str, host: str = "") -> str:
+    """The name of a temporary folder of a process that has died; of this machine unless `host` is another."""
+    with open_scratch(Path(f"/tmp/{output}")) as place:
+        own = place.name.rsplit("-", 2)[1]
     return place.name.replace(f"-{own}-", f"-{host or own}-")
 
 
 def test_only_names_of_this_program_and_this_machine_are_removed(tmp_path: Path) -> None:
-    own = name("run.txt", WRITING)
+    own = name("run.txt")
     kept = [
-        name("run.txt", WRITING, host="0123abcd"),
+        name("run.txt", host="0123abcd"),
         own.removeprefix("."),
         f"{own}.bak",
         ".run.txt.writing",
@@ -104,7 +95,7 @@ def test_only_names_of_this_program_and_this_machine_are_removed(tmp_path: Path)
         "run.txt.partial",
     ]
     for each in (own, *kept):
-        (tmp_path / each).touch()
+        (tmp_path / each).mkdir()
     remove_abandoned(tmp_path)
     assert {each.name for each in tmp_path.iterdir()} == set(kept)
 
@@ -149,7 +140,7 @@ def test_a_link_is_not_followed(tmp_path: Path) -> None:
     precious = tmp_path / "precious"
     precious.mkdir()
     (precious / "file").touch()
-    (tmp_path / name("x", BUILDING)).symlink_to(precious)
+    (tmp_path / name("x")).symlink_to(precious)
     remove_abandoned(tmp_path)
     assert (precious / "file").exists()
 

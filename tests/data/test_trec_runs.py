@@ -198,12 +198,12 @@ def test_a_rerank_file_without_ranks_keeps_the_order_of_its_lines_in_each_topic(
 @pytest.mark.parametrize(
     ("bad", "reason"),
     [
-        (ranked("b", None, None), "topic 2: no rank and score, but other lines"),
-        (ranked("b", 2, None), "topic 2, document b: has only one of"),
-        (ranked("b", "2", 1.0), "rank '2' is not an integer"),
-        (ranked("b", 2, float("nan")), "not JSON"),
+        (ranked("b", None, None), "topic 2, document b: no rank or score"),
+        (ranked("b", 2, None), "topic 2, document b: no rank or score"),
+        (ranked("b", "2", 1.0), "$.rank"),
+        (ranked("b", 2, float("nan")), "JSON"),
         (ranked("b", 2, 1.0, topic="2 3"), "`qid`"),
-        (ranked("b c", 2, 1.0), "topic 2: `docno`"),
+        (ranked("b c", 2, 1.0), "`docno`"),
     ],
 )
 def test_a_line_of_a_rerank_file_that_cannot_be_used_is_named(tmp_path: Path, bad: dict[str, Any], reason: str) -> None:
@@ -227,5 +227,4 @@ def test_a_stance_that_is_none_of_the_labels_is_named(tmp_path: Path) -> None:
     path = run_file(tmp_path, "2 PRO a 1 3 t\n2 pro b 2 2 t\n")
     with pytest.raises(DataError) as caught:
         read_run(path, ("PRO", "CON"))
-    message = str(caught.value)
-    assert message.startswith(f"{path}:2: topic 2, document b: stance 'pro' is none of PRO, CON")
+    assert str(caught.value).startswith(f"{path}:2: topic 2, document b: stance 'pro'")

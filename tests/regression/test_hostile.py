@@ -68,7 +68,7 @@ def test_a_manifest_of_another_form_is_refused(copy_of: Copy, values: dict[str, 
         ("cassette.jsonl", "{}\n", "cassette.jsonl:1: not one of the cache entries"),
         ("cassette.jsonl", "", "nothing to replay of model written-for-the-demo"),
         ("candidates.run.txt", "3 Q0 unknown 1 1.0 x\n", "1 of its documents are not in the corpus"),
-        ("topics.jsonl", "{}\n", r"topics.jsonl: topic in line 1: no <number>"),
+        ("topics.jsonl", "{}\n", r"topics.jsonl: topic in line 1: <number>"),
         ("prompts/judge/judge.jinja", "{{ 1", None),
     ],
 )

@@ -18,7 +18,6 @@ from touche_llm import __version__
 from touche_llm.cli.log import logged, take_options
 from touche_llm.cli.options import Command, ParserError, describe_parser_error
 from touche_llm.data.databases import describe_database_error
-from touche_llm.data.io import check_name
 from touche_llm.errors import BadLine, ToucheError, describe_os_error, to_printable
 
 # By the panel of the help, each command and the module that holds it: a function of its name, or `NAME_app`, a program
@@ -158,8 +157,6 @@ def main() -> None:
     is_debugging, command = "--debug" in sys.argv, ""
     try:
         arguments, options = take_options(sys.argv[1:])
-        for argument in arguments:
-            check_name(argument)
         command = next((argument for argument in arguments if argument in COMMANDS), "")
         with logged(command, options.log_file, verbose=options.verbose):
             # All errors are reported below, in one style.

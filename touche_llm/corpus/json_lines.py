@@ -12,7 +12,6 @@ from typing import IO, Any, Literal, NamedTuple, TypeVar
 from touche_llm.data.io import (
     ID_FORM,
     MAX_LINE,
-    check_name,
     is_word,
     parse_json_object,
     read_file_state,
@@ -66,10 +65,9 @@ class CorpusFile:
         return str(self.path.absolute())
 
     def check(self) -> None:
-        """Raise DataError if there is no file, or UsageError if its path is not UTF-8."""
+        """Raise DataError if there is no file."""
         if not self.path.is_file():
             raise DataError(f"{self.path}: no such corpus file")
-        check_name(self.path.absolute())
 
     def has_changed(self, manifest: StoreManifest) -> bool:
         """Return whether the content differs; a file that was not moved or changed is not hashed again."""

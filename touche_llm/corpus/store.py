@@ -190,7 +190,7 @@ def ensure_store(source: Source, folder: Path, *, skip_bad_lines: bool = False, 
 
     Raises:
         DataError: The corpus cannot be read or has a bad line (unless `skip_bad_lines`, which lists them instead).
-        UsageError: The folder contains another corpus or is not an index, or the path of the corpus is not UTF-8.
+        UsageError: The folder contains another corpus or is not an index.
     """
     source.check()
     if (folder / _MANIFEST).exists():

@@ -1,7 +1,7 @@
 """Reading and writing of files: bounded lines, records, atomic replacement.
 
-Outputs are written to temporary files and folders beside them. The process that creates one holds a lock on it, which
-the system releases when the process ends, for any reason; a later run removes what dead processes left.
+Outputs are written in temporary folders beside them. The process that creates one holds a lock on it, which the system
+releases when the process ends, for any reason; the next output in the same place removes what dead processes left.
 """
 
 from __future__ import annotations
@@ -71,11 +71,7 @@ def read_bounded_lines(stream: IO[bytes], limit: int) -> Iterator[tuple[int, byt
 def read_lines(
     path: Path, limit: int, open_file: Callable[[Path], AbstractContextManager[IO[bytes]]] = open_maybe_gzip
 ) -> Iterator[tuple[int, bytes]]:
-    """Yield `(line number, line)` as `read_bounded_lines`, without a byte order mark.
-
-    Raises:
-        DataError: The file cannot be read to its end.
-    """
+    """Yield `(line number, line)` as `read_bounded_lines`, without a byte order mark."""
     with report_unreadable(path), open_file(path) as stream:
         for line, raw in read_bounded_lines(stream, limit):
             # An overlong line keeps its length, by which callers detect it.
@@ -87,34 +83,22 @@ def report_unreadable(path: Path) -> Iterator[None]:
     """Turn errors of reading a file, which may be gzipped, into a DataError."""
     try:
         yield
-    except EOFError as error:
-        raise DataError(f"{path}: truncated gzip file; download it again") from error
-    except (gzip.BadGzipFile, zlib.error) as error:
-        raise DataError(f"{path}: damaged gzip file: {error}; download it again") from error
+    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+        raise DataError(f"{path}: truncated or damaged gzip file: {error}; download it again") from error
     except OSError as error:
         raise DataError(f"{path}: cannot read the file: {error.strerror or error}") from error
 
 
 def read_table_lines(path: Path, what: str) -> Iterator[tuple[int, str]]:
-    """Yield `(line number, text)` of a table; `what` names it in errors, such as `a run`.
-
-    Raises:
-        DataError: As `read_lines`, or there are too many lines, a line is too long or not UTF-8.
-    """
+    """Yield `(line number, text)` of a table; `what` names it in errors, such as `a run`."""
     for number, raw in read_lines(path, MAX_TABLE_LINE):
-        check_line_number(path, number, what)
-        if len(raw) > MAX_TABLE_LINE:
-            raise DataError(f"{path}:{number}: longer than {MAX_TABLE_LINE:,} bytes; is this {what}?")
+        if number > MAX_TABLE_LINES or len(raw) > MAX_TABLE_LINE:
+            limits = f"{MAX_TABLE_LINE:,} bytes, or the file than {MAX_TABLE_LINES:,} lines"
+            raise DataError(f"{path}:{number}: longer than {limits}; is this {what}?")
         try:
             yield number, raw.decode()
         except UnicodeDecodeError as error:
             raise DataError(f"{path}:{number}: not UTF-8: {error.reason}") from error
-
-
-def check_line_number(path: Path, number: int, what: str) -> None:
-    """Raise DataError if a table has too many lines."""
-    if number > MAX_TABLE_LINES:
-        raise DataError(f"{path}: more than {MAX_TABLE_LINES:,} lines; is this {what}?")
 
 
 def parse_json_object(raw: bytes, path: Path, line: int) -> dict[str, Any]:
@@ -148,11 +132,7 @@ def encode_line(record: JsonRecord) -> bytes:
 
 
 def read_records(path: Path, record: type[RecordT], what: str) -> list[RecordT]:
-    """Read JSON Lines written by `write_records`.
-
-    Raises:
-        DataError: The file cannot be read, or a line is not such a record.
-    """
+    """Read JSON Lines written by `write_records`; raise DataError if a line is not such a record."""
     return list(iterate_records(path, record, what))
 
 
@@ -175,14 +155,6 @@ def iterate_records(path: Path, record: type[RecordT], what: str) -> Iterator[Re
             yield record.from_json(line)
         except Malformed as error:
             raise DataError(f"{path}:{number}: not one of the {what}: {error}") from error
-
-
-def check_name(name: str | Path) -> None:
-    """Raise UsageError if a name is not UTF-8: no text file could record it."""
-    try:
-        str(name).encode()
-    except UnicodeEncodeError:
-        raise UsageError(f"{name}: not UTF-8; rename the file or folder") from None
 
 
 def shorten_path(path: Path) -> str:
@@ -220,15 +192,12 @@ def open_atomic(path: Path) -> Iterator[IO[bytes]]:
     """Open a temporary file for writing; rename it to `path` if the block ends without an error."""
     if path.is_dir():
         raise DataError(f"{path}: a folder; name a file")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with _add_output_to_errors(path), open_scratch(path, WRITING) as (writing, number):
-        with open(number, "wb", closefd=False) as stream:
+    with open_scratch(path) as scratch:
+        with (scratch / "file").open("wb") as stream:
             yield stream
             stream.flush()
-            os.fsync(number)
-        os.fchmod(number, 0o666 & ~_umask())
-        os.replace(writing, path)
-    remove_abandoned(path.parent)
+            os.fsync(stream.fileno())
+        os.replace(scratch / "file", path)
 
 
 @contextmanager
@@ -242,19 +211,17 @@ def replace_folder(path: Path, own: Collection[str]) -> Iterator[Path]:
     Raises:
         UsageError: The existing folder holds other files.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
     recover(path)
     _check_own_files(path, own)
-    with _add_output_to_errors(path), open_scratch(path, BUILDING) as (building, _):
+    with open_scratch(path) as scratch:
+        building, old = scratch / "folder", _get_old(path)
+        building.mkdir()
         yield building
-        building.chmod(0o777 & ~_umask())
-        old = _get_old(path)
         shutil.rmtree(old, ignore_errors=True)
         if path.exists():
             path.rename(old)
         building.rename(path)
         shutil.rmtree(old, ignore_errors=True)
-    remove_abandoned(path.parent)
 
 
 def recover(path: Path) -> None:
@@ -277,67 +244,45 @@ def _check_own_files(folder: Path, own: Collection[str]) -> None:
     ]
     if others:
         raise UsageError(
-            f"{folder}: the folder would be replaced, but holds files of other programs: "
-            f"{shorten(others, 5)}; move them elsewhere and run the same command again"
+            f"{folder}: not replaced, since it holds other files: {shorten(others, 5)}; move them elsewhere"
         )
 
 
-@contextmanager
-def _add_output_to_errors(path: Path) -> Iterator[None]:
-    """Add the output path to errors that name no file, such as that of a full disk."""
-    try:
-        yield
-    except OSError as error:
-        if error.errno is None:  # numpy reports how much it could not write, not why
-            raise OSError(
-                f"{path}: not written completely: {error}; is the disk full, or a file longer than `ulimit -f`?"
-            ) from error
-        if error.filename is None and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
-            error.filename = str(path)
-        raise
-    except sqlite3.Error as error:
-        raise add_path(error, path) from None
-
-
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask
-
-
-WRITING, BUILDING = "writing", "building"
-_SCRATCH = re.compile(r"\..+\.(?:old|(?:writing|building)-(?P<host>[0-9a-f]{8})-[0-9a-f]{16})")
+_SCRATCH = re.compile(r"\..+\.(?:old|writing-(?P<host>[0-9a-f]{8})-[0-9a-f]{16})")
 # Max characters taken from the name of the output: at four bytes each, the temporary name stays within 255 bytes.
 _MAX_NAME_CHARS = 40
 
 
 @contextmanager
-def open_scratch(path: Path, kind: str) -> Iterator[tuple[Path, int]]:
-    """Create a temporary folder beside `path`, or a file if `kind` is `WRITING`; remove it after an error.
+def open_scratch(path: Path) -> Iterator[Path]:
+    """Yield a temporary folder beside `path`, whose parents are created, and remove it at the end of the block.
 
-    Yields:
-        Its path and its descriptor, which is locked until the end of the block and closed then.
+    The folder is locked; those of dead processes are removed. The error of a full disk names `path`.
     """
-    place = path.with_name(f".{path.name[:_MAX_NAME_CHARS]}.{kind}-{_host()}-{secrets.token_hex(8)}")
-    if kind != WRITING:
-        place.mkdir(mode=0o700)
-    number = os.open(place, os.O_WRONLY | os.O_CREAT | os.O_EXCL if kind == WRITING else os.O_RDONLY, 0o600)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    remove_abandoned(path.parent)
+    place = path.with_name(f".{path.name[:_MAX_NAME_CHARS]}.writing-{_host()}-{secrets.token_hex(8)}")
+    place.mkdir()
+    number = os.open(place, os.O_RDONLY)
     try:
         with suppress(OSError):  # on a file system without locks, nothing is ever removed as abandoned
             fcntl.flock(number, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        yield place, number
-    except BaseException:
-        _remove(place)
+        yield place
+    except OSError as error:
+        if error.errno is None:  # numpy reports how much it could not write, not why
+            raise OSError(f"{path}: not written completely: {error}; is the disk full?") from error
+        if error.filename is None and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+            error.filename = str(path)
         raise
+    except sqlite3.Error as error:
+        raise add_path(error, path) from None
     finally:
+        shutil.rmtree(place, ignore_errors=True)
         os.close(number)
 
 
 def remove_abandoned(folder: Path) -> None:
-    """Remove the temporary files and folders of dead processes of this machine from a folder.
-
-    Those of other machines stay, since not every shared file system shares locks.
-    """
+    """Remove the temporary folders of dead processes of this machine: not every shared file system shares locks."""
     for found in filter(None, map(_SCRATCH.fullmatch, os.listdir(folder) if os.access(folder, os.R_OK) else ())):
         if found["host"] != _host():
             continue
@@ -345,16 +290,9 @@ def remove_abandoned(folder: Path) -> None:
             number = os.open(folder / found[0], os.O_RDONLY | os.O_NOFOLLOW)
             try:
                 fcntl.flock(number, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                _remove(folder / found[0])
+                shutil.rmtree(folder / found[0], ignore_errors=True)
             finally:
                 os.close(number)
-
-
-def _remove(place: Path) -> None:
-    if place.is_dir():
-        shutil.rmtree(place, ignore_errors=True)
-    else:
-        place.unlink(missing_ok=True)
 
 
 @cache

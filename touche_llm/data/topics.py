@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import ast
-import gzip
 import re
 import unicodedata
-import zlib
 from codecs import BOM_UTF8
-from collections.abc import Collection, Iterator, Mapping
-from contextlib import suppress
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 from xml.etree.ElementTree import Element, ParseError
 
 import orjson
-from defusedxml import DefusedXmlException
 from defusedxml.ElementTree import fromstring
 
 from touche_llm.data.io import open_atomic, open_maybe_gzip, parse_json_object, report_unreadable
@@ -24,15 +20,11 @@ from touche_llm.errors import DataError
 
 Kind = Literal["topics", "documents", "arguments", "argument table", "rerank", "qrels", "run", "archive", "page"]
 
-# First bytes, which hold the first record of nearly all files, and characters of it that an error quotes.
-_START, _MAX_QUOTED = 2**18, 50
-_ARGUMENTS = re.compile(rb'\{\s*"arguments"')
+# First bytes, which hold the first record of nearly all files.
+_START = 2**18
 # Quotation marks within a text are escaped, so that only keys match, with those of parts.
 _KEY = re.compile(rb'"([\w-]+)"\s*:')
-_PAGE = re.compile(rb"<!doctype html|<html", re.IGNORECASE)
-_DECIMAL = re.compile(r"[+-]?[0-9.]+(?:[eE][+-]?[0-9]+)?")
-_ITERATION = re.compile(r"Q?[0-9]+")
-_LABEL = re.compile(r"[+-]?[0-9.]+|[A-Za-z][\w+-]*")
+_NUMERIC = re.compile(r"[+-]?[0-9.]+(?:[eE][+-]?[0-9]+)?")
 _DESCRIPTIONS: Mapping[Kind, str] = {
     "topics": 'topics (Touché\'s topics.xml, or TIRA\'s queries.xml or queries.jsonl: {"qid": "1", "query": "…"})',
     "documents": "documents in JSON Lines, one object a line",
@@ -41,26 +33,14 @@ _DESCRIPTIONS: Mapping[Kind, str] = {
     "rerank": "TIRA's rerank.jsonl",
     "qrels": "qrels, with lines `qid 0 doc grade`",
     "run": "a run, with lines `qid Q0 doc rank score tag`",
-    "archive": "a zip archive",
+    "archive": "a zip archive, to be unpacked",
     "page": "a web page",
 }
-# What to do with a file of a kind.
-_ADVICE: Mapping[Kind, str] = {
-    "topics": "give it as `topics: FILE`",
-    **dict.fromkeys(("documents", "arguments", "argument table", "rerank"), "give it as `corpus: FILE`"),
-    "archive": "unpack it, and give the file in it",
-    "page": "download the file itself",
-}
+_CORPORA = {"documents", "arguments", "argument table", "rerank"}
 
 
 class FileStart(NamedTuple):
-    """Beginning of a file.
-
-    Attributes:
-        kind: What the file holds, as far as its first record says; None if it is of no known kind.
-        text: Beginning of the first record, for messages.
-        keys: Keys of the first record, if it is a JSON object.
-    """
+    """Beginning of a file: its kind by its first record, or None; that record, shortened; and its keys in JSON."""
 
     kind: Kind | None
     text: str
@@ -68,51 +48,38 @@ class FileStart(NamedTuple):
 
 
 def recognize(path: Path) -> FileStart:
-    """Recognize a file, which may be gzipped; raise DataError if it cannot be read."""
-    content = b""
+    """Recognize a file, which may be gzipped, by its first record."""
     with report_unreadable(path), open_maybe_gzip(path) as stream:
-        # What is read before any damage is enough; the reader of the file says where the damage is.
-        with suppress(EOFError, gzip.BadGzipFile, zlib.error):
-            while len(content) < _START and (chunk := stream.read(2**12)):
-                content += chunk
-    return recognize_start(content)
-
-
-def recognize_start(content: bytes) -> FileStart:
-    """Recognize a file by its first bytes."""
-    start = content[:_START].removeprefix(BOM_UTF8).lstrip()
+        content = stream.read(_START)
+    start = content.removeprefix(BOM_UTF8).lstrip()
     line = start.partition(b"\n")[0]
-    text = " ".join(line.decode(errors="replace").split())
-    text = text if len(text) <= _MAX_QUOTED else f"{text[:_MAX_QUOTED]}…"
+    columns = line[:1000].decode(errors="replace").split()
+    text = " ".join(columns)[:50]
     if start.startswith(b"PK\x03\x04"):
         return FileStart("archive", "PK")
     if start.startswith(b"id,conclusion,premises,") or content[257:262] == b"ustar":
         return FileStart("argument table", text)
     if start.startswith(b"<"):
-        return FileStart("topics" if b"<topic" in start else "page" if _PAGE.search(start[:2000]) else None, text)
-    if _ARGUMENTS.match(start):
+        return FileStart("topics" if b"<topic" in start else "page" if b"<html" in start[:2000].lower() else None, text)
+    if re.match(rb'\{\s*"arguments"', start):
         return FileStart("arguments", text)
     if start.startswith(b"{"):
         keys = frozenset(key.decode() for key in _KEY.findall(line))
         return FileStart(_recognize_object(keys), text, keys)
-    return FileStart(_recognize_columns(line.decode(errors="replace").split()), text)
+    if len(columns) >= 6 and all(map(_NUMERIC.fullmatch, columns[3:5])):
+        return FileStart("run", text)
+    is_beir = len(columns) == 3 and columns[2] == "score"
+    is_trec = len(columns) == 4 and _NUMERIC.fullmatch(columns[1].removeprefix("Q"))
+    return FileStart("qrels" if is_beir or is_trec else None, text)
 
 
-def _recognize_object(keys: Collection[str]) -> Kind | None:
+def _recognize_object(keys: frozenset[str]) -> Kind | None:
     if "qid" in keys:
         return "rerank" if "docno" in keys else "topics"
     if "_id" in keys:
         # BEIR's topics have no title, its documents may have an empty one.
         return "arguments" if "title" in keys else "topics"
     return "documents" if keys else None
-
-
-def _recognize_columns(columns: list[str]) -> Kind | None:
-    if len(columns) >= 6 and all(map(_DECIMAL.fullmatch, columns[3:5])):
-        return "run"
-    is_beir = len(columns) == 3 and columns[2] == "score"
-    is_trec = len(columns) == 4 and _ITERATION.fullmatch(columns[1]) and _LABEL.fullmatch(columns[3])
-    return "qrels" if is_beir or is_trec else None
 
 
 def require_kind(path: Path, *kinds: Kind, start: FileStart | None = None) -> None:
@@ -126,8 +93,8 @@ def require_kind(path: Path, *kinds: Kind, start: FileStart | None = None) -> No
     found, text, _ = start or recognize(path)
     if found is None or found in kinds:
         return
-    advice = _ADVICE.get(found, "give another file")
-    if advice == _ADVICE.get(kinds[0]):
+    advice = "give another file"
+    if {found, kinds[0]} <= _CORPORA:
         advice = "give `task: NAME` of a task that reads it (`touche-llm tasks list`)"
     raise DataError(
         f"{path}: looks like {_DESCRIPTIONS[found]}: {text!r}; expected {_DESCRIPTIONS[kinds[0]]}; {advice}"
@@ -156,15 +123,14 @@ def read_topics(path: Path | str) -> list[Topic]:
 
     Raises:
         DataError: The file cannot be read or parsed or has no topic; or a topic lacks its number or title, repeats a
-            number or an element, or does not name exactly two objects.
+            number, or does not name exactly two objects.
     """
     path = Path(path)
+    require_kind(path, "topics")
     with report_unreadable(path), open_maybe_gzip(path) as stream:
-        content = stream.read(_MAX_BYTES + 1)
-    require_kind(path, "topics", start=recognize_start(content))
+        content = stream.read(_MAX_BYTES + 1).removeprefix(BOM_UTF8)
     if len(content) > _MAX_BYTES:
         raise DataError(f"{path}: larger than {_MAX_BYTES:,} bytes; is this a Touché topics file?")
-    content = content.removeprefix(BOM_UTF8)
     is_json = content.lstrip().startswith(b"{")
     topics: dict[str, Topic] = {}
     for where, fields in _parse_json_lines(content, path) if is_json else _parse_xml(content, path):
@@ -180,32 +146,18 @@ def read_topics(path: Path | str) -> list[Topic]:
 def _parse_xml(content: bytes, path: Path) -> Iterator[tuple[str, _Fields]]:
     try:
         root = fromstring(content, forbid_dtd=True)
-    except ParseError as error:
+    except (ParseError, ValueError, LookupError) as error:  # ValueError: it declares entities or a DTD
         raise DataError(
-            f"{path}: not well-formed XML: {error}; expected {_DESCRIPTIONS['topics']}; is it cut off?"
+            f"{path}: not well-formed XML without a DTD: {error}; expected {_DESCRIPTIONS['topics']}; is it cut off?"
         ) from error
-    except DefusedXmlException as error:
-        raise DataError(f"{path}: refused, the XML declares entities or a DTD; delete them: {error!r}") from error
-    except (ValueError, LookupError) as error:
-        raise DataError(f"{path}: cannot decode the XML: {error}") from error
     for position, element in enumerate(root.iter("topic"), start=1):
-        where, number = f"at position {position}", element.get("number")
-        fields = _read_texts(element, ("number", "query", *TOPIC_FIELDS), f"{path}: topic {number or where}")
-        fields.setdefault("number", number)
+        fields = {"number": element.get("number")} | _read_texts(element, ("number", "query", *TOPIC_FIELDS))
         original = element.find("original_query")
-        if original is not None:
-            fields |= _read_texts(original, TOPIC_FIELDS, f"{path}: topic {number or where}: <original_query>")
-        yield where, fields
+        yield f"at position {position}", fields | ({} if original is None else _read_texts(original, TOPIC_FIELDS))
 
 
-def _read_texts(element: Element[Any], names: tuple[str, ...], where: str) -> _Fields:
-    texts: _Fields = {}
-    for child in element:
-        if child.tag in names:
-            if child.tag in texts:
-                raise DataError(f"{where}: two <{child.tag}>")
-            texts[child.tag] = "".join(child.itertext())
-    return texts
+def _read_texts(element: Element[Any], names: tuple[str, ...]) -> _Fields:
+    return {child.tag: "".join(child.itertext()) for child in element if child.tag in names}
 
 
 def _parse_json_lines(content: bytes, path: Path) -> Iterator[tuple[str, _Fields]]:
@@ -233,25 +185,23 @@ def make_topic(fields: Mapping[str, Any], where: str, path: Path | str) -> Topic
     Raises:
         DataError: A field is malformed, or number and title are missing.
     """
-    number = _collapse_white_space(fields.get("number"), f"{path}: topic {where}: the number")
-    if not number:
-        raise DataError(f"{path}: topic {where}: no <number> (TIRA: qid); every topic needs one")
-    if not _NUMBER.fullmatch(number):
-        raise DataError(f"{path}: topic {where}: number {number!r:.80} is not one printable ASCII word (up to 1,000)")
+    place = f"{path}: topic {where}"
 
     def text(name: str) -> str:
-        return _collapse_white_space(fields.get(name), f"{path}: topic {number}: <{name}>")
+        value = fields.get(name)
+        if value is not None and not isinstance(value, str):
+            raise DataError(f"{place}: <{name}> must be text, not {value!r:.80}")
+        return " ".join((value or "").split())
 
+    number = text("number")
+    if not _NUMBER.fullmatch(number):
+        raise DataError(f"{place}: <number> (TIRA: qid) {number!r:.80} is not one printable ASCII word (up to 1,000)")
+    place = f"{path}: topic {number}"
     title = text("title") or text("query")
     if not title:
-        raise DataError(f"{path}: topic {number}: no <title> (TIRA: query); every topic needs one")
-    return Topic(
-        id=number,
-        title=title,
-        description=text("description"),
-        narrative=text("narrative"),
-        objects=_parse_objects(fields.get("objects"), f"{path}: topic {number}: <objects>"),
-    )
+        raise DataError(f"{place}: no <title> (TIRA: query); every topic needs one")
+    objects = _parse_objects(fields.get("objects"), place)
+    return Topic(number, title, text("description"), text("narrative"), objects)
 
 
 def normalise_title(title: str) -> str:
@@ -260,30 +210,21 @@ def normalise_title(title: str) -> str:
     return " ".join(re.findall(r"\w+", folded)) or folded
 
 
-def _collapse_white_space(value: object, what: str) -> str:
-    if value is not None and not isinstance(value, str):
-        raise DataError(f"{what} must be text, not {value!r:.80}")
-    return " ".join((value or "").split())
-
-
-def _parse_objects(value: Any, what: str) -> tuple[str, str] | None:
+def _parse_objects(value: Any, place: str) -> tuple[str, str] | None:
+    given = value
     if isinstance(value, str):
-        text = _collapse_white_space(value, what)
-        value = text.split(",") if text else None
-        if text.startswith(("('", '("', "['", '["')):  # TIRA's XML has the Python representation of a tuple
+        value = value.split(",") if value.strip() else None
+        if given.lstrip().startswith(("('", '("', "['", '["')):  # TIRA's XML has the Python representation of a tuple
             try:
-                value = ast.literal_eval(text)
-            except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError) as error:
-                raise DataError(f"{what} is not a pair of texts: {text!r:.80}") from error
+                value = ast.literal_eval(given.strip())
+            except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
+                value = given
     if not value:
         return None
-    if not isinstance(value, list | tuple):
-        raise DataError(f"{what} must be text or a list, not {value!r:.80}")
-    objects = [_collapse_white_space(part, f"{what}: an object") for part in value]
-    if len(objects) != 2 or not all(objects):
-        raise DataError(f"{what} must name two objects, separated by a comma, not {', '.join(objects)!r:.200}")
-    if objects[0].casefold() == objects[1].casefold():
-        raise DataError(f"{what} must name two different objects, not {objects[0]!r:.100} twice")
+    parts = value if isinstance(value, list | tuple) else ()
+    objects = [" ".join(part.split()) for part in parts if isinstance(part, str)]
+    if len(objects) != 2 or len(parts) != 2 or not all(objects) or objects[0].casefold() == objects[1].casefold():
+        raise DataError(f"{place}: <objects> must be two different texts, separated by a comma, not {given!r:.200}")
     return objects[0], objects[1]
 
 

@@ -7,21 +7,20 @@ from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
+import msgspec
 import numpy as np
 
 from touche_llm.data.io import (
     ID_FORM,
     MAX_LINE,
-    check_line_number,
     is_word,
     open_atomic,
-    parse_json_object,
     read_lines,
     read_table_lines,
 )
-from touche_llm.data.records import Candidate, RunLine
+from touche_llm.data.records import Candidate, Malformed, RunLine, decode_json
 from touche_llm.data.topics import require_kind
 from touche_llm.errors import DataError, UsageError
 
@@ -38,11 +37,8 @@ NO_STANCE_COLUMN = "Q0"
 def make_strictly_decreasing(scores: list[float]) -> list[float]:
     """Round scores to six decimals, and lower them where needed so that each is below its predecessor.
 
-    Evaluators sort by score and break ties by document id, whatever the rank column says. trec_eval stores scores in
-    single precision, so the returned scores also differ in single precision.
-
-    Args:
-        scores: In ranking order.
+    The scores are in ranking order. Evaluators sort by score and break ties by document id, whatever the rank column
+    says. trec_eval stores scores in single precision, so the returned scores also differ in single precision.
     """
     result: list[float] = []
     for score in scores:
@@ -111,31 +107,24 @@ class ParsedRun:
 
 
 def read_candidates(path: Path, depth: int | None = None) -> dict[str, list[Candidate]]:
-    """Read the first `depth` candidates of each topic, or all, from the run of any tool.
-
-    Columns are separated by any white space, the second is ignored, a tag may contain spaces, and ranks may begin with
-    any number. A `.jsonl` or `.jsonl.gz` file is read as TIRA's `rerank.jsonl`; in a topic without ranks and scores,
-    documents keep their order, and scores fall by one from the number of documents.
-
-    Returns:
-        Candidates by topic, in the order of the file; sorted by the rank column, with ranks from 1.
-
-    Raises:
-        DataError: A line is no run line, a topic repeats a document, scores grow along the ranks, two documents have
-            the same rank and score, or only some lines of a topic have rank and score.
-    """
+    """Read the first `depth` candidates of each topic, or all, from the run of any tool; see `read_run`."""
     return {topic: candidates[:depth] for topic, candidates in read_run(path).rankings.items()}
 
 
 def read_run(path: Path | str, labels: Collection[str] | None = None) -> ParsedRun:
-    """Read the complete run of any tool with its stances; see `read_candidates`.
+    """Read the run of any tool: candidates by topic, in the order of the file, sorted by rank, with ranks from 1.
+
+    Columns are separated by any white space, a tag may contain spaces, and ranks may begin with any number. A `.jsonl`
+    or `.jsonl.gz` file is read as TIRA's `rerank.jsonl`, which has no stances; in a topic without ranks and scores,
+    documents keep their order, and scores fall by one from the number of documents.
 
     Args:
-        path: Run file; a `rerank.jsonl` has no stances.
+        path: Run file.
         labels: Valid stances beside `Q0`; None accepts any word.
 
     Raises:
-        DataError: As `read_candidates`, or a stance is not one of the labels.
+        DataError: A line is no run line or has another stance, a topic repeats a document, scores grow along the ranks,
+            two documents have the same rank and score, or only some lines of a topic have rank and score.
     """
     path = Path(path)
     require_kind(path, "run", "rerank")
@@ -146,25 +135,22 @@ def read_run(path: Path | str, labels: Collection[str] | None = None) -> ParsedR
     for row in rows:
         key = row.topic, row.document
         if key in seen:
-            raise DataError(f"{_locate(path, row.line, *key)}: already in line {seen[key]}")
+            raise DataError(f"{_locate(path, row)}: already in line {seen[key]}")
         seen[key] = row.line
         topics.setdefault(row.topic, []).append(row)
         if row.stance == NO_STANCE_COLUMN:
             continue
         if labels is not None and row.stance not in labels:
-            known = f"none of {', '.join(labels)}; correct it, or" if labels else "given, but the task has none;"
-            raise DataError(
-                f"{_locate(path, row.line, *key)}: stance {row.stance!r:.40} is {known} write "
-                f"{NO_STANCE_COLUMN} for no stance"
-            )
+            expected = ", ".join((*labels, NO_STANCE_COLUMN))
+            raise DataError(f"{_locate(path, row)}: stance {row.stance!r:.40}; expected one of {expected} (no stance)")
         stances[key] = row.stance
     if not topics:
         raise DataError(f"{path}: an empty run")
-    return ParsedRun({topic: _rank_rows(path, topic, rows) for topic, rows in topics.items()}, stances)
+    return ParsedRun({topic: _rank_rows(path, rows) for topic, rows in topics.items()}, stances)
 
 
-def _locate(path: Path, line: int, topic: str, document: str) -> str:
-    return f"{path}:{line}: topic {topic:.80}, document {document:.80}"
+def _locate(path: Path, row: RunRow) -> str:
+    return f"{path}:{row.line}: topic {row.topic:.80}, document {row.document:.80}"
 
 
 def _read_run_rows(path: Path) -> Iterator[RunRow]:
@@ -190,51 +176,38 @@ def parse_row(text: str, line: int) -> tuple[RunRow, list[str]]:
     return row, problems if score is not None else [*problems, f"score {numbers[1]!r:.40} is not a finite number"]
 
 
+class _RerankLine(msgspec.Struct):
+    qid: str | int  # data frames turn digits into numbers
+    docno: str
+    rank: int | None = None
+    score: Annotated[float, msgspec.Meta(ge=-_MAX_SCORE, le=_MAX_SCORE)] | None = None
+
+
 def _read_rerank_rows(path: Path) -> Iterator[RunRow]:
-    for line, raw in read_lines(path, MAX_LINE):
-        check_line_number(path, line, "a run")
-        record = parse_json_object(raw, path, line)
-        topic, document, rank, score = (record.get(key) for key in ("qid", "docno", "rank", "score"))
-        if type(topic) is int:
-            topic = str(topic)  # data frames turn digits into numbers
-        if not is_word(topic):
-            raise DataError(f"{path}:{line}: `qid` must be {ID_FORM}, not {topic!r:.80}")
-        if not is_word(document):
-            raise DataError(f"{path}:{line}: topic {topic:.80}: `docno` must be {ID_FORM}, not {document!r:.80}")
-        where = _locate(path, line, topic, document)
-        if rank is not None and type(rank) is not int:
-            raise DataError(f"{where}: rank {rank!r:.40} is not an integer")
-        if score is not None and (type(score) not in (int, float) or abs(score) > _MAX_SCORE):
-            raise DataError(f"{where}: score {score!r:.40} is not a finite number")
-        if (rank is None) != (score is None):
-            raise DataError(f"{where}: has only one of `rank` and `score`")
-        yield RunRow(line, topic, NO_STANCE_COLUMN, document, rank, None if score is None else float(score))
+    for number, raw in read_lines(path, MAX_LINE):
+        try:
+            line = decode_json(raw, _RerankLine)
+        except Malformed as error:
+            raise DataError(f"{path}:{number}: not a line of {path.name}: {error}") from error
+        row = RunRow(number, str(line.qid), NO_STANCE_COLUMN, line.docno, line.rank, line.score)
+        if not (is_word(row.topic) and is_word(row.document)):
+            raise DataError(f"{_locate(path, row)}: `qid` and `docno` must each be {ID_FORM}")
+        yield row
 
 
-def _rank_rows(path: Path, topic: str, rows: list[RunRow]) -> list[Candidate]:
-    ranked = [
-        (row.rank, row.score, row.document, row.line) for row in rows if row.rank is not None and row.score is not None
-    ]
-    if not ranked:
-        ranked = [(n, float(len(rows) - n), row.document, row.line) for n, row in enumerate(rows)]
-    elif len(ranked) < len(rows):
-        number = next(row.line for row in rows if row.rank is None)
-        raise DataError(
-            f"{path}:{number}: topic {topic:.80}: no rank and score, but other lines of the topic have them"
-        )
-    ranked.sort(key=lambda row: (row[0], -row[1], row[2]))
+def _rank_rows(path: Path, rows: list[RunRow]) -> list[Candidate]:
+    if all(row.rank is None and row.score is None for row in rows):
+        return [Candidate(row.topic, row.document, n, len(rows) - n + 1.0) for n, row in enumerate(rows, start=1)]
+    ranked: list[tuple[int, float, RunRow]] = []
+    for row in rows:
+        if row.rank is None or row.score is None:
+            raise DataError(f"{_locate(path, row)}: no rank or score, but the lines of the topic have them")
+        ranked.append((row.rank, -row.score, row))
+    ranked.sort()
     for before, after in pairwise(ranked):
-        if after[1] < before[1]:
-            continue
-        where = _locate(path, after[3], topic, after[2])
-        if after[1] > before[1]:
+        if after[1] < before[1] or after[:2] == before[:2]:
             raise DataError(
-                f"{where}: rank {after[0]} scores higher ({after[1]:g}) than rank {before[0]} ({before[1]:g}, line "
-                f"{before[3]}); make the ranks and the scores agree"
+                f"{_locate(path, after[2])}: rank {after[0]} and score {-after[1]:g} follow rank {before[0]} and score "
+                f"{-before[1]:g} (line {before[2].line}); make ranks and scores agree, and each rank unique"
             )
-        if after[:2] == before[:2]:
-            raise DataError(
-                f"{where}: rank {after[0]} and score {after[1]:g} are also those of line {before[3]}, so their order "
-                "is undefined; give each document its own rank"
-            )
-    return [Candidate(topic, row[2], rank, row[1]) for rank, row in enumerate(ranked, start=1)]
+    return [Candidate(row.topic, row.document, n, -score) for n, (_, score, row) in enumerate(ranked, start=1)]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import shutil
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
@@ -15,7 +14,7 @@ from typing import Any, Literal
 import msgspec
 import orjson
 
-from touche_llm.data.io import BUILDING, iterate_records, open_scratch, remove_abandoned
+from touche_llm.data.io import iterate_records, open_scratch
 from touche_llm.data.records import JsonStruct, Malformed, decode_json
 from touche_llm.errors import DataError, EngineError, UsageError, to_printable
 from touche_llm.llm.chat import CHAT_PATH, ChatReply, build_chat_body, read_completion
@@ -188,8 +187,7 @@ async def answer_file(
             f"{requests}: the requests are for the model {name}, not {served_name or folder.name}; if {folder} "
             f"contains it, add --served-model-name {name}"
         )
-    responses.parent.mkdir(parents=True, exist_ok=True)
-    with open_scratch(responses, BUILDING) as (place, _):
+    with open_scratch(responses) as place:
         written = place / responses.name
         if engine.runner is Runner.VLLM:
             options = build_start_options(engine.options)
@@ -201,8 +199,6 @@ async def answer_file(
         if code != 0 or not written.exists():
             raise EngineError(f"{requests}: {TITLES[engine.runner]} exited with code {code}; {end_of_log()}")
         written.replace(responses)
-        place.rmdir()
-    remove_abandoned(responses.parent)
     return len(models)
 
 
@@ -266,13 +262,10 @@ class BatchEngine(AbstractAsyncContextManager["BatchEngine"]):
             requests, self._waiting, self._next = list(self._waiting.values()), {}, None
             self._rounds += 1
             self._announce(f"round {self._rounds}: {len(requests):,} requests to {TITLES[self._settings.runner]}")
-            self._log.parent.mkdir(parents=True, exist_ok=True)
-            with open_scratch(self._log.with_name("batch"), BUILDING) as (place, _):
+            with open_scratch(self._log.with_name("batch")) as place:
                 file, responses = place / "requests.jsonl", place / "responses.jsonl"
                 with file.open("wb") as stream:
                     stream.writelines(map(request_line, group_by_topic(requests)))
                 await answer_file(self._settings, file, responses, self._log)
                 replies = read_replies([responses], requests[0].model)
-                shutil.rmtree(place)
-            remove_abandoned(self._log.parent)
             return replies
