@@ -94,17 +94,6 @@ def test_topics_that_are_not_compared_are_named_with_the_reason(touche: Touche, 
     assert f"1 topics ({held_out[0]}) held out" in alone.stderr
 
 
-def test_the_second_call_asks_nobody_and_a_changed_wording_alone(touche: Touche, engine: Engine) -> None:
-    compare(touche, "--confirm")
-    again = rows_of(compare(touche, "--confirm", "--format", "json"))
-    assert len(engine.requests) == 2 * 72
-    assert {(row["requests"], row["cache_hits"], row["prompt_tokens"]) for row in again.values()} == {(0, 36, 3600)}
-    wording(Path("mine/sharp.jinja"), "SHARP indeed")
-    changed = rows_of(compare(touche, "--confirm", "--format", "json"))
-    assert len(engine.requests) == 3 * 72
-    assert {name: row["requests"] for (_, name), row in changed.items()} == dict(zip(WORDINGS, (0, 36), strict=True))
-
-
 def test_rows_have_equal_keys_figures_and_differences(touche: Touche, engine: Engine) -> None:
     done = compare(touche, "--confirm", "--quality", "quality", "--format", "json")
     rows = rows_of(done)

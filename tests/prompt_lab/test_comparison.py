@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
 from itertools import permutations
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,7 @@ from tests.scripted_engine import ScriptedEngine
 from touche_llm.data.io import read_records
 from touche_llm.data.records import Candidate, Judgment
 from touche_llm.data.trec_runs import ParsedRun
-from touche_llm.errors import EngineError, PromptError, ReplayMiss, UsageError
+from touche_llm.errors import PromptError, ReplayMiss, UsageError
 from touche_llm.evaluation.measures import estimate_grades
 from touche_llm.evaluation.qrels import read_qrels
 from touche_llm.evaluation.stance_measures import round_grade
@@ -74,10 +73,6 @@ async def test_a_prompt_that_only_fits_the_topics_of_the_choice_is_not_confirmed
     found = await bench.compare(blunt, lucky, confirm=True)
     assert (found.verdict.winner, found.verdict.confirmed) == (str(lucky), False)
     assert "Not confirmed: on the 8 topics held out the difference is -" in found.verdict.sentence
-    # The other way round it is never chosen.
-    (bench.folder / "even").write_text("".join(f"{number}\n" for number in range(2, 17, 2)))
-    found = await bench.compare(blunt, lucky, split="even")
-    assert found.verdict.winner == str(blunt)
 
 
 async def test_only_changed_requests_are_sent_again(bench: Bench, blunt: Path, sharp: Path) -> None:
@@ -140,23 +135,6 @@ async def test_a_sample_without_a_relevant_document_is_refused(bench: Bench, blu
     assert bench.engine.requests == []
 
 
-async def test_an_interrupted_comparison_resumes_with_the_same_documents_for_all_variants(
-    bench: Bench, blunt: Path, sharp: Path
-) -> None:
-    bench.engine = first = ExpiringEngine(reader(DULL).script)
-    plan: dict[str, Any] = {"split": "all", "size": 60}
-    with pytest.raises(EngineError):
-        await bench.compare(blunt, sharp, **plan)
-    bench.engine = reader(DULL)
-    found = await bench.compare(blunt, sharp, **plan)
-    assert len(bench.engine.requests) == 2 * 60 - len(first.requests)
-    judged = [
-        Counter(request.origin.document_id for engine in (first, bench.engine) for request in asked_with(engine, word))
-        for word in (BLUNT, SHARP)
-    ]
-    assert judged[0] == judged[1] and sum(judged[0].values()) == 60 == len(found.parts[0].sample)
-
-
 async def test_an_example_of_a_sampled_topic_is_refused(bench: Bench, blunt: Path, sharp: Path) -> None:
     sharp.with_name("sharp.examples.yaml").write_text(
         f"- topic: {{id: '99', title: '{title_of('3').upper()}'}}\n  document: x\n  first: tea\n  second: coffee\n"
@@ -185,15 +163,6 @@ async def test_prompts_that_cannot_be_compared_are_refused_before_any_request(
     with pytest.raises((UsageError, PromptError), match=pattern):
         await bench.compare(*names)
     assert bench.engine.requests == []
-
-
-class ExpiringEngine(ScriptedEngine):
-    """Rejects every request after seventy answers."""
-
-    async def complete(self, request: Any) -> Any:
-        if len(self.requests) == 70:
-            raise Rejected(401, "no key")
-        return await super().complete(request)
 
 
 class PartialEngine(ScriptedEngine):

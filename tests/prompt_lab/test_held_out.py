@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from tests.expect import raises_at
 from tests.prompt_lab.conftest import BLUNT, SHARP, Bench
 from tests.prompt_variants import asked_with, title_of
-from tests.scripted_engine import ScriptedEngine
 from touche_llm.errors import DataError, UsageError
 from touche_llm.prompt_lab.holdout import read_accesses
-from touche_llm.tasks import prompts_folder
 
 
 def titles(topics: Iterable[str]) -> list[str]:
@@ -57,34 +53,6 @@ async def test_each_access_is_logged_and_the_next_confirmation_lists_it(bench: B
     assert one.prompts[0] == two.prompts[0] and one.prompts[1] != two.prompts[1]
 
 
-async def test_other_judgments_or_numbers_of_topics_hide_no_earlier_access(
-    bench: Bench, blunt: Path, sharp: Path
-) -> None:
-    await bench.compare(blunt, sharp, confirm=True)
-    _, one = read_accesses(bench.log)
-    lines = bench.files["relevance"].read_text().splitlines(keepends=True)
-    bench.files["relevance"].write_text("".join(line for line in lines if line.split()[0] != "3"))
-    found = await bench.compare(blunt, sharp, confirm=True)
-    assert found.earlier_accesses == [one]
-    *_, two = read_accesses(bench.log)
-    # Another task has other numbers for its topics, and another layout of the same titles.
-    for name, number in (("topics.xml", r"(?<=<number>)\d+"), ("relevance", r"(?m)^\d+")):
-        text = re.sub(number, lambda found: str(100 + int(found[0])), bench.files[name].read_text())
-        bench.files[name].write_text(text.replace("<title>Is tea ", "<title> IS\n TEA "))
-    bench.task, bench.engine = "comparative_2021", ScriptedEngine(without_stance)
-    judge = prompts_folder() / "comparative_2021" / "judge.jinja"
-    other = bench.folder / "mine" / "other.jinja"
-    other.write_text(judge.read_text().replace("{% block system %}\n", f"{{% block system %}}\n{SHARP} "))
-    found = await bench.compare(judge, other, confirm=True)
-    assert len(found.parts[1].topics) == 8 and found.earlier_accesses == [one, two]
-
-
-def without_stance(request: Any) -> dict[str, Any]:
-    """Answer with the true grade only to the sharp wording."""
-    grade = int(str(request.origin.document_id)[-1]) % 3
-    return dict.fromkeys(("relevance", "quality"), grade if SHARP in request.messages[0].content.split() else 2 - grade)
-
-
 async def test_bad_logs_and_splits_are_errors_before_any_request(bench: Bench, blunt: Path, sharp: Path) -> None:
     bench.log.write_text("{}\n")
     for confirm in (True, False):
@@ -97,22 +65,4 @@ async def test_bad_logs_and_splits_are_errors_before_any_request(bench: Bench, b
         await bench.compare(blunt, sharp)
     with pytest.raises(UsageError, match="split"):
         await bench.compare(blunt, sharp, split="all", confirm=True)
-    (bench.folder / "one").write_text("1\n")
-    with pytest.raises(UsageError, match=r"^split: choice: 1 topics"):
-        await bench.compare(blunt, sharp, split="one", confirm=True)
     assert bench.engine.requests == []
-
-
-async def test_the_half_of_a_topic_depends_on_neither_sample_nor_selection(
-    bench: Bench, blunt: Path, sharp: Path
-) -> None:
-    odd = {str(number) for number in range(1, 17, 2)}
-    lines = bench.files["passages.jsonl"].read_text().splitlines(keepends=True)
-    bench.files["passages.jsonl"].write_text("".join(line for line in lines if "passage 1-" not in line))
-    for plan in ({}, {"size": 60}, {"confirm": True}):
-        found = await bench.compare(blunt, sharp, **plan)
-        assert set(found.parts[0].topics) <= odd - {"1"}
-        assert all(odd.isdisjoint(part.topics) for part in found.parts[1:])
-    bench.flags = {"topic": ("2", "3", "5", "8")}
-    found = await bench.compare(blunt, sharp, confirm=True)
-    assert [part.topics for part in found.parts] == [["3", "5"], ["2", "8"]]

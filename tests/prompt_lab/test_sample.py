@@ -4,17 +4,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
-from pathlib import Path
 
 import pytest
 
-from tests.expect import raises_at
-from tests.prompt_variants import title_of
 from touche_llm.data.records import Document, Topic
-from touche_llm.errors import DataError, UsageError
+from touche_llm.errors import DataError
 from touche_llm.evaluation.qrels import Grades
-from touche_llm.prompt_lab.holdout import CHOICE, HOLD_OUT
-from touche_llm.prompt_lab.sample import draw_sample, select_judged, split_topics
+from touche_llm.prompt_lab.sample import draw_sample, select_judged
 
 
 class IncompleteDocuments:
@@ -87,22 +83,3 @@ def test_only_documents_in_the_corpus_of_chosen_topics_are_drawn() -> None:
     many = [Topic(str(number), "many") for number in range(1, 7)]
     with pytest.raises(DataError, match=r"topics 1, 2, 3, 4, 5, … \(6 in all\)"):
         select_judged({"1": {"a": 1.0}}, many, IncompleteDocuments({"a"}))
-
-
-def test_topics_are_split_by_title_or_by_a_file(tmp_path: Path) -> None:
-    topics = [Topic(topic, title_of(number)) for topic, number in zip("73915", "12345", strict=True)]
-    assert split_topics(topics, "half") == dict.fromkeys("795", CHOICE) | dict.fromkeys("31", HOLD_OUT)
-    assert split_topics(topics, "all") == dict.fromkeys("73915", "all")
-    with raises_at(UsageError, "split", "1, 3"):
-        split_topics(topics[1::2], "half")
-    path = tmp_path / "topics.txt"
-    path.write_text("5\n\n3\n77\n")
-    assert split_topics(topics, str(path)) == dict.fromkeys("35", CHOICE) | dict.fromkeys("791", HOLD_OUT)
-    path.write_text("77\n")
-    with raises_at(UsageError, "split", path, "1, 3, 5, 7, 9"):
-        split_topics(topics, str(path))
-    path.write_text("7 3\n")
-    with raises_at(DataError, f"{path}:1"):
-        split_topics(topics, str(path))
-    with raises_at(DataError, tmp_path / "none"):
-        split_topics(topics, str(tmp_path / "none"))

@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -42,12 +42,8 @@ def compare(
     qrels_files: o.QrelsFiles,
     templates: Annotated[list[str], typer.Argument(metavar="NAME|FILE", help="Judge prompts: names or .jinja files.")],
     split: Annotated[
-        str,
-        typer.Option(
-            "--split",
-            metavar="NAME|FILE",
-            help="Topics to choose on: their fixed half, all, or the ids in a file; the others are held out.",
-        ),
+        Literal["half", "all"],
+        typer.Option("--split", help="Topics to choose on: their fixed half, and the others are held out; or all."),
     ] = "half",
     confirm: Annotated[
         bool, typer.Option("--confirm", help="Compare best and first on the held-out topics; logged.")

@@ -28,7 +28,7 @@ from touche_llm.prompt_lab.holdout import (
     record_access,
     select_counted,
 )
-from touche_llm.prompt_lab.sample import Plan, Sampled, check_parts, choose_sample, split_topics
+from touche_llm.prompt_lab.sample import Plan, Sampled, check_parts, choose_sample
 from touche_llm.prompt_lab.variants import (
     PartMeasures,
     Variant,
@@ -258,9 +258,8 @@ async def _prepare(context: RunContext, inputs: ComparisonInputs) -> PromptCompa
         raise UsageError(f"qrels: no grades, by which documents are drawn; give those of at least one of {aspects}")
     variants = load_variants(inputs.names, config, task)
     grades = next(iter(qrels.grades.values()))
-    split = split_topics([topic for topic in context.file_topics if topic.id in grades], inputs.plan.split)
     await corpus.fetch(document_id for topic in context.topics for document_id in grades.get(topic.id, {}))
-    samples, notes = choose_sample(inputs.plan, grades, context.topics, split, corpus.documents)
+    samples, notes = choose_sample(inputs.plan, grades, context.topics, corpus.documents)
     topics = _keep_topics(context.topics, samples)
     prompts = [variant.prompt for variant in variants]
     objects_prompt = None

@@ -6,10 +6,8 @@ import hashlib
 from collections import Counter
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import TypeVar
+from typing import Literal, TypeVar
 
-from touche_llm.data.io import is_word, read_table_lines
 from touche_llm.data.records import Topic
 from touche_llm.errors import DataError, UsageError, shorten
 from touche_llm.evaluation.qrels import Grades
@@ -82,8 +80,8 @@ def shares(size: int, most: Mapping[NameT, int]) -> dict[NameT, int]:
     return found
 
 
-# Splits that need no file; `all` is also the name of the one part of such a sample.
-HALF, ALL = "half", "all"
+# A split, and the name of the one part of its sample.
+ALL: Literal["all"] = "all"
 # A choice is confirmed if p on the held-out topics is below this level.
 CONFIRMED_BELOW = 0.05
 
@@ -94,12 +92,12 @@ class Plan:
 
     Attributes:
         size: Number of documents in the sample.
-        split: Topics that variants are chosen on, see `split_topics`; the others are held out. `all` holds none out.
+        split: Topics that variants are chosen on: `half` for those of `find_half`, the others are held out; or `all`.
         confirm: Whether to confirm the choice on the held-out topics; otherwise they are not judged.
     """
 
     size: int = 200
-    split: str = HALF
+    split: Literal["half", "all"] = "half"
     confirm: bool = False
 
 
@@ -131,38 +129,8 @@ def select_judged(grades: Grades, topics: Iterable[Topic], documents: Documents)
     return pool, notes
 
 
-def split_topics(judged: Sequence[Topic], split: str) -> dict[str, str]:
-    """Return the part of each judged topic, by id: to choose on, held out, or all.
-
-    Args:
-        judged: Topics.
-        split: `half` for the halves of `find_half`; `all`; or the path of a file of topic ids, one per line, to choose
-            on.
-
-    Raises:
-        DataError: The file cannot be read, or a line is not a topic id.
-        UsageError: There is no topic to choose on.
-    """
-    if split == ALL:
-        return {topic.id: ALL for topic in judged}
-    if split == HALF:
-        parts = {topic.id: find_half(topic.title) for topic in judged}
-    else:
-        chosen = set()
-        for number, line in read_table_lines(Path(split), "a list of topics"):
-            name = line.strip()
-            if name and not is_word(name):
-                raise DataError(f"{split}:{number}: must be a topic id, one per line")
-            chosen.add(name)
-        parts = {topic.id: CHOICE if topic.id in chosen else HOLD_OUT for topic in judged}
-    if parts and CHOICE not in parts.values():
-        problem = f"split: {split} holds all judged topics out: {shorten(parts)}"
-        raise UsageError(f"{problem}; give a file of topics to choose on, or {ALL}")
-    return parts
-
-
 def choose_sample(
-    plan: Plan, grades: Grades, topics: list[Topic], parts: Mapping[str, str], documents: Documents
+    plan: Plan, grades: Grades, topics: list[Topic], documents: Documents
 ) -> tuple[dict[str, list[Sampled]], list[str]]:
     """Draw equally many documents from each part, as far as available; return them with notes for the user.
 
@@ -171,7 +139,8 @@ def choose_sample(
         UsageError: There is no topic to choose on, or none to confirm the choice on.
     """
     if plan.confirm and plan.split == ALL:
-        raise UsageError(f"split: {ALL} holds no topic out to confirm a choice on; give another split")
+        raise UsageError(f"split: {ALL} holds no topic out to confirm a choice on; give half")
+    parts = {topic.id: ALL if plan.split == ALL else find_half(topic.title) for topic in topics}
     pool, notes = select_judged(grades, topics, documents)
     names = (ALL,) if plan.split == ALL else (CHOICE, HOLD_OUT)
     sides = {name: {topic: pool[topic] for topic in pool if parts[topic] == name} for name in names}
@@ -190,7 +159,7 @@ def choose_sample(
     if HOLD_OUT in drawn:
         chosen, held_out = (f"{len(topics)} topics ({shorten(topics) or 'none'})" for topics in drawn.values())
         if not drawn[CHOICE]:
-            raise UsageError(f"split: {chosen} to choose on; {held_out} held out; give another split, or {ALL}")
+            raise UsageError(f"split: {chosen} to choose on; {held_out} held out; give {ALL}")
         notes.append(f"{chosen} to choose on; {held_out} held out to confirm the best")
     return samples, notes
 
