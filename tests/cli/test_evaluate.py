@@ -279,7 +279,7 @@ def test_a_task_without_a_table_of_the_measure_is_told(touche: Touche, judged: P
         (["mine", *TASK, "--coherence", "quality"], 2, "qrels of coherence: comparative has no such aspect"),
         (["mine", "./mine", *GRADED], 2, "mine: is given twice"),
         (["mine", *GRADED, "--per-topic", "--leaderboard"], 2, "give one of them"),
-        (["empty", *GRADED], 1, "empty: no run.txt in this folder"),
+        (["empty", *GRADED], 1, "empty: no run.txt"),
         (["mine", "--relevance", "relevance"], 1, "(--task NAME)"),
         (["mine", "broken", *GRADED], 1, "broken:2: 3 columns"),
         (["mine", *TASK, "--relevance", "stance"], 1, "stance:1: topic 1, document a: 'FIRST' is no grade"),

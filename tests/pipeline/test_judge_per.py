@@ -15,11 +15,10 @@ import pytest
 
 import touche_llm as tl
 from benchmarks.prompt_forms import ANSWERS, CELLS, DATA, Answer, Texts, judged_work, measure
-from tests.batch.stages import answer_by_files, export_stage, replay, simple_config
 from tests.expect import raises_at
 from tests.pipeline.test_dry_run import SHORT, dry, real, requests
 from tests.regression.conftest import checked
-from tests.sample_runs import Silent, config_for, judge_stage, retrieve_stage, run_directly
+from tests.sample_runs import Silent, config_for, judge_stage, run_directly
 from tests.scripted_engine import FACTS, Label, ScriptedEngine
 from tests.write_demo_cassette import script_of
 from touche_llm.config import Config
@@ -34,7 +33,6 @@ from touche_llm.llm.recorder import make_dry_engine
 from touche_llm.llm.request import Request
 from touche_llm.llm.settings import EngineConfig, SamplingConfig
 from touche_llm.pipeline.engines import make_request_builder
-from touche_llm.pipeline.stages import run_all
 from touche_llm.prompts.prompt import Prompt
 from touche_llm.prompts.purposes import load, purposes_of
 from touche_llm.regression.check import load_finished_run
@@ -175,27 +173,11 @@ async def test_expectations_are_not_mixed_with_plain_labels(tmp_path: Path) -> N
     assert all(grade == int(grade) for judgment in found for grade in judgment.grades.values())
 
 
-async def test_batch_files_hold_the_requests_and_a_replay_needs_no_server(tmp_path: Path) -> None:
-    config, out = simple_config(tmp_path, judge_per="field"), tmp_path / "out"
-    await retrieve_stage(config, out, Silent())
-    (sent,) = await answer_by_files("judge", config, out, script_of("comparative"))
-    assert len(sent) == 3 * 4
-    assert (await export_stage(config, out)).requests == []
-    judgments = (await replay("judge", config, out)).judgments
-    assert {key for judgment in judgments for key in judgment.answer_keys} == {request.key for request in sent}
-
-
 def test_a_recorded_run_replays(tmp_path: Path) -> None:
     config = config_for(tmp_path, topic=("3",), depth=4, judge_per="field")
     asyncio.run(judged(config, tmp_path / "out"))
     asyncio.run(record(load_finished_run(tmp_path / "out"), tmp_path / "out", tmp_path / "regress/divided", None))
     assert checked(tmp_path / "regress/divided") == []
-
-
-async def test_a_folder_keeps_the_run_of_the_other_setting(tmp_path: Path) -> None:
-    await judged(config_for(tmp_path, topic=("3",), depth=3), tmp_path / "out")
-    with raises_at(UsageError, tmp_path / "out", "judge_per", "document", "field"):
-        await run_all(config_for(tmp_path, topic=("3",), depth=3, judge_per="field"), tmp_path / "out", Silent())
 
 
 def test_the_library_takes_it_as_an_argument(tmp_path: Path) -> None:

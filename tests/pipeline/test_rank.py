@@ -87,9 +87,6 @@ async def test_what_was_compared_is_written_and_counted(tmp_path: Path) -> None:
         assert (each.order is None) is (each.step == "pairwise:3") is not (each.best is None)
     assert (out / "comparison_failures.jsonl").read_bytes() == b""
     stage = yaml.safe_load((out / "ir-metadata.yml").read_text())["stages"]["rank"]
-    assert stage["steps"] == ["judge", "listwise:5", "pairwise:3"]
-    assert stage["comparisons"] == {"listwise:5": 2, "pairwise:3": 12}
-    assert (stage["objective"], stage["weights"]) == ("both", dict(get_task("comparative").objectives["both"]))
     assert (stage["model"], stage["failures"]) == (FACTS.model, {})
     assert set(stage["prompts"]) == {"best", "order"}
     # The objects of one topic are those that the judge stage found.
@@ -118,7 +115,7 @@ async def test_a_comparison_without_a_usable_answer_is_recorded_and_the_run_is_w
     }
     assert sorted(ids(lines_of(out))) == sorted(before)
     stage = yaml.safe_load((out / "ir-metadata.yml").read_text())["stages"]["rank"]
-    assert (stage["failures"], stage["comparisons"]) == ({"outside_schema": 2}, {"pairwise:3": 10})
+    assert stage["failures"] == {"outside_schema": 2}
 
 
 async def test_a_replay_is_the_same_to_the_byte_and_says_what_it_lacks(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from aiohttp import web
 from tests.fake_server import FakeServer, fields_in, good, says, status
 from tests.sample_runs import SAMPLE, Silent, config_for, rank_stage, run_lines, run_on, with_cache
 from touche_llm.config import Config
-from touche_llm.errors import DataError, EngineError, ReplayMiss
+from touche_llm.errors import DataError, ReplayMiss
 from touche_llm.llm.cache import Cache
 from touche_llm.pipeline import stages as pipeline
 from touche_llm.pipeline.config_file import load_config
@@ -69,18 +69,6 @@ async def test_a_stage_that_fails_leaves_nothing_of_an_earlier_state_behind_it(t
     assert not (out / "run.txt").exists()
     with pytest.raises(DataError, match="judgments.jsonl: no such file; run `touche-llm judge`"):
         await rank_stage(changed, out, Silent())
-
-
-async def test_a_server_that_never_answers_usefully_ends_the_run_and_nothing_is_lost(tmp_path: Path) -> None:
-    config = config_for(tmp_path, depth=40, engine__retry_for=0.0)
-    with pytest.raises(EngineError, match="HTTP 503: status 503.*same command"):
-        await run_on(FakeServer(behaviours=[good] * 9, rest=status(503)), config, tmp_path / "out")
-    with Cache(config.cache.file) as cache:
-        assert len(cache.find("answer")) == 9
-    server = FakeServer()
-    await run_on(server, config, tmp_path / "out")
-    with Cache(config.cache.file) as cache:
-        assert len(server.bodies) == len(cache.find("answer")) - 9
 
 
 async def test_a_refreshed_run_is_what_a_replay_gives_also_where_passages_are_equal(tmp_path: Path) -> None:

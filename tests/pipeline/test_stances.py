@@ -16,12 +16,11 @@ from tests.write_demo_cassette import is_swapped
 from touche_llm.config import Config
 from touche_llm.data.io import read_records
 from touche_llm.data.records import Failure, Judgment, RunLine, StanceReading
-from touche_llm.errors import DataError, UsageError
+from touche_llm.errors import DataError
 from touche_llm.judging.labels import StanceSettings
 from touche_llm.llm.answers import list_fields
 from touche_llm.llm.engine import Completion
 from touche_llm.llm.request import Request
-from touche_llm.pipeline import stages
 from touche_llm.pipeline.judge import Judgments
 
 Answer = Mapping[str, Label | Mapping[Label, float]]
@@ -229,15 +228,3 @@ async def test_readings_of_another_task_are_refused_when_ranking(tmp_path: Path)
     (out / "stances.jsonl").write_text(text.replace('"FIRST":0.', '"FIRST":7.', 1))
     with pytest.raises(DataError, match=r"stances.jsonl:1: not one of the stances: .*probabilities"):
         await ranked(heating(tmp_path), out)
-
-
-async def test_more_documents_than_a_run_may_hold_judgments_are_refused_before_any_is_judged(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(stages, "MAX_JUDGMENTS", 2)
-    with pytest.raises(UsageError, match="`depth: 2`"):
-        await judged(heating(tmp_path), tmp_path / "out", Judge(FIRST_PLEASE, FIRST_PLEASE))
-    assert not (tmp_path / "out" / "judgments.jsonl").exists()
-    monkeypatch.setattr(stages, "MAX_JUDGMENTS", 3)
-    outcome, _ = await judged(heating(tmp_path), tmp_path / "out", Judge(FIRST_PLEASE, FIRST_PLEASE))
-    assert outcome.requested == 3

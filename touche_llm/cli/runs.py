@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import webbrowser
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -24,7 +25,6 @@ from touche_llm.pipeline.run_overview import (
     Basis,
     RunOverview,
     RunUsage,
-    choose_reference,
     find_runs,
     read_overview,
 )
@@ -51,7 +51,10 @@ def runs(
     overviews = sorted(latest_first, key=lambda run: run.directory.path.parent)
     measures = list_measures(run.evaluation for run in overviews)
     evaluations = [run.evaluation for run in latest_first if run.evaluation is not None]
-    references = {name: choose_reference(filter(None, (e.get_basis(name) for e in evaluations))) for name in measures}
+    references: dict[str, Basis | None] = {}
+    for name in measures:
+        bases = Counter(filter(None, (evaluation.get_basis(name) for evaluation in evaluations)))
+        references[name] = max(bases, key=lambda basis: bases[basis], default=None)
     rows = [_make_row(run, folder, references) for run in overviews]
     if rows or output is not Format.TABLE:
         emit(output, rows, _list_columns(rows, references, measures), _list_names(references))
@@ -93,7 +96,7 @@ def _make_row(overview: RunOverview, root: Path, references: References) -> dict
                 f"{name} judged_topics": covered.judged,
                 f"{name} topic_ids": " ".join(covered.topics),
                 f"{name} missing_ids": " ".join(covered.missing),
-                f"{name} qrels_sha256": basis.qrels,
+                f"{name} qrels_sha256": basis[0],
                 f"{name} comparable": basis == reference,
             }
     return row

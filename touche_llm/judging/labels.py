@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
 
@@ -29,31 +29,25 @@ def check_judgments(judgments: Iterable[Judgment], question: Question, place: ob
         question: Question of the task.
         place: File or argument with the judgments, for errors.
     """
-    labels = get_labels(question.answer)
-    names = {field: [str(label) for label in allowed] for field, allowed in labels.items()}
-    known = {field: frozenset(allowed) for field, allowed in names.items()}
-    bounds = {field: (min(map(int, names[field])), max(map(int, names[field]))) for field in question.grades}
-    stances = names.get("stance", [NO_STANCE_COLUMN])
-
-    def find_problems(judgment: Judgment) -> Iterator[str]:
-        for aspect, grade in judgment.grades.items():
-            if aspect not in bounds:
-                yield f"grade of {aspect!r:.40}; the task grades {', '.join(bounds)}"
-            elif not bounds[aspect][0] <= grade <= bounds[aspect][1]:
-                yield f"{aspect} {grade:g}; expected {bounds[aspect][0]} to {bounds[aspect][1]}"
-        if judgment.stance not in stances:
-            yield f"stance {judgment.stance!r:.40}; expected {', '.join(stances)}"
-        for field, reading in judgment.readings.items():
-            if field not in names:
-                yield f"reading of {field!r:.40}; the answer has {', '.join(names)}"
-            elif not known[field].issuperset(reading.shares) or str(reading.answered) not in known[field]:
-                foreign = {str(reading.answered), *reading.shares} - known[field]
-                yield f"{field} {min(foreign)!r:.40} in the answer; expected {', '.join(names[field])}"
-
+    labels = {field: frozenset(map(str, allowed)) for field, allowed in get_labels(question.answer).items()}
+    bounds = {field: (min(map(int, labels[field])), max(map(int, labels[field]))) for field in question.grades}
+    stances = labels.get("stance", frozenset((NO_STANCE_COLUMN,)))
     for judgment in judgments:
-        for problem in find_problems(judgment):
+        wrong = [
+            f"{aspect} {grade:g}"
+            for aspect, grade in judgment.grades.items()
+            if aspect not in bounds or not bounds[aspect][0] <= grade <= bounds[aspect][1]
+        ]
+        wrong += [f"stance {judgment.stance:.40}"] * (judgment.stance not in stances)
+        wrong += [
+            f"{field} {reading.answered!s:.40}"
+            for field, reading in judgment.readings.items()
+            if not labels.get(field, frozenset()).issuperset((str(reading.answered), *reading.shares))
+        ]
+        if wrong:
             raise DataError(
-                f"{place}: topic {judgment.topic_id}, document {judgment.document_id}: {problem}; judge it again"
+                f"{place}: topic {judgment.topic_id}, document {judgment.document_id}: {', '.join(wrong):.120}: not "
+                f"among the values of the task ({', '.join(labels)}); judge it again"
             )
 
 
@@ -242,33 +236,26 @@ def choose_label(
 ) -> ChosenStance | None:
     """Choose the stance of a document by the stance prompt if it was used, else by the judge prompt.
 
-    Returns:
-        The stance; without an answer the task's label for an unknown stance, or None if it has no such label. `Q0` if
-        the task has no stances.
+    Without an answer it is the task's label for an unknown stance, or None if it has no such label.
     """
     if not task.stances:
         return ChosenStance(NO_STANCE_COLUMN, "none", None)
+    thresholds: Mapping[str, float] = settings.thresholds if settings is not None else {}
     if reading is not None:
-        if reading.source == "value":
-            return ChosenStance(choose_stance(reading.probabilities, {}, task), "stance", None)
-        return _apply_thresholds(reading.probabilities, settings.thresholds if settings else {}, task, "stance")
-    if judgment is None:
+        probabilities = None if reading.source == "value" else reading.probabilities
+        found = ChosenStance(choose_stance(reading.probabilities, {}, task), "stance", probabilities)
+    elif judgment is None:
         return None if task.unknown_stance is None else ChosenStance(task.unknown_stance, "imputed", None)
-    if judgment.source == "inherited":
-        return ChosenStance(judgment.stance, "inherited", None)
-    probabilities = judgment.readings["stance"].probabilities if "stance" in judgment.readings else None
-    # Thresholds belong to one prompt: the judge prompt only if the stance prompt is not used.
-    if probabilities and settings is not None and not settings.prompt_depth and settings.thresholds:
-        return _apply_thresholds(probabilities, settings.thresholds, task, "judge")
-    return ChosenStance(judgment.stance, "judge", probabilities)
-
-
-def _apply_thresholds(
-    probabilities: Mapping[str, float], thresholds: Mapping[str, float], task: Task, source: StanceSource
-) -> ChosenStance:
-    label = choose_stance(probabilities, thresholds, task)
-    changed = label != choose_stance(probabilities, {}, task)
-    return ChosenStance(label, "threshold" if changed else source, probabilities)
+    else:
+        answer = judgment.readings.get("stance")
+        source: StanceSource = "inherited" if judgment.source == "inherited" else "judge"
+        found = ChosenStance(judgment.stance, source, None if answer is None else answer.probabilities)
+        # Thresholds belong to one prompt: the judge prompt only if the stance prompt is not used.
+        thresholds = {} if settings is not None and settings.prompt_depth else thresholds
+    if thresholds and found.probabilities:
+        label = choose_stance(found.probabilities, thresholds, task)
+        return found if label == found.label else ChosenStance(label, "threshold", found.probabilities)
+    return found
 
 
 class _Thresholds(Section, extra="ignore"):
@@ -276,11 +263,7 @@ class _Thresholds(Section, extra="ignore"):
 
 
 def read_thresholds(path: Path) -> StanceSettings:
-    """Read the section `stance` of a configuration, as `touche-llm calibrate` writes it, and ignore the others.
-
-    Raises:
-        UsageError: The file cannot be read, has no such section, or has an invalid value in it.
-    """
+    """Read the section `stance` of a configuration, as `touche-llm calibrate` writes it, and ignore the others."""
     return load_yaml(path, _Thresholds, error=UsageError, advice="`touche-llm calibrate --out` writes the file").stance
 
 

@@ -35,12 +35,7 @@ Stage = Callable[[str, int], AbstractContextManager[Done]]
 
 @dataclass(frozen=True, slots=True)
 class RequestBuilder:
-    """Builder of a stage's requests, with at most the alternatives of `sampling`, and no more than the answer needs.
-
-    Attributes:
-        thinking: Reasoning before the answers, by purpose of the prompt.
-        system_message: Where the instructions are.
-    """
+    """Builder of a stage's requests, with at most the alternatives of `sampling`, and no more than the answer needs."""
 
     model: ModelClient
     sampling: Sampling
@@ -69,11 +64,7 @@ class RequestBuilder:
     def read_labels(
         self, result: AnsweredRequest[AnswerModel], origin: Origin, question: Question | None = None
     ) -> dict[str, Reading]:
-        """Read the labels of an answer, see the function of that name, and count them.
-
-        Raises:
-            EngineError: None of many answers can be read from log-probabilities.
-        """
+        """Read the labels of an answer, see the function of that name, and count them."""
         readings = read_labels(result, question)
         for place, chain in enumerate(result.chains if self.sampling.top_logprobs else ()):
             # The readings are the mean over the chains.
@@ -90,11 +81,7 @@ def sanitize_document(shown: RenderedDocument) -> str | RankedPassages:
 async def find_objects(
     topics: list[Topic], task: Task, prompt: Prompt, builder: RequestBuilder, done: Done
 ) -> tuple[list[Topic], list[Failure]]:
-    """Let the model find the objects in the titles of topics that have none.
-
-    Returns:
-        The topics with their objects, without objects after a failure, and the failures; both in the given order.
-    """
+    """Let the model find the objects in the titles of topics that have none; one that fails stays as it is."""
     build = task.objects_answer
     assert build is not None
 
@@ -117,12 +104,9 @@ async def find_objects(
 async def request_answer(
     topic: Topic, document_id: str, documents: Documents, question: Question, prompt: Prompt, builder: RequestBuilder
 ) -> tuple[AnsweredRequest[AnswerModel] | FailedRequest, Cut | None]:
-    """Request the answer to a question about one document.
+    """Request the answer to a question about one document; return the document's truncation too, None if it is whole.
 
     The prompt receives `topic`, the question's own variables and `document`.
-
-    Returns:
-        The answer or the failed request, and the truncation of the document, None if the model saw all of it.
     """
     answer = prompt.answer_for(topic, 1)
     shown = question.render(topic, documents.get(document_id))
@@ -137,11 +121,8 @@ def read_labels(result: AnsweredRequest[AnswerModel], question: Question | None 
     """Read the label of each field that has labels, without probabilities if any field lacks them.
 
     An answer is read in one way only: expectations are not mixed with plain labels. Each chain of reasoning is read by
-    itself, and the mean of all is returned.
-
-    Args:
-        result: Answer to read.
-        question: If its answer has no position but this one has, position and side are combined into the stance.
+    itself, and the mean of all is returned. If the answer has a position, and that of `question` has none, position and
+    side are combined into the stance.
     """
     labels: dict[str, Sequence[Label]] = {**get_labels(type(result.value))}
     chains = [_read_chain(chain) for chain in result.chains]
@@ -276,17 +257,8 @@ async def judge_stances(
 ) -> tuple[list[StanceReading], list[Failure]]:
     """Judge the stances of documents, with the probabilities of all labels of the task.
 
-    Args:
-        work: Topics and document ids.
-        documents: Documents by id.
-        task: Task with a `stance_question`.
-        prompt: Template with the variables `topic`, `document` and those of the question.
-        both_orders: Whether to average both orders of a topic's two objects.
-        builder: Builds the requests.
-        stage: Shows a stage by its title and number of steps.
-
-    Returns:
-        Readings, of one order if the other has no usable answer, and failures, each in the order of `work`.
+    With `both_orders`, those of both orders of a topic's two objects are averaged, unless one has no usable answer.
+    Readings and failures are in the order of `work`.
     """
     assert task.stance_question is not None
     topics = {topic.id: topic for topic, _ in work}

@@ -244,14 +244,9 @@ def _choose_side(judgment: Judgment, no_side_above: float) -> str:
 
 @dataclass(frozen=True, slots=True)
 class JudgedPairs:
-    """Pairs with their judgments, judged sentences and failures.
+    """Pairs of each topic with their judgments, in both orders where both were judged, and the judged sentences.
 
-    Attributes:
-        candidates: Pairs of each topic, in the order of the topics.
-        judgments: Judgments of the pairs, both orders of a pair included.
-        sentences: Judgments of the sentences.
-        failures: Failures of sentences and of pairs.
-        facts: Counts for the metadata.
+    The facts are counts for the metadata.
     """
 
     candidates: list[list[Candidate]]
@@ -263,18 +258,9 @@ class JudgedPairs:
 
 @dataclass(frozen=True, slots=True)
 class PairJudge:
-    """Judge of sentences and of the pairs made of them.
+    """Judge of sentences, `depth` of a topic at a time, and of the pairs made of them.
 
-    Attributes:
-        task: Task with a `sentence_question`.
-        rankings: Sentences by topic id.
-        depth: Number of sentences of a topic that are judged at a time.
-        settings: Settings of the pairs.
-        parts: Texts of the sentences.
-        prompts: Prompts by purpose: sentence, and judge for pairs.
-        builder: Builds the requests.
-        stage: Shows a stage.
-        failures: Failed requests so far.
+    The prompts are those of the purposes `sentence` and, for pairs, `judge`.
     """
 
     task: Task
@@ -292,9 +278,6 @@ class PairJudge:
 
         The best judged pairs are judged in the reversed order too; the order with the better grades is ranked, and both
         judgments are kept.
-
-        Raises:
-            ReplayMiss: The cache of a replay lacks an answer.
         """
         made, sentences = await self._judge_sentences(topics)
         by_sentence = group_judgments(sentences)
@@ -335,11 +318,7 @@ class PairJudge:
         return min(self.task.documents_per_topic.min, self.settings.most)
 
     async def _judge_sentences(self, topics: list[Topic]) -> tuple[dict[str, list[Candidate]], list[Judgment]]:
-        """Judge sentences, and make pairs of them by topic.
-
-        The first `depth` sentences of each topic are judged, then as many more of the topics with too few pairs, until
-        they have enough or no sentence is left.
-        """
+        """Judge sentences, and more of the topics with too few pairs until none is left; make pairs by topic."""
         pairs: dict[str, list[Candidate]] = {topic.id: [] for topic in topics}
         sentences: list[Judgment] = []
         lacking, start = topics, 0

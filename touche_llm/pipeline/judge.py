@@ -26,15 +26,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Judgments:
-    """Judgments of candidates.
+    """Judgments of candidates, topic by topic.
 
     Attributes:
         candidates: What was judged; pairs, if the first stage retrieved sentences. Topics have their objects.
-        judgments: Judgments of the candidates, topic by topic.
         stances: Answers to the stance prompt.
         objects: Objects that the model found for topics that name none.
         pairs: Judged sentences and counts, if pairs were made.
-        failures: Requests without a usable answer.
     """
 
     candidates: Candidates
@@ -97,12 +95,6 @@ async def judge(
 
     The prompts are given by purpose: judge, and what the task and its topics need of objects, sentence and stance. The
     stance prompt is used only with settings for it.
-
-    Raises:
-        DataError: The corpus lacks a candidate.
-        UsageError: The candidates have no corpus.
-        ReplayMiss: The cache of a replay lacks an answer.
-        EngineError: The engine failed, or the labels of no answer can be read.
     """
     await candidates.check()
     task, model, objects, failures = candidates.task, builder.model, list[Objects](), list[Failure]()

@@ -31,11 +31,9 @@ class Ranking(ParsedRun):
     """Ranking of the candidates of all topics; also a run that `evaluate` measures.
 
     Attributes:
-        task: Task of the run.
         lines: Lines of the run, topic by topic.
         labels: Stance of each document with its source, by topic and document.
         judgments: Judgments by topic and document.
-        comparisons: Comparisons that the ranking is based on.
         failures: Comparisons without a usable answer.
     """
 

@@ -124,24 +124,16 @@ _TEXT_COLUMNS = ("topic", "document", "stance", "stance_source")
 
 
 def find_run_directory(path: Path) -> RunDirectory | None:
-    """Return the folder of a run of this program, given as the folder or as its run file; None for other run files.
-
-    Raises:
-        DataError: The folder has no run, or its last stage did not finish.
-    """
+    """Return the folder of a run of this program, given as the folder or as its run file; None for other run files."""
     directory = RunDirectory(path if path.is_dir() else path.parent)
     if path != directory.path and (path.name != run_directory.RUN or not directory.config_file.exists()):
         return None
     directory.check_finished("rank")
     if not directory.run_file.exists():
-        finished = ", ".join(directory.read_metadata().stages)
-        if not finished and not directory.config_file.exists():
-            raise DataError(
-                f"{directory}: no {run_directory.RUN} in this folder; name a run file or the folder of a run"
-            )
+        finished = ", ".join(directory.read_metadata().stages) or "none"
         raise DataError(
-            f"{directory}: no {run_directory.RUN} yet: the run is in progress or was stopped (finished stages: "
-            f"{finished or 'none'}); wait until it ends, or give its command again"
+            f"{directory}: no {run_directory.RUN}, and so no finished run (finished stages: {finished}); name a run "
+            "file or the folder of a run, or give the command of this run again"
         )
     return directory
 
@@ -171,12 +163,7 @@ def read_run(path: Path | str, labels: Collection[str] | None = None) -> ParsedR
 
 
 def find_task(name: str | None, runs: Collection[Path], dataset: str | None = None) -> Task:
-    """Return the task of this name, or without a name the task of the first run that is a folder of this program.
-
-    Raises:
-        UsageError: There is no such task, or no run says which it is.
-        DataError: A file is no run; or see `find_run_directory`.
-    """
+    """Return the task of this name, or without a name the task of the first run that is a folder of this program."""
     for path in runs:
         if path.is_file():
             require_kind(path, "run", "rerank")
@@ -195,11 +182,7 @@ def find_task(name: str | None, runs: Collection[Path], dataset: str | None = No
 
 
 def read_results(directory: RunDirectory, task: Task) -> Iterator[dict[str, Any]]:
-    """Yield the lines of `results.tsv` as mappings with numbers; None for unknown ones.
-
-    Raises:
-        DataError: The file is missing or was not written by this program.
-    """
+    """Yield the lines of `results.tsv` as mappings with numbers; None for unknown ones."""
     path = directory.results_file
     names = list_result_columns(task)
     try:
@@ -217,9 +200,6 @@ def read_texts(config: Config, task: Task, document_ids: Iterable[str]) -> dict[
     """Return the beginning of documents by id, from the local index of a run.
 
     White space is collapsed. Documents that the index lacks are left out; without an index, all.
-
-    Raises:
-        DataError: The index is damaged.
     """
     if config.index is None or not (config.index / "manifest.json").is_file():
         return {}

@@ -88,16 +88,14 @@ class Metadata(msgspec.Struct, frozen=True):
 
 
 class StageCounts(msgspec.Struct, frozen=True):
-    """Counts in the facts of a stage; empty and 0 where a stage has none.
+    """Facts of a stage that the program reads; empty, 0 or None where a stage has none.
 
     Attributes:
-        topics: Number of topics; None if the stage does not count them.
         prompts: Labels of the prompts, by purpose.
         requests: Counts of requests, see `Counts.as_dict`.
         failures: Number of failures by kind.
         labels: Counts of the answers whose labels are read from log-probabilities, by prompt.
-        imputed: Number of stances that are the task's label for an unknown one; None if the stage does not count them.
-        seconds: Duration of the stage.
+        imputed: Number of stances that are the task's label for an unknown one.
         chosen_topics: Ids of the topics if some were chosen.
         depth: Depth of the first stage.
         inputs: SHA-256 of the files that the first stage read, by setting.
@@ -227,9 +225,6 @@ class RunDirectory:
         """Raise an error if a stage up to this one was interrupted while it replaced its outputs.
 
         A folder without metadata was assembled by hand and is trusted.
-
-        Raises:
-            DataError: The outputs may be inconsistent, or the metadata cannot be read; names the command to repeat.
         """
         unfinished = self.read_metadata().unfinished
         if unfinished is not None and STAGES.index(unfinished) <= STAGES.index(stage):
@@ -285,12 +280,7 @@ class RunDirectory:
         write_records(self.path / FAILURES, judgments.failures)
 
     def read_judgments(self, context: RunContext) -> Judgments:
-        """Read the candidates to rank and their judgments; the corpus is not opened.
-
-        Raises:
-            DataError: A file is missing or malformed, a judgment does not fit the task, or a stage was interrupted
-                while it replaced its outputs.
-        """
+        """Read the candidates to rank and their judgments; the corpus is not opened."""
         task = context.task
         self.check_finished("judge")
         made_by = "retrieve" if task.sentence_question is None else "judge"
@@ -329,11 +319,8 @@ class RunDirectory:
 
     def read_failures(self) -> dict[str, list[Failure]]:
         """Read the failures of all stages, by file; raise DataError if a file is damaged."""
-        return {
-            name: read_records(self.path / name, Failure, "failures")
-            for name in ALL_FAILURES
-            if (self.path / name).exists()
-        }
+        found = [name for name in ALL_FAILURES if (self.path / name).exists()]
+        return {name: read_records(self.path / name, Failure, "failures") for name in found}
 
     def read_labels(self) -> list[UserLabels]:
         """Read the labels and notes of the user; empty if there is no file."""
@@ -358,9 +345,13 @@ class RunDirectory:
         return replace(run, chosen_topics=self.read_chosen_topics())
 
     def read_chosen_topics(self) -> list[str] | None:
-        """Return the ids of the topics that were chosen for the run; None if none were, or nothing says so."""
+        """Return the ids of the topics that were chosen for the run; None if none were."""
         stages = self.read_metadata().stages
         finished = [stages[stage] for stage in STAGES if stage in stages]
+        if not finished and self.config_file.is_file() and self.read_config().has_chosen_topics:
+            raise DataError(
+                f"{self.metadata_file}: lacks the chosen topics; run `touche-llm rank` there again"
+            )
         return read_counts(finished[-1]).chosen_topics if finished else None
 
     def _require(self, path: Path, stage: str) -> Path:

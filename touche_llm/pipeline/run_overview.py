@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import math
 import os
-from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from datetime import datetime
+from math import isnan
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
@@ -39,11 +38,7 @@ _REQUESTS = ("requests", "cache_hits", "prompt_tokens", "completion_tokens")
 
 
 class RunUsage(NamedTuple):
-    """Costs of a stage or of a run.
-
-    Tokens are those of requests, not of answers from the cache; `unread` answers have labels that were to be read from
-    log-probabilities and could not be.
-    """
+    """Costs of a stage or of a run; tokens are those of requests, not of answers from the cache."""
 
     requests: int = 0
     cached: int = 0
@@ -128,8 +123,8 @@ def read_overview(folder: Path) -> RunOverview:
             state, problem = "unfinished", f"`touche-llm {metadata.unfinished}` was interrupted or is running"
         elif state == COMPLETE and not directory.run_file.is_file():
             state, problem = BROKEN, f"no {RUN}"
-        evaluation = read_evaluation(directory)
-        if evaluation is not None and not evaluation.is_current(directory):
+        evaluation = read_evaluation(directory) if directory.run_file.is_file() else None
+        if evaluation is not None and evaluation.run != sha256(directory.run_file):
             evaluation = None
     except ToucheError as error:
         state, problem = BROKEN, str(error)
@@ -163,35 +158,21 @@ def find_runs(root: Path) -> list[Path]:
 
 
 class QrelsFile(Model, extra="ignore"):
-    """A qrels file: its absolute path and its SHA-256 when the run was evaluated."""
+    """A qrels file: its absolute path, and its SHA-256 when the run was evaluated."""
 
     file: Path
     sha256: str
 
 
 class RecordedMeasure(Model, extra="ignore"):
-    """The value of a measure with its 95 % interval, over how many topics or documents, and judged@k.
-
-    A value is None if it is undefined.
-    """
+    """The value of a measure, None if it is undefined, and judged@k."""
 
     value: float | None
-    low: float | None
-    high: float | None
-    n: int
     judged: float | None
 
 
-class Basis(NamedTuple):
-    """What a value rests on; values with another basis cannot be compared with it.
-
-    Attributes:
-        qrels: SHA-256 of the qrels file.
-        topics: Topics that the run is measured on.
-    """
-
-    qrels: str
-    topics: frozenset[str]
+# What a value rests on, without which values cannot be compared: SHA-256 of the qrels, and the topics.
+Basis = tuple[str, frozenset[str]]
 
 
 class RecordedEvaluation(Model, extra="ignore"):
@@ -213,28 +194,22 @@ class RecordedEvaluation(Model, extra="ignore"):
 
     @model_validator(mode="after")
     def _check_aspects(self) -> Self:
-        aspects = {name.split(" ", 1)[0] for name in self.measures}
-        if unknown := aspects - (self.qrels.keys() & self.coverage.keys()):
-            raise ValueError(f"no qrels or coverage of {', '.join(sorted(unknown))}")
+        if not self.qrels.keys() == self.coverage.keys() >= {name.split(" ", 1)[0] for name in self.measures}:
+            raise ValueError("qrels, coverage and measures are of different aspects")
         return self
-
-    def is_current(self, directory: RunDirectory) -> bool:
-        """Whether the folder's run is the one that was measured."""
-        return directory.run_file.is_file() and sha256(directory.run_file) == self.run
 
     def get_basis(self, measure: str) -> Basis | None:
         """Return what the value of a measure rests on; None without a value."""
         if measure not in self.measures or self.measures[measure].value is None:
             return None
         aspect = measure.split(" ", 1)[0]
-        return Basis(self.qrels[aspect].sha256, frozenset(self.coverage[aspect].topics))
+        return self.qrels[aspect].sha256, frozenset(self.coverage[aspect].topics)
 
 
 def record_evaluation(directory: RunDirectory, task: Task, qrels: Mapping[str, Path], evaluation: Evaluation) -> None:
     """Write the evaluation of a folder's run by these qrels files, in place of an earlier one."""
     measures = {
-        row["measure"]: {name: _to_plain(row[name]) for name in ("value", "low", "high", "judged")}
-        | {"n": int(row["n"])}
+        row["measure"]: {name: None if isnan(row[name]) else round(float(row[name]), 6) for name in ("value", "judged")}
         for row in evaluation.summary().to_dict(orient="records")
     }
     content = {
@@ -248,26 +223,12 @@ def record_evaluation(directory: RunDirectory, task: Task, qrels: Mapping[str, P
         stream.write(to_yaml(content))
 
 
-def _to_plain(value: float) -> float | None:
-    return None if math.isnan(value) else round(float(value), 6)
-
-
 def read_evaluation(directory: RunDirectory) -> RecordedEvaluation | None:
-    """Read the last evaluation of a folder's run; None if it was never evaluated with qrels.
-
-    Raises:
-        DataError: The file was not written by this program.
-    """
+    """Read the last evaluation of a folder's run; None if it was never evaluated, DataError if it is damaged."""
     path = directory.evaluation_file
     if not path.exists():
         return None
     return load_yaml(path, RecordedEvaluation, advice="delete the file and evaluate the run again")
-
-
-def choose_reference(bases: Iterable[Basis]) -> Basis | None:
-    """Return the most frequent basis of values, of equally frequent ones that with the most topics, else the first."""
-    counts = Counter(bases)
-    return max(counts, key=lambda basis: (counts[basis], len(basis.topics)), default=None)
 
 
 def find_known_qrels(directories: Iterable[RunDirectory], task: Task) -> dict[str, Path]:
@@ -278,15 +239,10 @@ def find_known_qrels(directories: Iterable[RunDirectory], task: Task) -> dict[st
         UsageError: Two runs were evaluated with different qrels.
     """
     known: dict[str, QrelsFile] = {}
-    for directory in directories:
-        recorded = read_evaluation(directory)
-        for aspect, qrels in recorded.qrels.items() if recorded is not None and recorded.task == task.name else ():
-            first = known.setdefault(aspect, qrels)
-            if first.sha256 != qrels.sha256:
-                raise UsageError(
-                    f"{directory}: evaluated with other qrels of {aspect} than the runs before it; choose some, as "
-                    f"--{aspect} {first.file}"
-                )
+    recorded = [evaluation for directory in directories if (evaluation := read_evaluation(directory)) is not None]
+    for aspect, qrels in (item for each in recorded if each.task == task.name for item in each.qrels.items()):
+        if known.setdefault(aspect, qrels).sha256 != qrels.sha256:
+            raise UsageError(f"the runs were evaluated with different qrels of {aspect}; name a file with --{aspect}")
     for aspect, qrels in known.items():
         if not qrels.file.is_file() or sha256(qrels.file) != qrels.sha256:
             raise DataError(

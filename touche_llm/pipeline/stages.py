@@ -38,8 +38,6 @@ from touche_llm.ranking.steps import RankingPlan, list_comparison_kinds, needs_t
 
 StageName = Literal["retrieve", "judge", "rank"]
 CommandName = Literal["run"] | StageName
-# All judgments of a run are held in memory; each has about 35 values and 740 bytes in its file.
-MAX_JUDGMENTS = 150_000
 
 
 async def retrieve_stage(context: RunContext, directory: RunDirectory) -> Candidates:
@@ -79,11 +77,7 @@ async def judge_stage(context: RunContext, directory: RunDirectory) -> Judgments
 
     If the task ranks pairs, sentences are judged first, and the candidates are the pairs made of them.
 
-    Raises:
-        DataError: The first stage is missing, or was interrupted while it replaced its outputs.
-        NoCandidates: No pair was made.
-        UsageError: More documents are to be judged than the first stage has.
-        ReplayMiss: The cache of a replay lacks an answer; nothing is written.
+    A replay whose cache lacks an answer writes nothing. NoCandidates is raised if no pair was made.
     """
     started, before = time.monotonic(), count_requests(context.model)
     candidates = read_first_stage(context, directory)
@@ -104,12 +98,7 @@ async def judge_stage(context: RunContext, directory: RunDirectory) -> Judgments
 
 
 async def rank_stage(context: RunContext, directory: RunDirectory) -> Ranking:
-    """Rank the candidates of the run's folder; write run, results and comparisons.
-
-    Raises:
-        DataError: Outputs of earlier stages are missing, or a stage was interrupted while it replaced them.
-        ReplayMiss: The cache of a replay lacks an answer; nothing is written.
-    """
+    """Rank the candidates of the run's folder; write run, results and comparisons."""
     started, before = time.monotonic(), count_requests(context.model)
     judgments = directory.read_judgments(context)
     config, kinds = context.config, list_comparison_kinds(context.config.steps)
@@ -176,7 +165,7 @@ async def _rank_judgments(context: RunContext, judgments: Judgments) -> Ranking:
 
 
 def read_first_stage(context: RunContext, directory: RunDirectory) -> Candidates:
-    """Read the candidates to judge; raise UsageError if there are too few or too many for the depth."""
+    """Read the candidates to judge; raise UsageError if there are too few for the depth."""
     candidates = directory.read_first_stage(context)
     found = read_counts(directory.read_metadata().stages.get("retrieve", {})).depth
     depth = context.config.first_stage_depth
@@ -184,12 +173,6 @@ def read_first_stage(context: RunContext, directory: RunDirectory) -> Candidates
         raise UsageError(
             f"{directory}: the first stage has a depth of {found:,} documents per topic, and {depth:,} are to be "
             f"judged; give `depth: {found}`, or repeat the first stage with `touche-llm retrieve --overwrite`"
-        )
-    count, topics = sum(len(ranking[:depth]) for ranking in candidates.list_rankings()), len(candidates.topics)
-    if count > MAX_JUDGMENTS:
-        raise UsageError(
-            f"{directory}: {count:,} documents to judge; a run holds at most {MAX_JUDGMENTS:,} judgments; "
-            f"give `depth: {MAX_JUDGMENTS // topics}`, or divide the topics among several runs with `topic: ID`"
         )
     return candidates
 
@@ -244,7 +227,7 @@ def _describe_model_use(context: RunContext, purposes: Iterable[str], before: Co
 
 @dataclass(frozen=True, slots=True)
 class RunResult:
-    """Result of a whole run: the outputs of its stages."""
+    """Outputs of all stages of a run."""
 
     candidates: Candidates
     judgments: Judgments
@@ -259,8 +242,7 @@ class RunResult:
 async def run_all(config: Config, folder: Path, progress: Progress, *, overwrite: bool = False) -> RunResult:
     """Run all stages; missing files, and errors of an engine that the cache does not know, are raised before the first.
 
-    Raises:
-        UsageError: The folder holds a run with other settings without `overwrite`, or another process writes there.
+    A folder with a run of other settings raises UsageError without `overwrite`.
     """
     async with _open_run("run", config, folder, progress, overwrite) as (context, directory), context.using_reranker():
         candidates = await retrieve_stage(context, directory)
@@ -281,11 +263,7 @@ async def run_judge(config: Config, folder: Path, progress: Progress, *, overwri
 
 
 async def run_rank(config: Config, folder: Path, progress: Progress) -> Ranking:
-    """Run the last stage, with a model if documents are compared; arguments as `run_retrieve`.
-
-    Raises:
-        UsageError: A model sees documents, and topics or corpus changed since the first stage.
-    """
+    """Run the last stage, with a model if documents are compared; arguments and errors as `run_retrieve`."""
     directory = RunDirectory(folder)
     if not list_comparison_kinds(config.steps) and directory.config_file.exists():
         # Ranking without comparisons uses no engine, so the metadata keeps the one of the judgments.
@@ -303,11 +281,7 @@ def sends_requests(command: CommandName, config: Config) -> bool:
 async def _open_run(
     command: CommandName, config: Config, folder: Path, progress: Progress, overwrite: bool = False
 ) -> AsyncIterator[tuple[RunContext, RunDirectory]]:
-    """Lock the folder of a run, and open the model if the command needs one, while the block runs.
-
-    Raises:
-        UsageError: The folder holds a run with other settings or, for `rank`, with other inputs.
-    """
+    """Lock the folder of a run, check its settings, and open the model if the command needs one."""
     directory, kinds = RunDirectory(folder), list_comparison_kinds(config.steps)
     with ExitStack() as stack:
         if command in ("judge", "rank"):
@@ -342,11 +316,7 @@ async def _open_run(
 
 
 async def retrieve_candidates(context: RunContext) -> Candidates:
-    """Retrieve the candidates of a run, or read them from the run file of another tool; see `retrieve`.
-
-    Raises:
-        DataError: As `retrieve`, or the run file is of other topics or documents.
-    """
+    """Retrieve the candidates of a run, or read them from the run file of another tool; see `retrieve`."""
     config = context.config
     if config.candidates is not None:
         # More sentences than `depth` may be judged if they give too few pairs.
