@@ -119,8 +119,6 @@ async def test_where_the_corpus_has_too_few_it_is_said_and_nothing_is_invented(t
     sizes = Counter(line.topic_id for line in lines)
     assert 0 < sizes["3"] < 100
     assert any("topic 3: " in notice and "fewer than the 100 wanted" in notice for notice in progress.notices)
-    stages = yaml.safe_load((tmp_path / "out" / "ir-metadata.yml").read_text())["stages"]
-    assert stages["judge"]["topics with too few pairs"]["3"] == sizes["3"]
     assert all(part.endswith("__PREMISE__1") for line in lines for part in line.document_id.split(","))
 
 

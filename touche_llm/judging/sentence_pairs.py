@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from heapq import nlargest
 from itertools import combinations
 from math import ceil
-from typing import Annotated, Any
+from typing import Annotated
 
 import msgspec
 from pydantic import Field
@@ -243,20 +243,6 @@ def _choose_side(judgment: Judgment, no_side_above: float) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class JudgedPairs:
-    """Pairs of each topic with their judgments, in both orders where both were judged, and the judged sentences.
-
-    The facts are counts for the metadata.
-    """
-
-    candidates: list[list[Candidate]]
-    judgments: list[Judgment]
-    sentences: list[Judgment]
-    failures: list[Failure]
-    facts: dict[str, Any]
-
-
-@dataclass(frozen=True, slots=True)
 class PairJudge:
     """Judge of sentences, `depth` of a topic at a time, and of the pairs made of them.
 
@@ -273,11 +259,14 @@ class PairJudge:
     stage: Stage
     failures: list[Failure] = field(default_factory=list)
 
-    async def judge(self, topics: list[Topic]) -> JudgedPairs:
+    async def judge(self, topics: list[Topic]) -> tuple[list[list[Candidate]], list[Judgment], list[Judgment]]:
         """Judge sentences of these topics, make pairs of them, and judge the best pairs.
 
         The best judged pairs are judged in the reversed order too; the order with the better grades is ranked, and both
         judgments are kept.
+
+        Returns:
+            Pairs of each topic, their judgments, and those of the sentences.
         """
         made, sentences = await self._judge_sentences(topics)
         by_sentence = group_judgments(sentences)
@@ -302,19 +291,11 @@ class PairJudge:
                 judgments += orders
                 ranking.append(msgspec.structs.replace(pair, document_id=best.document_id))
             rankings.append(ranking)
-        facts = {
-            "sentences judged": len(sentences),
-            "pairs": sum(map(len, rankings)),
-            "topics with too few pairs": {
-                topic.id: len(ranking)
-                for topic, ranking in zip(topics, rankings, strict=True)
-                if len(ranking) < self._min_pairs
-            },
-        }
-        return JudgedPairs(rankings, judgments, sentences, self.failures, facts)
+        return rankings, judgments, sentences
 
     @property
-    def _min_pairs(self) -> int:
+    def min_pairs(self) -> int:
+        """Number of pairs per topic that the task requires."""
         return min(self.task.documents_per_topic.min, self.settings.most)
 
     async def _judge_sentences(self, topics: list[Topic]) -> tuple[dict[str, list[Candidate]], list[Judgment]]:
@@ -339,8 +320,8 @@ class PairJudge:
                     self.task.objectives["both"],
                     self.task.aspects,
                 )
-                pairs[topic.id] = make_pairs(topic.id, selected, self.settings, self._min_pairs)
-            lacking = [topic for topic in lacking if len(pairs[topic.id]) < self._min_pairs]
+                pairs[topic.id] = make_pairs(topic.id, selected, self.settings, self.min_pairs)
+            lacking = [topic for topic in lacking if len(pairs[topic.id]) < self.min_pairs]
         return pairs, sentences
 
     async def _judge(self, title: str, work: list[tuple[Topic, str]], *, of_pairs: bool = True) -> list[Judgment]:

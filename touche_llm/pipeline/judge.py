@@ -12,7 +12,7 @@ from touche_llm.errors import UsageError
 from touche_llm.judging.labels import StanceSettings, mean_off_label_mass
 from touche_llm.judging.pointwise import Done, RequestBuilder, Stage, find_objects, group_judgments, judge_stances
 from touche_llm.judging.pointwise import judge as judge_documents
-from touche_llm.judging.sentence_pairs import JudgedPairs, PairJudge, PairSettings
+from touche_llm.judging.sentence_pairs import PairJudge, PairSettings
 from touche_llm.llm.model import ModelClient
 from touche_llm.pipeline.candidates import Candidates, make_frame, normalise_rankings
 from touche_llm.pipeline.corpora import LocalCorpus
@@ -32,14 +32,14 @@ class Judgments:
         candidates: What was judged; pairs, if the first stage retrieved sentences. Topics have their objects.
         stances: Answers to the stance prompt.
         objects: Objects that the model found for topics that name none.
-        pairs: Judged sentences and counts, if pairs were made.
+        sentences: Judgments of the sentences that pairs were made of; None if none were to be made.
     """
 
     candidates: Candidates
     judgments: Sequence[Judgment]
     stances: Sequence[StanceReading] = ()
     objects: Sequence[Objects] = ()
-    pairs: JudgedPairs | None = None
+    sentences: Sequence[Judgment] | None = None
     failures: Sequence[Failure] = ()
 
     def __repr__(self) -> str:
@@ -50,7 +50,7 @@ class Judgments:
     def requested(self) -> int:
         """Number of judgments made by the model: of candidates, and of sentences."""
         inherited = sum(judgment.source == "inherited" for judgment in self.judgments)
-        return len(self.judgments) - inherited + (len(self.pairs.sentences) if self.pairs is not None else 0)
+        return len(self.judgments) - inherited + len(self.sentences or ())
 
     def by_document(self) -> dict[str, dict[str, Judgment]]:
         """Return the judgments by topic id and document id."""
@@ -127,13 +127,13 @@ async def judge(
     else:
         parts, settings = candidates.corpus.store.parts, pairs or PairSettings()
         pair_judge = PairJudge(task, candidates.rankings, candidates.depth, settings, parts, prompts, builder, stage)
-        judged = await pair_judge.judge(topics)
-        for topic_id, count in judged.facts["topics with too few pairs"].items():
-            wanted = task.documents_per_topic.min
-            progress.warn(f"topic {topic_id}: {count} pairs, fewer than the {wanted} wanted")
-        candidates = replace(candidates, rankings=normalise_rankings(judged.candidates), source="pairs", are_pairs=True)
-        failures += judged.failures
-        found = Judgments(candidates, judged.judgments, objects=objects, pairs=judged, failures=failures)
+        rankings, judgments, sentences = await pair_judge.judge(topics)
+        for topic, made in zip(topics, rankings, strict=True):
+            if len(made) < (wanted := pair_judge.min_pairs):
+                progress.warn(f"topic {topic.id}: {len(made)} pairs, fewer than the {wanted} wanted")
+        candidates = replace(candidates, rankings=normalise_rankings(rankings), source="pairs", are_pairs=True)
+        failures = [*failures, *pair_judge.failures]
+        found = Judgments(candidates, judgments, objects=objects, sentences=sentences, failures=failures)
     warn_of_labels(model, prompts, progress)
     return found
 
@@ -177,11 +177,10 @@ def warn_of_labels(model: ModelClient, prompts: Mapping[str, Prompt], progress: 
 
 def describe_judgments(judgments: Judgments) -> dict[str, Any]:
     """Return counts of judgments for the metadata."""
-    pairs = judgments.pairs
-    requested = [*pairs.sentences] if pairs is not None else []
-    requested += [judgment for judgment in judgments.judgments if judgment.source != "inherited"]
+    sentences, pairs = judgments.sentences, sum(map(len, judgments.candidates.list_rankings()))
+    requested = [*(sentences or ()), *(judged for judged in judgments.judgments if judged.source != "inherited")]
     return {
-        **(pairs.facts if pairs is not None else {}),
+        **({} if sentences is None else {"sentences judged": len(sentences), "pairs": pairs}),
         "judgments": len(requested),
         "judgments without probabilities": sum(judgment.source == "value" for judgment in requested),
         "mean probability outside the labels": mean_off_label_mass(requested),

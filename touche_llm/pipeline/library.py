@@ -263,7 +263,7 @@ async def _rank(
     weights = {**task.objectives[options.objective], **options.weights}
     if unknown := [name for name in weights if name not in task.weight_names]:
         raise UsageError(f"weights: no {', '.join(unknown)}; {task.name} has {', '.join(task.weight_names)}")
-    if judgments.pairs is None:
+    if judgments.sentences is None:
         topics = add_objects(candidates.topics, judgments.objects)
         judgments = replace(judgments, candidates=replace(candidates, topics=topics))
     plan = RankingPlan(task, weights, parsed, options.settings, objective=options.objective)

@@ -269,9 +269,9 @@ class RunDirectory:
 
     def write_judgments(self, judgments: Judgments, tag: str, purposes: Collection[str]) -> None:
         """Write the outputs of the second stage; the purposes of the prompts that were used decide on the files."""
-        if judgments.pairs is not None:
+        if judgments.sentences is not None:
             judgments.candidates.write(self.candidates_file, tag=tag, overwrite=True)
-            write_records(self.sentences_file, judgments.pairs.sentences)
+            write_records(self.sentences_file, judgments.sentences)
         if "objects" in purposes:
             write_records(self.path / OBJECTS, judgments.objects)
         if "stance" in purposes:
@@ -349,9 +349,7 @@ class RunDirectory:
         stages = self.read_metadata().stages
         finished = [stages[stage] for stage in STAGES if stage in stages]
         if not finished and self.config_file.is_file() and self.read_config().has_chosen_topics:
-            raise DataError(
-                f"{self.metadata_file}: lacks the chosen topics; run `touche-llm rank` there again"
-            )
+            raise DataError(f"{self.metadata_file}: lacks the chosen topics; run `touche-llm rank` there again")
         return read_counts(finished[-1]).chosen_topics if finished else None
 
     def _require(self, path: Path, stage: str) -> Path:

@@ -179,7 +179,7 @@ def read_first_stage(context: RunContext, directory: RunDirectory) -> Candidates
 
 def _check_pairs(judgments: Judgments, directory: RunDirectory) -> None:
     """Raise NoCandidates if pairs were to be made and none was."""
-    if judgments.pairs is not None and not any(judgments.pairs.candidates):
+    if judgments.sentences is not None and not any(judgments.candidates.list_rankings()):
         raise NoCandidates(
             f"{directory.sentences_file}: no topic has two sentences on one side, so there is no pair; read the "
             "judgments of the sentences there, or set pairs.no_side_above higher"
