@@ -7,14 +7,11 @@ import json
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
-import msgspec
 import pytest
 
 import touche_llm as tl
-from benchmarks.prompt_forms import ANSWERS, CELLS, DATA, Answer, Texts, judged_work, measure
 from tests.expect import raises_at
 from tests.pipeline.test_dry_run import SHORT, dry, real, requests
 from tests.regression.conftest import checked
@@ -29,10 +26,7 @@ from touche_llm.llm.answers import list_fields
 from touche_llm.llm.cache import Cache, CacheMode
 from touche_llm.llm.engine import Completion
 from touche_llm.llm.model import ModelClient
-from touche_llm.llm.recorder import make_dry_engine
 from touche_llm.llm.request import Request
-from touche_llm.llm.settings import EngineConfig, SamplingConfig
-from touche_llm.pipeline.engines import make_request_builder
 from touche_llm.prompts.prompt import Prompt
 from touche_llm.prompts.purposes import load, purposes_of
 from touche_llm.regression.check import load_finished_run
@@ -77,22 +71,6 @@ def test_each_part_has_the_rules_and_the_labels_of_its_field_alone(name: str, pu
         for rule in rules:
             assert rule.partition(". ")[2] in of_whole
     assert found == fields
-
-
-@pytest.mark.skipif(not DATA.is_dir(), reason="the real topics and passages are absent")
-@pytest.mark.parametrize("cell", ["letters", "single"])
-async def test_the_requests_are_those_that_were_measured(cell: str) -> None:
-    """A real model answered these: docs/explanation/tried.md."""
-    work = judged_work()[0][:40]
-    facts = FACTS.model_copy(update={"model": "Qwen2.5-Coder-1.5B-Instruct"})
-    model = ModelClient(facts, make_dry_engine(), Cache(Path("none"), CacheMode.OFF))
-    builder = make_request_builder(model, EngineConfig(), SamplingConfig())
-    sent = await measure(CELLS[cell], work, Texts(document for _, document in work), SimpleNamespace(builder=builder))  # type: ignore[arg-type]
-    recorded = [
-        msgspec.json.decode(line, type=Answer) for line in (ANSWERS / f"{cell}.jsonl").read_bytes().splitlines()
-    ]
-    keys = {(answer.topic, answer.document): answer.keys for answer in recorded}
-    assert [answer.keys for answer in sent] == [keys[answer.topic, answer.document] for answer in sent]
 
 
 def judgments_of(out: Path) -> list[Judgment]:

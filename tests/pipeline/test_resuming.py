@@ -15,7 +15,6 @@ from aiohttp import web
 
 from tests.fake_server import FakeServer, fields_in, good, says, status
 from tests.sample_runs import SAMPLE, Silent, config_for, rank_stage, run_lines, run_on, with_cache
-from touche_llm.config import Config
 from touche_llm.errors import DataError, ReplayMiss
 from touche_llm.llm.cache import Cache
 from touche_llm.pipeline import stages as pipeline
@@ -69,27 +68,6 @@ async def test_a_stage_that_fails_leaves_nothing_of_an_earlier_state_behind_it(t
     assert not (out / "run.txt").exists()
     with pytest.raises(DataError, match="judgments.jsonl: no such file; run `touche-llm judge`"):
         await rank_stage(changed, out, Silent())
-
-
-async def test_a_refreshed_run_is_what_a_replay_gives_also_where_passages_are_equal(tmp_path: Path) -> None:
-    corpus = tmp_path / "equal.jsonl"
-    text = "A heat pump or a gas boiler for an old house, that is the question."
-    lines = [{"id": f"d{n}", "contents": text} for n in range(6)] + [
-        {"id": f"x{n}", "contents": "Tea."} for n in range(9)
-    ]
-    corpus.write_bytes(b"".join(orjson.dumps(line, option=orjson.OPT_APPEND_NEWLINE) for line in lines))
-    stances = iter(["FIRST", "SECOND", "NEUTRAL", "NO"] * 9)
-
-    async def varies(request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
-        return await says(f'{{"relevance":1,"quality":1,"stance":"{next(stances)}"}}')(request, body)
-
-    def config(mode: str) -> Config:
-        return config_for(tmp_path, corpus=corpus, topic=("3",), engine__concurrency=1, cache__mode=mode)
-
-    for mode in ("reuse", "refresh"):
-        await run_on(FakeServer(rest=varies), config(mode), tmp_path / mode)
-    await pipeline.run_all(config("replay"), tmp_path / "replay", Silent())
-    assert (tmp_path / "replay" / "run.txt").read_bytes() == (tmp_path / "refresh" / "run.txt").read_bytes()
 
 
 FAILING_FILES = ("run.txt", "judgments.jsonl", "failures.jsonl", "comparisons.jsonl", "comparison_failures.jsonl")

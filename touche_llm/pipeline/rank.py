@@ -110,16 +110,16 @@ def list_result_columns(task: Task) -> tuple[str, ...]:
 async def rank(
     judgments: Judgments, plan: RankingPlan, progress: Progress, *, stance: StanceSettings | None = None
 ) -> Ranking:
-    """Rank the candidates of all topics; without settings of the stance, each has its most probable label.
-
-    Raises:
-        DataError: There is no candidate to rank.
-        ReplayMiss: The cache of a replay lacks an answer.
-    """
+    """Rank the candidates of all topics; without settings of the stance, each has its most probable label."""
     candidates, task = judgments.candidates, plan.task
     by_document = judgments.by_document()
     readings = {(reading.topic_id, reading.document_id): reading for reading in judgments.stances}
-    labels = _choose_labels(candidates.rankings, by_document, readings, task, stance)
+    labels: dict[str, dict[str, ChosenStance]] = {topic_id: {} for topic_id in candidates.rankings}
+    for candidate in (candidate for ranking in candidates.rankings.values() for candidate in ranking):
+        topic_id, document_id = candidate.topic_id, candidate.document_id
+        judgment, reading = by_document.get(topic_id, {}).get(document_id), readings.get((topic_id, document_id))
+        if (label := choose_label(judgment, reading, task, stance)) is not None:
+            labels[topic_id][document_id] = label
     _warn_of_thresholds(judgments, stance, progress)
     stances = {
         topic_id: {document_id: chosen.label for document_id, chosen in chosen_labels.items()}
@@ -164,22 +164,6 @@ def _warn_of_unjudged(ranking: Ranking, judgments: Judgments, progress: Progress
         )
     if omitted:
         progress.warn(f"{omitted} documents have no judgment and are left out, since {task.name} has no such stance")
-
-
-def _choose_labels(
-    rankings: Mapping[str, list[Candidate]],
-    judgments: Mapping[str, Mapping[str, Judgment]],
-    readings: Mapping[tuple[str, str], StanceReading],
-    task: Task,
-    settings: StanceSettings | None,
-) -> dict[str, dict[str, ChosenStance]]:
-    labels: dict[str, dict[str, ChosenStance]] = {topic_id: {} for topic_id in rankings}
-    for topic_id, ranking in rankings.items():
-        for document_id in (candidate.document_id for candidate in ranking):
-            judgment, reading = judgments.get(topic_id, {}).get(document_id), readings.get((topic_id, document_id))
-            if (label := choose_label(judgment, reading, task, settings)) is not None:
-                labels[topic_id][document_id] = label
-    return labels
 
 
 def _warn_of_thresholds(judgments: Judgments, settings: StanceSettings | None, progress: Progress) -> None:

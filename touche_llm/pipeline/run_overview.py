@@ -54,7 +54,6 @@ class RunOverview:
     """State, settings and costs of a run.
 
     Attributes:
-        directory: The run's folder.
         state: "complete"; the last finished stage ("empty", "retrieved", "judged"); "unfinished" while a stage replaces
             its outputs or after it was interrupted; or "broken".
         problem: What is wrong with an unfinished or broken run.
@@ -139,11 +138,7 @@ def read_overview(folder: Path) -> RunOverview:
 
 
 def find_runs(root: Path) -> list[Path]:
-    """Find the folders of runs in a folder and below, but not within runs, recorded ones, hidden folders and links.
-
-    Raises:
-        DataError: There is no such folder.
-    """
+    """Find the folders of runs in a folder and below, but not within runs, recorded ones, hidden folders and links."""
     if not root.is_dir():
         raise DataError(f"{root}: no such folder")
     found = []
@@ -176,14 +171,11 @@ Basis = tuple[str, frozenset[str]]
 
 
 class RecordedEvaluation(Model, extra="ignore"):
-    """The last evaluation of a run.
+    """The last evaluation of a run, by aspect and, as `relevance nDCG@5`, by measure.
 
     Attributes:
-        task: Name of the task.
         run: SHA-256 of the run file that was measured.
-        qrels: Qrels files by aspect.
-        coverage: Topics that the run is measured on, by aspect.
-        measures: Measures by name, such as `relevance nDCG@5`.
+        coverage: Topics that the run is measured on.
     """
 
     task: str
@@ -232,12 +224,7 @@ def read_evaluation(directory: RunDirectory) -> RecordedEvaluation | None:
 
 
 def find_known_qrels(directories: Iterable[RunDirectory], task: Task) -> dict[str, Path]:
-    """Return the qrels that these runs were last evaluated with, by aspect; empty if none was evaluated.
-
-    Raises:
-        DataError: A file changed or is missing.
-        UsageError: Two runs were evaluated with different qrels.
-    """
+    """Return the qrels that these runs were last evaluated with, by aspect; empty if none was evaluated."""
     known: dict[str, QrelsFile] = {}
     recorded = [evaluation for directory in directories if (evaluation := read_evaluation(directory)) is not None]
     for aspect, qrels in (item for each in recorded if each.task == task.name for item in each.qrels.items()):
