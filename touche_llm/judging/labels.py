@@ -22,13 +22,7 @@ from touche_llm.tasks.task import Task
 
 
 def check_judgments(judgments: Iterable[Judgment], question: Question, place: object) -> None:
-    """Raise DataError if a judgment has an aspect, a grade or a label that the question does not have.
-
-    Args:
-        judgments: Judgments by answers to the question, or inherited from such.
-        question: Question of the task.
-        place: File or argument with the judgments, for errors.
-    """
+    """Raise DataError, naming `place`, if a judgment has an aspect, grade or label that the question lacks."""
     labels = {field: frozenset(map(str, allowed)) for field, allowed in get_labels(question.answer).items()}
     bounds = {field: (min(map(int, labels[field])), max(map(int, labels[field]))) for field in question.grades}
     stances = labels.get("stance", frozenset((NO_STANCE_COLUMN,)))
@@ -147,14 +141,8 @@ class StanceSettings(Section):
 def combine_position(position: Reading, side: Reading, labels: Sequence[str], without: str) -> Reading:
     """Return the reading of a stance: the probability of YES times that of each side, or the probability of NO.
 
-    The side is read after the position that the model wrote, so for a document with an unlikely position it is the side
-    to which the document leans.
-
-    Args:
-        position: Reading of YES or NO.
-        side: Reading of the labels that an answer with the position YES can have.
-        labels: All labels, in the order of the result.
-        without: The label of documents without a position.
+    The side, one of the labels but `without`, is read after the position that the model wrote, so for a document with
+    an unlikely position it is the side to which the document leans.
     """
     answered = without if position.answered == "NO" else side.answered
     if position.probabilities is None or side.probabilities is None:
@@ -193,9 +181,6 @@ def choose_stances(
 
     Returns:
         Indices of the labels in `task.stances`, of the broadcast shape, (documents,) if all thresholds are numbers.
-
-    Raises:
-        UsageError: A threshold belongs to a label that takes a side or that the task does not have.
     """
     for label in thresholds:
         if label not in task.no_stances:

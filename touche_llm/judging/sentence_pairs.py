@@ -34,7 +34,6 @@ class PairSettings(Section):
     """Settings for pairing judged sentences.
 
     Attributes:
-        judged: Number of pairs per topic that the model judges; the others inherit the grades of their sentences.
         both_orders: Number of the best judged pairs that are judged again in reversed order; the better order is kept.
         most: Maximum number of pairs per topic.
         most_share: Maximum share of a topic's pairs, and of its judged pairs, that one sentence may be in; exceeded
@@ -58,11 +57,9 @@ class PairSettings(Section):
 
 @dataclass(frozen=True, slots=True)
 class Sentence:
-    """A judged sentence that takes a side.
+    """A judged sentence that takes a side, with the rows of its argument and of itself in the corpus.
 
     Attributes:
-        argument: Row of its argument in the corpus.
-        place: Row of the sentence in the corpus; rows give the order within an argument.
         score: Its quality, from 0 to 1.
         claim: Probability that it is a claim minus the probability that it is a premise.
     """

@@ -43,11 +43,7 @@ _version = cache(version)
 
 
 def begin_stage(directory: RunDirectory, config: Config, stage: str) -> None:
-    """Remove the outputs of a stage and of later ones, and mark the stage as unfinished until it is recorded.
-
-    Raises:
-        DataError: The metadata is not as this program wrote it; nothing is removed.
-    """
+    """Remove the outputs of a stage and of later ones, and mark the stage as unfinished until it is recorded."""
     directory.begin_stage(config, stage, build_metadata(config, directory.path, _read_stages_before(directory, stage)))
 
 
@@ -149,16 +145,8 @@ def check_settings(directory: RunDirectory, context: RunContext, command: str, *
     model, since `rank` may use another one than judged. A default that changed with the program is a difference, since
     the folder names every value.
 
-    Args:
-        directory: The run's folder.
-        context: The command's context; its model and context length may still be unknown.
-        command: run, retrieve or judge. Judging replaces no candidates: it may have its own settings until there are
-            judgments.
-        overwrite: Whether these outputs may be replaced.
-
-    Raises:
-        UsageError: Names each changed setting with its old and new value; if they may be replaced, each changed input.
-        PromptError: A prompt of the run is missing or invalid.
+    Judging replaces no candidates: it may have its own settings until there are judgments. Model and context length may
+    still be unknown. With `overwrite`, only the inputs of the candidates that are judged count.
     """
     if overwrite:
         if command == "judge":  # It replaces no candidates.
@@ -188,12 +176,7 @@ def check_settings(directory: RunDirectory, context: RunContext, command: str, *
 
 
 def check_inputs(directory: RunDirectory, config: Config) -> None:
-    """Raise an error if topics or documents are not those of the candidates: the model must see what was retrieved.
-
-    Raises:
-        UsageError: Names the setting of each file that changed.
-        DataError: The metadata cannot be read.
-    """
+    """Raise an error if topics or documents are not those of the candidates: the model must see what was retrieved."""
     # The folder has its own copy of the candidates.
     if changes := list(_compare_inputs(directory.read_metadata().stages, config, ("topics", "corpus"))):
         raise UsageError(

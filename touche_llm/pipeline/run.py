@@ -89,28 +89,6 @@ class Run:
         )
 
     @cached_property
-    def comparisons(self) -> DataFrame:
-        """A row per comparison: topic, step, documents, the most probable best one, and the order."""
-        rows = []
-        for comparison in self._directory.read_comparisons():
-            best = None
-            if comparison.best is not None:
-                shares = comparison.best.shares
-                best = comparison.documents[ord(max(shares, key=lambda label: shares[label])) - ord("A")]
-            rows.append((comparison.topic_id, comparison.step, comparison.documents, best, comparison.order))
-        return make_frame(rows, ("topic", "step", "documents", "best", "order"))
-
-    @cached_property
-    def failures(self) -> DataFrame:
-        """A row per request without a usable answer: file, topic, document, kind, prompt, reason."""
-        rows = [
-            (file, failure.topic_id, failure.document_id, failure.kind, failure.prompt, failure.attempts[-1].reason)
-            for file, failures in self._directory.read_failures().items()
-            for failure in failures
-        ]
-        return make_frame(rows, ("file", "topic", "document", "kind", "prompt", "reason"))
-
-    @cached_property
     def _records(self) -> Judgments:
         # Imported here because reading a run file alone needs no stages.
         from touche_llm.pipeline.context import RunContext

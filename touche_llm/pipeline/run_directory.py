@@ -76,12 +76,7 @@ _MAX_HOLDER = 500
 
 
 class Metadata(msgspec.Struct, frozen=True):
-    """Stages in the metadata of a run's folder.
-
-    Attributes:
-        stages: Facts of each finished stage.
-        unfinished: The stage that has begun to replace its outputs, if one has.
-    """
+    """Facts of each finished stage of a run, and the stage that has begun to replace its outputs, if one has."""
 
     stages: dict[str, dict[str, Any]] = {}
     unfinished: Literal["retrieve", "judge", "rank"] | None = None
@@ -134,9 +129,6 @@ class RunDirectory:
 
     A stage calls `begin_stage`, writes its outputs, and writes the metadata. In between they mark the stage as
     unfinished, so that no reader mistakes a mix of old and new files for one run after an interruption.
-
-    Attributes:
-        path: The folder.
     """
 
     path: Path
@@ -165,10 +157,6 @@ class RunDirectory:
 
         The system releases it when the process dies, however it dies; the file stays and names the last holder and its
         command, for example `judge`. A file system without locks gives a warning.
-
-        Raises:
-            UsageError: Another process holds the lock; the message names it.
-            DataError: The folder does not exist.
         """
         if not self.path.is_dir():
             raise DataError(f"{self}: no such folder; run `touche-llm retrieve --out {self}` first")
