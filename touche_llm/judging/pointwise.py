@@ -164,6 +164,7 @@ class _Reply(NamedTuple):
     sample: int
     thoughts: list[str]
     cut: Cut | None
+    topic: Topic
 
 
 async def _send(
@@ -173,11 +174,12 @@ async def _send(
     builder: RequestBuilder,
     done: Done,
     whole: Question,
-) -> tuple[list[_Reply | None], list[Failure]]:
-    """Send requests about a document each; return the reply to each, None if it failed, and the failures.
+) -> tuple[dict[tuple[str, str], list[_Reply]], list[Failure]]:
+    """Send requests about a document each; return the replies by topic id and document id, and the failures.
 
     The labels are read for the question `whole`, which has those of whole stances, see `read_labels`.
     """
+    found: defaultdict[tuple[str, str], list[_Reply]] = defaultdict(list)
 
     async def send(item: tuple[Topic, str, Prompt]) -> _Reply | Failure | None:
         topic, document_id, prompt = item
@@ -187,11 +189,13 @@ async def _send(
             return make_failure(topic, document_id, prompt, result)
         readings = builder.read_labels(result, prompt.origin(topic.id, document_id), whole)
         thoughts = [chain.thought_key for chain in result.chains if chain.thought_key]
-        return _Reply(readings, result.key, result.sample, thoughts, cut)
+        return _Reply(readings, result.key, result.sample, thoughts, cut, topic)
 
     results = await map_in_order(send, requests, builder.concurrency)
-    replies = [result if isinstance(result, _Reply) else None for result in results]
-    return replies, [result for result in results if isinstance(result, Failure)]
+    for (topic, document_id, _), result in zip(requests, results, strict=True):
+        if isinstance(result, _Reply):
+            found[topic.id, document_id].append(result)
+    return found, [result for result in results if isinstance(result, Failure)]
 
 
 async def judge(
@@ -209,15 +213,11 @@ async def judge(
     """
     by_topic = (list(of_topic) for _, of_topic in groupby(work, key=lambda item: item[0].id))
     requests = [(*item, sent) for of_topic in by_topic for sent in prompt.sent for item in of_topic]
-    replies, failures = await _send(requests, documents, question, builder, done, question)
-    found: defaultdict[tuple[str, str], list[_Reply]] = defaultdict(list)
-    for (topic, document_id, _), reply in zip(requests, replies, strict=True):
-        if reply is not None:
-            found[topic.id, document_id].append(reply)
+    found, failures = await _send(requests, documents, question, builder, done, question)
     judgments = [
-        _make_judgment(topic.id, document_id, prompt.label, found[topic.id, document_id])
+        _make_judgment(topic.id, document_id, prompt.label, replies)
         for topic, document_id in work
-        if len(found[topic.id, document_id]) == len(prompt.sent)
+        if len(replies := found.get((topic.id, document_id), [])) == len(prompt.sent)
     ]
     return judgments, failures
 
@@ -270,37 +270,35 @@ async def judge_stances(
             orders.append(replace(orders[0], objects=objects[::-1]))
         requests += [(topic, document_id, prompt) for topic in orders for _, document_id in documents_of]
     with stage("judging stances", len(requests)) as done:
-        replies, failures = await _send(requests, documents, task.stance_question, builder, done, task.question)
-    found: defaultdict[tuple[str, str], list[tuple[_Reply, Mapping[str, str]]]] = defaultdict(list)
-    for (topic, document_id, _), reply in zip(requests, replies, strict=True):
-        if reply is not None:
-            names = task.swapped_stances if topic.objects != topics[topic.id].objects else {}
-            found[topic.id, document_id].append((reply, names))
-    return [_average(document, answers, task, prompt.label) for document, answers in found.items()], failures
+        found, failures = await _send(requests, documents, task.stance_question, builder, done, task.question)
+    readings = [
+        _average(topics[topic_id], document_id, replies, task, prompt.label)
+        for (topic_id, document_id), replies in found.items()
+    ]
+    return readings, failures
 
 
-def _average(
-    document: tuple[str, str], answers: Sequence[tuple[_Reply, Mapping[str, str]]], task: Task, prompt: str
-) -> StanceReading:
-    """Return the stance of a document by topic and id, averaged over answers with their names of exchanged labels."""
-    readings = [reply.readings["stance"] for reply, _ in answers]
+def _average(topic: Topic, document_id: str, replies: Sequence[_Reply], task: Task, prompt: str) -> StanceReading:
+    """Return the stance of a document, averaged over replies; those of the other order have exchanged labels."""
+    swapped = [task.swapped_stances if reply.topic.objects != topic.objects else {} for reply in replies]
+    readings = [reply.readings["stance"] for reply in replies]
     # Labels count as certain unless all answers have probabilities.
     known = all(reading.probabilities is not None for reading in readings)
     shares = [reading.shares if known else {str(reading.answered): 1.0} for reading in readings]
 
     def average(label: str) -> float:
-        found = (share.get(names.get(label, label), 0.0) for share, (_, names) in zip(shares, answers, strict=True))
+        found = (share.get(names.get(label, label), 0.0) for share, names in zip(shares, swapped, strict=True))
         return round(fmean(found), 9)
 
     return StanceReading(
-        topic_id=document[0],
-        document_id=document[1],
+        topic_id=topic.id,
+        document_id=document_id,
         probabilities={label: average(label) for label in task.stances},
         source="probabilities" if known else "value",
-        orders=len(answers),
+        orders=len(replies),
         prompt=prompt,
-        keys=[reply.key for reply, _ in answers],
-        thoughts=[key for reply, _ in answers for key in reply.thoughts] or UNSET,
+        keys=[reply.key for reply in replies],
+        thoughts=[key for reply in replies for key in reply.thoughts] or UNSET,
     )
 
 

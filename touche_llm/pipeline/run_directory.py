@@ -185,13 +185,8 @@ class RunDirectory:
         return load_config(self.config_file, {"task": find_task_folder(self.config_file)})
 
     def read_task(self) -> Task:
-        """Return the task of the run, without reading the other settings; raise DataError if it is not known."""
-        try:
-            return get_task(find_task_folder(self.config_file) or str(read_yaml(self.config_file)["task"]))
-        except (DataError, KeyError) as error:
-            raise DataError(
-                f"{self.config_file}: cannot read the task of the run ({error!s:.200}); name it (`task: NAME`)"
-            ) from error
+        """Return the task of the run; raise DataError if the folder has no configuration."""
+        return get_task(self.read_config().task)
 
     def read_metadata(self) -> Metadata:
         """Return the stages from the metadata; none if the file is missing, DataError if it is not this program's."""
