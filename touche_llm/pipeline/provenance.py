@@ -95,6 +95,8 @@ def build_metadata(config: Config, folder: Path, stages: Mapping[str, Any]) -> d
         },
         "method": {
             "name": " > ".join(method["name"] for method in methods),
+            # The checker of TIRA requires it.
+            "description": f"{methods[0]['name']} retrieves; {model} judges zero-shot, and the other steps rank.",
             "automatic": True,
             "score ties": "none, scores strictly decrease",
             "retrieval": methods,
