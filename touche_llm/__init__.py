@@ -20,8 +20,6 @@ import logging
 import lazy_loader
 
 logging.getLogger(__name__).addHandler(logging.NullHandler())
-# Prompts and answers: logged only if the level of this logger is set.
-logging.getLogger(f"{__name__}.text").setLevel(logging.CRITICAL)
 
 # The only place of the version, so that a checkout on the path knows it without being installed.
 __version__ = "0.2.0"

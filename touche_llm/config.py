@@ -61,30 +61,22 @@ class ActorConfig(Section):
 class Config(Section):
     """The complete configuration of a run."""
 
-    task: Annotated[
-        str, Option("--task", TASK_HELP, "Input", is_common=True, metavar="NAME|FOLDER"), Scope.RETRIEVE
-    ] = DEFAULT_TASK
+    task: Annotated[str, Option("--task", TASK_HELP, "Input", metavar="NAME|FOLDER"), Scope.RETRIEVE] = DEFAULT_TASK
     # Of ir_datasets, whose topics and documents take the place of `topics` and `corpus`.
     dataset: Annotated[
         str | None,
         AfterValidator(lambda name: None if name is None else check_dataset_id(name)),
-        Option(
-            "--dataset",
-            "Dataset of ir_datasets, instead of files",
-            "Input",
-            is_common=True,
-            metavar="ID",
-        ),
+        Option("--dataset", "Dataset of ir_datasets, instead of files", "Input", metavar="ID"),
         Scope.RETRIEVE,
     ] = None
     topics: Annotated[
         Path,
-        Option("--topics", "topics.xml, or queries.jsonl or queries.xml of TIRA", "Input", is_common=True),
+        Option("--topics", "topics.xml, or queries.jsonl or queries.xml of TIRA", "Input"),
         Scope.RETRIEVE,
     ]
     corpus: Annotated[
         Path | None,
-        Option("--corpus", "Corpus as published: .jsonl, .csv (args.me), or .gz", "Input", is_common=True),
+        Option("--corpus", "Corpus as published: .jsonl, .csv (args.me), or .gz", "Input"),
         Scope.RETRIEVE,
     ] = None
     # None only if the first stage is a search engine, which stores the documents.
@@ -101,18 +93,16 @@ class Config(Section):
     skip_bad_lines: Annotated[
         bool, Option("--skip-bad-lines", "Skip bad lines of the corpus, count and list them", "Input"), Scope.RETRIEVE
     ] = False
-    depth: Annotated[int, Option("--depth", "Candidates per topic", "Retrieval", is_common=True), Scope.JUDGE] = Field(
-        100, ge=1
-    )
+    depth: Annotated[int, Option("--depth", "Candidates per topic", "Retrieval"), Scope.JUDGE] = Field(100, ge=1)
     limit_topics: Annotated[
         int | None,
-        Option("--limit-topics", "Only the first N topics of the file", "Input", is_common=True),
+        Option("--limit-topics", "Only the first N topics of the file", "Input"),
         Scope.RETRIEVE,
     ] = Field(None, ge=1)
     topic: Annotated[
         tuple[str, ...],
         BeforeValidator(to_texts),
-        Option("--topic", "Only this topic; repeatable", "Input", is_common=True, metavar="ID"),
+        Option("--topic", "Only this topic; repeatable", "Input", metavar="ID"),
         Scope.RETRIEVE,
     ] = ()
     retriever: Annotated[RetrieverConfig, Scope.RETRIEVE] = RetrieverConfig()
@@ -157,7 +147,6 @@ class Config(Section):
             f"Steps, as judge,pairwise:10; each ranks the best N so far: {', '.join((JUDGE, *METHODS))}, "
             f"{FUSION}, {BALANCE}",
             "Ranking",
-            is_common=True,
             metavar="STEPS",
             is_text=True,
         ),
@@ -179,7 +168,7 @@ class Config(Section):
     tag: Annotated[
         str,
         AfterValidator(_require_one_word),
-        Option("--tag", "Last column of the run, one word", "Output", is_common=True),
+        Option("--tag", "Last column of the run, one word", "Output"),
     ] = "touche-llm"
     actor: Annotated[ActorConfig, Scope.DELIVERY] = ActorConfig()
 

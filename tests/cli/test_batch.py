@@ -43,10 +43,10 @@ def commands_in(done: Done) -> list[list[str]]:
 def test_following_the_printed_commands_ranks_as_was_exported(touche: Touche, tmp_path: Path) -> None:
     done = touche(*EXPORT)
     assert done.returncode == 0 and "3 requests now, in requests.jsonl" in done.stdout, done.stderr
-    command = "vllm run-batch -i requests.jsonl -o responses.jsonl --model FOLDER --served-model-name served"
-    assert command in done.stdout and "--max-model-len=32768" in done.stdout and "xgrammar" in done.stdout
+    answer, import_ = commands_in(done)
+    assert answer[:3] == ["batch", "run", "requests.jsonl"] and answer[-6:-4] == ["--served-model-name", "served"]
     b.write(tmp_path / "responses.jsonl", replied(tmp_path / "requests.jsonl"))
-    done = touche("batch", "import", "responses.jsonl", "--out", "run")
+    done = touche(*import_)
     assert (done.returncode, done.stdout.splitlines()[2].split()) == (0, ["stored", "3"])
     done = touche(*EXPORT)
     assert (done.returncode, done.stdout.partition(":")[0]) == (0, "nothing is pending")
@@ -58,25 +58,20 @@ def test_following_the_printed_commands_ranks_as_was_exported(touche: Touche, tm
     done = touche(*export)
     assert done.returncode == 0, done.stderr
     for _ in range(9):
-        import_, again = commands_in(done)
+        _, import_ = commands_in(done)
         lines = replied(tmp_path / "my requests.jsonl", '["C > B > A"]')
         b.write(tmp_path / "responses.jsonl", lines)
         imported = touche(*import_)
         assert imported.returncode == 0, imported.stderr
-        (after,) = commands_in(imported)
-        if after[0] == "rank":
+        if commands_in(imported):
             break
-        assert after == again
-        done = touche(*after)
+        done = touche(*export)
         assert done.returncode == 0, done.stderr
-    assert touche(*after).returncode == 0
+    assert touche("rank", "--out", "run", "--cache-mode", "replay", *given).returncode == 0
     written = yaml.safe_load((tmp_path / "run" / "config.yaml").read_text())
     assert (written["rank"], written["weights"]["quality"]) == (["judge", "listwise:3"], 0.0)
     assert written["ranking"]["listwise"]["shuffles"] == 2
     assert (tmp_path / "run" / "comparisons.jsonl").stat().st_size > 0
-    # Nothing pending: export says the same as import did.
-    (replay,) = commands_in(touche(*export))
-    assert replay == after
 
 
 @pytest.mark.usefixtures("retrieved")
@@ -126,7 +121,6 @@ def test_what_does_not_fit_is_one_line_that_says_what_to_do(touche: Touche, tmp_
 
     fails(1, "run `touche-llm batch export` for this folder first", "batch", "import", "r.jsonl", "--out", "run")
     fails(2, "--model", *EXPORT[:7])
-    fails(2, "--k1: not an option of `touche-llm judge`", *EXPORT, "--k1", "1")
     fails(2, "a stage before `judge` depends on it", *EXPORT, "--set", "retriever.k1=1")
     fails(2, "--tokenizer", *EXPORT, "--context", "1100")
     fails(2, "nowhere: no tokenizer", *EXPORT, "--tokenizer", "nowhere")
@@ -141,10 +135,7 @@ def test_what_does_not_fit_is_one_line_that_says_what_to_do(touche: Touche, tmp_
 def test_queries_can_be_asked_for_before_there_is_a_folder(touche: Touche, tmp_path: Path) -> None:
     given = ["retrieve", *DATA, "--out", "new", "--query-expansion"]
     model = ["-o", "requests.jsonl", "--model", "served", "--context", "4096"]
-    done = touche("batch", "export", *given, *model)
-    assert done.returncode == 0
-    _, again = commands_in(done)
-    assert "--query-expansion" in again
+    assert touche("batch", "export", *given, *model).returncode == 0
     text = '{"query1":"one more","query2":"another one","query3":"a third"}'
     b.write(tmp_path / "r.jsonl", replied(tmp_path / "requests.jsonl", text))
     assert touche("batch", "import", "r.jsonl", "--out", "new").returncode == 0

@@ -226,9 +226,9 @@ def test_a_context_of_one_server_is_not_asked_of_another(touche: Touche, tmp_pat
 
 
 def test_debug_shows_where_an_error_comes_from(touche: Touche, tmp_path: Path) -> None:
-    done = touche("run", *DATA, "--out", "o", "--task", "chess", "--debug")
+    done = touche("--debug", "run", *DATA, "--out", "o", "--task", "chess")
     assert "Traceback" in done.stderr and "UsageError" in done.stderr
-    command = [sys.executable, "-m", "touche_llm", "tasks", "show", "chess", "--debug"]
+    command = [sys.executable, "-m", "touche_llm", "--debug", "tasks", "show", "chess"]
     shown = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False).stderr
     assert shown.startswith("Traceback (most recent call last):\n  File ")
 

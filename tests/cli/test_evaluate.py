@@ -276,7 +276,7 @@ def test_a_task_without_a_table_of_the_measure_is_told(touche: Touche, judged: P
     ("arguments", "code", "message"),
     [
         (["mine", *TASK], 2, "no qrels given"),
-        (["mine", *TASK, "--coherence", "quality"], 2, "qrels of coherence: comparative has no such aspect"),
+        (["mine", *TASK, "--qrels", "coherence=quality"], 2, "qrels of coherence: comparative has no such aspect"),
         (["mine", "./mine", *GRADED], 2, "mine: is given twice"),
         (["mine", *GRADED, "--per-topic", "--leaderboard"], 2, "give one of them"),
         (["empty", *GRADED], 1, "empty: no run.txt"),

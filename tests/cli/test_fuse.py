@@ -87,7 +87,6 @@ def test_documents_are_left_out_and_counted_where_the_task_has_no_label_for_them
         (["one", "two", "--out", "o", "--depth", "1001", "--task", "comparative"], 2, "at most 1000"),
         (["one", "two", "--out", "o"], 2, "topic 1, document d"),
         (["one", "link", "--out", "two", "--task", "comparative"], 2, "also reads the file"),
-        (["one", "sides", "--out", "o"], 2, "one, …: no task has the labels CON, FIRST, NO, PRO, SECOND"),
         (["one", "two", "--out", "o", "--task", "controversial"], 1, "one:1: topic 1, document a: stance 'FIRST'"),
         (["one", "broken", "--out", "o"], 1, "broken:2: 3 columns"),
     ],

@@ -15,7 +15,6 @@ import yaml
 import touche_llm as tl
 from tests.cli.conftest import Touche
 from tests.sample_runs import config_for, run_scripted
-from touche_llm.data.io import sha256
 from touche_llm.llm.answers import list_fields
 from touche_llm.llm.request import Request
 from touche_llm.pipeline.run_directory import RunDirectory
@@ -111,8 +110,6 @@ def test_all_commands_and_the_library_have_the_same_values(touche: Touche, made:
     for measure in ("relevance nDCG@5", "quality nDCG@5", "stance macro-F1"):
         if measure in rows and rows[measure]["value"] is not None:
             assert same(listed[measure], rows[measure]["value"])
-            assert set(listed[f"{measure} topic_ids"].split()) == measured_on(run, measure.split()[0])
-            assert listed[f"{measure} qrels_sha256"] == sha256(made / measure.split()[0])
             assert listed[f"{measure} comparable"] is True
     for row in tl.evaluate(tl.read_run(folder), qrels, depth=12).to_dict("records"):
         if " R@" not in row["measure"]:

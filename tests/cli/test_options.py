@@ -26,7 +26,6 @@ def commands(group: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str
 
 
 COMMANDS = dict(commands(get_command(cli.app)))
-LONG = {path for path, command in COMMANDS.items() if any(item.name == "help_all" for item in command.params)}
 
 
 @pytest.mark.parametrize("path", [(), ("run",), ("prompts",), ("prompts", "try"), ("batch", "run"), ("tira",)])
@@ -34,8 +33,7 @@ def test_the_help_fits_80_columns_and_cuts_no_name(
     touche: Touche, path: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "80")
-    flag = "--help-all" if path in LONG else "--help"
-    done = touche(*path, flag)
+    done = touche(*path, "--help")
     assert (done.returncode, done.stderr) == (0, "")
     assert all(cell_len(line) <= 80 for line in done.stdout.splitlines()) and "…" not in done.stdout
     words = set(re.split(r"[\s,/]+", done.stdout))
@@ -43,15 +41,6 @@ def test_the_help_fits_80_columns_and_cuts_no_name(
     assert names <= words
     if not path:
         assert set(cli.COMMANDS) <= words
-
-
-def test_the_help_of_a_long_command_lists_the_common_options_and_help_all_every_one(touche: Touche) -> None:
-    assert LONG >= {("run",), ("retrieve",), ("judge",), ("rank",), ("batch", "export"), ("prompts", "try")}
-    # The help comes before any error of other options.
-    short, long = touche("run", "--help"), touche("run", "--depth", "many", "--help-all")
-    assert (short.returncode, long.returncode, long.stderr) == (0, 0, "")
-    common, every = ({word for word in done.stdout.split() if word.startswith("--")} for done in (short, long))
-    assert {"--help-all", "--topics", "--model", "--depth", "--out"} <= common < every
 
 
 @pytest.mark.parametrize(
@@ -62,7 +51,7 @@ def test_the_help_of_a_long_command_lists_the_common_options_and_help_all_every_
         (["run", "--dpeth", "3"], "--dpeth: no such option; did you mean --depth"),
         (["run", "--out", "o", "--limit-topics", "many"], "--limit-topics: must be"),
         (["rank", "--out", "o", "--k1", "2"], "--k1: no such option"),
-        ([*RUN, "--set", "rankin.listwise.window=5"], "rankin.listwise.window: no such name"),
+        ([*RUN, "--set", "rankin.listwise.window=5"], "rankin: no such name"),
         (["evaluate", "r", "--qrels", "depth"], "--qrels depth: must be ASPECT=FILE"),
         (["evaluate", "r", "--quality", "a", "--qrels", "quality=b"], "--qrels quality=b: must be"),
         (["index", "--dataset", "a/b", "--corpus", "c"], "--dataset a/b: has topics and documents"),

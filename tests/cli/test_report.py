@@ -35,7 +35,7 @@ def test_judgments_of_another_corpus_make_no_page(run: Path, touche: Touche, tmp
     ("arguments", "code", "problem"),
     [
         (("--relevance", "none.txt"), 1, "none.txt: cannot read the file"),
-        (("--coherence", "none.txt"), 2, "qrels of coherence: comparative has no such aspect"),
+        (("--qrels", "coherence=none.txt"), 2, "qrels of coherence: comparative has no such aspect"),
         (("--top", "0"), 2, "--top"),
     ],
 )

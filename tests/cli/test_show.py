@@ -175,31 +175,13 @@ def test_runs_have_the_measures_of_their_last_evaluation(touche: Touche, run: Pa
         assert row[name] != row[f"{name} judged"]
 
 
-def test_stances_unlike_the_answers_as_written_are_listed(touche: Touche, run: Path) -> None:
-    rows = {(row["topic"], row["document"]): row["stance"] for row in rows_of(touche, "show", "first", "--top", "1000")}
-    changed = {name for name, stance in rows.items() if stance != "FIRST" and name[0] == "7"}
-    judgments = []
-    for judgment in read_records(run / "judgments.jsonl", Judgment, "judgments"):
-        name = (judgment.topic_id, judgment.document_id)
-        written = "FIRST" if name in changed else rows[name]
-        reading = replace(judgment.readings["stance"], answered=written)
-        judgments.append(replace(judgment, readings=judgment.readings | {"stance": reading}))
-    write_records(run / "judgments.jsonl", judgments)
-    listed = rows_of(touche, "show", "first", "--answers")
-    assert changed and {(row["topic"], row["document"]) for row in listed} == changed
-    assert {row["answer"] for row in listed} == {"FIRST"} and all(row["stance"] != "FIRST" for row in listed)
-    shown = touche("show", "first", "--answers", "--topic", "7").stdout
-    assert all(document in shown for _, document in changed)
-    assert touche("show", "first", "--answers", "--topic", "99").returncode == 2
-
-
 def test_a_run_and_a_trial_name_stances_unlike_the_answers_as_written(touche: Touche, run: Path) -> None:
     made = touche("run", *REPLAY, *DATA, "--out", "again")
-    (line,) = (line for line in made.stdout.splitlines() if "--answers" in line)
+    (line,) = (line for line in made.stdout.splitlines() if "answers as written" in line)
     judgments = read_records(run / "judgments.jsonl", Judgment, "judgments")
     readings = {(each.topic_id, each.document_id): each.readings["stance"] for each in judgments}
     unlike = [name for name, each in readings.items() if get_most_probable(each) != each.answered]
-    assert unlike and "again" in line
+    assert unlike and "written: 3, " in line
     for (topic, document), stands in ((unlike[0], True), (next(iter(readings.keys() - set(unlike))), False)):
         tried = touche("prompts", "try", "judge", *REPLAY, *DATA, "--topic", topic, "--doc", document)
         assert (tried.returncode, "not" in tried.stdout and "as written" in tried.stdout) == (0, stands), tried.stderr
@@ -232,14 +214,6 @@ def test_values_over_other_topics_or_by_other_qrels_are_marked(touche: Touche, r
         "foreign": [False, True],
     }
     key = "relevance nDCG@5"
-    assert [rows["partial"][f"{key} {name}"] for name in ("topics", "judged_topics", "topic_ids", "missing_ids")] == [
-        *(len(topics) - 1, len(topics), " ".join(topics[1:])),
-        "",
-    ]
-    assert rows["lossy"][f"{key} topic_ids"].split() == topics and rows["lossy"][f"{key} missing_ids"] == topics[0]
-    hashes = {name: row[f"{key} qrels_sha256"] for name, row in rows.items()}
-    assert hashes["first"] == hashes["partial"] == sha256(folder / "relevance") != hashes["foreign"]
-    assert hashes["foreign"] == sha256(folder / "other")
     assert rows["first"]["stance macro-F1 comparable"] is None
     shown = touche("runs").stdout
     marked = {f"{rows['partial'][f'{aspect} nDCG@5']:.4f}" for aspect in ("relevance", "quality")}
@@ -250,7 +224,7 @@ def test_values_over_other_topics_or_by_other_qrels_are_marked(touche: Touche, r
     assert facts_of(touche, "lossy")["relevance over"].startswith(
         f"{len(topics)} of {len(topics)} judged topics; not in "
     )
-    assert facts_of(touche, "foreign")["relevance over"].endswith(f"other sha256 {hashes['foreign']:.12}")
+    assert facts_of(touche, "foreign")["relevance over"].endswith(f"other sha256 {sha256(folder / 'other'):.12}")
 
 
 def test_the_search_for_runs_is_bounded_and_follows_no_links(run: Path) -> None:

@@ -80,41 +80,13 @@ def reasoned(touche: Touche) -> Path:
     return Path("out")
 
 
-def test_thoughts_are_shown_within_the_terminal_only_if_requested_and_in_a_report(
-    touche: Touche, reasoned: Path
-) -> None:
-    command = ["show", str(reasoned), "--topic", "3", "--top", "2"]
-    assert "Boilers" not in touche(*command).stdout
-    rows = json.loads(touche(*command, "--thoughts", "--format", "json").stdout)
-    # Of the judgment and of the stance, complete.
-    assert [row["thought"].count("x" * 3000) for row in rows] == [2, 2]
-    piped = touche(*command, "--thoughts").stdout
-    assert "[bold]Boilers[/bold]" in piped and "x" * 2000 not in piped
-    assert piped.replace("\n", "").isprintable()
-    # A report has the beginning of each; a run without thoughts stores none.
+@pytest.mark.usefixtures("reasoned")
+def test_thoughts_are_shown_in_a_report(touche: Touche) -> None:
+    # It has the beginning of each; a run without thoughts stores none.
     assert touche("report", "out").returncode == 0
     page = Path("out/report.html").read_text()
     assert page.count("[bold]Boilers[/bold]") == 6 and "<i>" not in page and "x" * 2001 not in page
     assert "&lt;i&gt;" in page and "thoughts" not in Path("plain/judgments.jsonl").read_text()
-
-
-def test_thoughts_that_cannot_be_shown_are_one_line(touche: Touche, reasoned: Path) -> None:
-    def fail(*arguments: str) -> str:
-        done = touche("show", *arguments, "--thoughts")
-        (line,) = done.stderr.splitlines()
-        assert done.returncode != 0 and not done.stdout
-        return line
-
-    assert "--topic" in fail("out")
-    assert "topic 3" in fail("plain", "--topic", "3")
-    (cache,) = Path(".touche-llm").glob("*.sqlite")
-    cache.rename("elsewhere.sqlite")
-    assert str(cache) in fail("out", "--topic", "3")
-    assert touche("show", "out", "--topic", "3").returncode == 0
-    # The cache of another run lacks them.
-    with FakeServer().in_thread() as server:
-        touche(*RUN[:-1], "other", "--base-url", server.url)
-    assert str(cache) in fail("out", "--topic", "3")
 
 
 def stored_answers() -> list[Answer]:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import errno
 import io
+import logging
 import os
 import sqlite3
 import sys
+from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
 from typing import Annotated, Any, cast
@@ -15,10 +17,9 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from touche_llm import __version__
-from touche_llm.cli.log import logged, take_options
 from touche_llm.cli.options import Command, ParserError, describe_parser_error
 from touche_llm.data.databases import describe_database_error
-from touche_llm.errors import BadLine, ToucheError, describe_os_error, to_printable
+from touche_llm.errors import BadLine, DataError, ToucheError, describe_os_error, to_printable
 
 # By the panel of the help, each command and the module that holds it: a function of its name, or `NAME_app`, a program
 # with commands of its own.
@@ -99,19 +100,40 @@ def _version(wanted: bool) -> None:
         raise typer.Exit()
 
 
+class _LogFile(logging.FileHandler):
+    """Log file whose failure ends the command."""
+
+    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802
+        """Raise DataError."""
+        raise DataError(f"{self.baseFilename}: cannot write the log: {sys.exc_info()[1]}")
+
+    def close(self) -> None:
+        """Close the file; `handleError` has reported that it cannot be written."""
+        with suppress(OSError):
+            super().close()
+
+
 @app.callback()
 def _callback(
+    context: typer.Context,
     debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
     log_file: Annotated[
         Path | None,
         typer.Option("--log-file", metavar="FILE", help="Log requests, retries and timings to this file."),
     ] = None,
-    verbose: Annotated[bool, typer.Option("--verbose", help="Log on standard error.")] = False,
     show_version: Annotated[
         bool, typer.Option("--version", help="Print the version.", callback=_version, is_eager=True)
     ] = False,
 ) -> None:
-    """Options that may stand before or after a command, for the help; `take_options` reads them."""
+    if log_file is None:
+        return
+    log, handler = logging.getLogger("touche_llm"), _LogFile(log_file, encoding="utf-8")
+    handler.setFormatter(logging.Formatter("%(asctime)s %(process)d %(levelname)s %(message)s"))
+    log.addHandler(handler)
+    log.setLevel(logging.DEBUG)
+    context.call_on_close(handler.close)
+    context.call_on_close(lambda: log.removeHandler(handler))
+    log.info("touche-llm %s: %s", __version__, context.invoked_subcommand)
 
 
 def _lacks_memory(error: Exception) -> bool:
@@ -121,16 +143,15 @@ def _lacks_memory(error: Exception) -> bool:
     return is_known or isinstance(error, MemoryError)
 
 
-def _describe_error(error: Exception, command: str) -> str | None:
+def _describe_error(error: Exception) -> str | None:
     """Return the message of an expected error; None for a bug."""
     match error:
         case ToucheError():
             # Imported here because it loads the configuration.
             from touche_llm.cli.setting_options import name_options
 
-            # The stages after `retrieve` take the lines that it took.
-            can_skip = isinstance(error, BadLine) and command not in ("judge", "rank")
-            return name_options(str(error)) + ("; --skip-bad-lines leaves such lines out" if can_skip else "")
+            advice = "; --skip-bad-lines leaves such lines out" if isinstance(error, BadLine) else ""
+            return name_options(str(error)) + advice
         case OSError():
             return to_printable(describe_os_error(error))
         case UnicodeEncodeError():
@@ -154,16 +175,12 @@ def main() -> None:
         elif isinstance(stream, io.TextIOWrapper):
             # A character that the encoding lacks is written as Python would, `\\xe9`.
             stream.reconfigure(errors="backslashreplace")
-    is_debugging, command = "--debug" in sys.argv, ""
     try:
-        arguments, options = take_options(sys.argv[1:])
-        command = next((argument for argument in arguments if argument in COMMANDS), "")
-        with logged(command, options.log_file, verbose=options.verbose):
-            # All errors are reported below, in one style.
-            code = app(args=arguments, prog_name="touche-llm", standalone_mode=False)
-            sys.stdout.flush()
-            if code:
-                sys.exit(code)
+        # All errors are reported below, in one style.
+        code = app(args=sys.argv[1:], prog_name="touche-llm", standalone_mode=False)
+        sys.stdout.flush()
+        if code:
+            sys.exit(code)
     except ParserError as error:
         # A group without a command shows its help.
         is_help = error.message.startswith("Usage:")
@@ -176,7 +193,7 @@ def main() -> None:
             # Standard output is full or has lost its reader; Python would try to write the rest of it again.
             error.filename = "standard output"
             os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-        message = None if is_debugging else _describe_error(error, command)
+        message = None if "--debug" in sys.argv else _describe_error(error)
         if message is None:
             raise
         if not isinstance(error, BrokenPipeError):

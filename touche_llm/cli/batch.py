@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shlex
-from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -12,20 +11,17 @@ import typer
 from touche_llm.cli import options as o
 from touche_llm.cli import setting_options as s
 from touche_llm.cli import stages
-from touche_llm.cli.emit import TEXT_WIDTH, Column, Format, FormatOption, emit, print_result, print_rows, say
+from touche_llm.cli.emit import Column, Format, FormatOption, emit, print_result, print_rows, say
 from touche_llm.cli.setting_options import CommandProgress
-from touche_llm.config import Config, is_one_of
+from touche_llm.config import Config
 from touche_llm.data.io import check_output
 from touche_llm.errors import UsageError
-from touche_llm.llm.batch_files import answer_file, run_batch
-from touche_llm.llm.managed import build_start_options
+from touche_llm.llm.batch_files import answer_file
 from touche_llm.llm.settings import EngineConfig, Runner
-from touche_llm.pipeline.batch import Batch, import_replies, pending_requests, read_batch, write_requests
+from touche_llm.pipeline.batch import import_replies, pending_requests, read_batch, write_requests
 from touche_llm.pipeline.run_directory import RunDirectory
 from touche_llm.pipeline.stages import StageName
 
-# The stage and the folder stand first in each command; the others are for one call alone.
-_NOT_REPEATED = ("stage", "out", "overwrite", "cache__retry_failures", "output", "help_all")
 _RESPONSES = "responses.jsonl"
 
 batch_app = typer.Typer(no_args_is_help=True, help="Write, answer and import batch files, with vLLM or Ray Data.")
@@ -35,7 +31,6 @@ batch_app = typer.Typer(no_args_is_help=True, help="Write, answer and import bat
 @s.configured(*s.OF_RUN, without=(*s.DELIVERY, "cache.mode"))
 def export(
     config: Config,
-    context: typer.Context,
     stage: Annotated[StageName, typer.Argument(help="retrieve, judge or rank.")],
     out: o.OutOption,
     requests: Annotated[
@@ -54,29 +49,25 @@ def export(
     output: FormatOption = Format.TABLE,
 ) -> None:
     """Write the requests of a stage that the cache cannot answer; later exports hold those that depend on answers."""
-    for name, option in s.OPTIONS.items():
-        given = context.params.get(option.parameter_name)
-        if given not in (None, (), []) and not is_one_of(name, s.OF_STAGE[stage]):
-            raise UsageError(f"{option.flag}: not an option of `touche-llm {stage}`, which does not depend on it")
     progress = CommandProgress()
     if stage == "retrieve":
         out.mkdir(parents=True, exist_ok=True)
     with RunDirectory(out).lock(f"batch export {stage}", progress.warn):
         found = stages.run_requests(config, pending_requests(stage, config, out, tokenizer, progress))
-        found = replace(found, batch=found.batch.model_copy(update=_list_given_options(context)))
         is_pending = write_requests(found, out, requests, overwrite=overwrite)
     if output is not Format.TABLE:
         rows = [{"stage": stage, "file": requests, "requests": len(found.requests)}] if is_pending else []
         print_rows(output, rows, ("stage", "file", "requests"))
     if not is_pending:
-        _print_end(output, found.batch, out, found.failed)
+        _print_end(output, stage, out, found.failed)
         return
+    facts = found.batch.facts
+    served = ("--served-model-name", facts.model, "--context", str(facts.context), "--model", "FOLDER")
     for line in (
-        f"{len(found.requests):,} requests now, in {requests}; answer them, import the responses, and run export again "
-        "until none is pending",
-        f"    {_run_command(found.batch, requests, tokenizer)}",
+        f"{len(found.requests):,} requests now, in {requests}; answer them, import the responses, and repeat this "
+        "export until none is pending",
+        f"    {shlex.join(('touche-llm', 'batch', 'run', str(requests), '--responses', _RESPONSES, *served))}",
         f"    {shlex.join(('touche-llm', 'batch', 'import', _RESPONSES, '--out', str(out)))}",
-        f"    {_export_command(found.batch, out)}",
     ):
         say(output, line)
 
@@ -144,49 +135,20 @@ def import_(
         done = stages.run_requests(batch.config, import_replies(batch, out, responses, progress))
     kinds = {**done.unusable, **done.errors, **({"repeated": done.repeated} if done.repeated else {})}
     rows = [{"outcome": kind, "count": len(texts), "example": texts[0]} for kind, texts in kinds.items()]
-    columns = (Column("outcome", is_text=True), Column("count"), Column("example", cut=TEXT_WIDTH))
+    columns = (Column("outcome", is_text=True), Column("count"), Column("example", is_cut=True))
     emit(output, [{"outcome": "stored", "count": done.stored, "example": None}, *rows], columns)
     if done.refused:
         say(output, f"{done.refused:,} requests were refused; --retry-failures of an export sends them again, once")
     if done.done:
-        _print_end(output, batch, out, done.failed)
+        _print_end(output, batch.stage, out, done.failed)
     else:
-        say(output, f"more is pending: run export again: {_export_command(batch, out)}")
+        say(output, "more is pending: repeat the export")
     if done.unusable or done.errors:
         raise typer.Exit(stages.FAILURES_EXIT)
 
 
-def _list_given_options(context: typer.Context) -> dict[str, tuple[str, ...]]:
-    """Return the options that were given: for the next export, and those that the stage's own command takes too."""
-    options: dict[str, tuple[str, ...]] = {"export_options": (), "stage_options": ()}
-    for parameter in context.command.params:
-        name, flag, value = parameter.name, max(parameter.opts, key=len), context.params[str(parameter.name)]
-        if name in _NOT_REPEATED or value in (None, (), []):
-            continue
-        if isinstance(value, bool):
-            words = [flag if value else parameter.secondary_opts[0]]
-        else:
-            values = value if isinstance(value, list | tuple) else [value]
-            words = [word for item in values for word in (flag, str(item))]
-        for command in options if name not in ("requests", "tokenizer") else ["export_options"]:
-            options[command] += tuple(words)
-    return options
-
-
-def _run_command(batch: Batch, file: Path, tokenizer: Path | None) -> str:
-    """Return the command with which vLLM answers a file of requests."""
-    folders = (folder for folder in (tokenizer, Path(batch.facts.model)) if folder is not None)
-    weights = next((str(folder) for folder in folders if (folder / "config.json").is_file()), "FOLDER")
-    facts = batch.facts
-    return shlex.join(run_batch(file, Path(_RESPONSES), weights, facts.model, facts.context, build_start_options({})))
-
-
-def _export_command(batch: Batch, out: Path) -> str:
-    return shlex.join(("touche-llm", "batch", "export", batch.stage, "--out", str(out), *batch.export_options))
-
-
-def _print_end(output: Format, batch: Batch, out: Path, failed: int) -> None:
-    command = ("touche-llm", batch.stage, "--out", str(out), "--cache-mode", "replay", *batch.stage_options)
-    say(output, f"nothing is pending: the stage needs no server now: {shlex.join(command)}")
+def _print_end(output: Format, stage: StageName, out: Path, failed: int) -> None:
+    command = shlex.join(("touche-llm", stage, "--out", str(out), "--cache-mode", "replay"))
+    say(output, f"nothing is pending: the stage needs no server now: {command}, with the options of the export")
     if failed:
         say(output, f"{failed:,} questions have no usable answer; an export with --retry-failures sends them again")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -17,7 +16,6 @@ from touche_llm.cli.emit import (
     Format,
     FormatOption,
     emit,
-    format_interval,
     format_value,
     print_rows,
     say,
@@ -116,15 +114,11 @@ def compare(
 _COMPARED = (
     m.MEASURE,
     m.RUN_COLUMN,
-    Column("value", drop=2),
-    Column("baseline", drop=3, value="baseline_value"),
-    Column("change", value="difference", sign="+"),
-    Column("95 % interval", value=partial(format_interval, sign="+")),
-    Column("p Holm", value="p_holm"),
-    Column("+/=/-", drop=1, value=lambda row: f"{row['wins']}/{row['ties']}/{row['losses']}"),
+    Column("value"),
+    Column("baseline", value="baseline_value"),
+    *m.CHANGE_COLUMNS,
     Column(
         "judged@k",
-        drop=4,
         value=lambda row: f"{format_value(row['judged'], digits=3)}/{format_value(row['baseline_judged'], digits=3)}",
     ),
 )

@@ -12,7 +12,7 @@ import typer
 
 from touche_llm.cli import measured_runs as m
 from touche_llm.cli import options as o
-from touche_llm.cli.emit import Format, FormatOption, print_rows, say
+from touche_llm.cli.emit import show_lines
 from touche_llm.cli.evaluate import show_summary, summarize
 from touche_llm.cli.show import list_rows, read_run_topics, show_rankings
 from touche_llm.config import Config
@@ -53,9 +53,6 @@ def _write_report(folder: Path, files: dict[str, Path]) -> str:
 SAMPLES = Path(__file__).parent.parent / "samples"
 # Names of the tasks with a sample.
 SAMPLE_TASKS = [name for name in TASKS if (SAMPLES / name).is_dir()]
-# Grades of all tasks.
-_GRADES = tuple(dict.fromkeys(name for task in TASKS.values() for name in task.question.grades))
-_COLUMNS = ("topic", "title", "rank", "document", "stance", "object", *_GRADES, "text")
 
 
 def demo(
@@ -64,7 +61,6 @@ def demo(
     ),
     task: Annotated[str | None, typer.Option("--task", metavar="NAME", help="Show only this task.")] = None,
     overwrite: o.OverwriteOption = False,
-    output: FormatOption = Format.TABLE,
 ) -> None:
     """Run the tasks on small samples, offline, and measure the runs.
 
@@ -73,33 +69,28 @@ def demo(
     names = SAMPLE_TASKS if task is None else [get_task(task).name]
     if not set(names) <= set(SAMPLE_TASKS):
         raise UsageError(f"--task {task}: the demo has no sample of it; give {', '.join(SAMPLE_TASKS)}")
-    rows: list[dict[str, Any]] = []
     for name in names:
         folder, known, config = out / name, TASKS[name], sample_config(name, out / name, {})
         # Its notes advise on models and corpora, which are invented here.
         asyncio.run(pipeline.run_all(config, folder, SilentProgress(), overwrite=overwrite))
         topics = read_run_topics(folder, config)
-        ranked = list_rows(folder, config, known, topics, top=3)
-        if output is Format.TABLE:
-            print(f"{known.title}\n")
-            show_rankings(ranked, known, topics)
-            print()
-            if judgments := find_qrels(SAMPLES / name, known):
-                _measure(folder, known, judgments)
-        rows += ({"task": name} | {column: row.get(column) for column in _COLUMNS} for row in ranked)
-    if output is not Format.TABLE:
-        print_rows(output, rows)
+        print(f"{known.title}\n")
+        show_rankings(list_rows(folder, config, known, topics, top=3), known, topics)
+        print()
+        if judgments := find_qrels(SAMPLES / name, known):
+            _measure(folder, known, judgments)
     config = sample_config(names[0], out / names[0], {})
     files = (config.topics, config.corpus or config.topics, out / names[0] / run_directory.RUN)
     topics_file, corpus, run = (shlex.quote(shorten_path(file)) for file in files)
-    for line in (
-        "The answers and judgments were invented for this demo; no model gave them, and nothing follows from them.",
-        _write_report(out / names[0], find_qrels(SAMPLES / names[0], TASKS[names[0]])),
-        "Check a run file, or make a run with a model that vLLM serves:",
-        f"    touche-llm validate {run} --task {names[0]} --topics {topics_file}",
-        f"    touche-llm run --task {names[0]} --topics {topics_file} --corpus {corpus} --out runs/model",
-    ):
-        say(output, line)
+    show_lines(
+        (
+            "The answers and judgments were invented for this demo; no model gave them, and nothing follows from them.",
+            _write_report(out / names[0], find_qrels(SAMPLES / names[0], TASKS[names[0]])),
+            "Check a run file, or make a run with a model that vLLM serves:",
+            f"    touche-llm validate {run} --task {names[0]} --topics {topics_file}",
+            f"    touche-llm run --task {names[0]} --topics {topics_file} --corpus {corpus} --out runs/model",
+        )
+    )
 
 
 def sample_config(task: str, out: Path, flags: Mapping[str, Any]) -> Config:

@@ -13,7 +13,7 @@ import typer
 from touche_llm.cli import measured_runs as m
 from touche_llm.cli import options as o
 from touche_llm.cli import setting_options as s
-from touche_llm.cli.emit import TEXT_WIDTH, Column, Format, FormatOption, print_rows, show_lines, show_table
+from touche_llm.cli.emit import Column, Format, FormatOption, print_rows, show_lines, show_table
 from touche_llm.cli.setting_options import CommandProgress
 from touche_llm.errors import DataError, UsageError, describe_os_error
 from touche_llm.evaluation.measures import JUDGED, Evaluation, describe_coverage, describe_judging, name_judged
@@ -74,9 +74,9 @@ def _show_places(rows: Rows, _: Sequence[Evaluation]) -> None:
 
     columns = [Column("measure", is_text=True), m.RUN_COLUMN]
     columns += [Column("place", value=lambda row: f"{row['place']} of {row['published'] + 1}"), Column("value")]
-    columns += [m.INTERVAL, Column("n", drop=1)]
-    columns += [Column(side, drop=3, cut=TEXT_WIDTH, value=partial(name, side=side)) for side in ("ahead", "behind")]
-    show_table(columns, rows, blanks_repeats=True)
+    columns += [m.INTERVAL, Column("n")]
+    columns += [Column(side, is_text=True, value=partial(name, side=side)) for side in ("ahead", "behind")]
+    show_table(columns, rows)
     show_lines(
         (
             *dict.fromkeys(row["source"] for row in rows),
@@ -154,11 +154,8 @@ def _record(given: Sequence[m.Given], evaluations: Sequence[Evaluation], task: T
 def _describe_judging(given: Sequence[m.Given], evaluations: Sequence[Evaluation]) -> list[str]:
     """Return notes on runs with another share of judged documents than their first stage, which comes before them."""
     notes: list[str] = []
-    baseline = None
-    for each, evaluation in zip(given, evaluations, strict=True):
+    for each, baseline, evaluation in zip(given, evaluations, evaluations[1:], strict=False):
         if each.first_stage:
-            baseline = evaluation
-        elif baseline is not None:
             notes += describe_judging(evaluation, baseline)
     return notes
 
@@ -190,7 +187,7 @@ def show_summary(rows: Rows, evaluations: Sequence[Evaluation]) -> None:
     def get_judged(row: Mapping[str, Any]) -> float | None:
         return None if "precision" in row["measure"] or "recall" in row["measure"] else row["judged"]
 
-    columns = [m.MEASURE, m.RUN_COLUMN, Column("value"), m.INTERVAL, Column("n", drop=1)]
+    columns = [m.MEASURE, m.RUN_COLUMN, Column("value"), m.INTERVAL, Column("n")]
     columns.append(Column("judged@k", value=get_judged, digits=3))
     # Their shares stand in the column beside the other measures.
     shown = [row for row in rows if JUDGED not in row["measure"]]
@@ -201,9 +198,9 @@ def show_summary(rows: Rows, evaluations: Sequence[Evaluation]) -> None:
 def _show_topics(rows: Rows, evaluations: Sequence[Evaluation]) -> None:
     measures = list(evaluations[-1].estimates)
     for aspect in dict.fromkeys(measure.split(" ", 1)[0] for measure in measures):
-        # The first measures are the usual ones.
-        chosen = [name for name in rows[0] if name.startswith(f"{aspect} ")]
-        columns = [Column(m.strip_aspect(name), drop, value=name) for drop, name in enumerate(chosen)]
+        # The first measures are the usual ones; rows for other programs have all.
+        chosen = [name for name in measures if name.startswith(f"{aspect} ")][:6]
+        columns = [Column(m.strip_aspect(name), value=name) for name in chosen]
         for evaluation in evaluations:
             if below := describe_coverage([evaluation], aspect):  # a first stage labels nothing
                 kept = [row for row in rows if row["run"] == evaluation.name and not isnan(row[chosen[0]])]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
@@ -31,8 +32,15 @@ if TYPE_CHECKING:
 
 # The columns of a measure in tables by aspect.
 MEASURE = Column("measure", is_text=True, value=lambda row: strip_aspect(row["measure"]))
-RUN_COLUMN = Column("run", cut=24, keeps_end=True)
+RUN_COLUMN = Column("run", is_text=True)
 INTERVAL = Column("95 % interval", value=format_interval)
+# The columns of a difference between two runs or prompts.
+CHANGE_COLUMNS = (
+    Column("change", value="difference", sign="+"),
+    Column("95 % interval", value=partial(format_interval, sign="+")),
+    Column("p Holm", value="p_holm"),
+    Column("+/=/-", value=lambda row: f"{row['wins']}/{row['ties']}/{row['losses']}"),
+)
 JUDGED_LEGEND = "judged@k: share of judged documents among the first k, the measure's cutoff, or in the whole ranking"
 
 RunsArgument = Annotated[
@@ -113,7 +121,7 @@ def show_aspects(
         of_aspect.setdefault(row["measure"].partition(" ")[0], []).append(row)
     for aspect, found in of_aspect.items():
         below = describe_coverage(evaluations, aspect)
-        show_table(columns, found, title=aspect + change, below=below, blanks_repeats=True)
+        show_table(columns, found, title=aspect + change, below=below)
         print()
 
 

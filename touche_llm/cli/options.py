@@ -23,14 +23,6 @@ CommandFunction = Callable[..., None]
 QrelsFiles = Mapping[str, Path]
 
 
-def _show_all(context: typer.Context, is_given: bool) -> None:
-    if is_given:
-        for parameter in context.command.params:
-            parameter.hidden = False  # type: ignore[attr-defined]
-        print(context.get_help())
-        raise typer.Exit()
-
-
 class Command(TyperCommand):
     """Command whose help lists its options by panel; typer does so only with rich, which cuts names of options."""
 
@@ -51,9 +43,6 @@ def find_panel(parameter: Any) -> str:
     return parameter.rich_help_panel or ("Arguments" if parameter.param_type_name == "argument" else "Options")
 
 
-HelpAllOption = Annotated[
-    bool, typer.Option("--help-all", help="Show all options and exit.", is_eager=True, callback=_show_all)
-]
 OutOption = Annotated[
     Path, typer.Option("--out", metavar="FOLDER", help="Folder of the run.", rich_help_panel="Output")
 ]
@@ -118,8 +107,6 @@ _QRELS = {
     "relevance": "Relevance qrels: qid 0 doc grade.",
     "quality": "Quality qrels.",
     "stance": "Stance qrels: qid 0 doc LABEL.",
-    # Only one task has this aspect, and `--qrels` takes it too.
-    "coherence": "Coherence qrels, for pairs of sentences.",
 }
 
 
@@ -138,15 +125,7 @@ takes_qrels = replace_parameter(
     "qrels_files",
     [
         *(
-            make_parameter(
-                aspect,
-                Path | None,
-                f"--{aspect}",
-                metavar="FILE",
-                help=text,
-                rich_help_panel="Input",
-                hidden=aspect == "coherence",
-            )
+            make_parameter(aspect, Path | None, f"--{aspect}", metavar="FILE", help=text, rich_help_panel="Input")
             for aspect, text in _QRELS.items()
         ),
         make_parameter(

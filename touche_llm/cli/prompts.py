@@ -11,7 +11,7 @@ import typer
 
 from touche_llm.cli import prompts_compare, prompts_trial
 from touche_llm.cli import setting_options as s
-from touche_llm.cli.emit import TEXT_WIDTH, Column, Format, FormatOption, emit, print_rows, say, show_lines
+from touche_llm.cli.emit import Column, Format, FormatOption, emit, print_rows, say, show_lines
 from touche_llm.cli.prompts_trial import NameArgument
 from touche_llm.cli.setting_options import CommandProgress
 from touche_llm.corpus.ir_dataset import topics_file
@@ -19,10 +19,8 @@ from touche_llm.data.records import Topic
 from touche_llm.data.topics import read_topics
 from touche_llm.errors import UsageError, to_printable
 from touche_llm.llm.answers import get_labels
-from touche_llm.llm.engine import ChatTokenizer
-from touche_llm.llm.settings import SamplingConfig
 from touche_llm.pipeline.context import Dataset, check_examples
-from touche_llm.prompt_lab.lint import CheckedPrompt, Count, Finding, check
+from touche_llm.prompt_lab.lint import CheckedPrompt, Finding, check
 from touche_llm.prompt_lab.trial import SHARED, Shared, estimate
 from touche_llm.prompts.prompt import Prompt, Purpose, examples_path
 from touche_llm.prompts.purposes import CatalogEntry, find_prompt, find_prompts, load_named
@@ -41,20 +39,19 @@ _PROMPT = Column(
 )
 _LIST = (
     _PROMPT,
-    Column("version", drop=1),
-    Column("hash", drop=2, is_text=True),
+    Column("version"),
+    Column("hash", is_text=True),
     Column("answer", is_text=True),
-    Column("fields", drop=1, cut=TEXT_WIDTH),
-    Column("purpose", drop=3, cut=TEXT_WIDTH),
-    Column("path", drop=4, is_text=True),
+    Column("fields", is_cut=True),
+    Column("purpose", is_cut=True),
 )
 _CHECKS = (
     _PROMPT,
-    Column("version", drop=3),
-    Column("hash", drop=4, is_text=True),
+    Column("version"),
+    Column("hash", is_text=True),
     Column("tokens"),
-    Column("topics share", drop=1, value=lambda row: _format_share(row, "all")),
-    Column("documents share", drop=2, value=lambda row: _format_share(row, "all", "topic")),
+    Column("topics share", value=lambda row: _format_share(row, "all")),
+    Column("documents share", value=lambda row: _format_share(row, "all", "topic")),
     Column("errors"),
     Column("warnings"),
 )
@@ -139,9 +136,6 @@ def check_(
         tasks = list(TASKS.values())
     else:
         tasks = [get_task(task or (find_dataset_task(dataset) if dataset else DEFAULT_TASK))]
-    count: Count = estimate
-    if tokenizer is not None:
-        count = ChatTokenizer(tokenizer, SamplingConfig().chat_template_kwargs).count
     read = [] if topics is None else read_topics(topics)
     if dataset is not None:
         read, topics = Dataset(dataset, tasks[0].reference).topics, topics_file(dataset)
@@ -151,11 +145,10 @@ def check_(
     else:
         found = [entry for task_ in tasks for entry in find_prompts(task_, folder)]
         _check_folder(folder, found)
-    rows = [(entry, _check_entry(entry, read, topics, count, warn)) for entry in found]
-    emit(output, [_make_check_row(entry, checked, tokenizer) for entry, checked in rows], _CHECKS)
+    rows = [(entry, _check_entry(entry, read, topics, warn)) for entry in found]
+    emit(output, [_make_check_row(entry, checked) for entry, checked in rows], _CHECKS)
     if output is Format.TABLE:
-        counted = "" if tokenizer else "; estimated at four characters each (--tokenizer counts)"
-        show_lines([f"tokens: of the longest topic's prompt without documents{counted}"])
+        show_lines(["tokens: of the longest topic's prompt without documents, estimated at four characters each"])
         show_lines(
             f"{finding.level}: {entry.task.name} {entry.name}: {finding.message}"
             for entry, checked in rows
@@ -176,13 +169,12 @@ def _check_entry(
     found: CatalogEntry,
     topics: Sequence[Topic],
     file: Path | None,
-    count: Count,
     warn: Callable[[str], None],
 ) -> CheckedPrompt:
     if found.loaded is None:
         return CheckedPrompt([Finding("error", found.error)])
     purpose, prompt = found.loaded
-    checked = asyncio.run(check(found.task, purpose, prompt, topics, count))
+    checked = asyncio.run(check(found.task, purpose, prompt, topics, estimate))
     if file is not None:
         try:
             check_examples(prompt, list(topics), file, warn)
@@ -191,7 +183,7 @@ def _check_entry(
     return checked
 
 
-def _make_check_row(found: CatalogEntry, checked: CheckedPrompt, tokenizer: Path | None) -> dict[str, Any]:
+def _make_check_row(found: CatalogEntry, checked: CheckedPrompt) -> dict[str, Any]:
     prompt = found.loaded[1] if found.loaded else None
     row: dict[str, Any] = {
         "task": found.task.name,
@@ -201,7 +193,6 @@ def _make_check_row(found: CatalogEntry, checked: CheckedPrompt, tokenizer: Path
         "path": found.path,
         "longest_topic": checked.longest_topic,
         "tokens": checked.tokens,
-        "estimated": tokenizer is None,
     }
     row |= {f"characters_{name}": checked.shared.get(name) for name in SHARED}
     problems = "; ".join(f"{finding.level}: {finding.message}" for finding in checked.findings)

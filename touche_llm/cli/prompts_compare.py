@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from touche_llm.cli import measured_runs as m
 from touche_llm.cli import options as o
 from touche_llm.cli import setting_options as s
-from touche_llm.cli.emit import Column, Format, FormatOption, format_interval, print_rows, say, show_lines, show_table
+from touche_llm.cli.emit import Column, Format, FormatOption, print_rows, say, show_lines, show_table
 from touche_llm.cli.setting_options import CommandProgress
 from touche_llm.cli.stages import FAILURES_EXIT, print_costs, print_failures, run_requests
 from touche_llm.config import Config
@@ -116,37 +116,27 @@ def compare(
 
 
 def _show(found: PromptComparison, part: PartMeasures, rows: Sequence[Mapping[str, Any]]) -> None:
-    # Counts are dropped before measures if the terminal is narrow.
     columns = [Column("variant", is_text=True)]
     for measure in part.measures:
         # Without the aspect.
         title = measure.split(" ", 1)[1] if measure.endswith(("@5", "macro-F1")) else measure
-        columns.append(Column(title, 0 if measure == part.measures[0] else 1, value=_key(measure)))
-    columns += [Column("outside", drop=2), Column("failures", drop=2), Column("tokens", drop=2, value="prompt_tokens")]
-    columns += [Column("requests", drop=2), Column("cached", drop=2, value="cache_hits")]
+        columns.append(Column(title, value=_key(measure)))
+    columns += [Column("outside"), Column("failures"), Column("tokens", value="prompt_tokens"), Column("requests")]
     chance = dict.fromkeys(rows[0]) | {"variant": "random order", _key(part.measures[0]): part.chance}
     purpose = {"all": "", "choice": ", to choose on", "hold-out": ", held out"}[part.name]
     topics = f"{len(part.topics)} topic{'' if len(part.topics) == 1 else 's'}"
-    show_table(columns, [*rows, chance], title=f"{len(part.sample):,} documents of {topics}{purpose}")
+    show_table(columns, [*rows, chance], f"{len(part.sample):,} documents of {topics}{purpose}")
     print()
     changes = [
         {"measure": measure, "variant": variant.name, **part.differences[variant.name, measure]}
         for measure in part.measures
         for variant in found.variants_in(part)[1:]
     ]
-    show_table(_CHANGES, changes, title=f"change from {found.variants[0].name}", blanks_repeats=True)
+    show_table(_CHANGES, changes, f"change from {found.variants[0].name}")
     print()
 
 
-# The widest measure, an aspect's nDCG@5, leaves 24 columns of 80.
-_CHANGES = (
-    Column("measure", is_text=True),
-    Column("variant", cut=24),
-    Column("change", value="difference", sign="+"),
-    Column("95 % interval", value=partial(format_interval, sign="+")),
-    Column("p Holm", value="p_holm"),
-    Column("+/=/-", drop=1, value=lambda row: f"{row['wins']}/{row['ties']}/{row['losses']}"),
-)
+_CHANGES = (Column("measure", is_text=True), Column("variant", is_text=True), *m.CHANGE_COLUMNS)
 
 
 def _key(measure: str) -> str:

@@ -13,7 +13,7 @@ import typer
 
 from touche_llm.cli import options as o
 from touche_llm.cli import setting_options as s
-from touche_llm.cli.emit import TEXT_WIDTH, Column, Format, FormatOption, emit, print_rows, say, show_lines
+from touche_llm.cli.emit import Column, Format, FormatOption, emit, print_rows, say, show_lines
 from touche_llm.cli.setting_options import CommandProgress
 from touche_llm.cli.stages import FAILURES_EXIT, run_requests
 from touche_llm.config import Config
@@ -158,12 +158,9 @@ _SHOWN = (
     Column("documents", is_text=True),
     Column("field", is_text=True),
     Column("value", digits=2),
-    Column("people", drop=1, digits=0),
-    Column("cached", drop=3, is_text=True),
-    Column("tokens in", drop=4, value="prompt_tokens"),
-    Column("tokens out", drop=5, value="completion_tokens"),
-    Column("outside", drop=6),
-    Column("probabilities", drop=2, cut=TEXT_WIDTH, value=lambda row: _format_shares(row)),
+    Column("people", digits=0),
+    Column("cached", is_text=True),
+    Column("probabilities", is_text=True, value=lambda row: _format_shares(row)),
 )
 
 
@@ -201,9 +198,9 @@ def try_(
     _, subject, trials = tried
     objects = f" ({' or '.join(subject.topic.objects)})" if subject.topic.objects else ""
     title = f"{prompt.label}, topic {subject.topic.id}: {subject.topic.title}{objects}"
-    emit(output, _make_rows(*tried, qrels), _SHOWN, _ANSWERS, title=title, blanks_repeats=True)
+    emit(output, _make_rows(*tried, qrels), _SHOWN, _ANSWERS, title=title)
     if output is Format.TABLE:
-        show_lines((line for each in trials for line in _list_lines(each)), indent=4)
+        show_lines(line for each in trials for line in _list_lines(each))
     if not all(isinstance(trial.result, AnsweredRequest) for trial in trials):
         raise typer.Exit(FAILURES_EXIT)
 

@@ -14,7 +14,7 @@ import typer
 from touche_llm.cli import measured_runs as m
 from touche_llm.cli import options as o
 from touche_llm.cli import setting_options as s
-from touche_llm.cli.emit import Format, FormatOption, print_result, print_rows, say, show_lines
+from touche_llm.cli.emit import Format, FormatOption, print_result, print_rows, say
 from touche_llm.cli.setting_options import CommandProgress
 from touche_llm.data.io import check_output, is_word, recover
 from touche_llm.data.topics import read_topics
@@ -30,7 +30,7 @@ from touche_llm.regression.check import check_folder, compare_new_run, compare_r
 from touche_llm.regression.differences import COLUMNS, RunDifference, format_differences
 from touche_llm.regression.record import Recording, record
 from touche_llm.regression.snapshot import check_name, find_snapshots, open_snapshot
-from touche_llm.tasks import TASK_HELP, TASKS, get_task
+from touche_llm.tasks import TASK_HELP, get_task
 from touche_llm.tasks.task import Task
 
 
@@ -85,10 +85,6 @@ def fuse(
     check_output(out, overwrite, runs)
     labels = known.stances if known is not None else None
     read = [read_run(run, labels) for run in runs]
-    found = {label for run in read for label in run.stances.values()}
-    every = {label for each in TASKS.values() for label in each.stances}
-    if found <= every and not any(found <= set(each.stances) for each in TASKS.values()):
-        raise UsageError(f"{runs[0]}, …: no task has the labels {', '.join(sorted(found))}; fuse runs of one task")
     fused = fuse_runs(read, weights, settings, task=known, depth=depth, tag=tag)
     write_run(out, fused.lines)
     topics = {line.topic_id for line in fused.lines}
@@ -121,7 +117,7 @@ def _find_task(name: str | None, runs: Sequence[Path]) -> Task | None:
     return known
 
 
-# Number of problems and notes that are printed without --all.
+# Number of problems and notes in a table.
 _MANY = 20
 
 
@@ -132,7 +128,6 @@ def validate(
         Path, typer.Argument(metavar="RUN", help="A run file of this or any other program, or the folder of a run.")
     ],
     task: m.TaskOption = None,
-    every: Annotated[bool, typer.Option("--all", help="Print all problems; json and tsv always do.")] = False,
     output: FormatOption = Format.TABLE,
 ) -> None:
     """Check a run file.
@@ -164,10 +159,11 @@ def validate(
     if output is not Format.TABLE:
         print_rows(output, rows, ("file", "line", "level", "message"))
     elif rows:
-        shown = rows if every else rows[:_MANY]
-        places = (f"{run}" if row["line"] is None else f"{run}:{row['line']}" for row in shown)
-        show_lines(f"{place}: {row['level']}: {row['message']}" for place, row in zip(places, shown, strict=True))
-        show_lines([f"… and {len(rows) - len(shown):,} more; --all prints them all"] * (len(rows) > len(shown)))
+        for row in rows[:_MANY]:
+            place = run if row["line"] is None else f"{run}:{row['line']}"
+            say(output, f"{place}: {row['level']}: {row['message']}")
+        if len(rows) > _MANY:
+            say(output, f"… and {len(rows) - _MANY:,} more; --format tsv prints them all")
     if problems:
         say(output, f"{len(problems):,} problem{'s' if len(problems) > 1 else ''}: not a valid {known.name} run")
         raise typer.Exit(1)

@@ -14,7 +14,7 @@ import typer
 from touche_llm.cli import measured_runs as m
 from touche_llm.cli import options as o
 from touche_llm.cli import setting_options as s
-from touche_llm.cli.emit import TEXT_WIDTH, Column, Format, FormatOption, emit, print_result, say, show_lines
+from touche_llm.cli.emit import Column, Format, FormatOption, emit, print_result, say, show_lines
 from touche_llm.cli.setting_options import CommandProgress
 from touche_llm.cli.show import list_measures
 from touche_llm.data.io import check_output
@@ -63,15 +63,14 @@ def runs(
     if output is Format.TABLE:
         show_lines(f"{row['run']}: {row['problem']}" for row in rows if row["problem"])
     if any(row[f"{name} comparable"] is False for row in rows for name in measures):
-        say(output, f"{_MARK}: over other topics or by other qrels than most values; --format json has both")
+        say(output, f"{_MARK}: over other topics or by other qrels than most values: `touche-llm show RUN`")
 
 
 def _list_names(references: References) -> list[str]:
     """Return the columns for other programs."""
     names = ["run", "state", "problem", "task", "model", "prompt", "steps", "topics", *references]
     names += [f"{name} judged" for name in references]
-    basis = ("topics", "judged_topics", "topic_ids", "missing_ids", "qrels_sha256", "comparable")
-    names += [f"{name} {key}" for name in references for key in basis]
+    names += [f"{name} comparable" for name in references]
     return [*names, *RunUsage._fields, "date"]
 
 
@@ -90,15 +89,7 @@ def _make_row(overview: RunOverview, root: Path, references: References) -> dict
         if (recorded := evaluation.measures.get(name)) is not None:
             row |= {name: recorded.value, f"{name} judged": recorded.judged}
         if (basis := evaluation.get_basis(name)) is not None:
-            covered = evaluation.coverage[name.split(" ", 1)[0]]
-            row |= {
-                f"{name} topics": len(covered.topics),
-                f"{name} judged_topics": covered.judged,
-                f"{name} topic_ids": " ".join(covered.topics),
-                f"{name} missing_ids": " ".join(covered.missing),
-                f"{name} qrels_sha256": basis[0],
-                f"{name} comparable": basis == reference,
-            }
+            row[f"{name} comparable"] = basis == reference
     return row
 
 
@@ -119,20 +110,14 @@ def _list_columns(
     columns += [Column("state", is_text=True)] * any(row["state"] != COMPLETE for row in rows)
     if len({row["task"] for row in rows if row["task"]}) > 1:
         columns.append(Column("task", is_text=True, value=lambda row: Path(row["task"] or "").name))
-    columns += [
-        Column(measures[name], drop=min(number, 1), value=partial(_format_measure, name=name))
-        for number, name in enumerate(measured)
+    columns += [Column(measures[name], value=partial(_format_measure, name=name)) for name in measured]
+    return [
+        *columns,
+        Column("date", value=lambda row: row["date"][:10]),
+        Column("model", is_cut=True, value=lambda row: (row["model"] or "").rpartition("/")[2]),
+        Column("prompt", is_cut=True, value=lambda row: (row["prompt"] or "").rpartition("-")[0]),
+        Column("requests"),
     ]
-    columns += [
-        Column("date", drop=3, value=lambda row: row["date"][:10]),
-        Column("model", drop=2, cut=TEXT_WIDTH, value=lambda row: (row["model"] or "").rpartition("/")[2]),
-        Column("prompt", drop=4, is_text=True, value=lambda row: (row["prompt"] or "").rpartition("-")[0]),
-        Column("topics", drop=5),
-        Column("requests", drop=6),
-        Column("tokens", drop=7, value=lambda row: row["prompt_tokens"] + row["completion_tokens"]),
-        Column("steps", drop=8, is_text=True),
-    ]
-    return columns + [Column(f"{measures[name]} judged", drop=9, value=f"{name} judged", digits=3) for name in measured]
 
 
 _TOP = 20

@@ -63,7 +63,7 @@ def doctor(
 _CHECKS = (
     Column("check", is_text=True, value="name"),
     Column("ok", is_text=True, value=lambda row: "?" if row["is_ok"] is None else row["is_ok"]),
-    Column("found", cut=16, value="value"),
+    Column("found", is_cut=True, value="value"),
 )
 
 
@@ -102,11 +102,10 @@ cache_app = typer.Typer(no_args_is_help=True, help="Inspect an answer cache, exp
 @cache_app.command()
 def stats(cache: CacheFile = _DEFAULT_CACHE, output: FormatOption = Format.TABLE) -> None:
     """Count the entries by kind, model and prompt."""
-    drops = {"kind": 0, "model": 0, "prompt": 0, "version": 1, "hash": 2}
+    names = ("kind", "model", "prompt", "version", "hash", "entries")
     with Cache(cache, CacheMode.REPLAY) as opened:
-        rows = [dict(zip((*drops, "entries"), row, strict=True)) for row in opened.count_entries()]
-    columns = [*(Column(name, drop, is_text=True) for name, drop in drops.items()), Column("entries")]
-    emit(output, rows, columns, (*drops, "entries"))
+        rows = [dict(zip(names, row, strict=True)) for row in opened.count_entries()]
+    emit(output, rows, [Column(name, is_text=name != "entries") for name in names], names)
 
 
 @cache_app.command("export")
@@ -143,7 +142,6 @@ def import_(
 @s.takes_settings(
     *("task", "dataset", "corpus", "index", "skip_bad_lines", "retriever", "elasticsearch", "dense"),
     without=("retriever.query",),
-    max_listed=14,
 )
 def index(given: s.GivenSettings, assigned: s.SetOption = None, output: FormatOption = Format.TABLE) -> None:
     """Store a corpus and build its BM25 index. Does nothing if both exist and are up to date.

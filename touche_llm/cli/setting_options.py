@@ -13,7 +13,7 @@ from typing import Annotated, Any, TypeVar, get_args, get_origin
 import typer
 from pydantic import BaseModel
 
-from touche_llm.cli.options import CommandFunction, HelpAllOption, make_parameter, replace_parameter
+from touche_llm.cli.options import CommandFunction, make_parameter, replace_parameter
 from touche_llm.config import Config, find_settings, is_one_of
 from touche_llm.data.settings import Option, Scope, YamlError, parse_yaml, read_settings
 from touche_llm.errors import DataError, UsageError, list_fields
@@ -38,8 +38,6 @@ OF_STAGE: Mapping[str, tuple[str, ...]] = {
 DELIVERY = tuple(name for name in find_settings(Scope.DELIVERY) if name.startswith("engine."))
 # Settings of all stages.
 OF_RUN = tuple(dict.fromkeys(name for names in OF_STAGE.values() for name in names))
-# A command with more options of settings lists the common ones in `--help`, and all of them in `--help-all`.
-_MAX_LISTED = 11
 _SETTINGS = {name for name, _ in list_fields(Config)}
 # Arguments of the library that are options of commands, but no settings.
 _ARGUMENTS = ("overwrite", "run")
@@ -68,7 +66,6 @@ ConfigOption = Annotated[
 _KEYWORD = inspect.Parameter.KEYWORD_ONLY
 _CONFIG = inspect.Parameter("config_file", _KEYWORD, default=None, annotation=ConfigOption)
 _SET = inspect.Parameter("assigned", _KEYWORD, default=None, annotation=SetOption)
-_HELP_ALL = inspect.Parameter("help_all", _KEYWORD, default=False, annotation=HelpAllOption)
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +96,7 @@ class SettingOption:
         """Name of the parameter of a command."""
         return self.setting.replace(".", "__")
 
-    def to_parameter(self, *, hidden: bool) -> inspect.Parameter:
+    def to_parameter(self) -> inspect.Parameter:
         """Return the parameter that typer makes the option of; its default None means that it was not given."""
         kind: Any = list[self.kind] if self.is_repeatable else self.kind  # type: ignore[name-defined]
         return make_parameter(
@@ -109,7 +106,6 @@ class SettingOption:
             help=f"{self.option.help}{f' (default: {self.default})' if self.default else ''}.",
             metavar=None if self.kind is bool else self.option.metavar or _METAVARS[self.kind],
             rich_help_panel=self.option.panel,
-            hidden=hidden,
         )
 
 
@@ -167,22 +163,16 @@ def _format_default(value: Any, option: Option) -> str:
 OPTIONS: Mapping[str, SettingOption] = {option.setting: option for option in _list_options()}
 
 
-def takes_settings(
-    *settings: str, without: Collection[str] = (), max_listed: int = _MAX_LISTED
-) -> Callable[[CommandFunction], CommandFunction]:
-    """Return a decorator that adds the options of settings to a command.
-
-    The command receives those given by dotted name, as `given`.
+def takes_settings(*settings: str, without: Collection[str] = ()) -> Callable[[CommandFunction], CommandFunction]:
+    """Return a decorator that adds the options of settings to a command, which receives those given as `given`.
 
     Args:
         settings: Dotted names of settings or sections.
         without: Settings or sections among them whose options are left out.
-        max_listed: Max number of options of which `--help` lists all.
     """
     options = _choose(settings, without)
-    return replace_parameter(
-        "given", _list_parameters(options, max_listed), lambda values, _: _collect(options, values)
-    )
+    parameters = [option.to_parameter() for option in options]
+    return replace_parameter("given", parameters, lambda values, _: _collect(options, values))
 
 
 def configured(*settings: str, without: Collection[str] = ()) -> Callable[[CommandFunction], CommandFunction]:
@@ -191,7 +181,7 @@ def configured(*settings: str, without: Collection[str] = ()) -> Callable[[Comma
     The command receives the configuration that they make, as `config`; see `takes_settings` for the arguments.
     """
     options = _choose(settings, without)
-    parameters = [*_list_parameters(options, _MAX_LISTED), _CONFIG, _SET]
+    parameters = [*(option.to_parameter() for option in options), _CONFIG, _SET]
 
     def decorate(command: CommandFunction) -> CommandFunction:
         def load(values: dict[str, Any], own: Mapping[str, Any]) -> Config:
@@ -206,12 +196,6 @@ def configured(*settings: str, without: Collection[str] = ()) -> Callable[[Comma
 
 def _choose(settings: Collection[str], without: Collection[str]) -> list[SettingOption]:
     return [option for name, option in OPTIONS.items() if is_one_of(name, settings) and not is_one_of(name, without)]
-
-
-def _list_parameters(options: Sequence[SettingOption], max_listed: int) -> list[inspect.Parameter]:
-    is_long = len(options) > max_listed
-    parameters = [option.to_parameter(hidden=is_long and not option.option.is_common) for option in options]
-    return [*parameters, *[_HELP_ALL] * is_long]
 
 
 def _collect(options: Sequence[SettingOption], values: Mapping[str, Any]) -> GivenSettings:
@@ -254,8 +238,7 @@ def load_settings(
         given |= {"stance.calibrated_for": found.calibrated_for}
     values = set_values(assigned or [], command)
     flags = {name: tuple(value) if isinstance(value, list) else value for name, value in given.items()}
-    names = {name: option.flag for name, option in OPTIONS.items()} | {name: f"--set {name}" for name in values}
-    return load_config(file, flags | values, names)
+    return load_config(file, flags | values)
 
 
 def set_values(given: list[str], command: str) -> dict[str, Any]:
@@ -296,7 +279,7 @@ def name_options(text: str) -> str:
     --set NAME=VALUE.
     """
     location, separator, rest = text.partition(": ")
-    if separator and "." in location and location in _SETTINGS:
+    if separator and (location in OPTIONS or ("." in location and location in _SETTINGS)):
         text = f"{OPTIONS[location].flag if location in OPTIONS else f'--set {location}'}: {rest}"
     return _NAMED.sub(_name_option, text)
 

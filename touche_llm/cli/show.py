@@ -13,13 +13,11 @@ import typer
 from touche_llm.cli.emit import Column, Format, FormatOption, print_rows, say, show_lines, show_table
 from touche_llm.config import Config
 from touche_llm.data.io import read_records, shorten_path
-from touche_llm.data.records import Judgment, StanceReading, Topic
+from touche_llm.data.records import Judgment, Topic
 from touche_llm.data.topics import read_topics
 from touche_llm.data.trec_runs import read_run
 from touche_llm.errors import DataError, UsageError
 from touche_llm.judging.labels import check_judgments
-from touche_llm.llm.answers import Answer
-from touche_llm.llm.cache import Cache, CacheMode
 from touche_llm.pipeline.candidates import add_objects
 from touche_llm.pipeline.run import read_results, read_texts
 from touche_llm.pipeline.run_directory import CANDIDATES, JUDGMENTS, RESULTS, RunDirectory, read_counts
@@ -41,12 +39,6 @@ _MEASURES = {f"{aspect}{_NDCG}": aspect for aspect in ("relevance", "quality", "
 _MEASURES["stance macro-F1"] = "stance"
 # Counts in the facts of a stage that say what came out of it.
 _OUTPUTS = ("candidates", "judgments", "lines")
-# Longer ids, those of pairs of sentences, leave no room for anything else in a terminal.
-_MAX_ID = 40
-# Characters of a text that are shown beside the columns that 80 characters hold.
-_MIN_TEXT = 10
-# Characters of a thought that are printed, as many as on the page of `report`.
-_MAX_CHARS = 2000
 
 
 def read_run_topics(folder: Path, config: Config) -> dict[str, Topic]:
@@ -82,33 +74,21 @@ def list_rows(
 
 
 def show_rankings(rows: Sequence[Mapping[str, Any]], task: Task, topics: Mapping[str, Topic]) -> None:
-    """Print rows of `list_rows` below the title and the objects of each topic."""
+    """Print a table of the rows of `list_rows` for each topic, below its title and objects."""
     is_topic = any("seen" in row for row in rows)
-    ids_are_long = any(len(row["document"]) > _MAX_ID for row in rows)
-    columns = [Column("rank"), Column("document", 6 * ids_are_long, is_text=True)]
+    columns = [Column("rank"), Column("document", is_text=True)]
     if task.stances:
-        columns.append(Column("stance", is_topic, is_text=True, value=_format_stance if is_topic else "stance"))
-    columns += [Column("answer", is_text=True)] * any("answer" in row for row in rows)
-    columns += [
-        Column(name, 3 if n == 0 else 4 + n if n < 4 else 20 + n, value=partial(_format_share, name=name))
-        for n, name in enumerate(task.question.grades)
-    ]
+        columns.append(Column("stance", is_text=True, value=_format_stance if is_topic else "stance"))
+    columns += [Column(name, value=partial(_format_share, name=name)) for name in task.question.grades]
+    columns.append(Column("score"))
     if is_topic:
-        columns.append(Column("seen", 7, value=lambda row: "" if row["seen"] in (None, 1.0) else f"{row['seen']:.0%}"))
-    # It explains the rank, which no grade does alone.
-    columns.append(Column("score", drop=4))
-    columns += [Column("before", drop=6, value="first_stage_rank")] * is_topic
-    for label in task.stances if is_topic else ():
-        columns.append(Column(f"p {label}", drop=10, value=partial(_format_share, name=f"p_{label}")))
-    columns += [Column("text", drop=8, cut=_MIN_TEXT)] * any(row["text"] for row in rows)
-    listed: list[Mapping[str, Any] | str] = []
+        columns.append(Column("seen", value=lambda row: "" if row["seen"] in (None, 1.0) else f"{row['seen']:.0%}"))
+        columns.append(Column("before", value="first_stage_rank"))
+    columns += [Column("text", is_cut=True)] * any(row["text"] for row in rows)
     for name, group in groupby(rows, key=lambda row: row["topic"]):
         topic = topics.get(name, Topic(name, ""))
-        listed.append(f"{name} {topic.title}".strip())
-        if topic.objects:
-            listed.append(f"  objects: {' and '.join(topic.objects)}")
-        listed += group
-    show_table(columns, listed)
+        objects = [f"objects: {' and '.join(topic.objects)}"] if topic.objects else []
+        show_table(columns, group, f"{name} {topic.title}".strip(), objects)
 
 
 def _format_share(row: Mapping[str, Any], name: str) -> str:
@@ -131,15 +111,6 @@ def show(
     top: Annotated[
         int | None, typer.Option("--top", min=1, help="Documents per topic (default: 3; with --topic all).")
     ] = None,
-    thoughts: Annotated[
-        bool, typer.Option("--thoughts", help="With --topic: what the model reasoned before it answered.")
-    ] = False,
-    answers: Annotated[
-        bool,
-        typer.Option(
-            "--answers", help="Only documents whose stance differs from the judge prompt's answer as written."
-        ),
-    ] = False,
     output: FormatOption = Format.TABLE,
 ) -> None:
     """Show a run: settings, stages, failures, first documents.
@@ -148,8 +119,6 @@ def show(
     the model saw, and the rank in the first stage (before). Texts of documents are shown if the index of the run is
     available.
     """
-    if thoughts and topic is None:
-        raise UsageError("--thoughts: shows the thoughts about one topic; name it with --topic")
     if not run.is_dir():
         raise DataError(f"{run}: no such folder; give the folder of a run, which `touche-llm runs` lists")
     overview = read_overview(run)
@@ -161,24 +130,15 @@ def show(
     task, topics = get_task(config.task), read_run_topics(run, config)
     rows: list[dict[str, Any]] = []
     if (run / RESULTS).is_file():
-        ranks = top or (None if topic is not None or answers else 3)
-        rows = list_rows(run, config, task, topics, ranks, topic)
+        rows = list_rows(run, config, task, topics, top or (3 if topic is None else None), topic)
     if topic is not None and not rows:
         raise UsageError(f"--topic {topic}: not in the run; it has {', '.join(read_run(run / 'run.txt').rankings)}")
-    names = tuple(rows[0]) if rows else ()
-    if answers:
-        rows, names = _find_differing(rows, run, task), (*names, "answer")
-    elif topic is not None:
-        judged = _add_details(rows, run, topic, task)
-        if thoughts:
-            _add_thoughts(rows, config, topic, judged)
-        names = tuple(rows[0])
+    if topic is not None:
+        _add_details(rows, run, topic, task)
     if output is not Format.TABLE:
-        print_rows(output, rows, names if rows else ())
+        print_rows(output, rows)
         return
-    if answers:
-        print(f"{len(rows):,} stances differ from the answers to the judge prompt as written")
-    elif topic is None:
+    if topic is None:
         _show_overview(overview, config, task)
     elif (found := topics.get(topic)) is not None:
         show_lines(filter(None, (found.description, found.narrative)))
@@ -186,33 +146,10 @@ def show(
         show_rankings(rows, task, topics)
     if topic is None and rows:
         say(output, f"next: touche-llm show {run} --topic {rows[0]['topic']}")
-    for row in rows if thoughts else ():
-        thought = " ".join((row["thought"] or "").split())
-        show_lines([f"{row['rank']} {row['document']}: {thought[:_MAX_CHARS]}{'…' * (len(thought) > _MAX_CHARS)}"])
 
 
-def _find_differing(rows: Iterable[dict[str, Any]], run: Path, task: Task) -> list[dict[str, Any]]:
-    """Return the rows whose stance differs from the answer to the judge prompt, which is added as `answer`.
-
-    Not all documents have an answer: some pairs of sentences inherit their stance.
-    """
-    if not task.stances:
-        raise UsageError(f"--answers: {task.name} has no stances; leave the option out")
-    written = {
-        (judgment.topic_id, judgment.document_id): str(judgment.readings["stance"].answered)
-        for judgment in read_records(run / JUDGMENTS, Judgment, "judgments")
-        if "stance" in judgment.readings
-    }
-    answered = (row | {"answer": written.get((row["topic"], row["document"]))} for row in rows)
-    return [row for row in answered if row["answer"] not in (None, row["stance"])]
-
-
-def _add_details(rows: Sequence[dict[str, Any]], run: Path, topic: str, task: Task) -> list[Judgment | StanceReading]:
-    """Add the rank in the first stage and the share of the document that the model saw to the rows of a topic.
-
-    Returns:
-        Judgments and stances of the topic.
-    """
+def _add_details(rows: Sequence[dict[str, Any]], run: Path, topic: str, task: Task) -> None:
+    """Add the rank in the first stage and the share of the document that the model saw to the rows of a topic."""
     first = {item.document_id: item.rank for item in read_run(run / CANDIDATES).rankings.get(topic, [])}
     judgments = read_records(run / JUDGMENTS, Judgment, "judgments")
     check_judgments(judgments, task.question, run / JUDGMENTS)
@@ -224,33 +161,6 @@ def _add_details(rows: Sequence[dict[str, Any]], run: Path, topic: str, task: Ta
         row["seen"] = None if judgment is None else 1.0
         if cut is not None:
             row["seen"] = round(cut.kept_chars / max(cut.of_chars, 1), 4)
-    stances = (item for item in RunDirectory(run).read_stances(task) if item.topic_id == topic)
-    return [*judged.values(), *stances]
-
-
-def _add_thoughts(
-    rows: Sequence[dict[str, Any]], config: Config, topic: str, judged: Sequence[Judgment | StanceReading]
-) -> None:
-    """Add the thoughts behind the judgments and stances of a topic to its rows, as `thought`.
-
-    Raises:
-        UsageError: The model did not reason, or the cache is missing.
-        DataError: The cache lacks a thought.
-    """
-    if not any(item.thought_keys for item in judged):
-        raise UsageError(f"--thoughts: the model did not reason about topic {topic}; run with a budget (--thinking)")
-    file, thoughts = config.cache.file, dict[str, list[str]]()
-    with Cache(file, CacheMode.REPLAY) as cache:
-        for item in judged:
-            for key in item.thought_keys:
-                if (answer := cache.get(key, Answer)) is None:
-                    raise DataError(
-                        f"{file}: no thought about document {item.document_id}; name the cache of the run in its "
-                        "config.yaml (cache.file)"
-                    )
-                thoughts.setdefault(item.document_id, []).append(answer.text)
-    for row in rows:
-        row["thought"] = "\n\n".join(thoughts.get(row["document"], ())) or None
 
 
 def _show_overview(overview: RunOverview, config: Config, task: Task) -> None:
@@ -260,8 +170,8 @@ def _show_overview(overview: RunOverview, config: Config, task: Task) -> None:
     print()
     columns = [Column("stage", is_text=True), Column("time", value=lambda row: format_seconds(row["seconds"]))]
     columns += [Column("requests"), Column("cached"), Column("failed", value="failures")]
-    columns += [Column("tokens in", drop=1, value="prompt_tokens")]
-    columns += [Column("tokens out", drop=2, value="completion_tokens"), Column("result", is_text=True)]
+    columns += [Column("tokens in", value="prompt_tokens")]
+    columns += [Column("tokens out", value="completion_tokens"), Column("result", is_text=True)]
     rows = []
     for name, stage in overview.stages.items():
         result = next((f"{stage[count]:,} {count}" for count in _OUTPUTS if count in stage), None)
@@ -274,7 +184,7 @@ def _show_overview(overview: RunOverview, config: Config, task: Task) -> None:
 def show_facts(facts: Mapping[str, Any]) -> None:
     """Print names and values, one below the other."""
     width = max(map(len, facts))
-    show_lines((f"{name:{width}}  {'–' if value is None else value}" for name, value in facts.items()), None, width + 2)
+    show_lines(f"{name:{width}}  {'–' if value is None else value}" for name, value in facts.items())
 
 
 def _list_facts(overview: RunOverview, config: Config, task: Task) -> Iterator[tuple[str, str]]:
@@ -298,8 +208,7 @@ def _list_facts(overview: RunOverview, config: Config, task: Task) -> Iterator[t
         for name, counts in read_counts(facts).labels.items():
             bits = ", ".join(f"{aspect} {bits:.3f}" for aspect, bits in counts.bits.items() if bits is not None)
             known = f"information {bits} bits" if bits else "too few answers to say whether labels differ by document"
-            hint = ["--answers lists the documents"] * bool(name == "judge" and counts.overruled)
-            yield f"labels of {name}", "; ".join([known, *counts.list_problems(), *counts.describe_overruled(), *hint])
+            yield f"labels of {name}", "; ".join([known, *counts.list_problems(), *counts.describe_overruled()])
     if (evaluation := overview.evaluation) is not None:
         found = {name: evaluation.measures.get(name) for name in list_measures([evaluation])}
         values = ((name, item) for name, item in found.items() if item is not None and item.value is not None)

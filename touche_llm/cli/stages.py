@@ -124,7 +124,7 @@ def _run_all(output: Format, config: Config, out: Path, *, overwrite: bool) -> N
         f"prompt and {usage.completion_tokens:,} answer tokens; next: touche-llm show {out}",
     )
     if usage.overruled:
-        why = f"the probabilities of all labels decide: touche-llm show {out} --answers"
+        why = "the probabilities of all labels decide"
         say(output, f"stances that differ from the answers as written: {usage.overruled:,}, since {why}")
     _report(output, "run", out / run_directory.RUN, outcome.failures, judgments=outcome.judgments.requested)
 
@@ -210,20 +210,14 @@ def show_cost(
 
 
 def print_costs(output: Format, config: Config, result: DryRun, further: Sequence[str]) -> None:
-    """Print the requests and estimated prompt tokens of each prompt of the stages, and what these numbers mean.
-
-    As rows: one for each stage and prompt; and for each stage with `known` answers, which are counted for all its
-    prompts together, one without a prompt and without requests. Each column can be added up.
-    """
+    """Print the requests and estimated prompt tokens of each prompt of the stages, and what these numbers mean."""
     rows: list[dict[str, Any]] = [
-        {"stage": cost.stage, "prompt": cost.prompt, **_sum_costs([cost]), "known": None} for cost in result.costs
+        {"stage": cost.stage, "prompt": cost.prompt, **_sum_costs([cost])} for cost in result.costs
     ]
     total = {"stage": "all", "prompt": "", **_sum_costs(result.costs)}
     known, failed = sum(result.known.values()), sum(result.failed.values())
     if output is not Format.TABLE:
-        of_stages = [(stage, count) for stage, count in result.known.items() if count]
-        rows += [{"stage": stage, "prompt": None, **_sum_costs([]), "known": count} for stage, count in of_stages]
-        print_rows(output, rows, (*total, "known"))
+        print_rows(output, rows, tuple(total))
     elif rows:
         show_table(_COSTS, [*rows, total])
     else:
@@ -253,7 +247,7 @@ _COSTS = (
     Column("prompt", is_text=True, value=lambda row: row["prompt"].partition("/")[2]),
     Column("requests", value=partial(_format_span, name="requests")),
     Column("about tokens", value=partial(_format_span, name="prompt_tokens")),
-    Column("shared", drop=1, value=partial(_format_span, name="shared_tokens")),
+    Column("shared", value=partial(_format_span, name="shared_tokens")),
 )
 
 

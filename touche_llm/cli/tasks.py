@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import typer
 
 from touche_llm.cli.demo import SAMPLES
-from touche_llm.cli.emit import TEXT_WIDTH, Column, Format, FormatOption, emit, print_rows, say, show_lines
+from touche_llm.cli.emit import Column, Format, FormatOption, emit, print_rows, say, show_lines
 from touche_llm.cli.setting_options import CommandProgress
 from touche_llm.cli.show import show_facts
 from touche_llm.data.io import open_atomic
@@ -26,18 +26,18 @@ _FILE_COLUMNS = ("role", "name", "bytes", "records", "licence", "md5", "url")
 _FILES = (
     Column("task", is_text=True),
     Column("role", is_text=True),
-    Column("bytes", drop=2),
-    Column("records", drop=3),
-    Column("licence", drop=4, is_text=True),
-    Column("md5", drop=5, is_text=True),
+    Column("bytes"),
+    Column("records"),
+    Column("licence", is_text=True),
+    Column("md5", is_text=True),
 )
 _CHECKED = (
     Column("file", is_text=True),
     Column("kind", is_text=True),
-    Column("roles", drop=2, is_text=True),
-    Column("tasks", drop=1, is_text=True),
-    Column("published", drop=3, is_text=True),
-    Column("first", drop=4, cut=TEXT_WIDTH),
+    Column("roles", is_text=True),
+    Column("tasks", is_text=True),
+    Column("published", is_text=True),
+    Column("first", is_cut=True),
 )
 
 
@@ -96,10 +96,10 @@ EXAMPLE = SAMPLES / "example"
 EXAMPLE_FILES = ("judge.jinja", "topics.xml", "opinions.jsonl", "answers.jsonl", "qrels-relevance.txt", TASK_FILE)
 _COLUMNS = (
     Column("task", is_text=True),
-    Column("aspects", is_text=True, drop=1),
-    Column("stances", is_text=True, drop=2),
-    Column("reader", is_text=True, drop=3),
-    Column("title", cut=40),
+    Column("aspects", is_text=True),
+    Column("stances", is_text=True),
+    Column("reader", is_text=True),
+    Column("title", is_cut=True),
 )
 
 tasks_app = typer.Typer(no_args_is_help=True, help="List and show tasks, and create a new one.")

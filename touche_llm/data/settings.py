@@ -159,7 +159,6 @@ class Option:
         flag: Name of the option, as `--depth`; with its negation for a truth value, as `--logprobs/--no-logprobs`.
         help: Description without a full stop or the default, which is added.
         panel: Heading of the help under which the option is listed.
-        is_common: Whether `--help` of a command with many options lists it; `--help-all` lists all.
         metavar: Name of the value in the help; by default that of its type.
         key: Key that the option sets if the field is a dictionary.
         is_file: Whether the option names a file that holds the value.
@@ -170,7 +169,6 @@ class Option:
     flag: str
     help: str
     panel: Panel
-    is_common: bool = False
     metavar: str | None = None
     key: str = ""
     is_file: bool = False

@@ -91,18 +91,17 @@ class EngineConfig(Section):
             "--engine",
             "server (a running one), managed (started for the run) or batch (files)",
             "Model",
-            is_common=True,
             metavar="NAME",
         ),
         Scope.DELIVERY,
     ] = "server"
     runner: Annotated[Runner, Scope.DELIVERY] = Runner.VLLM
     base_url: Annotated[
-        Address, Option("--base-url", "Address of the server", "Model", is_common=True, metavar="URL"), Scope.DELIVERY
+        Address, Option("--base-url", "Address of the server", "Model", metavar="URL"), Scope.DELIVERY
     ] = "http://127.0.0.1:8000"
     model: Annotated[
         str | None,
-        Option("--model", "Served name, if several, or a folder to serve", "Model", is_common=True, metavar="NAME"),
+        Option("--model", "Served name, if several, or a folder to serve", "Model", metavar="NAME"),
         Scope.MODEL,
     ] = None
     options: Annotated[dict[str, Any], AfterValidator(_check_options), Scope.DELIVERY] = {}
@@ -337,9 +336,9 @@ class SamplingConfig(Section):
 class CacheConfig(Section):
     """Settings of the answer cache."""
 
-    file: Annotated[
-        Path, Option("--cache", "Answer cache, or a .jsonl cassette to replay", "Model", is_common=True)
-    ] = Path(".touche-llm/answers.sqlite")
+    file: Annotated[Path, Option("--cache", "Answer cache, or a .jsonl cassette to replay", "Model")] = Path(
+        ".touche-llm/answers.sqlite"
+    )
     mode: Annotated[
         CacheMode,
         Option(

@@ -35,16 +35,12 @@ class Batch(Model):
         facts: Engine that will answer.
         config: Configuration of the stage.
         requests: File of the requests, relative to the folder; the next export may replace only this one.
-        export_options: Command-line options of the export, for the next one.
-        stage_options: Those options that the stage's own command takes, for its replay.
     """
 
     stage: StageName
     facts: EngineInfo
     config: Config
     requests: str = ""
-    export_options: tuple[str, ...] = ()
-    stage_options: tuple[str, ...] = ()
 
 
 def read_batch(folder: Path) -> Batch:

@@ -10,13 +10,12 @@ from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
-from pydantic_core import ErrorDetails
 
 from touche_llm.config import Config, is_one_of
 from touche_llm.corpus.ir_dataset import dataset_index, topics_file
 from touche_llm.data.io import open_atomic
 from touche_llm.data.settings import read_yaml, set_values, to_yaml
-from touche_llm.errors import DataError, UsageError, describe_problem, list_fields, suggest
+from touche_llm.errors import DataError, UsageError, describe_first_problem
 from touche_llm.judging.sentence_pairs import PairSettings
 from touche_llm.prompts.few_shot import EXAMPLES_SUFFIX
 from touche_llm.prompts.prompt import PromptsConfig
@@ -43,16 +42,16 @@ def index_folder(corpus: Path) -> Path:
     return Path(".touche-llm/index") / f"{corpus.name.split('.')[0]}-{place}"
 
 
-def load_config(file: Path | None, flags: Mapping[str, Any], options: Mapping[str, str] | None = None) -> Config:
+def load_config(file: Path | None, flags: Mapping[str, Any]) -> Config:
     """Load the configuration of a YAML file, overridden by flags.
 
     Args:
         file: Configuration file; None for defaults and flags alone.
         flags: Values by dotted name (`retriever.k1`); None means that the flag was not given.
-        options: Names of command-line options by dotted name, for messages.
 
     Raises:
-        UsageError: The file cannot be read, or a value is missing, unknown or out of range; names file and key.
+        UsageError: The file cannot be read, or a value is missing, unknown or out of range; names the setting, and the
+            file unless a flag set it.
     """
     values = read_yaml(file, error=UsageError) if file else {}
     if file is not None and _is_of_run(file):
@@ -67,15 +66,16 @@ def load_config(file: Path | None, flags: Mapping[str, Any], options: Mapping[st
     try:
         task = get_task(str(values.setdefault("task", DEFAULT_TASK)))
     except UsageError as error:
-        place = (options or {}).get("task", "options") if flags.get("task") else source
-        raise UsageError(f"{place}: {error}") from error
+        raise UsageError(f"{'task' if flags.get('task') else source}: {error}") from error
     _complete_weights(values, given, task, stored_objective)
     _complete_sections(values, task)
     try:
         return Config.model_validate(values)
     except ValidationError as error:
-        problems = [_locate_problem(problem, source, given, options or {}) for problem in error.errors()]
-        raise UsageError("; ".join(problems)) from error
+        problem = describe_first_problem(error, model=Config)
+        names = problem.partition(": ")[0].split(", ")
+        is_given = any(is_one_of(name, names) or is_one_of(names[0], (name,)) for name in given)
+        raise UsageError(problem if file is None or is_given else f"{file}: {problem}") from error
 
 
 def _is_of_run(file: Path) -> bool:
@@ -184,40 +184,9 @@ def _complete_sections(values: dict[str, Any], task: Task) -> None:
         values["depth"] = min(Config.model_fields["depth"].default, task.documents_per_topic.max)
 
 
-def _locate_problem(error: ErrorDetails, source: str, given: Mapping[str, Any], options: Mapping[str, str]) -> str:
-    """Describe a problem with its place: the options, if flags set the value, or else the file."""
-    place = ".".join(map(str, error["loc"]))
-    if error["type"] == "extra_forbidden":
-        # A setting of an unknown section is misspelt as a whole.
-        place = next((name for name in given if is_one_of(name, (place,))), place)
-    problem = _describe_error(error, place)
-    if place in options and place in given:
-        return f"{options[place]}: {problem.removeprefix(f'{place}: ')}"
-    # The message about a whole section names the settings that it is about.
-    subject, _, rest = problem.partition(": ")
-    names = [place] if place else subject.split(", ")
-    flagged = [name for name in given if is_one_of(name, names) or any(is_one_of(each, (name,)) for each in names)]
-    if not flagged or not all(name in options for name in flagged):
-        return f"{'options' if flagged else source}: {problem}"
-    return f"{', '.join(options[name] for name in flagged)}: {rest if set(flagged) <= set(names) else problem}"
-
-
 def _find_weights(task: Task, objective: Any) -> Mapping[str, float]:
     """Return the default weights of an objective; those of `both` if it is missing or unknown."""
     return next((weights for name, weights in task.objectives.items() if name == objective), task.objectives["both"])
-
-
-def _describe_error(error: ErrorDetails, where: str) -> str:
-    """Describe a problem of the configuration's setting `where` in its user's terms."""
-    message = describe_problem(error)
-    if error["type"] == "missing":
-        message += f"; give --{where} or name it in the configuration"
-    elif error["type"] == "extra_forbidden":
-        names = [name for name, _ in list_fields(Config)]
-        # The same name in another section, or a similar one.
-        elsewhere = next((name for name in names if name.split(".")[-1] == where.split(".")[-1]), None)
-        message += suggest(where, names) if elsewhere is None else f", did you mean {elsewhere}?"
-    return f"{where}: {message}" if where else message
 
 
 def write_config(config: Config, path: Path) -> None:

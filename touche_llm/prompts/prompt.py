@@ -42,7 +42,7 @@ class PromptsConfig(Section):
     ] = None
     judge: Annotated[
         str,
-        Option("--prompt", "Judge prompt: a name or a .jinja file", "Judging", is_common=True, metavar="NAME|FILE"),
+        Option("--prompt", "Judge prompt: a name or a .jinja file", "Judging", metavar="NAME|FILE"),
         Scope.JUDGE,
     ] = "judge"
     objects: Annotated[
