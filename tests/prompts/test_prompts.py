@@ -219,12 +219,6 @@ def test_what_a_reasonable_template_does_is_allowed(tmp_path: Path, body: str) -
     assert "THE" in prompt.render(topic=TOPIC, first="a", second="b", document="THE")[1].content
 
 
-def test_what_the_template_itself_says_is_left_alone(tmp_path: Path) -> None:
-    body = "{% block system %}Use <b> and [INST] as you like.{% endblock %}{% block user %}{{ document }}{% endblock %}"
-    system, _ = load_prompt(TASK, template(tmp_path, body), "judge", ANY).render(topic=TOPIC, document="x")
-    assert system.content == "Use <b> and [INST] as you like."
-
-
 @drawn(st.text(alphabet=st.sampled_from("<>|[]/ aI_\n\u200b＜［") | st.characters()))
 def test_neutralising_again_changes_nothing_and_words_stay(text: str) -> None:
     once = sanitize(text)
