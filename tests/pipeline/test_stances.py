@@ -173,25 +173,6 @@ async def test_the_best_by_the_weights_of_the_task_are_asked_so_that_other_weigh
     }
 
 
-async def test_thresholds_change_labels_when_ranking_without_a_server(tmp_path: Path) -> None:
-    out = tmp_path / "out"
-    # NO has a fifth by the stance prompt; one document has the judge prompt alone, for which they were not fitted.
-    config = heating(tmp_path, depth=4, stance__prompt="own")
-    await judged(config, out, Judge(FIRST_PLEASE, UNUSABLE))
-    expected = {
-        0.21: ["FIRST"] * 3 + ["SECOND"],
-        0.2: ["NO"] * 3 + ["SECOND"],
-        0.03: ["NO"] * 3 + ["SECOND"],
-    }
-    for threshold, stances in expected.items():
-        given = config.stance
-        assert given is not None
-        changed = config.model_copy(update={"stance": given.model_copy(update={"thresholds": {"NO": threshold}})})
-        lines, progress = await ranked(changed, out)
-        assert [line.stance for line in lines] == stances
-        assert progress.notices == []
-
-
 class Plain(ScriptedEngine):
     """Sends no log-probabilities."""
 
