@@ -181,7 +181,7 @@ def test_a_run_can_be_reported_and_kept_also_when_the_server_is_gone(
     assert done.returncode == 0, done.stderr
     method = yaml.safe_load((tmp_path / "out" / "ir-metadata.yml").read_text())["method"]
     assert method["retrieval"][0]["method"] == "Elasticsearch BM25"
-    assert method["retrieval"][0]["params"]["index"] == "touche-llm"
+    assert method["retrieval"][0]["params"]["elasticsearch.index"] == "touche-llm"
     assert touche("report", "out", "-o", "there.html").returncode == 0
     assert touche("regress", "record", "out", "kept").returncode == 0
     server.password = "changed"

@@ -6,7 +6,6 @@ Weights are random: the tests are about what is sent, kept and written, not abou
 from __future__ import annotations
 
 import re
-from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -166,7 +165,6 @@ def test_a_ranking_sends_what_the_dry_run_said_and_is_replayed_to_the_byte(
     assert (out / "comparisons.jsonl").exists() is asks
     if asks:
         comparisons = read_records(out / "comparisons.jsonl", Comparison, "comparisons")
-        assert Counter(each.step for each in comparisons) == found["rank"]["comparisons"]
         assert (out / "comparison_failures.jsonl").read_bytes() == b""
         assert all(sorted(each.order or each.documents) == sorted(each.documents) for each in comparisons)
         assert all(each.best is None or each.best.probabilities for each in comparisons)
