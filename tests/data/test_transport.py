@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-from email.utils import formatdate
 
 import pytest
 
@@ -68,31 +67,13 @@ async def test_waits_double_with_jitter_up_to_a_minute(slept: list[float]) -> No
     assert any(wait != top for wait, top in zip(slept, ceilings, strict=True))
 
 
-async def test_giving_up_says_that_the_server_asked_for_more_than_was_allowed(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_last_failure_is_raised_when_the_time_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(concurrency, "_FIRST_WAIT", 0.001)
-    with pytest.raises(Transient) as asked_for_more:
+    with pytest.raises(Transient) as failed:
         await retry(Failing(1000, retry_after=25.0), 0.05, Transient, ignore)
-    assert (
-        asked_for_more.value.reason
-        == "HTTP 429: busy (it requests a wait of 25 s, but requests are retried for 0.05 s)"
-    )
-    with pytest.raises(Transient) as asked_for_nothing:
-        await retry(Failing(1000, retry_after=None), 0.05, Transient, ignore)
-    assert asked_for_nothing.value.reason == "HTTP 429: busy"
+    assert failed.value.reason == "HTTP 429: busy"
 
 
-@pytest.mark.parametrize(
-    ("header", "seconds"),
-    [
-        (None, None),
-        ("soon", None),
-        ("3", 3.0),
-        (formatdate(1003.0, usegmt=True), 3.0),
-        ("Sun, 99 Nov 99999999999 08:49:37 GMT", None),
-    ],
-)
-def test_retry_after_is_in_seconds_or_a_date(
-    header: str | None, seconds: float | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("touche_llm.data.concurrency.time.time", lambda: 1000.0)
+@pytest.mark.parametrize(("header", "seconds"), [(None, None), ("soon", None), ("", None), ("3", 3.0)])
+def test_retry_after_is_in_seconds(header: str | None, seconds: float | None) -> None:
     assert parse_retry_after(header) == seconds

@@ -11,12 +11,11 @@ import threading
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable
 from contextlib import asynccontextmanager
-from email.utils import parsedate_to_datetime
 from functools import cache
 from itertools import count
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from tenacity import AsyncRetrying, RetryCallState, Retrying
+from tenacity import AsyncRetrying, RetryCallState, Retrying, retry_if_exception_type
 
 from touche_llm.errors import Warn
 
@@ -76,36 +75,29 @@ class Slots:
     """Limit on concurrent calls. A free slot goes to the waiting call with the lowest priority number."""
 
     def __init__(self, size: int) -> None:
-        self.size = size
-        self._held = 0
+        self._free = size
         self._waiting: list[tuple[int, int, asyncio.Future[None]]] = []
         self._numbers = count()
 
     @asynccontextmanager
     async def hold(self, priority: int = 0) -> AsyncIterator[None]:
         """Hold a slot while the block runs; calls of equal priority get slots in the order of their arrival."""
-        if self._held < self.size:
-            self._held += 1
-        else:
-            granted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-            heapq.heappush(self._waiting, (priority, next(self._numbers), granted))
-            try:
-                await granted
-            except asyncio.CancelledError:
-                if granted.done() and not granted.cancelled():
-                    self._release()
-                raise
+        granted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        heapq.heappush(self._waiting, (priority, next(self._numbers), granted))
+        self._grant()
         try:
+            await granted
             yield
         finally:
-            self._release()
+            # The future is cancelled if the task was while it waited.
+            self._free += not granted.cancelled()
+            self._grant()
 
-    def _release(self) -> None:
-        self._held -= 1
-        while self._waiting and self._held < self.size:
+    def _grant(self) -> None:
+        while self._free and self._waiting:
             granted = heapq.heappop(self._waiting)[2]
             if not granted.done():
-                self._held += 1
+                self._free -= 1
                 granted.set_result(None)
 
 
@@ -164,7 +156,7 @@ async def retry(
     transient: type[FailureT],
     on_retry: Callable[[FailureT], None],
 ) -> ResultT:
-    """Return the result of a call; after a transient failure, retry it with growing waits.
+    """Return the result of a call; after a transient failure, retry it with growing waits, and raise the last one.
 
     Args:
         call: Call to make, at least once.
@@ -172,9 +164,6 @@ async def retry(
             may have waited long in the server's queue.
         transient: Type of the failures to retry.
         on_retry: Called with each failure before it is retried.
-
-    Raises:
-        TransientFailure: The last failure. Its reason mentions a requested wait that is longer than `retry_for`.
     """
 
     async def attempt() -> ResultT:
@@ -191,51 +180,37 @@ def retry_blocking(
 
 
 def _build_policy(retry_for: float, transient: type[FailureT], on_retry: Callable[[FailureT], None]) -> dict[str, Any]:
-    end = math.inf
+    end: float | None = None
 
-    def is_transient(state: RetryCallState) -> bool:
-        nonlocal end
-        if state.outcome is None or not isinstance(state.outcome.exception(), transient):
-            return False
-        end = min(end, time.monotonic() + retry_for)
-        return True
+    def get_failure(state: RetryCallState) -> FailureT:
+        error = state.outcome.exception() if state.outcome else None
+        assert isinstance(error, transient)
+        return error
 
     def is_last(state: RetryCallState) -> bool:
-        error = _get_failure(state, transient)
-        if time.monotonic() < end and (error.max_tries is None or state.attempt_number < error.max_tries):
-            return False
-        if error.retry_after is not None and error.retry_after > retry_for:
-            error.reason += (
-                f" (it requests a wait of {error.retry_after:g} s, but requests are retried for {retry_for:g} s)"
-            )
-        return True
+        nonlocal end
+        end = end or time.monotonic() + retry_for
+        max_tries = get_failure(state).max_tries or math.inf
+        return time.monotonic() >= end or state.attempt_number >= max_tries
+
+    def compute_wait(state: RetryCallState) -> float:
+        backoff = min(_MAX_WAIT, _FIRST_WAIT * 2.0 ** min(state.attempt_number - 1, 16)) * random.uniform(0.5, 1.0)
+        requested = min(get_failure(state).retry_after or 0.0, _MAX_WAIT)
+        return min(max(backoff, requested), (end or math.inf) - time.monotonic())
 
     return {
-        "retry": is_transient,
-        "wait": lambda state: min(_compute_wait(state), end - time.monotonic()),
+        "retry": retry_if_exception_type(transient),
+        "wait": compute_wait,
         "stop": is_last,
-        "before_sleep": lambda state: on_retry(_get_failure(state, transient)),
+        "before_sleep": lambda state: on_retry(get_failure(state)),
         "reraise": True,
     }
-
-
-def _get_failure(state: RetryCallState, transient: type[FailureT]) -> FailureT:
-    error = state.outcome.exception() if state.outcome else None
-    assert isinstance(error, transient)
-    return error
-
-
-def _compute_wait(state: RetryCallState) -> float:
-    """Return the seconds before the next try: exponential with jitter, at least those that the server requested."""
-    backoff = min(_MAX_WAIT, _FIRST_WAIT * 2.0 ** min(state.attempt_number - 1, 16)) * random.uniform(0.5, 1.0)
-    return max(backoff, min(_get_failure(state, TransientFailure).retry_after or 0.0, _MAX_WAIT))
 
 
 class RetryNotice:
     """Report of the failures of a server that are retried, at most one a minute, to explain the wait."""
 
     def __init__(self, warn: Warn, place: str, retry_for: float) -> None:
-        """Name the server, and for how many seconds its requests are retried."""
         self._warn, self._place, self._retry_for = warn, place, retry_for
         self._quiet_until = -math.inf
 
@@ -247,13 +222,8 @@ class RetryNotice:
 
 
 def parse_retry_after(header: str | None) -> float | None:
-    """Return the seconds to wait by a Retry-After header; None if it is missing or invalid."""
-    if header is None or header.isdecimal():
-        return float(header) if header else None
-    try:
-        return max(0.0, parsedate_to_datetime(header).timestamp() - time.time())
-    except (ValueError, OverflowError):
-        return None
+    """Return the seconds to wait by a Retry-After header; None if it is missing, a date or invalid."""
+    return float(header) if header and header.isdecimal() else None
 
 
 def to_line(text: str) -> str:
@@ -262,13 +232,7 @@ def to_line(text: str) -> str:
 
 
 def describe_connection_error(error: Exception, seconds: float, clean: Callable[[str], str] = to_line) -> str:
-    """Return why a request of aiohttp got no reply.
-
-    Args:
-        error: A TimeoutError, a ClientError or an OSError.
-        seconds: Time limit of the request.
-        clean: Shortens a text from the server.
-    """
+    """Return why a request of aiohttp, with a limit in seconds, got no reply; `clean` shortens a server's text."""
     import aiohttp
 
     if isinstance(error, TimeoutError):
@@ -282,9 +246,7 @@ def describe_connection_error(error: Exception, seconds: float, clean: Callable[
 
 async def read_body(response: aiohttp.ClientResponse, limit: int) -> bytes:
     """Return the body of a reply, cut after `limit + 1` bytes."""
-    content = bytearray()
-    async for part in response.content.iter_any():
-        content += part
-        if len(content) > limit:
-            break
-    return bytes(content[: limit + 1])
+    try:
+        return await response.content.readexactly(limit + 1)
+    except asyncio.IncompleteReadError as complete:
+        return complete.partial

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Lock
@@ -19,14 +19,7 @@ MAX_VALUE = 2**25
 
 @dataclass(frozen=True, slots=True)
 class DatabaseFormat:
-    """Format of a kind of SQLite file of this program.
-
-    Attributes:
-        noun: Kind of file, for messages.
-        application: `PRAGMA application_id`, which distinguishes the files from those of other programs.
-        version: `PRAGMA user_version` that this program reads.
-        statements: Statements that create the tables.
-    """
+    """Format of a kind of SQLite file of this program: its noun, `PRAGMA application_id`, `user_version` and tables."""
 
     noun: str
     application: int
@@ -46,15 +39,15 @@ class NamedDatabase(sqlite3.Connection):
 
     def execute(self, *arguments: Any) -> sqlite3.Cursor:
         """Run a statement; see the base class."""
-        try:
-            return super().execute(*arguments)
-        except sqlite3.Error as error:
-            raise add_path(error, self.path) from None
+        return self._run(super().execute, arguments)
 
     def executemany(self, *arguments: Any) -> sqlite3.Cursor:
         """Run a statement once for each row; see the base class."""
+        return self._run(super().executemany, arguments)
+
+    def _run(self, statement: Callable[..., sqlite3.Cursor], arguments: tuple[Any, ...]) -> sqlite3.Cursor:
         try:
-            return super().executemany(*arguments)
+            return statement(*arguments)
         except sqlite3.Error as error:
             raise add_path(error, self.path) from None
 
@@ -153,12 +146,8 @@ def describe_opening_error(path: Path, noun: str, setting: str, error: sqlite3.E
 
     Only SQLite looks into a file, so any other error is one of the disk.
     """
-    code = getattr(error, "sqlite_errorcode", 0) & 0xFF
-    if code in (sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_CORRUPT):
-        return f"{path}: not {noun} of this program, or damaged: {error}; name another file with `{setting}`"
     cause = _describe_cause(error) if isinstance(error, sqlite3.Error) else describe_os_error(error)
-    advice = "" if ";" in cause else f"; name a file in a writable folder with `{setting}`"
-    return f"{path}: cannot be opened as {noun}: {cause}{advice}"
+    return f"{path}: cannot be opened as {noun}: {cause}; name another file, in a writable folder, with `{setting}`"
 
 
 def _describe_cause(error: sqlite3.Error) -> str:

@@ -89,12 +89,7 @@ FORMAT = DatabaseFormat(
 
 
 def open_file(path: Path | None, read_only: bool = False) -> NamedDatabase:
-    """Open the file of a cache; create it if it is missing. None opens a cache in memory.
-
-    Raises:
-        DataError: The file is not a cache.
-        sqlite3.Error, OSError: The file cannot be opened.
-    """
+    """Open the file of a cache; create it if it is missing. None opens a cache in memory."""
     if path is None:
         database = connect(":memory:")
     elif read_only:
@@ -220,14 +215,7 @@ class Cache(AbstractContextManager["Cache"]):
     async def store(self, metadata: EntryMetadata, value: ValueT, model: ValueType[ValueT] | None = None) -> ValueT:
         """Store an entry like `put`, in one transaction with the others of this turn of the event loop.
 
-        Args:
-            metadata: Metadata of the entry.
-            value: Value of the entry.
-            model: Type of a value that is already stored, as for `get`; None for that of `value`.
-
-        Raises:
-            DataError: The value already stored has another type.
-            Exception: The reason, mostly an sqlite3.Error, why the values of this turn could not be stored.
+        Return the value, or the one already stored, of the type `model` as for `get`; raise why it was not stored.
         """
         if self._is_read_only:
             return value

@@ -47,14 +47,7 @@ _StoredT = TypeVar("_StoredT", Embedding, Score)
 
 @dataclass(slots=True)
 class PoolingClient(TokenCountingClient):
-    """Client of one embedding model or cross-encoder.
-
-    Attributes:
-        purpose: What the model is for.
-        batch: Max number of texts in a request.
-        concurrency: Max number of requests at a time.
-        dimensions: Length of the vectors; None for the model's own.
-    """
+    """Client of one embedding model or cross-encoder; `dimensions` are those of its vectors, None for its own."""
 
     engine: PoolingEngine | None
     purpose: PoolingPurpose = "embedding"
@@ -70,11 +63,7 @@ class PoolingClient(TokenCountingClient):
         return Request((Message("user", text),), {}, Sampling(), info.model, info.revision, {}, origin)
 
     async def embed(self, texts: Sequence[Request]) -> list[bytes]:
-        """Return the vectors of texts as little-endian float32; empty for those that a replay misses.
-
-        Raises:
-            EngineError: The server failed.
-        """
+        """Return the vectors of texts as little-endian float32; empty for those that a replay misses."""
         optional = {} if self.dimensions is None else {"dimensions": self.dimensions}
 
         async def send(engine: PoolingEngine, sent: Sequence[str]) -> list[Embedding]:
@@ -106,12 +95,7 @@ class PoolingClient(TokenCountingClient):
         topic_id: str = "",
         document_id: str | None = None,
     ) -> str:
-        """Return the text of a document, truncated if `build` would make it longer than the context.
-
-        Raises:
-            EngineError: The server cannot count tokens.
-            PromptError: There is no room for the document.
-        """
+        """Return the text of a document, truncated if `build` would make it longer than the context."""
 
         def wrap(text: str) -> Request:
             return self.wrap(build(text), topic_id, document_id)
@@ -248,11 +232,7 @@ class PoolingServer:
         self._length: int | None = None
 
     async def connect(self, dimensions: int | None = None) -> EngineInfo:
-        """Get model and context from the server, and verify that its results, of these dimensions, can be used.
-
-        Raises:
-            EngineError: The server is unreachable, or serves another model or unusable results.
-        """
+        """Get model and context from the server, and verify that its results, of these dimensions, can be used."""
         from touche_llm.llm.startup import describe_failure, identify  # takes a while to load
 
         client = self._client
@@ -270,11 +250,7 @@ class PoolingServer:
         return info.model_copy(update={"overhead": _OVERHEAD})
 
     async def embed(self, texts: Sequence[str], dimensions: int | None) -> list[bytes]:
-        """Return the vector of each text; see `PoolingEngine`.
-
-        Raises:
-            EngineError: A vector has another length than those before, is 0, or has values that are no numbers.
-        """
+        """Return the vector of each text; see `PoolingEngine`."""
         body: dict[str, Any] = {"model": self._model, "input": list(texts), "encoding_format": "base64"}
         if dimensions is not None:
             body["dimensions"] = dimensions
@@ -282,11 +258,7 @@ class PoolingServer:
         return [self._read_vector(item.embedding) for item in self._sort(reply.data, reply.model, len(texts))]
 
     async def score(self, query: str, documents: Sequence[str]) -> list[float]:
-        """Return the relevance of each document to the query; see `PoolingEngine`.
-
-        Raises:
-            EngineError: A score is no number.
-        """
+        """Return the relevance of each document to the query; see `PoolingEngine`."""
         body = {"model": self._model, "query": query, "documents": list(documents)}
         reply = await self._client.post(_PATHS["score"], body, _Scores)
         scores = []

@@ -27,11 +27,7 @@ _BUDGETS = {"judge": "judge", "sentence": "judge", "stance": "stance", "best": "
 
 
 def check_model_folder(model: str | None) -> Path:
-    """Return the folder of a model that the program serves itself.
-
-    Raises:
-        UsageError: No folder is given, or it holds no model.
-    """
+    """Return the folder of a model that the program serves itself; raise UsageError if it holds no model."""
     if model is None:
         raise UsageError("engine.model: give the folder of the model (for tira also TOUCHE_LLM_MODEL)")
     folder = Path(model)
@@ -183,14 +179,7 @@ class TextTemplates(NamedTuple):
 
 
 class TemplateConfig(PoolingConfig):
-    """Settings of a server whose model expects its texts in templates.
-
-    Attributes:
-        preset: Templates of a family of models.
-        instruction: Text in place of {instruction} in the templates.
-        query_template: Template with {query}, instead of that of the preset.
-        document_template: Template with {document}, instead of that of the preset.
-    """
+    """Settings of a server whose model expects its texts in templates, instead of those of a preset."""
 
     presets: ClassVar[Mapping[str, TextTemplates]] = {"plain": TextTemplates()}
 
@@ -245,8 +234,6 @@ class ThinkingConfig(Section):
 
     Attributes:
         judge: Max tokens of reasoning before the answer to a judge prompt, also for sentences; 0 for none.
-        stance: The same for the stance prompt.
-        compare: The same for prompts that compare documents.
         chains: Number of thoughts for each answer, whose label probabilities are averaged.
         delimiters: Texts before and after a thought; a preset by the model, or the two texts.
         temperature: Temperature of thoughts; models that reason repeat themselves at 0.
@@ -288,15 +275,10 @@ class SamplingConfig(Section):
     """Settings of sampling.
 
     Attributes:
-        temperature: Temperature of the first sample.
         resample_temperature: Temperature of additional samples after an unusable answer.
         seed: Number in the keys of the answers: another one requests other samples. It is not sent.
-        max_tokens: Max completion tokens.
-        logprobs: Whether log-probabilities are requested.
-        chat_template_kwargs: Switches of the chat template.
         system_message: Where the instructions are: in a system message, or before the first user message, for a chat
             template that refuses system messages.
-        thinking: Reasoning before answers.
     """
 
     temperature: Annotated[float, Option("--temperature", "Sampling temperature", "Judging")] = Field(
