@@ -66,7 +66,7 @@ def test_the_written_configuration_makes_the_same_run_again_and_flags_override_i
         (["run", *DATA, "--out", "o", "--task", "chess"], 2, "no task 'chess'; known are arguments_2020"),
         (["run", *DATA, "--out", "o", "--topic", "99", *REPLAY], 2, "no topic 99"),
         (["run", *DATA, "--out", "o", "--base-url", "http://127.0.0.1:1"], 1, "is the server running there?"),
-        (["run", *DATA, "--out", "o", "--prompt", "jugde", *REPLAY], 1, "comparative has best, judge, objects"),
+        (["run", *DATA, "--out", "o", "--prompt", "jugde", *REPLAY], 1, "known are best, judge, objects"),
         (["cache", "import", "nope.jsonl", "--cache", "new.sqlite"], 2, "nope.jsonl"),
         (["run", *DATA, "--out", "o", *REPLAY, "--model", "other"], 2, "nothing to replay of model other"),
         (["run", *DATA, "--out", "o", *REPLAY, "--max-tokens", "9"], 1, "a setting changed"),

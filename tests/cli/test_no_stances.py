@@ -82,13 +82,13 @@ def test_neither_tables_nor_pages_show_stances(touche: Touche, run: Path) -> Non
     )
     measured = ("--relevance", "qrels.txt", "--task", "pages")
     for command in (
+        ["rank", "--out", "out"],
         ["show", "out"],
         ["show", "out", "--topic", "2"],
         ["report", "out", "--relevance", "qrels.txt"],
         ["compare", "out", "other.txt", "--baseline", "other.txt", *measured, "--html", "compare.html"],
         ["validate", "out"],
         ["evaluate", "out", "--relevance", "qrels.txt"],
-        ["rank", "--out", "out"],
         ["fuse", "out", "other.txt", "--task", "pages", "--out", "fused.txt"],
         ["regress", "record", "out", "one"],
         ["regress", "check"],

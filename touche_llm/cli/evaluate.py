@@ -35,9 +35,6 @@ def rank_among_published(task: Task, rows: Rows, evaluations: Sequence[Evaluatio
         The rows of `summarize` that can be compared with a table, with the additional keys `place` (from 1; the better
         place of a tie), `published` (number of runs in the table), `ahead` and `ahead_value` (the published run before
         it), `behind` and `behind_value` (the one after it, or with the same value), and `source`.
-
-    Raises:
-        UsageError: Nothing is published for the task or these measures, or every run was measured on some topics only.
     """
     found = {evaluation.name: evaluation for evaluation in evaluations}
     tables = {f"{table.measure} {task.measures[table.measure]}": table for table in read_tables(task)}

@@ -72,10 +72,6 @@ def find_qrels_files(
     """Return the qrels files that were given, else those of the runs' last evaluation, else of the first one's dataset.
 
     Qrels of the last evaluation are named on standard error. A dataset has its own qrels.
-
-    Raises:
-        UsageError: Files and a dataset are given, or the dataset has no judgments of the task.
-        DataError: The judgments of the dataset cannot be read, or a file of the last evaluation changed.
     """
     if given and dataset is not None:
         raise UsageError(f"--dataset {dataset:.200}: has qrels of its own; leave it out, or the qrels files")
@@ -144,12 +140,7 @@ class Given(NamedTuple):
 
 
 def given_runs(paths: Sequence[Path], qrels: Qrels, task: Task) -> list[Given]:
-    """Read runs in their order; the first stage of a run comes before it, if it is known and can be measured.
-
-    Raises:
-        UsageError: A run is given twice.
-        DataError: A folder has no run or an unfinished stage, or a file is no run.
-    """
+    """Read runs in their order; the first stage of a run comes before it, if it is known and can be measured."""
     # Where stances are not measured, other programs may write what they like in the column.
     labels = qrels.labels if qrels.stances else None
     runs: list[Given] = []
@@ -185,11 +176,7 @@ def list_fitted(runs: Sequence[Given], qrels: Qrels) -> list[str]:
 
 
 def evaluate_runs(runs: Sequence[Given], qrels: Qrels, depth: int) -> list[Evaluation]:
-    """Measure each run, a first stage only by grades, since it labels nothing.
-
-    Raises:
-        DataError: No document of a run is judged; names the run.
-    """
+    """Measure each run, a first stage only by grades, since it labels nothing."""
     from touche_llm.evaluation.measures import evaluate_run
 
     evaluations = []

@@ -104,11 +104,7 @@ def fuse(
 
 
 def _find_task(name: str | None, runs: Sequence[Path]) -> Task | None:
-    """Return the task of this name, or without a name that of the folders among the runs; None if there are none.
-
-    Raises:
-        UsageError: There is no such task, or a folder holds a run of another one.
-    """
+    """Return the task of this name, or without a name that of the folders among the runs; None if there are none."""
     tasks = [(path, directory.read_task()) for path in runs if (directory := find_run_directory(path)) is not None]
     known = get_task(name) if name is not None else (tasks[0][1] if tasks else None)
     for path, task in tasks:

@@ -218,10 +218,6 @@ def load_settings(
         file: Value of `--config`.
         assigned: Values of `--set`.
         folder: Folder of the run; stages after the first use the configuration there.
-
-    Raises:
-        UsageError: A value is missing or invalid; names the option.
-        DataError: The stage before has not written its configuration.
     """
     if file is None and command in ("judge", "rank") and folder is not None:
         file = folder / CONFIG
@@ -242,11 +238,7 @@ def load_settings(
 
 
 def set_values(given: list[str], command: str) -> dict[str, Any]:
-    """Return the values of `--set` by dotted name, read as in a configuration.
-
-    Raises:
-        UsageError: A value is not `NAME=VALUE`, or a stage before this command depends on the setting.
-    """
+    """Return the values of `--set` by dotted name, read as in a configuration."""
     values = {}
     for assignment in given:
         where = f"--set {assignment:.80}"

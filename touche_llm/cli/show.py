@@ -53,11 +53,7 @@ def read_run_topics(folder: Path, config: Config) -> dict[str, Topic]:
 def list_rows(
     folder: Path, config: Config, task: Task, topics: Mapping[str, Topic], top: int | None, only: str | None = None
 ) -> list[dict[str, Any]]:
-    """Return a row for each of the `top` documents of a topic, or of the topic `only`.
-
-    Raises:
-        DataError: The results cannot be read.
-    """
+    """Return a row for each of the `top` documents of a topic, or of the topic `only`."""
     kept = [
         row
         for row in read_results(RunDirectory(folder), task)
