@@ -102,12 +102,7 @@ class ReplayMiss(ToucheError):
 
 @contextmanager
 def needs_extra(extra: str, what: str) -> Iterator[None]:
-    """Turn a failed import of an optional library into a UsageError that names the extra to install.
-
-    Args:
-        extra: Extra of this package that brings the library.
-        what: Option, setting or feature that needs the library.
-    """
+    """Turn a failed import of a library that `what` needs into a UsageError that names the extra to install."""
     try:
         yield
     except ImportError as error:

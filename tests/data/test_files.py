@@ -4,8 +4,6 @@ import os
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from tests.expect import raises_at
 from touche_llm.data.io import (
@@ -14,9 +12,8 @@ from touche_llm.data.io import (
     read_record,
     read_records,
     replace_folder,
-    write_records,
 )
-from touche_llm.data.records import Cut, Judgment, Reading
+from touche_llm.data.records import Cut
 from touche_llm.errors import DataError, UsageError
 
 ERRORS = [RuntimeError("halfway"), KeyboardInterrupt()]
@@ -105,45 +102,6 @@ def test_one_record_means_one(tmp_path: Path, count: int) -> None:
     path.write_bytes(GOOD * count)
     with raises_at(DataError, path):
         read_record(path, Cut, "cut")
-
-
-numbers = st.floats(allow_nan=False, allow_infinity=False)
-counts = st.integers(0, 2**53)
-readings = st.builds(
-    Reading,
-    answered=st.integers(-(2**53), 2**53) | st.text(),
-    probabilities=st.none() | st.dictionaries(st.text(), numbers),
-    off_label_mass=st.none() | numbers,
-    shared=st.none() | numbers,
-)
-judgments = st.builds(
-    Judgment,
-    topic_id=st.text(),
-    document_id=st.text(),
-    grades=st.dictionaries(st.text(), st.floats(0, 3)),
-    stance=st.text(),
-    readings=st.dictionaries(st.text(), readings),
-    source=st.sampled_from(["probabilities", "value", "inherited"]),
-    cut=st.none() | st.builds(Cut, kept_chars=counts, of_chars=counts, prompt_tokens=counts),
-    prompt=st.text(),
-    key=st.none() | st.text(),
-    sample=counts,
-)
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("files")
-
-
-@settings(deadline=None, max_examples=30)
-@given(records=st.lists(judgments, max_size=5))
-@pytest.mark.slow
-def test_written_judgments_read_back_the_same(folder: Path, records: list[Judgment]) -> None:
-    path = folder / "judgments.jsonl"
-    write_records(path, records)
-    assert read_records(path, Judgment, "judgments") == records
-    assert path.read_bytes().count(b"\n") == len(records)
 
 
 @pytest.mark.parametrize("name", ["part/notes.txt", ".hidden"])

@@ -185,8 +185,6 @@ class Cut(JsonStruct, frozen=True, kw_only=True):
     """Truncation of a document: the part of it that the model saw.
 
     Attributes:
-        kept_chars: Characters that the model saw.
-        of_chars: Characters of the document.
         prompt_tokens: Tokens of the prompt; 0 if not counted.
         parts: Spans of the document that the model saw; None for the first `kept_chars` characters.
         only_boilerplate: No line of a web page was recognised as content, so none was removed as boilerplate.
@@ -219,7 +217,6 @@ class Judgment(_WithThoughts, JsonStruct, frozen=True, kw_only=True):
         source: "inherited" for a pair that was not judged or whose answer is unusable: it has the mean grades and the
             side of its sentences.
         cut: Truncation of the document, if any; the shortest of several.
-        prompt: Prompt of the request.
         key: Key of the answer in the cache; None if there are several.
         keys: Keys of the answers to the requests for each field; left out if one request was about all.
         sample: Index of the sample whose answer was usable; the highest of several.
@@ -254,7 +251,6 @@ class Comparison(JsonStruct, frozen=True, kw_only=True):
         documents: In the order of the prompt, labelled A, B, ….
         best: Reading of the label of the best document, or None.
         order: Documents in the order of the answer, best first, or None.
-        cut: Truncated documents.
     """
 
     topic_id: str
@@ -295,9 +291,6 @@ class StanceReading(_WithThoughts, JsonStruct, frozen=True, kw_only=True):
         probabilities: By label of the task, the mean over all orders; 0 and 1 if `source` is "value".
         source: "value" if the engine sent no logprobs.
         orders: 2 if the objects were named in both orders, else 1.
-        prompt: Prompt of the requests.
-        keys: Keys of the answers in the cache.
-        thoughts: Keys of the thoughts before them; left out if the model did not reason.
     """
 
     topic_id: str

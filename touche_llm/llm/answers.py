@@ -149,7 +149,6 @@ class Token(msgspec.Struct, frozen=True, forbid_unknown_fields=True, gc=False):
 
     Attributes:
         at: Offset of its first byte in the text.
-        token: Its text.
         logprob: Its log-probability, a natural logarithm.
         top: The most probable alternatives, itself included, with their log-probabilities.
     """
@@ -265,11 +264,7 @@ def _get_pattern(field: FieldInfo) -> str | None:
 
 
 def parse_answer(text: str, model: type[AnswerT], form: AnswerForm = AnswerForm.OBJECT) -> AnswerT:
-    """Parse the text of an answer, which may be any text.
-
-    Raises:
-        Unusable: Of kind `not_json` or `outside_schema`.
-    """
+    """Parse the text of an answer, which may be any text; raise Unusable, of kind `not_json` or `outside_schema`."""
     return cast(AnswerT, _parse(text, model, form))
 
 

@@ -46,13 +46,7 @@ _MAX_LISTED = 3
 
 @dataclass(frozen=True, slots=True)
 class AnsweredRequest(Generic[AnswerT]):
-    """Request with a usable answer.
-
-    Attributes:
-        thought: Reasoning before the answer.
-        thought_key: Key of the reasoning; empty if the model did not reason.
-        others: Answers of the other chains.
-    """
+    """Request with a usable answer, with the thought before it and its key, if any, and the answers of other chains."""
 
     value: AnswerT
     answer: Answer
@@ -128,11 +122,7 @@ class ModelClient(TokenCountingClient):
         return replace(result, thought=fitted[0], thought_key=reasoned.key)
 
     async def request_one(self, request: Request, model: type[AnswerT]) -> AnsweredRequest[AnswerT] | FailedRequest:
-        """Return the answer to a request that is sent as it is; equal requests at the same time are sent once.
-
-        Raises:
-            EngineError: As for `request`.
-        """
+        """Return the answer to a request that is sent as it is; equal requests at the same time are sent once."""
         key = request.key
         in_flight = self._in_flight.get(key)
         if in_flight is not None:
@@ -162,14 +152,10 @@ class ModelClient(TokenCountingClient):
         """Return the answer to a request about a document, truncated if it does not fit the context.
 
         The engine counts tokens only if the number of bytes may be too large: no token is shorter than a byte. A text
-        is truncated at a sentence end if one is near; of ranked passages, as many of the best as fit are kept.
+        is truncated at a sentence end if one is near; of ranked passages, as many of the best as fit are kept. The
+        truncation is None if the document is complete.
 
-        Returns:
-            The answer, and the truncation, or None if the document is complete.
-
-        Raises:
-            EngineError: As for `request`.
-            PromptError: The prompt alone leaves no room for the document.
+        Raises PromptError if the prompt alone leaves no room for the document, and EngineError as `request`.
         """
         complete = document if isinstance(document, str) else document.whole.text
         whole = build_request(complete)
@@ -274,15 +260,9 @@ class ModelClient(TokenCountingClient):
             yield request.resample(number, self.resample_temperature)
 
     def count_labels(self, origin: Origin, readings: Mapping[str, Reading], problem: str) -> None:
-        """Count an answer whose labels are to be read from log-probabilities.
+        """Count an answer whose labels are to be read from log-probabilities; raise EngineError if none of many can be.
 
-        Args:
-            origin: Origin of the request.
-            readings: Its labels by field.
-            problem: Why they cannot be read; empty if they can.
-
-        Raises:
-            EngineError: None of many answers can be read.
+        `problem` says why the labels cannot be read; it is empty if they can.
         """
         counts = self.labels.setdefault(origin.prompt, LabelCounts())
         counts.answers += 1

@@ -98,7 +98,7 @@ class RecordingEngine:
             answer: Returns the completion of a request, or None if its answer is pending; may raise as an engine.
             tokenizer: Counts tokens; without one, a task that needs a count is cancelled.
             task: Name of the task, for `usage`.
-            answered: Keys of requests answered before, by another engine for example; new ones are added.
+            answered: Keys of requests answered before; new ones are added.
         """
         self._answer, self._tokenizer, self._task = answer, tokenizer, task
         self.pending: dict[str, Request] = {}
@@ -172,13 +172,7 @@ async def run_until_pending(work: Awaitable[object]) -> bool:
 
 @dataclass
 class RecordingClient(ModelClient):
-    """Model client that records its requests and their results.
-
-    Attributes:
-        requests: Requests in the order in which they were made.
-        results: Results by key of the request.
-        sent: Keys of the samples that the cache did not answer.
-    """
+    """Model client that records its requests, in their order, their results by key, and the keys of samples sent."""
 
     requests: list[Request] = field(default_factory=list)
     results: dict[str, AnsweredRequest[Any] | FailedRequest] = field(default_factory=dict)

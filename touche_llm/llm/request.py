@@ -23,15 +23,7 @@ DELIMITERS: Mapping[str, tuple[str, str]] = {
 
 @dataclass(frozen=True, slots=True)
 class Thinking:
-    """How a model reasons before it answers.
-
-    Attributes:
-        budget: Max tokens of a thought; a longer one is closed there.
-        opening: Delimiter before the thought.
-        closing: Delimiter after the thought.
-        temperature: Sampling temperature of the thought.
-        chains: Number of thoughts, whose answers are averaged.
-    """
+    """How a model reasons before it answers: at most `budget` tokens, between delimiters, in several chains."""
 
     budget: int
     opening: str
@@ -96,12 +88,7 @@ def place_system_message(messages: tuple[Message, ...], place: SystemPlace) -> t
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """Sampling parameters.
-
-    Attributes:
-        temperature: Temperature; 0 decodes greedily.
-        top_logprobs: Number of alternatives per token; 0 requests no log-probabilities.
-    """
+    """Sampling parameters; `top_logprobs` is the number of alternatives per token, 0 for no log-probabilities."""
 
     temperature: float = 0.0
     seed: int = 0
@@ -232,9 +219,6 @@ def continue_thought(request: Request, repeat: int, thought: str) -> Request:
 
 
 def hash_content(kind: str, **parts: Any) -> str:
-    """Return the SHA-256, in hexadecimal, of the canonical JSON of `parts`, `kind` and the key version.
-
-    Canonical JSON has sorted keys.
-    """
+    """Return the SHA-256, in hexadecimal, of the JSON, with sorted keys, of `parts`, `kind` and the key version."""
     content = orjson.dumps({"version": KEY_VERSION, "kind": kind, **parts}, option=orjson.OPT_SORT_KEYS)
     return hashlib.sha256(content).hexdigest()

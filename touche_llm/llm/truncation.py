@@ -70,11 +70,8 @@ def apply_truncation(document: str | RankedPassages, truncation: Truncation) -> 
 class _Fitting:
     """Search for the truncation with which a prompt has at most `room` tokens.
 
-    Attributes:
-        count: Counts the tokens of the prompt with a text in place of the document.
-        truncate: Returns the beginning of a text with about so many tokens.
-        room: Max tokens of the prompt.
-        location: Location of the request, for an error.
+    `count` counts the tokens of the prompt with a text in place of the document, `truncate` returns the beginning of a
+    text with about so many tokens.
     """
 
     count: Callable[[str], Awaitable[int]]
@@ -83,11 +80,7 @@ class _Fitting:
     location: str
 
     async def fit(self, document: str | RankedPassages) -> Truncation:
-        """Return the truncation: of ranked passages as many of the best as fit; if not even one fits, its beginning.
-
-        Raises:
-            PromptError: The prompt alone leaves no room for the document.
-        """
+        """Return the truncation: of ranked passages as many of the best as fit; if not even one fits, its beginning."""
         complete_tokens = await self.count(document if isinstance(document, str) else document.whole.text)
         if complete_tokens <= self.room:
             return Truncation(prompt_tokens=complete_tokens)
@@ -174,9 +167,7 @@ class TokenCountingClient:
     ) -> tuple[str, Cut | None] | FailedRequest:
         """Return the text of a document with which a prompt has at most `room` tokens, and its truncation, if any.
 
-        Raises:
-            EngineError: As for `ModelClient.request`.
-            PromptError: The prompt alone leaves no room for the document.
+        Raises PromptError if the prompt alone leaves no room for the document.
         """
         bound = await self.bound_tokens(whole)
         if isinstance(bound, FailedRequest):
@@ -289,11 +280,7 @@ class TokenCountingClient:
         return await retry(call, self.retry_for, Transient, record)
 
     async def connect(self) -> EngineInfo:
-        """Connect to the engine unless it is connected, and return its description.
-
-        Raises:
-            EngineError: The engine cannot be used; in all requests.
-        """
+        """Connect to the engine unless it is connected, and return its description; a failure is raised again."""
         async with self._start_lock:
             if self._start_failure is not None:
                 raise self._start_failure
