@@ -211,4 +211,4 @@ async def waiting(tmp_path: Path) -> Waiting:
     """A folder with four requests exported."""
     config, out = simple_config(tmp_path), tmp_path / "out"
     await retrieve_stage(config, out, Silent())
-    return config, out, (await export_stage(config, out)).requests
+    return config, out, await export_stage(config, out)

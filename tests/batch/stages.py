@@ -13,7 +13,7 @@ from tests.write_demo_cassette import script_of
 from touche_llm.config import Config
 from touche_llm.llm.cache import Cache, CacheMode
 from touche_llm.llm.request import Request
-from touche_llm.pipeline.batch import Export, Import, import_replies, pending_requests, read_batch, write_requests
+from touche_llm.pipeline.batch import Import, export_requests, import_responses
 from touche_llm.pipeline.stages import StageName, run_judge, run_rank, run_retrieve
 
 # Settings for few requests.
@@ -44,15 +44,16 @@ def simple_config(folder: Path, **flags: Any) -> Config:
     return short_config(folder, topic=("3",), depth=4, stance__depth=0, expansion__use=False, **flags)
 
 
-async def export_stage(config: Config, out: Path, stage: StageName = "judge", tokenizer: Path | None = None) -> Export:
-    """Export a stage into `requests.jsonl`."""
-    found = await pending_requests(stage, config, out, tokenizer, Silent())
-    write_requests(found, out, out / "requests.jsonl")
-    return found
+async def export_stage(
+    config: Config, out: Path, stage: StageName = "judge", tokenizer: Path | None = None
+) -> list[Request]:
+    """Export a stage; the requests."""
+    _, requests, _ = await export_requests(stage, config, out, tokenizer, Silent())
+    return requests
 
 
 async def import_files(out: Path, *files: Path) -> Import:
-    return await import_replies(read_batch(out), out, files, Silent())
+    return await import_responses(out, files, Silent())
 
 
 async def answer_by_files(
@@ -60,7 +61,7 @@ async def answer_by_files(
 ) -> list[list[Request]]:
     """Export and import until nothing is pending; the requests of each round."""
     rounds = []
-    while found := (await export_stage(config, out, stage, tokenizer)).requests:
+    while found := await export_stage(config, out, stage, tokenizer):
         rounds.append(found)
         await import_files(out, b.write(out / "replies.jsonl", b.answers(found, script)))
     return rounds

@@ -20,7 +20,7 @@ from touche_llm.llm.cache import Cache, CacheMode
 async def test_an_answer_is_stored_like_that_of_a_server(waiting: Waiting) -> None:
     config, out, requests = waiting
     done = await import_files(out, b.write(out / "r.jsonl", b.answers(requests, COMPARATIVE)))
-    assert (done.stored, done.unusable, done.errors, done.repeated, done.done) == (4, {}, {}, [], True)
+    assert (done.stored, done.problems, done.is_done) == (4, {}, True)
     engine = ScriptedEngine(COMPARATIVE)
     direct_config = with_cache(config.model_copy(update={"rank": ("judge",)}), file=out.parent / "direct.sqlite")
     await run_directly(direct_config, out.parent / "direct", engine)
@@ -33,7 +33,7 @@ async def test_an_answer_is_stored_like_that_of_a_server(waiting: Waiting) -> No
             assert replace(mine, value={}) == replace(entry, value={})
             assert mine.value["prompt_tokens"] == 100 and mine.value["completion_tokens"] == 9
         (facts,) = cache.find("engine")
-    assert facts.value["engine"] == "batch files, vllm-0.32.0-01234567"
+    assert facts.value["engine"] == "batch files"
     assert (facts.value["model"], facts.value["context"]) == ("scripted", FACTS.context)
 
 
@@ -42,9 +42,9 @@ async def test_files_can_be_imported_one_by_one_or_together(waiting: Waiting) ->
     lines = b.answers(requests, COMPARATIVE)
     first, second = b.write(out / "1.jsonl", lines[:1]), b.write(out / "2.jsonl", lines[1:])
     done = await import_files(out, first)
-    assert (done.stored, done.done) == (1, False)
-    assert [each.key for each in (await export_stage(config, out)).requests] == [each.key for each in requests[1:]]
-    assert (await import_files(out, first, second)).repeated == [f"{first}:1"]
+    assert (done.stored, done.is_done) == (1, False)
+    assert [each.key for each in await export_stage(config, out)] == [each.key for each in requests[1:]]
+    assert (await import_files(out, first, second)).stored == 4
     assert stored_keys(config) == {request.key for request in requests}
 
 
@@ -60,14 +60,14 @@ async def test_errors_are_counted_by_kind_and_stay_pending(waiting: Waiting) -> 
         b.replied(requests[3].key, b.body("", finish_reason="abort")),
     ]
     done = await import_files(out, b.write(out / "r.jsonl", lines))
-    assert (done.stored, done.unusable, done.done, done.refused) == (0, {}, False, 0)
-    assert done.errors == {
+    assert (done.stored, done.is_done) == (0, False)
+    assert done.problems == {
         "status_500": ["HTTP 500 from /v1/chat/completions: too long"],
         "status_400": ["HTTP 400 from /v1/chat/completions: Request must not be sent in stream mode"],
         "error": ["late"],
         "finish_abort": ["the answer ended with 'abort'"],
     }
-    assert [each.key for each in (await export_stage(config, out)).requests] == [each.key for each in requests]
+    assert [each.key for each in await export_stage(config, out)] == [each.key for each in requests]
     assert stored_keys(config) == set()
 
 
@@ -75,8 +75,8 @@ async def test_errors_are_counted_by_kind_and_stay_pending(waiting: Waiting) -> 
 async def test_a_status_that_is_not_the_fault_of_the_request_leaves_it_pending(waiting: Waiting, code: int) -> None:
     config, out, requests = waiting
     done = await import_files(out, b.write(out / "r.jsonl", [b.refused(each.key, code) for each in requests]))
-    assert ({kind: len(each) for kind, each in done.errors.items()}, done.refused) == ({f"status_{code}": 4}, 0)
-    assert len((await export_stage(config, out)).requests) == 4
+    assert {kind: len(each) for kind, each in done.problems.items()} == {f"status_{code}": 4}
+    assert len(await export_stage(config, out)) == 4
 
 
 async def test_an_answer_of_another_model_or_without_log_probabilities_is_not_stored(waiting: Waiting) -> None:
@@ -86,13 +86,13 @@ async def test_an_answer_of_another_model_or_without_log_probabilities_is_not_st
     del lines[1]["response"]["body"]["model"]
     lines[2]["response"]["body"]["choices"][0]["logprobs"] = None
     done = await import_files(out, b.write(out / "r.jsonl", lines))
-    assert (done.stored, {kind: len(each) for kind, each in done.errors.items()}) == (
+    assert (done.stored, {kind: len(each) for kind, each in done.problems.items()}) == (
         1,
         {"other_model": 2, "no_logprobs": 1},
     )
-    assert done.errors["other_model"][0].startswith("the answer is of the model 'other', not of scripted")
+    assert done.problems["other_model"][0].startswith("the answer is of the model 'other', not of scripted")
     assert stored_keys(config) == {requests[3].key}
-    assert [each.key for each in (await export_stage(config, out)).requests] == [each.key for each in requests[:3]]
+    assert [each.key for each in await export_stage(config, out)] == [each.key for each in requests[:3]]
 
 
 async def test_of_two_responses_the_first_answer_is_stored(waiting: Waiting) -> None:
@@ -102,8 +102,7 @@ async def test_of_two_responses_the_first_answer_is_stored(waiting: Waiting) -> 
     lines = [*b.answers([first], COMPARATIVE), b.refused(other.key), *last, *b.answers([other], COMPARATIVE)]
     path = b.write(out / "r.jsonl", [*lines, b.refused(third.key), b.refused(third.key)])
     done = await import_files(out, path)
-    assert (done.stored, {kind: len(each) for kind, each in done.errors.items()}) == (2, {"status_400": 1})
-    assert sorted(done.repeated) == [f"{path}:2", f"{path}:3", f"{path}:6"]
+    assert (done.stored, {kind: len(each) for kind, each in done.problems.items()}) == (2, {"status_400": 1})
     with Cache(config.cache.file, CacheMode.REPLAY) as cache:
         texts = {entry.key: entry.value["text"] for entry in cache.find("answer")}
     assert texts[first.key] == lines[0]["response"]["body"]["choices"][0]["message"]["content"]

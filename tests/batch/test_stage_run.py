@@ -60,8 +60,7 @@ async def test_a_run_by_files_sends_the_requests_and_gives_the_files_of_a_direct
 async def test_a_replay_reports_refused_requests_as_failures(waiting: Waiting) -> None:
     config, out, requests = waiting
     done = await import_files(out, b.write(out / "r.jsonl", [b.refused(each.key) for each in requests]))
-    assert (done.refused, done.failed, done.done) == (4, 4, True)
-    assert len((await import_files(out, out / "r.jsonl")).repeated) == 4
+    assert (len(done.problems["status_400"]), done.failed, done.is_done) == (4, 4, True)
     await replay("judge", config, out)
     assert len(read_records(out / "failures.jsonl", Failure, "failures")) == 4
 
@@ -70,13 +69,12 @@ async def test_a_request_fails_after_its_last_sample_and_a_replay_names_it(waiti
     config, out, requests = waiting
     await import_files(out, b.write(out / "r.jsonl", b.answers(requests[1:], COMPARATIVE)))
     keys = []
-    while found := (await export_stage(config, out)).requests:
+    while found := await export_stage(config, out):
         keys += [each.key for each in found]
         lines = [b.replied(each.key, UNUSABLE["not_json"]) for each in found]
         done = await import_files(out, b.write(out / "s.jsonl", lines))
     assert len(set(keys)) == MAX_SAMPLES
-    assert (done.done, done.failed) == (True, 1)
-    assert (await export_stage(config, out)).failed == 1
+    assert (done.is_done, done.failed) == (True, 1)
     assert not (out / "requests.jsonl").exists()
     await replay("judge", config, out)
     (failure,) = read_records(out / "failures.jsonl", Failure, "failures")
@@ -91,15 +89,14 @@ async def test_an_unusable_answer_leads_to_another_sample(waiting: Waiting, kind
     config, out, requests = waiting
     lines = [b.replied(requests[0].key, UNUSABLE[kind]), *b.answers(requests[1:], COMPARATIVE)]
     done = await import_files(out, b.write(out / "r.jsonl", lines))
-    assert {each: len(reasons) for each, reasons in done.unusable.items()} == {kind: 1}
-    assert (done.stored, done.done) == (3, False)
+    assert {each: len(reasons) for each, reasons in done.problems.items()} == {kind: 1}
+    assert (done.stored, done.is_done) == (3, False)
     assert stored_keys(config) == {request.key for request in requests[1:]}
-    (again,) = (await export_stage(config, out)).requests
+    (again,) = await export_stage(config, out)
     assert again == requests[0].resample(1, config.sampling.resample_temperature)
-    # Imported again, the same response is a repeated one.
-    repeated = await import_files(out, out / "r.jsonl")
-    assert (repeated.stored, repeated.unusable, len(repeated.repeated)) == (0, {}, 4)
-    assert (await import_files(out, b.write(out / "s.jsonl", b.answers([again], COMPARATIVE)))).done
+    # Imported again, the same responses have the same outcome.
+    assert await import_files(out, out / "r.jsonl") == done
+    assert (await import_files(out, b.write(out / "s.jsonl", b.answers([again], COMPARATIVE)))).is_done
     await replay("judge", config, out)
 
 

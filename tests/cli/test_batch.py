@@ -19,7 +19,7 @@ from touche_llm.pipeline.run_directory import RunDirectory
 SAMPLE = SAMPLES / "comparative"
 DATA = ["--topics", str(SAMPLE / "topics.xml"), "--corpus", str(SAMPLE / "passages.jsonl"), "--topic", "3"]
 MODEL = ["--model", "served", "--context", "32768", "--stance-depth", "0"]
-EXPORT = ["batch", "export", "judge", "--out", "run", "-o", "requests.jsonl", *MODEL]
+EXPORT = ["batch", "export", "judge", "--out", "run", *MODEL]
 REPLAY = ["--out", "run", "--cache-mode", "replay", "--stance-depth", "0"]
 GOOD = '[2,1,"Y","F"]'
 
@@ -27,6 +27,11 @@ GOOD = '[2,1,"Y","F"]'
 @pytest.fixture
 def retrieved(touche: Touche) -> None:
     assert touche("retrieve", *DATA, "--out", "run", "--depth", "3").returncode == 0
+
+
+@pytest.fixture
+def programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Programs:
+    return Programs(tmp_path, monkeypatch)
 
 
 def replied(requests: Path, text: str = GOOD) -> list[b.Line]:
@@ -40,34 +45,31 @@ def commands_in(done: Done) -> list[list[str]]:
 
 
 @pytest.mark.usefixtures("retrieved")
-def test_following_the_printed_commands_ranks_as_was_exported(touche: Touche, tmp_path: Path) -> None:
-    done = touche(*EXPORT)
-    assert done.returncode == 0 and "3 requests now, in requests.jsonl" in done.stdout, done.stderr
-    answer, import_ = commands_in(done)
-    assert answer[:3] == ["batch", "run", "requests.jsonl"] and answer[-6:-4] == ["--served-model-name", "served"]
-    b.write(tmp_path / "responses.jsonl", replied(tmp_path / "requests.jsonl"))
-    done = touche(*import_)
-    assert (done.returncode, done.stdout.splitlines()[2].split()) == (0, ["stored", "3"])
-    done = touche(*EXPORT)
-    assert (done.returncode, done.stdout.partition(":")[0]) == (0, "nothing is pending")
-    assert not (tmp_path / "requests.jsonl").exists()
-    assert touche("judge", *REPLAY).returncode == 0
+def test_following_the_printed_commands_ranks_as_was_exported(
+    touche: Touche, tmp_path: Path, programs: Programs
+) -> None:
+    programs.behave(says='["C > B > A"]')
     settings = ["--set", "ranking.listwise.shuffles=2", "--set", "ranking.document_tokens=5000"]
     given = ["--rank", "judge,listwise:3", "--weight-quality", "0", *settings]
-    export = ["batch", "export", "rank", "--out", "run", "-o", "my requests.jsonl", *MODEL[:4], *given]
-    done = touche(*export)
-    assert done.returncode == 0, done.stderr
+    assert touche(*EXPORT).returncode == 0
+    b.write(tmp_path / "responses.jsonl", replied(tmp_path / "run" / "requests.jsonl"))
+    assert touche("batch", "import", "responses.jsonl", "--out", "run").returncode == 0
+    done = touche(*EXPORT)
+    assert (done.returncode, done.stdout.partition(":")[0]) == (0, "nothing is pending")
+    assert not (tmp_path / "run" / "requests.jsonl").exists()
+    assert touche("judge", *REPLAY).returncode == 0
     for _ in range(9):
-        _, import_ = commands_in(done)
-        lines = replied(tmp_path / "my requests.jsonl", '["C > B > A"]')
-        b.write(tmp_path / "responses.jsonl", lines)
-        imported = touche(*import_)
-        assert imported.returncode == 0, imported.stderr
-        if commands_in(imported):
-            break
-        done = touche(*export)
+        done = touche("batch", "export", "rank", "--out", "run", *MODEL[:4], *given)
         assert done.returncode == 0, done.stderr
-    assert touche("rank", "--out", "run", "--cache-mode", "replay", *given).returncode == 0
+        run, *import_ = commands_in(done)
+        if not import_:
+            break
+        answered = touche(*[word if word != "FOLDER" else "models/tiny" for word in run], "--overwrite")
+        assert answered.returncode == 0, answered.stderr
+        imported = touche(*import_[0])
+        assert imported.returncode == 0, imported.stderr
+    assert commands_in(imported) == [run]
+    assert touche(*" ".join(run).partition(",")[0].split(), *given).returncode == 0
     written = yaml.safe_load((tmp_path / "run" / "config.yaml").read_text())
     assert (written["rank"], written["weights"]["quality"]) == (["judge", "listwise:3"], 0.0)
     assert written["ranking"]["listwise"]["shuffles"] == 2
@@ -77,7 +79,7 @@ def test_following_the_printed_commands_ranks_as_was_exported(touche: Touche, tm
 @pytest.mark.usefixtures("retrieved")
 def test_unusable_answers_are_counted_by_kind_with_an_example(touche: Touche, tmp_path: Path) -> None:
     touche(*EXPORT)
-    b.write(tmp_path / "responses.jsonl", replied(tmp_path / "requests.jsonl", "Well\x1b[31m"))
+    b.write(tmp_path / "responses.jsonl", replied(tmp_path / "run" / "requests.jsonl", "Well\x1b[31m"))
     done = touche("batch", "import", "responses.jsonl", "--out", "run")
     assert done.returncode == 3
     assert done.stdout.splitlines()[2].split() == ["stored", "0"]
@@ -88,12 +90,11 @@ def test_unusable_answers_are_counted_by_kind_with_an_example(touche: Touche, tm
 @pytest.mark.usefixtures("retrieved")
 def test_a_refused_question_is_given_up_and_the_run_is_made_without_it(touche: Touche, tmp_path: Path) -> None:
     touche(*EXPORT)
-    first, *rest = replied(tmp_path / "requests.jsonl")
+    first, *rest = replied(tmp_path / "run" / "requests.jsonl")
     b.write(tmp_path / "responses.jsonl", [b.refused(first["custom_id"]), *rest])
     done = touche("batch", "import", "responses.jsonl", "--out", "run")
     assert done.returncode == 3
     assert [line.split()[:2] for line in done.stdout.splitlines()[2:4]] == [["stored", "2"], ["status_400", "1"]]
-    assert "1 requests were refused" in done.stdout
     assert "--retry-failures" in done.stdout
     assert "1 questions have no usable answer" in done.stdout
     again = touche(*EXPORT)
@@ -107,7 +108,7 @@ def test_a_refused_question_is_given_up_and_the_run_is_made_without_it(touche: T
     assert "1 requests now" in touche(*EXPORT, "--retry-failures").stdout
     # The next export goes by what the retried one has forgotten.
     assert "1 requests now" in touche(*EXPORT).stdout
-    b.write(tmp_path / "responses.jsonl", replied(tmp_path / "requests.jsonl"))
+    b.write(tmp_path / "responses.jsonl", replied(tmp_path / "run" / "requests.jsonl"))
     assert touche("batch", "import", "responses.jsonl", "--out", "run").returncode == 0
     assert touche("judge", *REPLAY).returncode == 0
 
@@ -120,24 +121,23 @@ def test_what_does_not_fit_is_one_line_that_says_what_to_do(touche: Touche, tmp_
         assert said in done.stderr and "Traceback" not in done.stderr
 
     fails(1, "run `touche-llm batch export` for this folder first", "batch", "import", "r.jsonl", "--out", "run")
-    fails(2, "--model", *EXPORT[:7])
+    fails(2, "--model", *EXPORT[:5])
     fails(2, "a stage before `judge` depends on it", *EXPORT, "--set", "retriever.k1=1")
     fails(2, "--tokenizer", *EXPORT, "--context", "1100")
     fails(2, "nowhere: no tokenizer", *EXPORT, "--tokenizer", "nowhere")
-    assert not (tmp_path / "requests.jsonl").exists()
+    assert not (tmp_path / "run" / "requests.jsonl").exists()
     assert touche(*EXPORT).returncode == 0
     (tmp_path / "r.jsonl").write_text("{}\n")
     fails(1, "r.jsonl:1: not one of the responses", "batch", "import", "r.jsonl", "--out", "run")
-    b.write(tmp_path / "r.jsonl", [b.replied("7", b.body(GOOD))])
+    b.write(tmp_path / "r.jsonl", [b.replied("7", b.body(GOOD, model="served"))])
     fails(1, "r.jsonl:1: 7: ", "batch", "import", "r.jsonl", "--out", "run")
 
 
 def test_queries_can_be_asked_for_before_there_is_a_folder(touche: Touche, tmp_path: Path) -> None:
     given = ["retrieve", *DATA, "--out", "new", "--query-expansion"]
-    model = ["-o", "requests.jsonl", "--model", "served", "--context", "4096"]
-    assert touche("batch", "export", *given, *model).returncode == 0
+    assert touche("batch", "export", *given, "--model", "served", "--context", "4096").returncode == 0
     text = '{"query1":"one more","query2":"another one","query3":"a third"}'
-    b.write(tmp_path / "r.jsonl", replied(tmp_path / "requests.jsonl", text))
+    b.write(tmp_path / "r.jsonl", replied(tmp_path / "new" / "requests.jsonl", text))
     assert touche("batch", "import", "r.jsonl", "--out", "new").returncode == 0
     assert touche(*given, "--cache-mode", "replay").returncode == 0
     assert "a third" in (tmp_path / "new" / "queries.jsonl").read_text()
@@ -148,7 +148,7 @@ def test_export_and_import_are_refused_while_another_command_writes_in_the_folde
     touche: Touche, tmp_path: Path
 ) -> None:
     assert touche(*EXPORT).returncode == 0
-    b.write(tmp_path / "responses.jsonl", replied(tmp_path / "requests.jsonl"))
+    b.write(tmp_path / "responses.jsonl", replied(tmp_path / "run" / "requests.jsonl"))
     before = {path.name: path.read_bytes() for path in (tmp_path / "run").iterdir() if path.name[0] != "."}
     with RunDirectory(tmp_path / "run").lock("judge", print):
         for command in (EXPORT, ["batch", "import", "responses.jsonl", "--out", "run"]):
@@ -158,15 +158,10 @@ def test_export_and_import_are_refused_while_another_command_writes_in_the_folde
     assert {path.name: path.read_bytes() for path in (tmp_path / "run").iterdir() if path.name[0] != "."} == before
 
 
-@pytest.fixture
-def programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Programs:
-    return Programs(tmp_path, monkeypatch)
-
-
 @pytest.mark.usefixtures("retrieved")
 def test_a_file_of_requests_is_answered_and_imported(touche: Touche, tmp_path: Path, programs: Programs) -> None:
-    assert touche(*EXPORT[:7], "--model", "models/tiny", *MODEL[2:]).returncode == 0
-    answer = ["batch", "run", "requests.jsonl", "-o", "responses.jsonl", "--model", "models/tiny"]
+    assert touche(*EXPORT[:5], "--model", "models/tiny", *MODEL[2:]).returncode == 0
+    answer = ["batch", "run", "run/requests.jsonl", "-o", "responses.jsonl", "--model", "models/tiny"]
     done = touche(*answer, "--context", "32768", "--set", "engine.options.tensor_parallel_size=2")
     assert (done.returncode, done.stdout) == (0, "responses: responses.jsonl (3 requests)\n"), done.stderr
     flags = programs.calls()[0]["flags"]
@@ -185,10 +180,10 @@ def test_a_file_of_requests_is_answered_and_imported(touche: Touche, tmp_path: P
 def test_what_cannot_be_answered_ends_the_command_before_vllm_starts(
     touche: Touche, tmp_path: Path, programs: Programs
 ) -> None:
-    assert touche(*EXPORT[:7], "--model", "models/tiny", *MODEL[2:]).returncode == 0
-    answer = ["batch", "run", "requests.jsonl", "--model", "models/tiny"]
+    assert touche(*EXPORT[:5], "--model", "models/tiny", *MODEL[2:]).returncode == 0
+    answer = ["batch", "run", "run/requests.jsonl", "--model", "models/tiny"]
     for code, more in (
-        (2, ["-o", "requests.jsonl", "--overwrite"]),
+        (2, ["-o", "run/requests.jsonl", "--overwrite"]),
         (2, ["-o", "r.jsonl", "--engine", "ray"]),
         (2, ["-o", "r.jsonl", "--set", "engine.options.api_key=1"]),
         (2, ["-o", "r.jsonl", "--model", "nowhere"]),

@@ -67,9 +67,9 @@ def _index(task: str, more: str = "") -> Command:
     return command(f"index --task {task} --corpus {corpus} {more}")
 
 
-_EXPORT = command("batch export judge --out run -o requests.jsonl --model fake --context 8192 --stance-depth 0")
-# Not a command of the program: the harness itself answers the requests of `requests.jsonl`.
-ANSWER_BATCH: Command = ("answer", "requests.jsonl", "responses.jsonl")
+_EXPORT = command("batch export judge --out run --model fake --context 8192 --stance-depth 0")
+# Not a command of the program: the harness itself answers the requests of `run/requests.jsonl`.
+ANSWER_BATCH: Command = ("answer", "run/requests.jsonl", "responses.jsonl")
 # Nor is this: judgments of people for the run in `run`.
 WRITE_QRELS: Command = ("qrels", "run", "qrels")
 _IMPORT = command("batch import responses.jsonl --out run")

@@ -86,7 +86,7 @@ class Workplace:
         return [part.replace("{url}", self.model.server.url) for part in command]
 
     def _answer_batch(self) -> Done:
-        requests = self.folder / "requests.jsonl"
+        requests = self.folder / "run" / "requests.jsonl"
         if not requests.exists():
             return Done(1, stderr="error: no requests")
         lines = [

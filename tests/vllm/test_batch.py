@@ -69,10 +69,10 @@ class Place:
     def by_files(self, stage: str, *more: object) -> list[int]:
         """Export, answer and import until nothing is pending, and replay; the number of requests of each round."""
         rounds: list[int] = []
-        requests, replies = self.folder / "requests.jsonl", self.folder / "replies.jsonl"
+        requests, replies = self.folder / "files" / "requests.jsonl", self.folder / "replies.jsonl"
         out, cache = ("--out", self.folder / "files"), ("--cache", self.folder / "files.sqlite")
         engine = ("--model", MODEL_NAME, "--context", CONTEXT, "--tokenizer", self.model, *cache)
-        while found := export(stage, *out, "-o", requests, *engine, *more):
+        while found := export(stage, *out, *engine, *more):
             assert len(rounds) < MOST_ROUNDS
             run_batch(self.model, requests, replies)
             imported = json.loads(touche("batch", "import", replies, *out, "--format", "json").stdout)

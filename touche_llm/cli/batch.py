@@ -18,7 +18,7 @@ from touche_llm.data.io import check_output
 from touche_llm.errors import UsageError
 from touche_llm.llm.batch_files import answer_file
 from touche_llm.llm.settings import EngineConfig, Runner
-from touche_llm.pipeline.batch import import_replies, pending_requests, read_batch, write_requests
+from touche_llm.pipeline.batch import REQUESTS, export_requests, import_responses
 from touche_llm.pipeline.run_directory import RunDirectory
 from touche_llm.pipeline.stages import StageName
 
@@ -33,9 +33,6 @@ def export(
     config: Config,
     stage: Annotated[StageName, typer.Argument(help="retrieve, judge or rank.")],
     out: o.OutOption,
-    requests: Annotated[
-        Path, typer.Option("--requests", "-o", metavar="FILE", help="The file to write.", rich_help_panel="Output")
-    ],
     tokenizer: Annotated[
         Path | None,
         typer.Option(
@@ -45,28 +42,31 @@ def export(
             rich_help_panel="Model",
         ),
     ] = None,
-    overwrite: o.OverwriteOption = False,
     output: FormatOption = Format.TABLE,
 ) -> None:
-    """Write the requests of a stage that the cache cannot answer; later exports hold those that depend on answers."""
+    """Write the requests of a stage that the cache cannot answer, as requests.jsonl in the folder of the run.
+
+    Later exports hold those that depend on answers.
+    """
     progress = CommandProgress()
     if stage == "retrieve":
         out.mkdir(parents=True, exist_ok=True)
     with RunDirectory(out).lock(f"batch export {stage}", progress.warn):
-        found = stages.run_requests(config, pending_requests(stage, config, out, tokenizer, progress))
-        is_pending = write_requests(found, out, requests, overwrite=overwrite)
+        work = export_requests(stage, config, out, tokenizer, progress)
+        facts, requests, failed = stages.run_requests(config, work)
+    file = out / REQUESTS
     if output is not Format.TABLE:
-        rows = [{"stage": stage, "file": requests, "requests": len(found.requests)}] if is_pending else []
+        rows = [{"stage": stage, "file": file, "requests": len(requests)}] if requests else []
         print_rows(output, rows, ("stage", "file", "requests"))
-    if not is_pending:
-        _print_end(output, stage, out, found.failed)
+    if not requests:
+        _print_end(output, stage, out, failed)
         return
-    facts = found.batch.facts
-    served = ("--served-model-name", facts.model, "--context", str(facts.context), "--model", "FOLDER")
+    run = ["touche-llm", "batch", "run", str(file), "-o", _RESPONSES, "--model", "FOLDER"]
+    run += ["--context", str(facts.context), "--served-model-name", facts.model]
     for line in (
-        f"{len(found.requests):,} requests now, in {requests}; answer them, import the responses, and repeat this "
-        "export until none is pending",
-        f"    {shlex.join(('touche-llm', 'batch', 'run', str(requests), '--responses', _RESPONSES, *served))}",
+        f"{len(requests):,} requests now, in {file}; answer them, import the responses, and repeat this export until "
+        "none is pending",
+        f"    {shlex.join(run)}",
         f"    {shlex.join(('touche-llm', 'batch', 'import', _RESPONSES, '--out', str(out)))}",
     ):
         say(output, line)
@@ -131,19 +131,16 @@ def import_(
     """
     progress = CommandProgress()
     with RunDirectory(out).lock("batch import", progress.warn):
-        batch = read_batch(out)
-        done = stages.run_requests(batch.config, import_replies(batch, out, responses, progress))
-    kinds = {**done.unusable, **done.errors, **({"repeated": done.repeated} if done.repeated else {})}
-    rows = [{"outcome": kind, "count": len(texts), "example": texts[0]} for kind, texts in kinds.items()]
+        work = import_responses(out, responses, progress)
+        done = stages.until_interrupted(work, lambda: "import the same files again")
+    rows = [{"outcome": kind, "count": len(texts), "example": texts[0]} for kind, texts in done.problems.items()]
     columns = (Column("outcome", is_text=True), Column("count"), Column("example", is_cut=True))
     emit(output, [{"outcome": "stored", "count": done.stored, "example": None}, *rows], columns)
-    if done.refused:
-        say(output, f"{done.refused:,} requests were refused; --retry-failures of an export sends them again, once")
-    if done.done:
-        _print_end(output, batch.stage, out, done.failed)
+    if done.is_done:
+        _print_end(output, done.stage, out, done.failed)
     else:
         say(output, "more is pending: repeat the export")
-    if done.unusable or done.errors:
+    if done.problems:
         raise typer.Exit(stages.FAILURES_EXIT)
 
 

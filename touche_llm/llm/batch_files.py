@@ -68,16 +68,9 @@ class Reply:
 
 @dataclass(slots=True)
 class Replies:
-    """Responses by key of the request.
-
-    Attributes:
-        repeated: Places of second responses to a request.
-        fingerprint: Fingerprint of the software, if an answer holds one.
-    """
+    """Responses by key of the request."""
 
     by_key: dict[str, Reply] = field(default_factory=dict)
-    repeated: list[str] = field(default_factory=list)
-    fingerprint: str | None = None
 
     def read(self, request: Request) -> Completion:
         """Return the completion of a request; raise Transient or Rejected if there is none."""
@@ -103,13 +96,9 @@ def read_replies(paths: Sequence[Path], model: str) -> Replies:
                 reply = _read_reply(f"{path}:{number}", line, model)
             except Malformed as error:
                 raise DataError(f"{path}:{number}: not one of the {what}: {error}") from error
-            if reply.answer is not None:
-                replies.fingerprint = replies.fingerprint or reply.answer.system_fingerprint
             before = replies.by_key.setdefault(line.custom_id, reply)
             if before.answer is None and reply.answer is not None:
-                replies.by_key[line.custom_id], reply = reply, before
-            if replies.by_key[line.custom_id] is not reply:
-                replies.repeated.append(reply.place)
+                replies.by_key[line.custom_id] = reply
     return replies
 
 
