@@ -31,7 +31,6 @@ from .pipeline.library import rank_async as rank_async
 from .pipeline.library import retrieve as retrieve
 from .pipeline.library import retrieve_async as retrieve_async
 from .pipeline.progress import ConsoleProgress as ConsoleProgress
-from .pipeline.progress import NotebookProgress as NotebookProgress
 from .pipeline.progress import SilentProgress as SilentProgress
 from .pipeline.rank import Ranking as Ranking
 from .pipeline.run import Run as Run

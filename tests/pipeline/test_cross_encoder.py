@@ -60,7 +60,7 @@ async def test_the_best_are_ranked_by_their_scores_and_replayed_without_the_serv
     assert facts(out)["templates"] == {"query": "{query}", "document": "{document}"}
     # Nothing is sent again, with the server or without it, and without its address.
     again = FakePooling()
-    await rank_on(again, tmp_path)
+    await rank_on(again, tmp_path, ranking__cross_encoder__model="pooling")
     assert again.sent == [] and (out / "run.txt").read_bytes() == run
     for mode in (CacheMode.REPLAY, CacheMode.REUSE):
         (out / "run.txt").unlink()

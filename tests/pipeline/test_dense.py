@@ -59,7 +59,7 @@ async def test_documents_are_found_by_vectors_and_replayed_without_the_server(tm
     assert yaml.safe_load((out / "config.yaml").read_text())["dense"]["model"] == "pooling"
     run = (out / "candidates.run.txt").read_bytes()
     again = server_of()
-    await retrieve(again, tmp_path)
+    await retrieve(again, tmp_path, dense__model="pooling")
     assert again.sent == []
     for mode in (CacheMode.REPLAY, CacheMode.REUSE):
         await run_retrieve(dense(tmp_path, cache__mode=mode), out, Silent(), overwrite=True)

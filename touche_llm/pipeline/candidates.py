@@ -45,10 +45,7 @@ def to_frame(records: Sequence[Any]) -> DataFrame:
     """Return a frame with a row per record and a column per field.
 
     Args:
-        records: Records of one class, such as `Topic`, `Candidate` or `RunLine`; at least one.
-
-    Raises:
-        DataError: There is no record, since the columns are unknown then.
+        records: Records of one class, such as `Topic`, `Candidate` or `RunLine`; none raise DataError.
     """
     if not records:
         raise DataError("records: empty; give at least one record, whose fields become the columns")
@@ -86,12 +83,7 @@ def from_frame(frame: DataFrame, record: type[RecordT]) -> list[RecordT]:
 def group_rankings(frame: DataFrame) -> dict[str, list[Candidate]]:
     """Return the candidates of a frame by topic id, best first.
 
-    Args:
-        frame: Columns topic, document, and rank (1 is best), score or both; rank decides.
-
-    Raises:
-        DataError: A column is missing, a value is missing or not a number, a topic repeats a document, or scores grow
-            along the ranks.
+    Its columns are topic, document, and rank (1 is best), score or both; rank decides.
     """
     lacking = [name for name in ("topic", "document") if name not in frame.columns]
     order = [name for name in ("rank", "score") if name in frame.columns]

@@ -41,13 +41,7 @@ from touche_llm.tasks.published import list_topic_tasks
 class Dataset:
     """A dataset of ir_datasets: topics, documents for `open_corpus`, and judgments.
 
-    Topics and judgments are kept as files in a folder below the current one, `.touche-llm/datasets`, where the store of
-    the documents has its place too. They are read from the dataset only if a file is missing.
-
-    Attributes:
-        id: Id of the dataset, as `clueweb12/touche-2022-task-2`.
-        task: Task of the dataset.
-        folder: Folder of its files.
+    Topics and judgments are read from the dataset once, and kept as files below `.touche-llm/datasets`.
     """
 
     def __init__(self, id: str, task: str | None = None) -> None:
@@ -72,12 +66,7 @@ class Dataset:
 
     @cached_property
     def topics(self) -> list[Topic]:
-        """Topics of the dataset.
-
-        Raises:
-            UsageError: There is no such dataset, or it has no topics.
-            DataError: The topics are not there and cannot be downloaded.
-        """
+        """Topics of the dataset; raises UsageError if it has none, and DataError if they cannot be downloaded."""
         file = topics_file(self.id)
         if not file.exists():
             write_topics(read_dataset_topics(self.id), file)
@@ -85,12 +74,7 @@ class Dataset:
 
     @cached_property
     def qrels_files(self) -> dict[str, Path]:
-        """Files of the judgments by aspect of the task.
-
-        Raises:
-            UsageError: There is no such dataset, or it judges no aspect of the task.
-            DataError: The judgments are not there and cannot be downloaded.
-        """
+        """Files of the judgments by aspect of the task; raises as `topics`."""
         # One folder for each task, since another task of the same dataset can have other aspects.
         folder = self.folder / self.task.name
         if not folder.exists():
@@ -108,12 +92,7 @@ class Dataset:
 
 
 def read_run_topics(config: Config) -> list[Topic]:
-    """Return all topics of a run's file or dataset.
-
-    Raises:
-        DataError: The topics cannot be read.
-        UsageError: There is no such dataset, or it has no topics.
-    """
+    """Return all topics of a run's file or dataset."""
     if config.dataset is not None:
         return Dataset(config.dataset, config.task).topics
     return read_topics(config.topics)
@@ -126,22 +105,15 @@ class RunContext:
 
     Attributes:
         config: Configuration of the run; its model and context are known once `model` is set.
-        task: Task of the run.
         file_topics: All topics of the file.
         topics: Chosen topics, in the order of their file.
-        progress: Receives warnings and the progress of each stage.
         model: Model client; None until one is opened, and for stages without requests.
         reranker: Client of the cross-encoder; None unless it is open.
         open_pooling: Opens pooling models; a dry run has another function.
     """
 
     def __init__(self, config: Config, progress: Progress, model: ModelClient | None = None) -> None:
-        """Read the topics.
-
-        Raises:
-            DataError: The topics cannot be read.
-            UsageError: A chosen topic is not in the file, or the dataset is unknown.
-        """
+        """Read the topics."""
         self.config, self.task, self.progress, self.model = config, get_task(config.task), progress, model
         self.reranker: PoolingClient | None = None
         self.open_pooling: OpenPooling = open_pooling
@@ -212,15 +184,7 @@ class RunContext:
         self.config = self.config.model_copy(update={section: settings})
 
     def load_prompts(self, *names: str) -> dict[str, Prompt]:
-        """Return the prompts of the run by purpose, each loaded once.
-
-        Args:
-            names: Purposes; if none is given, all purposes that the run needs.
-
-        Raises:
-            PromptError: A prompt is missing or invalid.
-            UsageError: A folder of templates has none that the run needs, or an example's topic is a chosen one.
-        """
+        """Return the prompts of these purposes or, without names, of all that the run needs; each is loaded once."""
         stance_depth = 0 if self.config.stance is None else self.config.stance.prompt_depth
         needed = {
             *list_judging_purposes(self.task, self.topics, stance_depth),
@@ -246,11 +210,7 @@ class RunContext:
         return list_schemas(self.load_prompts(*names).values(), self.config.ranking.setwise.children + 1)
 
     def read_candidates(self, path: Path, depth: int | None = None, *, are_pairs: bool = False) -> Candidates:
-        """Read up to `depth` candidates of each chosen topic, or all, from a run file; the corpus is not opened.
-
-        Raises:
-            DataError: The file is malformed, or has topics that are not in the topics file.
-        """
+        """Read up to `depth` candidates of each chosen topic, or all, from a run file; the corpus is not opened."""
         found = read_candidates(path, depth)
         check_topics(path, found, self.file_topics)
         rankings = {topic.id: found[topic.id] for topic in self.topics if topic.id in found}
@@ -260,9 +220,6 @@ class RunContext:
         """Check corpus and candidates before an engine starts, and warn of topics that belong to another task.
 
         Only number and title of the first topic count. A task of one's own may use any topics.
-
-        Raises:
-            DataError: A file is missing, cannot be read or holds something else.
         """
         corpus, candidates = self.config.corpus, self.config.candidates
         for path in (corpus, candidates):

@@ -44,15 +44,7 @@ class LocalCorpus(Corpus):
         sentences: SentenceSettings | None,
         warn: Warn | None,
     ) -> None:
-        """Take over an open store.
-
-        Args:
-            task: Task of the corpus.
-            store: The documents.
-            retriever: Method and parameters of BM25.
-            sentences: Settings of sentence retrieval; None if the task ranks documents.
-            warn: Receives a warning if an index is built; None if none may be built, but only opened.
-        """
+        """Take over an open store; without `warn`, an index is opened, but not built."""
         self.task, self.store = task, store
         self.retriever, self.sentences, self.warn = retriever, sentences, warn
         manifest = store.manifest
@@ -129,20 +121,9 @@ def open_local_corpus(
     retriever: RetrieverConfig = RetrieverConfig(),  # noqa: B008, frozen
     sentences: SentenceSettings | None = None,
 ) -> LocalCorpus:
-    """Open a corpus, stored first unless the store is up to date, or an index without its corpus.
+    """Open a corpus, a file or the id of a dataset, or an index without its corpus.
 
-    Args:
-        corpus: Corpus file as published, or the id of a dataset; None to open an index without its corpus.
-        index: Folder of the store and its index; None for the default folder of the corpus.
-        task: Task of the corpus.
-        skip_bad_lines: Whether to leave out lines that are not documents.
-        warn: Receives warnings.
-        retriever: Method and parameters of BM25.
-        sentences: Settings of sentence retrieval; None for the defaults if the task ranks pairs of sentences.
-
-    Raises:
-        DataError: The corpus cannot be read, or belongs to another task.
-        UsageError: Neither a corpus nor an index is given.
+    A corpus is stored first unless the store in `index`, or in its default folder, is up to date.
     """
     if corpus is not None:
         folder = index or (dataset_index(corpus) if isinstance(corpus, str) else index_folder(corpus))

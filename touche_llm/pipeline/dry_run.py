@@ -44,7 +44,6 @@ class DryRun:
     """Estimated cost of a run.
 
     Attributes:
-        costs: Cost of each stage and prompt.
         known: Number of requests of each stage that are cached or repeated within the run.
         failed: Number of requests of each stage with only unusable answers in the cache.
         context: Context of the engine in tokens; None if unknown, then documents are counted without truncation.

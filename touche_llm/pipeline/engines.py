@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from functools import partial
 from pathlib import Path
@@ -11,10 +10,10 @@ from typing import Any, Self
 
 from touche_llm.data import concurrency
 from touche_llm.data.settings import read_settings
-from touche_llm.errors import DataError, EngineError, UsageError
+from touche_llm.errors import EngineError, UsageError
 from touche_llm.judging.pointwise import RequestBuilder
 from touche_llm.llm.cache import Cache, CacheMode, Entry
-from touche_llm.llm.engine import ChatTokenizer, Engine, EngineInfo, Rejected, Transient
+from touche_llm.llm.engine import ChatTokenizer, Engine, EngineInfo
 from touche_llm.llm.model import ModelClient
 from touche_llm.llm.pooling import PoolingClient, PoolingServer
 from touche_llm.llm.request import EMPTY_CHAT, Sampling, hash_content, place_system_message
@@ -41,8 +40,6 @@ OpenPooling = Callable[..., AbstractAsyncContextManager[PoolingClient]]
 _ModelSettings = EngineConfig | PoolingConfig
 # Log of a vLLM server that the program starts, beside the answer cache.
 LOG = "vllm.log"
-# Within which a server has to say who it is, where the cache may do without it.
-_LOOK_SECONDS = 5.0
 # Tokens; longer than any document.
 _ENDLESS = 2**30
 
@@ -55,17 +52,10 @@ async def open_model(
     schemas: Schemas = (),
     progress: Progress | None = None,
 ) -> AsyncIterator[ModelClient]:
-    """Open a language model.
+    """Open a language model; a replay needs no engine.
 
-    A replay needs no engine. The start-up check of a server that the cache knows waits for the first request that the
-    cache does not answer.
-
-    Args:
-        engine: Engine that answers requests.
-        sampling: Sampling parameters of the requests.
-        answers: Cache of the answers.
-        schemas: Schemas of the answers to request, whose labels a server must show; empty to verify none.
-        progress: Shows the check of a server, and what is wrong with these labels if a run is possible.
+    The start-up check of a named model that the cache knows waits for the first request without a cached answer. It
+    checks that the labels in `schemas` can be read, and reports problems to `progress`.
 
     Raises:
         UsageError: Failures are to be retried in replay, or the cache does not know the engine to replay.
@@ -101,7 +91,6 @@ async def open_model(
 async def _open_batch(
     stack: AsyncExitStack, engine: EngineConfig, sampling: SamplingConfig, cache: Cache, progress: Progress
 ) -> tuple[Engine, EngineInfo, StartUp | None]:
-    """Return the engine of batch files and its description, as `_open_server`."""
     from touche_llm.llm.batch_files import TITLES, BatchEngine
 
     folder = check_model_folder(engine.model)
@@ -134,7 +123,7 @@ async def _open_server(
     from touche_llm.llm.checks import Survey
     from touche_llm.llm.managed import serve
     from touche_llm.llm.probes import RUN_PROBES
-    from touche_llm.llm.startup import connect, identify
+    from touche_llm.llm.startup import connect
 
     is_managed = engine.name == "managed"
     folder = check_model_folder(engine.model) if is_managed else Path()
@@ -159,51 +148,17 @@ async def _open_server(
             chat_template_kwargs=sampling.chat_template_kwargs,
         )
     )
-
-    async def look() -> EngineInfo:
-        return (await identify(server, engine, "engine"))[0]
-
-    known = await _recall(engine, cache, None if is_managed else look)
+    known = _recall(engine, cache)
     if known is None:
         return server, await start_up(engine.context), None
     return server, known, partial(start_up, known.context)
 
 
-async def _recall(
-    settings: _ModelSettings,
-    cache: Cache,
-    look: Callable[[], Awaitable[EngineInfo]] | None,
-    purpose: PoolingPurpose | None = None,
-) -> EngineInfo | None:
-    """Return the stored description of an engine whose start-up check can wait until the cache lacks an answer.
-
-    A server that replies has to be the one described, by name, context and version. One that does not reply at once, or
-    has another model, is needed only for what the cache lacks if the configuration names the model.
-
-    Args:
-        settings: Settings of the model.
-        cache: Cache with the descriptions.
-        look: Asks the server for its description; None if it is not started yet.
-        purpose: As for `name_kind`.
-
-    Returns:
-        The description; None if no single one fits, or the cache is not used.
-    """
-    if cache.mode is not CacheMode.REUSE:
+def _recall(settings: _ModelSettings, cache: Cache, purpose: PoolingPurpose | None = None) -> EngineInfo | None:
+    """Return the stored description of a named model whose start-up check can wait; None if no single one fits."""
+    if cache.mode is not CacheMode.REUSE or _get_model_name(settings) is None:
         return None
-    found = None
-    try:
-        async with asyncio.timeout(_LOOK_SECONDS):
-            found = await look() if look else None
-    except (EngineError, Transient, Rejected, TimeoutError):
-        if settings.model is None:
-            return None
-    model = settings if found is None else settings.model_copy(update={"model": found.model})
-    fitting = [
-        known
-        for known in _find_fitting(model, cache, purpose)
-        if found is None or (known.context, known.engine) == (found.context, found.engine)
-    ]
+    fitting = _find_fitting(settings, cache, purpose)
     return _choose(fitting, cache, purpose) if len({known.context for known in fitting}) == 1 else None
 
 
@@ -211,15 +166,9 @@ async def _recall(
 async def open_pooling(
     purpose: PoolingPurpose, settings: PoolingConfig, answers: CacheConfig, dimensions: int | None = None
 ) -> AsyncIterator[PoolingClient]:
-    """Open an embedding model or a cross-encoder.
+    """Open an embedding model, with vectors of `dimensions` or of the model's own length, or a cross-encoder.
 
     A replay needs no server, nor does a configuration without an address: the cache must have all results.
-
-    Args:
-        purpose: What the model is for.
-        settings: Server and model.
-        answers: Cache of the results.
-        dimensions: Length of the vectors; None for the model's own.
 
     Raises:
         UsageError: There is no address, and the cache does not know the model.
@@ -239,22 +188,18 @@ async def open_pooling(
             return
         # Imported here because the HTTP libraries are slow to load.
         from touche_llm.llm.http import HttpClient
-        from touche_llm.llm.startup import identify
 
         async with HttpClient(
             settings.url, concurrency=settings.concurrency, request_timeout=settings.request_timeout
         ) as client:
             server = PoolingServer(client, purpose, settings)
 
-            async def look() -> EngineInfo:
-                return (await identify(client, settings, SECTIONS[purpose]))[0]
-
             async def start_up() -> EngineInfo:
                 facts = await server.connect(dimensions)
                 store_engine_info(facts, cache, purpose)
                 return facts
 
-            known = await _recall(settings, cache, look, purpose)
+            known = _recall(settings, cache, purpose)
             facts, later = (await start_up(), None) if known is None else (known, start_up)
             yield PoolingClient(engine_info=facts, engine=server, start_up=later, **policy)
 
@@ -278,7 +223,7 @@ def describe_pooling(client: PoolingClient, settings: TemplateConfig) -> dict[st
 
 
 def store_engine_info(facts: EngineInfo, cache: Cache, purpose: PoolingPurpose | None = None) -> None:
-    """Store the facts about an engine in the cache, for a replay without the engine; `purpose` as for `name_kind`."""
+    """Store the facts about an engine in the cache, for a replay without the engine."""
     kind = name_kind(purpose)
     # A part that came later is left out where it is not used, so that earlier keys stay valid.
     value = facts.model_dump(exclude=None if facts.serving else {"serving"})
@@ -288,8 +233,7 @@ def store_engine_info(facts: EngineInfo, cache: Cache, purpose: PoolingPurpose |
 def assume_engine_info(settings: _ModelSettings, cache: Cache, purpose: PoolingPurpose | None = None) -> EngineInfo:
     """Return the facts about an engine without a request: from the cache, else from the configuration.
 
-    For an unknown engine `engine` is empty, as is the model if the configuration names none; a context that is not
-    configured is so long that nothing is truncated. `purpose` is as for `name_kind`.
+    For an unknown engine, `engine` is empty, a missing model too, and a missing context cuts no document.
     """
     if fitting := _find_fitting(settings, cache, purpose):
         return _choose(fitting, cache, purpose)
@@ -314,20 +258,21 @@ def name_kind(purpose: PoolingPurpose | None) -> str:
     return "engine" if purpose is None else f"{purpose} engine"
 
 
+def _get_section(purpose: PoolingPurpose | None) -> str:
+    return "engine" if purpose is None else SECTIONS[purpose]
+
+
 def _get_model_name(settings: _ModelSettings) -> str | None:
     return settings.model_name if isinstance(settings, EngineConfig) else settings.model
 
 
 def _find_fitting(settings: _ModelSettings, cache: Cache, purpose: PoolingPurpose | None) -> list[EngineInfo]:
     """Return the cached facts about engines that fit the configured model, revision and context."""
-    try:
-        known, model = [entry.read(EngineInfo) for entry in cache.find(name_kind(purpose))], _get_model_name(settings)
-    except DataError as error:
-        raise DataError(f"{cache.path}: {error}") from error
+    known, model = [entry.read(EngineInfo) for entry in cache.find(name_kind(purpose))], _get_model_name(settings)
     models = sorted({facts.model for facts in known})
     if model is None and len(models) > 1:
-        section = "engine" if purpose is None else SECTIONS[purpose]
-        raise UsageError(f"{cache.path}: holds answers of {', '.join(models)}; choose one with `{section}.model`")
+        choice = f"choose one with `{_get_section(purpose)}.model`"
+        raise UsageError(f"{cache.path}: holds answers of {', '.join(models)}; {choice}")
     return [
         facts
         for facts in known
@@ -340,10 +285,9 @@ def _find_fitting(settings: _ModelSettings, cache: Cache, purpose: PoolingPurpos
 def _choose(fitting: list[EngineInfo], cache: Cache, purpose: PoolingPurpose | None) -> EngineInfo:
     contexts = sorted({facts.context for facts in fitting})
     if len(contexts) > 1:
-        section = "engine" if purpose is None else SECTIONS[purpose]
         raise UsageError(
             f"{cache.path}: {fitting[0].model} was used with contexts of {', '.join(map(str, contexts))} tokens, "
-            f"and documents were truncated to fit; choose one with `{section}.context`"
+            f"and documents were truncated to fit; choose one with `{_get_section(purpose)}.context`"
         )
     # The smallest overhead needs no measurement that another did not need.
     return min(fitting, key=lambda facts: (facts.overhead, facts.engine))
@@ -379,7 +323,7 @@ class LanguageModel:
         engine: EngineConfig | None = None,
         sampling: SamplingConfig | None = None,
     ) -> None:
-        """Set up the model without connecting.
+        """Set up the model without connecting; an invalid setting raises UsageError.
 
         Args:
             url: Base URL of the server; None for that of `engine`, by default http://127.0.0.1:8000.
@@ -389,9 +333,6 @@ class LanguageModel:
                 again; `off`.
             engine: All other settings of the engine, such as revision, context, concurrency and timeouts.
             sampling: Sampling parameters.
-
-        Raises:
-            UsageError: A setting is invalid.
         """
         engine = read_settings(EngineConfig, engine, "engine")
         values = engine.model_dump(exclude_unset=True)
@@ -402,11 +343,6 @@ class LanguageModel:
         self._stack = AsyncExitStack()
         self._client: ModelClient | None = None
 
-    def __repr__(self) -> str:
-        name = self._engine.model_name if self._client is None else self._client.engine_info.model
-        state = "closed" if self._client is None else "open"
-        return f"<LanguageModel {name or self._engine.base_url}, cache {self._cache.file}, {state}>"
-
     @property
     def info(self) -> EngineInfo:
         """Name, revision and context of the model, as the server reports them."""
@@ -414,7 +350,7 @@ class LanguageModel:
 
     @property
     def builder(self) -> RequestBuilder:
-        """Builder of the requests; raises UsageError unless the model is open."""
+        """Builder of the requests to the open model."""
         if self._client is None:
             raise UsageError("the model is not open; use it in a block: `with LanguageModel(...) as model:`")
         return make_request_builder(self._client, self._engine, self._sampling)

@@ -58,14 +58,11 @@ ResultT = TypeVar("ResultT")
 
 
 class RankOptions(Section):
-    """Options of a ranking.
+    """Options of a ranking; the cache is that of the cross-encoder's scores.
 
     Attributes:
         objective: Criterion of the comparisons and of the default weights.
         weights: Weights of grades and first-stage score that differ from those of the objective.
-        settings: Settings of the steps.
-        stance: Thresholds of the stance.
-        cache: Cache of the cross-encoder's scores.
     """
 
     objective: Objective = "both"
@@ -76,12 +73,7 @@ class RankOptions(Section):
 
 
 class DenseOptions(Section):
-    """Options of dense retrieval.
-
-    Attributes:
-        settings: Embedding model and fusion.
-        cache: Cache of the queries' vectors.
-    """
+    """Options of dense retrieval: embedding model and fusion, and the cache of the queries' vectors."""
 
     settings: DenseSettings = DenseSettings()
     cache: CacheConfig = CacheConfig()
@@ -108,7 +100,7 @@ def open_corpus(
         retriever: Method and parameters of BM25; None for the defaults.
         search_engine: Search engine that holds the documents instead.
         dense: Embedding model for the retrievers `dense` and `hybrid`, which embed the documents at the first search.
-        progress: Receives what is stored, indexed or left out; None for a line in a terminal or notebook.
+        progress: Receives what is stored, indexed or left out; None for that of a program.
 
     Raises:
         DataError: The corpus cannot be read, or belongs to another task.
@@ -160,7 +152,7 @@ async def _retrieve(
         fields: Fields of a topic that make the query: title, description, narrative, objects.
         expand_with: Model that expands the queries; None to search with the topics' own queries only.
         prompt: Prompt of the expansion: a name or the path of a `.jinja` file.
-        progress: Display of the progress; None for a bar in a terminal or notebook, elsewhere a line every ten seconds.
+        progress: Display of the progress; None for a bar in a terminal, else a line every ten seconds.
 
     Raises:
         DataError: No topic has a candidate.
@@ -206,7 +198,7 @@ async def _judge(
         stance: Settings of the stance prompt; None for the defaults.
         pairs: Settings of sentence pairs; None for the defaults.
         judge_per: `field` for one request for each field of the answer instead of one for each document.
-        progress: Display of the progress; None for a bar in a terminal or notebook, elsewhere a line every ten seconds.
+        progress: Display of the progress; None for a bar in a terminal, else a line every ten seconds.
 
     Raises:
         PromptError: A prompt is missing or invalid.
@@ -246,7 +238,7 @@ async def _rank(
         model: Open model; required if a step compares documents.
         prompts: Prompts of the comparisons: best, order.
         options: Objective, weights, settings of the steps, and thresholds of the stance.
-        progress: Display of the progress; None for a bar in a terminal or notebook, elsewhere a line every ten seconds.
+        progress: Display of the progress; None for a bar in a terminal, else a line every ten seconds.
 
     Raises:
         UsageError: A step or weight is unknown, a step needs a model, or the judgments are of another task.

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import logging
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
+from functools import partial
 from typing import Protocol
 
 import rich.progress
@@ -20,9 +20,6 @@ from touche_llm.llm.engine import Counts
 
 _LOG = logging.getLogger(__name__)
 _PLAIN_SECONDS = 10.0
-_NOTEBOOK_SECONDS = 0.25
-# Window of the remaining time; longer than a server takes for most batches.
-_WINDOW_SECONDS = 60.0
 # The few requests of a check differ too much to say anything of the next ones.
 _CHECKS = 100
 
@@ -43,15 +40,9 @@ class Progress(Protocol):
         ...
 
     def stage(self, title: str, total: int, counts: Counts | None = None) -> AbstractContextManager[StepFunction]:
-        """Show a stage of `total` steps while the block runs.
+        """Show a stage of `total` steps while the block runs; the function is to be called after each.
 
-        Args:
-            title: What the stage does.
-            total: Number of steps.
-            counts: Counters of the language model, updated while the stage runs.
-
-        Returns:
-            A context manager that yields a function to be called after each step.
+        `counts` are counters of the language model that are updated while the stage runs.
         """
         ...
 
@@ -95,7 +86,7 @@ class ConsoleProgress:
     def __init__(self, min_seconds: float = 0.0) -> None:
         """Open the console; a stage that ends within `min_seconds` is shown only on a terminal."""
         self._min_seconds = min_seconds
-        self.console = Console(stderr=True, highlight=False)
+        self.console = Console(stderr=True, highlight=False, force_jupyter=False)
         # A terminal gets lines broken between words; a file gets each note as one line.
         self.console.soft_wrap = not self.console.is_terminal
 
@@ -109,9 +100,8 @@ class ConsoleProgress:
         stage = _Stage(title, total, counts, self.console)
         _LOG.info("%s: %d to do", title, total)
         if not self.console.is_terminal:
-            with _show_regularly(
-                stage, _PLAIN_SECONDS, lambda: self.console.print(stage.line(), markup=False), self._min_seconds
-            ):
+            show = partial(self.console.print, markup=False)
+            with _show_regularly(stage, lambda: show(stage.line()), self._min_seconds):
                 yield stage.step
             return
         with stage.bar:
@@ -121,43 +111,18 @@ class ConsoleProgress:
         stage.log()
 
 
-class NotebookProgress:
-    """Progress in the output of a Jupyter cell: one line per stage, updated in place."""
-
-    def warn(self, message: str) -> None:
-        """Print a line."""
-        print(to_printable(f"note: {message}"))
-
-    @contextmanager
-    def stage(self, title: str, total: int, counts: Counts | None = None) -> Iterator[StepFunction]:
-        """Show a stage of `total` steps."""
-        # Only in Jupyter, which has it.
-        from IPython.display import display
-
-        stage = _Stage(title, total, counts)
-        handle = display({"text/plain": stage.line()}, raw=True, display_id=True)  # type: ignore[no-untyped-call]
-        with _show_regularly(stage, _NOTEBOOK_SECONDS, lambda: handle.update({"text/plain": stage.line()}, raw=True)):
-            yield stage.step
-
-
 def default_progress() -> Progress:
-    """Return the display of a program without options: that of its notebook, or lines on standard error."""
-    # Programs that start notebooks import `ipykernel` as well; only within one the shell has a kernel.
-    ipython = sys.modules.get("IPython")
-    if ipython is not None and hasattr(ipython.get_ipython(), "kernel"):
-        return NotebookProgress()
+    """Return the display of a program without options; a stage that is short is shown only on a terminal."""
     return ConsoleProgress(min_seconds=_PLAIN_SECONDS)
 
 
 @contextmanager
-def _show_regularly(
-    stage: _Stage, seconds: float, show: Callable[[], None], min_seconds: float = 0.0
-) -> Iterator[None]:
+def _show_regularly(stage: _Stage, show: Callable[[], None], min_seconds: float) -> Iterator[None]:
     """Show a stage every few seconds while the block runs and, unless it was short, at its end if it succeeds."""
     ended = threading.Event()
 
     def repeat() -> None:
-        while not ended.wait(seconds):
+        while not ended.wait(_PLAIN_SECONDS):
             show()
 
     # A thread, since a line is also due while nothing advances.
@@ -183,12 +148,9 @@ class _Stage(ProgressColumn):
         # The counts grow from stage to stage; only those of this one are shown.
         self._before = replace(counts) if counts is not None else Counts()
         columns = (TextColumn("{task.description}"), BarColumn(12), MofNCompleteColumn(), self)
-        self.bar = rich.progress.Progress(*columns, console=console, speed_estimate_period=_WINDOW_SECONDS)
+        self.bar = rich.progress.Progress(*columns, console=console)
         self.bar.add_task(title, total=total)
-        # The steps that the server answered: one that the cache answers needs no time.
-        self.bar.add_task("", total=total, visible=False)
-        self._task, self._sent = self.bar.tasks
-        self._seen = Counts()
+        (self._task,) = self.bar.tasks
         self._awaited = ""
 
     @property
@@ -205,12 +167,6 @@ class _Stage(ProgressColumn):
         """Count one step; `awaited` is what the stage waits for now."""
         self._awaited = awaited
         self.bar.advance(self._task.id)
-        spent = self.spent
-        ended = spent.ended - self._seen.ended
-        known = spent.cache_hits + spent.known_failures - self._seen.cache_hits - self._seen.known_failures
-        if ended or not known:
-            self.bar.advance(self._sent.id, ended / (ended + known) if ended else 1.0)
-        self._seen = spent
 
     def render(self, task: Task) -> Text:
         """Return the facts as far as they fit, with no more of the last error than its kind."""
@@ -233,9 +189,12 @@ class _Stage(ProgressColumn):
         spent, parts = self.spent, [f"{self.elapsed:.1f} s"]
         if self._awaited:
             parts.append(f"waiting for {self._awaited}")
+        # A step that the cache answers needs no time.
+        known = spent.cache_hits + spent.known_failures
+        sent = self._task.completed * (spent.ended / (spent.ended + known) if spent.ended else not known)
         is_even = self.counts is not None or (self._task.total or 0) >= _CHECKS
-        if is_even and self._sent.speed and self._task.remaining:
-            parts.append(f"{self._task.remaining / self._sent.speed:,.0f} s left")
+        if is_even and sent and self._task.remaining:
+            parts.append(f"{self._task.remaining * self.elapsed / sent:,.0f} s left")
         parts += [f"{spent.failures:,} failed"] * bool(spent.failures)
         parts += [f"{spent.cache_hits:,} cached"] * bool(spent.cache_hits)
         if spent.retries:
