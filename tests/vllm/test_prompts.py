@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.vllm.command import touche
-from tests.vllm.server import VENV, finished_requests, vllm_environment
+from tests.vllm.server import finished_requests
 from touche_llm.cli.demo import SAMPLES
 from touche_llm.tasks import prompts_folder
 
@@ -45,12 +44,3 @@ def test_a_prompt_is_tried_and_counted_as_the_server_counts_it(vllm_url: str, ti
     assert after > before
     assert rows(tmp_path, *asks) == [{**row, "cached": True} for row in found]
     assert finished_requests(vllm_url) == after
-
-    # The parts of a prompt have as many tokens as the server says that the prompt has.
-    render = arguments(tmp_path, "render", str(template), "--tokenizer", str(tiny_model), "--format", "json")
-    with vllm_environment():
-        done = subprocess.run([VENV / "bin" / "python", "-m", "touche_llm", *render], capture_output=True, check=True)
-    rendered = json.loads(done.stdout)
-    for document in ABOUT[3::2]:
-        tokens = sum(part["tokens"] for part in rendered if part["documents"] == document)
-        assert {row["prompt_tokens"] for row in found if row["documents"] == document} == {tokens}
