@@ -85,7 +85,7 @@ def test_neither_tables_nor_pages_show_stances(touche: Touche, run: Path) -> Non
         ["rank", "--out", "out"],
         ["show", "out"],
         ["show", "out", "--topic", "2"],
-        ["report", "out", "--relevance", "qrels.txt"],
+        ["report", "out", "--relevance", "qrels.txt", "-o", "report.html"],
         ["compare", "out", "other.txt", "--baseline", "other.txt", *measured, "--html", "compare.html"],
         ["validate", "out"],
         ["evaluate", "out", "--relevance", "qrels.txt"],
@@ -97,7 +97,7 @@ def test_neither_tables_nor_pages_show_stances(touche: Touche, run: Path) -> Non
         assert done.returncode == 0, (command, done.stderr)
         # The legend of a comparison names stances.
         assert command[0] == "compare" or "stance" not in (done.stdout + done.stderr).lower(), command
-    for page in (run / "report.html", run.parent / "compare.html"):
+    for page in (run.parent / "report.html", run.parent / "compare.html"):
         body = page.read_text().partition("<body")[2].partition("<script")[0]
         assert not any(part in body for part in ("#stances", 'id="stance"', "data-stance", "no stance")), page
 
