@@ -248,7 +248,7 @@ def test_validate_tells_topics_without_a_line_unknown_documents_and_files_of_ano
     validate = ("validate", "run.txt", "--task", "comparative")
     (tmp_path / "run.txt").write_text("3 FIRST sample-heating-01___3 1 1.0 t\n")
     done = touche(*validate, *DATA[:2])
-    assert (done.returncode, "note: 3 of 4 topics have no line" in done.stdout) == (0, True)
+    assert (done.returncode, "warning: 3 of 4 topics have no line" in done.stdout) == (0, True)
     (tmp_path / "corpus.jsonl").write_text((SAMPLE / "passages.jsonl").read_text() + "{\n")
     refused = touche(*validate, "--corpus", "corpus.jsonl")
     assert (refused.returncode, refused.stdout) == (1, "") and "--skip-bad-lines" in refused.stderr
@@ -258,10 +258,10 @@ def test_validate_tells_topics_without_a_line_unknown_documents_and_files_of_ano
     done = touche(*validate, "--index", "idx")
     (line, *_) = done.stdout.splitlines()
     assert (done.returncode, line) == (1, "run.txt:1: error: document nowhere is not in the corpus")
-    for name, content in {"gzip": gzip.compress(b"3 FIRST a 1 1.0 t\n"), "UTF-16": "3 FIRST".encode("utf-16")}.items():
+    for content in (gzip.compress(b"3 FIRST a 1 1.0 t\n"), "3 FIRST".encode("utf-16")):
         (tmp_path / "run.txt").write_bytes(content)
         done = touche(*validate)
-        assert (done.returncode, name in done.stdout, len(done.stdout.splitlines())) == (1, True, 2)
+        assert (done.returncode, "not UTF-8" in done.stdout, len(done.stdout.splitlines())) == (1, True, 2)
 
 
 def test_a_configuration_may_be_written_as_one_would(touche: Touche, tmp_path: Path) -> None:

@@ -280,7 +280,7 @@ def test_a_task_without_a_table_of_the_measure_is_told(touche: Touche, judged: P
         (["mine", "./mine", *GRADED], 2, "mine: is given twice"),
         (["mine", *GRADED, "--per-topic", "--leaderboard"], 2, "give one of them"),
         (["empty", *GRADED], 1, "empty: no run.txt"),
-        (["mine", "--relevance", "relevance"], 1, "(--task NAME)"),
+        (["mine", "--relevance", "relevance"], 1, "mine/config.yaml: no such file"),
         (["mine", "broken", *GRADED], 1, "broken:2: 3 columns"),
         (["mine", *TASK, "--relevance", "stance"], 1, "stance:1: topic 1, document a: 'FIRST' is no grade"),
         (
@@ -288,7 +288,7 @@ def test_a_task_without_a_table_of_the_measure_is_told(touche: Touche, judged: P
             1,
             "foreign: no document of the run is in the relevance qrels (the run's first: topic 9, document a",
         ),
-        (["sides", *ALL], 1, "sides:1: topic 1, document a: stance 'PRO' is none of"),
+        (["sides", *ALL], 1, "sides:1: topic 1, document a: stance 'PRO'"),
     ],
 )
 def test_what_cannot_be_evaluated_is_told(

@@ -186,5 +186,5 @@ def test_documents_that_cannot_be_used_are_counted_and_named(tmp_path: Path) -> 
 
 def test_probabilities_of_other_labels_are_an_error_with_topic_and_document(tmp_path: Path) -> None:
     write_records(tmp_path / "j", [judgment("1", "a", {"PRO": 0.5, "CON": 0.5})])
-    with raises_at(DataError, tmp_path / "j", "topic 1, document a", "CON", "FIRST, SECOND, NEUTRAL, NO"):
+    with raises_at(DataError, tmp_path / "j", "topic 1, document a", "judge it again"):
         read_calibration_set(tmp_path / "j", tmp_path / "s", {"1": {"a": "NO"}}, TASK)

@@ -69,7 +69,7 @@ def test_no_text_of_a_report_leaves_its_place(judged: SimpleNamespace) -> None:
     full = changed(
         view.documents[0], truncation="half", comparisons=["line"], failures=failures, sentences=said, answers=answers
     )
-    assert full.readings and full.text and full.row.people and full.answers[0][1] and view.prompts
+    assert full.readings and full.text and full.row.people and full.answers[0][1]
     shown = changed(view, documents=[full], rows=[view.documents[1].row])
     report = changed(judged, topics=[shown], failures={"failures.jsonl": failures}, notes=["note"])
     page = Page(render_report(poisoned(report)))

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import re
 import shutil
 from pathlib import Path
 from types import SimpleNamespace
@@ -77,22 +76,12 @@ def test_documents_carry_text_probabilities_answers_and_what_people_said(
     assert not all(document.row.people for view in judged.topics for document in view.documents)
 
 
-def test_prompts_are_rendered_for_their_topic_with_a_gap_for_the_document(judged: SimpleNamespace) -> None:
-    for view in judged.topics:
-        assert [purpose for purpose, _, _ in view.prompts] == ["judge", "stance"]
-        for _, _, messages in view.prompts:
-            assert [(role, len(texts)) for role, texts in messages] == [("system", 1), ("user", 2)]
-            before = messages[1][1][0]
-            assert view.topic.title in before and all(each in before for each in view.topic.objects or ())
-
-
 def test_pairs_show_their_sentences_and_their_arguments(pairs: Path) -> None:
     report = gather_report(pairs, None, 4)
     assert report.task.name == "sentence_pairs"
     for view in report.topics:
         assert (len(view.documents), len(view.rows)) == (4, 96)
         assert 100 + view.omitted == len(read_run(pairs / "run.txt").rankings[view.topic.id]) > 100
-        assert [purpose for purpose, _, _ in view.prompts] == ["judge", "sentence"]
         for document in view.documents:
             one, other = document.sentences
             assert document.row.document_id == f"{one[0]},{other[0]}"
@@ -101,21 +90,15 @@ def test_pairs_show_their_sentences_and_their_arguments(pairs: Path) -> None:
             assert document.text is not None and document.text.count("\n") == 1
 
 
-def test_an_index_does_where_the_corpus_is_gone_and_what_is_missing_or_has_changed_is_noted(
-    comparative: Path, tmp_path: Path
-) -> None:
+def test_an_index_does_where_the_corpus_is_gone_and_what_is_missing_is_noted(comparative: Path, tmp_path: Path) -> None:
     (tmp_path / "empty.jsonl").write_text("")
     gone = {"corpus": str(tmp_path / "gone.jsonl"), "cache__file": str(tmp_path / "empty.jsonl")}
     run = copied(comparative, tmp_path, **gone)
-    path, label = run / "ir-metadata.yml", "comparative/judge@4-0"
-    path.write_text(re.sub(r"(?<=judge: )comparative/judge@4-\w+", label, path.read_text()))
     report = gather_report(run, None, 2)
     documents = [document for view in report.topics for document in view.documents]
     assert len(documents) == 2 * len(report.topics) > 0 and all(document.text for document in documents)
     assert any("empty.jsonl: 24" in note for note in report.notes)  # 4 topics, 2 documents, 3 answers
     assert [text for _, text in documents[0].answers] == [None] * 3
-    assert [purpose for purpose, _, _ in report.topics[0].prompts] == ["stance"]
-    assert any(f"'judge' is not shown: the run used {label}, " in note for note in report.notes)
 
 
 def test_what_a_run_lacks_is_an_error_that_names_it(comparative: Path, tmp_path: Path) -> None:

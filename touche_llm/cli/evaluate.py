@@ -15,14 +15,14 @@ from touche_llm.cli import options as o
 from touche_llm.cli import setting_options as s
 from touche_llm.cli.emit import Column, Format, FormatOption, print_rows, show_lines, show_table
 from touche_llm.cli.setting_options import CommandProgress
-from touche_llm.errors import DataError, UsageError, describe_os_error
+from touche_llm.errors import ToucheError, UsageError, describe_os_error
 from touche_llm.evaluation.measures import JUDGED, Evaluation, describe_coverage, describe_judging, name_judged
 from touche_llm.evaluation.significance import describe_missing_intervals
 from touche_llm.pipeline.run import find_task
 from touche_llm.pipeline.run_directory import RunDirectory
 from touche_llm.pipeline.run_overview import record_evaluation
 from touche_llm.prompt_lab.holdout import record_evaluations
-from touche_llm.tasks.published import LEADERBOARD_FILE, PublishedRun, find_place, read_tables
+from touche_llm.tasks.published import LEADERBOARD_FILE, find_place, read_tables
 from touche_llm.tasks.task import Task
 
 Rows = Sequence[Mapping[str, Any]]
@@ -41,28 +41,19 @@ def rank_among_published(task: Task, rows: Rows, evaluations: Sequence[Evaluatio
     if not tables:
         raise UsageError(f"--leaderboard: {task.name} has no published results; write {task.folder / LEADERBOARD_FILE}")
     placed = []
-    for measure, table in tables.items():
-        for row in rows:
-            is_whole = row["measure"] == measure and not found[row["run"]].coverage(table.measure).left_out
-            if is_whole and not isnan(row["value"]):
-                place = find_place(table, row["value"])
-                placed.append(
-                    {
-                        **row,
-                        "place": place,
-                        "published": len(table.runs),
-                        **_describe_neighbour("ahead", table.runs[place - 2] if place > 1 else None),
-                        **_describe_neighbour("behind", table.runs[place - 1] if place <= len(table.runs) else None),
-                        "source": table.url,
-                    }
-                )
+    for row in sorted(rows, key=lambda row: [*tables, row["measure"]].index(row["measure"])):
+        table = tables.get(row["measure"])
+        if table is None or isnan(row["value"]) or found[row["run"]].coverage(table.measure).left_out:
+            continue
+        place = find_place(table, row["value"])
+        row = {**row, "place": place, "published": len(table.runs)}
+        for side, neighbours in (("ahead", table.runs[: place - 1][-1:]), ("behind", table.runs[place - 1 :][:1])):
+            run = next(iter(neighbours), None)
+            row |= {side: run and f"{run.team}: {run.tag}", f"{side}_value": run and run.value}
+        placed.append({**row, "source": table.url})
     if not placed:
         raise UsageError(f"--leaderboard: published are {', '.join(tables)} over all judged topics, not measured here")
     return placed
-
-
-def _describe_neighbour(side: str, run: PublishedRun | None) -> dict[str, Any]:
-    return {side: run and f"{run.team}: {run.tag}", f"{side}_value": run and run.value}
 
 
 def _show_places(rows: Rows, _: Sequence[Evaluation]) -> None:
@@ -136,14 +127,15 @@ def evaluate(
 
 def _record(given: Sequence[m.Given], evaluations: Sequence[Evaluation], task: Task, files: Mapping[str, Path]) -> None:
     """Keep qrels and values in the folders of the runs, for later commands."""
+    warn = CommandProgress().warn
     for run, evaluation in zip(given, evaluations, strict=True):
         if run.folder is None or run.first_stage:
             continue
-        directory, warn = RunDirectory(run.folder), CommandProgress().warn
+        directory = RunDirectory(run.folder)
         try:
             with directory.lock("evaluate", warn):
                 record_evaluation(directory, task, files, evaluation)
-        except (OSError, DataError, UsageError) as error:
+        except (OSError, ToucheError) as error:
             problem = describe_os_error(error) if isinstance(error, OSError) else error
             warn(f"the evaluation is not kept for later commands: {problem}")
 

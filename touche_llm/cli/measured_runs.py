@@ -129,7 +129,7 @@ class Given(NamedTuple):
         run: Content of the run file; of a folder's runs with their chosen topics.
         folder: Folder of a run of this program; None for other runs.
         first_stage: Whether it is the first stage of the run that follows.
-        fitted_on: Ids of the topics that the thresholds of its stances were fitted on.
+        fitted_on: Topics that the thresholds of its stances were fitted on.
     """
 
     name: str

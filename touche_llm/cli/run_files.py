@@ -88,11 +88,10 @@ def fuse(
     fused = fuse_runs(read, weights, settings, task=known, depth=depth, tag=tag)
     write_run(out, fused.lines)
     topics = {line.topic_id for line in fused.lines}
-    label = known.unknown_stance if known is not None else ""
     counts = {
         f"topics that only some of the runs have ({shorten(fused.partial)})": len(fused.partial),
         "documents with different stances, the first run's kept": fused.disagreeing,
-        f"documents without a stance, labelled {label}": fused.imputed,
+        f"documents without a stance, labelled {known.unknown_stance if known is not None else ''}": fused.imputed,
         "documents without a stance, left out because the task has no label for them": fused.left_out,
     }
     for what, count in counts.items():
@@ -147,10 +146,9 @@ def validate(
         with open_local_corpus(documents, index, known, skip_bad_lines=skip, warn=warn) as opened:
             unknown = opened.documents.find_unknown
             problems = validate_run(run, known, topic_ids=topic_ids, unknown_documents=unknown)
-    notes, warnings = ([], []) if problems else _remarks(run, known, topic_ids)
     # Line 0 is the file as a whole.
     found = [("error", each.line or None, each.message) for each in problems]
-    found += [("note", None, note) for note in notes] + [("warning", None, warning) for warning in warnings]
+    found += [("warning", None, remark) for remark in ([] if problems else _remarks(run, known, topic_ids))]
     rows = [{"file": run, "line": line, "level": level, "message": message} for level, line, message in found]
     if output is not Format.TABLE:
         print_rows(output, rows, ("file", "line", "level", "message"))
@@ -167,14 +165,14 @@ def validate(
     say(output, f"{run}: a valid {known.name} run" + (f", {' and '.join(checked)} checked" if checked else ""))
 
 
-def _remarks(run: Path, task: Task, topic_ids: Collection[str] | None) -> tuple[list[str], list[str]]:
-    """Return notes and warnings on a valid run."""
+def _remarks(run: Path, task: Task, topic_ids: Collection[str] | None) -> list[str]:
+    """Return warnings about a valid run."""
     rankings = read_candidates(run, task.documents_per_topic.max)
-    notes = []
+    warnings = []
     if topic_ids is not None and len(topic_ids) > len(rankings):
-        notes.append(f"{len(topic_ids) - len(rankings)} of {len(topic_ids)} topics have no line")
+        warnings.append(f"{len(topic_ids) - len(rankings)} of {len(topic_ids)} topics have no line")
     least = task.documents_per_topic.min
-    return notes, [
+    return warnings + [
         f"topic {topic} has {len(lines)} lines, the organisers want at least {least}"
         for topic, lines in rankings.items()
         if len(lines) < least

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, field
@@ -18,8 +17,6 @@ from touche_llm.tasks.task import Task
 
 # Reading stops after this many problems.
 MAX_PROBLEMS = 10_000
-# First bytes of files that are not UTF-8 text.
-_FOREIGN = {b"\x1f\x8b": "compressed with gzip", b"\xff\xfe": "UTF-16", b"\xfe\xff": "UTF-16", b"PK": "a zip archive"}
 
 
 @dataclass(frozen=True, order=True, slots=True)
@@ -32,12 +29,11 @@ class RunProblem:
 
 @dataclass(slots=True)
 class _Seen:
-    """Contents of the lines read so far."""
+    """Contents of the lines read so far; `documents` has the first line of each topic and document."""
 
     documents: dict[tuple[str, str], int] = field(default_factory=dict)
     rankings: dict[str, list[RunRow]] = field(default_factory=lambda: defaultdict(list))
-    sizes: dict[str, int] = field(default_factory=lambda: defaultdict(int))
-    tags: dict[str, int] = field(default_factory=dict)
+    tag: RunRow | None = None
 
 
 def validate_run(
@@ -62,19 +58,22 @@ def validate_run(
     problems: list[RunProblem] = []
     try:
         with path.open("rb") as stream:
-            if what := _FOREIGN.get(stream.read(2)):
-                return [RunProblem(1, f"the file is {what}, not UTF-8 text")]
-            stream.seek(0)
             for number, raw in read_bounded_lines(stream, MAX_TABLE_LINE):
                 if number > MAX_TABLE_LINES or len(problems) > MAX_PROBLEMS:
-                    problems.append(
-                        RunProblem(number, "too many lines or problems; the rest of the file is not checked")
-                    )
+                    problems.append(RunProblem(number, "too many lines or problems; the rest is not checked"))
                     break
-                problems += [RunProblem(number, message) for message in _check_line(raw, number, seen, task)]
+                if len(raw) > MAX_TABLE_LINE:
+                    problems.append(RunProblem(number, f"longer than {MAX_TABLE_LINE:,} bytes"))
+                    continue
+                try:
+                    text = raw.decode("utf-8")
+                except UnicodeDecodeError:
+                    problems.append(RunProblem(number, "not UTF-8; the rest of the file is not checked"))
+                    break
+                problems += [RunProblem(number, message) for message in _check_line(text, number, seen, task)]
     except OSError as error:
         raise DataError(f"{path}: cannot read the run: {error.strerror}") from error
-    if not seen.sizes and not problems:
+    if not seen.documents and not problems:
         return [RunProblem(0, "the file is empty")]
     problems += _check_orders(seen)
     if topic_ids is not None:
@@ -94,44 +93,21 @@ def validate_run(
     return sorted(RunProblem(problem.line, to_printable(problem.message)) for problem in problems)
 
 
-def _check_line(raw: bytes, number: int, seen: _Seen, task: Task) -> Iterator[str]:
-    if len(raw) > MAX_TABLE_LINE:
-        yield f"longer than {MAX_TABLE_LINE:,} bytes; a run line has six short columns"
-        return
-    try:
-        text = raw.decode("utf-8")
-    except UnicodeDecodeError as error:
-        yield f"not UTF-8: {error.reason} at byte {error.start}"
-        return
-    if number == 1 and text.startswith("\ufeff"):
-        yield "begins with a byte order mark; write UTF-8 without one"
-        text = text.removeprefix("\ufeff")
+def _check_line(text: str, number: int, seen: _Seen, task: Task) -> Iterator[str]:
     if not text.endswith("\n"):
         yield "the last line does not end with a line feed"
     text = text.removesuffix("\n")
-    if text.endswith("\r"):
-        yield "ends with a carriage return; write line feeds alone"
-        text = text.removesuffix("\r")
-    if not text.strip():
+    columns = text.split()
+    if not columns:
         yield "an empty line"
         return
-    yield from _check_spacing(text)
-    row, found = parse_row(text, number)
+    if text != " ".join(columns) or not text.isprintable():
+        yield "not six columns with single spaces between them: a tab, carriage return, byte order mark or the like"
+    row, found = parse_row(" ".join(columns).removeprefix("\ufeff"), number)
     yield from found
     seen.rankings[row.topic].append(row)
     if row.tag:
         yield from _check_values(row, seen, task)
-
-
-def _check_spacing(text: str) -> Iterator[str]:
-    if "\t" in text:
-        yield "a tab between columns; use single spaces"
-    if text != text.strip():
-        yield "white space at the beginning or the end of the line"
-    if re.search(r"\S {2,}\S", text):
-        yield "more than one space between columns"
-    if not text.isprintable() and "\t" not in text:
-        yield "a character that cannot be printed"
 
 
 def _check_values(row: RunRow, seen: _Seen, task: Task) -> Iterator[str]:
@@ -145,14 +121,11 @@ def _check_values(row: RunRow, seen: _Seen, task: Task) -> Iterator[str]:
     first = seen.documents.setdefault((topic, document), row.line)
     if first != row.line:
         yield f"topic {topic}: document {document} is already in line {first}"
-    seen.sizes[topic] += 1
-    if seen.sizes[topic] == task.documents_per_topic.max + 1:
+    if len(seen.rankings[topic]) == task.documents_per_topic.max + 1:
         yield f"topic {topic}: more than {task.documents_per_topic.max} lines; this is the first too many"
-    if row.tag not in seen.tags:
-        if seen.tags:
-            other, line = next(iter(seen.tags.items()))
-            yield f"tag {row.tag!r} differs from {other!r} in line {line}; a run has one tag"
-        seen.tags[row.tag] = row.line
+    seen.tag = seen.tag or row
+    if row.tag != seen.tag.tag:
+        yield f"tag {row.tag!r} differs from {seen.tag.tag!r} in line {seen.tag.line}; a run has one tag"
 
 
 def _check_orders(seen: _Seen) -> Iterator[RunProblem]:

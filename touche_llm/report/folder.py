@@ -8,6 +8,7 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager, nullco
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import fmean
+from string import ascii_uppercase
 from types import SimpleNamespace
 from typing import Any
 
@@ -45,10 +46,6 @@ class DocumentRow:
     """A row of the ranking.
 
     Attributes:
-        rank: Rank in the run, from 1.
-        document_id: Id of the document.
-        stance: Stance label.
-        score: Score in the run.
         first: Rank in the first stage.
         judge: Rank by judgment, if later steps reranked the documents; else None.
         grades: Expected grades, by name; empty without a judgment.
@@ -94,7 +91,7 @@ def open_folder(path: Path) -> Iterator[RunFolder]:
             raise DataError(f"{path}: no metadata of the run; run `touche-llm rank` for this folder first")
         check_topics(directory.run_file, run.rankings, context.file_topics)
         failures = directory.read_failures()
-        with _open_corpus(config, context.task, stages, notes) as corpus, _open_answers(config, notes) as answers:
+        with _open_corpus(config, context.task, notes) as corpus, _open_answers(config, notes) as answers:
             if corpus is not None:
                 ranked = (line.document_id for ranking in run.rankings.values() for line in ranking)
                 if restriction := describe_restriction(ranked):
@@ -107,9 +104,6 @@ class RunFolder:
     """The contents of a run folder.
 
     Attributes:
-        directory: The folder.
-        context: Context of the run.
-        run: Final rankings.
         records: Candidates and judgments.
         stages: Metadata of each stage.
         failures: Failed requests, by file.
@@ -180,16 +174,16 @@ class RunFolder:
             people = get_assessments(qrels, topic_id, candidate.document_id)
             rows.append(
                 DocumentRow(
-                    candidate.rank,
-                    candidate.document_id,
-                    stance,
-                    candidate.score,
-                    first[candidate.document_id],
-                    judge.get(candidate.document_id),
-                    grades,
-                    judgment.source if judgment is not None else "",
-                    people,
-                    find_differences(grades, stance, people, self.task),
+                    rank=candidate.rank,
+                    document_id=candidate.document_id,
+                    stance=stance,
+                    score=candidate.score,
+                    first=first[candidate.document_id],
+                    judge=judge.get(candidate.document_id),
+                    grades=grades,
+                    source=judgment.source if judgment is not None else "",
+                    people=people,
+                    differs=find_differences(grades, stance, people, self.task),
                 )
             )
         return rows
@@ -258,26 +252,22 @@ def _list_answers(judged: Judgment | StanceReading, keys: Sequence[str]) -> list
 
 def summarize_comparisons(comparisons: Iterable[Comparison]) -> dict[tuple[str, str], list[str]]:
     """Summarize the comparisons of each document, by topic and document id: a line for each step."""
-    shares: dict[tuple[str, str], dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
-    places: dict[tuple[str, str], dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
+    values: dict[tuple[str, str], dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
     for comparison in comparisons:
-        for label, document in zip("ABCDEFGHIJKLMNOPQRSTUVWXYZ", comparison.documents, strict=False):
-            if comparison.best is not None:
-                shares[comparison.topic_id, document][comparison.step].append(comparison.best.shares.get(label, 0.0))
-        for place, document in enumerate(comparison.order or [], start=1):
-            places[comparison.topic_id, document][comparison.step].append(place)
-    said: dict[tuple[str, str], list[str]] = defaultdict(list)
-    for key, steps in shares.items():
-        said[key] += [
-            f"{step}: best with mean probability {fmean(won):.2f} ({len(won)}×)" for step, won in steps.items()
-        ]
-    for key, steps in places.items():
-        said[key] += [f"{step}: mean rank {fmean(at):.1f} ({len(at)}×)" for step, at in steps.items()]
-    return said
+        if comparison.best is not None:
+            shares, line = comparison.best.shares, f"{comparison.step}: best with mean probability {{:.2f}} ({{}}×)"
+            labels = zip(ascii_uppercase, comparison.documents, strict=False)
+            found = [(document, shares.get(label, 0.0)) for label, document in labels]
+        else:
+            line = f"{comparison.step}: mean rank {{:.1f}} ({{}}×)"
+            found = [(document, float(place)) for place, document in enumerate(comparison.order or [], start=1)]
+        for document, value in found:
+            values[comparison.topic_id, document][line].append(value)
+    return {key: [line.format(fmean(given), len(given)) for line, given in of.items()] for key, of in values.items()}
 
 
 @contextmanager
-def _open_corpus(config: Config, task: Task, stages: Mapping[str, Any], notes: list[str]) -> Iterator[Corpus | None]:
+def _open_corpus(config: Config, task: Task, notes: list[str]) -> Iterator[Corpus | None]:
     """Open the documents of the run, or yield None if they are unavailable; add the reason to `notes`."""
     if config.corpus is not None and not config.corpus.is_file():
         # Its index has the texts too.
@@ -295,9 +285,6 @@ def _open_corpus(config: Config, task: Task, stages: Mapping[str, Any], notes: l
             notes.append(f"No document texts: {error}; {_MOVED}.")
             yield None
             return
-        before = stages.get("retrieve", {}).get("corpus", {}).get("sha256")
-        if before is not None and before != corpus.description.get("sha256"):
-            notes.append(f"The corpus {corpus.name} is not the one of the run: texts can differ.")
         yield corpus
 
 
@@ -337,11 +324,7 @@ def find_differences(
 ) -> list[str] | None:
     """Return the aspects in which the model differs from the assessors, grades after rounding; None unless both judged.
 
-    Args:
-        grades: Grades of the model; empty without a judgment.
-        stance: Stance in the run.
-        people: Judgments by assessors, see `get_assessments`.
-        task: Task, with the scales of both.
+    The grades of the model are empty without a judgment; `people` has those of `get_assessments`.
     """
     both = [aspect for aspect in people if aspect in grades or (aspect == STANCE and grades and stance)]
 

@@ -104,6 +104,7 @@ def describe_run(config: Config, task: Task, stages: Mapping[str, Mapping[str, A
         "task": task.title,
         "model": " ".join(str(judge.get(name, "")) for name in ("model", "revision")).strip(),
         "engine": str(judge.get("engine", "")),
+        "prompts": ", ".join(judge.get("prompts", {}).values()),
         "ranked by": ", ".join(config.rank),
         "objective": config.criterion,
         "corpus": str(corpus),
@@ -121,18 +122,7 @@ def extract_costs(stage: Mapping[str, Any]) -> dict[str, float | None]:
     return {name: value if isinstance(value := values.get(name), int | float) else None for name in COSTS}
 
 
-def collect_labels(run: ParsedRun) -> dict[str, list[str]]:
-    """Return the stance labels of the run: of all lines, and of the top 5 and 20 of each topic."""
-    sets = {"all lines": list(run.stances.values())}
-    for cutoff in (5, 20):
-        heads = [line for ranking in run.rankings.values() for line in ranking[:cutoff]]
-        sets[f"first {cutoff}"] = [
-            label for line in heads if (label := run.stances.get((line.topic_id, line.document_id))) is not None
-        ]
-    return sets
-
-
-def collect_assessor_labels(qrels: Qrels | None) -> list[str]:
+def list_assessor_labels(qrels: Qrels | None) -> list[str]:
     """Return all stance labels by assessors."""
     return [] if qrels is None else [label for truth in qrels.stances.values() for label in truth.values()]
 
@@ -148,10 +138,8 @@ def plot_topics(
 ) -> dict[str, list[SimpleNamespace]]:
     """Return the points of a measure by topic, best topic of the baseline first; empty for too few topics.
 
-    Args:
-        runs: Name, mark and colour of each run, in the order of their places.
-        values: Values of the runs by topic; topics that the baseline lacks come last.
-        baseline: Index of the baseline.
+    `runs` has name, mark and colour of each run, in the order of their places, `baseline` the index of one of them;
+    topics that the baseline lacks come last.
     """
     topics = dict.fromkeys(topic for of_run in values for topic in of_run)
     if len(topics) < _MIN_PLOTTED:
@@ -173,12 +161,10 @@ Row = Mapping[str, Any]
 def measure_run(run: ParsedRun, first_stage: ParsedRun, qrels: Qrels, before: str) -> SimpleNamespace:
     """Evaluate a run and its first stage, named `before`, with recall at the depth of the first stage.
 
-    Returns:
-        The measures of the run and of its first stage, which has no stances and is compared by nDCG@5 only; the results
-        of `compute_confusion`; the coverage, a line for each aspect; and notes.
+    The first stage has no stances and is compared by nDCG@5 only.
 
     Raises:
-        DataError: None of the topics of the run is judged.
+        DataError: No document of the run is judged.
     """
     depth = max(map(len, first_stage.rankings.values()))
     found = evaluate_run("run", run, qrels, depth)
@@ -191,7 +177,7 @@ def measure_run(run: ParsedRun, first_stage: ParsedRun, qrels: Qrels, before: st
     notes = found.notes + describe_judging(found, first) + note_missing_intervals(measures)
     return SimpleNamespace(
         measures=measures,
-        confusion=compute_confusion(run, qrels),
+        confusion=count_confusion(run, qrels).tolist() if qrels.stances else [],
         coverage=describe_all_coverage([found]),
         notes=notes,
     )
@@ -206,9 +192,9 @@ def compare_measures(evaluations: Sequence[Evaluation], differences: DataFrame) 
 
     Returns:
         Each measure: its `name`; whether it is a `headline` measure, at the top of the page; and `runs`, one for each
-        evaluation or None if it lacks the measure. A run has the rows of `Evaluation.summary` and of
-        `significance.compare` (None for the baseline and for measures that are not compared), and the values `by_topic`
-        of a headline measure.
+        evaluation or None if it lacks the measure. A run has its rows of `Evaluation.summary` and of
+        `significance.compare` (None for the baseline and for measures that are not compared), and the values
+        `by_topic` of a headline measure.
     """
     changes = {(row["run"], row["measure"]): row for row in differences.to_dict("records")}
     tables = [{row["measure"]: row for row in evaluation.summary().to_dict("records")} for evaluation in evaluations]
@@ -239,7 +225,7 @@ def compare_measures(evaluations: Sequence[Evaluation], differences: DataFrame) 
 
 def describe_all_coverage(evaluations: Sequence[Evaluation]) -> list[str]:
     """Describe how many of the judged topics are evaluated, a line for each aspect."""
-    aspects = dict.fromkeys(name.split(" ", 1)[0] for name in list_headline(evaluations[0].qrels))
+    aspects = [name.split(" ", 1)[0] for name in list_headline(evaluations[0].qrels)]
     return [f"{aspect}: {line}" for aspect in aspects for line in describe_coverage(evaluations, aspect)]
 
 
@@ -248,12 +234,3 @@ def note_missing_intervals(measures: Iterable[SimpleNamespace]) -> list[str]:
     results = [result for measure in measures for result in measure.runs if result is not None]
     rows = [row for result in results for row in (result.summary, result.difference) if row is not None]
     return describe_missing_intervals(rows)
-
-
-def compute_confusion(run: ParsedRun, qrels: Qrels) -> list[list[int]]:
-    """Return the numbers of documents by true label (rows) and label of the run, as the task orders them.
-
-    Empty without stance qrels.
-    """
-    confusion: list[list[int]] = count_confusion(run, qrels).tolist() if qrels.stances else []
-    return confusion

@@ -13,20 +13,19 @@ from touche_llm.data.records import Topic
 from touche_llm.errors import UsageError
 from touche_llm.evaluation.measures import Evaluation
 from touche_llm.evaluation.qrels import Qrels, format_notes
+from touche_llm.evaluation.stance_measures import count_confusion
 from touche_llm.regression.snapshot import run_settings
 from touche_llm.report.folder import RunFolder, get_assessments, open_folder
 from touche_llm.report.page import (
     COSTS,
     LETTERS,
-    collect_assessor_labels,
-    collect_labels,
     compare_measures,
-    compute_confusion,
     compute_label_shares,
     create_environment,
     describe_all_coverage,
     describe_run,
     extract_costs,
+    list_assessor_labels,
     note_missing_intervals,
     plot_topics,
 )
@@ -78,6 +77,7 @@ def gather_comparison(
         _add_differing_settings(sides, folders)
         ids = list(dict.fromkeys(topic for evaluation in evaluations for topic in evaluation.run.rankings))
         topics = [_build_topic(topic, evaluations, folders, qrels, top) for topic in ids]
+        labels = {side.letter: list(each.run.stances.values()) for side, each in zip(sides, evaluations, strict=True)}
         baseline = differences["baseline"].iloc[0]
         measures = compare_measures(evaluations, differences)
         return SimpleNamespace(
@@ -86,7 +86,7 @@ def gather_comparison(
             sides=sides,
             baseline=next(side.letter for side in sides if side.name == baseline),
             measures=measures,
-            assessor_labels=collect_assessor_labels(qrels),
+            stances=compute_label_shares(labels | {"assessors": list_assessor_labels(qrels)}, task.stances),
             topics=topics,
             top=top,
             coverage=describe_all_coverage(evaluations),
@@ -127,8 +127,7 @@ def _describe_side(letter: str, evaluation: Evaluation, folder: RunFolder | None
         letter=letter,
         name=evaluation.name,
         facts=facts,
-        stances=collect_labels(run),
-        confusion=compute_confusion(run, evaluation.qrels),
+        confusion=count_confusion(run, evaluation.qrels).tolist() if evaluation.qrels.stances else [],
         # None for a run file.
         costs=costs,
     )
@@ -200,7 +199,6 @@ def render_comparison(found: SimpleNamespace) -> str:
     letters = [(side.letter, side.letter, f"side{n}") for n, side in enumerate(sides)]
     baseline = LETTERS.index(found.baseline)
     plots = {name: plot_topics(letters, values, baseline) for name, values in by_topic.items()}
-    sets = {name: {side.letter: side.stances[name] for side in sides} for name in sides[0].stances}
     values = {
         "found": found,
         "labels": found.task.stances,
@@ -211,11 +209,6 @@ def render_comparison(found: SimpleNamespace) -> str:
         "by_topic": by_topic,
         "anchors": {view.topic.id: (f"t{n}", view.topic.title) for n, view in enumerate(found.topics, start=1)},
         "plots": {name: topics for name, topics in plots.items() if topics},
-        "stances": {
-            name: compute_label_shares(of_runs | {"assessors": found.assessor_labels}, found.task.stances)
-            for name, of_runs in sets.items()
-            if found.task.stances and any(of_runs.values())
-        },
         "shared": {
             name: value
             for name, value in sides[0].facts.items()
