@@ -85,17 +85,14 @@ def group_rankings(frame: DataFrame) -> dict[str, list[Candidate]]:
 
     Its columns are topic, document, and rank (1 is best), score or both; rank decides.
     """
-    lacking = [name for name in ("topic", "document") if name not in frame.columns]
     order = [name for name in ("rank", "score") if name in frame.columns]
-    if lacking or not order:
-        missing = [*lacking, *([] if order else ["rank or score"])]
-        known = ", ".join(map(str, frame.columns)) or "no columns"
-        raise DataError(f"frame: no column {', '.join(missing)}; it has {known}")
-    used = frame[["topic", "document", *order]]
+    columns = ["topic", "document", *(order or ["rank"])]
+    if missing := [name for name in columns if name not in frame.columns]:
+        raise DataError(f"frame: no column {', '.join(missing)}; expected topic, document, and rank or score")
+    used = frame[columns]
     if used.isna().any().any():
         raise DataError("frame: missing values in topic, document, rank or score; drop these rows")
-    repeated = used[used.duplicated(["topic", "document"])]
-    if len(repeated):
+    if len(repeated := used[used.duplicated(["topic", "document"])]):
         first = repeated.iloc[0]
         raise DataError(f"frame: topic {first['topic']}: document {first['document']} occurs twice; keep one row")
     try:
