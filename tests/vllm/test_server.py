@@ -33,7 +33,7 @@ pytestmark = pytest.mark.vllm
 
 
 def test_every_part_is_found(vllm_url: str) -> None:
-    rows = orjson.loads(touche("doctor", vllm_url, "--format", "json").stdout)
+    rows = orjson.loads(touche("doctor", vllm_url, "--thorough", "--format", "json").stdout)
     found = {row["name"]: row for row in rows}
     assert [name for name, row in found.items() if row["is_ok"] is not True] == []
     assert found["schema"]["value"] == "enforced with structured_outputs"

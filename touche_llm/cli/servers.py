@@ -37,15 +37,18 @@ from touche_llm.tasks.task import Task
 def doctor(
     given: s.GivenSettings,
     url: Annotated[str, typer.Argument(metavar="URL", help="Address of the server, as http://127.0.0.1:8000.")],
+    thorough: Annotated[
+        bool, typer.Option("--thorough", help="Also repeat a request sixteen times, to see if its answers differ.")
+    ] = False,
     output: FormatOption = Format.TABLE,
 ) -> None:
     """Check what a server can do, and name the options for the rest.
 
-    Sends about forty short requests. Exit code 1 if a run is impossible.
+    Sends about fifteen short requests. Exit code 1 if a run is impossible.
     """
     engine = s.read_section(EngineConfig, {**given, "engine.base_url": url}, "engine")
     sampling = s.read_section(SamplingConfig, given, "sampling")
-    checks, failure = until_interrupted(_examine(engine, sampling), lambda: "nothing was stored")
+    checks, failure = until_interrupted(_examine(engine, sampling, thorough), lambda: "nothing was stored")
     if failure is not None and not any(check.is_ok for check in checks):
         raise failure
     checks = [replace(check, remedy=s.name_options(check.remedy)) for check in checks]
@@ -67,12 +70,14 @@ _CHECKS = (
 )
 
 
-async def _examine(engine: EngineConfig, sampling: SamplingConfig) -> tuple[list[ServerCheck], EngineError | None]:
+async def _examine(
+    engine: EngineConfig, sampling: SamplingConfig, is_thorough: bool
+) -> tuple[list[ServerCheck], EngineError | None]:
     """Return the checks of a server, and the error that ended them early."""
     # Imported here because the HTTP libraries are slow to load.
     from touche_llm.llm.chat import ChatServer
     from touche_llm.llm.checks import Survey
-    from touche_llm.llm.probes import DOCTOR_PROBES
+    from touche_llm.llm.probes import DOCTOR_PROBES, THOROUGH_PROBES
     from touche_llm.llm.startup import examine
 
     async with ChatServer(
@@ -81,13 +86,14 @@ async def _examine(engine: EngineConfig, sampling: SamplingConfig) -> tuple[list
         request_timeout=engine.request_timeout,
         chat_template_kwargs=sampling.chat_template_kwargs,
     ) as server:
-        server.address = "URL"
+        server.address, server.patience = "URL", 1
         _, prompt = load_named(get_task(DEFAULT_TASK), "judge")
         schemas, progress = list_schemas([prompt]), CommandProgress()
-        with progress.stage("checking the server", len(DOCTOR_PROBES)) as step:
-            survey = Survey(server, engine, sampling, schemas, step=step)
+        probes = THOROUGH_PROBES if is_thorough else DOCTOR_PROBES
+        with progress.stage("checking the server", len(probes)) as step:
+            survey = Survey(server, engine, sampling, schemas, progress.warn, step)
             try:
-                await examine(survey, DOCTOR_PROBES)
+                await examine(survey, probes)
             except EngineError as error:
                 return survey.checks, error
             return survey.checks, None

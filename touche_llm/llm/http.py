@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import resource
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -22,6 +23,7 @@ _OTHER_FILES = 128
 # The server reads its key from the same variable. The key is never written to a file.
 API_KEY_VARIABLE = "VLLM_API_KEY"
 _MAX_BODY = 16 * 2**20
+_QUEUE = re.compile(r"^vllm:num_requests_waiting(?:\{[^}]*\})? (\d[\d.e+]*)", re.MULTILINE)
 # Max bytes of a reply of another form, such as a web page, that an error quotes.
 _MAX_QUOTED = 100
 
@@ -43,9 +45,10 @@ class HttpClient:
         base_url: Address without `/v1`.
         section: Section of the settings of the server, for messages.
         address: Where its address is given, for messages.
+        patience: How many times its limit a request may take while requests wait at vLLM.
     """
 
-    section, address = "engine", "`engine.base_url`"
+    section, address, patience = "engine", "`engine.base_url`", 12
 
     def __init__(self, base_url: str, *, concurrency: int, request_timeout: float) -> None:
         """Initialise the client; nothing is sent yet.
@@ -53,7 +56,8 @@ class HttpClient:
         Args:
             base_url: Address, with or without `/v1` or `/v1/chat/completions`.
             concurrency: Max number of requests at a time.
-            request_timeout: Seconds after which a request fails if no request of the client got a reply in them.
+            request_timeout: Seconds after which a request fails if no request of the client got a reply in them, and
+                no requests wait at vLLM.
         """
         self.base_url = base_url.rstrip("/").removesuffix("/chat/completions").removesuffix("/v1")
         allow_open_files(concurrency + _OTHER_FILES)
@@ -110,14 +114,20 @@ class HttpClient:
         """Raise TimeoutError in the block if no request gets a reply for too long.
 
         A request waits in the server's queue behind others: with 256 at a time and one reply every two seconds, for
-        512 s. Its time therefore begins again with each reply.
+        512 s. Its time therefore begins again with each reply, and while the queue holds requests, perhaps of other
+        clients: sent again, it would wait at the end.
         """
         clock = asyncio.get_running_loop().time
         started = clock()
 
         async def watch() -> None:
-            while (rest := max(started, self._last_reply) + self._seconds - clock()) > 0.0:
-                await asyncio.sleep(rest)
+            end = started + self.patience * self._seconds
+            while True:
+                while (rest := max(started, self._last_reply) + self._seconds - clock()) > 0.0:
+                    await asyncio.sleep(rest)
+                if clock() >= end or not await self.count_waiting():
+                    break
+                self._last_reply = clock()
             limit.reschedule(clock())
 
         async with asyncio.timeout(None) as limit:
@@ -127,6 +137,16 @@ class HttpClient:
                 self._last_reply = clock()
             finally:
                 watching.cancel()
+
+    async def count_waiting(self) -> int:
+        """Return how many requests of all clients wait at vLLM; 0 for other servers."""
+        assert self._session is not None
+        try:
+            async with asyncio.timeout(5.0), self._session.get(self.base_url + "/metrics") as response:
+                text = (await read_body(response, _MAX_BODY)).decode("utf-8", "replace")
+        except (TimeoutError, aiohttp.ClientError, OSError):
+            return 0
+        return sum(int(float(count)) for count in _QUEUE.findall(text))
 
     async def _call(self, method: str, path: str, body: bytes | None) -> bytes:
         assert self._session is not None, "use the client as an asynchronous context manager"

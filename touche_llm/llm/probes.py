@@ -401,7 +401,7 @@ async def check_determinism(survey: Survey) -> list[ServerCheck]:
 
 
 Probes = Mapping[str, Callable[[Survey], Awaitable[list[ServerCheck]]]]
-# By the name of the check, in the order in which they are sent: those of each run, and all of `doctor`.
+# By the name of the check, in the order in which they are sent: those of each run, of `doctor`, of `--thorough`.
 RUN_PROBES: Probes = {
     "schema": check_schema,
     "tokens": check_tokens,
@@ -415,5 +415,5 @@ DOCTOR_PROBES: Probes = {
     "thinking": check_all_delimiters,
     "white space": check_white_space,
     "prefix cache": check_prefix_cache,
-    "determinism": check_determinism,
 }
+THOROUGH_PROBES: Probes = {**DOCTOR_PROBES, "determinism": check_determinism}

@@ -51,6 +51,8 @@ async def examine(survey: Survey, probes: Probes = RUN_PROBES) -> None:
     try:
         survey.info, context = await identify(server, survey.engine, "engine")
         server.choose(survey.info.model)
+        if waiting := await server.count_waiting():
+            survey.warn(f"{server.base_url}: the server is busy: {waiting:,} requests wait")
         survey.checks = [
             ServerCheck("server", True, survey.info.engine),
             ServerCheck("model", True, survey.info.model),
@@ -71,18 +73,28 @@ async def examine(survey: Survey, probes: Probes = RUN_PROBES) -> None:
             chat = place_system_message(EMPTY_CHAT, survey.sampling.system_message)
             overhead = await server.counter.count_tokens(chat)
     except (Transient, Rejected) as error:
-        raise describe_failure(server, error) from error
+        raise describe_failure(server, error, is_known=bool(survey.checks)) from error
     fingerprint = survey.probe and survey.probe.system_fingerprint
     serving = survey.info.serving | ({"fingerprint": fingerprint} if fingerprint else {})
     survey.info = survey.info.model_copy(update={"overhead": overhead, "serving": serving})
 
 
-def describe_failure(server: HttpClient, error: Transient | Rejected, refused: str = "") -> EngineError:
-    """Return the error of a start-up check that failed; `refused` says how to go on if the server refuses."""
+def describe_failure(
+    server: HttpClient, error: Transient | Rejected, refused: str = "", *, is_known: bool = False
+) -> EngineError:
+    """Return the error of a start-up check that failed.
+
+    Args:
+        server: The server.
+        error: Failure of a request.
+        refused: How to go on if the server refuses.
+        is_known: Whether the server has replied to another request.
+    """
     hint = f"is the server running there? It answers once its model is loaded. Set its address with {server.address}"
     if isinstance(error, Transient):
-        if error.kind == "timeout":
-            hint = f"{hint}; if it is busy, wait, or give requests more time with `{server.section}.request_timeout`"
+        if error.kind == "timeout" and is_known:
+            hint = "the server is busy (it answers other requests); wait, or give requests more time with "
+            hint += f"`{server.section}.request_timeout`"
         return EngineError(f"{server.base_url}: {error.reason}; {hint}")
     remedy = f"give its key in {API_KEY_VARIABLE}" if error.status in (401, 403) else refused or hint
     return EngineError(f"{server.base_url}: the server refused the start-up check: {error}; {remedy}")

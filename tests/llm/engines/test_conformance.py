@@ -16,7 +16,7 @@ from tests.fake_server import FakeServer, fields_in, reply, says, spell
 from touche_llm.llm.answers import AnswerForm, AnswerModel, build_schema
 from touche_llm.llm.chat import ChatServer
 from touche_llm.llm.checks import ServerCheck, Survey
-from touche_llm.llm.probes import DOCTOR_PROBES
+from touche_llm.llm.probes import THOROUGH_PROBES
 from touche_llm.llm.settings import EngineConfig, SamplingConfig
 from touche_llm.llm.startup import examine
 
@@ -101,7 +101,7 @@ async def examined(
         async with ChatServer(server.url, concurrency=64, request_timeout=5, chat_template_kwargs={}) as client:
             awaited: list[str] = []
             survey = Survey(client, EngineConfig(), sampling or SamplingConfig(), schemas, step=awaited.append)
-            await examine(survey, DOCTOR_PROBES)
+            await examine(survey, THOROUGH_PROBES)
     # After each step the next one is named, which the display waits for.
     assert (awaited[0], awaited[-2:]) == ("tokens", ["determinism", ""])
     assert len(survey.checks) == len({check.name for check in survey.checks})

@@ -37,6 +37,33 @@ async def test_the_time_of_a_request_begins_again_with_each_reply_and_a_server_t
             assert await send(client, 9.0) == "timeout"
 
 
+class BehindOthers(FakeServer):
+    """Server that is busy for others for a while, and says so."""
+
+    ready = 0.0
+
+    async def chat(self, request: web.Request) -> web.StreamResponse:
+        await asyncio.sleep(self.ready - asyncio.get_running_loop().time())
+        return await super().chat(request)
+
+    def add_routes(self, app: web.Application) -> None:
+        super().add_routes(app)
+
+        async def metrics(_: web.Request) -> web.Response:
+            is_waiting = asyncio.get_running_loop().time() < self.ready
+            return web.Response(text=f"vllm:num_requests_waiting {is_waiting:d}\nvllm:num_requests_running 8\n")
+
+        app.router.add_get("/metrics", metrics)
+
+
+async def test_requests_behind_those_of_others_are_sent_once() -> None:
+    async with BehindOthers().running() as server:
+        async with ChatServer(server.url, concurrency=8, request_timeout=0.4, chat_template_kwargs={}) as client:
+            server.ready = asyncio.get_running_loop().time() + 1.0
+            found = await asyncio.gather(*(client.complete(question(f"Question {n}?")) for n in range(6)))
+    assert all(completion.text for completion in found) and len(server.bodies) == 6
+
+
 @pytest.mark.parametrize(
     ("limits", "raised"),
     [

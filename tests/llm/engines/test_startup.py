@@ -318,8 +318,29 @@ async def test_instructions_go_into_the_user_message_where_the_template_has_no_o
             assert info.overhead == await client.counter.count_tokens((Message("user", ""),))
 
 
-async def test_a_server_that_does_not_answer_in_time_may_be_busy() -> None:
-    async with FakeServer(probe=hangs).running() as server:
+class Shared(FakeServer):
+    """Server whose metrics have the queue of two engines, as vLLM writes them."""
+
+    async def metrics(self, _: web.Request) -> web.Response:
+        lines = [
+            f'vllm:num_requests_{kind}{{engine="{engine}",model_name="fake"}} {count}'
+            for kind, counts in (("waiting", ("200.0", "40.0")), ("running", ("64.0", "1.0")))
+            for engine, count in enumerate(counts)
+        ]
+        return web.Response(text="# HELP vllm:num_requests_waiting Number of requests.\n" + "\n".join(lines))
+
+    def add_routes(self, app: web.Application) -> None:
+        super().add_routes(app)
+        app.router.add_get("/metrics", self.metrics)
+
+
+@pytest.mark.parametrize("server", [FakeServer(probe=hangs), Shared(probe=hangs)])
+async def test_a_server_that_answers_other_requests_is_named_busy(server: FakeServer) -> None:
+    notes: list[str] = []
+    async with server.running():
         async with ChatServer(server.url, concurrency=8, request_timeout=0.3, chat_template_kwargs={}) as client:
-            with pytest.raises(EngineError, match="busy.*`engine.request_timeout`"):
-                await connect(Survey(client, EngineConfig(), SamplingConfig()))
+            client.patience = 1
+            with pytest.raises(EngineError, match="busy.*`engine.request_timeout`") as caught:
+                await connect(Survey(client, EngineConfig(), SamplingConfig(), warn=notes.append))
+    assert "is the server running" not in str(caught.value)
+    assert ["240 requests wait" in note for note in notes] == [True] * isinstance(server, Shared)
