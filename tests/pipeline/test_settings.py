@@ -59,16 +59,19 @@ async def test_a_run_with_other_settings_is_left_as_it_is_and_what_differs_is_li
                 await command(changed, out, Silent())
             assert changes(caught.value) == [name]
     assert contents(out) == before
-    (out / "report.html").touch()
+    page, progress = out / "report.html", Silent()
+    page.write_text('<head><meta name="generator" content="touche-llm">')
     # The same settings go through wherever and however fast the server is.
     other = {"engine__retry_for": 3.0, "engine__request_timeout": 9.0, "engine__concurrency": 2}
     server = FakeServer()
     await run_on(server, short(tmp_path, **other, actor__name="me"), out)
     assert server.bodies == []
     assert contents(out)["run.txt"] == before["run.txt"]
-    assert not (out / "report.html").exists()
+    assert not page.exists()
+    page.write_text("notes of the user")
     replayed = short(tmp_path, cache__mode="replay", engine__context=8192)
-    await pipeline.run_all(replayed, out, Silent())
+    await pipeline.run_all(replayed, out, progress)
+    assert page.read_text() == "notes of the user" and not [note for note in progress.notices if str(page) in note]
     # A server that serves another model now is noticed before anything is requested.
     before = contents(out)
     server = FakeServer(models=[{"id": "another", "max_model_len": 8192}])

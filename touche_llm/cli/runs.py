@@ -19,7 +19,7 @@ from touche_llm.cli.setting_options import CommandProgress
 from touche_llm.cli.show import list_measures
 from touche_llm.data.io import check_output
 from touche_llm.evaluation.qrels import read_qrels
-from touche_llm.pipeline.run_directory import REPORT, RunDirectory
+from touche_llm.pipeline.run_directory import REPORT, RunDirectory, is_page
 from touche_llm.pipeline.run_overview import (
     COMPLETE,
     Basis,
@@ -148,7 +148,7 @@ def report(
 
     target = out or run_dir / REPORT
     # The page in the run's folder is one of the run's own files.
-    if target != run_dir / REPORT:
+    if target != run_dir / REPORT or not is_page(target):
         check_output(target, overwrite, qrels_files.values())
     task = get_task(RunDirectory(run_dir).read_config().task)
     known = m.find_qrels_files(task, [run_dir], qrels_files, given.get("dataset"))

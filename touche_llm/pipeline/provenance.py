@@ -24,7 +24,7 @@ from touche_llm.errors import UsageError
 from touche_llm.llm.settings import SECTIONS
 from touche_llm.pipeline.config_file import CONFIG, is_same_task
 from touche_llm.pipeline.context import RunContext
-from touche_llm.pipeline.run_directory import OUTPUTS, STAGES, RunDirectory, read_counts
+from touche_llm.pipeline.run_directory import OUTPUTS, REPORT, STAGES, RunDirectory, read_counts
 from touche_llm.ranking.steps import JUDGE
 from touche_llm.tasks import get_task
 
@@ -42,8 +42,13 @@ Stages = Mapping[str, Mapping[str, Any]]
 _version = cache(version)
 
 
-def begin_stage(directory: RunDirectory, config: Config, stage: str) -> None:
+def begin_stage(context: RunContext, directory: RunDirectory, stage: str) -> None:
     """Remove the outputs of a stage and of later ones, and mark the stage as unfinished until it is recorded."""
+    config = context.config
+    if directory.remove_report():
+        context.progress.warn(
+            f"{directory.path / REPORT}: removed, since `{stage}` runs again; `touche-llm report {directory}` writes it"
+        )
     directory.begin_stage(config, stage, build_metadata(config, directory.path, _read_stages_before(directory, stage)))
 
 

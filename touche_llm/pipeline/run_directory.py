@@ -54,6 +54,8 @@ RUN = "run.txt"
 RESULTS = "results.tsv"
 # Only with `touche-llm report`; removed with the ranking that it shows.
 REPORT = "report.html"
+# Stands within the first bytes of every page that this program writes.
+_GENERATOR = b'<meta name="generator" content="touche-llm">'
 # Only with `touche-llm evaluate`; it names the run file that it measured by its hash, and so survives later stages.
 EVALUATION = "evaluation.yaml"
 # Only with `touche-llm lab`: labels and notes of its user, which survive a repetition.
@@ -226,10 +228,16 @@ class RunDirectory:
         for later in reversed(STAGES[STAGES.index(stage) :]):
             for name in OUTPUTS[later]:
                 (self.path / name).unlink(missing_ok=True)
-        (self.path / REPORT).unlink(missing_ok=True)
         write_config(config, self.config_file)
         used = (purpose for earlier in STAGES[: STAGES.index(stage)] for purpose in PURPOSES[earlier])
         copy_task(get_task(config.task), self.path, [getattr(config.prompts, purpose) for purpose in used])
+
+    def remove_report(self) -> bool:
+        """Remove the page about the run, if this program wrote it; return whether it did."""
+        page = self.path / REPORT
+        if is_removed := is_page(page):
+            page.unlink()
+        return is_removed
 
     def write_metadata(self, metadata: Mapping[str, Any]) -> None:
         """Write the metadata in place of earlier ones."""
@@ -342,3 +350,11 @@ class RunDirectory:
 
     def _read_optional(self, name: str, record: type[RecordT], what: str) -> list[RecordT]:
         return read_records(self.path / name, record, what) if (self.path / name).exists() else []
+
+
+def is_page(path: Path) -> bool:
+    """Return whether this program wrote a page; False if there is no such file."""
+    if not path.is_file():
+        return False
+    with path.open("rb") as stream:
+        return _GENERATOR in stream.read(512)

@@ -54,7 +54,7 @@ async def retrieve_stage(context: RunContext, directory: RunDirectory) -> Candid
         used |= _describe_model_use(context, ("queries",), before)
         used["failures"] = count_by_kind(candidates.failures)
     directory.path.mkdir(parents=True, exist_ok=True)
-    begin_stage(directory, config, "retrieve")
+    begin_stage(context, directory, "retrieve")
     directory.write_candidates(candidates, config)
     facts = {
         "topics": len(context.topics),
@@ -83,7 +83,7 @@ async def judge_stage(context: RunContext, directory: RunDirectory) -> Judgments
     candidates = read_first_stage(context, directory)
     judgments = await _judge_candidates(context, candidates)
     config, seconds = context.config, round(time.monotonic() - started, 3)
-    begin_stage(directory, config, "judge")
+    begin_stage(context, directory, "judge")
     directory.write_judgments(judgments, config.tag, context.load_prompts(*PURPOSES["judge"]))
     facts = {
         "chosen topics": context.chosen_topics,
@@ -113,7 +113,7 @@ async def rank_stage(context: RunContext, directory: RunDirectory) -> Ranking:
     if kinds:
         facts |= _describe_model_use(context, kinds, before)
         facts["failures"] = count_by_kind(ranking.failures)
-    begin_stage(directory, config, "rank")
+    begin_stage(context, directory, "rank")
     directory.write_ranking(ranking, compared=bool(kinds))
     facts |= {"lines": len(ranking.lines), "imputed stances": ranking.imputed}
     facts["seconds"] = round(time.monotonic() - started, 3)
