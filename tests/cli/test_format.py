@@ -159,7 +159,8 @@ CASES = {
     ),
     "prompts check": Case(
         f"prompts check judge stance {TASK}",
-        "task name version hash path longest_topic tokens topics_share documents_share errors warnings problems",
+        "task name version hash path longest_topic tokens characters_all characters_topic characters_nobody errors "
+        "warnings problems",
         {"name": "stance", "errors": 0, "problems": None},
     ),
     "prompts copy": Case(f"prompts copy judge mine.jinja {TASK}", "prompt file", {"file": "mine.jinja"}),
@@ -243,7 +244,7 @@ def test_a_narrow_terminal_gets_texts_wrapped_or_cut_and_no_number_lost(
     show_table((Column("run", is_text=True), Column("text", is_cut=True), Column("value"), Column("n")), rows)
     lines = capsys.readouterr().out.splitlines()
     assert max(map(cell_len, lines)) <= 40 and "0.1235" in lines[2] and "1,234,567" in lines[2]
-    assert "".join(lines).count("x") == 40 and "\x1b" not in "".join(lines) and "[b]" in lines[2]
+    assert "".join(lines).count("x") == 41 and "\x1b" not in "".join(lines) and "[b]" in lines[2]
 
 
 def test_every_command_has_the_option_with_a_table_as_its_default() -> None:

@@ -160,13 +160,13 @@ def test_a_task_of_five_labels_and_two_scales_is_run_measured_recorded_and_repla
 
 
 FOREIGN: list[tuple[dict[str, Any], tuple[str, ...]]] = [
-    ({"grades": {"relevance": 3.0, "support": 3.0}}, ("support 3", "0 to 2")),
-    ({"grades": {"relevance": 3.0, "quality": 1.0}}, ("'quality'", "relevance, support")),
-    ({"stance": "NEUTRAL"}, ("'NEUTRAL'", "PRO, CON, MIXED")),
-    ({"readings": {"support": Reading(answered=3)}}, ("support '3'", "0, 1, 2")),
+    ({"grades": {"relevance": 3.0, "support": 3.0}}, ("support 3", "support 0, 1, 2")),
+    ({"grades": {"relevance": 3.0, "quality": 1.0}}, ("quality 1", "support 0, 1, 2")),
+    ({"stance": "NEUTRAL"}, ("stance NEUTRAL", "PRO, CON, MIXED")),
+    ({"readings": {"support": Reading(answered=3)}}, ("support 3", "0, 1, 2")),
     (
         {"readings": {"stance": Reading(answered="PRO", probabilities={"PRO": 0.5, "NEU": 0.5})}},
-        ("'NEU'", "PRO, CON, MIXED"),
+        ("stance NEU;", "PRO, CON, MIXED"),
     ),
 ]
 

@@ -7,8 +7,9 @@ from typing import Annotated, Literal, Protocol, Self, TypeVar
 
 import msgspec
 from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic_core import PydanticSerializationError
 
-from touche_llm.errors import describe_first_problem
+from touche_llm.errors import DataError, describe_first_problem
 
 ValueT = TypeVar("ValueT")
 
@@ -48,8 +49,11 @@ class Model(BaseModel):
             raise Malformed(describe_first_problem(error)) from error
 
     def to_json(self) -> bytes:
-        """Return the record as one line, without line feed."""
-        return self.model_dump_json().encode()
+        """Return the record as one line, without line feed; raise DataError if a path is not UTF-8."""
+        try:
+            return self.model_dump_json().encode()
+        except PydanticSerializationError as error:
+            raise DataError(f"{error!s:.200}; rename the file or folder") from error
 
 
 class JsonStruct(msgspec.Struct, frozen=True, forbid_unknown_fields=True, gc=False):

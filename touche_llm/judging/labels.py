@@ -23,9 +23,9 @@ from touche_llm.tasks.task import Task
 
 def check_judgments(judgments: Iterable[Judgment], question: Question, place: object) -> None:
     """Raise DataError, naming `place`, if a judgment has an aspect, grade or label that the question lacks."""
-    labels = {field: frozenset(map(str, allowed)) for field, allowed in get_labels(question.answer).items()}
+    labels = {field: [*map(str, allowed)] for field, allowed in get_labels(question.answer).items()}
     bounds = {field: (min(map(int, labels[field])), max(map(int, labels[field]))) for field in question.grades}
-    stances = labels.get("stance", frozenset((NO_STANCE_COLUMN,)))
+    stances = labels.get("stance", [NO_STANCE_COLUMN])
     for judgment in judgments:
         wrong = [
             f"{aspect} {grade:g}"
@@ -33,15 +33,14 @@ def check_judgments(judgments: Iterable[Judgment], question: Question, place: ob
             if aspect not in bounds or not bounds[aspect][0] <= grade <= bounds[aspect][1]
         ]
         wrong += [f"stance {judgment.stance:.40}"] * (judgment.stance not in stances)
-        wrong += [
-            f"{field} {reading.answered!s:.40}"
-            for field, reading in judgment.readings.items()
-            if not labels.get(field, frozenset()).issuperset((str(reading.answered), *reading.shares))
-        ]
+        for field, reading in judgment.readings.items():
+            foreign = {str(reading.answered), *reading.shares}.difference(labels.get(field, ()))
+            wrong += [f"{field} {label:.40}" for label in sorted(foreign)]
         if wrong:
+            expected = "; ".join(f"{field} {', '.join(values)}" for field, values in labels.items())
             raise DataError(
-                f"{place}: topic {judgment.topic_id}, document {judgment.document_id}: {', '.join(wrong):.120}: not "
-                f"among the values of the task ({', '.join(labels)}); judge it again"
+                f"{place}: topic {judgment.topic_id}, document {judgment.document_id}: {', '.join(wrong):.120}; "
+                f"expected {expected}; judge it again"
             )
 
 

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
 import msgspec
-import orjson
 from msgspec.structs import asdict, astuple
 from tenacity import Retrying, retry_if_exception, stop_after_delay, wait_random
 
@@ -286,7 +285,7 @@ class Cache(AbstractContextManager["Cache"]):
         with open_atomic(path) as stream:
             for entry in self.iterate_entries():
                 columns = {column: value for column, value in asdict(entry).items() if value is not None}
-                stream.write(orjson.dumps(columns, option=orjson.OPT_APPEND_NEWLINE))
+                stream.write(msgspec.json.encode(columns) + b"\n")
                 count += 1
         return count
 
@@ -315,7 +314,7 @@ class Cache(AbstractContextManager["Cache"]):
                 known += 1
                 if entry.kind == "unusable" and kind in OUTCOMES:
                     continue
-                if kind != entry.kind or orjson.loads(value) != entry.value:
+                if kind != entry.kind or msgspec.json.decode(value) != entry.value:
                     raise DataError(
                         f"{path}: key {entry.key}: {self.path} holds another value; import into a new cache"
                     )
@@ -332,7 +331,7 @@ class Cache(AbstractContextManager["Cache"]):
         return self._database.executemany(f"INSERT OR {conflict} INTO entries VALUES ({marks})", rows).rowcount
 
     def _to_entry(self, row: tuple[Any, ...]) -> Entry:
-        return Entry(**dict(zip(COLUMNS[:-1], row, strict=False)), value=orjson.loads(row[-1]))
+        return Entry(**dict(zip(COLUMNS[:-1], row, strict=False)), value=msgspec.json.decode(row[-1]))
 
     def _fetch_row(self, key: str) -> _Row | None:
         row: _Row | None = self._database.execute(_SELECT, (key,)).fetchone()
