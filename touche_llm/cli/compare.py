@@ -114,8 +114,8 @@ def compare(
 _COMPARED = (
     m.MEASURE,
     m.RUN_COLUMN,
-    Column("value"),
-    Column("baseline", value="baseline_value"),
+    Column("value", drop=2),
+    Column("baseline", drop=3, value="baseline_value"),
     *m.CHANGE_COLUMNS,
     Column(
         "judged@k",

@@ -24,6 +24,8 @@ from touche_llm.errors import to_printable
 
 # Width of a table where the output is not a terminal, and of a column of cut texts.
 _UNLIMITED, _MAX_CUT = 10_000, 60
+# Widths that cut and wrapped texts keep while there are columns to leave out.
+_MIN_CUT, _MIN_WRAPPED = 12, 24
 
 
 class Format(StrEnum):
@@ -51,6 +53,7 @@ class Column:
         value: Key of its values if it is not the name, or a function of the row.
         digits: Digits of floats after the point.
         sign: "+" if floats are differences.
+        drop: Where a terminal is too narrow, columns with the highest numbers are left out first; those with 0 never.
     """
 
     name: str
@@ -59,6 +62,7 @@ class Column:
     value: str | Callable[[Any], Any] = ""
     digits: int = 4
     sign: str = ""
+    drop: int = 0
 
     def format(self, row: Mapping[str, Any]) -> Text:
         """Format its cell of a row: counts with commas, floats by `format_value`, None as nothing."""
@@ -75,6 +79,16 @@ class Column:
             case _:
                 text = to_printable(str(value)).replace("\n", " ")
         return Text(text, no_wrap=True, overflow="ellipsis") if self.is_cut else Text(text)
+
+    @property
+    def min_width(self) -> int:
+        """Width that texts keep while there are columns to leave out."""
+        return _MIN_CUT if self.is_cut else _MIN_WRAPPED
+
+    def measure(self, rows: Iterable[Mapping[str, Any]]) -> int:
+        """Return the width that it needs: that of its widest cell, or less if texts can be cut or wrapped."""
+        width = max([len(self.name), *(self.format(row).cell_len for row in rows)])
+        return min(width, self.min_width) if self.is_text or self.is_cut else width
 
 
 def emit(
@@ -94,25 +108,34 @@ def emit(
 def show_table(
     columns: Sequence[Column], rows: Iterable[Mapping[str, Any]], title: str = "", below: Iterable[str] = ()
 ) -> None:
-    """Print a table, with a line above it and lines below that one; a narrow terminal gets texts wrapped or cut.
+    """Print a table, with a line above it and lines below that one.
+
+    A narrow terminal gets texts wrapped or cut, and where that is not enough, not all columns.
 
     Text from outside is printed literally: without markup and control characters.
     """
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
-    for column in columns:
+    width = None if sys.stdout.isatty() else _UNLIMITED
+    console = Console(file=sys.stdout, width=width, color_system=None)
+    rows, shown = list(rows), list(columns)
+    widths = {column.name: column.measure(rows) for column in columns}
+    while not (is_fitting := sum(widths[column.name] + 2 for column in shown) <= console.width + 2):
+        last = max(shown, key=lambda column: column.drop)
+        if not last.drop:
+            break
+        shown.remove(last)
+    for column in shown:
         is_text = column.is_text or column.is_cut
         table.add_column(
             Text(to_printable(column.name)),
             justify="left" if is_text else "right",
-            no_wrap=not is_text,
+            no_wrap=not is_text or (is_fitting and widths[column.name] < column.min_width),
             overflow="fold" if is_text else "ellipsis",
             max_width=_MAX_CUT if column.is_cut else None,
         )
     for row in rows:
-        table.add_row(*(column.format(row) for column in columns))
+        table.add_row(*(column.format(row) for column in shown))
     show_lines((*([title] if title else []), *(f"  {line}" for line in below)))
-    width = None if sys.stdout.isatty() else _UNLIMITED
-    console = Console(file=sys.stdout, width=width, color_system=None)
     with console.capture() as captured:
         console.print(table)
     for line in captured.get().splitlines():

@@ -62,8 +62,8 @@ def _show_places(rows: Rows, _: Sequence[Evaluation]) -> None:
 
     columns = [Column("measure", is_text=True), m.RUN_COLUMN]
     columns += [Column("place", value=lambda row: f"{row['place']} of {row['published'] + 1}"), Column("value")]
-    columns += [m.INTERVAL, Column("n")]
-    columns += [Column(side, is_text=True, value=partial(name, side=side)) for side in ("ahead", "behind")]
+    columns += [m.INTERVAL, Column("n", drop=1)]
+    columns += [Column(side, drop=3, is_text=True, value=partial(name, side=side)) for side in ("ahead", "behind")]
     show_table(columns, rows)
     show_lines(
         (
@@ -176,7 +176,7 @@ def show_summary(rows: Rows, evaluations: Sequence[Evaluation]) -> None:
     def get_judged(row: Mapping[str, Any]) -> float | None:
         return None if "precision" in row["measure"] or "recall" in row["measure"] else row["judged"]
 
-    columns = [m.MEASURE, m.RUN_COLUMN, Column("value"), m.INTERVAL, Column("n")]
+    columns = [m.MEASURE, m.RUN_COLUMN, Column("value"), m.INTERVAL, Column("n", drop=1)]
     columns.append(Column("judged@k", value=get_judged, digits=3))
     # Their shares stand in the column beside the other measures.
     shown = [row for row in rows if JUDGED not in row["measure"]]

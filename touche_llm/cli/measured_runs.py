@@ -39,7 +39,7 @@ CHANGE_COLUMNS = (
     Column("change", value="difference", sign="+"),
     Column("95 % interval", value=partial(format_interval, sign="+")),
     Column("p Holm", value="p_holm"),
-    Column("+/=/-", value=lambda row: f"{row['wins']}/{row['ties']}/{row['losses']}"),
+    Column("+/=/-", drop=1, value=lambda row: f"{row['wins']}/{row['ties']}/{row['losses']}"),
 )
 JUDGED_LEGEND = "judged@k: share of judged documents among the first k, the measure's cutoff, or in the whole ranking"
 

@@ -39,19 +39,19 @@ _PROMPT = Column(
 )
 _LIST = (
     _PROMPT,
-    Column("version"),
-    Column("hash", is_text=True),
+    Column("version", drop=3),
+    Column("hash", drop=4, is_text=True),
     Column("answer", is_text=True),
-    Column("fields", is_cut=True),
-    Column("purpose", is_cut=True),
+    Column("fields", drop=1, is_cut=True),
+    Column("purpose", drop=5, is_cut=True),
 )
 _CHECKS = (
     _PROMPT,
-    Column("version"),
-    Column("hash", is_text=True),
+    Column("version", drop=3),
+    Column("hash", drop=4, is_text=True),
     Column("tokens"),
-    Column("topics share", value=lambda row: _format_share(row, "all")),
-    Column("documents share", value=lambda row: _format_share(row, "all", "topic")),
+    Column("topics share", drop=1, value=lambda row: _format_share(row, "all")),
+    Column("documents share", drop=2, value=lambda row: _format_share(row, "all", "topic")),
     Column("errors"),
     Column("warnings"),
 )

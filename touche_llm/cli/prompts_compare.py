@@ -121,7 +121,8 @@ def _show(found: PromptComparison, part: PartMeasures, rows: Sequence[Mapping[st
         # Without the aspect.
         title = measure.split(" ", 1)[1] if measure.endswith(("@5", "macro-F1")) else measure
         columns.append(Column(title, value=_key(measure)))
-    columns += [Column("outside"), Column("failures"), Column("tokens", value="prompt_tokens"), Column("requests")]
+    columns += [Column("outside", drop=2), Column("failures", drop=2)]
+    columns += [Column("tokens", drop=2, value="prompt_tokens"), Column("requests", drop=2)]
     chance = dict.fromkeys(rows[0]) | {"variant": "random order", _key(part.measures[0]): part.chance}
     purpose = {"all": "", "choice": ", to choose on", "hold-out": ", held out"}[part.name]
     topics = f"{len(part.topics)} topic{'' if len(part.topics) == 1 else 's'}"

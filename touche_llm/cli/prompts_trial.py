@@ -158,9 +158,9 @@ _SHOWN = (
     Column("documents", is_text=True),
     Column("field", is_text=True),
     Column("value", digits=2),
-    Column("people", digits=0),
-    Column("cached", is_text=True),
-    Column("probabilities", is_text=True, value=lambda row: _format_shares(row)),
+    Column("people", drop=1, digits=0),
+    Column("cached", drop=3, is_text=True),
+    Column("probabilities", drop=2, is_text=True, value=lambda row: _format_shares(row)),
 )
 
 

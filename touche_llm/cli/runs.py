@@ -113,10 +113,10 @@ def _list_columns(
     columns += [Column(measures[name], value=partial(_format_measure, name=name)) for name in measured]
     return [
         *columns,
-        Column("date", value=lambda row: row["date"][:10]),
-        Column("model", is_cut=True, value=lambda row: (row["model"] or "").rpartition("/")[2]),
-        Column("prompt", is_cut=True, value=lambda row: (row["prompt"] or "").rpartition("-")[0]),
-        Column("requests"),
+        Column("date", drop=2, value=lambda row: row["date"][:10]),
+        Column("model", drop=1, is_cut=True, value=lambda row: (row["model"] or "").rpartition("/")[2]),
+        Column("prompt", drop=3, is_cut=True, value=lambda row: (row["prompt"] or "").rpartition("-")[0]),
+        Column("requests", drop=4),
     ]
 
 

@@ -76,11 +76,13 @@ def show_rankings(rows: Sequence[Mapping[str, Any]], task: Task, topics: Mapping
     if task.stances:
         columns.append(Column("stance", is_text=True, value=_format_stance if is_topic else "stance"))
     columns += [Column(name, value=partial(_format_share, name=name)) for name in task.question.grades]
-    columns.append(Column("score"))
+    columns.append(Column("score", drop=4))
     if is_topic:
-        columns.append(Column("seen", value=lambda row: "" if row["seen"] in (None, 1.0) else f"{row['seen']:.0%}"))
-        columns.append(Column("before", value="first_stage_rank"))
-    columns += [Column("text", is_cut=True)] * any(row["text"] for row in rows)
+        columns.append(
+            Column("seen", drop=7, value=lambda row: "" if row["seen"] in (None, 1.0) else f"{row['seen']:.0%}")
+        )
+        columns.append(Column("before", drop=6, value="first_stage_rank"))
+    columns += [Column("text", drop=8, is_cut=True)] * any(row["text"] for row in rows)
     for name, group in groupby(rows, key=lambda row: row["topic"]):
         topic = topics.get(name, Topic(name, ""))
         objects = [f"objects: {' and '.join(topic.objects)}"] if topic.objects else []
@@ -166,8 +168,8 @@ def _show_overview(overview: RunOverview, config: Config, task: Task) -> None:
     print()
     columns = [Column("stage", is_text=True), Column("time", value=lambda row: format_seconds(row["seconds"]))]
     columns += [Column("requests"), Column("cached"), Column("failed", value="failures")]
-    columns += [Column("tokens in", value="prompt_tokens")]
-    columns += [Column("tokens out", value="completion_tokens"), Column("result", is_text=True)]
+    columns += [Column("tokens in", drop=1, value="prompt_tokens")]
+    columns += [Column("tokens out", drop=2, value="completion_tokens"), Column("result", is_text=True)]
     rows = []
     for name, stage in overview.stages.items():
         result = next((f"{stage[count]:,} {count}" for count in _OUTPUTS if count in stage), None)

@@ -247,7 +247,7 @@ _COSTS = (
     Column("prompt", is_text=True, value=lambda row: row["prompt"].partition("/")[2]),
     Column("requests", value=partial(_format_span, name="requests")),
     Column("about tokens", value=partial(_format_span, name="prompt_tokens")),
-    Column("shared", value=partial(_format_span, name="shared_tokens")),
+    Column("shared", drop=1, value=partial(_format_span, name="shared_tokens")),
 )
 
 

@@ -26,18 +26,18 @@ _FILE_COLUMNS = ("role", "name", "bytes", "records", "licence", "md5", "url")
 _FILES = (
     Column("task", is_text=True),
     Column("role", is_text=True),
-    Column("bytes"),
-    Column("records"),
-    Column("licence", is_text=True),
-    Column("md5", is_text=True),
+    Column("bytes", drop=2),
+    Column("records", drop=3),
+    Column("licence", drop=4, is_text=True),
+    Column("md5", drop=5, is_text=True),
 )
 _CHECKED = (
     Column("file", is_text=True),
     Column("kind", is_text=True),
-    Column("roles", is_text=True),
-    Column("tasks", is_text=True),
-    Column("published", is_text=True),
-    Column("first", is_cut=True),
+    Column("roles", drop=2, is_text=True),
+    Column("tasks", drop=1, is_text=True),
+    Column("published", drop=3, is_text=True),
+    Column("first", drop=4, is_cut=True),
 )
 
 
@@ -96,9 +96,9 @@ EXAMPLE = SAMPLES / "example"
 EXAMPLE_FILES = ("judge.jinja", "topics.xml", "opinions.jsonl", "answers.jsonl", "qrels-relevance.txt", TASK_FILE)
 _COLUMNS = (
     Column("task", is_text=True),
-    Column("aspects", is_text=True),
-    Column("stances", is_text=True),
-    Column("reader", is_text=True),
+    Column("aspects", drop=1, is_text=True),
+    Column("stances", drop=2, is_text=True),
+    Column("reader", drop=3, is_text=True),
     Column("title", is_cut=True),
 )
 
