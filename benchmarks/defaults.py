@@ -1,16 +1,15 @@
 """The default weights on recorded answers, beside the best ones of a grid on left-out topics.
 
-    python -m benchmarks.defaults FOLDER [--answers stand_in.tsv]
+    python -m benchmarks.defaults FOLDER
 
-FOLDER holds the topics, passages and qrels of the comparative task, and a table of answers: `topic`, `document`, an
-expected grade for each aspect, a probability for each stance. BM25 retrieves as many passages as the answers cover;
+FOLDER holds the topics, passages and qrels of the comparative task, and a table of answers, `stand_in.tsv`: `topic`,
+`document`, an expected grade for each aspect. BM25 retrieves as many passages as the answers cover;
 the program's own functions rank and measure. Every measure has its share of judged documents beside it, and a second
 view, in which unjudged documents are removed from the ranking before it is cut off.
 
 Weights are given as shares: `quality` of relevance and quality together (relevance has the rest), and `first stage` on
 top of these. Leave-one-out takes the best cell of a grid on all other topics, and measures it on the one left out.
 A difference between that value and the grid's best is what the choice owes to the topics that it was made on.
-`touche-llm calibrate` does the like for the thresholds of stances.
 """
 
 from __future__ import annotations
@@ -86,17 +85,11 @@ def _to_run(
     rankings: Mapping[str, Sequence[ScoredDocument]], judged: Mapping[str, Mapping[str, float]] | None = None
 ) -> ParsedRun:
     """Return a run of the rankings, or of their judged documents only."""
-    kept = {
-        topic: [scored for scored in ranking if judged is None or scored.document_id in judged[topic]]
-        for topic, ranking in rankings.items()
-    }
-    return ParsedRun(
-        {
-            topic: [Candidate(topic, scored.document_id, rank, scored.score) for rank, scored in enumerate(ranking, 1)]
-            for topic, ranking in kept.items()
-        },
-        {},
-    )
+    candidates = {}
+    for topic, ranking in rankings.items():
+        kept = [scored for scored in ranking if judged is None or scored.document_id in judged[topic]]
+        candidates[topic] = [Candidate(topic, each.document_id, rank, each.score) for rank, each in enumerate(kept, 1)]
+    return ParsedRun(candidates, {})
 
 
 def read_answers(path: Path) -> dict[str, dict[str, Judgment]]:
@@ -113,12 +106,9 @@ def read_answers(path: Path) -> dict[str, dict[str, Judgment]]:
     return answers
 
 
-def read_material(folder: Path, answers: Path) -> Material:
-    """Read answers and qrels, and retrieve the documents of the answers.
-
-    Raises:
-        ToucheError: A file cannot be read, or BM25 does not find the answers' documents.
-    """
+def read_material(folder: Path) -> Material:
+    """Read answers and qrels, and retrieve the documents of the answers."""
+    answers = folder / "stand_in.tsv"
     known = read_answers(answers)
     qrels = read_qrels({aspect: folder / f"qrels-{aspect}.txt" for aspect in ASPECTS}, task=TASK)
     topics = [topic for topic in read_topics(folder / "topics.xml") if topic.id in known]
@@ -156,14 +146,7 @@ def aim(values: Values, objective: Objective, measure: str) -> NDArray[np.float6
 
 
 def leave_one_out(cells: NDArray[np.float64]) -> tuple[NDArray[np.float64], list[int]]:
-    """Take the best cell on all topics but one, for each topic.
-
-    Args:
-        cells: Values of shape (cells, topics).
-
-    Returns:
-        The left-out topics' values, (topics,), and the cell taken for each.
-    """
+    """Take the best of (cells, topics) on all topics but one; return each left-out topic's value and cell."""
     others = cells.sum(axis=1, keepdims=True) - cells
     taken = others.argmax(axis=0)
     return cells[taken, np.arange(cells.shape[1])], taken.tolist()
@@ -217,10 +200,9 @@ def main() -> None:
     """Print the report."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path)
-    parser.add_argument("--answers", default="stand_in.tsv", help="table of answers, in the folder")
     options = parser.parse_args()
     try:
-        material = read_material(options.folder, options.folder / options.answers)
+        material = read_material(options.folder)
     except (OSError, ToucheError) as error:
         sys.exit(str(error))
     for line in report_weights(material):

@@ -6,7 +6,8 @@ import argparse
 import os
 import platform
 import resource
-from collections.abc import Callable, Iterable
+import statistics
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,13 +21,7 @@ _STATISTICS = Path("/proc/stat")
 
 @dataclass(frozen=True)
 class Figure:
-    """A row of a table.
-
-    Attributes:
-        what: was measured.
-        value: with its unit.
-        peer: the same of another program, measured in the same run; empty where there is none.
-    """
+    """A row of a table: what was measured, the value with its unit, and another program's in the same run."""
 
     what: str
     value: str
@@ -43,6 +38,12 @@ def show(title: str, figures: Iterable[Figure]) -> None:
     console = Console(highlight=False, markup=False, width=140)
     console.print(table)
     console.print(f"{machine()}{_taken()}", end="\n\n")
+
+
+def format_range(values: Sequence[float], form: str) -> str:
+    """The median and, of several, the extremes."""
+    middle = format(statistics.median(values), form)
+    return middle if len(values) == 1 else f"{middle} ({min(values):{form}} to {max(values):{form}})"
 
 
 def machine() -> str:

@@ -1,12 +1,10 @@
 """Seconds, memory and bytes of storing, indexing and searching synthetic corpora of the real sizes.
 
     python -m benchmarks.first_stage [--passages 868655] [--sentences 6100000] [--topics 50] [--depth 1000]
-                                     [--peer-topics 10] [--keep FOLDER]
 
 Each measurement runs in processes of its own. Memory of indexing is the peak of the process and those it started
 together, mapped files counted once (Linux), sampled five times a second. The peer is rank-bm25 over the same terms of
-the same passages; it holds the corpus in memory, 3 GB at the real size. A size of 0 leaves a corpus out; the sizes
-default to the real ones. `benchmarks.synthetic` describes the corpora.
+the same passages; it holds the corpus in memory, 3 GB at the real size. `benchmarks.synthetic` describes the corpora.
 """
 
 from __future__ import annotations
@@ -14,9 +12,6 @@ from __future__ import annotations
 import gc
 import os
 import random
-import shutil
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -24,10 +19,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-import yaml
-
-from benchmarks.figures import Figure, at_least, parse_sizes, show
-from benchmarks.processes import read_status, run_alone
+from benchmarks.figures import Figure, parse_sizes, show
+from benchmarks.processes import read_stages, read_status, run_alone, run_command
 from benchmarks.synthetic import PASSAGES, SENTENCES, write_arguments, write_passages, write_topics
 from touche_llm.corpus.json_lines import CorpusFile
 from touche_llm.corpus.store import DocumentStore, TextTable, ensure_store
@@ -41,6 +34,7 @@ from touche_llm.tasks import get_task
 TaskName = Literal["comparative", "sentence_pairs"]
 
 _BY_ID = 1_000
+_PEER_SEARCHES = 10
 
 
 @dataclass(frozen=True)
@@ -127,11 +121,7 @@ def searched(place: Place) -> Searched:
 
 
 def compared(place: Place, count: int) -> tuple[float, float, float]:
-    """Search for the first topics with the index, with rank-bm25 and with the index again, one after the other.
-
-    Returns:
-        Mean seconds of a query of ours and of the peer, and GiB of the peer.
-    """
+    """Search with the index, rank-bm25 and the index again; mean seconds of a query of both, the peer's GiB."""
     topics = read_topics(place.topics)[:count]
     with DocumentStore(place.index) as store:
         index = open_index(store, Bm25Settings())
@@ -173,23 +163,13 @@ def command(place: Place) -> tuple[float, float]:
     """Seconds of `touche-llm retrieve` over the index, and those of them before its stage began."""
     out = place.folder / f"run-{place.task}"
     flags = {"task": place.task, "topics": place.topics, "corpus": place.corpus, "index": place.index, "out": out}
-    given = [str(word) for name, value in flags.items() for word in (f"--{name}", value)]
-    # The same folder serves searches for other topics.
-    given += ["--depth", str(place.depth), "--overwrite"]
-    if place.task == "sentence_pairs":
-        given += ["--set", f"sentences.pool={place.depth}"]
+    given = [word for name, value in flags.items() for word in (f"--{name}", value)]
+    pool = ["--set", f"sentences.pool={place.depth}"] if place.task == "sentence_pairs" else []
     started = time.perf_counter()
-    done = subprocess.run(
-        [sys.executable, "-m", "touche_llm", "retrieve", *given],
-        capture_output=True,
-        text=True,
-        cwd=Path(__file__).parent.parent,
-    )
+    # The same folder serves searches for other topics.
+    run_command("retrieve", *given, "--depth", place.depth, "--overwrite", *pool)
     seconds = time.perf_counter() - started
-    if done.returncode:
-        raise SystemExit(done.stderr + done.stdout)
-    stage = yaml.safe_load((out / "ir-metadata.yml").read_text())["stages"]["retrieve"]
-    return seconds, seconds - stage["seconds"]
+    return seconds, seconds - read_stages(out)["retrieve"]["seconds"]
 
 
 def forget(folder: Path) -> None:
@@ -207,7 +187,7 @@ def _megabytes(*paths: Path) -> float:
     return sum(file.stat().st_size for file in files if file.is_file()) / 1e6
 
 
-def measured(place: Place, peer_topics: int) -> Iterator[Figure]:
+def measured(place: Place) -> Iterator[Figure]:
     """All figures of a corpus."""
     storing, used = run_alone(stored, place)
     yield Figure("store the corpus", f"{storing:.1f} s ({used})")
@@ -244,8 +224,8 @@ def measured(place: Place, peer_topics: int) -> Iterator[Figure]:
     forget(place.index)
     (seconds, _), _ = run_alone(command, place)
     yield Figure("touche-llm retrieve with no file of the index in the page cache", f"{seconds:.2f} s")
-    if peer_topics and place.task == "comparative":
-        searches = min(peer_topics, count)
+    if place.task == "comparative":
+        searches = min(_PEER_SEARCHES, count)
         (ours, theirs, gib), _ = run_alone(compared, place, searches)
         yield Figure(
             f"queries per second, {searches} topics",
@@ -261,33 +241,20 @@ def measured(place: Place, peer_topics: int) -> Iterator[Figure]:
         yield Figure(f"open the store, {_BY_ID:,} random documents by id, {where}", f"{seconds:.3f} s")
 
 
-def made(folder: Path) -> Path:
-    """The folder, which is there afterwards, without an index."""
-    folder.mkdir(parents=True, exist_ok=True)
-    for index in folder.glob("index-*"):
-        shutil.rmtree(index)
-    return folder
-
-
 def main() -> None:
     """Write the corpora and measure both."""
-    parser = parse_sizes(__doc__, passages=(0, PASSAGES), sentences=(0, SENTENCES), topics=(1, 50), depth=(1, 1000))
-    parser.add_argument("--peer-topics", type=at_least(0), default=10, help="0 leaves rank-bm25 out")
-    parser.add_argument("--keep", type=Path, help="Leave corpora and indexes in this folder, and use corpora there.")
+    parser = parse_sizes(__doc__, passages=(1, PASSAGES), sentences=(1, SENTENCES), topics=(1, 50), depth=(1, 1000))
     options = parser.parse_args()
-    corpora: tuple[tuple[TaskName, str, int, Callable[[Path, int], None], int], ...] = (
-        ("comparative", "passages", options.passages, write_passages, options.peer_topics),
-        ("sentence_pairs", "sentences", options.sentences, write_arguments, 0),
+    corpora: tuple[tuple[TaskName, str, int, Callable[[Path, int], None]], ...] = (
+        ("comparative", "passages", options.passages, write_passages),
+        ("sentence_pairs", "sentences", options.sentences, write_arguments),
     )
-    with tempfile.TemporaryDirectory() as name:
-        folder = (options.keep or Path(name)).resolve()
-        for task, what, size, write, peer_topics in corpora:
-            if size:
-                place = Place(task, made(folder / f"{what}-{size}"), options.depth)
-                if not place.corpus.exists():
-                    write(place.corpus, size)
-                write_topics(place.topics, options.topics, task)
-                show(f"First stage, {size:,} {what}", measured(place, peer_topics))
+    for task, what, size, write in corpora:
+        with tempfile.TemporaryDirectory() as name:
+            place = Place(task, Path(name), options.depth)
+            write(place.corpus, size)
+            write_topics(place.topics, options.topics, task)
+            show(f"First stage, {size:,} {what}", measured(place))
 
 
 if __name__ == "__main__":

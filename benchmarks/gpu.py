@@ -1,25 +1,21 @@
 """The judge stage against vLLM, by turns with vLLM's own load generator: requests and tokens a second, prefix cache.
 
-    python -m benchmarks.gpu [--architecture llama] [--size 8B] [--vocabulary 128256] [--passages 20000]
-                             [--topics 50] [--depth 200] [--rounds 2] [--concurrency 256 512]
-                             [--option tensor_parallel_size=2] [--option data_parallel_size=4]
+    python -m benchmarks.gpu [--size 8B] [--passages 20000] [--topics 50] [--depth 200] [--rounds 2]
+                             [--concurrency 256 512] [--option tensor_parallel_size=2]
     python -m benchmarks.gpu --model FOLDER_OR_NAME [--option …]
-    python -m benchmarks.gpu --url http://127.0.0.1:8000
     python -m benchmarks.gpu --cpu --depth 20 --rounds 3 --concurrency 64 256
 
 Serves a model of random weights with the sizes of a real one (`benchmarks.random_model`; what it costs to serve
 depends on nothing else) and judges synthetic passages for synthetic topics. `--model` takes a real model instead, a
-folder or a name that vLLM downloads, and `--url` a server that runs already: with VLLM_SERVER_DEV_MODE=1, so that its
-prefix cache can be emptied between the clients, or else for one round. Any option of `vllm serve` goes in with
-`--option`. Run it with the Python that vLLM is installed for (`pip install -e '.[vllm]' pandas`).
+folder or a name that vLLM downloads. Any option of `vllm serve` goes in with `--option`. Run it with the Python that
+vLLM is installed for (`pip install -e '.[vllm]' pandas`).
 
 `--cpu` takes the CPU build in `.venv-vllm` (`make vllm` installs it), the tiny model, and the comparative task's real
 topics and passages in `../shared/data`, or the project's sample where they are not there. Client and server share the
-cores there, so that the client's work takes time from the server.
+cores there.
 
-The judge stage renders, checks, reads the probabilities and stores, once for each value of `--concurrency`. The load
-generator sends as many requests at a time as the first value says, and streams the answers. Each turn begins with an
-empty prefix cache and an empty answer cache.
+The judge stage runs once for each value of `--concurrency`. The load generator sends as many requests at a time as the
+first value says, and streams the answers. Each turn begins with an empty prefix cache and an empty answer cache.
 """
 
 from __future__ import annotations
@@ -38,34 +34,32 @@ from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
-from uuid import uuid4
 
 import orjson
 import yaml
 
-from benchmarks.figures import Figure, at_least, parse_sizes, show
-from benchmarks.random_model import ARCHITECTURES, SHAPES
+from benchmarks.figures import Figure, at_least, format_range, parse_sizes, show
+from benchmarks.processes import run_command
+from benchmarks.random_model import SHAPES
 from benchmarks.synthetic import write_passages, write_topics
 from benchmarks.vllm_load import (
     RANDOM_WEIGHTS,
     Body,
     count,
     fetch,
-    format_range,
     judge_candidates,
     read_cache_size,
+    reset,
     retrieve_candidates,
     run_load_generator,
-    run_program,
     served,
     served_model,
     served_tiny,
-    try_reset,
     vllm_settings,
     write_random_model,
 )
 from tests.vllm.real_data import input_of
-from touche_llm.errors import ToucheError, UsageError
+from touche_llm.errors import EngineError, ToucheError
 
 OURS, GENERATOR = "judge stage, --concurrency", "vllm bench serve"
 # Enough that what a server does once, as compiling the grammar, is done.
@@ -73,22 +67,11 @@ _WARM_UP = 8
 
 
 def measure(work: Path, topics: Path, corpus: Path, url: str, options: argparse.Namespace) -> list[Figure]:
-    """Judge the best passages of each topic, and have the load generator send the same requests; return the rows.
-
-    Raises:
-        UsageError: There is more than one round of a server whose prefix cache cannot be emptied. The figures of one
-            round are those of a cold cache only if nothing of the kind was sent before.
-    """
+    """Judge the best passages of each topic, and have the load generator send the same requests; return the rows."""
     model, context = served_model(url)
     retrieve_candidates(work, topics, corpus, options.topics, options.depth)
     bodies = export_requests(work, model, context)
-    resettable = try_reset(url)
-    if resettable:
-        run_load_generator(url, bodies[:_WARM_UP], _WARM_UP, uuid4().hex, work)
-    elif options.rounds > 1:
-        raise UsageError(
-            f"{url}: its prefix cache cannot be emptied: start it with VLLM_SERVER_DEV_MODE=1, or ask for one round"
-        )
+    run_load_generator(url, bodies[:_WARM_UP], _WARM_UP, work)
     rates: dict[str, list[float]] = defaultdict(list)
     hits: list[int] = []
     load: list[float] = []
@@ -99,19 +82,18 @@ def measure(work: Path, topics: Path, corpus: Path, url: str, options: argparse.
         stage = judge_candidates(work, url, model, concurrency)
         sent.update(stage["requests"])
         if sent["requests"] != len(bodies):
-            raise UsageError(f"{url}: {sent['requests']} requests, not {len(bodies)}, were sent: {stage['failures']}")
+            raise EngineError(f"{url}: {sent['requests']} requests, not {len(bodies)}, were sent: {stage['failures']}")
         hits.append(count(url)["prefix_cache_hits"] - before)
         return float(stage["seconds"])
 
     clients: list[tuple[str, Callable[[], float]]] = [
         *((f"{OURS} {setting}", partial(judge, setting)) for setting in options.concurrency),
-        (GENERATOR, lambda: run_load_generator(url, bodies, options.concurrency[0], uuid4().hex, work)),
+        (GENERATOR, lambda: run_load_generator(url, bodies, options.concurrency[0], work)),
     ]
     for number in range(options.rounds):
         turn = number % len(clients)
         for name, client in clients[turn:] + clients[:turn]:
-            if resettable:
-                try_reset(url)
+            reset(url)
             load.append(os.getloadavg()[0])
             rates[name].append(len(bodies) / client())
             print(f"  round {number + 1}, {name}: {rates[name][-1]:.1f} requests/s", file=sys.stderr, flush=True)
@@ -145,10 +127,10 @@ def _rate(values: Sequence[float]) -> str:
 
 def export_requests(work: Path, model: str, context: int) -> list[Body]:
     """Return the bodies of the requests that the judge stage sends about the candidates of `work/run`."""
-    requests = work / "requests.jsonl"
+    run = work / "run"
     options = ["--model", model, "--context", context, "--cache", work / "export.sqlite"]
-    run_program("batch", "export", "judge", *options, "--out", work / "run", "-o", requests)
-    return [orjson.loads(line)["body"] for line in requests.read_bytes().splitlines()]
+    run_command("batch", "export", "judge", *options, "--out", run)
+    return [orjson.loads(line)["body"] for line in (run / "requests.jsonl").read_bytes().splitlines()]
 
 
 def list_token_ids(url: str, bodies: Sequence[Body]) -> list[list[int]]:
@@ -168,10 +150,6 @@ def count_possible_hits(prompts: Iterable[Sequence[int]], block: int) -> int:
 
     Of each prompt that is the longest beginning, in whole blocks, that an earlier prompt had too, without the prompt's
     last token, which vLLM always computes (vllm/v1/core/kv_cache_manager.py, get_computed_blocks).
-
-    Args:
-        prompts: the token ids of each, in the order of sending.
-        block: tokens in a block.
     """
     known: set[int] = set()
     hits = 0
@@ -204,18 +182,15 @@ def parse_option(text: str) -> tuple[str, Any]:
 
 @contextmanager
 def serving(options: argparse.Namespace, work: Path) -> Iterator[tuple[str, str]]:
-    """Serve the model of the options, unless a server is among them; yields the URL and what to call the model."""
-    if options.url:
-        yield options.url.rstrip("/").removesuffix("/v1"), options.url
-    elif options.cpu:
+    """Serve the model of the options; yields the URL and what to call the model."""
+    if options.cpu:
         with served_tiny(work) as url:
             yield url, "tiny random model on the CPU"
     else:
         given, model, title = dict(options.option), options.model, str(options.model)
         if model is None:
-            model, title = work / "random", f"random {options.architecture} of {options.size}"
-            settings = {name: getattr(options, name) for name in ("architecture", "size", "vocabulary")}
-            write_random_model(model, cpu=False, **settings)
+            model, title = work / "random", f"random Llama of {options.size}"
+            write_random_model(model, options.size, cpu=False)
             given = RANDOM_WEIGHTS | given
         with served(model, given, work / "server.log", cpu=False) as url:
             yield url, title + "".join(f", {name}={value}" for name, value in options.option)
@@ -224,11 +199,8 @@ def serving(options: argparse.Namespace, work: Path) -> Iterator[tuple[str, str]
 def main() -> None:
     """Make or take a model, serve it, measure all rounds and print the table."""
     parser = parse_sizes(__doc__, topics=(1, 50), depth=(1, 200), passages=(1, 20_000), rounds=(1, 2))
-    parser.add_argument("--architecture", choices=ARCHITECTURES, default="llama")
     parser.add_argument("--size", choices=list(SHAPES), default="8B")
-    parser.add_argument("--vocabulary", type=int, default=128_256)
     parser.add_argument("--model", type=Path, help="a real model: a folder, or a name for vLLM to download")
-    parser.add_argument("--url", help="a server that runs already")
     parser.add_argument("--option", type=parse_option, action="append", default=[], help="of vllm serve; repeatable")
     parser.add_argument("--cpu", action="store_true", help="the tiny model and real passages on the CPU build of vLLM")
     parser.add_argument("--concurrency", type=at_least(1), nargs="+", default=[256])
@@ -253,5 +225,4 @@ if __name__ == "__main__":
     try:
         main()
     except ToucheError as error:
-        # A wrong model or option: what the server said is in the message, and where in this program does not matter.
         sys.exit(f"error: {error}")

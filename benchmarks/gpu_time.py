@@ -15,20 +15,13 @@ NUMBER_BYTES = 2
 
 @dataclass(frozen=True, slots=True)
 class PublishedModel:
-    """Published facts of a model.
+    """Published facts of a model; its card is on https://huggingface.co, its paper on arXiv.
 
     Attributes:
-        name: Its name.
-        parameters: Number of parameters.
         active: Parameters that a token uses: fewer than all in a mixture of experts.
-        layers: Number of layers.
         heads: Heads of keys and values in a layer.
-        head_numbers: Numbers of a head.
         context: Longest context in tokens, without an extension of positions.
         thinks: Whether it thinks before it answers unless that is switched off.
-        licence: Its licence.
-        card: Name of its card, below https://huggingface.co.
-        paper: Number of its paper on arXiv.
     """
 
     name: str

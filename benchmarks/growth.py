@@ -1,6 +1,6 @@
 """How time, memory, disk and tokens grow with the topics and with the passages, and what much more of both would take.
 
-    python -m benchmarks.growth [--topics 1 10 50] [--passages 10000 100000 868655] [--depth 1000] [--keep FOLDER]
+    python -m benchmarks.growth [--topics 1 10 50] [--passages 10000 100000 868655] [--depth 1000]
 
 Synthetic passages are indexed and searched, and judged by an engine in process that answers at once, each in a process
 of its own; a dry run counts requests and tokens. Straight lines through the measured points are followed to
@@ -14,8 +14,6 @@ import argparse
 import json
 import resource
 import shutil
-import subprocess
-import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -24,9 +22,9 @@ import numpy as np
 
 from benchmarks import judging
 from benchmarks.figures import at_least, machine, parse_sizes, peak_gib
-from benchmarks.first_stage import Place, command, indexed, made, stored
+from benchmarks.first_stage import Place, command, indexed, stored
 from benchmarks.gpu_time import ANSWER_TOKENS, H100, output_seconds, prompt_seconds
-from benchmarks.processes import run_alone
+from benchmarks.processes import run_alone, run_command
 from benchmarks.synthetic import PASSAGES, write_passages, write_topics
 
 MANY_PASSAGES, MANY_TOPICS = 200_000_000, 1_000
@@ -68,26 +66,21 @@ def count_requests(place: Place) -> dict[str, int]:
     """What `touche-llm run --dry-run` counts for the topics, all prompts together."""
     flags = {"task": place.task, "topics": place.topics, "corpus": place.corpus, "index": place.index}
     flags |= {"out": place.folder / "none", "cache": place.folder / "none.sqlite"}
-    given = [str(each) for name, value in flags.items() for each in (f"--{name}", value)]
-    given += ["--depth", str(place.depth), "--dry-run", "--format", "json"]
-    done = subprocess.run([sys.executable, "-m", "touche_llm", "run", *given], capture_output=True, text=True)
-    if done.returncode:
-        raise SystemExit(done.stderr + done.stdout)
-    rows = json.loads(done.stdout)
+    given = [each for name, value in flags.items() for each in (f"--{name}", value)]
+    rows = json.loads(run_command("run", *given, "--depth", place.depth, "--dry-run", "--format", "json"))
     return {name: sum(row[f"{name}_most"] for row in rows) for name in ("requests", "prompt_tokens", "shared_tokens")}
 
 
 def measured(folder: Path, options: argparse.Namespace) -> tuple[dict[int, Row], dict[int, Row]]:
     """Measure every number of passages, and every number of topics."""
-    folder.mkdir(parents=True, exist_ok=True)
     for count in options.topics:
         run_alone(write_topics, folder / f"topics-{count}.xml", count)
     stages: dict[int, Row] = {}
     judges: dict[int, Row] = {}
     for size in options.passages:
-        place = Place("comparative", made(folder / f"passages-{size}"), options.depth)
-        if not place.corpus.exists():
-            run_alone(write_passages, place.corpus, size)
+        place = Place("comparative", folder / f"passages-{size}", options.depth)
+        place.folder.mkdir()
+        run_alone(write_passages, place.corpus, size)
         seconds, used = run_alone(prepared, place)
         disk = sum(file.stat().st_size for file in place.index.rglob("*") if file.is_file())
         stages[size] = {"index": seconds, "cores": used.cpu, "memory": used.peak, "disk": disk / 1e9}
@@ -127,14 +120,8 @@ def show_measured(stages: Mapping[int, Row], judges: Mapping[int, Row], depth: i
         client = f"{of['judgments']:,} judgments in {of['client']:.2f} s"
         sent = [f"{of['requests']:,} requests", f"{of['prompt_tokens']:,}", shared]
         rows.append([f"{count:,}", *sent, client, f"{of['memory']:.2f} GiB"])
-    head = [
-        "topics",
-        "of a run",
-        "prompt tokens, about",
-        "of them shared",
-        "through the client",
-        "memory of the client",
-    ]
+    head = ["topics", "of a run", "prompt tokens, about", "of them shared", "through the client"]
+    head += ["memory of the client"]
     show_table(f"Judge stage: {depth:,} documents for each topic, an engine that answers at once", head, rows)
 
 
@@ -189,7 +176,6 @@ def main() -> None:
     parser = parse_sizes(__doc__, depth=(1, 1000))
     parser.add_argument("--topics", type=at_least(1), nargs="+", default=[1, 10, 50])
     parser.add_argument("--passages", type=at_least(1), nargs="+", default=[10_000, 100_000, PASSAGES])
-    parser.add_argument("--keep", type=Path, help="Leave corpora and indexes in this folder, and use corpora there.")
     options = parser.parse_args()
     options.topics, options.passages = sorted(set(options.topics)), sorted(set(options.passages))
     if min(len(options.topics), len(options.passages)) < 2:
@@ -197,7 +183,7 @@ def main() -> None:
     if options.depth > options.passages[0]:
         parser.error(f"--depth {options.depth}: there are {options.passages[0]} --passages to draw that many from")
     with tempfile.TemporaryDirectory() as name:
-        stages, judges = measured((options.keep or Path(name)).resolve(), options)
+        stages, judges = measured(Path(name), options)
     print(f"Machine: {machine()}.\n")
     show_measured(stages, judges, options.depth)
     show_lines(stages, judges)

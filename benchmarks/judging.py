@@ -18,8 +18,6 @@ import math
 import multiprocessing
 import os
 import random
-import subprocess
-import sys
 import tempfile
 import time
 import timeit
@@ -34,7 +32,7 @@ import orjson
 from aiohttp import web
 
 from benchmarks.figures import Figure, parse_sizes, peak_gib, show
-from benchmarks.processes import run_alone
+from benchmarks.processes import run_alone, run_command
 from benchmarks.synthetic import write_passages, write_topics
 from touche_llm.config import Config
 from touche_llm.corpus.store import DocumentStore
@@ -53,7 +51,6 @@ from touche_llm.pipeline.progress import StepFunction
 from touche_llm.pipeline.run_directory import CANDIDATES, RunDirectory
 from touche_llm.pipeline.stages import judge_stage
 
-_TOPICS, _DEPTH = 50, 1000
 _FACTS = EngineInfo(model="none", revision="", context=32768, overhead=32, engine="answers at once")
 _ALTERNATIVES = 8
 # So many different answers, and words from which most of their alternatives are drawn, as from a vocabulary.
@@ -169,11 +166,7 @@ def prepare(folder: Path, topics: int, depth: int, passages: int) -> None:
     write_passages(folder / "passages.jsonl", passages)
     write_topics(folder / "topics.xml", topics)
     config = _config(folder, folder / "cold.sqlite", depth)
-    subprocess.run(
-        [sys.executable, "-m", "touche_llm", "index", "--corpus", str(config.corpus), "--index", str(config.index)],
-        check=True,
-        capture_output=True,
-    )
+    run_command("index", "--corpus", config.corpus, "--index", config.index)
     generator = random.Random(0)
     with DocumentStore(folder / "index") as store:
         rankings = []
@@ -233,7 +226,7 @@ def judge(part: str, folder: Path, depth: int) -> dict[str, Any]:
 
 def main() -> None:
     """Measure each part in a process of its own."""
-    parser = parse_sizes(__doc__, topics=(1, _TOPICS), depth=(1, _DEPTH), passages=(1, 50_000))
+    parser = parse_sizes(__doc__, topics=(1, 50), depth=(1, 1000), passages=(1, 50_000))
     options = parser.parse_args()
     if options.depth > options.passages:
         parser.error(f"--depth {options.depth}: there are {options.passages} --passages to draw that many from")

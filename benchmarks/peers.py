@@ -1,7 +1,6 @@
 """The same pairs through touche-llm and RankLLM on one real vLLM on the CPU, by turns.
 
     python -m benchmarks.peers --rank-llm-python FOLDER/bin/python [--topics 25] [--depth 20] [--rounds 3]
-        [--concurrency 64] [--form letters]
 
 The comparative task's real topics and passages in `../shared/data`, or the project's sample where they are not there,
 are judged one by one over HTTP by a tiny random model. Both programs send as many requests at a time, with their own
@@ -31,25 +30,13 @@ import json
 import os
 import sys
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
 
-import yaml
-
-from benchmarks.answer_forms import write_variants
-from benchmarks.figures import Figure, parse_sizes, show
-from benchmarks.processes import Ended, run_program
-from benchmarks.vllm_load import (
-    count,
-    format_range,
-    reset,
-    retrieve_candidates,
-    served_tiny,
-    server_seconds,
-    vllm_settings,
-)
+from benchmarks.figures import Figure, format_range, parse_sizes, show
+from benchmarks.processes import Ended, read_stages, run_program
+from benchmarks.vllm_load import count, reset, retrieve_candidates, served_tiny, server_seconds, vllm_settings
 from tests.vllm.real_data import input_of
 from tests.vllm.server import MODEL_NAME
 from touche_llm.corpus.store import DocumentStore
@@ -66,6 +53,7 @@ _MAKE = (
 _DRIVER = Path(__file__).with_name("rank_llm_driver.py")
 # Tokens that RankLLM fills at most.
 _CONTEXT = 16_000
+_CONCURRENCY = 64
 # Exit codes of `touche-llm judge` with and without failed documents.
 _DONE = (0, 3)
 _WALL, _WALL_WITH_START = "wall, s", "wall with the start of the program, s"
@@ -73,39 +61,32 @@ _WALL, _WALL_WITH_START = "wall, s", "wall with the start of the program, s"
 Turn = dict[str, float]
 
 
-def run_ours(work: Path, url: str, concurrency: int, *options: Any) -> tuple[Ended, Turn]:
+def run_ours(work: Path, url: str) -> tuple[Ended, Turn]:
     """Judge with touche-llm and an empty answer cache."""
     run = work / "run"
     with tempfile.TemporaryDirectory(dir=work) as cache:
-        command = [sys.executable, "-m", "touche_llm", "judge", "--overwrite", *options, "--out", run]
-        command += ["--base-url", url, "--model", MODEL_NAME, "--concurrency", concurrency]
+        command = [sys.executable, "-m", "touche_llm", "judge", "--overwrite", "--out", run]
+        command += ["--base-url", url, "--model", MODEL_NAME, "--concurrency", _CONCURRENCY]
         command += ["--set", "sampling.resample_temperature=0", "--cache", Path(cache) / "answers.sqlite"]
         ended = run_program([str(part) for part in command], work, os.environ)
     if ended.code not in _DONE:
         raise EngineError(f"touche-llm judge: exit code {ended.code}: {ended.errors.strip()[-2000:]}")
-    facts = yaml.safe_load((run / "ir-metadata.yml").read_text())["stages"]["judge"]
+    facts = read_stages(run)["judge"]
     failures = dict(facts["failures"])
     lost = sum(failures.pop(kind, 0) for kind in ("server_error", "timeout"))
     return ended, {_WALL: facts["seconds"], "answers lost": lost, "answers unreadable": sum(failures.values())}
 
 
-def run_rank_llm(
-    work: Path, url: str, concurrency: int, python: Path, requests: Path, model: str
-) -> tuple[Ended, dict[str, Any]]:
-    """Rerank with RankLLM, in its environment, without this project's modules; return what its driver reports."""
+def run_peer(work: Path, url: str, python: Path, requests: Path) -> tuple[Ended, Turn]:
+    """Rerank with RankLLM and the tiny model, in RankLLM's environment, without this project's modules."""
     # The model's relative folder, from which the tokenizer comes, is also the name under which it is served.
-    options = {"requests_file": str(requests), "model_name": model, "base_url": f"{url}/v1"}
-    given = json.dumps(options | {"context_size": _CONTEXT, "batch_size": concurrency})
+    options = {"requests_file": str(requests), "model_name": MODEL_NAME, "base_url": f"{url}/v1"}
+    given = json.dumps(options | {"context_size": _CONTEXT, "batch_size": _CONCURRENCY})
     variables = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     ended = run_program([str(python), "-P", str(_DRIVER), given], work, variables)
     if ended.code:
         raise EngineError(f"{python}: exit code {ended.code}: {ended.errors.strip()[-2000:]}; {_MAKE}")
-    return ended, json.loads(ended.output)
-
-
-def run_peer(work: Path, url: str, concurrency: int, python: Path, requests: Path) -> tuple[Ended, Turn]:
-    """Rerank with RankLLM and the tiny model."""
-    ended, report = run_rank_llm(work, url, concurrency, python, requests, MODEL_NAME)
+    report = json.loads(ended.output)
     unreadable = report["scores"].count(0.0)
     return ended, {_WALL: report["seconds"], "answers lost": report["lost"], "answers unreadable": unreadable}
 
@@ -149,15 +130,11 @@ def write_requests(file: Path, candidates: Path, topics: Path, index: Path) -> i
     rankings = read_candidates(candidates)
     with DocumentStore(index) as store, file.open("w") as stream:
         for topic_id, ranking in rankings.items():
-            texts = {item.document_id: store.get(item.document_id).text for item in ranking}
-            stream.write(format_request(topic_id, titles[topic_id], texts))
+            texts = ((item.document_id, store.get(item.document_id).text) for item in ranking)
+            found = [{"docid": document, "score": 0.0, "doc": {"contents": text}} for document, text in texts]
+            query = {"text": titles[topic_id], "qid": topic_id}
+            stream.write(json.dumps({"query": query, "candidates": found}) + "\n")
     return sum(map(len, rankings.values()))
-
-
-def format_request(topic_id: str, title: str, texts: Mapping[str, str]) -> str:
-    """Return the line of a topic and its documents, in their order, as RankLLM reads it."""
-    found = [{"docid": document, "score": 0.0, "doc": {"contents": text}} for document, text in texts.items()]
-    return json.dumps({"query": {"text": title, "qid": topic_id}, "candidates": found}) + "\n"
 
 
 def race(options: argparse.Namespace, work: Path) -> tuple[str, list[Figure]]:
@@ -168,10 +145,9 @@ def race(options: argparse.Namespace, work: Path) -> tuple[str, list[Figure]]:
     pairs = write_requests(requests, work / "run" / CANDIDATES, given.topics, work / "index")
     turns: dict[str, list[Turn]] = {"touche-llm": [], "RankLLM": []}
     with served_tiny(work) as url:
-        common = (work, url, options.concurrency)
         programs: dict[str, Callable[[], tuple[Ended, Turn]]] = {
-            "touche-llm": partial(run_ours, *common, "--prompt", write_variants(work)[options.form]),
-            "RankLLM": partial(run_peer, *common, options.rank_llm_python, requests),
+            "touche-llm": partial(run_ours, work, url),
+            "RankLLM": partial(run_peer, work, url, options.rank_llm_python, requests),
         }
         for number in range(-1, options.rounds):  # the first only warms the server up
             for name in turns if number % 2 else reversed(turns):
@@ -180,24 +156,21 @@ def race(options: argparse.Namespace, work: Path) -> tuple[str, list[Figure]]:
                 if number >= 0:
                     turns[name].append(turn)
     source = "real passages" if given.is_real else "the sample"
-    title = f"touche-llm (measured) and RankLLM (peer): {pairs:,} pairs, {source}, {options.concurrency} requests"
+    title = f"touche-llm (measured) and RankLLM (peer): {pairs:,} pairs, {source}, {_CONCURRENCY} requests"
     title += f" at a time, {options.rounds} rounds, median (range)"
     return title, [*compare(*turns.values()), Figure("load average at the end", f"{os.getloadavg()[0]:.1f}")]
 
 
 def main() -> None:
     """Race all rounds and print the table."""
-    parser = parse_sizes(__doc__, topics=(1, 25), depth=(1, 20), rounds=(1, 3), concurrency=(1, 64))
+    parser = parse_sizes(__doc__, topics=(1, 25), depth=(1, 20), rounds=(1, 3))
     parser.add_argument("--rank-llm-python", type=Path, help="Python of an environment with RankLLM.")
-    forms = ["letters", "array", "object"]
-    parser.add_argument("--form", choices=forms, default=forms[0], help="Of our judge answer.")
     options = parser.parse_args()
     try:
         if options.rank_llm_python is None or not options.rank_llm_python.is_file():
             raise UsageError(f"--rank-llm-python: no such program: {options.rank_llm_python}; {_MAKE}")
-        options.rank_llm_python = (
-            options.rank_llm_python.absolute()
-        )  # not resolved: the link decides on the environment
+        # Not resolved: the link decides on the environment.
+        options.rank_llm_python = options.rank_llm_python.absolute()
         with vllm_settings(cpu=True), tempfile.TemporaryDirectory() as name:
             show(*race(options, Path(name)))
     except ToucheError as error:

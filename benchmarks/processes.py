@@ -1,10 +1,11 @@
-"""Time and memory of a function in a process of its own, with the processes that it starts, and of a program."""
+"""Commands of the program in processes of their own, and the time and memory of functions and programs in such."""
 
 from __future__ import annotations
 
 import multiprocessing
 import os
 import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -14,9 +15,28 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
+import yaml
+
 from benchmarks.figures import peak_gib
 
 ResultT = TypeVar("ResultT")
+ROOT = Path(__file__).parent.parent
+
+
+def run_command(*arguments: Any, folder: Path = ROOT, tree: Path = ROOT, codes: Sequence[int] = (0,)) -> str:
+    """Run a command of the program of a checkout in a folder; return its output, exit with it on another code."""
+    command = [sys.executable, "-m", "touche_llm", *map(str, arguments)]
+    variables = {**os.environ, "PYTHONPATH": str(tree)}
+    done = subprocess.run(command, cwd=folder, env=variables, capture_output=True, text=True)
+    if done.returncode not in codes:
+        raise SystemExit(done.stderr + done.stdout)
+    return done.stdout
+
+
+def read_stages(run: Path) -> dict[str, Any]:
+    """Return what the metadata of a run says of its stages."""
+    stages: dict[str, Any] = yaml.safe_load((run / "ir-metadata.yml").read_text())["stages"]
+    return stages
 
 
 @dataclass(frozen=True)
@@ -32,16 +52,7 @@ class Used:
 
 @dataclass(frozen=True)
 class Ended:
-    """A program that ran to its end.
-
-    Attributes:
-        code: Exit code, or the signal that ended it as a negative number.
-        output: Its standard output.
-        errors: Its standard error.
-        seconds: Wall time from its start.
-        cpu: Processor seconds, with those of its children.
-        mib: The most memory that it held, in MiB, without its children's.
-    """
+    """A program that ran to its end: its processor seconds with its children's, its peak MiB without theirs."""
 
     code: int
     output: str

@@ -22,7 +22,6 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from itertools import groupby
 from pathlib import Path
 
 import msgspec
@@ -30,7 +29,6 @@ import numpy as np
 import yaml
 
 from benchmarks.figures import machine
-from benchmarks.peers import format_request, run_rank_llm
 from tests.vllm.real_data import REAL
 from tests.vllm.server import ROOT
 from touche_llm.corpus.json_lines import read_collection
@@ -96,14 +94,7 @@ _COLUMNS = (
 
 @dataclass(frozen=True)
 class Form:
-    """A form of the judge prompt.
-
-    Attributes:
-        fields: Fields of the answer, in their order.
-        form: Form of the answers.
-        has_example: Whether the prompt ends with an example of an answer.
-        judge_per: What a request is about: a document, or a field of the answer.
-    """
+    """A form of the judge prompt, with the fields of the answer in their order."""
 
     fields: tuple[str, ...] = ("relevance", "quality", "position", "stance")
     form: str = "letters"
@@ -119,7 +110,7 @@ CELLS = {
     "swapped": Form(("quality", "relevance", "position", "stance")),
     "single": Form(judge_per="field"),
 }
-# RankLLM's pointwise prompt, a question for yes or no: the cell of `--rank-llm-python`.
+# RankLLM's pointwise prompt, a question for yes or no, measured once.
 RANK_LLM = "rank_llm"
 # Cells whose readings are averaged.
 MEANS = {"both_orders": ("letters", "swapped")}
@@ -189,24 +180,6 @@ async def measure(form: Form, work: Sequence[tuple[Topic, str]], texts: Texts, m
     for failure in failures:
         print(f"failed: {failure}", file=sys.stderr)
     return [Answer(one.topic_id, one.document_id, one.answer_keys, one.readings) for one in judgments]
-
-
-def measure_rank_llm(
-    python: Path, url: str, model: Path, work: Sequence[tuple[Topic, str]], texts: Texts
-) -> list[Answer]:
-    """Return RankLLM's probability of yes for each document as the reading of a grade from 0 to 1."""
-    with tempfile.TemporaryDirectory() as name:
-        requests = Path(name) / "requests.jsonl"
-        with requests.open("w") as stream:
-            for topic, pairs in groupby(work, key=lambda pair: pair[0]):
-                contents = {document: texts.get(document).text for _, document in pairs}
-                stream.write(format_request(topic.id, topic.title, contents))
-        _, found = run_rank_llm(model.parent, url, 32, python, requests, model.name)
-    if lost := found["lost"] + found["scores"].count(0.0):
-        sys.exit(f"RankLLM lost {lost} answers; nothing is written")
-    readings = [Reading(answered=round(score), probabilities={"0": 1 - score, "1": score}) for score in found["scores"]]
-    answers = zip(found["topics"], found["documents"], readings, strict=True)
-    return [Answer(topic, document, [], {"relevance": reading}) for topic, document, reading in answers]
 
 
 @cache
@@ -326,11 +299,6 @@ def describe(answers: Sequence[Answer], qrels: Qrels) -> list[str]:
     return columns
 
 
-def write_answers(cell: str, answers: Iterable[Answer]) -> None:
-    """Write a finished cell."""
-    (ANSWERS / f"{cell}.jsonl").write_bytes(b"".join(msgspec.json.encode(one) + b"\n" for one in answers))
-
-
 def report() -> None:
     """Print the table of all measured cells."""
     work, qrels = judged_work()
@@ -347,14 +315,13 @@ def report() -> None:
     print("|---|" + "--:|" * (len(_COLUMNS) - 1))
     for name, answers in rows.items():
         print(f"| {name} | {' | '.join(describe(answers, qrels))} |")
-    places = {topic.id: 0 for topic, _ in work}
     first = [Answer(topic.id, document, [], {}) for topic, document in work]
     ranks = {(topic.id, document): -place for place, (topic, document) in enumerate(work)}
     values = [
         condensed_ndcg(first, aspect, qrels, lambda one: ranks[one.topic, one.document]) for aspect in qrels.grades
     ]
     print(f"| first stage | {len(work)} | | | | | | | {values[0]:.3f} | {values[1]:.3f} | |")
-    print(f"\n{len(places)} topics; {machine()}")
+    print(f"\n{len({topic.id for topic, _ in work})} topics; {machine()}")
 
 
 def main() -> None:
@@ -363,19 +330,10 @@ def main() -> None:
     parser.add_argument("cells", nargs="*", metavar="CELL", help=", ".join(CELLS))
     parser.add_argument("--url", default="http://127.0.0.1:8000")
     parser.add_argument("--report", action="store_true", help="print the table of the measured cells only")
-    parser.add_argument(
-        "--rank-llm-python", type=Path, help="measure RankLLM's question, with its environment's Python"
-    )
-    parser.add_argument("--model", type=Path, help="folder of the served model, named as it is, for RankLLM")
     options = parser.parse_args()
-    work = judged_work()[0]
-    texts = Texts(document for _, document in work)
-    if options.rank_llm_python:
-        write_answers(
-            RANK_LLM,
-            measure_rank_llm(options.rank_llm_python.absolute(), options.url, options.model.absolute(), work, texts),
-        )
-    elif not options.report:
+    if not options.report:
+        work = judged_work()[0]
+        texts = Texts(document for _, document in work)
         # As many requests as the server runs at a time, so that others who use it do not wait behind all.
         engine = EngineConfig(concurrency=16)
         with LanguageModel(options.url, engine=engine, cache=ROOT / ".touche-llm" / "prompt_forms.sqlite") as model:
@@ -385,7 +343,7 @@ def main() -> None:
                     continue
                 print(name, file=sys.stderr)
                 answers = concurrency.run(measure(CELLS[name], work, texts, model))
-                write_answers(name, answers)
+                path.write_bytes(b"".join(msgspec.json.encode(one) + b"\n" for one in answers))
     report()
 
 

@@ -1,11 +1,11 @@
-"""Write the configuration and the tokeniser of a chat model of any size, without a download.
+"""Write the configuration and the tokeniser of a Llama of any size, without a download.
 
-    python -m benchmarks.random_model OUT [--architecture llama] [--size 1B] [--vocabulary 128256] [--context 32768]
+    python -m benchmarks.random_model OUT SIZE
 
-vLLM draws its weights with `--load-format dummy`. Architecture, shape and vocabulary decide what a model costs to
-serve; what it answers means nothing. The tokeniser is a byte-level BPE trained on the English text that ships with
-CPython; what that text does not fill of the vocabulary are words that occur nowhere, so that masks and
-log-probabilities cost what they cost at that size. Needs what vLLM is installed with: torch, transformers, tokenizers.
+vLLM draws its weights with `--load-format dummy`. Shape and vocabulary decide what a model costs to serve; what it
+answers means nothing. The tokeniser is a byte-level BPE trained on the English text that ships with CPython; what that
+text does not fill of the vocabulary are words that occur nowhere, so that masks and log-probabilities cost what they
+cost at that size. Needs what vLLM is installed with: torch, transformers, tokenizers.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
-import math
 import pydoc_data.topics
 import string
 from pathlib import Path
@@ -21,13 +20,11 @@ from typing import Any
 
 from tests.vllm.make_tiny_model import CHAT_TEMPLATE, SPECIAL_TOKENS
 
-# As transformers names them.
-ARCHITECTURES = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}
+_CONTEXT = 32_768
 # Hidden and feed-forward width, layers, attention heads, heads of keys and values; from 1B on those of Llama 3.1 and
 # 3.2 (config.json of each).
 SHAPES = {
     "tiny": (64, 128, 2, 2, 2),
-    "0.1B": (512, 1536, 8, 8, 4),
     "1B": (2048, 8192, 16, 32, 8),
     "3B": (3072, 8192, 28, 24, 8),
     "8B": (4096, 14336, 32, 32, 8),
@@ -35,22 +32,14 @@ SHAPES = {
 }
 
 
-def write_model(out: Path, architecture: str, size: str, vocabulary: int, context: int) -> None:
-    """Write configuration and tokeniser.
-
-    Args:
-        out: the folder.
-        architecture: one of `ARCHITECTURES`.
-        size: of `SHAPES`.
-        vocabulary: in tokens; rounded up to a multiple of 64, as vLLM's tensor parallelism divides it.
-        context: the longest prompt and answer, in tokens.
-    """
+def write_model(out: Path, size: str) -> None:
+    """Write configuration and tokeniser of a size of `SHAPES`, with the vocabulary of Llama 3 from 1B on."""
     from transformers import AutoConfig
 
     hidden, feed_forward, layers, heads, key_value_heads = SHAPES[size]
-    tokenizer = make_tokenizer(math.ceil(vocabulary / 64) * 64, context)
+    tokenizer = make_tokenizer(4096 if size == "tiny" else 128_256)
     config = AutoConfig.for_model(
-        architecture,
+        "llama",
         vocab_size=len(tokenizer),
         hidden_size=hidden,
         intermediate_size=feed_forward,
@@ -58,13 +47,13 @@ def write_model(out: Path, architecture: str, size: str, vocabulary: int, contex
         num_attention_heads=heads,
         num_key_value_heads=key_value_heads,
         head_dim=hidden // heads,
-        max_position_embeddings=context,
+        max_position_embeddings=_CONTEXT,
         tie_word_embeddings=False,
         bos_token_id=None,
         eos_token_id=tokenizer.eos_token_id,
         pad_token_id=tokenizer.pad_token_id,
         dtype="bfloat16",
-        architectures=[ARCHITECTURES[architecture]],
+        architectures=["LlamaForCausalLM"],
     )
     out.mkdir(parents=True, exist_ok=True)
     config.save_pretrained(out)
@@ -73,7 +62,7 @@ def write_model(out: Path, architecture: str, size: str, vocabulary: int, contex
     settings.write_text(json.dumps(json.loads(settings.read_text()) | {"chat_template": CHAT_TEMPLATE}, indent=1))
 
 
-def make_tokenizer(vocabulary: int, context: int) -> Any:
+def make_tokenizer(vocabulary: int) -> Any:
     """The tokeniser with exactly so many tokens, chat template set."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import PreTrainedTokenizerFast
@@ -94,7 +83,7 @@ def make_tokenizer(vocabulary: int, context: int) -> Any:
         tokenizer_object=_filled(tokenizer, vocabulary),
         eos_token="<|im_end|>",
         pad_token="<|endoftext|>",
-        model_max_length=context,
+        model_max_length=_CONTEXT,
         clean_up_tokenization_spaces=False,
     )
     fast.chat_template = CHAT_TEMPLATE
@@ -117,12 +106,9 @@ def main() -> None:
     """Write a model."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("out", type=Path)
-    parser.add_argument("--architecture", choices=ARCHITECTURES, default="llama")
-    parser.add_argument("--size", choices=list(SHAPES), default="1B")
-    parser.add_argument("--vocabulary", type=int, default=128_256)
-    parser.add_argument("--context", type=int, default=32_768)
+    parser.add_argument("size", choices=list(SHAPES))
     options = parser.parse_args()
-    write_model(options.out, options.architecture, options.size, options.vocabulary, options.context)
+    write_model(options.out, options.size)
 
 
 if __name__ == "__main__":

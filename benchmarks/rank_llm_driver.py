@@ -1,4 +1,4 @@
-"""Driver of RankLLM for two benchmarks: reranks a file of requests and prints one line of JSON.
+"""Driver of RankLLM for `benchmarks.peers`: reranks a file of requests and prints one line of JSON.
 
 It runs in RankLLM's own environment, with nothing of this project.
 """
@@ -29,7 +29,7 @@ body: |
 
 
 async def rerank(requests_file: str, model_name: str, **options: Any) -> dict[str, Any]:
-    """Return the seconds, topics, documents and scores, and the number of answers that never came."""
+    """Return the seconds, the scores, and the number of answers that never came."""
     from rank_llm.data import read_requests_from_file
     from rank_llm.rerank.pointwise.pointwise_vllm import PointwiseVLLM
 
@@ -44,12 +44,9 @@ async def rerank(requests_file: str, model_name: str, **options: Any) -> dict[st
     results = await model.rerank_batch_async(requests, rank_end=depth, populate_invocations_history=True)
     seconds = time.perf_counter() - started
     calls = [call for result in results for call in result.invocations_history]
-    found = [(result.query.qid, candidate) for result in results for candidate in result.candidates]
     return {
         "seconds": seconds,
-        "topics": [topic for topic, _ in found],
-        "documents": [candidate.docid for _, candidate in found],
-        "scores": [candidate.score for _, candidate in found],
+        "scores": [candidate.score for result in results for candidate in result.candidates],
         "lost": sum(not call.output_token_count for call in calls),
     }
 

@@ -1,6 +1,6 @@
 """nDCG@5 and requests of each way of ranking, with an engine that answers from people's judgments with given errors.
 
-    python -m benchmarks.ranking_methods [../shared/data/comparative] [--pool 50] [--seeds 3]
+    python -m benchmarks.ranking_methods [../shared/data/comparative] [--pool 50]
 
 The documents of a topic are its judged passages as far as the corpus holds them, or with `--pool` the first so many of
 the first stage, where a passage that nobody judged has grade 0. The first stage is BM25 over the whole corpus; judged
@@ -21,6 +21,7 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
+from benchmarks.figures import at_least
 from tests.oracle_engine import Grades, OracleEngine, judge_with, mean_ndcg, rank_with
 from touche_llm.corpus.json_lines import CorpusFile
 from touche_llm.corpus.store import ensure_store
@@ -34,6 +35,7 @@ from touche_llm.tasks import get_task
 
 ERROR_RATES = (0.0, 0.1, 0.2, 0.3)
 BIASES = (0.0, 1.5)
+SEEDS = 3
 FIRST_STAGE = "(first stage)"
 ONE_ORDER = {"pairwise": {"both_orders": False}}
 THREE_SHUFFLES = {"listwise": {"shuffles": 3}}
@@ -95,7 +97,7 @@ def documents_of(folder: Path, pool: int | None) -> tuple[dict[str, list[str]], 
     }
 
 
-async def measure(rankings: Mapping[str, Sequence[str]], grades: Grades, seeds: int) -> Iterator[str]:
+async def measure(rankings: Mapping[str, Sequence[str]], grades: Grades) -> Iterator[str]:
     """The lines of the report."""
     ways = {FIRST_STAGE: Measured(), **{name: Measured() for name, _, _ in WAYS}}
     wrong: dict[Cell, list[float]] = {}
@@ -105,7 +107,7 @@ async def measure(rankings: Mapping[str, Sequence[str]], grades: Grades, seeds: 
             ways[FIRST_STAGE].ndcg[cell] = [mean_ndcg(rankings, grades)]
             ways[FIRST_STAGE].requests[cell] = [0.0]
             # Without errors the seed changes nothing.
-            for seed in range(seeds if rate else 1):
+            for seed in range(SEEDS if rate else 1):
                 _tell(f"bias {bias:g}, error rate {rate:g}, seed {seed}")
                 engine = OracleEngine(grades, rate, bias, seed)
                 judgments = await judge_with(engine, rankings)
@@ -148,9 +150,8 @@ def _report(ways: Mapping[str, Measured], wrong: Mapping[Cell, Sequence[float]])
     figures = " | ".join(f"{fmean(wrong[cell]):.1%}" for cell in cells)
     yield f"| *answers about two unequal documents that name the worse* | | {figures} |"
     spread = [stdev(figures) for each in ways.values() for figures in each.ndcg.values() if len(figures) > 1]
-    if spread:
-        yield ""
-        yield f"Standard deviation between seeds: {fmean(spread):.3f} in the mean, {max(spread):.3f} at most."
+    yield ""
+    yield f"Standard deviation between seeds: {fmean(spread):.3f} in the mean, {max(spread):.3f} at most."
 
 
 def _tell(message: str) -> None:
@@ -161,11 +162,8 @@ def main() -> None:
     """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path, nargs="?", default=Path("../shared/data/comparative"))
-    parser.add_argument("--pool", type=int)
-    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--pool", type=at_least(2))
     options = parser.parse_args()
-    if options.seeds < 1 or (options.pool is not None and options.pool < 2):
-        parser.error("at least one seed, and a pool of at least two documents")
     try:
         rankings, grades = documents_of(options.folder, options.pool)
     except ToucheError as error:
@@ -175,9 +173,9 @@ def main() -> None:
     sizes = sorted(len(ranking) for ranking in rankings.values())
     print(
         f"{len(rankings)} topics, {len(values):,} documents ({shares}), {sizes[0]} to {sizes[-1]} a topic, "
-        f"{options.seeds} seeds\n"
+        f"{SEEDS} seeds\n"
     )
-    for line in asyncio.run(measure(rankings, grades, options.seeds)):
+    for line in asyncio.run(measure(rankings, grades)):
         print(line)
 
 

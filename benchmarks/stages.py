@@ -10,14 +10,11 @@ about a model's quality or a GPU's speed. Needs `.venv-vllm` (`make test-vllm` i
 from __future__ import annotations
 
 import argparse
-import subprocess
-import sys
 import tempfile
 from pathlib import Path
 from typing import Any
 
-import yaml
-
+from benchmarks.processes import read_stages, run_command
 from tests.vllm.real_data import input_of
 from tests.vllm.server import make_model, vllm_server
 from touche_llm.data.io import read_records
@@ -26,18 +23,10 @@ from touche_llm.pipeline.run_directory import STANCES
 from touche_llm.tasks import TASKS
 
 
-def run(arguments: list[Any], out: Path) -> dict[str, Any]:
-    """One `touche-llm run` in a process of its own; returns what its metadata says of the stages."""
-    command = [sys.executable, "-m", "touche_llm", "run", *map(str, arguments), "--out", str(out)]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=out.parent)
-    if done.returncode:
-        raise SystemExit(done.stderr + done.stdout)
-    stages: dict[str, Any] = yaml.safe_load((out / "ir-metadata.yml").read_text())["stages"]
-    return stages
-
-
-def show(name: str, out: Path, stages: dict[str, Any]) -> None:
-    """Print the figures of the run in the folder `out`."""
+def run(name: str, out: Path, *arguments: Any) -> None:
+    """Run the task in a process of its own, and print the figures of the run."""
+    run_command("run", *arguments, "--out", out, folder=out.parent)
+    stages = read_stages(out)
     retrieve, judge, rank = stages["retrieve"], stages["judge"], stages["rank"]
     stored = retrieve["seconds to store the corpus or open it"]
     print(f"{name}")
@@ -81,12 +70,10 @@ def main() -> None:
         print(f"{options.task}: {'the real input' if given.is_real else 'the sample'}, depth {options.depth}")
         arguments: list[Any] = [*given.options, "--depth", options.depth, "--limit-topics", options.topics]
         arguments += ["--model", "tiny", "--cache", work / "answers.sqlite", *others]
-        runs = [("first run, nothing there yet", "first"), ("again with every answer in the cache", "again")]
         with vllm_server(make_model(work), work / "server.log") as url:
-            for title, out in runs:
-                show(title, work / out, run([*arguments, "--base-url", url], work / out))
-        replay = work / "replay"
-        show("replay, server stopped", replay, run([*arguments, "--cache-mode", "replay"], replay))
+            run("first run, nothing there yet", work / "first", *arguments, "--base-url", url)
+            run("again with every answer in the cache", work / "again", *arguments, "--base-url", url)
+        run("replay, server stopped", work / "replay", *arguments, "--cache-mode", "replay")
         same = (work / "first" / "run.txt").read_bytes() == (work / "replay" / "run.txt").read_bytes()
         print(f"run.txt of the replay is {'the same to the byte' if same else 'DIFFERENT'}")
 

@@ -1,19 +1,13 @@
-"""A vLLM server with a random model, its counters, and those who send it requests.
-
-Shared by `gpu`, `answer_forms` and `peers`. `touche-llm judge` runs in a process of its own, as for users, and
-`vllm bench serve` sends the requests that `touche-llm batch export` has written.
-"""
+"""A vLLM server with a random model, its counters, and those who send it requests: for `gpu` and `peers`."""
 
 from __future__ import annotations
 
 import asyncio
 import os
 import re
-import statistics
 import subprocess
 import sys
 import tempfile
-import urllib.error
 import urllib.request
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -21,13 +15,13 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
+from uuid import uuid4
 
 import orjson
-import yaml
 
-from benchmarks.processes import list_processes
+from benchmarks.processes import list_processes, read_stages, run_command
 from tests.vllm.server import MODEL_NAME, OPTIONS, READY_SECONDS, ROOT, VENV, vllm_environment
-from touche_llm.errors import DataError, EngineError, UsageError
+from touche_llm.errors import DataError, EngineError
 from touche_llm.llm.chat import CHAT_PATH
 from touche_llm.llm.http import API_KEY_VARIABLE
 from touche_llm.llm.managed import serve
@@ -47,6 +41,7 @@ def vllm_settings(cpu: bool) -> Iterator[None]:
         if cpu:
             stack.enter_context(vllm_environment())
         stack.enter_context(patch.dict(os.environ, {"VLLM_SERVER_DEV_MODE": "1"}))
+        os.environ.pop(API_KEY_VARIABLE, None)
         yield
 
 
@@ -63,17 +58,16 @@ def served(model: Path, options: Mapping[str, Any], log: Path, cpu: bool) -> Ite
             runner.run(serving.__aexit__(None, None, None))
 
 
-def write_random_model(folder: Path, cpu: bool, **settings: Any) -> None:
+def write_random_model(folder: Path, size: str, cpu: bool) -> None:
     """Write a model with `benchmarks.random_model`, in the Python that vLLM is installed for."""
     python = VENV / "bin" / "python" if cpu else Path(sys.executable)
-    flags = [f"--{name}={value}" for name, value in settings.items()]
-    subprocess.run([python, "-m", "benchmarks.random_model", folder, *flags], check=True, cwd=ROOT)
+    subprocess.run([python, "-m", "benchmarks.random_model", folder, size], check=True, cwd=ROOT)
 
 
 @contextmanager
 def served_tiny(work: Path) -> Iterator[str]:
     """Serve the tiny random model on the CPU, with a context that no passage exceeds; yields the base URL."""
-    write_random_model(work / MODEL_NAME, cpu=True, size="tiny", vocabulary=4096)
+    write_random_model(work / MODEL_NAME, "tiny", cpu=True)
     with served(work / MODEL_NAME, RANDOM_WEIGHTS, work / "server.log", cpu=True) as url:
         yield url
 
@@ -105,37 +99,19 @@ def read_cache_size(url: str) -> tuple[int, int]:
     return int(blocks[0][0]), max(int(size) * int(number) for size, number in blocks)
 
 
-def try_reset(url: str) -> bool:
-    """Empty the server's prefix cache; return False if the server does not offer that (VLLM_SERVER_DEV_MODE=1 does)."""
-    try:
-        content = fetch(f"{url}/reset_prefix_cache", b"")
-    except urllib.error.HTTPError as error:
-        if error.code == 404:
-            return False
-        raise
+def reset(url: str) -> None:
+    """Empty the server's prefix cache."""
+    content = fetch(f"{url}/reset_prefix_cache", b"")
     if content and orjson.loads(content).get("success") is False:
         raise EngineError(f"{url}: the prefix cache could not be emptied: requests are under way")
-    return True
 
 
-def reset(url: str) -> None:
-    """Empty the server's prefix cache; raise UsageError if the server does not offer that."""
-    if not try_reset(url):
-        raise UsageError(f"{url}: its prefix cache cannot be emptied: start it with VLLM_SERVER_DEV_MODE=1")
-
-
-def run_load_generator(url: str, bodies: Sequence[Body], concurrency: int, salt: str, folder: Path) -> float:
+def run_load_generator(url: str, bodies: Sequence[Body], concurrency: int, folder: Path) -> float:
     """Return the seconds that `vllm bench serve` takes for the same requests in the same order.
 
     Messages, sampling, schema and log-probabilities are those of the bodies. One thing differs: the generator has the
     answers streamed, which costs the server a reply for each token, and the generator the reading of each.
-
-    Args:
-        url: the server's.
-        bodies: Bodies of the requests, which differ only in their messages.
-        concurrency: requests at a time.
-        salt: no block of the prefix cache is shared with requests of another salt.
-        folder: for its input and its result.
+    A salt keeps them from blocks of the prefix cache that others have filled.
     """
     prompts, result = folder / "prompts.jsonl", folder / "result.json"
     lines = (orjson.dumps({"prompt": body["messages"]}, option=orjson.OPT_APPEND_NEWLINE) for body in bodies)
@@ -143,7 +119,7 @@ def run_load_generator(url: str, bodies: Sequence[Body], concurrency: int, salt:
     result.unlink(missing_ok=True)
     same = {name: value for name, value in bodies[0].items() if name != "messages"}
     model, most = same.pop("model"), same.pop("max_tokens")
-    extra = {**same, "max_completion_tokens": most, "cache_salt": salt}
+    extra = {**same, "max_completion_tokens": most, "cache_salt": uuid4().hex}
     beside = Path(sys.executable).with_name("vllm")
     command = [str(beside) if beside.exists() else "vllm", "bench", "serve", "--backend", "openai-chat"]
     command += ["--endpoint", CHAT_PATH, "--base-url", url, "--model", model, "--served-model-name", model]
@@ -152,9 +128,7 @@ def run_load_generator(url: str, bodies: Sequence[Body], concurrency: int, salt:
     command += ["--num-prompts", str(len(bodies)), "--max-concurrency", str(concurrency)]
     command += ["--extra-body", orjson.dumps(extra).decode()]
     command += ["--save-result", "--result-dir", str(folder), "--result-filename", result.name]
-    key = os.environ.get(API_KEY_VARIABLE)
-    environment = os.environ | ({"OPENAI_API_KEY": key} if key else {})
-    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode or not result.exists():
         raise EngineError(f"`vllm bench serve` ended with {done.returncode}: {(done.stderr or done.stdout)[-2000:]}")
     found = orjson.loads(result.read_bytes())
@@ -176,8 +150,7 @@ def server_seconds() -> float:
 
 def fetch(address: str, body: bytes | None = None) -> bytes:
     """Return the reply of a server; a body is posted."""
-    key = os.environ.get(API_KEY_VARIABLE)
-    headers = {"Content-Type": "application/json", **({"Authorization": f"Bearer {key}"} if key else {})}
+    headers = {"Content-Type": "application/json"}
     with urllib.request.urlopen(urllib.request.Request(address, body, headers), timeout=60) as response:
         content: bytes = response.read()
     return content
@@ -186,27 +159,14 @@ def fetch(address: str, body: bytes | None = None) -> bytes:
 def retrieve_candidates(work: Path, topics: Path, corpus: Path, limit: int, depth: int) -> None:
     """Make the candidates of `work/run`."""
     where = ["--task", "comparative", "--topics", topics, "--corpus", corpus, "--index", work / "index"]
-    run_program("retrieve", *where, "--limit-topics", limit, "--depth", depth, "--out", work / "run")
+    run_command("retrieve", *where, "--limit-topics", limit, "--depth", depth, "--out", work / "run")
 
 
-def judge_candidates(work: Path, url: str, model: str, concurrency: int, *options: Any) -> dict[str, Any]:
-    """Judge with an empty answer cache and further options; returns what the metadata says of the stage."""
+def judge_candidates(work: Path, url: str, model: str, concurrency: int) -> dict[str, Any]:
+    """Judge with an empty answer cache; returns what the metadata says of the stage."""
     run = work / "run"
     with tempfile.TemporaryDirectory(dir=work) as name:
-        server = ["--base-url", url, "--model", model, "--concurrency", concurrency, *options]
-        run_program("judge", *server, "--overwrite", "--cache", Path(name) / "answers.sqlite", "--out", run)
-    stage: dict[str, Any] = yaml.safe_load((run / "ir-metadata.yml").read_text())["stages"]["judge"]
+        server = ["--base-url", url, "--model", model, "--concurrency", concurrency]
+        run_command("judge", *server, "--overwrite", "--cache", Path(name) / "answers.sqlite", "--out", run)
+    stage: dict[str, Any] = read_stages(run)["judge"]
     return stage
-
-
-def run_program(*arguments: Any) -> None:
-    """Run a command of the program in a process of its own."""
-    done = subprocess.run([sys.executable, "-m", "touche_llm", *map(str, arguments)], capture_output=True, text=True)
-    if done.returncode:
-        raise SystemExit(done.stderr + done.stdout)
-
-
-def format_range(values: Sequence[float], form: str) -> str:
-    """The median and, of several, the extremes."""
-    middle = format(statistics.median(values), form)
-    return middle if len(values) == 1 else f"{middle} ({min(values):{form}} to {max(values):{form}})"
