@@ -14,7 +14,6 @@ A difference between that value and the grid's best is what the choice owes to t
 
 from __future__ import annotations
 
-import argparse
 import csv
 import sys
 import tempfile
@@ -27,6 +26,7 @@ from typing import get_args
 import numpy as np
 from numpy.typing import NDArray
 
+from benchmarks.figures import parse_sizes
 from touche_llm import open_corpus, read_topics, retrieve
 from touche_llm.data.records import Candidate, Judgment, ScoredDocument
 from touche_llm.data.trec_runs import ParsedRun
@@ -198,7 +198,7 @@ def _name(shares: Shares) -> str:
 
 def main() -> None:
     """Print the report."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parse_sizes(__doc__)
     parser.add_argument("folder", type=Path)
     options = parser.parse_args()
     try:

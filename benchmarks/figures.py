@@ -16,7 +16,6 @@ from rich.console import Console
 from rich.table import Table
 
 _GIB = 2**30
-_STATISTICS = Path("/proc/stat")
 
 
 @dataclass(frozen=True)
@@ -37,7 +36,7 @@ def show(title: str, figures: Iterable[Figure]) -> None:
         table.add_row(each.what, each.value, each.peer)
     console = Console(highlight=False, markup=False, width=140)
     console.print(table)
-    console.print(f"{machine()}{_taken()}", end="\n\n")
+    console.print(f"{machine()}", end="\n\n")
 
 
 def format_range(values: Sequence[float], form: str) -> str:
@@ -56,26 +55,6 @@ def machine() -> str:
 def peak_gib(of: int = resource.RUSAGE_CHILDREN) -> float:
     """The most memory that a process of the given kind held, in GiB: `RUSAGE_SELF` or the largest of the children."""
     return resource.getrusage(of).ru_maxrss * 1024 / _GIB
-
-
-def _ticks() -> tuple[int, int]:
-    """Of all cores since the machine started: time that was to be had, and what other machines of its host took."""
-    user, nice, system, idle, waiting, interrupts, soft, stolen = map(
-        int, _STATISTICS.read_text().splitlines()[0].split()[1:9]
-    )
-    return user + nice + system + idle + waiting + interrupts + soft + stolen, stolen
-
-
-_AT_START = _ticks() if _STATISTICS.exists() else None
-
-
-def _taken() -> str:
-    """What others took of the processors since this module was loaded, for a machine that is one of several."""
-    if _AT_START is None:
-        return ""
-    (total_before, stolen_before), (total, stolen) = _AT_START, _ticks()
-    share = (stolen - stolen_before) / max(total - total_before, 1)
-    return f"; {share:.0%} of its processors' time went to others on its host meanwhile"
 
 
 def _processor() -> str:

@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 import json
 import resource
-import shutil
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -73,8 +72,6 @@ def count_requests(place: Place) -> dict[str, int]:
 
 def measured(folder: Path, options: argparse.Namespace) -> tuple[dict[int, Row], dict[int, Row]]:
     """Measure every number of passages, and every number of topics."""
-    for count in options.topics:
-        run_alone(write_topics, folder / f"topics-{count}.xml", count)
     stages: dict[int, Row] = {}
     judges: dict[int, Row] = {}
     for size in options.passages:
@@ -85,7 +82,7 @@ def measured(folder: Path, options: argparse.Namespace) -> tuple[dict[int, Row],
         disk = sum(file.stat().st_size for file in place.index.rglob("*") if file.is_file())
         stages[size] = {"index": seconds, "cores": used.cpu, "memory": used.peak, "disk": disk / 1e9}
         for count in options.topics:
-            shutil.copyfile(folder / f"topics-{count}.xml", place.topics)
+            run_alone(write_topics, place.topics, count)
             (seconds, gib), _ = run_alone(retrieved, place)
             stages[size] |= {f"retrieve {count}": seconds, f"memory {count}": gib}
             if size == options.passages[-1]:
@@ -120,8 +117,7 @@ def show_measured(stages: Mapping[int, Row], judges: Mapping[int, Row], depth: i
         client = f"{of['judgments']:,} judgments in {of['client']:.2f} s"
         sent = [f"{of['requests']:,} requests", f"{of['prompt_tokens']:,}", shared]
         rows.append([f"{count:,}", *sent, client, f"{of['memory']:.2f} GiB"])
-    head = ["topics", "of a run", "prompt tokens, about", "of them shared", "through the client"]
-    head += ["memory of the client"]
+    head = ["topics", "of a run", "prompt tokens, about", "of them shared", "through the client", "its memory"]
     show_table(f"Judge stage: {depth:,} documents for each topic, an engine that answers at once", head, rows)
 
 
@@ -174,14 +170,10 @@ def show_lines(stages: Mapping[int, Row], judges: Mapping[int, Row]) -> None:
 def main() -> None:
     """Measure, fit and print."""
     parser = parse_sizes(__doc__, depth=(1, 1000))
-    parser.add_argument("--topics", type=at_least(1), nargs="+", default=[1, 10, 50])
-    parser.add_argument("--passages", type=at_least(1), nargs="+", default=[10_000, 100_000, PASSAGES])
+    ascending = "two or more, in ascending order"
+    parser.add_argument("--topics", type=at_least(1), nargs="+", default=[1, 10, 50], help=ascending)
+    parser.add_argument("--passages", type=at_least(1), nargs="+", default=[10_000, 100_000, PASSAGES], help=ascending)
     options = parser.parse_args()
-    options.topics, options.passages = sorted(set(options.topics)), sorted(set(options.passages))
-    if min(len(options.topics), len(options.passages)) < 2:
-        parser.error("--topics, --passages: a line needs two different numbers")
-    if options.depth > options.passages[0]:
-        parser.error(f"--depth {options.depth}: there are {options.passages[0]} --passages to draw that many from")
     with tempfile.TemporaryDirectory() as name:
         stages, judges = measured(Path(name), options)
     print(f"Machine: {machine()}.\n")

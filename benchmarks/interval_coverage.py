@@ -9,19 +9,18 @@ fixed, so that the tables, which are those of docs/reference/measures.md, do not
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Callable, Iterator
 
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks.figures import at_least
+from benchmarks.figures import parse_sizes
 from touche_llm.evaluation.significance import Array, compute_bootstrap, compute_half_width, ratio
 from touche_llm.evaluation.stance_measures import estimate_kappa, macro_f1
 
 TOPICS = (2, 3, 5, 8, 10, 12, 20, 30, 50)
 POPULATION = 100_000
-LABELS = GRADES = 4
+LABELS = 4
 Random = np.random.Generator
 Formula = Callable[[Array], Array]
 
@@ -75,8 +74,8 @@ def draw_tables(random: Random, sizes: NDArray[np.int64], shares: Array, ease: A
 
 def sum_grades(tables: Array) -> Array:
     """Return the sums that kappa is computed from, the labels taken as grades: see `estimate_kappa`."""
-    one, other = np.divmod(np.arange(GRADES * GRADES), GRADES)
-    return np.asarray(tables @ np.stack([np.ones(GRADES**2), one, other, one**2 + other**2, one * other], axis=1))
+    one, other = np.divmod(np.arange(LABELS**2), LABELS)
+    return np.asarray(tables @ np.stack([np.ones(LABELS**2), one, other, one**2 + other**2, one * other], axis=1))
 
 
 def accuracy(counts: Array) -> Array:
@@ -103,11 +102,7 @@ def subtract(formula: Formula) -> Formula:
 def measure_coverage(counts: Array, formula: Formula, drawn_topics: NDArray[np.int64], *, is_mean: bool) -> str:
     """Return the share of t intervals, for means, and of bootstrap intervals that contain the value of the population.
 
-    Args:
-        counts: Population of topics, (topics, counts).
-        formula: Formula of the measure.
-        drawn_topics: Indices of the topics of each sample, (samples, topics).
-        is_mean: Whether the measure is a mean of values by topic.
+    Counts are (topics, counts), drawn topics (samples, topics).
     """
     truth = float(formula(counts.sum(axis=0)))
     student = bootstrap = 0
@@ -135,9 +130,7 @@ def show(title: str, rows: Iterator[tuple[str, Array, Formula]], trials: int, *,
 
 def main() -> None:
     """Print the tables of means and of pooled measures."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--trials", type=at_least(1), default=2000, help="samples of each shape and number of topics")
-    trials = parser.parse_args().trials
+    trials = parse_sizes(__doc__, trials=(1, 2000)).parse_args().trials
     means = simulate_means(np.random.default_rng(1))
     rows = ((name, np.stack([values, np.ones(POPULATION)], axis=1), ratio) for name, values in means)
     show("mean: t / bootstrap", rows, trials, is_mean=True)

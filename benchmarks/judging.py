@@ -226,10 +226,7 @@ def judge(part: str, folder: Path, depth: int) -> dict[str, Any]:
 
 def main() -> None:
     """Measure each part in a process of its own."""
-    parser = parse_sizes(__doc__, topics=(1, 50), depth=(1, 1000), passages=(1, 50_000))
-    options = parser.parse_args()
-    if options.depth > options.passages:
-        parser.error(f"--depth {options.depth}: there are {options.passages} --passages to draw that many from")
+    options = parse_sizes(__doc__, topics=(1, 50), depth=(1, 1000), passages=(1, 50_000)).parse_args()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         prepare(folder, options.topics, options.depth, options.passages)

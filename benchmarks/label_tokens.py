@@ -15,14 +15,7 @@ from pathlib import Path
 
 from touche_llm.data.records import Topic
 from touche_llm.errors import DataError, PromptError
-from touche_llm.llm.answers import (
-    AnswerForm,
-    AnswerModel,
-    Layout,
-    build_schema,
-    can_be_letters,
-    get_labels,
-)
+from touche_llm.llm.answers import AnswerForm, AnswerModel, Layout, build_schema, can_be_letters, get_labels
 from touche_llm.llm.logprobs import Label, overlaps
 from touche_llm.prompts.purposes import load, purposes_of
 from touche_llm.tasks import TASKS, get_task
@@ -109,20 +102,18 @@ def list_rows(tokenizers: Mapping[str, Tokenize]) -> Iterator[list[str]]:
         yield row
 
 
-def main(arguments: Sequence[str]) -> int:
-    """Print the table as Markdown; return 2 if a file cannot be read."""
+def main(arguments: Sequence[str]) -> None:
+    """Print the table as Markdown."""
     named = dict(argument.partition("=")[::2] for argument in arguments)
     try:
         tokenizers = {name: read_tokenizer(Path(path)) for name, path in named.items()}
     except DataError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
+        sys.exit(f"error: {error}")
     rows = [["form", "labels", *(f"split by {name}" for name in named)]]
     rows += [["---"] * len(rows[0]), *list_rows(tokenizers)]
     for row in rows:
         print(f"| {' | '.join(row)} |")
-    return 0
 
 
 if __name__ == "__main__":
-    raise SystemExit(main(sys.argv[1:]))
+    main(sys.argv[1:])

@@ -61,7 +61,7 @@ def list_functions(name: str, nodes: Iterable[ast.AST]) -> list[Function]:
     for node in nodes:
         if not isinstance(node, _FUNCTIONS):
             continue
-        is_command = _room_of(name) == "cli" and _is_command(node)
+        is_command = _room_of(name) == "cli" and any(kind in ast.unparse(node.args) for kind in ("Option", "Argument"))
         start = node.body[0].lineno if is_command else node.lineno
         functions.append(
             Function(
@@ -122,11 +122,6 @@ def _print_rooms(rooms: Mapping[str, Sequence[Module]]) -> None:
         longest = max(function.lines for function in functions)
         widest = max(function.parameters for function in functions)
         print(f"{room:<14}{lines:>8}{code:>8}{count:>9}{longest:>9}{widest:>12}")
-
-
-def _is_command(node: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
-    """Return whether parameters of a function are declared as options or arguments of the command line."""
-    return any(kind in ast.unparse(node.args) for kind in ("Option", "Argument"))
 
 
 def _count_parameters(arguments: ast.arguments) -> int:

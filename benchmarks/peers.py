@@ -14,13 +14,10 @@ form is enforced. RankLLM shows at most 300 words of a passage, touche-llm all o
 it a seed is sent, with which vLLM's CPU engine dies if a prompt is prefilled in chunks ("CPU Generator does not use
 offset").
 
-Unreadable is an answer of RankLLM with neither yes nor no among the 20 most probable tokens, which it scores 0. How
-often a real model gives such answers a random one cannot show.
+Unreadable is an answer of RankLLM with neither yes nor no among the 20 most probable tokens, which it scores 0.
 
-Not raced: llm-rankers (0.0.2; github.com/ielab/llm-rankers), which cannot use such a server without changes. Its
-pointwise methods run T5 in their own process (`llmrankers/pointwise.py`). Its setwise, pairwise and listwise methods
-for OpenAI wait for one answer at a time, take their tokenizer from `tiktoken.encoding_for_model`, which knows OpenAI's
-models only, and call `openai.ChatCompletion`, which `openai` removed in 1.0 (`llmrankers/setwise.py`).
+Not raced: llm-rankers (0.0.2; github.com/ielab/llm-rankers). Its pointwise methods run T5 in their own process; the
+others know OpenAI's models only, wait for one answer at a time, and call what `openai` removed in 1.0.
 """
 
 from __future__ import annotations

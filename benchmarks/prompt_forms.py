@@ -13,27 +13,26 @@ The model must be a real one (`make serve-small`); a small one is a real engine 
 
 from __future__ import annotations
 
-import argparse
 import csv
 import re
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 
 import msgspec
 import numpy as np
 import yaml
 
-from benchmarks.figures import machine
+from benchmarks.figures import machine, parse_sizes
 from tests.vllm.real_data import REAL
 from tests.vllm.server import ROOT
-from touche_llm.corpus.json_lines import read_collection
+from touche_llm.corpus.json_lines import CorpusFile
+from touche_llm.corpus.store import DocumentStore, ensure_store
 from touche_llm.data import concurrency
-from touche_llm.data.records import Candidate, Document, Reading, Topic
+from touche_llm.data.records import Candidate, Reading, Topic
 from touche_llm.data.settings import read_yaml
 from touche_llm.data.topics import read_topics
 from touche_llm.data.trec_runs import ParsedRun
@@ -78,17 +77,8 @@ _EXAMPLES = {
     "object": ', written like {"relevance":1,"quality":2,"position":"YES","stance":"SECOND"}',
 }
 _COLUMNS = (
-    "prompt",
-    "documents",
-    "most frequent answer",
-    "bits: relevance",
-    "quality",
-    "stance",
-    "r: relevance",
-    "quality",
-    "nDCG@5: relevance",
-    "quality",
-    "macro-F1",
+    *("prompt", "documents", "most frequent answer", "bits: relevance", "quality", "stance"),
+    *("r: relevance", "quality", "nDCG@5: relevance", "quality", "macro-F1"),
 )
 
 
@@ -125,23 +115,6 @@ class Answer(msgspec.Struct, frozen=True):
     readings: dict[str, Reading]
 
 
-class Texts:
-    """The texts of the judged passages."""
-
-    def __init__(self, ids: Iterable[str]) -> None:
-        wanted = set(ids)
-        source = read_collection(DATA / "passages.jsonl.gz")
-        self._documents = {document.id: document for _, document in source if document.id in wanted}
-
-    def get(self, document_id: str) -> Document:
-        """Return a document."""
-        return self._documents[document_id]
-
-    def find_unknown(self, document_ids: Iterable[str]) -> list[str]:
-        """Return the ids that are not in the corpus."""
-        return [name for name in document_ids if name not in self._documents]
-
-
 def write_template(form: Form) -> str:
     """Return the project's judge prompt with the rubrics in the order of a form, and an answer of this form."""
     sections = {found[2]: found[0] for found in re.finditer(r"^(\d)\. (\w+): .*?(?=\n\n)", _JUDGE, re.MULTILINE | re.S)}
@@ -171,7 +144,9 @@ def make_task(fields: Sequence[str], template: str, folder: Path) -> Task:
     return load_task(folder)
 
 
-async def measure(form: Form, work: Sequence[tuple[Topic, str]], texts: Texts, model: LanguageModel) -> list[Answer]:
+async def measure(
+    form: Form, work: Sequence[tuple[Topic, str]], texts: DocumentStore, model: LanguageModel
+) -> list[Answer]:
     """Send the requests of a form, and return the answers to the documents that have all."""
     with tempfile.TemporaryDirectory() as name:
         task = make_task(form.fields, write_template(form), Path(name) / "task")
@@ -182,7 +157,6 @@ async def measure(form: Form, work: Sequence[tuple[Topic, str]], texts: Texts, m
     return [Answer(one.topic_id, one.document_id, one.answer_keys, one.readings) for one in judgments]
 
 
-@cache
 def judged_work() -> tuple[list[tuple[Topic, str]], Qrels]:
     """Return the judged documents of the first 30 of each topic, in their order, and the judgments."""
     names = {aspect: DATA / f"qrels-{aspect}.txt" for aspect in (*TASK.aspects, STANCE)}
@@ -190,45 +164,30 @@ def judged_work() -> tuple[list[tuple[Topic, str]], Qrels]:
     topics = {topic.id: topic for topic in read_topics(DATA / "topics.xml")}
     by_aspect: list[Mapping[str, Mapping[str, object]]] = [*qrels.grades.values(), qrels.stances]
     judged = {(topic, document) for of in by_aspect for topic, documents in of.items() for document in documents}
-    with (DATA / "stand_in.tsv").open() as stream:
-        rows = [(row["topic"], row["document"]) for row in csv.DictReader(stream, delimiter="\t")]
-    return [(topics[topic], document) for topic, document in rows if (topic, document) in judged], qrels
+    stood = [(one.topic, one.document) for one in read_stand_in()]
+    return [(topics[topic], document) for topic, document in stood if (topic, document) in judged], qrels
 
 
 def read_stand_in() -> list[Answer]:
     """Return the grades of the stand-in as readings; its grades have no probabilities."""
+    answers = []
     with (DATA / "stand_in.tsv").open() as stream:
-        rows = list(csv.DictReader(stream, delimiter="\t"))
-    known = {(topic.id, document) for topic, document in judged_work()[0]}
-    labels = TASK.stance.labels if TASK.stance else []
-    return [
-        Answer(
-            row["topic"],
-            row["document"],
-            [],
-            {
-                **{name: Reading(answered=float(row[name])) for name in TASK.aspects},  # type: ignore[arg-type]
-                STANCE: Reading(
-                    answered=max(labels, key=lambda label: float(row[label])),
-                    probabilities={label: float(row[label]) for label in labels},
-                ),
-            },
-        )
-        for row in rows
-        if (row["topic"], row["document"]) in known
-    ]
+        for row in csv.DictReader(stream, delimiter="\t"):
+            readings = {name: Reading(answered=float(row[name])) for name in TASK.aspects}  # type: ignore[arg-type]
+            shares = {label: float(row[label]) for label in (TASK.stance.labels if TASK.stance else ())}
+            readings[STANCE] = Reading(answered=max(shares, key=shares.__getitem__), probabilities=shares)
+            answers.append(Answer(row["topic"], row["document"], [], readings))
+    return answers
 
 
 def average(cells: Sequence[Sequence[Answer]]) -> list[Answer]:
     """Return the means of the probabilities of several cells, over the documents that all have."""
-    by_document = [{(one.topic, one.document): one for one in cell} for cell in cells]
+    by_document = [{(one.topic, one.document): one.readings for one in cell} for cell in cells]
     means = []
-    for place, first in by_document[0].items():
-        if not all(place in cell for cell in by_document):
-            continue
+    for place in [place for place in by_document[0] if all(place in cell for cell in by_document)]:
         readings = {}
-        for field in first.readings:
-            shares = [cell[place].readings[field].probabilities or {} for cell in by_document]
+        for field in by_document[0][place]:
+            shares = [cell[place][field].probabilities or {} for cell in by_document]
             mean = {label: float(np.mean([of[label] for of in shares])) for label in shares[0]}
             readings[field] = Reading(answered=max(mean, key=mean.__getitem__), probabilities=mean)
         means.append(Answer(*place, [], readings))
@@ -310,7 +269,8 @@ def report() -> None:
     rows |= {
         name: average([cells[part] for part in parts]) for name, parts in MEANS.items() if set(parts) <= cells.keys()
     }
-    rows["stand-in"] = read_stand_in()
+    known = {(topic.id, document) for topic, document in work}
+    rows["stand-in"] = [one for one in read_stand_in() if (one.topic, one.document) in known]
     print(f"| {' | '.join(_COLUMNS)} |")
     print("|---|" + "--:|" * (len(_COLUMNS) - 1))
     for name, answers in rows.items():
@@ -326,23 +286,26 @@ def report() -> None:
 
 def main() -> None:
     """Measure the cells, and print the table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parse_sizes(__doc__)
     parser.add_argument("cells", nargs="*", metavar="CELL", help=", ".join(CELLS))
     parser.add_argument("--url", default="http://127.0.0.1:8000")
     parser.add_argument("--report", action="store_true", help="print the table of the measured cells only")
     options = parser.parse_args()
     if not options.report:
-        work = judged_work()[0]
-        texts = Texts(document for _, document in work)
         # As many requests as the server runs at a time, so that others who use it do not wait behind all.
         engine = EngineConfig(concurrency=16)
-        with LanguageModel(options.url, engine=engine, cache=ROOT / ".touche-llm" / "prompt_forms.sqlite") as model:
+        corpus = CorpusFile(DATA / "passages.jsonl.gz", TASK.read_corpus)
+        with (
+            tempfile.TemporaryDirectory() as index,
+            ensure_store(corpus, Path(index), warn=lambda _: None) as texts,
+            LanguageModel(options.url, engine=engine, cache=ROOT / ".touche-llm" / "prompt_forms.sqlite") as model,
+        ):
             for name in options.cells or CELLS:
                 path = ANSWERS / f"{name}.jsonl"
                 if path.exists():
                     continue
                 print(name, file=sys.stderr)
-                answers = concurrency.run(measure(CELLS[name], work, texts, model))
+                answers = concurrency.run(measure(CELLS[name], judged_work()[0], texts, model))
                 path.write_bytes(b"".join(msgspec.json.encode(one) + b"\n" for one in answers))
     report()
 

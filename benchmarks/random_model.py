@@ -10,11 +10,11 @@ cost at that size. Needs what vLLM is installed with: torch, transformers, token
 
 from __future__ import annotations
 
-import argparse
 import itertools
 import json
 import pydoc_data.topics
 import string
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -102,14 +102,5 @@ def _filled(tokenizer: Any, vocabulary: int) -> Any:
     return type(tokenizer).from_str(json.dumps(state))
 
 
-def main() -> None:
-    """Write a model."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("out", type=Path)
-    parser.add_argument("size", choices=list(SHAPES))
-    options = parser.parse_args()
-    write_model(options.out, options.size)
-
-
 if __name__ == "__main__":
-    main()
+    write_model(Path(sys.argv[1]), sys.argv[2])

@@ -11,7 +11,6 @@ passages that it does not find come last. Topics without a passage of a grade ab
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import sys
 import tempfile
@@ -21,7 +20,7 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
-from benchmarks.figures import at_least
+from benchmarks.figures import at_least, parse_sizes
 from tests.oracle_engine import Grades, OracleEngine, judge_with, mean_ndcg, rank_with
 from touche_llm.corpus.json_lines import CorpusFile
 from touche_llm.corpus.store import ensure_store
@@ -160,7 +159,7 @@ def _tell(message: str) -> None:
 
 def main() -> None:
     """Print the table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parse_sizes(__doc__)
     parser.add_argument("folder", type=Path, nargs="?", default=Path("../shared/data/comparative"))
     parser.add_argument("--pool", type=at_least(2))
     options = parser.parse_args()

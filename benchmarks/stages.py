@@ -9,11 +9,11 @@ about a model's quality or a GPU's speed. Needs `.venv-vllm` (`make test-vllm` i
 
 from __future__ import annotations
 
-import argparse
 import tempfile
 from pathlib import Path
 from typing import Any
 
+from benchmarks.figures import parse_sizes
 from benchmarks.processes import read_stages, run_command
 from tests.vllm.real_data import input_of
 from tests.vllm.server import make_model, vllm_server
@@ -59,10 +59,8 @@ def show_requests(stage: dict[str, Any]) -> None:
 
 def main() -> None:
     """Measure a first run, the same run again with its index, and a replay."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parse_sizes(__doc__, depth=(1, 20), topics=(1, 50))
     parser.add_argument("task", choices=list(TASKS))
-    parser.add_argument("--depth", type=int, default=20)
-    parser.add_argument("--topics", type=int, default=50)
     options, others = parser.parse_known_args()
     with tempfile.TemporaryDirectory() as name:
         work = Path(name)

@@ -21,7 +21,7 @@ import orjson
 
 from benchmarks.processes import list_processes, read_stages, run_command
 from tests.vllm.server import MODEL_NAME, OPTIONS, READY_SECONDS, ROOT, VENV, vllm_environment
-from touche_llm.errors import DataError, EngineError
+from touche_llm.errors import EngineError
 from touche_llm.llm.chat import CHAT_PATH
 from touche_llm.llm.http import API_KEY_VARIABLE
 from touche_llm.llm.managed import serve
@@ -79,16 +79,10 @@ def served_model(url: str) -> tuple[str, int]:
 
 
 def count(url: str) -> Counter[str]:
-    """What the server has counted over all its engines, such as `prefix_cache_hits`, in tokens, and `request_success`.
-
-    Raises:
-        DataError: The prefix cache is not among the counters.
-    """
+    """What the server has counted over all its engines, such as `prefix_cache_hits`, in tokens, and `request_success`."""
     counts: Counter[str] = Counter()
     for name, value in _COUNTER.findall(fetch(f"{url}/metrics").decode()):
         counts[name] += round(float(value))
-    if "prefix_cache_hits" not in counts:
-        raise DataError(f"{url}/metrics: nothing of a prefix cache in it; is it vLLM, and are its statistics on?")
     return counts
 
 
