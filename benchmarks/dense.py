@@ -25,7 +25,7 @@ from touche_llm.data.records import Topic
 from touche_llm.retrieval.base import select_candidates
 from touche_llm.retrieval.dense import VectorFile, open_writer
 
-_DIMENSIONS, _BLOCK = 1024, 8192
+_BLOCK = 8192
 
 
 def write(path: Path, shape: tuple[int, int]) -> float:
@@ -77,7 +77,7 @@ def measure(path: Path, shape: tuple[int, int], topics: int, depth: int) -> Iter
 
 def main() -> None:
     """Write the vectors and search them."""
-    parser = parse_sizes(__doc__, documents=(1, PASSAGES), dimensions=(1, _DIMENSIONS), topics=(1, 50), depth=(1, 1000))
+    parser = parse_sizes(__doc__, documents=(1, PASSAGES), dimensions=(1, 1024), topics=(1, 50), depth=(1, 1000))
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
         shape = (options.documents, options.dimensions)

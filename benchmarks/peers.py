@@ -12,9 +12,7 @@ pointwise reranker over HTTP. Without one, the error says how to make it.
 What differs: RankLLM reads yes or no from one free token, touche-llm grades, position and stance from an answer whose
 form is enforced. RankLLM shows at most 300 words of a passage, touche-llm all of it. Both run at temperature 0: above
 it a seed is sent, with which vLLM's CPU engine dies if a prompt is prefilled in chunks ("CPU Generator does not use
-offset").
-
-Unreadable is an answer of RankLLM with neither yes nor no among the 20 most probable tokens, which it scores 0.
+offset"). Unreadable is an answer of RankLLM with neither yes nor no among the 20 most probable tokens.
 
 Not raced: llm-rankers (0.0.2; github.com/ielab/llm-rankers). Its pointwise methods run T5 in their own process; the
 others know OpenAI's models only, wait for one answer at a time, and call what `openai` removed in 1.0.

@@ -100,8 +100,6 @@ CELLS = {
     "swapped": Form(("quality", "relevance", "position", "stance")),
     "single": Form(judge_per="field"),
 }
-# RankLLM's pointwise prompt, a question for yes or no, measured once.
-RANK_LLM = "rank_llm"
 # Cells whose readings are averaged.
 MEANS = {"both_orders": ("letters", "swapped")}
 
@@ -265,7 +263,7 @@ def report() -> None:
         path.stem: [msgspec.json.decode(line, type=Answer) for line in path.read_bytes().splitlines()]
         for path in sorted(ANSWERS.glob("*.jsonl"))
     }
-    rows = {name: cells[name] for name in (*CELLS, RANK_LLM) if name in cells}
+    rows = {name: cells[name] for name in (*CELLS, "rank_llm") if name in cells}
     rows |= {
         name: average([cells[part] for part in parts]) for name, parts in MEANS.items() if set(parts) <= cells.keys()
     }

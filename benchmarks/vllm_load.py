@@ -79,7 +79,7 @@ def served_model(url: str) -> tuple[str, int]:
 
 
 def count(url: str) -> Counter[str]:
-    """What the server has counted over all its engines, such as `prefix_cache_hits`, in tokens, and `request_success`."""
+    """What the server has counted over all its engines, such as `prefix_cache_hits` (tokens) and `request_success`."""
     counts: Counter[str] = Counter()
     for name, value in _COUNTER.findall(fetch(f"{url}/metrics").decode()):
         counts[name] += round(float(value))
