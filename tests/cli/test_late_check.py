@@ -36,6 +36,16 @@ def read_engine() -> tuple[bytes, dict[str, Any]]:
     return (OUT / "run.txt").read_bytes(), {name: judged.get(name) for name in names}
 
 
+def test_a_finished_run_is_repeated_without_a_check_and_is_the_same(touche: Touche) -> None:
+    with Counting().in_thread() as server:
+        assert touche(*RUN, "--base-url", server.url).returncode == 0
+        first, sent = read_engine(), (server.checks, server.tokenized, len(server.bodies))
+        again = touche(*RUN, "--base-url", server.url)
+        assert again.returncode == 0 and "checking the server" not in again.stderr
+        assert (server.checks, server.tokenized, len(server.bodies)) == sent
+    assert read_engine() == first
+
+
 def test_a_finished_run_of_a_named_model_needs_no_server(touche: Touche) -> None:
     with Counting().in_thread() as server:
         url = server.url

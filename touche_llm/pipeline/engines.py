@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from touche_llm.data import concurrency
 from touche_llm.data.settings import read_settings
 from touche_llm.errors import EngineError, UsageError
 from touche_llm.judging.pointwise import RequestBuilder
 from touche_llm.llm.cache import Cache, CacheMode, Entry
-from touche_llm.llm.engine import ChatTokenizer, Engine, EngineInfo
+from touche_llm.llm.engine import ChatTokenizer, Engine, EngineInfo, Rejected, Transient
 from touche_llm.llm.model import ModelClient
 from touche_llm.llm.pooling import PoolingClient, PoolingServer
 from touche_llm.llm.request import EMPTY_CHAT, Sampling, hash_content, place_system_message
@@ -32,6 +33,9 @@ from touche_llm.llm.settings import (
 from touche_llm.llm.truncation import StartUp
 from touche_llm.pipeline.progress import Progress, SilentProgress, default_progress
 
+if TYPE_CHECKING:
+    from touche_llm.llm.http import HttpClient
+
 # JSON schemas of answers.
 Schemas = Sequence[Mapping[str, Any]]
 # `open_pooling`, or a function in its place.
@@ -40,6 +44,8 @@ OpenPooling = Callable[..., AbstractAsyncContextManager[PoolingClient]]
 _ModelSettings = EngineConfig | PoolingConfig
 # Log of a vLLM server that the program starts, beside the answer cache.
 LOG = "vllm.log"
+# Within which a server without a named model has to say who it is.
+_LOOK_SECONDS = 5.0
 # Tokens; longer than any document.
 _ENDLESS = 2**30
 
@@ -148,17 +154,36 @@ async def _open_server(
             chat_template_kwargs=sampling.chat_template_kwargs,
         )
     )
-    known = _recall(engine, cache)
+    known = await _recall(engine, cache, server)
     if known is None:
         return server, await start_up(engine.context), None
     return server, known, partial(start_up, known.context)
 
 
-def _recall(settings: _ModelSettings, cache: Cache, purpose: PoolingPurpose | None = None) -> EngineInfo | None:
-    """Return the stored description of a named model whose start-up check can wait; None if no single one fits."""
-    if cache.mode is not CacheMode.REUSE or _get_model_name(settings) is None:
+async def _recall(
+    settings: _ModelSettings, cache: Cache, client: HttpClient, purpose: PoolingPurpose | None = None
+) -> EngineInfo | None:
+    """Return the stored description of an engine whose start-up check can wait; None if no single one fits.
+
+    Where no model is named, the server has to say at once that it is the described one.
+    """
+    from touche_llm.llm.startup import identify
+
+    if cache.mode is not CacheMode.REUSE:
         return None
-    fitting = _find_fitting(settings, cache, purpose)
+    found = None
+    if _get_model_name(settings) is None:
+        try:
+            async with asyncio.timeout(_LOOK_SECONDS):
+                found = (await identify(client, settings, _get_section(purpose)))[0]
+        except (EngineError, Transient, Rejected, TimeoutError):
+            return None  # the start-up check reports it
+        settings = settings.model_copy(update={"model": found.model})
+    fitting = [
+        known
+        for known in _find_fitting(settings, cache, purpose)
+        if found is None or (known.context, known.engine) == (found.context, found.engine)
+    ]
     return _choose(fitting, cache, purpose) if len({known.context for known in fitting}) == 1 else None
 
 
@@ -199,7 +224,7 @@ async def open_pooling(
                 store_engine_info(facts, cache, purpose)
                 return facts
 
-            known = _recall(settings, cache, purpose)
+            known = await _recall(settings, cache, client, purpose)
             facts, later = (await start_up(), None) if known is None else (known, start_up)
             yield PoolingClient(engine_info=facts, engine=server, start_up=later, **policy)
 
@@ -342,6 +367,10 @@ class LanguageModel:
         self._cache = read_settings(CacheConfig, {"file": cache, "mode": cache_mode}, "cache")
         self._stack = AsyncExitStack()
         self._client: ModelClient | None = None
+
+    def __repr__(self) -> str:
+        name = self._engine.model_name if self._client is None else self._client.engine_info.model
+        return f"<LanguageModel {name or self._engine.base_url}, cache {self._cache.file}>"
 
     @property
     def info(self) -> EngineInfo:
