@@ -43,15 +43,9 @@ def index_folder(corpus: Path) -> Path:
 
 
 def load_config(file: Path | None, flags: Mapping[str, Any]) -> Config:
-    """Load the configuration of a YAML file, overridden by flags.
+    """Load a configuration, or the defaults, overridden by flags: values by dotted name, None if not given.
 
-    Args:
-        file: Configuration file; None for defaults and flags alone.
-        flags: Values by dotted name (`retriever.k1`); None means that the flag was not given.
-
-    Raises:
-        UsageError: The file cannot be read, or a value is missing, unknown or out of range; names the setting, and the
-            file unless a flag set it.
+    An error names the setting, and the file unless a flag set it.
     """
     values = read_yaml(file, error=UsageError) if file else {}
     if file is not None and _is_of_run(file):
@@ -209,10 +203,7 @@ COPY = "task"
 def copy_task(task: Task, folder: Path, used: Iterable[str] = ()) -> None:
     """Copy definition and templates of a task given as a folder into `folder`; the project's own need no copy.
 
-    Args:
-        task: The task.
-        folder: Folder of the run.
-        used: Names of the templates that the outputs in the folder were made with; their copies stay as they are.
+    Copies of the templates `used`, which the outputs in the folder were made with, stay as they are.
     """
     target = folder / COPY
     if task.is_own or (target.is_dir() and target.samefile(task.folder)):
@@ -234,11 +225,8 @@ def copy_task(task: Task, folder: Path, used: Iterable[str] = ()) -> None:
 def find_task_folder(config_file: Path, base: Path | None = None) -> str | None:
     """Return the folder of the task of a configuration with a copy beside it; None if there is no copy.
 
-    That is the folder that the configuration names, or the copy if it is missing there or its definition changed.
-
-    Args:
-        config_file: Configuration in the folder of a run.
-        base: Folder that the path of the task is relative to; None for the current folder.
+    That is the folder that the configuration names, from `base` if given, or the copy if it is missing there or its
+    definition changed.
     """
     copy = find_copy(config_file.parent)
     if copy is None:

@@ -63,17 +63,13 @@ class PromptComparison:
     """A comparison: prompts and sample, then the judgments and measures of each part.
 
     Attributes:
-        context: Context of the run, closed once all parts are judged.
         variants: Variants in the given order; the others are compared with the first.
         objects_prompt: Prompt that finds the objects of topics; None if each names its own.
         topics: Sampled topics in the order of the topics file, with the objects that the model found.
         samples: Documents by name of the part: the one to choose on, then the held-out one if it is to be judged.
-        judged: Judgments by part and variant, their grades on the scales of the human ones; held-out topics are judged
-            by the first variant and the best only.
+        judged: Judgments by part and variant, their grades on the scales of the human ones.
         failures: Failures to find a topic's objects.
-        texts: Texts of the documents by id.
-        earlier_accesses: Earlier accesses to the held-out topics that make a confirmation weaker; None if these were
-            not judged.
+        earlier_accesses: Those that make a confirmation weaker; None if held-out topics were not judged.
     """
 
     context: RunContext
@@ -173,10 +169,7 @@ class PromptComparison:
 async def compare_prompts(inputs: ComparisonInputs, progress: Progress) -> PromptComparison:
     """Judge one sample with several prompts and compare each with human judgments; nDCG@5 chooses.
 
-    Raises:
-        PromptError, UsageError: A prompt is invalid, does not judge documents, or has an example from the sample.
-        DataError: The judgments do not fit the topics and the corpus.
-        ReplayMiss: The cache of a replay lacks an answer.
+    A prompt that does not judge documents or has an example from the sample is a UsageError.
     """
     config = inputs.config
     with RunContext(config, progress) as context:

@@ -68,7 +68,7 @@ class Access(Model):
     Attributes:
         kind: `choice` or `confirmation` by `prompts compare`, `trial` by `prompts try`, or `evaluation` of a run.
         topics: Titles.
-        prompts: Labels of the prompts, as `Prompt.label`.
+        prompts: Labels of the prompts.
         run: Folder of an evaluated run and the beginning of the SHA-256 of its run file, as `FOLDER@HASH`.
     """
 

@@ -59,12 +59,8 @@ class Finding:
 class CheckedPrompt:
     """Result of the checks of a prompt.
 
-    Attributes:
-        findings: Findings in the order of the checks.
-        longest_topic: Topic with the longest prompt.
-        tokens: Tokens of that prompt without its documents.
-        shared: Characters of that prompt with a document, by the requests that share them as the beginning; empty if
-            no prompt could be rendered.
+    `tokens` are those of the longest topic's prompt without documents; `shared` counts the characters of it with a
+    document, by the requests that share them, and is empty if no prompt could be rendered.
     """
 
     findings: list[Finding] = field(default_factory=list)
@@ -78,15 +74,7 @@ class CheckedPrompt:
 
 
 async def check(task: Task, purpose: Purpose, prompt: Prompt, topics: Sequence[Topic], count: Count) -> CheckedPrompt:
-    """Check a prompt; loading it has already checked its front matter, variables and examples.
-
-    Args:
-        task: Task of the prompt.
-        purpose: Purpose of the prompt.
-        prompt: Prompt.
-        topics: Topics to render it for; an invented one if empty. Documents are invented.
-        count: Counts tokens.
-    """
+    """Check a loaded prompt with these topics, or an invented one, and invented documents; `count` counts tokens."""
     result, renderer = CheckedPrompt(), _Renderer(task, purpose, prompt)
     plain = renderer.make_subject(replace(_BARE, description="x", narrative="x", objects=("x", "y")))
     where = ""

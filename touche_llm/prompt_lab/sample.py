@@ -34,15 +34,9 @@ def draw_sample(pool: Grades, size: int) -> list[Sampled]:
     """Draw documents from as many topics as can have 10 each, or all their judged documents if these are fewer.
 
     Topics with 10 judged documents and a grade above 0 are preferred. Documents are divided evenly among topics, and
-    within each topic among whole grades, as far as available. The sample depends on the pool alone, since topics and
-    documents are ordered by a hash of their names.
-
-    Args:
-        pool: Judged documents by topic.
-        size: Number of documents; fewer are drawn if the pool has fewer, or if the rest would give a topic too few.
-
-    Returns:
-        Documents by topic in the order of the pool; the order within a topic is independent of the grade.
+    within each topic among whole grades, as far as available. Fewer than `size` are drawn if the pool has fewer, or if
+    the rest would give a topic too few. The sample depends on the pool alone, since topics and documents
+    are chosen by a hash of their names. Topics keep their order; that of documents is independent of the grade.
     """
 
     def digest(*names: str) -> bytes:
@@ -88,12 +82,9 @@ CONFIRMED_BELOW = 0.05
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Documents and topics of a comparison.
+    """Number of documents in the sample, topics to choose on, and whether to confirm the choice on the others.
 
-    Attributes:
-        size: Number of documents in the sample.
-        split: Topics that variants are chosen on: `half` for those of `find_half`, the others are held out; or `all`.
-        confirm: Whether to confirm the choice on the held-out topics; otherwise they are not judged.
+    The topics are those of `find_half`, and the others are held out, or all.
     """
 
     size: int = 200
@@ -102,11 +93,7 @@ class Plan:
 
 
 def select_judged(grades: Grades, topics: Iterable[Topic], documents: Documents) -> tuple[Grades, list[str]]:
-    """Select the judged documents that are in the corpus, in the order of the topics, with notes on what is left out.
-
-    Raises:
-        DataError: No judged document is in the corpus.
-    """
+    """Select the judged documents in the corpus, in the order of the topics; return notes on what is left out."""
     topic_ids = [topic.id for topic in topics]
     judged = [document for topic in topic_ids for document in grades.get(topic, {})]
     unknown = set(documents.find_unknown(judged))
@@ -132,12 +119,7 @@ def select_judged(grades: Grades, topics: Iterable[Topic], documents: Documents)
 def choose_sample(
     plan: Plan, grades: Grades, topics: list[Topic], documents: Documents
 ) -> tuple[dict[str, list[Sampled]], list[str]]:
-    """Draw equally many documents from each part, as far as available; return them with notes for the user.
-
-    Raises:
-        DataError: The judgments do not fit the topics and the corpus.
-        UsageError: There is no topic to choose on, or none to confirm the choice on.
-    """
+    """Draw equally many documents from each part, as far as available; return them with notes for the user."""
     if plan.confirm and plan.split == ALL:
         raise UsageError(f"split: {ALL} holds no topic out to confirm a choice on; give half")
     parts = {topic.id: ALL if plan.split == ALL else find_half(topic.title) for topic in topics}

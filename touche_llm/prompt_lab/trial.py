@@ -76,11 +76,7 @@ class Subject:
 class Trial:
     """One request of a trial and its result.
 
-    Attributes:
-        ids: Ids of the documents.
-        messages: The messages sent; empty if the length of the document could not be determined.
-        cut: Omitted text by document.
-        question: Question of the prompt; None if it is about the topic alone.
+    `messages` are empty if the length of the document could not be determined; `cut` is omitted text by document.
     """
 
     ids: tuple[str, ...]
@@ -146,17 +142,9 @@ async def ask(
     objective: Objective = "both",
     document_tokens: int = RankingSettings().document_tokens,
 ) -> list[Trial]:
-    """Send a prompt about a subject, with the requests that a run would send.
+    """Send a prompt about a subject, with the requests that a run would send; return a trial for each of them.
 
     Objective and maximum number of tokens of a document are for prompts that compare.
-
-    Returns:
-        One trial for each document, or for each part of the prompt about it; a single one if documents are compared or
-        the prompt is about a topic only.
-
-    Raises:
-        PromptError: The template fails, or leaves no room for the documents.
-        ReplayMiss: The cache lacks an answer in replay.
     """
     given = {
         attribute.name: getattr(builder.model, attribute.name)

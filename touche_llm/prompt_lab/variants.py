@@ -94,15 +94,13 @@ ValueT = TypeVar("ValueT", str, float)
 
 @dataclass(frozen=True, slots=True)
 class PartMeasures:
-    """Measures over one part of the sample.
+    """Measures over one part of the sample: all, choice or hold-out.
 
     Attributes:
-        name: Name of the part: all, choice or hold-out.
-        sample: Documents of the part.
         estimates: Estimates by variant and measure: nDCG@5 by the first aspect's grades, kappa by the grades of each
             aspect, macro-F1 of the stance if there are stance qrels.
         differences: Rows of `significance.compare` with the first variant, by variant and measure.
-        chance: Expected nDCG@5 of a random order of the sample, see `compute_chance_ndcg`.
+        chance: Expected nDCG@5 of a random order of the sample.
         off_label_mass: Mean probability outside the labels by variant; None if no engine reported it.
     """
 
@@ -126,12 +124,7 @@ class PartMeasures:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """The best variant, and whether held-out topics confirm it.
-
-    Attributes:
-        winner: Name of the best variant.
-        confirmed: Whether it is better than the first variant on held-out topics; None if that was not tested.
-    """
+    """The best variant, and whether held-out topics confirm that it is better than the first; None if not tested."""
 
     winner: str
     confirmed: bool | None

@@ -38,10 +38,7 @@ def select_fields(text: str, whole: type[AnswerModel], answer: type[AnswerModel]
 
     Kept are the paragraphs before the first field and those of the fields, numbered anew; a paragraph that begins with
     the name of a field and a colon, perhaps after a number, begins those of the field. The last paragraph, which says
-    how to answer, is replaced.
-
-    Raises:
-        ValueError: A field has no paragraph, or the last paragraph does not name all fields.
+    how to answer, is replaced. A field without a paragraph or missing from the last is a ValueError.
     """
     *paragraphs, last = re.split(r"\n\s*\n", text)
     names, fields = list(whole.model_fields), list(answer.model_fields)

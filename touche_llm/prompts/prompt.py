@@ -71,9 +71,7 @@ _SHORT = 10_000
 class PromptHeader(Section):
     """The YAML front matter of a template.
 
-    Attributes:
-        answer: Purpose of the prompt, which determines the fields of the answer.
-        position: Whether the answer to a judge prompt says first whether the document takes a position, then its side.
+    `answer` is the purpose; `position`, whether an answer says first whether the document takes a position.
     """
 
     version: int = Field(ge=1, lt=2**53)
@@ -91,8 +89,7 @@ class Purpose:
     """The purpose of a prompt.
 
     Attributes:
-        name: Its name in `config.prompts`, the name of the project's own template for it, and the value of `answer` in
-            a template's front matter.
+        name: Its name in `config.prompts`, of the project's own template, and as `answer` in a front matter.
         variables: Variables that a template may use; True if it must use them.
         question: The question about documents; None if the prompt is about the topic alone.
         shared: Variables with one value for all questions of a run; few-shot examples take them from the question.
@@ -272,9 +269,6 @@ def load_prompt(task: Task, purpose: Purpose, name: str, folder: Path | None = N
     """Load the prompt `name` of a task from `folder` or its own; `name` may be a path that ends in `.jinja`.
 
     A `text` takes the place of the template's own: a draft of it, with the files that it references.
-
-    Raises:
-        PromptError: The template does not exist, or its front matter, syntax, blocks or examples are invalid.
     """
     path, source, header = read_template(task, name, folder, text)
     if header.answer != purpose.name:
@@ -302,13 +296,9 @@ def load_prompt(task: Task, purpose: Purpose, name: str, folder: Path | None = N
 
 
 def copy_prompt(prompt: Prompt, mine: Path, text: str | None = None) -> list[Path]:
-    """Write a prompt, or another `text` of it, as a template of one's own, with its other files.
+    """Write a prompt, or another `text` of it, as a template of one's own; return its files.
 
-    Returns:
-        The files.
-
-    Raises:
-        UsageError: A file with another text is in the way, or one cannot be written.
+    A file with another text in the way is a UsageError.
     """
     texts = {mine.parent / part: content for part, content in prompt.files.texts.items()}
     if prompt.examples:

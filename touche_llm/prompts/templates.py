@@ -94,10 +94,7 @@ class _File:
 class TemplateFiles:
     """A compiled template with the files of its folder that it references; rendering reads no file.
 
-    Attributes:
-        text: Text of the template.
-        texts: Texts of the referenced files by name, without the template itself.
-        used: Variables that any of the files uses.
+    `texts` are those of the referenced files by name; `used` are the variables that any of the files uses.
     """
 
     def __init__(self, path: Path, text: str, variables: Collection[str], finalize: Callable[[Any], str]) -> None:

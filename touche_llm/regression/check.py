@@ -59,15 +59,10 @@ class ReplayResult:
 
 
 async def replay(config: Config, first_stage: Path, work: Path, place: Path) -> ReplayResult:
-    """Judge and rank a first stage with cached answers only, as far as these allow.
+    """Judge and rank a first stage in the empty folder `work` with cached answers only, as far as these allow.
 
-    Where the length of a prompt is not cached, it is estimated: such a prompt has no cached answer either.
-
-    Args:
-        config: Configuration of the replay.
-        first_stage: File of candidates.
-        work: Empty folder for the run and the index of its documents.
-        place: Folder that error messages name instead of `work`.
+    Where the length of a prompt is not cached, it is estimated: such a prompt has no cached answer either. Error
+    messages name `place` instead of `work`.
     """
     directory = RunDirectory(work / "run")
     directory.path.mkdir(parents=True)
@@ -141,13 +136,7 @@ def load_finished_run(run: Path) -> Config:
 
 @dataclass(frozen=True, slots=True)
 class ReplayComparison:
-    """A replay, or a new run, and how it differs from the recorded run.
-
-    Attributes:
-        differences: Empty if the runs are equal byte for byte and no answer was missing.
-        config: Configuration of the run; of a replay, with the index of its documents in the working folder.
-        run: Folder of the run; None if the replay failed or lacked an answer.
-    """
+    """A replay or a new run, its differences from the recorded run, and its folder; None if the replay failed."""
 
     differences: list[RunDifference]
     config: Config

@@ -24,14 +24,10 @@ class RunDifference:
     """One difference between a recorded run and its replay.
 
     Attributes:
-        run: Name of the recorded run.
         kind: `error`: the run cannot be replayed; `setting`: a value of the configuration; `prompt`: a template;
             `missing`: an answer; `rank` and `stance`: of a document in the run; `run`: any other change of the run
             file; `measure`: a measure of the run.
         name: Name of the setting or measure, or purpose of the prompt.
-        topic: Topic id, if the difference concerns one topic.
-        document: Document id, if the difference concerns one document.
-        old: Recorded value.
         new: Current value, or label of the prompt.
         text: Unified diff of a template, or an error message.
     """
@@ -73,11 +69,7 @@ def compare_requests(
 ) -> list[RunDifference]:
     """Return the templates that changed among those of requests without a recorded answer, and these requests.
 
-    Args:
-        run: Name of the recorded run.
-        templates: Texts of the recorded files of the prompts, by purpose and name.
-        prompts: Current prompts by purpose.
-        missing: Requests with the current prompts that have no recorded answer, by purpose.
+    Templates, prompts and missing requests are by purpose.
     """
     differences = []
     for purpose in missing:

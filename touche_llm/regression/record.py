@@ -186,9 +186,6 @@ async def record(config: Config, run: Path, target: Path, qrels: Qrels | None) -
 
     The same run gives the same bytes. The first stage is stored and never run again, and the judgments of its topics
     are stored with it.
-
-    Raises:
-        DataError: The replay gives another run, or an answer is missing.
     """
     directory = RunDirectory(run)
     with (

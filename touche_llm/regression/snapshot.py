@@ -45,12 +45,7 @@ DECISIVE = (
 
 
 class Manifest(Model):
-    """Settings and templates of a recorded run.
-
-    Attributes:
-        settings: Every setting that determines the run, by dotted name, defaults included.
-        templates: Template file of each purpose, in the folder `prompts/PURPOSE`.
-    """
+    """Settings that determine a recorded run, by dotted name, and the template file of each purpose."""
 
     format: Literal[1] = 1
     settings: dict[str, Any]
