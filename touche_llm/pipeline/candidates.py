@@ -294,10 +294,6 @@ async def retrieve(
     """Retrieve the candidates of each topic.
 
     At most `depth` documents per topic are found; if pairs are made, that many sentences are judged at a time.
-
-    Raises:
-        NoCandidates: No topic has a candidate.
-        ReplayMiss: The cache of a replay lacks an answer.
     """
     queries: Sequence[Queries] = ()
     failures: Sequence[Failure] = ()

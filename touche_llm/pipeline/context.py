@@ -105,10 +105,8 @@ class RunContext:
 
     Attributes:
         config: Configuration of the run; its model and context are known once `model` is set.
-        file_topics: All topics of the file.
-        topics: Chosen topics, in the order of their file.
-        model: Model client; None until one is opened, and for stages without requests.
-        reranker: Client of the cross-encoder; None unless it is open.
+        topics: Chosen topics, in the order of their file; `file_topics` has all.
+        reranker: Client of the cross-encoder, if it is open.
         open_pooling: Opens pooling models; a dry run has another function.
     """
 

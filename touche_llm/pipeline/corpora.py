@@ -147,13 +147,7 @@ def open_local_corpus(
 
 
 class DenseCorpus(LocalCorpus):
-    """A corpus in a document store, searched by vectors that an embedding model gives its documents.
-
-    Attributes:
-        usage: Use of the embedding model by the last search, for the metadata.
-    """
-
-    usage: Mapping[str, Any]
+    """A corpus in a document store, searched by vectors that an embedding model gives its documents."""
 
     def __init__(
         self,
@@ -163,17 +157,14 @@ class DenseCorpus(LocalCorpus):
         progress: Progress,
         opener: OpenPooling = open_pooling,
     ) -> None:
-        """Take over an open corpus, whose retriever is `dense` or `hybrid`; the queries' vectors are cached.
-
-        Raises:
-            UsageError: The task ranks pairs of sentences.
-        """
+        """Take over an open corpus, whose retriever is `dense` or `hybrid`; the queries' vectors are cached."""
         if problem := find_dense_problem(corpus.task):
             raise UsageError(problem)
         super().__init__(corpus.task, corpus.store, corpus.retriever, None, corpus.warn)
         self._settings, self._progress = settings, progress
         self._open_client = partial(opener, "embedding", settings, cache, settings.dimensions)
-        self.usage = {}
+        # Use of the embedding model by the last search, for the metadata.
+        self.usage: Mapping[str, Any] = {}
 
     async def embed(self) -> None:
         """Embed the documents that have no vector yet; raise as `search`."""
@@ -183,13 +174,7 @@ class DenseCorpus(LocalCorpus):
     async def search(
         self, topics: list[Topic], fields: tuple[QueryField, ...], depth: int, done: Callable[[], None]
     ) -> list[list[Candidate]]:
-        """Search by the vectors; documents without one are embedded first. See the base class.
-
-        Raises:
-            EngineError: The server failed; vectors so far are stored.
-            ReplayMiss: There is no server, and a vector is missing.
-            UsageError: Another process embeds the documents.
-        """
+        """Search by the vectors; documents without one are embedded first, and stored also if the server fails."""
         settings = self._settings
         texts = [settings.render_query(sanitize(build_query(topic, fields))) for topic in topics]
         async with self._open_client() as client:

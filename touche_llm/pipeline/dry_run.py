@@ -66,9 +66,6 @@ async def estimate_cost(
     undecided, so documents are compared in first-stage order, and every sentence takes a side. Comparisons that are not
     cached confirm the ranking; where their number depends on the answers, the methods know its maximum, and a request
     has the average length. The folder has the outputs of earlier stages than `stages`.
-
-    Raises:
-        UsageError: The first stage would not start in this folder: it is a file, or holds another run.
     """
     result = DryRun()
     directory, output = RunDirectory(folder or Path()), None

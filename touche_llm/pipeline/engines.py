@@ -62,10 +62,6 @@ async def open_model(
 
     The start-up check of a named model that the cache knows waits for the first request without a cached answer. It
     checks that the labels in `schemas` can be read, and reports problems to `progress`.
-
-    Raises:
-        UsageError: Failures are to be retried in replay, or the cache does not know the engine to replay.
-        EngineError: The engine cannot be used.
     """
     if answers.retry_failures and answers.mode is CacheMode.REPLAY:
         raise UsageError("cache.retry_failures: a replay sends nothing; set `cache.mode: reuse`, and a server")
@@ -194,10 +190,6 @@ async def open_pooling(
     """Open an embedding model, with vectors of `dimensions` or of the model's own length, or a cross-encoder.
 
     A replay needs no server, nor does a configuration without an address: the cache must have all results.
-
-    Raises:
-        UsageError: There is no address, and the cache does not know the model.
-        EngineError: The server cannot be used.
     """
     with Cache(answers.file, answers.mode) as cache:
         policy: Mapping[str, Any] = {

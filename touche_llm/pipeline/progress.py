@@ -60,11 +60,7 @@ class SilentProgress:
 
 
 class ForwardedProgress:
-    """Stages on another display, under a longer title; warnings are collected instead of shown.
-
-    Attributes:
-        messages: Warnings so far.
-    """
+    """Stages on another display, under a longer title; warnings are collected instead of shown."""
 
     def __init__(self, display: Progress, what: str = "") -> None:
         """Forward to a display; `what` stands in parentheses behind each title."""

@@ -148,12 +148,9 @@ def hash_inputs(config: Config) -> dict[str, str]:
 def check_settings(directory: RunDirectory, context: RunContext, command: str, *, overwrite: bool) -> None:
     """Raise an error if a command would replace outputs made with other settings or by another program.
 
-    Prompts, corpus, topics and candidates are compared by content with what the finished stages recorded, and so is the
-    model, since `rank` may use another one than judged. A default that changed with the program is a difference, since
-    the folder names every value.
-
-    Judging replaces no candidates: it may have its own settings until there are judgments. Model and context length may
-    still be unknown. With `overwrite`, only the inputs of the candidates that are judged count.
+    Prompts, inputs and model are compared with what the finished stages recorded, settings with the folder's. Judging
+    replaces no candidates: it may have its own settings until there are judgments. With `overwrite`, only the inputs of
+    the candidates that are judged count.
     """
     if overwrite:
         if command == "judge":  # It replaces no candidates.

@@ -90,11 +90,8 @@ class StageCounts(msgspec.Struct, frozen=True):
     Attributes:
         prompts: Labels of the prompts, by purpose.
         requests: Counts of requests, see `Counts.as_dict`.
-        failures: Number of failures by kind.
         labels: Counts of the answers whose labels are read from log-probabilities, by prompt.
         imputed: Number of stances that are the task's label for an unknown one.
-        chosen_topics: Ids of the topics if some were chosen.
-        depth: Depth of the first stage.
         inputs: SHA-256 of the files that the first stage read, by setting.
     """
 
@@ -220,10 +217,7 @@ class RunDirectory:
             )
 
     def begin_stage(self, config: Config, stage: str, metadata: Mapping[str, Any]) -> None:
-        """Remove the outputs of a stage and of later ones, and write the configuration that the new ones are made with.
-
-        The metadata describes the stages before.
-        """
+        """Remove the outputs of this stage and later ones, and write the configuration; metadata is of those before."""
         self.write_metadata({**metadata, "unfinished": stage})
         for later in reversed(STAGES[STAGES.index(stage) :]):
             for name in OUTPUTS[later]:

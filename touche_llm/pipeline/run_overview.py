@@ -56,7 +56,6 @@ class RunOverview:
     Attributes:
         state: "complete"; the last finished stage ("empty", "retrieved", "judged"); "unfinished" while a stage replaces
             its outputs or after it was interrupted; or "broken".
-        problem: What is wrong with an unfinished or broken run.
         config: Configuration; None if it cannot be read.
         stages: Facts of each finished stage, from the metadata.
         evaluation: Last evaluation of the present run file.

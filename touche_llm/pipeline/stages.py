@@ -24,7 +24,6 @@ from touche_llm.pipeline.candidates import (
     retrieve,
     warn_of_empty,
 )
-from touche_llm.pipeline.config_file import CONFIG
 from touche_llm.pipeline.context import RunContext
 from touche_llm.pipeline.corpora import DenseCorpus
 from touche_llm.pipeline.engines import describe_engine, describe_pooling, open_model
@@ -32,7 +31,7 @@ from touche_llm.pipeline.judge import Judgments, describe_judgments, judge
 from touche_llm.pipeline.progress import Progress
 from touche_llm.pipeline.provenance import begin_stage, check_inputs, check_settings, hash_inputs, record_stage
 from touche_llm.pipeline.rank import Ranking, rank
-from touche_llm.pipeline.run_directory import LOCK, RunDirectory, read_counts
+from touche_llm.pipeline.run_directory import RunDirectory, read_counts
 from touche_llm.ranking.cross_encoder import CrossEncoder
 from touche_llm.ranking.steps import RankingPlan, list_comparison_kinds, needs_texts
 
@@ -73,12 +72,7 @@ async def retrieve_stage(context: RunContext, directory: RunDirectory) -> Candid
 
 
 async def judge_stage(context: RunContext, directory: RunDirectory) -> Judgments:
-    """Judge the candidates of the run's folder; write judgments, stances and failures.
-
-    If the task ranks pairs, sentences are judged first, and the candidates are the pairs made of them.
-
-    A replay whose cache lacks an answer writes nothing. NoCandidates is raised if no pair was made.
-    """
+    """Judge the candidates of the folder, or sentences and the pairs made of them; NoCandidates without a pair."""
     started, before = time.monotonic(), count_requests(context.model)
     candidates = read_first_stage(context, directory)
     judgments = await _judge_candidates(context, candidates)
@@ -124,10 +118,7 @@ async def rank_stage(context: RunContext, directory: RunDirectory) -> Ranking:
 async def compute_stage(
     stage: StageName, context: RunContext, directory: RunDirectory, earlier: Candidates | Judgments | None = None
 ) -> Candidates | Judgments | Ranking:
-    """Run a stage without writing anything, for the requests that it makes.
-
-    The output of the stage before is `earlier` or, if that is None, read from the folder.
-    """
+    """Run a stage without writing anything; the output of the stage before is `earlier` or read from the folder."""
     match stage:
         case "retrieve":
             return await retrieve_candidates(context)
@@ -293,9 +284,6 @@ async def _open_run(
             if command == "run":
                 context.load_prompts()
             context.check_sources()
-            names = {path.name for path in folder.iterdir()} if folder.is_dir() else set()
-            if names and names.isdisjoint((CONFIG, LOCK)):
-                progress.warn(f"{folder}: has files of no run; those of the run are written beside them")
             folder.mkdir(parents=True, exist_ok=True)
             stack.enter_context(directory.lock(command, progress.warn))
 
