@@ -136,12 +136,7 @@ _MAX_QUOTED = 300
 
 
 class TransientFailure(Exception):
-    """Failure of a request that may succeed when it is retried.
-
-    Attributes:
-        retry_after: Seconds to wait that the server requested, or None.
-        max_tries: Max number of tries, or None if only time limits them.
-    """
+    """Failure of a request that may succeed when it is retried, after the seconds that the server requested."""
 
     def __init__(self, reason: str, retry_after: float | None = None, max_tries: int | None = None) -> None:
         super().__init__(reason)
@@ -158,12 +153,8 @@ async def retry(
 ) -> ResultT:
     """Return the result of a call; after a transient failure, retry it with growing waits, and raise the last one.
 
-    Args:
-        call: Call to make, at least once.
-        retry_for: Seconds from the first failure after which no retry begins. The first call does not count, since it
-            may have waited long in the server's queue.
-        transient: Type of the failures to retry.
-        on_retry: Called with each failure before it is retried.
+    No retry begins later than `retry_for` seconds after the first failure. The first call does not count, since it may
+    have waited long in the server's queue.
     """
 
     async def attempt() -> ResultT:

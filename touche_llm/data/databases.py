@@ -93,11 +93,7 @@ def connect_read_only(path: Path) -> NamedDatabase:
 
 
 def has_format(database: sqlite3.Connection, form: DatabaseFormat, path: Path | None) -> bool:
-    """Return whether a database has a format; False if it is empty.
-
-    Raises:
-        DataError: It is a file of another program or version.
-    """
+    """Return whether a database has a format, False if it is empty; raise DataError if it is of another one."""
     # One statement sees one state of the file: another process may be creating its tables.
     application, version, entries = database.execute(
         "SELECT application_id, user_version, (SELECT count(*) FROM sqlite_master)"

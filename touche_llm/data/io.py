@@ -204,12 +204,7 @@ def open_atomic(path: Path) -> Iterator[IO[bytes]]:
 def replace_folder(path: Path, own: Collection[str]) -> Iterator[Path]:
     """Yield a temporary folder; rename it to `path` if the block ends without an error.
 
-    Args:
-        path: Folder to replace; missing parents are created.
-        own: Patterns (`fnmatch`) of the files that this program writes there; no other file is removed.
-
-    Raises:
-        UsageError: The existing folder holds other files.
+    Raise UsageError if the existing folder holds files that match none of the patterns `own` (`fnmatch`).
     """
     recover(path)
     _check_own_files(path, own)

@@ -83,13 +83,7 @@ def _recognize_object(keys: frozenset[str]) -> Kind | None:
 
 
 def require_kind(path: Path, *kinds: Kind, start: FileStart | None = None) -> None:
-    """Raise DataError if a file is recognized as one of another kind; a file of no known kind is left to its reader.
-
-    Args:
-        path: The file.
-        kinds: What it may hold; the first one is the expected kind in the message.
-        start: Its beginning, if that is known.
-    """
+    """Raise DataError if a file is recognized as one of another kind; a file of no known kind is left to its reader."""
     found, text, _ = start or recognize(path)
     if found is None or found in kinds:
         return
@@ -117,13 +111,6 @@ def read_topics(path: Path | str) -> list[Topic]:
     The format is detected by content. White space is collapsed, unknown elements are ignored. TIRA stores the fields of
     the original topic under `original_query`; without a title there, `query` is the title. In BEIR's `queries.jsonl`
     these are `_id`, `text` and `metadata`.
-
-    Returns:
-        Topics in the order of the file.
-
-    Raises:
-        DataError: The file cannot be read or parsed or has no topic; or a topic lacks its number or title, repeats a
-            number, or does not name exactly two objects.
     """
     path = Path(path)
     require_kind(path, "topics")
@@ -177,13 +164,7 @@ def _parse_json_lines(content: bytes, path: Path) -> Iterator[tuple[str, _Fields
 def make_topic(fields: Mapping[str, Any], where: str, path: Path | str) -> Topic:
     """Make a topic of its fields: number, title or query, description, narrative, objects.
 
-    Args:
-        fields: Values by name; None for missing ones. Objects are two texts, or one with a comma between them.
-        where: Place of the topic in the file, for errors.
-        path: File, or another name of the source, for errors.
-
-    Raises:
-        DataError: A field is malformed, or number and title are missing.
+    Objects are two texts, or one with a comma between them. `where` is the place of the topic in its source, `path`.
     """
     place = f"{path}: topic {where}"
 

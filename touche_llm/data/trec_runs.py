@@ -12,14 +12,7 @@ from typing import Annotated, NamedTuple
 import msgspec
 import numpy as np
 
-from touche_llm.data.io import (
-    ID_FORM,
-    MAX_LINE,
-    is_word,
-    open_atomic,
-    read_lines,
-    read_table_lines,
-)
+from touche_llm.data.io import ID_FORM, MAX_LINE, is_word, open_atomic, read_lines, read_table_lines
 from touche_llm.data.records import Candidate, Malformed, RunLine, decode_json
 from touche_llm.data.topics import require_kind
 from touche_llm.errors import DataError, UsageError
@@ -95,7 +88,6 @@ class ParsedRun:
     """Content of a run file.
 
     Attributes:
-        rankings: By topic, in the order of the file.
         stances: By topic and document; `Q0` is left out.
         chosen_topics: Ids of the topics that were chosen for the run, with those that it lost; None if none were chosen
             or nothing is known of it, as of a file alone.
@@ -116,15 +108,8 @@ def read_run(path: Path | str, labels: Collection[str] | None = None) -> ParsedR
 
     Columns are separated by any white space, a tag may contain spaces, and ranks may begin with any number. A `.jsonl`
     or `.jsonl.gz` file is read as TIRA's `rerank.jsonl`, which has no stances; in a topic without ranks and scores,
-    documents keep their order, and scores fall by one from the number of documents.
-
-    Args:
-        path: Run file.
-        labels: Valid stances beside `Q0`; None accepts any word.
-
-    Raises:
-        DataError: A line is no run line or has another stance, a topic repeats a document, scores grow along the ranks,
-            two documents have the same rank and score, or only some lines of a topic have rank and score.
+    documents keep their order, and scores fall by one from the number of documents. `labels` are the valid stances
+    beside `Q0`; None accepts any word.
     """
     path = Path(path)
     require_kind(path, "run", "rerank")

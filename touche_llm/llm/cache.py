@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import sqlite3
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, closing, suppress
@@ -139,12 +138,7 @@ class Cache(AbstractContextManager["Cache"]):
     """Cache entries by key. Use as a context manager, or call `close`."""
 
     def __init__(self, path: Path, mode: CacheMode = CacheMode.REUSE) -> None:
-        """Open a cache: an SQLite file, or, for replay only, a cassette (`.jsonl`).
-
-        Raises:
-            UsageError: A folder, a cassette with a mode that writes, or replay from a missing file.
-            DataError: The file is not a cache.
-        """
+        """Open a cache: an SQLite file, or, for replay only, a cassette (`.jsonl`)."""
         self.path, self.mode = path, mode
         if path.is_dir() and mode is not CacheMode.OFF:
             raise UsageError(f"{path}: a folder; give a file as `cache.file`, such as {path / 'answers.sqlite'}")
@@ -161,7 +155,6 @@ class Cache(AbstractContextManager["Cache"]):
         except (sqlite3.Error, OSError) as error:
             raise DataError(describe_opening_error(path, FORMAT.noun, "cache.file", error)) from error
         self._database.path = path
-        self._opened = path.stat() if mode in (CacheMode.REUSE, CacheMode.REFRESH) else None
         # Rows to store at the end of this turn of the event loop.
         self._pending: list[tuple[tuple[Any, ...], asyncio.Future[_Row | None]]] = []
         if is_cassette:
@@ -174,22 +167,13 @@ class Cache(AbstractContextManager["Cache"]):
         """Close the file and move the write-ahead log into it, since copies of the file leave the log behind."""
         self._store_pending()
         with closing(self._database):
-            self._check_file()
-            if self._opened is not None and not self._database.in_transaction:
+            if not self._is_read_only and not self._database.in_transaction:
                 # Closing does this too, unless another process is reading; a passive checkpoint waits for none.
                 self._database.execute("PRAGMA wal_checkpoint(PASSIVE)")
 
     @property
     def _is_read_only(self) -> bool:
         return self.mode in (CacheMode.REPLAY, CacheMode.OFF)
-
-    def _check_file(self) -> None:
-        """Raise DataError if the file was deleted or replaced since it was opened: new entries would be lost."""
-        if self._opened is not None and not (self.path.exists() and os.path.samestat(self._opened, self.path.stat())):
-            raise DataError(
-                f"{self.path}: the cache was deleted or replaced while it was in use; run the same command again to "
-                "store the answers in the present file"
-            )
 
     def get(self, key: str, model: ValueType[ValueT], *, refreshed: bool = False) -> ValueT | None:
         """Return the value of an entry, or None if there is none.
@@ -209,7 +193,6 @@ class Cache(AbstractContextManager["Cache"]):
         """
         if not self._is_read_only:
             self._insert([entry.row])
-            self._check_file()
 
     async def store(self, metadata: EntryMetadata, value: ValueT, model: ValueType[ValueT] | None = None) -> ValueT:
         """Store an entry like `put`, in one transaction with the others of this turn of the event loop.
@@ -239,7 +222,6 @@ class Cache(AbstractContextManager["Cache"]):
                 # Read within the transaction: another process may replace the rows as soon as it has ended.
                 stored = {key: self._fetch_row(key) for (key, *_), _ in pending}
             self._database.execute("COMMIT")
-            self._check_file()
         # Whatever the error is, every waiting task must receive it.
         except Exception as error:
             failed = error
@@ -295,9 +277,6 @@ class Cache(AbstractContextManager["Cache"]):
         Under one key an answer replaces a stored failure, as when failures are sent again, and the first of two
         failures stays, so that the caches of several machines can be merged. Two different answers are an error, since
         a run was made with each.
-
-        Raises:
-            DataError: A line is not an entry, or a key is stored with another value.
         """
         new = known = 0
         self._database.execute("BEGIN IMMEDIATE")

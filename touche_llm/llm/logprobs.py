@@ -61,10 +61,7 @@ def read_label(
     ignored. `off_label_mass` is the probability of the alternatives that lead to no label and of those not sent.
 
     No label may begin another one as it is written (1 and 10), since it ends without a token of its own; scales and
-    forms of answers with such labels are refused.
-
-    Returns:
-        The reading; without probabilities if the engine sent none or none that match the text.
+    forms of answers with such labels are refused. There are no probabilities if the engine sent none that match.
     """
     path, lead = _find_path(text, tokens, layout, field)
     spelled = tuple(lead + layout.spell_value(label) for label in labels)
@@ -230,7 +227,6 @@ class LabelCounts:
     """Counts of the answers to a prompt whose labels are to be read from log-probabilities.
 
     Attributes:
-        answers: All of them.
         unread: Those whose log-probabilities do not show the labels, so that the labels in the text count.
         first: The first of these, and the reason.
         overruled: Those whose most probable stance is not the one in the text.

@@ -53,7 +53,6 @@ class Usage:
         completion_tokens: Max tokens that the model writes, including reasoning.
         shared_tokens: Those of `prompt_tokens` that are also the beginning of the prompt before, which are about the
             tokens that a prefix cache can save.
-        topics: Ids of the topics of the requests.
     """
 
     requests: int = 0
@@ -78,7 +77,6 @@ class RecordingEngine:
     Attributes:
         pending: Requests without an answer, by key.
         answered: Keys of the requests with an answer.
-        repeated: Number of requests that had been answered before.
         usage: Usage by name of the prompt, in order of first use; requests to pooling models are under the name of the
             task and `embeddings` or `cross_encoder`.
         needs_tokenizer: Whether tokens had to be counted without a tokenizer.
@@ -94,11 +92,8 @@ class RecordingEngine:
     ) -> None:
         """Initialise the engine.
 
-        Args:
-            answer: Returns the completion of a request, or None if its answer is pending; may raise as an engine.
-            tokenizer: Counts tokens; without one, a task that needs a count is cancelled.
-            task: Name of the task, for `usage`.
-            answered: Keys of requests answered before; new ones are added.
+        `answer` returns the completion of a request, or None if its answer is pending; it may raise as an engine.
+        Without a tokenizer, a task that needs a count is cancelled. Keys of new answers are added to `answered`.
         """
         self._answer, self._tokenizer, self._task = answer, tokenizer, task
         self.pending: dict[str, Request] = {}

@@ -141,8 +141,7 @@ class TokenCountingClient:
 
     Attributes:
         engine_info: Description of the engine; from the cache until it is connected.
-        engine: Engine; None in a replay.
-        retry_for: Seconds after which a failing request is no longer retried.
+        engine: None in a replay.
         start_up: Connects to the engine before the first request; None if it is connected.
         misses: Requests that a replay did not find in the cache.
     """
