@@ -9,7 +9,6 @@ import pytest
 from touche_llm.data.records import Topic
 from touche_llm.llm.answers import AnswerForm
 from touche_llm.prompt_lab.lint import CheckedPrompt, check
-from touche_llm.prompt_lab.trial import estimate
 from touche_llm.prompts.purposes import find_prompt, find_prompts, list_files, load_named
 from touche_llm.tasks import TASKS, get_task, prompts_folder
 
@@ -30,13 +29,13 @@ def template(folder: Path, system: str, user: str, name: str = "mine") -> Path:
 def checked(path: Path, *topics: Topic) -> CheckedPrompt:
     task = get_task("comparative")
     purpose, prompt = load_named(task, str(path))
-    return asyncio.run(check(task, purpose, prompt, topics, estimate))
+    return asyncio.run(check(task, purpose, prompt, topics))
 
 
 @pytest.mark.parametrize(("task", "name"), ALL, ids=lambda each: getattr(each, "name", each))
 def test_nothing_is_wrong_with_the_project_s_own_prompts(task: Any, name: str) -> None:
     purpose, prompt = load_named(task, name)
-    result = asyncio.run(check(task, purpose, prompt, (), estimate))
+    result = asyncio.run(check(task, purpose, prompt, ()))
     assert result.findings == []
     # Instructions are most of a prompt, and the topic comes before the documents.
     assert result.tokens and result.shared["all"] > sum(result.shared.values()) / 2

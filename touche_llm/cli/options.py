@@ -73,12 +73,9 @@ def describe_parser_error(error: Any) -> str:
 def replace_parameter(
     name: str, options: Sequence[inspect.Parameter], collect: Callable[[dict[str, Any], Mapping[str, Any]], Any]
 ) -> Callable[[CommandFunction], CommandFunction]:
-    """Return a decorator that gives a command options in place of one of its parameters.
+    """Return a decorator that gives a command options in place of its parameter `name`.
 
-    Args:
-        name: The parameter.
-        options: Parameters that typer makes the options of.
-        collect: Makes the value of the parameter of the values of the options, and of the command's own.
+    `collect` makes the parameter's value of the values of the options, and of the command's own.
     """
 
     def decorate(command: CommandFunction) -> CommandFunction:

@@ -21,7 +21,7 @@ from touche_llm.errors import UsageError, to_printable
 from touche_llm.llm.answers import get_labels
 from touche_llm.pipeline.context import Dataset, check_examples
 from touche_llm.prompt_lab.lint import CheckedPrompt, Finding, check
-from touche_llm.prompt_lab.trial import SHARED, Shared, estimate
+from touche_llm.prompt_lab.trial import SHARED, Shared
 from touche_llm.prompts.prompt import Prompt, Purpose, examples_path
 from touche_llm.prompts.purposes import CatalogEntry, find_prompt, find_prompts, load_named
 from touche_llm.prompts.templates import read_text
@@ -115,15 +115,6 @@ def check_(
             rich_help_panel="Input",
         ),
     ] = None,
-    tokenizer: Annotated[
-        Path | None,
-        typer.Option(
-            "--tokenizer",
-            metavar="FOLDER",
-            rich_help_panel="Model",
-            help="The model's tokeniser; without it, four characters count as a token.",
-        ),
-    ] = None,
     output: FormatOption = Format.TABLE,
 ) -> None:
     """Check prompts without a model: whether they load, name all labels and share what they can with other requests.
@@ -174,7 +165,7 @@ def _check_entry(
     if found.loaded is None:
         return CheckedPrompt([Finding("error", found.error)])
     purpose, prompt = found.loaded
-    checked = asyncio.run(check(found.task, purpose, prompt, topics, estimate))
+    checked = asyncio.run(check(found.task, purpose, prompt, topics))
     if file is not None:
         try:
             check_examples(prompt, list(topics), file, warn)

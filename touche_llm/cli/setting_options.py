@@ -70,15 +70,7 @@ _SET = inspect.Parameter("assigned", _KEYWORD, default=None, annotation=SetOptio
 
 @dataclass(frozen=True, slots=True)
 class SettingOption:
-    """Option of a setting.
-
-    Attributes:
-        setting: Dotted name of the setting.
-        option: Declaration of the option.
-        kind: Type of a value; a repeatable option takes several.
-        is_repeatable: Whether the setting is a list.
-        default: Default of the setting, as text; empty if it has none.
-    """
+    """Option of a setting, by dotted name; `kind` is the type of one value, `default` a text, empty for none."""
 
     setting: str
     option: Option
@@ -166,9 +158,7 @@ OPTIONS: Mapping[str, SettingOption] = {option.setting: option for option in _li
 def takes_settings(*settings: str, without: Collection[str] = ()) -> Callable[[CommandFunction], CommandFunction]:
     """Return a decorator that adds the options of settings to a command, which receives those given as `given`.
 
-    Args:
-        settings: Dotted names of settings or sections.
-        without: Settings or sections among them whose options are left out.
+    Settings are dotted names, also of sections; options of those in `without` are left out.
     """
     options = _choose(settings, without)
     parameters = [option.to_parameter() for option in options]
@@ -210,14 +200,9 @@ def _collect(options: Sequence[SettingOption], values: Mapping[str, Any]) -> Giv
 def load_settings(
     command: str, given: GivenSettings, file: Path | None, assigned: list[str] | None, folder: Path | None = None
 ) -> Config:
-    """Load the configuration of a command.
+    """Load the configuration of a command or stage from its options, `--config` and `--set`.
 
-    Args:
-        command: Name of the command or stage.
-        given: Settings from its options.
-        file: Value of `--config`.
-        assigned: Values of `--set`.
-        folder: Folder of the run; stages after the first use the configuration there.
+    Stages after the first use the configuration in the folder of the run.
     """
     if file is None and command in ("judge", "rank") and folder is not None:
         file = folder / CONFIG

@@ -53,11 +53,7 @@ _Loader.add_implicit_resolver("tag:yaml.org,2002:bool", re.compile(r"^(?:[Tt]rue
 
 
 def parse_yaml(content: bytes | str) -> Any:
-    """Parse a YAML document of at most `MAX_BYTES` bytes or characters into strings, numbers, lists and dictionaries.
-
-    Raises:
-        YamlError: The text is not YAML or too long, or repeats a key.
-    """
+    """Parse a YAML document of at most `MAX_BYTES`; raise YamlError for other text, and if it repeats a key."""
     if len(content) > MAX_BYTES:
         raise YamlError(f"longer than {MAX_BYTES:,} bytes")
     try:
@@ -74,13 +70,9 @@ def parse_yaml(content: bytes | str) -> Any:
 def read_yaml(
     path: Path, *, text: str | None = None, error: type[ToucheError] = DataError, advice: str = ""
 ) -> dict[str, Any]:
-    """Read a YAML file of names and values, empty for an empty file.
+    """Read a YAML file of names and values, empty for an empty file, or its part `text`.
 
-    Args:
-        path: The file.
-        text: Its part that is YAML; by default all of it.
-        error: Type of the error if it cannot be read or is no such file.
-        advice: End of the error's message, after a semicolon: how to fix it.
+    An error is of the type `error`; `advice` at its end says how to fix the file.
     """
     end = f"; {advice}" if advice else ""
     try:
@@ -156,9 +148,8 @@ class Option:
     """Command-line option of a setting, attached to its field with `Annotated`; type and default are the field's.
 
     Attributes:
-        flag: Name of the option, as `--depth`; with its negation for a truth value, as `--logprobs/--no-logprobs`.
+        flag: Name of the option; with its negation for a truth value, as `--logprobs/--no-logprobs`.
         help: Description without a full stop or the default, which is added.
-        panel: Heading of the help under which the option is listed.
         metavar: Name of the value in the help; by default that of its type.
         key: Key that the option sets if the field is a dictionary.
         is_file: Whether the option names a file that holds the value.
@@ -193,8 +184,7 @@ def set_values(values: dict[str, Any], given: Mapping[str, Any], source: str) ->
 def read_settings(model: type[ModelT], given: object, name: str) -> ModelT:
     """Return a record of settings: the given one, one of a mapping, or the defaults for None.
 
-    Raises:
-        UsageError: It is of another type, or a value is invalid; names the argument and the setting.
+    A UsageError for another type or an invalid value names the argument and the setting.
     """
     try:
         return model() if given is None else model.model_validate(given)
@@ -205,8 +195,7 @@ def read_settings(model: type[ModelT], given: object, name: str) -> ModelT:
 def check_address(url: str, secret: str) -> str:
     """Return the address of a server without a slash at its end.
 
-    Raises:
-        ValueError: It is no address of HTTP, or holds a password or key, which belongs into `secret`.
+    A ValueError for another text, or one with a password or key, which belongs into `secret`.
     """
     parts = urlsplit(url)
     if "@" in url or parts.query or parts.fragment:

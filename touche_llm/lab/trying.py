@@ -27,7 +27,7 @@ from touche_llm.pipeline.context import check_examples
 from touche_llm.pipeline.engines import assume_engine_info, make_request_builder
 from touche_llm.prompt_lab.holdout import find_half, record_trial
 from touche_llm.prompt_lab.lint import check
-from touche_llm.prompt_lab.trial import Trial, ask, ask_for_parts, estimate, make_subject
+from touche_llm.prompt_lab.trial import Trial, ask, ask_for_parts, make_subject
 from touche_llm.prompts.prompt import Prompt
 from touche_llm.report.folder import find_differences, get_assessments
 from touche_llm.tasks.task import Task
@@ -101,7 +101,7 @@ async def check_draft(benches: Benches, *, run: str, name: str, text: str) -> di
         topics = list(bench.topics.values())
         problems: list[str] = []
         check_examples(prompt, topics, bench.config.topics, problems.append)
-        checked = (bench.context.task, bench.purpose, prompt, topics[:_CHECKED_TOPICS], estimate)
+        checked = (bench.context.task, bench.purpose, prompt, topics[:_CHECKED_TOPICS])
         found = await run_apart(check, *checked)
     except (PromptError, UsageError) as error:
         return reply | {"findings": [_make_finding("error", str(error), text)]}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
@@ -18,6 +18,7 @@ from touche_llm.prompt_lab.trial import (
     Texts,
     ask,
     count_common,
+    estimate,
     make_other_subject,
     offline_builder,
     split_by_sharing,
@@ -26,8 +27,6 @@ from touche_llm.prompts.prompt import Prompt, Purpose
 from touche_llm.prompts.purposes import list_copyable_answers
 from touche_llm.tasks.task import Task
 
-# Counts the prompt tokens of a chat.
-Count = Callable[[Messages], int]
 # Maximum share and characters of fixed text after the topic or the documents: field names, a last line.
 _MAX_SHARE_BEHIND, _MAX_CHARS_BEHIND = 0.25, 200
 # Words that are not labels.
@@ -73,8 +72,8 @@ class CheckedPrompt:
         return [finding.message for finding in self.findings if finding.level == level]
 
 
-async def check(task: Task, purpose: Purpose, prompt: Prompt, topics: Sequence[Topic], count: Count) -> CheckedPrompt:
-    """Check a loaded prompt with these topics, or an invented one, and invented documents; `count` counts tokens."""
+async def check(task: Task, purpose: Purpose, prompt: Prompt, topics: Sequence[Topic]) -> CheckedPrompt:
+    """Check a loaded prompt with these topics, or an invented one, and invented documents."""
     result, renderer = CheckedPrompt(), _Renderer(task, purpose, prompt)
     plain = renderer.make_subject(replace(_BARE, description="x", narrative="x", objects=("x", "y")))
     where = ""
@@ -95,7 +94,7 @@ async def check(task: Task, purpose: Purpose, prompt: Prompt, topics: Sequence[T
         try:
             # A topic can have no labels to answer with, as a title without a word has none for its objects.
             prompt.answer_for(topic, 2)
-            tokens = count(await renderer.render(renderer.make_subject(topic)))
+            tokens = estimate(await renderer.render(renderer.make_subject(topic)))
         except (PromptError, DataError) as error:
             result.findings.append(Finding("error", f"topic {topic.id}: {error}"))
             continue

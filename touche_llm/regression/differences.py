@@ -15,8 +15,6 @@ from touche_llm.prompts.prompt import Prompt, examples_path
 from touche_llm.prompts.templates import read_text
 
 Kind = Literal["error", "setting", "prompt", "missing", "rank", "stance", "run", "measure"]
-# The diff of a document can have thousands of lines.
-_MAX_LINES = 80
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,9 +73,7 @@ def compare_requests(
     for purpose in missing:
         prompt, old, new = prompts[purpose], *map(_list_lines, (templates[purpose], list_texts(prompts[purpose])))
         if old != new:
-            lines = list(unified_diff(old, new, "recorded", str(prompt.path), n=2, lineterm=""))
-            more = [f"… and {len(lines) - _MAX_LINES:,} more lines"] * (len(lines) > _MAX_LINES)
-            text = "\n".join([*lines[:_MAX_LINES], *more])
+            text = "\n".join(unified_diff(old, new, "recorded", str(prompt.path), n=2, lineterm=""))
             differences.append(RunDifference(run, "prompt", purpose, new=prompt.label, text=text))
     return differences + list_missing(run, missing)
 
