@@ -320,6 +320,13 @@ def test_a_run_is_found_with_its_answers_from_any_folder_and_after_a_move_of_its
     assert outside.cache.file == tmp_path / "moved/data/cassette.jsonl"
 
 
+def test_a_run_beside_files_of_no_run_says_so_once(touche: Touche, tmp_path: Path) -> None:
+    (tmp_path / "notes").mkdir()
+    (tmp_path / "notes" / "mine.txt").write_text("kept")
+    notes = [touche("run", *REPLAY, *DATA, "--out", "notes").stderr.count("files of no run") for _ in range(2)]
+    assert notes == [1, 0] and (tmp_path / "notes" / "mine.txt").read_text() == "kept"
+
+
 def test_runs_that_were_evaluated_with_different_qrels_need_them_named(touche: Touche, run: Path) -> None:
     shutil.copytree(run, run.parent / "second")
     assert touche("evaluate", "first", "--relevance", "relevance").returncode == 0

@@ -24,6 +24,7 @@ from touche_llm.pipeline.candidates import (
     retrieve,
     warn_of_empty,
 )
+from touche_llm.pipeline.config_file import CONFIG
 from touche_llm.pipeline.context import RunContext
 from touche_llm.pipeline.corpora import DenseCorpus
 from touche_llm.pipeline.engines import describe_engine, describe_pooling, open_model
@@ -31,7 +32,7 @@ from touche_llm.pipeline.judge import Judgments, describe_judgments, judge
 from touche_llm.pipeline.progress import Progress
 from touche_llm.pipeline.provenance import begin_stage, check_inputs, check_settings, hash_inputs, record_stage
 from touche_llm.pipeline.rank import Ranking, rank
-from touche_llm.pipeline.run_directory import RunDirectory, read_counts
+from touche_llm.pipeline.run_directory import LOCK, RunDirectory, read_counts
 from touche_llm.ranking.cross_encoder import CrossEncoder
 from touche_llm.ranking.steps import RankingPlan, list_comparison_kinds, needs_texts
 
@@ -284,6 +285,9 @@ async def _open_run(
             if command == "run":
                 context.load_prompts()
             context.check_sources()
+            names = {path.name for path in folder.iterdir()} if folder.is_dir() else set()
+            if names and names.isdisjoint((CONFIG, LOCK)):
+                progress.warn(f"{folder}: has files of no run; those of the run are written beside them")
             folder.mkdir(parents=True, exist_ok=True)
             stack.enter_context(directory.lock(command, progress.warn))
 
