@@ -86,9 +86,6 @@ class ModelClient(TokenCountingClient):
         """Return the answer to a request, from the cache or from the engine, after reasoning if it requests that.
 
         Of several chains, all have to succeed. A replay miss is added to `misses`.
-
-        Raises:
-            EngineError: The engine died, refuses all requests, or left many requests in a row without a reply.
         """
         if request.thinking is None:
             return await self.request_one(request, model)

@@ -123,7 +123,7 @@ class EngineConfig(Section):
         float,
         Option(
             "--request-timeout",
-            "Seconds per request; they begin again with each reply to another one, and while vLLM has a queue",
+            "Seconds per request; they begin again with each reply to another one",
             "Model",
         ),
         Scope.DELIVERY,
@@ -150,7 +150,10 @@ class PoolingConfig(Section):
     Attributes:
         url: Address of the server; not needed where its results are in the cache.
         model: Name of the served model; not needed if there is only one.
+        context: Context in tokens; the server's own if None.
         batch: Max number of texts in a request.
+        request_timeout: Seconds after which a request fails, from its start or from the last reply to another one.
+        retry_for: Seconds after which a failing request is no longer retried.
     """
 
     url: Annotated[Address | None, Scope.DELIVERY] = None

@@ -29,7 +29,6 @@ class Truncation(JsonStruct, frozen=True, omit_defaults=True):
     Attributes:
         prompt_tokens: Tokens of the prompt with this part; 0 if not counted.
         kept_chars: Number of characters kept, of the document or, if `passages` is 1, of its best passage.
-        passages: Number of best passages kept.
     """
 
     prompt_tokens: Count
