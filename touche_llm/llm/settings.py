@@ -123,7 +123,7 @@ class EngineConfig(Section):
         float,
         Option(
             "--request-timeout",
-            "Seconds per request; they begin again with each reply to another one",
+            "Seconds per request; they begin again with each reply to another one, and while vLLM has a queue",
             "Model",
         ),
         Scope.DELIVERY,
