@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, closing
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ from chatnoir_api.model import index_id, index_prefix, parse_index
 from chatnoir_api.v1.model import Request, SearchResponse
 
 from touche_llm.data.records import Candidate, Topic
-from touche_llm.retrieval.chatnoir import ChatNoir, ChatNoirCorpus, ChatNoirSettings, Hit, MissingDocument
+from touche_llm.retrieval.chatnoir import ChatNoirCorpus, ChatNoirDocuments, ChatNoirSettings
 from touche_llm.tasks import get_task
 
 KEY = "LONG-and-secret-KEY-0123456789"
@@ -201,28 +201,32 @@ def settings_for(server: FakeChatNoir, folder: Path, **changes: Any) -> ChatNoir
     return ChatNoirSettings(base_url=server.url, cache=folder / "chatnoir.sqlite", **values)
 
 
-async def search(server: FakeChatNoir, folder: Path, depth: int = 10, **changes: Any) -> list[Hit]:
+async def search(server: FakeChatNoir, folder: Path, depth: int = 10, **changes: Any) -> list[Candidate]:
     async with server.running():
         return await search_again(settings_for(server, folder, **changes), depth)
 
 
-async def search_again(settings: ChatNoirSettings, depth: int = 10, query: str = "bottled water") -> list[Hit]:
-    async with ChatNoir(settings, print) as engine:
-        return await engine.search(query, depth)
+async def search_again(settings: ChatNoirSettings, depth: int = 10, query: str = "bottled water") -> list[Candidate]:
+    (ranking,) = await Retrieval(print)(settings, [Topic("1", query)], depth)
+    return ranking
 
 
-async def fetch(server: FakeChatNoir, folder: Path, **changes: Any) -> str | MissingDocument:
-    """Fetch the first document that the server has."""
-    async with server.running(), ChatNoir(settings_for(server, folder, **changes), print) as engine:
-        first = server.results[0]
-        return await engine.fetch(Hit(document_id=first["trec_id"], uuid=first["uuid"], score=first["score"]))
+async def fetch(server: FakeChatNoir, folder: Path, **changes: Any) -> str | None:
+    """Return the text of the first document that the server has, as it is cached after a search; None for none."""
+    await search(server, folder, **changes)
+    settings = settings_for(server, folder)
+    with closing(ChatNoirDocuments(settings)) as documents:
+        found = documents.get_text(server.results[0]["trec_id"])
+    assert found is not None
+    return found.text
 
 
 class Retrieval:
     """Retrieves, and keeps the warnings."""
 
-    def __init__(self) -> None:
+    def __init__(self, warn: Callable[[str], None] | None = None) -> None:
         self.notices: list[str] = []
+        self.warn = warn or self.notices.append
         self.steps = 0
 
     def advance(self) -> None:
@@ -231,5 +235,5 @@ class Retrieval:
     async def __call__(
         self, settings: ChatNoirSettings, topics: list[Topic] = TOPICS, depth: int = 10
     ) -> list[list[Candidate]]:
-        with ChatNoirCorpus(get_task("comparative"), settings, self.notices.append) as corpus:
+        with ChatNoirCorpus(get_task("comparative"), settings, self.warn) as corpus:
             return await corpus.search(topics, ("title",), depth, self.advance)

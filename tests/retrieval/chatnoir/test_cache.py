@@ -38,9 +38,8 @@ def test_a_key_in_the_wrong_form_is_not_quoted(given: Any) -> None:
 async def test_searches_are_known_by_server_index_and_query(tmp_path: Path) -> None:
     server = FakeChatNoir(results(3))
     await search(server, tmp_path)
-    for changes in ({"index": "clueweb12"}, {"page_size": 7}):
-        with raises_at(UsageError, tmp_path / "chatnoir.sqlite", "'bottled water'", API_KEY_VARIABLE):
-            await search_again(settings_for(server, tmp_path, api_key=None, **changes))
+    with raises_at(UsageError, tmp_path / "chatnoir.sqlite", "'bottled water'", API_KEY_VARIABLE):
+        await search_again(settings_for(server, tmp_path, api_key=None, index="clueweb12"))
     with raises_at(UsageError, tmp_path / "chatnoir.sqlite", "'other words'", API_KEY_VARIABLE):
         await search_again(settings_for(server, tmp_path, api_key=None), query="other words")
     server.url = "http://127.0.0.1:9"

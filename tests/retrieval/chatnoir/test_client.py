@@ -33,9 +33,14 @@ from tests.fake_server import hangs
 from touche_llm.data.records import Candidate, Document
 from touche_llm.errors import DataError, EngineError, UsageError
 from touche_llm.retrieval import chatnoir as chatnoir
-from touche_llm.retrieval.chatnoir import ChatNoir, ChatNoirDocuments, MissingDocument
+from touche_llm.retrieval.chatnoir import ChatNoirDocuments
 
 pytestmark = pytest.mark.usefixtures("chatnoir_alone")
+
+
+@pytest.fixture
+def shorter_pages(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(chatnoir, "PAGE_SIZE", 10)
 
 
 # Requests and replies.
@@ -59,55 +64,53 @@ async def test_a_search_carries_query_place_and_key(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("there", "depth", "page_size", "starts"),
+    ("there", "depth", "starts"),
     [
-        (25, 11, 10, [0, 10]),
-        (25, 1000, 10, [0, 10, 20]),
-        (20, 1000, 10, [0, 10, 20]),  # an empty page ends it
-        (0, 5, 10, [0]),
+        (25, 11, [0, 10]),
+        (25, 1000, [0, 10, 20]),
+        (20, 1000, [0, 10, 20]),  # an empty page ends it
+        (0, 5, [0]),
     ],
 )
+@pytest.mark.usefixtures("shorter_pages")
 async def test_pages_are_asked_for_until_there_are_enough_or_no_more(
-    there: int, depth: int, page_size: int, starts: list[int], tmp_path: Path
+    there: int, depth: int, starts: list[int], tmp_path: Path
 ) -> None:
     server = FakeChatNoir(results(there))
-    hits = await search(server, tmp_path, depth, page_size=page_size)
+    hits = await search(server, tmp_path, depth)
     assert [hit.document_id for hit in hits] == ids(min(there, depth))
     assert [hit.score for hit in hits] == [1000.5 - n for n in range(min(there, depth))]
     assert [body["from"] for body in server.searches] == starts
 
 
-async def test_no_page_reaches_beyond_what_chatnoir_can_page_to(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(chatnoir, "MAX_DEPTH", 25)
-    server = FakeChatNoir(results(40))
-    assert len(await search(server, tmp_path, 25, page_size=10)) == 25
-    assert [(body["from"], body["size"]) for body in server.searches] == [(0, 10), (10, 10), (20, 5)]
-    with pytest.raises(UsageError, match=r"\b25\b.*\b26\b"):
-        await search(server, tmp_path, 26)
+async def test_no_more_are_searched_for_than_chatnoir_can_page_to(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"\b1000\b.*\b1001\b"):
+        await search(FakeChatNoir(results(3)), tmp_path, 1001)
 
 
+@pytest.mark.usefixtures("shorter_pages")
 async def test_a_document_that_comes_twice_counts_once_at_its_first_place(tmp_path: Path) -> None:
-    first, second, third, fourth = results(4)
-    server = FakeChatNoir([first, second, {**first, "score": 7.0}, third, fourth])
-    hits = await search(server, tmp_path, 3, page_size=2)
+    first, *others, third, fourth = results(12)
+    server = FakeChatNoir([first, *others, {**first, "score": 7.0}, third, fourth])
+    hits = await search(server, tmp_path, 11)
     assert [(hit.document_id, hit.score) for hit in hits] == [
-        (each["trec_id"], each["score"]) for each in (first, second, third)
+        (each["trec_id"], each["score"]) for each in (first, *others, third)
     ]
 
 
-async def test_pages_that_repeat_are_an_error_and_not_stored(tmp_path: Path) -> None:
-    server = FakeChatNoir(results(30))
+@pytest.mark.usefixtures("shorter_pages")
+async def test_a_search_ends_also_if_no_page_brings_another_document(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(chatnoir, "MAX_RESULTS", 30)
+    server = FakeChatNoir(results(10))
 
-    async def first_page_only(_: web.Request, body: dict[str, Any]) -> web.StreamResponse:
-        return web.json_response(answer(server.results[: body["size"]], len(server.results)))
+    async def first_page_again(_: web.Request, body: dict[str, Any]) -> web.StreamResponse:
+        return web.json_response(answer(server.results, 1000))
 
-    server.rest = first_page_only
-    with pytest.raises(EngineError, match="'bottled water'.*from 10"):
-        await search(server, tmp_path, 30, page_size=10)
-    server.rest = None
-    assert [hit.document_id for hit in await search(server, tmp_path, 30, page_size=10)] == ids(30)
+    server.behaviours = [first_page_again] * 3
+    assert [hit.document_id for hit in await search(server, tmp_path, 20)] == ids(10)
+    assert len(server.searches) == 3
 
 
 async def test_results_without_a_trec_id_are_left_out_and_counted(
@@ -115,7 +118,7 @@ async def test_results_without_a_trec_id_are_left_out_and_counted(
 ) -> None:
     first, second, third = results(3)
     server = FakeChatNoir([first, {**second, "trec_id": None}, third])
-    assert [hit.document_id for hit in await search(server, tmp_path, page_size=2)] == [ids(3)[0], ids(3)[2]]
+    assert [hit.document_id for hit in await search(server, tmp_path)] == [ids(3)[0], ids(3)[2]]
     assert "'bottled water': 1 results without a TREC id left out" in capsys.readouterr().out
 
 
@@ -134,7 +137,6 @@ async def test_a_trec_id_that_is_no_word_is_an_error(tmp_path: Path) -> None:
         {"hits": []},
         answer([{**ONE, "uuid": "!!"}]),
         answer([{**ONE, "score": "high"}]),
-        answer([{**ONE, "index": "cw99"}]),
         json.dumps(answer([{**ONE, "score": float("nan")}])).encode(),
     ],
     ids=repr,
@@ -158,7 +160,6 @@ async def test_a_document_comes_by_redirect_and_without_the_key(tmp_path: Path) 
     server = FakeChatNoir(results(1), texts={ids(1)[0]: "Gr\u00fc\u00df Gott \U0001f600\nsecond line"})
     assert await fetch(server, tmp_path) == "Gr\u00fc\u00df Gott \U0001f600\nsecond line"
     assert KEY not in repr(server.document_queries)
-    assert await fetch(FakeChatNoir(results(1)), tmp_path / "other", api_key=None) == f"Text of {ids(1)[0]}."
 
 
 @pytest.mark.parametrize(
@@ -174,8 +175,8 @@ async def test_a_document_comes_by_redirect_and_without_the_key(tmp_path: Path) 
 @pytest.mark.usefixtures("shorter_documents")
 async def test_a_document_without_usable_text_is_recorded(changes: Any, reason: str, tmp_path: Path) -> None:
     server = FakeChatNoir(results(1), **changes)
-    assert await fetch(server, tmp_path) == MissingDocument(reason)
-    assert await fetch(server, tmp_path) == MissingDocument(reason)
+    assert await fetch(server, tmp_path) is None
+    assert await fetch(server, tmp_path) is None
     assert len(server.fetched) == 1
     with closing(ChatNoirDocuments(settings_for(server, tmp_path))) as documents:
         assert documents.find_unknown(ids(1)) == ids(1)
@@ -184,12 +185,12 @@ async def test_a_document_without_usable_text_is_recorded(changes: Any, reason: 
 
 
 async def test_a_document_that_always_fails_names_the_way_past_it(tmp_path: Path) -> None:
-    server = FakeChatNoir(results(1), rest=status(500))
+    server = FakeChatNoir(results(1), behaviours=[None], rest=status(500))
     with pytest.raises(EngineError, match=f"{ids(1)[0]}.*HTTP 500.*chatnoir.leave_out"):
         await fetch(server, tmp_path, retry_for=0.0)
-    requests = server.requests
-    assert await fetch(server, tmp_path, leave_out=tuple(ids(1))) == MissingDocument("named in chatnoir.leave_out")
-    assert server.requests == requests
+    server.rest = None
+    assert await search(server, tmp_path, leave_out=tuple(ids(1))) == []
+    assert len(server.fetched) == 1
 
 
 # The way through.
@@ -225,19 +226,16 @@ async def test_a_document_that_is_gone_leaves_its_candidate_out_with_topic_and_r
     assert retrieval.notices == [f"topic 1: 1 of 4 documents left out: {gone} (HTTP 404)"]
 
 
+@pytest.mark.usefixtures("shorter_pages")
 async def test_a_second_run_needs_neither_server_nor_key(tmp_path: Path) -> None:
     server = FakeChatNoir(results(25), gone={ids(25)[3]})
     async with server.running():
-        first = await Retrieval()(settings_for(server, tmp_path, page_size=10), depth=25)
+        first = await Retrieval()(settings_for(server, tmp_path), depth=25)
     assert server.requests == 2 * 3 + 25, "a document that two topics share is fetched once"
-    offline = settings_for(server, tmp_path, page_size=10, api_key=None, retry_for=0.0)
+    offline = settings_for(server, tmp_path, api_key=None, retry_for=0.0)
     retrieval = Retrieval()
     assert await retrieval(offline, depth=25) == first
     assert len(retrieval.notices) == 2, "missing documents are reported again"
-    async with ChatNoir(offline, print) as engine:
-        hits = await engine.search(TOPICS[0].title, 12)
-        assert [hit.document_id for hit in hits] == ids(12)
-        await engine.fetch(hits[0])
 
 
 async def test_a_run_that_was_stopped_asks_only_for_the_rest(tmp_path: Path) -> None:
