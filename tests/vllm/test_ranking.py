@@ -190,8 +190,9 @@ def test_a_first_run_with_expansion_sends_in_every_stage_what_the_dry_run_said(
         name: count * TOPICS for name, count in parts.items()
     }
     assert least == most == total(out, "requests")
-    # What the metadata says of the prefix cache is what the server says.
-    assert total(out, "prefix_cached_tokens") == prefix_cache_hits(place.url) - hits > 0
+    # What the metadata says of the prefix cache is what the server says, less the few tokens of the start-up check.
+    seen = prefix_cache_hits(place.url) - hits
+    assert 0.99 * seen < total(out, "prefix_cached_tokens") <= seen
     share = total(out, "prefix_cached_tokens") / total(out, "prompt_tokens")
     tell(f"a first run: {least} requests, {share:.0%} of the prompt tokens from the prefix cache")
 
