@@ -189,6 +189,8 @@ class Cut(JsonStruct, frozen=True, kw_only=True):
     """Truncation of a document: the part of it that the model saw.
 
     Attributes:
+        kept_chars: Characters that the model saw.
+        of_chars: Characters of the document.
         prompt_tokens: Tokens of the prompt; 0 if not counted.
         parts: Spans of the document that the model saw; None for the first `kept_chars` characters.
         only_boilerplate: No line of a web page was recognised as content, so none was removed as boilerplate.
@@ -215,6 +217,7 @@ class Judgment(_WithThoughts, JsonStruct, frozen=True, kw_only=True):
     """Judgment of one document for one topic.
 
     Attributes:
+        prompt: Prompt of the request.
         grades: Relevance, quality and, for pairs, coherence: expected grades if `source` is "probabilities", the grades
             in the answer if it is "value".
         stance: Most probable label; `Q0` if the task has none.
@@ -252,6 +255,7 @@ class Comparison(JsonStruct, frozen=True, kw_only=True):
     """Comparison of several documents of a topic, for a ranking step.
 
     Attributes:
+        cut: Truncated documents.
         documents: In the order of the prompt, labelled A, B, ….
         best: Reading of the label of the best document, or None.
         order: Documents in the order of the answer, best first, or None.
@@ -292,6 +296,9 @@ class StanceReading(_WithThoughts, JsonStruct, frozen=True, kw_only=True):
     """Stance of one document for one topic, from the stance prompt.
 
     Attributes:
+        prompt: Prompt of the requests.
+        keys: Keys of the answers in the cache.
+        thoughts: Keys of the thoughts before them; left out if the model did not reason.
         probabilities: By label of the task, the mean over all orders; 0 and 1 if `source` is "value".
         source: "value" if the engine sent no logprobs.
         orders: 2 if the objects were named in both orders, else 1.

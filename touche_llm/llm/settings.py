@@ -148,6 +148,8 @@ class PoolingConfig(Section):
     """Settings of a server with an embedding model or a cross-encoder.
 
     Attributes:
+        revision: The user's name for the version of the weights.
+        concurrency: Max number of requests at a time.
         url: Address of the server; not needed where its results are in the cache.
         model: Name of the served model; not needed if there is only one.
         context: Context in tokens; the server's own if None.
@@ -177,7 +179,14 @@ class TextTemplates(NamedTuple):
 
 
 class TemplateConfig(PoolingConfig):
-    """Settings of a server whose model expects its texts in templates, instead of those of a preset."""
+    """Settings of a server whose model expects its texts in templates, instead of those of a preset.
+
+    Attributes:
+        preset: Templates of a family of models.
+        instruction: Text in place of {instruction} in the templates.
+        query_template: Template with {query}, instead of that of the preset.
+        document_template: Template with {document}, instead of that of the preset.
+    """
 
     presets: ClassVar[Mapping[str, TextTemplates]] = {"plain": TextTemplates()}
 
@@ -232,6 +241,8 @@ class ThinkingConfig(Section):
 
     Attributes:
         judge: Max tokens of reasoning before the answer to a judge prompt, also for sentences; 0 for none.
+        stance: The same for the stance prompt.
+        compare: The same for prompts that compare documents.
         chains: Number of thoughts for each answer, whose label probabilities are averaged.
         delimiters: Texts before and after a thought; a preset by the model, or the two texts.
         temperature: Temperature of thoughts; models that reason repeat themselves at 0.
@@ -273,6 +284,11 @@ class SamplingConfig(Section):
     """Settings of sampling.
 
     Attributes:
+        temperature: Temperature of the first sample.
+        max_tokens: Max completion tokens.
+        logprobs: Whether log-probabilities are requested.
+        chat_template_kwargs: Switches of the chat template.
+        thinking: Reasoning before answers.
         resample_temperature: Temperature of additional samples after an unusable answer.
         seed: Number in the keys of the answers: another one requests other samples. It is not sent.
         system_message: Where the instructions are: in a system message, or before the first user message, for a chat
