@@ -79,8 +79,7 @@ def test_a_run_needs_no_corpus_on_disk_and_is_that_of_the_index_on_disk(
 def test_the_metadata_tells_what_was_searched(touche: Touche, tmp_path: Path, server: FakeElasticsearch) -> None:
     corpus = str(CORPUS["comparative"])
     given = ["--elasticsearch-index", "mine", "--k1", "0.9", "--b", "0.4"]
-    touche("index", *at(server), "--corpus", corpus, *given, "--set", "elasticsearch.shards=6")
-    assert server.indices["mine"].settings["index"]["number_of_shards"] == 6
+    touche("index", *at(server), "--corpus", corpus, *given)
     done = touche("retrieve", *at(server), *topics(), *given, "--out", "out")
     assert done.returncode == 0, done.stderr
     facts = yaml.safe_load((tmp_path / "out" / "ir-metadata.yml").read_text())["stages"]["retrieve"]["corpus"]
@@ -149,7 +148,6 @@ THERE = ["--retriever", "elasticsearch"]
         ),
         ([*INDEX, *THERE, "--bm25-method", "atire"], "scores as --bm25-method lucene"),
         ([*INDEX, *THERE, "--index", "folder"], "--retriever elasticsearch: "),
-        ([*INDEX, *THERE, "--set", "elasticsearch.shards=0"], "elasticsearch.shards: "),
         ([*INDEX, "--elasticsearch", "http://h:1"], "--elasticsearch: not used with --retriever bm25"),
     ],
 )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import sqlite3
-import time
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from itertools import islice
@@ -54,7 +53,7 @@ class ElasticManifest(Model, strict=True):
     bad_lines: int | None = None
 
 
-def build_index_body(manifest: ElasticManifest, shards: int | None) -> dict[str, Any]:
+def build_index_body(manifest: ElasticManifest) -> dict[str, Any]:
     """Build settings and mappings of an index: one analyzed field with BM25, the others verbatim.
 
     `id` breaks ties, since Elasticsearch does not sort by `_id`.
@@ -77,8 +76,6 @@ def build_index_body(manifest: ElasticManifest, shards: int | None) -> dict[str,
             },
         },
     }
-    if shards is not None:
-        index["number_of_shards"] = shards
     text = {"type": "text", "analyzer": "touche", "similarity": "touche", "index_options": "freqs"}
     properties = {"id": {"type": "keyword"}, "text": text}
     return {
@@ -93,7 +90,6 @@ _FIELDS_AT_ONCE = 100
 _BATCH, _REQUEST_BYTES = 500, 8 * 2**20
 # Statuses of a stored document: created, or there already from an earlier load or a request whose reply was lost.
 _STORED = (201, 409)
-_NOTICE_EVERY = 60.0  # seconds
 
 
 def _read_manifest(name: str, client: Elasticsearch) -> ElasticManifest | None:
@@ -301,7 +297,12 @@ def load_corpus(
             found = fetch() or wanted
         elif found.documents is None:
             warn(f"{place}: an earlier load was interrupted; resuming without the documents that are stored")
-        _check_source(found, wanted, skip_bad_lines, place)
+        if found.sha256 != wanted.sha256:
+            raise UsageError(
+                f"{place}: has another corpus, or another version of {found.corpus}; delete the index, or name another "
+                "one (`elasticsearch.index`)"
+            )
+        _check(found, place, k1, b)
         if found.documents is not None:
             return found
         documents = _store_all(
@@ -317,25 +318,11 @@ def load_corpus(
 
 
 def _create(server: Server, manifest: ElasticManifest, settings: ElasticsearchSettings, client: Elasticsearch) -> None:
-    body = build_index_body(manifest, settings.shards)
-    response = client.options(ignore_status=400).indices.create(index=settings.index, **body)
+    response = client.options(ignore_status=400).indices.create(index=settings.index, **build_index_body(manifest))
     if response.meta.status == 400:
         refusal = describe_refusal(response.body["error"])
         if not refusal.startswith("resource_already_exists_exception"):
             raise server.error(f"cannot create the index {settings.index}: {refusal}")
-
-
-def _check_source(found: ElasticManifest, wanted: ElasticManifest, skip_bad_lines: bool, place: str) -> None:
-    """Raise UsageError if an index has another corpus or other settings."""
-    other = "delete the index, or name another one (`elasticsearch.index`)"
-    if found.sha256 != wanted.sha256:
-        raise UsageError(f"{place}: has another corpus, or another version of {found.corpus}; {other}")
-    _check(found, place, wanted.k1, wanted.b)
-    if found.bad_lines and not skip_bad_lines:
-        raise UsageError(
-            f"{place}: was loaded without {found.bad_lines} bad lines; allow that with `skip_bad_lines: true`, or "
-            f"correct the corpus and {other}"
-        )
 
 
 def _read_distinct(source: CorpusFile, on_bad_line: OnBadLine | None) -> Iterator[tuple[int, Document]]:
@@ -354,16 +341,13 @@ def _read_distinct(source: CorpusFile, on_bad_line: OnBadLine | None) -> Iterato
 
 def _store_all(server: Server, name: str, source: CorpusFile, rows: Iterator[tuple[int, Document]], warn: Warn) -> int:
     """Store documents in an index, and return their number; those that it has already stay."""
-    count, noticed = 0, time.monotonic()
+    count = 0
     try:
         while batch := list(islice(rows, _BATCH)):
             left = {document.id: document.text for _, document in batch}
             what = f"documents of lines {batch[0][0]} to {batch[-1][0]} of {source}"
             server.request(what, partial(_store, server, name, left))
             count += len(batch)
-            if time.monotonic() - noticed > _NOTICE_EVERY:
-                noticed = time.monotonic()
-                warn(f"{count:,} documents so far")
     except (KeyboardInterrupt, asyncio.CancelledError):
         warn(f"index {name}: {count:,} documents are stored; the same command resumes")
         raise

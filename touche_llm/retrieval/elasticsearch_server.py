@@ -37,10 +37,7 @@ logging.getLogger("elastic_transport").addHandler(logging.NullHandler())
 
 
 class ElasticsearchSettings(Section):
-    """Settings of Elasticsearch; times are in seconds.
-
-    `shards` applies when the index is created; None is the default of Elasticsearch.
-    """
+    """Settings of Elasticsearch; times are in seconds."""
 
     url: Annotated[
         str,
@@ -53,7 +50,6 @@ class ElasticsearchSettings(Section):
         Option("--elasticsearch-index", "Name of the index in Elasticsearch", "Retrieval", metavar="NAME"),
         Scope.RETRIEVE,
     ] = Field("touche-llm", pattern=r"^[a-z0-9][a-z0-9._-]*$", max_length=200)
-    shards: Annotated[int | None, Scope.RETRIEVE] = Field(None, ge=1, le=1024)
     request_timeout: Annotated[float, Scope.DELIVERY] = Field(60.0, gt=0.0, allow_inf_nan=False)
     retry_for: Annotated[float, Scope.DELIVERY] = Field(300.0, ge=0.0, allow_inf_nan=False)
 
@@ -109,10 +105,8 @@ class Server(AbstractContextManager["Server"]):
     def request(self, what: str, send: Callable[[Elasticsearch], ResultT], *, once: bool = False) -> ResultT:
         """Return the result of a request; transient failures are retried for `retry_for` seconds.
 
-        Args:
-            what: Description of the request for errors.
-            send: Sends the request with the client, once for each try, and reads its reply; may raise TransientFailure.
-            once: Whether nothing is retried.
+        `send` sends the request, once for each try, and reads its reply; it may raise TransientFailure. With `once`,
+        nothing is retried. `what` describes the request in errors.
 
         Raises:
             UsageError: The server refuses the key or the password.
@@ -144,7 +138,7 @@ class Server(AbstractContextManager["Server"]):
 
     def _send(self, what: str, send: Callable[[Elasticsearch], ResultT]) -> ResultT:
         from elastic_transport import ConnectionError as NotReached
-        from elastic_transport import ConnectionTimeout, TlsError, TransportError
+        from elastic_transport import ConnectionTimeout, TransportError
         from elasticsearch import ApiError, UnsupportedProductError
 
         try:
@@ -157,11 +151,6 @@ class Server(AbstractContextManager["Server"]):
             body = error.body
             refusal = describe_refusal(body.get("error") if isinstance(body, dict) else body)
             raise self._describe_status(what, error.status_code, refusal) from None
-        except TlsError as error:
-            raise self.error(
-                f"no secure connection: {to_line(str(error.message))}; the environment variable SSL_CERT_FILE names "
-                "the certificates to trust"
-            ) from None
         except ConnectionTimeout:
             raise TransientFailure(f"no answer within {self._settings.request_timeout:g} s") from None
         except NotReached as error:
@@ -176,16 +165,6 @@ class Server(AbstractContextManager["Server"]):
             return TransientFailure(problem)
         if status == 401:
             return UsageError(f"{self._settings.url}: login refused ({problem}); {_HOW_TO_LOG_IN}")
-        if status == 403:
-            return self.error(
-                f"{what}: this user or key lacks a privilege ({problem}); loading needs the index privilege `all`, "
-                "searching `read` and `view_index_metadata`, and both the cluster privilege `monitor`"
-            )
-        if refusal.startswith("media_type_header_exception"):
-            return self.error(
-                f"{problem}; Elasticsearch 8 refuses clients of version 9: pip install 'elasticsearch>=8.17,<9', "
-                "which Elasticsearch 9 accepts too"
-            )
         return self.error(f"{what}: {problem}")
 
 
