@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sqlite3
+import time
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from itertools import islice
@@ -90,6 +91,7 @@ _FIELDS_AT_ONCE = 100
 _BATCH, _REQUEST_BYTES = 500, 8 * 2**20
 # Statuses of a stored document: created, or there already from an earlier load or a request whose reply was lost.
 _STORED = (201, 409)
+_NOTICE_EVERY = 60.0  # seconds
 
 
 def _read_manifest(name: str, client: Elasticsearch) -> ElasticManifest | None:
@@ -303,6 +305,11 @@ def load_corpus(
                 "one (`elasticsearch.index`)"
             )
         _check(found, place, k1, b)
+        if found.bad_lines and not skip_bad_lines:
+            raise UsageError(
+                f"{place}: was loaded without {found.bad_lines} bad lines; allow that with `skip_bad_lines: true`, or "
+                "correct the corpus and name another index (`elasticsearch.index`)"
+            )
         if found.documents is not None:
             return found
         documents = _store_all(
@@ -341,13 +348,16 @@ def _read_distinct(source: CorpusFile, on_bad_line: OnBadLine | None) -> Iterato
 
 def _store_all(server: Server, name: str, source: CorpusFile, rows: Iterator[tuple[int, Document]], warn: Warn) -> int:
     """Store documents in an index, and return their number; those that it has already stay."""
-    count = 0
+    count, noticed = 0, time.monotonic()
     try:
         while batch := list(islice(rows, _BATCH)):
             left = {document.id: document.text for _, document in batch}
             what = f"documents of lines {batch[0][0]} to {batch[-1][0]} of {source}"
             server.request(what, partial(_store, server, name, left))
             count += len(batch)
+            if time.monotonic() - noticed > _NOTICE_EVERY:
+                noticed = time.monotonic()
+                warn(f"{count:,} documents so far")
     except (KeyboardInterrupt, asyncio.CancelledError):
         warn(f"index {name}: {count:,} documents are stored; the same command resumes")
         raise

@@ -221,6 +221,8 @@ def test_a_repeated_id_is_a_bad_line(
     manifest = load(skip_bad_lines=True)
     assert (manifest.documents, manifest.bad_lines) == (len(pairs) - 1, 1)
     assert texts_in(server) == dict(pairs[: line - 1])
+    with raises_at(UsageError, f"{server.url}, index touche-llm", "1 bad lines", "`skip_bad_lines: true`"):
+        load()
     assert load(skip_bad_lines=True) == manifest
 
 
