@@ -197,6 +197,29 @@ async def test_a_failed_commit_is_an_error_for_every_waiting_task(tmp_path: Path
         assert [again.get(each * 64, Answer) is not None for each in "abc"] == [False, False, denied == ("COMMIT",)]
 
 
+@pytest.mark.parametrize("replaced", [False, True])
+async def test_a_cache_that_is_deleted_while_it_is_used_is_noticed_at_the_next_answer(
+    tmp_path: Path, replaced: bool
+) -> None:
+    path = tmp_path / "answers.sqlite"
+    cache = Cache(path)
+    await cache.store(metadata("a"), answer())
+    for each in tmp_path.iterdir():
+        each.unlink()
+    if replaced:
+        Cache(path).close()
+    with pytest.raises(DataError, match=str(path)):
+        await cache.store(metadata("b"), answer())
+    with pytest.raises(DataError, match=str(path)):
+        cache.put(entry("c"))
+    with pytest.raises(DataError, match=str(path)):
+        cache.close()
+    with pytest.raises(sqlite3.ProgrammingError):
+        cache._database.execute("SELECT 1")
+    with Cache(path) as again:
+        assert not list(again.iterate_entries())
+
+
 def test_a_damaged_value_is_named_by_its_key(tmp_path: Path) -> None:
     with Cache(tmp_path / "c.sqlite") as cache:
         cache.put(entry())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import sqlite3
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, closing, suppress
@@ -155,6 +156,7 @@ class Cache(AbstractContextManager["Cache"]):
         except (sqlite3.Error, OSError) as error:
             raise DataError(describe_opening_error(path, FORMAT.noun, "cache.file", error)) from error
         self._database.path = path
+        self._opened = None if self._is_read_only else path.stat()
         # Rows to store at the end of this turn of the event loop.
         self._pending: list[tuple[tuple[Any, ...], asyncio.Future[_Row | None]]] = []
         if is_cassette:
@@ -167,6 +169,7 @@ class Cache(AbstractContextManager["Cache"]):
         """Close the file and move the write-ahead log into it, since copies of the file leave the log behind."""
         self._store_pending()
         with closing(self._database):
+            self._check_file()
             if not self._is_read_only and not self._database.in_transaction:
                 # Closing does this too, unless another process is reading; a passive checkpoint waits for none.
                 self._database.execute("PRAGMA wal_checkpoint(PASSIVE)")
@@ -174,6 +177,14 @@ class Cache(AbstractContextManager["Cache"]):
     @property
     def _is_read_only(self) -> bool:
         return self.mode in (CacheMode.REPLAY, CacheMode.OFF)
+
+    def _check_file(self) -> None:
+        """Raise DataError if the file was deleted or replaced since it was opened: new entries would be lost."""
+        if self._opened is not None and not (self.path.exists() and os.path.samestat(self._opened, self.path.stat())):
+            raise DataError(
+                f"{self.path}: the cache was deleted or replaced while it was in use; run the same command again to "
+                "store the answers in the present file"
+            )
 
     def get(self, key: str, model: ValueType[ValueT], *, refreshed: bool = False) -> ValueT | None:
         """Return the value of an entry, or None if there is none.
@@ -193,6 +204,7 @@ class Cache(AbstractContextManager["Cache"]):
         """
         if not self._is_read_only:
             self._insert([entry.row])
+            self._check_file()
 
     async def store(self, metadata: EntryMetadata, value: ValueT, model: ValueType[ValueT] | None = None) -> ValueT:
         """Store an entry like `put`, in one transaction with the others of this turn of the event loop.
@@ -222,6 +234,7 @@ class Cache(AbstractContextManager["Cache"]):
                 # Read within the transaction: another process may replace the rows as soon as it has ended.
                 stored = {key: self._fetch_row(key) for (key, *_), _ in pending}
             self._database.execute("COMMIT")
+            self._check_file()
         # Whatever the error is, every waiting task must receive it.
         except Exception as error:
             failed = error
