@@ -142,7 +142,9 @@ class HttpClient:
         """Return how many requests of all clients wait at vLLM; 0 for other servers."""
         assert self._session is not None
         try:
-            async with asyncio.timeout(5.0), self._session.get(self.base_url + "/metrics") as response:
+            # A redirect would send the key to another server.
+            request = self._session.get(self.base_url + "/metrics", allow_redirects=False)
+            async with asyncio.timeout(5.0), request as response:
                 text = (await read_body(response, _MAX_BODY)).decode("utf-8", "replace")
         except (TimeoutError, aiohttp.ClientError, OSError):
             return 0
