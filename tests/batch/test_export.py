@@ -56,6 +56,18 @@ async def test_an_export_needs_model_context_and_a_writable_cache(
     assert caught.value.location == location
 
 
+async def test_a_file_of_that_name_that_no_export_wrote_stays(tmp_path: Path) -> None:
+    config, out = simple_config(tmp_path, engine__model="fake", engine__context=8192), tmp_path / "out"
+    await retrieve_stage(config, out, Silent())
+    (out / "requests.jsonl").write_text("mine")
+    with pytest.raises(UsageError) as caught:
+        await export_stage(config, out)
+    assert caught.value.location == str(out / "requests.jsonl")
+    assert (out / "requests.jsonl").read_text() == "mine"
+    (out / "requests.jsonl").unlink()
+    assert await export_stage(config, out) and await export_stage(config, out)
+
+
 async def test_model_and_context_are_taken_from_the_cache(waiting: Waiting) -> None:
     config, out, requests = waiting
     await import_files(out, b.write(out / "r.jsonl", b.answers(requests[:1], COMPARATIVE)))

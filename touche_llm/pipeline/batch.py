@@ -90,6 +90,8 @@ async def export_requests(
         raise UsageError(
             f"cache.mode: {config.cache.mode}: batch files hold what the cache cannot answer; set it to reuse"
         )
+    if (folder / REQUESTS).exists() and not (folder / BATCH).exists():
+        raise UsageError(f"{folder / REQUESTS}: not written by an export; move it elsewhere")
     counter = None if tokenizer is None else ChatTokenizer(tokenizer, config.sampling.chat_template_kwargs)
     # Opened for writing, since only this repairs a cache whose creation was killed.
     with Cache(config.cache.file, CacheMode.REUSE) as cache:
