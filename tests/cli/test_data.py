@@ -30,7 +30,7 @@ def test_a_problem_of_one_file_is_the_exit_code(touche: Touche, tmp_path: Path) 
     done = touche("data", "run.txt", "other", "--format", "json")
     good, bad = json.loads(done.stdout)
     assert done.returncode == 1
-    assert (good["kind"], good["tasks"], good["problem"]) == ("run", "comparative", None)
+    assert (good["kind"], good["tasks"], good["problem"]) == ("run", None, None)
     assert bad["problem"] and bad["tasks"] is None
 
 

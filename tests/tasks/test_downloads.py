@@ -1,4 +1,4 @@
-"""Downloaded files are recognised by their checksum or their content, and what is wrong with them is found."""
+"""Downloaded files are recognised by their checksum or their first topic, and what is wrong with them is found."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import pytest
 from touche_llm.tasks import TASKS, published
 from touche_llm.tasks.published import Published, PublishedFile, check_file, read_published
 
-BEIR = ("webis_touche2020_v2", "webis_touche2020_v3")
+BEIR = "webis_touche2020_v2 webis_touche2020_v3"
 
 
 @pytest.fixture
@@ -24,7 +24,7 @@ def publish(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
 
     def replace(*files: PublishedFile) -> None:
         known = read_published()
-        changed = Published(files=list(files), restricted=known.restricted, documents=known.documents)
+        changed = Published(files=list(files), restricted=known.restricted)
         monkeypatch.setattr(published, "read_published", lambda: changed)
 
     return replace
@@ -37,55 +37,19 @@ def published_file(name: str, content: bytes, **given: Any) -> PublishedFile:
 
 
 @pytest.mark.parametrize(
-    ("first", "count", "tasks"),
+    ("first", "tasks"),
     [
-        ("2 Which is better, a laptop or a desktop?", 50, ("comparative",)),
-        ("1 Should teachers get tenure?", 50, ("sentence_pairs", "controversial")),
-        ("1 Should Teachers Get Tenure?", 49, ("arguments_2020", *BEIR)),
-        ("51 Do we need sex education in schools?", 50, ("arguments_2021",)),
-        ("1 What is the difference between sex and love?", 50, ("comparative_2020",)),
-        ("51 What is better at reducing fever in children, Ibuprofen or Aspirin?", 50, ("comparative_2021",)),
+        ("2 Which is better, a laptop or a desktop?", "comparative"),
+        ("1 Should Teachers Get Tenure?", f"sentence_pairs controversial arguments_2020 {BEIR}"),
+        ("51 Do we need sex education in schools?", "arguments_2021"),
     ],
 )
-def test_topics_are_those_of_the_task_with_this_first_topic(
-    first: str, count: int, tasks: tuple[str, ...], tmp_path: Path
-) -> None:
+def test_topics_are_those_of_the_tasks_with_this_first_topic(first: str, tasks: str, tmp_path: Path) -> None:
     number, title = first.split(" ", 1)
-    topics = [(number, title), *((str(int(number) + n), f"Question {n}?") for n in range(1, count))]
-    elements = (f"<topic><number>{each}</number><title>{name}</title></topic>" for each, name in topics)
-    (tmp_path / "renamed.xml").write_text(f"<topics>{''.join(elements)}</topics>")
+    topic = f"<topic><number>{number}</number><title>{title}</title></topic>"
+    (tmp_path / "renamed.xml").write_text(f"<topics>{topic}<topic><number>99</number><title>?</title></topic></topics>")
     found = check_file(tmp_path / "renamed.xml")
-    assert (found.kind, found.tasks, found.problem) == ("topics", tasks, "")
-    assert found.first == first
-
-
-@pytest.mark.parametrize(
-    ("topics", "document", "value", "tasks", "roles"),
-    [
-        (range(1, 50), "S1f2e3d4c-Ab1c2d3e", "-2", ("arguments_2020",), ("relevance",)),
-        (range(51, 100), "S1f2e3d4c-Ab1c2d3e", "2", ("arguments_2021",), ("relevance", "quality")),
-        (range(1, 50), "clueweb12-0001wb-05-12311", "1", ("comparative_2020",), ("relevance",)),
-        (range(60, 80), "clueweb12-0001wb-05-12311", "1", ("comparative_2021",), ("relevance", "quality")),
-        (range(60, 80), "clueweb12-0001wb-05-12311___3", "1", ("comparative",), ("relevance", "quality")),
-        (range(60, 80), "clueweb12-0001wb-05-12311___3", "FIRST", ("comparative",), ("stance",)),
-        (
-            range(1, 9),
-            "S1f2e3d4c-Ab1c2d3e__CONC__1,S1f2e3d4c-Ab1c2d3e__PREMISE__1",
-            "0",
-            ("sentence_pairs",),
-            ("relevance", "quality", "coherence"),
-        ),
-        (range(1, 9), "c67482ba-2019-04-18T13:32:05Z-00000-000", "2", BEIR, ("relevance",)),
-        (range(1, 9), "clueweb22-en0000-00-00000", "0", ("controversial",), ()),
-        (range(1, 9), "elsewhere", "0", (), ()),
-    ],
-)
-def test_judgments_are_those_of_the_task_with_such_documents_and_topics(
-    topics: range, document: str, value: str, tasks: tuple[str, ...], roles: tuple[str, ...], tmp_path: Path
-) -> None:
-    (tmp_path / "qrels.txt").write_text("".join(f"{topic} 0 {document} {value}\n" for topic in topics))
-    found = check_file(tmp_path / "qrels.txt")
-    assert (found.kind, found.tasks, found.roles, found.is_published) == ("qrels", tasks, roles, False)
+    assert (found["kind"], found["tasks"], found["problem"], found["first"]) == ("topics", tasks, None, first)
 
 
 def test_files_of_beir_are_a_corpus_topics_and_judgments(tmp_path: Path) -> None:
@@ -94,8 +58,8 @@ def test_files_of_beir_are_a_corpus_topics_and_judgments(tmp_path: Path) -> None
     (tmp_path / "queries.jsonl").write_text('{"_id": "1", "text": "Should teachers get tenure?", "metadata": {}}\n')
     (tmp_path / "test.tsv").write_text(f"query-id\tcorpus-id\tscore\n1\t{argument['_id']}\t2\n")
     found = [check_file(tmp_path / name) for name in ("corpus.jsonl", "queries.jsonl", "test.tsv")]
-    assert [each.kind for each in found] == ["corpus", "topics", "qrels"]
-    assert all(set(BEIR) <= set(each.tasks) for each in found)
+    assert [row["kind"] for row in found] == ["corpus", "topics", "qrels"]
+    assert BEIR in found[1]["tasks"]
 
 
 def test_a_file_with_the_published_checksum_is_published(publish: Callable[..., None], tmp_path: Path) -> None:
@@ -103,10 +67,10 @@ def test_a_file_with_the_published_checksum_is_published(publish: Callable[..., 
     publish(published_file("passages.jsonl", lines, records=868_655))
     (tmp_path / "renamed").write_bytes(lines)
     found = check_file(tmp_path / "renamed")
-    assert (found.is_published, found.problem, found.roles) == (True, "", ("corpus",))
-    assert found.first == "clueweb12-0000tw-00-00000___1 text"
+    assert (found["published"], found["problem"], found["roles"]) == (True, None, "corpus")
+    assert found["first"] == "clueweb12-0000tw-00-00000___1 text"
     (tmp_path / "renamed").write_bytes(lines.replace(b"text", b"test"))
-    assert not check_file(tmp_path / "renamed").is_published
+    assert not check_file(tmp_path / "renamed")["published"]
 
 
 def test_a_download_that_was_cut_off_is_compared_with_the_published_size(
@@ -119,17 +83,17 @@ def test_a_download_that_was_cut_off_is_compared_with_the_published_size(
     publish(published_file("passages.jsonl.gz", packed), published_file("topics.zip", zipped, role="topics"))
     for name, content in (("passages.jsonl.gz", packed), ("topics.zip", zipped)):
         (tmp_path / name).write_bytes(content)
-        assert check_file(tmp_path / name).problem == ""
+        assert check_file(tmp_path / name)["problem"] is None
         (tmp_path / name).write_bytes(content[:-50])
-        found = check_file(tmp_path / name)
-        assert f"https://example.org/{name}" in found.problem and f"{len(content):,}" in found.problem
+        problem = check_file(tmp_path / name)["problem"]
+        assert f"https://example.org/{name}" in problem and f"{len(content):,}" in problem
 
 
 @pytest.mark.parametrize("content", [b"", b"some text\n", b"PK\x03\x04other", b"<topics></topics>"])
 def test_a_file_of_another_kind_is_a_problem(content: bytes, tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(content)
     found = check_file(tmp_path / "file")
-    assert found.problem and not found.tasks
+    assert found["problem"] and not found["tasks"]
 
 
 def test_what_is_published_names_tasks_and_identifies_their_topics() -> None:
@@ -138,6 +102,4 @@ def test_what_is_published_names_tasks_and_identifies_their_topics() -> None:
     assert {task for tasks in named for task in tasks} == TASKS.keys()
     for task in TASKS:
         (topics,) = (file for file in published.files if task in file.tasks and file.role == "topics")
-        assert topics.first is not None and topics.numbers is not None and topics.records is not None
-        assert int(topics.first.split()[0]) == topics.numbers[0]
-        assert any(task in form.tasks for form in published.documents)
+        assert topics.first is not None

@@ -52,7 +52,7 @@ def data(
 ) -> None:
     """List the published files of the tasks, or check downloaded files.
 
-    Each file is compared with the published ones by its checksum, else by its first record. Nothing is downloaded.
+    Each file is compared with the published ones by its checksum, topics also by the first one. Nothing is downloaded.
 
     Exit code 1 if a file cannot be read, or is none of these.
     """
@@ -67,10 +67,7 @@ def data(
     rows = []
     with CommandProgress().stage("checking files", len(files)) as step:
         for file in files:
-            check = check_file(file)
-            row: dict[str, Any] = {"file": file, "kind": check.kind, "tasks": " ".join(check.tasks) or None}
-            row |= {"roles": " ".join(check.roles) or None, "published": check.is_published, "bytes": check.bytes}
-            rows.append(row | {"first": check.first or None, "problem": check.problem or None})
+            rows.append(check_file(file))
             step()
     emit(output, rows, _CHECKED)
     problems = [f"{row['file']}: {row['problem']}" for row in rows if row["problem"]]

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import hashlib
-import re
 from collections.abc import Iterable
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Annotated, Literal, NamedTuple
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
@@ -38,7 +36,6 @@ class PublishedFile(Model, strict=True):
         records: Number of documents, topics or judgments in it; None if unknown.
         holds: Name of the file inside an archive.
         first: Number and title of the first topic.
-        numbers: Lowest and highest number of the topics.
         licence: Its licence; None if its source states none.
     """
 
@@ -51,7 +48,6 @@ class PublishedFile(Model, strict=True):
     records: int | None = Field(None, ge=1)
     holds: str | None = None
     first: str | None = None
-    numbers: tuple[int, int] | None = Field(None, strict=False)
     licence: str | None = None
 
 
@@ -69,35 +65,16 @@ class RestrictedCorpus(Model, strict=True):
     prefix: str = Field(min_length=1)
 
 
-class DocumentIds(Model, strict=True):
-    """Form of the ids of documents.
-
-    Attributes:
-        tasks: Tasks that rank such documents.
-        stored: Tasks whose corpus has such documents, while they rank others.
-        ids: Regular expression.
-    """
-
-    tasks: list[str] = Field(min_length=1)
-    stored: list[str] = []
-    ids: str
-
-
 class Published(Model, strict=True):
     """All published files of the tasks."""
 
     files: list[PublishedFile]
     restricted: list[RestrictedCorpus]
-    documents: list[DocumentIds]
 
     def list_topics(self, number: str, title: str) -> list[PublishedFile]:
         """Return the files of topics whose first one has this number and title, in any letter case."""
         first = f"{number} {title}".casefold()
         return [file for file in self.files if file.first is not None and file.first.casefold() == first]
-
-    def find_form(self, document: str) -> DocumentIds | None:
-        """Return the form that an id has; None if it has none of them."""
-        return next((form for form in self.documents if re.fullmatch(form.ids, document)), None)
 
 
 def list_topic_tasks(topic: Topic) -> list[str]:
@@ -125,142 +102,66 @@ def read_published() -> Published:
 
 # Characters of a record that are shown.
 _SHOWN = 70
-# Digits of a topic number: Python converts no number of thousands of them.
-_DIGITS = 10
 
 
-Kind = Literal["corpus", "topics", "qrels", "run", "archive", "file"]
+def check_file(path: Path) -> dict[str, Any]:
+    """Check a file by its checksum, and topics also by the first of them; return a row about it.
 
-
-class _FirstRecord(NamedTuple):
-    kind: Kind
-    topic: str = ""
-    document: str = ""
-    text: str = ""
-    is_table: bool = False
-    # Number of topics: editions begin with the same one.
-    topics: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class FileCheck:
-    """A checked file.
-
-    Attributes:
-        kind: What it holds.
-        tasks: Tasks that it can belong to.
-        roles: What it can be: a corpus, topics, or the judgments of one of these aspects.
-        is_published: Whether it is a published file, byte for byte; else its first record was compared.
-        first: Start of the first record.
-        problem: What is wrong; empty if nothing is.
-    """
-
-    path: Path
-    bytes: int
-    kind: Kind
-    tasks: tuple[str, ...] = ()
-    roles: tuple[str, ...] = ()
-    is_published: bool = False
-    first: str = ""
-    problem: str = ""
-
-
-def check_file(path: Path) -> FileCheck:
-    """Check a file by its checksum, else by its first record.
+    `kind` is what it holds, `tasks` and `roles` are those of the published files that it can be; `published` is whether
+    it is one byte for byte, `first` the start of its first record, and `problem` what is wrong, if anything.
 
     Raises:
         DataError: The file cannot be opened.
     """
+    files: list[PublishedFile] = []
     with report_unreadable(path):
         size = path.stat().st_size
-        published = _find_published(path, size)
+        if same_size := [file for file in read_published().files if file.bytes == size]:
+            with path.open("rb") as stream:
+                md5 = hashlib.file_digest(stream, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()
+            files = [file for file in same_size if file.md5 == md5]
+    is_published, problem = bool(files), ""
     try:
-        record = _read_first_record(path)
+        kind, record = _read_first_record(path)
     except DataError as error:
-        return FileCheck(path, size, "file", problem=str(error).removeprefix(f"{path}: ") + _compare_size(path, size))
-    files = _find_candidates(record) if published is None else [published]
-    problem = ""
-    if record.kind == "archive" and published is None:
-        problem = f"an archive that is not published; unpack it, and check its files{_compare_size(path, size)}"
-    elif record.kind != "topics" and any(file.name == path.name for file in files):
-        problem = _compare_size(path, size).removeprefix("; ")
-    form = read_published().find_form(record.document)
-    by_form = [] if form is None else [*form.tasks, *(form.stored if record.kind == "corpus" else ())]
-    tasks = tuple(dict.fromkeys([task for file in files for task in file.tasks] or by_form))
-    roles = tuple(dict.fromkeys(file.role for file in files))
-    first = " ".join(filter(None, (record.topic, record.document, record.text)))
-    first = first if len(first) <= _SHOWN else f"{first[:_SHOWN]}…"
-    return FileCheck(path, size, record.kind, tasks, roles, published is not None, first, problem)
+        kind, record, problem = "file", [], str(error).removeprefix(f"{path}: ")
+    if kind == "topics":
+        files = files or read_published().list_topics(*record)
+    elif not is_published:
+        if kind == "archive":
+            problem = "an archive that is not published; unpack it, and check its files"
+        for file in read_published().files:
+            if file.name == path.name and file.bytes not in (None, size):
+                wrong_size = f"{size:,} bytes, {file.bytes:,} are published as {file.url}: download it again"
+                problem = f"{problem}; {wrong_size}" if problem else wrong_size
+    first = " ".join(record)
+    return {
+        "file": path,
+        "kind": kind,
+        "tasks": " ".join(dict.fromkeys(task for file in files for task in file.tasks)) or None,
+        "roles": " ".join(dict.fromkeys(file.role for file in files)) or None,
+        "published": is_published,
+        "bytes": size,
+        "first": first if len(first) <= _SHOWN else f"{first[:_SHOWN]}…",
+        "problem": problem or None,
+    }
 
 
-def _find_published(path: Path, size: int) -> PublishedFile | None:
-    same_size = [file for file in read_published().files if file.bytes == size]
-    if not same_size:
-        return None
-    with path.open("rb") as stream:
-        md5 = hashlib.file_digest(stream, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()
-    return next((file for file in same_size if file.md5 == md5), None)
-
-
-def _compare_size(path: Path, size: int) -> str:
-    known = next((file for file in read_published().files if file.name == path.name), None)
-    if known is None or known.bytes in (None, size):
-        return ""
-    return f"; {size:,} bytes, {known.bytes:,} are published as {known.url}: download it again"
-
-
-def _read_first_record(path: Path) -> _FirstRecord:
-    start = recognize(path)
-    match start.kind:
-        case "archive":
-            return _FirstRecord("archive")
-        case "topics":
-            topics = read_topics(path)
-            return _FirstRecord("topics", topics[0].id, "", topics[0].title, topics=len(topics))
-        case "arguments" | "argument table" | "documents" | "rerank":
-            read = read_whole_arguments if start.kind.startswith("argument") else read_collection
-            for _, document in read(path, None):
-                is_table = start.kind == "argument table"
-                return _FirstRecord("corpus", "", document.id, document.title or document.text, is_table)
-        case "qrels" | "run":
-            for _, line in read_table_lines(path, "a table"):
-                columns = line.split()
-                if len(columns) == 3 and columns[2] != "score":  # BEIR's tables have a header and no second column
-                    return _FirstRecord(start.kind, columns[0], columns[1], columns[2])
-                if len(columns) > 3:
-                    return _FirstRecord(start.kind, columns[0], columns[2], columns[3])
-    # Damage is an error of its own.
-    next(read_table_lines(path, "a table"), None)
+def _read_first_record(path: Path) -> tuple[str, list[str]]:
+    """Return the kind of a file, and its first record: id and title of a topic, id and text of a document, columns."""
+    kind = recognize(path).kind or ""
+    if kind == "archive":
+        return kind, []
+    if kind == "topics":
+        topic = read_topics(path)[0]
+        return kind, [topic.id, topic.title]
+    if kind in ("arguments", "argument table", "documents", "rerank"):
+        for _, document in (read_whole_arguments if kind.startswith("argument") else read_collection)(path, None):
+            return "corpus", [document.id, document.title or document.text]
+    for _, line in read_table_lines(path, "a table"):
+        if kind in ("qrels", "run"):
+            return kind, line.split()
     raise DataError(f"{path}: neither a corpus nor topics, judgments or a run")
-
-
-def _find_candidates(record: _FirstRecord) -> list[PublishedFile]:
-    """Return the published files that the record can come from."""
-    published = read_published()
-    form = published.find_form(record.document)
-    if record.kind == "topics":
-        files = published.list_topics(record.topic, record.text)
-        return [file for file in files if file.records == record.topics] or files
-    if form is None or record.kind not in ("corpus", "qrels"):
-        return []
-    if record.kind == "corpus":
-        files = [file for file in published.files if {*form.tasks, *form.stored} & set(file.tasks)]
-        tables = [file for file in files if (file.holds or "").endswith(".csv")]
-        return tables if record.is_table else [file for file in files if file.role == "corpus" and file not in tables]
-    tasks = {task for task in form.tasks if _has_topic(task, record.topic)}
-    is_stance = re.fullmatch(r"-?\d+", record.text) is None
-    return [
-        file
-        for file in published.files
-        if tasks & set(file.tasks) and file.role not in ("topics", "corpus") and (file.role == "stance") == is_stance
-    ]
-
-
-def _has_topic(task: str, topic: str) -> bool:
-    """Return whether the topics of a task have this number."""
-    ranges = [file.numbers for file in read_published().files if task in file.tasks and file.numbers is not None]
-    is_number = topic.isdecimal() and len(topic) < _DIGITS
-    return not is_number or all(low <= int(topic) <= high for low, high in ranges)
 
 
 LEADERBOARD_FILE = "leaderboard.yaml"
