@@ -20,7 +20,7 @@ from touche_llm.llm.answers import get_labels
 from touche_llm.prompts.purposes import list_judging_purposes, load_named
 from touche_llm.tasks import TASKS, get_task
 from touche_llm.tasks.features import Question
-from touche_llm.text.sanitize import sanitize
+from touche_llm.text import sanitize
 
 ANY = {"topic": False, "first": False, "second": False, "document": False}
 TOPIC = Topic("2", "Which is better, a laptop or a desktop?", "A description.", "A narrative.", ("laptop", "desktop"))

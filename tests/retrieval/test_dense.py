@@ -22,7 +22,7 @@ from touche_llm.llm.pooling import PoolingClient
 from touche_llm.llm.recorder import EstimatingTokenizer, RecordingEngine
 from touche_llm.retrieval.dense import DenseIndex, DenseSettings
 from touche_llm.tasks import get_task
-from touche_llm.text.sanitize import sanitize
+from touche_llm.text import sanitize
 
 INFO = EngineInfo(model="m", revision="", context=4096, overhead=8, engine="")
 

@@ -7,9 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from touche_llm.data.records import Topic
-from touche_llm.text.analysis import Analyzer
+from touche_llm.text import Analyzer, sanitize
 from touche_llm.text.passages import GAP_MARK, PASSAGE_CHARS, RankedPassages, rank_passages, select_content, split_lines
-from touche_llm.text.sanitize import sanitize
 
 TOPIC = Topic("2", "Is vaping with e-cigarettes safe?", "The user wonders about risks.", "Health effects of nicotine.")
 ANALYZER = Analyzer()

@@ -30,7 +30,7 @@ from touche_llm.retrieval.elasticsearch import ElasticIndex
 from touche_llm.retrieval.retrievers import RetrieverConfig
 from touche_llm.retrieval.sentences import SentenceSettings, retrieve_sentences
 from touche_llm.tasks.task import Task
-from touche_llm.text.sanitize import sanitize
+from touche_llm.text import sanitize
 
 
 class LocalCorpus(Corpus):

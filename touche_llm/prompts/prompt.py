@@ -24,7 +24,7 @@ from touche_llm.prompts.fields import group_fields, pick_fields, select_fields
 from touche_llm.prompts.templates import HEADER, ROLES, TemplateFiles, read_text, resolve_reference
 from touche_llm.tasks.features import Question
 from touche_llm.tasks.task import Task
-from touche_llm.text.sanitize import SanitizedText, sanitize
+from touche_llm.text import SanitizedText, sanitize
 
 
 class PromptsConfig(Section):

@@ -24,8 +24,7 @@ from touche_llm.data.io import read_record, replace_folder, write_records
 from touche_llm.data.records import Model
 from touche_llm.errors import DataError, Warn
 from touche_llm.retrieval.base import Bm25Settings, FirstStage
-from touche_llm.text import analysis
-from touche_llm.text.analysis import Analyzer, make_stemmer, tokenize
+from touche_llm.text import ANALYSIS, Analyzer, make_stemmer, tokenize
 
 
 class OkapiIndex(FirstStage):
@@ -73,7 +72,7 @@ class Bm25Index(FirstStage):
         """Use `open_index` instead."""
         super().__init__(table)
         self._index = index
-        self._analyzer = analysis.Analyzer()
+        self._analyzer = Analyzer()
 
     def score(self, query: str) -> NDArray[np.float32]:
         """Score all rows; see FirstStage."""
@@ -138,7 +137,7 @@ def _make_manifest(table: TextTable, settings: Bm25Settings) -> Bm25Manifest:
     return Bm25Manifest(
         format=FORMAT,
         settings=settings,
-        analysis=analysis.NAME,
+        analysis=ANALYSIS,
         bm25s=bm25s.__version__,
         corpus_sha256=table.manifest.sha256,
         documents=len(table),

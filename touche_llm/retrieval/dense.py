@@ -25,7 +25,7 @@ from touche_llm.llm.request import hash_content
 from touche_llm.llm.settings import Address, TemplateConfig, TextTemplates
 from touche_llm.retrieval.base import select_candidates
 from touche_llm.tasks.task import Task
-from touche_llm.text.sanitize import sanitize
+from touche_llm.text import sanitize
 
 # Bytes of the rows that are multiplied at a time, as float32, and of all scores that are held at a time.
 _BLOCK_BYTES, _SCORE_BYTES = 64 * 2**20, 256 * 2**20

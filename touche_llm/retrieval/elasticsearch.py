@@ -25,12 +25,12 @@ from touche_llm.retrieval.elasticsearch_server import (
     describe_refusal,
 )
 from touche_llm.tasks.task import Task
-from touche_llm.text.analysis import STOP_WORDS
+from touche_llm.text import STOP_WORDS
 
 if TYPE_CHECKING:  # the client is loaded when a server is opened
     from elasticsearch import Elasticsearch
 
-# The analysis of text/analysis.py in Elasticsearch's terms. Lucene refuses terms of more than 32,766 bytes.
+# The analysis of text/__init__.py in Elasticsearch's terms. Lucene refuses terms of more than 32,766 bytes.
 ANALYSIS = (
     "pattern (?U)\\b\\w\\w+\\b, lower case, Lucene's 33 English stop words, Snowball English stemmer, "
     "terms cut at 255 characters"

@@ -168,60 +168,32 @@ LEADERBOARD_FILE = "leaderboard.yaml"
 # Decimal places of the published values.
 DIGITS = 3
 
-_Share = Annotated[float, Field(ge=0.0, le=1.0, allow_inf_nan=False)]
-_Name = Annotated[str, Field(min_length=1)]
+
+class PublishedRun(Model, strict=True, extra="ignore"):
+    """A line of a published table: value of the table's measure, from 0 to 1, and name of the run."""
+
+    value: Annotated[float, Field(ge=0.0, le=1.0, allow_inf_nan=False)]
+    team: str
+    tag: str
 
 
-class PublishedRun(Model, strict=True):
-    """A line of a published table.
-
-    Attributes:
-        value: Value of the table's measure, from 0 to 1.
-        low: Lower end of the published 95 % interval; None if none is published.
-        high: Upper end of the interval; None if none is published.
-        judged: Number of the run's stance labels that were judged; only for stance.
-        team: Team that submitted the run.
-        tag: Name of the run.
-    """
-
-    value: _Share
-    low: _Share | None = None
-    high: _Share | None = None
-    judged: int | None = Field(default=None, ge=1)
-    team: _Name
-    tag: _Name
-
-
-class Table(Model, strict=True):
+class Table(Model, strict=True, extra="ignore"):
     """The published results of one task by one measure, best first.
 
     Attributes:
         measure: Aspect that was measured, or `stance`; the task's official measure of it is compared with the values.
-        published_as: Name of the column in the source.
         url: Page with the table.
-        runs: All runs of the table.
     """
 
-    measure: _Name
-    published_as: _Name
+    measure: str
     url: Url
     runs: list[PublishedRun] = Field(min_length=1)
 
 
-class Board(Model, strict=True):
-    """The published results of one task: title, year and page of the source, notes, and a table per measure."""
+class Board(Model, strict=True, extra="ignore"):
+    """The published results of one task; other keys of the file are for its readers."""
 
-    title: _Name
-    year: int
-    url: Url
-    notes: list[_Name] = []
-    tables: list[Table] = Field(min_length=1)
-
-
-@cache
-def read_board(path: Path) -> Board:
-    """Read a file of published results; raises DataError if it is invalid."""
-    return load_yaml(path, Board)
+    tables: list[Table]
 
 
 def read_tables(task: Task) -> list[Table]:
@@ -233,7 +205,7 @@ def read_tables(task: Task) -> list[Table]:
     path = task.folder / LEADERBOARD_FILE
     if not path.is_file():
         return []
-    tables = read_board(path).tables
+    tables = load_yaml(path, Board).tables
     for table in tables:
         if table.measure not in task.measures:
             known = ", ".join(task.measures) or "none"

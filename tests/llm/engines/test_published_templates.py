@@ -18,7 +18,7 @@ from touche_llm.llm.http import ReplyT
 from touche_llm.llm.probes import check_all_delimiters, check_open_thought, check_system_message, check_thinking
 from touche_llm.llm.request import DELIMITERS
 from touche_llm.llm.settings import EngineConfig, SamplingConfig
-from touche_llm.text.sanitize import sanitize
+from touche_llm.text import sanitize
 
 FILES = {path.stem: path for path in sorted(FOLDER.glob("*.jinja"))}
 pytestmark = pytest.mark.skipif(not FILES, reason=f"the published templates are not at {FOLDER}")
