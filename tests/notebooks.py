@@ -32,13 +32,6 @@ CELLS = (
     qrels = tl.read_qrels({{"relevance": {qrels!r}}}, "comparative")
     tl.evaluate(ranking, qrels, per_topic=True)
     """,
-    """
-    async with tl.LanguageModel({url!r}, cache={cache!r}, cache_mode={cache_mode!r}) as model:
-        again = await tl.judge_async(
-            candidates, model, prompt={prompt!r}, stance=tl.StanceSettings(depth={stance_depth})
-        )
-    again.judgments == judgments.judgments
-    """,
 )
 
 

@@ -11,8 +11,7 @@
     ranking.write("run.txt", tag="mine")
     tl.evaluate(ranking, tl.read_qrels({"relevance": "qrels.txt"}, "comparative"))
 
-The names in `__all__` are the public interface. Functions that end in `_async` are awaited; the others also work where
-an event loop runs, as in Jupyter.
+The names in `__all__` are the public interface. All functions also work where an event loop runs, as in Jupyter.
 """
 
 import logging

@@ -24,12 +24,9 @@ from .pipeline.judge import Judgments as Judgments
 from .pipeline.library import DenseOptions as DenseOptions
 from .pipeline.library import RankOptions as RankOptions
 from .pipeline.library import judge as judge
-from .pipeline.library import judge_async as judge_async
 from .pipeline.library import open_corpus as open_corpus
 from .pipeline.library import rank as rank
-from .pipeline.library import rank_async as rank_async
 from .pipeline.library import retrieve as retrieve
-from .pipeline.library import retrieve_async as retrieve_async
 from .pipeline.progress import ConsoleProgress as ConsoleProgress
 from .pipeline.progress import SilentProgress as SilentProgress
 from .pipeline.rank import Ranking as Ranking

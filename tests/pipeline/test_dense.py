@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 from typing import Any
 
@@ -101,7 +102,7 @@ async def test_the_library_searches_both(tmp_path: Path) -> None:
             retriever=tl.RetrieverConfig(name="hybrid"),
             dense=tl.DenseOptions(settings={"url": server.url}, cache={"file": tmp_path / "answers.sqlite"}),
         ) as corpus:
-            found = await tl.retrieve_async(tl.read_topics(SAMPLE / "topics.xml"), corpus, depth=5)
+            found = await asyncio.to_thread(tl.retrieve, tl.read_topics(SAMPLE / "topics.xml"), corpus, depth=5)
     assert [len(ranking) for ranking in ids(found)] == [5] * TOPICS
     with pytest.raises(UsageError, match="dense"):
         tl.open_corpus("x", task="comparative", retriever=tl.RetrieverConfig(name="dense"))

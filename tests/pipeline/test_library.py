@@ -13,7 +13,6 @@ import pandas as pd
 import pytest
 
 import touche_llm as tl
-from tests.fake_server import FakeServer
 from tests.sample_runs import Silent, config_for, run_directly
 from tests.scripted_engine import ScriptedEngine
 from tests.write_demo_cassette import script_with_queries
@@ -65,21 +64,12 @@ def test_the_library_makes_the_run_of_the_command_line(task: str, tmp_path: Path
     assert len(opened.judgments) > 0 and set(opened.candidates["topic"]) == set(ranking.rankings)
 
 
-async def test_sync_functions_work_inside_a_running_event_loop_and_equal_their_twins(
-    topics: list[tl.Topic], corpus: Any
-) -> None:
+async def test_the_functions_work_inside_a_running_event_loop(topics: list[tl.Topic], corpus: Any) -> None:
     candidates = tl.retrieve(topics, corpus)
-    stance = tl.StanceSettings(depth=100)
     with replayed("comparative") as model:
-        judged = tl.judge(candidates, model, stance=stance)
+        judged = tl.judge(candidates, model, stance=tl.StanceSettings(depth=100))
         ranked = tl.rank(candidates, judged, steps=["judge", "pairwise:5"], model=model)
-    async with replayed("comparative") as model:
-        again = await tl.retrieve_async(topics, corpus)
-        twin = await tl.judge_async(again, model, stance=stance)
-        ranked_twin = await tl.rank_async(again, twin, steps=["judge", "pairwise:5"], model=model)
-    assert again.rankings == candidates.rankings
-    assert twin.judgments == judged.judgments and len(judged.judgments) > 0
-    assert ranked_twin.lines == ranked.lines and ranked_twin.comparisons == ranked.comparisons
+    assert len(judged.judgments) > 0 and len(ranked.comparisons) > 0
 
 
 def test_frames_of_topics_and_candidates_go_both_ways(topics: list[tl.Topic], corpus: Any, tmp_path: Path) -> None:
@@ -192,24 +182,11 @@ async def test_queries_are_expanded_by_the_model_that_is_given(tmp_path: Path) -
     await run_directly(config, tmp_path / "out", ScriptedEngine(script_with_queries("comparative")))
     topics = [topic for topic in tl.read_topics(config.topics) if topic.id == "3"]
     with tl.open_corpus(config.corpus, task="comparative", index=tmp_path / "index") as corpus:
-        async with tl.LanguageModel(cache=config.cache.file, cache_mode="replay") as model:
-            expanded = await tl.retrieve_async(topics, corpus, expand_with=model)
+        with tl.LanguageModel(cache=config.cache.file, cache_mode="replay") as model:
+            expanded = tl.retrieve(topics, corpus, expand_with=model)
     own = tl.Run.open(tmp_path / "out").candidates
     assert [(query.topic_id, len(query.queries)) for query in expanded.queries] == [("3", 3)]
     assert [candidate.document_id for candidate in expanded.rankings["3"]] == list(own["document"])
-
-
-async def test_a_server_is_asked_from_another_event_loop(tmp_path: Path) -> None:
-    config = config_for(tmp_path, depth=2, topic=("3",))
-    server = FakeServer()
-    async with server.running():
-        topics = [topic for topic in tl.read_topics(config.topics) if topic.id == "3"]
-        with tl.open_corpus(config.corpus, task="comparative", index=tmp_path / "index") as corpus:
-            candidates = await tl.retrieve_async(topics, corpus, depth=2)
-            async with tl.LanguageModel(server.url, cache=tmp_path / "answers.sqlite") as model:
-                judgments = await tl.judge_async(candidates, model, stance=tl.StanceSettings(depth=0))
-    assert len(judgments.judgments) == 2 and not judgments.failures
-    assert (tmp_path / "answers.sqlite").is_file()
 
 
 def test_every_public_name_can_be_imported_and_is_documented() -> None:

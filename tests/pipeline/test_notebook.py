@@ -35,4 +35,3 @@ def test_a_notebook_makes_the_run_of_the_demo(tmp_path: Path) -> None:
     outputs = run_notebook(tmp_path, values)
     assert (tmp_path / "run.txt").read_bytes() == (tmp_path / "out/run.txt").read_bytes()
     assert "relevance nDCG@5" in last_text(outputs[2])
-    assert last_text(outputs[3]) == "True"

@@ -326,8 +326,8 @@ def make_request_builder(model: ModelClient, engine: EngineConfig, sampling: Sam
 class LanguageModel:
     """A model behind an OpenAI-compatible server, with an answer cache.
 
-    A context manager, also an asynchronous one: it connects at the start of the block, and closes at its end. Answers
-    are stored as they arrive, so an interrupted program resumes where it stopped.
+    A context manager: it connects at the start of the block, and closes at its end. Answers are stored as they arrive,
+    so an interrupted program resumes where it stopped.
     """
 
     def __init__(
@@ -382,13 +382,6 @@ class LanguageModel:
 
     def __exit__(self, *_: object) -> None:
         concurrency.run(self._close())
-
-    async def __aenter__(self) -> Self:
-        await concurrency.run_async(self._open())
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await concurrency.run_async(self._close())
 
     async def _open(self) -> None:
         if self._client is not None:

@@ -1,10 +1,10 @@
-"""The library: the stages as functions for notebooks and scripts, synchronous and asynchronous."""
+"""The library: the stages as functions for notebooks and scripts."""
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
-from contextlib import AsyncExitStack, contextmanager
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from contextlib import AsyncExitStack
 from dataclasses import replace
 from functools import wraps
 from pathlib import Path
@@ -133,7 +133,23 @@ def open_corpus(
     return DenseCorpus(corpus, options.settings, options.cache, progress or default_progress())
 
 
-async def _retrieve(
+def _publish(function: Callable[P, Coroutine[Any, Any, ResultT]]) -> Callable[P, ResultT]:
+    """Run a function with a display of its progress, and give its warnings to the caller at its end."""
+
+    @wraps(function)
+    def call(*arguments: P.args, **options: P.kwargs) -> ResultT:
+        options["progress"] = progress = ForwardedProgress(options.get("progress") or default_progress())  # type: ignore[arg-type]
+        try:
+            return concurrency.run(function(*arguments, **options))
+        finally:
+            for message in progress.messages:
+                warnings.warn(message, ToucheWarning, stacklevel=2)
+
+    return call
+
+
+@_publish
+async def retrieve(
     topics: list[Topic],
     corpus: Corpus,
     *,
@@ -177,7 +193,8 @@ async def _retrieve(
     return await retrieval.retrieve(topics, corpus, progress, depth=depth, fields=fields, expander=expander)
 
 
-async def _judge(
+@_publish
+async def judge(
     candidates: Candidates,
     model: LanguageModel,
     *,
@@ -219,7 +236,8 @@ async def _judge(
     return await judging.judge(candidates, loaded, model.builder, progress, stance=stance, pairs=pairs)
 
 
-async def _rank(
+@_publish
+async def rank(
     candidates: Candidates,
     judgments: Judgments,
     *,
@@ -301,42 +319,3 @@ def _load_prompts(
     for prompt in loaded.values():
         check_examples(prompt, topics, None, progress.warn)
     return loaded
-
-
-@contextmanager
-def _collect_warnings(options: dict[str, Any]) -> Iterator[None]:
-    """Show the progress of a call, and give its warnings to the caller at its end."""
-    options["progress"] = progress = ForwardedProgress(options.get("progress") or default_progress())
-    try:
-        yield
-    finally:
-        for message in progress.messages:
-            # The frames between are this one, that of `with`, and the public function.
-            warnings.warn(message, ToucheWarning, stacklevel=4)
-
-
-def _publish(
-    function: Callable[P, Coroutine[Any, Any, ResultT]],
-) -> tuple[Callable[P, Coroutine[Any, Any, ResultT]], Callable[P, ResultT]]:
-    """Return the asynchronous and the synchronous form of a function."""
-
-    @wraps(function)
-    async def call_async(*arguments: P.args, **options: P.kwargs) -> ResultT:
-        with _collect_warnings(options):
-            return await concurrency.run_async(function(*arguments, **options))
-
-    @wraps(function)
-    def call(*arguments: P.args, **options: P.kwargs) -> ResultT:
-        with _collect_warnings(options):
-            return concurrency.run(function(*arguments, **options))
-
-    # Python names the function itself in errors about arguments.
-    name = function.__name__.removeprefix("_")
-    call.__name__ = call.__qualname__ = function.__qualname__ = function.__name__ = name
-    call_async.__name__ = call_async.__qualname__ = f"{name}_async"
-    return call_async, call
-
-
-retrieve_async, retrieve = _publish(_retrieve)
-judge_async, judge = _publish(_judge)
-rank_async, rank = _publish(_rank)
