@@ -30,8 +30,7 @@ from .pipeline.library import retrieve as retrieve
 from .pipeline.progress import ConsoleProgress as ConsoleProgress
 from .pipeline.progress import SilentProgress as SilentProgress
 from .pipeline.rank import Ranking as Ranking
-from .pipeline.run import Run as Run
-from .pipeline.run import read_run as read_run
+from .pipeline.runs import read_run as read_run
 from .ranking.steps import RankingSettings as RankingSettings
 from .retrieval.chatnoir import ChatNoirSettings as ChatNoirSettings
 from .retrieval.elasticsearch_server import ElasticsearchSettings as ElasticsearchSettings

@@ -90,7 +90,7 @@ def test_a_run_records_the_topics_that_were_chosen_whatever_it_loses(made: Path,
     assert [facts["chosen topics"] for facts in stages.values()] == [expected] * 3
     lines = tl.read_run(made / "runs" / run)
     assert set(lines.rankings) == set(chosen or TOPICS) - {LOST.get(run)}
-    assert lines.chosen_topics == expected == tl.Run.open(made / "runs" / run).ranking.chosen_topics
+    assert lines.chosen_topics == expected
 
 
 @pytest.mark.filterwarnings("ignore::touche_llm.errors.ToucheWarning")
@@ -125,7 +125,7 @@ def test_all_commands_and_the_library_have_the_same_values(touche: Touche, made:
 
 def test_the_library_measures_a_ranking_by_the_topics_that_it_was_given(made: Path) -> None:
     folder = made / "runs/lossy-few"
-    config = tl.Run.open(folder).config
+    config = RunDirectory(folder).read_config()
     topics = [topic for topic in tl.read_topics(config.topics) if topic.id in ("3", "7")]
     qrels = tl.read_qrels({"relevance": made / "relevance"}, "comparative")
     with tl.open_corpus(config.corpus, task="comparative", index=config.index) as corpus:

@@ -21,7 +21,7 @@ from touche_llm.data.io import read_records, sha256, write_records
 from touche_llm.data.records import Cut, Judgment
 from touche_llm.llm.logprobs import get_most_probable
 from touche_llm.pipeline.run_directory import RunDirectory
-from touche_llm.pipeline.run_overview import find_runs
+from touche_llm.pipeline.runs import find_runs
 
 SAMPLE = SAMPLES / "comparative"
 REPLAY = ["--config", str(SAMPLE / "demo.yaml"), "--cache", str(SAMPLE / "cassette.jsonl"), "--cache-mode", "replay"]

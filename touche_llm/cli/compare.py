@@ -28,8 +28,8 @@ from touche_llm.evaluation.calibration import fit_thresholds, label_held_out, re
 from touche_llm.evaluation.qrels import STANCE, read_qrels, select_topics
 from touche_llm.evaluation.significance import describe_missing_intervals
 from touche_llm.judging.labels import choose_stances, write_thresholds
-from touche_llm.pipeline.run import find_run_file, find_task
 from touche_llm.pipeline.run_directory import RunDirectory
+from touche_llm.pipeline.runs import find_run_file, find_task
 from touche_llm.prompt_lab.holdout import record_evaluations
 from touche_llm.tasks import get_task
 

@@ -25,7 +25,7 @@ from touche_llm.pipeline import stages as pipeline
 from touche_llm.pipeline.config_file import load_config
 from touche_llm.pipeline.progress import SilentProgress
 from touche_llm.pipeline.run_directory import REPORT, RunDirectory
-from touche_llm.pipeline.run_overview import record_evaluation
+from touche_llm.pipeline.runs import record_evaluation
 from touche_llm.report.page import write_page
 from touche_llm.report.run_report import gather_report, render_report
 from touche_llm.tasks import TASKS, get_task

@@ -18,9 +18,8 @@ from touche_llm.cli.setting_options import CommandProgress
 from touche_llm.errors import ToucheError, UsageError, describe_os_error
 from touche_llm.evaluation.measures import JUDGED, Evaluation, describe_coverage, describe_judging, name_judged
 from touche_llm.evaluation.significance import describe_missing_intervals
-from touche_llm.pipeline.run import find_task
 from touche_llm.pipeline.run_directory import RunDirectory
-from touche_llm.pipeline.run_overview import record_evaluation
+from touche_llm.pipeline.runs import find_task, record_evaluation
 from touche_llm.prompt_lab.holdout import record_evaluations
 from touche_llm.tasks.published import LEADERBOARD_FILE, find_place, read_tables
 from touche_llm.tasks.task import Task

@@ -20,9 +20,8 @@ from touche_llm.data.trec_runs import ParsedRun
 from touche_llm.errors import DataError, UsageError, to_printable
 from touche_llm.evaluation.qrels import Qrels, describe_fitted, read_qrels
 from touche_llm.pipeline.context import Dataset
-from touche_llm.pipeline.run import find_run_directory, read_run
 from touche_llm.pipeline.run_directory import RunDirectory, read_counts
-from touche_llm.pipeline.run_overview import find_known_qrels
+from touche_llm.pipeline.runs import find_known_qrels, find_run_directory, read_run
 from touche_llm.tasks import TASK_HELP, get_task
 from touche_llm.tasks.task import Task
 

@@ -24,7 +24,7 @@ from touche_llm.evaluation.qrels import read_qrels
 from touche_llm.evaluation.run_validation import validate_run
 from touche_llm.pipeline.context import Dataset
 from touche_llm.pipeline.corpora import open_local_corpus
-from touche_llm.pipeline.run import find_run_directory, find_run_file, find_task
+from touche_llm.pipeline.runs import find_run_directory, find_run_file, find_task
 from touche_llm.ranking.fusion import DEFAULT_K, FusionSettings, check_weights, fuse_runs
 from touche_llm.regression.check import check_folder, compare_new_run, compare_replay, load_finished_run, require_run
 from touche_llm.regression.differences import COLUMNS, RunDifference, format_differences

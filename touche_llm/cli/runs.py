@@ -20,7 +20,7 @@ from touche_llm.cli.show import list_measures
 from touche_llm.data.io import check_output
 from touche_llm.evaluation.qrels import read_qrels
 from touche_llm.pipeline.run_directory import REPORT, RunDirectory, is_page
-from touche_llm.pipeline.run_overview import (
+from touche_llm.pipeline.runs import (
     COMPLETE,
     Basis,
     RunOverview,

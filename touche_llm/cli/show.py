@@ -19,14 +19,15 @@ from touche_llm.data.trec_runs import read_run
 from touche_llm.errors import DataError, UsageError
 from touche_llm.judging.labels import check_judgments
 from touche_llm.pipeline.candidates import add_objects
-from touche_llm.pipeline.run import read_results, read_texts
 from touche_llm.pipeline.run_directory import CANDIDATES, JUDGMENTS, RESULTS, RunDirectory, read_counts
-from touche_llm.pipeline.run_overview import (
+from touche_llm.pipeline.runs import (
     COMPLETE,
     RecordedEvaluation,
     RunOverview,
     format_seconds,
     read_overview,
+    read_results,
+    read_texts,
     sum_usage,
 )
 from touche_llm.pipeline.stages import count_by_kind

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
+from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from functools import cached_property
 from ipaddress import ip_address
@@ -12,6 +13,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from touche_llm.config import Config
+from touche_llm.data import concurrency
 from touche_llm.data.records import Candidate, Topic
 from touche_llm.errors import DataError, UsageError
 from touche_llm.judging.pointwise import RequestBuilder
@@ -19,8 +21,8 @@ from touche_llm.lab.workplace import Workplace
 from touche_llm.llm.cache import CacheMode
 from touche_llm.pipeline.candidates import add_objects
 from touche_llm.pipeline.context import RunContext
-from touche_llm.pipeline.engines import LanguageModel
-from touche_llm.pipeline.progress import SilentProgress
+from touche_llm.pipeline.engines import make_request_builder, open_model
+from touche_llm.pipeline.progress import SilentProgress, default_progress
 from touche_llm.pipeline.run_directory import RunDirectory
 from touche_llm.pipeline.stages import retrieve_candidates
 from touche_llm.prompts.prompt import Prompt, Purpose
@@ -48,7 +50,8 @@ class Bench:
     context: RunContext
     directory: RunDirectory | None
     prompts: Path
-    _model: LanguageModel | None = None
+    _builder: RequestBuilder | None = None
+    _model: AsyncExitStack = field(default_factory=AsyncExitStack)
     _opening: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     @property
@@ -135,22 +138,20 @@ class Bench:
             UsageError: The engine is one of batch files.
         """
         async with self._opening:
-            if self._model is None:
+            if self._builder is None:
                 settings, cache = self.config.engine, self.config.cache
                 if settings.name == "batch" and cache.mode is not CacheMode.REPLAY:
                     raise UsageError("engine.name: batch sends no single requests; start the lab with a server")
                 engine = settings.model_copy(update={"retry_for": min(settings.retry_for, _RETRY_FOR)})
-                model = LanguageModel(
-                    engine=engine, sampling=self.config.sampling, cache=cache.file, cache_mode=cache.mode
-                )
-                self._model = await model.__aenter__()
-            return self._model.builder
+                opening = open_model(engine, self.config.sampling, cache, progress=default_progress())
+                client = await concurrency.run_async(self._model.enter_async_context(opening))
+                self._builder = make_request_builder(client, engine, self.config.sampling)
+            return self._builder
 
     async def close_model(self) -> None:
         """Close the model, so that the next request looks at the server again."""
-        model, self._model = self._model, None
-        if model is not None:
-            await model.__aexit__(None, None, None)
+        self._builder = None
+        await concurrency.run_async(self._model.aclose())
 
 
 class Benches:

@@ -15,7 +15,7 @@ from touche_llm.evaluation.qrels import Qrels
 from touche_llm.lab.workplace import Workplace
 from touche_llm.pipeline.context import read_run_topics
 from touche_llm.pipeline.run_directory import LOCK, RunDirectory
-from touche_llm.pipeline.run_overview import COMPLETE, RunOverview, read_overview
+from touche_llm.pipeline.runs import COMPLETE, RunOverview, read_overview
 from touche_llm.prompt_lab.holdout import CHOICE, find_half, record_evaluations
 from touche_llm.report.page import replace_directions
 from touche_llm.tasks import get_task

@@ -23,7 +23,7 @@ from touche_llm.evaluation.measures import Evaluation, describe_coverage, descri
 from touche_llm.evaluation.qrels import Qrels
 from touche_llm.evaluation.significance import compare, describe_missing_intervals
 from touche_llm.evaluation.stance_measures import count_confusion
-from touche_llm.pipeline.run_overview import format_seconds
+from touche_llm.pipeline.runs import format_seconds
 from touche_llm.tasks.task import Task
 
 # Titles of the costs of a stage, by their names in its metadata.

@@ -1,25 +1,31 @@
-"""Overviews of finished, unfinished and damaged runs, and the search for run folders."""
+"""Finished, unfinished and damaged runs: found and read as folders or files, with overviews of folders."""
 
 from __future__ import annotations
 
+import csv
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from datetime import datetime
 from math import isnan
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, Self
-
-from pydantic import model_validator
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from touche_llm.config import Config
+from touche_llm.corpus.store import DocumentStore
+from touche_llm.data import trec_runs
 from touche_llm.data.io import open_atomic, sha256
 from touche_llm.data.records import Model
 from touche_llm.data.settings import load_yaml, to_yaml
+from touche_llm.data.topics import require_kind
+from touche_llm.data.trec_runs import ParsedRun
 from touche_llm.errors import DataError, ToucheError, UsageError
 from touche_llm.evaluation.qrels import Coverage
+from touche_llm.judging.sentence_pairs import PairDocuments
 from touche_llm.pipeline.config_file import METADATA
+from touche_llm.pipeline.rank import list_result_columns
 from touche_llm.pipeline.run_directory import BATCH, LOCK, OUTPUTS, RECORDED, RUN, RunDirectory, read_counts
+from touche_llm.tasks import find_dataset_task, get_task
 from touche_llm.tasks.task import Task
 
 if TYPE_CHECKING:
@@ -34,6 +40,8 @@ BROKEN = "broken"
 EMPTY = "empty"
 # State of a run whose last finished stage is this one.
 _STATES = {"retrieve": "retrieved", "judge": "judged", "rank": COMPLETE}
+_TEXT_CHARS = 300
+_TEXT_COLUMNS = ("topic", "document", "stance", "stance_source")
 _REQUESTS = ("requests", "cache_hits", "prompt_tokens", "completion_tokens")
 
 
@@ -183,12 +191,6 @@ class RecordedEvaluation(Model, extra="ignore"):
     coverage: dict[str, Coverage]
     measures: dict[str, RecordedMeasure]
 
-    @model_validator(mode="after")
-    def _check_aspects(self) -> Self:
-        if not self.qrels.keys() == self.coverage.keys() >= {name.split(" ", 1)[0] for name in self.measures}:
-            raise ValueError("qrels, coverage and measures are of different aspects")
-        return self
-
     def get_basis(self, measure: str) -> Basis | None:
         """Return what the value of a measure rests on; None without a value."""
         if measure not in self.measures or self.measures[measure].value is None:
@@ -235,3 +237,90 @@ def find_known_qrels(directories: Iterable[RunDirectory], task: Task) -> dict[st
                 f"{qrels.file}: missing or changed since a run was evaluated with it; name the file with --{aspect}"
             )
     return {aspect: qrels.file for aspect, qrels in known.items()}
+
+
+def find_run_directory(path: Path) -> RunDirectory | None:
+    """Return the folder of a run of this program, given as the folder or as its run file; None for other run files."""
+    directory = RunDirectory(path if path.is_dir() else path.parent)
+    if path != directory.path and (path.name != RUN or not directory.config_file.exists()):
+        return None
+    directory.check_finished("rank")
+    if not directory.run_file.exists():
+        finished = ", ".join(directory.read_metadata().stages) or "none"
+        raise DataError(
+            f"{directory}: no {RUN}, and so no finished run (finished stages: {finished}); name a run "
+            "file or the folder of a run, or give the command of this run again"
+        )
+    return directory
+
+
+def find_run_file(path: Path) -> Path:
+    """Return the run file of a run's folder, or the file that was given; see `find_run_directory` for errors."""
+    directory = find_run_directory(path) if path.is_dir() else None
+    return path if directory is None else directory.run_file
+
+
+def read_run(path: Path | str, labels: Collection[str] | None = None) -> ParsedRun:
+    """Read the run of a folder, given as the folder or as its run file, or the run file of any tool, with its stances.
+
+    A file has columns that are separated by any white space; a `rerank.jsonl` of TIRA has no stances. Only the run of a
+    folder has chosen topics (`--topic`, `--limit-topics`).
+
+    Args:
+        path: Folder or file.
+        labels: Valid stances beside `Q0`; None accepts any word.
+
+    Raises:
+        DataError: A line is no run line, a topic repeats a document, scores grow along the ranks, or a stance is not
+            one of the labels; for a folder also as `find_run_directory`.
+    """
+    directory = find_run_directory(Path(path))
+    return trec_runs.read_run(path, labels) if directory is None else directory.read_run(labels)
+
+
+def find_task(name: str | None, runs: Collection[Path], dataset: str | None = None) -> Task:
+    """Return the task of this name, or without a name the task of the first run that is a folder of this program."""
+    for path in runs:
+        if path.is_file():
+            require_kind(path, "run", "rerank")
+    if name is not None:
+        return get_task(name)
+    for path in runs:
+        if not path.exists():
+            raise DataError(f"{path}: no such file or folder; give a run file or the folder of a run")
+        if (directory := find_run_directory(path)) is not None:
+            return directory.read_task()
+    if dataset is not None:
+        return get_task(find_dataset_task(dataset))
+    raise UsageError(
+        "no run says of which task it is; name the task or its folder (`task: NAME`; see `touche-llm tasks list`)"
+    )
+
+
+def read_results(directory: RunDirectory, task: Task) -> Iterator[dict[str, Any]]:
+    """Yield the lines of `results.tsv` as mappings with numbers; None for unknown ones."""
+    path = directory.results_file
+    names = list_result_columns(task)
+    try:
+        with path.open(newline="", encoding="utf-8") as stream:
+            for row in csv.DictReader(stream, delimiter="\t", strict=True):
+                numbers = {name: float(row[name]) if row[name] else None for name in names if name not in _TEXT_COLUMNS}
+                yield {name: row[name] for name in names} | numbers | {"rank": int(row["rank"])}
+    except FileNotFoundError as error:
+        raise DataError(f"{path}: no such file; run `touche-llm rank` for this folder first") from error
+    except (csv.Error, KeyError, TypeError, ValueError) as error:
+        raise DataError(f"{path}: not results of this program ({error!s:.100}); run `touche-llm rank` again") from error
+
+
+def read_texts(config: Config, task: Task, document_ids: Iterable[str]) -> dict[str, str]:
+    """Return the beginning of documents by id, from the local index of a run.
+
+    White space is collapsed. Documents that the index lacks are left out; without an index, all.
+    """
+    if config.index is None or not (config.index / "manifest.json").is_file():
+        return {}
+    wanted = list(dict.fromkeys(document_ids))
+    with DocumentStore(config.index) as store:
+        source = store if task.sentence_question is None else PairDocuments(store.parts)
+        unknown = set(source.find_unknown(wanted))
+        return {name: " ".join(source.get(name).text.split())[:_TEXT_CHARS] for name in wanted if name not in unknown}

@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
-import pandas as pd
 import pytest
 
-import touche_llm as tl
 from tests.expect import raises_at
-from tests.report.reports import sample_run
 from tests.sample_runs import Silent, config_for, retrieve_stage
 from touche_llm.data.settings import to_yaml
 from touche_llm.errors import DataError
 from touche_llm.pipeline.rank import list_result_columns
-from touche_llm.pipeline.run import read_results, read_texts
 from touche_llm.pipeline.run_directory import RunDirectory
-from touche_llm.pipeline.run_overview import BROKEN, EMPTY, read_evaluation, read_overview
+from touche_llm.pipeline.runs import BROKEN, EMPTY, read_evaluation, read_overview, read_results, read_texts
 from touche_llm.tasks import get_task
 
 
@@ -72,33 +67,3 @@ def test_what_is_no_evaluation_is_refused_with_its_file(content: str, tmp_path: 
     directory.evaluation_file.write_text(content)
     with raises_at(DataError, directory.evaluation_file):
         read_evaluation(directory)
-
-
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    return sample_run("comparative", tmp_path)
-
-
-def test_a_frame_comes_back_from_a_file_as_it_was_and_a_run_that_was_not_ranked_has_judgments_alone(
-    folder: Path, tmp_path: Path
-) -> None:
-    for frame in ("results", "judgments", "candidates"):
-        expected: pd.DataFrame = getattr(tl.Run.open(folder), frame)
-        expected.to_csv(tmp_path / "frame.csv", index=False)
-        found = pd.read_csv(tmp_path / "frame.csv", dtype={"topic": str})
-        pd.testing.assert_frame_equal(found, expected, check_dtype=False, check_exact=True)
-        assert len(found) > 50 and "text" not in found
-    (folder / "results.tsv").unlink()
-    run = tl.Run.open(folder)
-    with pytest.raises(tl.DataError, match="touche-llm rank"):
-        run.results  # noqa: B018
-    assert len(run.judgments) > 50
-
-
-def test_a_grade_that_is_unknown_is_missing_in_the_frame(folder: Path) -> None:
-    lines = [json.loads(line) for line in (folder / "judgments.jsonl").read_text().splitlines()]
-    del lines[0]["grades"]["quality"]
-    (folder / "judgments.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    judgments = tl.Run.open(folder).judgments
-    assert judgments["quality"].isna().tolist() == [True] + [False] * (len(lines) - 1)
-    assert judgments["relevance"].tolist() == [line["grades"]["relevance"] for line in lines]
