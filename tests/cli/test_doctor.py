@@ -28,7 +28,7 @@ def test_the_card_names_what_is_missing(touche: Touche) -> None:
 def test_each_check_and_both_verdicts_have_a_section_on_the_page_of_doctor(touche: Touche) -> None:
     model = Model(())
     with FakeServer(rest=model.answer, probe=model.answer, labels=model.answer).in_thread() as server:
-        done = touche("doctor", server.url, "--thorough", "--format", "json")
+        done = touche("doctor", server.url, "--thorough", "--thinking", "judge=64", "--format", "json")
     page = (DOCS / "reference" / "doctor.md").read_text()
     names = [row["name"] for row in orjson.loads(done.stdout)]
     assert len(names) > 10 and [name for name in names if f"\n## {name}: " not in page] == []

@@ -22,8 +22,8 @@ from touche_llm.llm.answers import Layout
 from touche_llm.llm.cache import CacheMode
 from touche_llm.llm.chat import ChatServer
 from touche_llm.llm.checks import Survey
+from touche_llm.llm.probes import connect
 from touche_llm.llm.settings import EngineConfig, SamplingConfig
-from touche_llm.llm.startup import connect
 from touche_llm.pipeline import stages as pipeline
 from touche_llm.pipeline.stages import RunResult
 from touche_llm.tasks import get_task

@@ -31,9 +31,9 @@ from touche_llm.llm.checks import Survey
 from touche_llm.llm.engine import EngineInfo
 from touche_llm.llm.logprobs import compute_expected_grade, read_label
 from touche_llm.llm.model import AnsweredRequest, ModelClient
+from touche_llm.llm.probes import connect
 from touche_llm.llm.request import Message, Origin, Request, Sampling
 from touche_llm.llm.settings import EngineConfig, SamplingConfig
-from touche_llm.llm.startup import connect
 
 # Imported for the kinds that they register.
 assert reply_bodies and reply_wires

@@ -23,9 +23,9 @@ from touche_llm.llm.chat import ChatServer
 from touche_llm.llm.checks import Survey
 from touche_llm.llm.logprobs import compute_expected_grade
 from touche_llm.llm.model import AnsweredRequest, ModelClient
+from touche_llm.llm.probes import connect
 from touche_llm.llm.request import Message, Request, Sampling
 from touche_llm.llm.settings import EngineConfig, SamplingConfig
-from touche_llm.llm.startup import connect
 from touche_llm.prompts.purposes import load, purposes_of
 from touche_llm.tasks import get_task
 

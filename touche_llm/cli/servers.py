@@ -31,8 +31,7 @@ from touche_llm.tasks.task import Task
 
 @s.takes_settings(
     *(f"engine.{name}" for name in ("model", "context", "tokenizer", "request_timeout")),
-    "sampling.logprobs",
-    "sampling.system_message",
+    *(f"sampling.{name}" for name in ("logprobs", "system_message", "thinking")),
 )
 def doctor(
     given: s.GivenSettings,
@@ -77,8 +76,7 @@ async def _examine(
     # Imported here because the HTTP libraries are slow to load.
     from touche_llm.llm.chat import ChatServer
     from touche_llm.llm.checks import Survey
-    from touche_llm.llm.probes import DOCTOR_PROBES, THOROUGH_PROBES
-    from touche_llm.llm.startup import examine
+    from touche_llm.llm.probes import DOCTOR_PROBES, THOROUGH_PROBES, examine
 
     async with ChatServer(
         engine.base_url,

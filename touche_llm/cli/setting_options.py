@@ -16,6 +16,7 @@ from pydantic import BaseModel
 from touche_llm.cli.options import CommandFunction, make_parameter, replace_parameter
 from touche_llm.config import Config, find_settings, is_one_of
 from touche_llm.data.settings import Option, Scope, YamlError, parse_yaml, read_settings
+from touche_llm.data.settings import set_values as nest_values
 from touche_llm.errors import DataError, UsageError, list_fields
 from touche_llm.judging.labels import read_thresholds
 from touche_llm.pipeline.config_file import CONFIG, find_task_folder, is_copy, load_config
@@ -276,7 +277,8 @@ def _name_option(match: re.Match[str]) -> str:
 def read_section(model: type[ModelT], given: Mapping[str, Any], section: str) -> ModelT:
     """Return the section of the given settings; raises UsageError, with the setting's name, if a value is invalid."""
     prefix = f"{section}."
-    own = {name.removeprefix(prefix): value for name, value in given.items() if name.startswith(prefix)}
+    own: dict[str, Any] = {}
+    nest_values(own, {name.removeprefix(prefix): given[name] for name in given if name.startswith(prefix)}, section)
     return read_settings(model, own, section)
 
 

@@ -1,22 +1,22 @@
-"""What a server may lack, and a server under examination."""
+"""A server under examination: who answers, and what was found."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from touche_llm.errors import Warn
-from touche_llm.llm.answers import AnswerModel, Layout, build_schema
-from touche_llm.llm.chat import ChatReply, ChatServer, read_completion
-from touche_llm.llm.engine import EngineInfo, Rejected
-from touche_llm.llm.logprobs import LOGPROB_ROUNDING
-from touche_llm.llm.request import Message, Origin, Request, Sampling, place_system_message
-from touche_llm.llm.settings import EngineConfig, SamplingConfig
+import msgspec
 
-LABEL_TOKENS, SYSTEM_MESSAGE, OPEN_THOUGHT = "label tokens", "system message", "open thought"
-PLAIN = "request plain grades with `sampling.logprobs: false`"
+from touche_llm.data.records import Count
+from touche_llm.errors import EngineError, Warn
+from touche_llm.llm.answers import AnswerModel, Layout, build_schema
+from touche_llm.llm.chat import ChatReply, ChatServer
+from touche_llm.llm.engine import BrokenReply, EngineInfo, Rejected, Transient
+from touche_llm.llm.http import API_KEY_VARIABLE, HttpClient
+from touche_llm.llm.request import Message, Origin, Request, Sampling, place_system_message
+from touche_llm.llm.settings import EngineConfig, PoolingConfig, SamplingConfig
+
 # What a server may lack: what it costs, and what helps.
 PECULIARITIES = {
     # While thinking is off, a reasoning parser switches schemas off: https://github.com/vllm-project/vllm/issues/39130
@@ -27,7 +27,7 @@ PECULIARITIES = {
     ),
     "logprobs": (
         "without them, grades are whole numbers, ties keep the order of the first stage, and stances are certain",
-        f"use a server that sends them, or {PLAIN}",
+        "use a server that sends them, or request plain grades with `sampling.logprobs: false`",
     ),
     "reasoning": ("each answer takes many more tokens", "switch it off (`sampling.chat_template_kwargs`)"),
     "white space": (
@@ -35,14 +35,17 @@ PECULIARITIES = {
         'vLLM: --structured-outputs-config \'{"backend": "xgrammar", "disable_any_whitespace": true}\'; SGLang: '
         "--constrained-json-disable-any-whitespace",
     ),
-    "tokens": ("", "give a folder with the model's tokenizer (`engine.tokenizer`)"),
-    SYSTEM_MESSAGE: (
+    "tokens": ("", "give a folder with the tokenizer of this very model (`engine.tokenizer`)"),
+    "system message": (
         "prompts give their instructions in one",
         "put them into the user message (`sampling.system_message: user`), or serve another chat template (vLLM, "
         "SGLang: --chat-template FILE; llama.cpp: --chat-template-file FILE)",
     ),
-    LABEL_TOKENS: ("", f"use prompts of another `form`, such as `object`, or {PLAIN}"),
-    OPEN_THOUGHT: (
+    "label tokens": (
+        "",
+        "use prompts of another `form`, such as `object`, or request plain grades with `sampling.logprobs: false`",
+    ),
+    "open thought": (
         "the answer stands where the model has learnt to reason",
         "let it reason (`sampling.thinking`), or switch reasoning off, with a switch that its chat template knows "
         "(`sampling.chat_template_kwargs`) or another template",
@@ -63,7 +66,7 @@ PECULIARITIES = {
     ),
 }
 # No run is possible without these, unless a check says so.
-_BLOCKING = ("schema", "logprobs", "tokens", SYSTEM_MESSAGE, LABEL_TOKENS, "thinking")
+_BLOCKING = ("schema", "logprobs", "tokens", "system message", "label tokens", "thinking")
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +104,7 @@ class _Word(AnswerModel):
     word: Literal["quokka-7351"]
 
 
+PROBE_WORD = "quokka-7351"
 PROBE_ANSWER = '{"word":"quokka-7351"}'
 PROBE_MESSAGES = (Message("user", "Say hello."),)
 _PROBE_SCHEMA = build_schema(_Word)
@@ -118,6 +122,8 @@ class Survey:
         step: Called after each probe, with the name of the next.
         info: Description of the engine, complete after all probes.
         probe: Reply in which the schema was enforced, if there was one.
+        top_logprobs: Number of alternatives to request; 0 if the server sends none.
+        is_renormalised: Whether only tokens that a schema allows have a probability.
     """
 
     server: ChatServer
@@ -129,30 +135,12 @@ class Survey:
     checks: list[ServerCheck] = field(default_factory=list)
     info: EngineInfo = EngineInfo(model="", revision="", context=0, overhead=0, engine="")
     probe: ChatReply | None = None
-
-    @property
-    def top_logprobs(self) -> int:
-        """Number of alternatives to request; 0 if the server sends none."""
-        return 0 if self.is_blocked("logprobs") else self.sampling.top_logprobs
-
-    @property
-    def is_renormalised(self) -> bool:
-        """Whether only tokens that a schema allows have a probability, by the reply with the one word allowed."""
-        if self.probe is None or not self.top_logprobs:
-            return False
-        completion = read_completion(self.probe, PROBE_LAYOUT)
-        first, _ = PROBE_LAYOUT.find_values(completion.text)["word"]
-        inside = [token for token in completion.tokens if token.at > first] or completion.tokens
-        for token in inside:
-            rest = completion.text[token.at :]
-            allowed = (logprob for text, logprob in token.top if rest.startswith(text) or text.startswith(rest))
-            if sum(map(math.exp, allowed)) < 1.0 - LOGPROB_ROUNDING:
-                return False
-        return True
+    top_logprobs: int = 0
+    is_renormalised: bool = False
 
     def is_blocked(self, name: str = "") -> bool:
         """Return whether a check, or any if none is named, makes a run impossible."""
-        return any(check.is_blocking for check in self.checks if not name or check.name == name)
+        return any(check.is_blocking for check in self.checks if name in ("", check.name))
 
     async def send(self, request: Request) -> ChatReply | str:
         """Return the reply to a request, or why the server refuses it; raise Rejected if it refuses all requests."""
@@ -174,3 +162,110 @@ class Survey:
             messages = place_system_message(messages, self.sampling.system_message)
         sampling, origin = Sampling(top_logprobs=top_logprobs), Origin("check of the server", 0, "", "", None)
         return Request(messages, schema, sampling, self.server.model, "", self.server.chat_template_kwargs, origin)
+
+
+# Where servers report their versions, by the owner that they give their models, with their names.
+_VERSION_PATHS = {
+    "vllm": ("vllm", "/version"),
+    "llamacpp": ("llama.cpp", "/props"),
+    "sglang": ("sglang", "/get_server_info"),
+    "library": ("ollama", "/api/version"),
+}
+
+
+class _ServedModel(msgspec.Struct):
+    id: str
+    owned_by: str | None = None
+    max_model_len: Count | None = None
+    root: str | None = None
+    # The model that a LoRA adapter adapts.
+    parent: str | None = None
+
+
+class _ModelList(msgspec.Struct):
+    data: list[_ServedModel]
+
+
+class _Generation(msgspec.Struct):
+    n_ctx: Count | None = None
+
+
+class _Version(msgspec.Struct):
+    version: str = ""
+    # Those of llama.cpp, whose context is that of one of its slots.
+    build_info: str = ""
+    default_generation_settings: _Generation = msgspec.field(default_factory=_Generation)
+
+
+async def identify(
+    server: HttpClient, settings: EngineConfig | PoolingConfig, section: str
+) -> tuple[EngineInfo, ServerCheck]:
+    """Return what a server says of itself and of the configured model, or of its only one.
+
+    Returns:
+        The description of the engine before it is checked, with a context of 0 if it is unknown; and a check that
+        blocks if the context is unknown, or the configured one is longer than the served one.
+
+    Raises:
+        EngineError: It does not serve the model, or several; the message names the setting.
+        Transient, Rejected: It did not reply, or refuses to.
+    """
+    by_name = {served.id: served for served in (await server.get("/v1/models", _ModelList)).data}
+    name = next(iter(by_name)) if settings.model is None and len(by_name) == 1 else settings.model
+    if name is None or name not in by_name:
+        other = "" if name is None else f", not {name!r}"
+        names = ", ".join(by_name) or "no model"
+        raise EngineError(f"{server.base_url}: serves {names}{other}; choose one with `{section}.model`")
+    model = by_name[name]
+    # vLLM does not report the context of an adapter, which is that of the adapted model.
+    served = model.max_model_len or by_name.get(model.parent or "", model).max_model_len
+    known = _VERSION_PATHS.get(model.owned_by or "")
+    title = known[0] if known else "unknown server"
+    for kind, path in [known] if known else _VERSION_PATHS.values():
+        try:
+            version = await server.get(path, _Version)
+        except (Rejected, BrokenReply):
+            continue
+        if number := version.version or version.build_info:
+            served, title = served or version.default_generation_settings.n_ctx, f"{kind} {number}"
+            break
+    facts = {"root": model.root if model.root != name else None, "base model": model.parent}
+    wanted = settings.context
+    info = EngineInfo(
+        model=name,
+        revision=settings.revision,
+        context=wanted or served or 0,
+        overhead=0,
+        engine=title,
+        serving={fact: value for fact, value in facts.items() if value},
+    )
+    if not info.context:
+        problem, remedy = f"does not report the context length of {name}", f"give it (`{section}.context`)"
+    elif served is not None and info.context > served:
+        problem = f"{name} is served with a context of {served} tokens, {wanted} are configured"
+        remedy = f"serve it with a longer context or give a shorter one (`{section}.context`)"
+    else:
+        origin = "as the server reports" if wanted is None else "as configured"
+        return info, ServerCheck("context", True, f"{info.context} tokens, {origin}")
+    return info, ServerCheck("context", False, problem, "", remedy, is_blocking=True)
+
+
+def describe_failure(
+    server: HttpClient, error: Transient | Rejected, refused: str = "", *, is_known: bool = False
+) -> EngineError:
+    """Return the error of a start-up check that failed.
+
+    Args:
+        server: The server.
+        error: Failure of a request.
+        refused: How to go on if the server refuses.
+        is_known: Whether the server has replied to another request.
+    """
+    hint = f"is the server running there? It answers once its model is loaded. Set its address with {server.address}"
+    if isinstance(error, Transient):
+        if error.kind == "timeout" and is_known:
+            hint = "the server is busy (it answers other requests); wait, or give requests more time with "
+            hint += f"`{server.section}.request_timeout`"
+        return EngineError(f"{server.base_url}: {error.reason}; {hint}")
+    remedy = f"give its key in {API_KEY_VARIABLE}" if error.status in (401, 403) else refused or hint
+    return EngineError(f"{server.base_url}: the server refused the start-up check: {error}; {remedy}")

@@ -1,12 +1,11 @@
-"""Probes of a server: requests that show what it can do.
+"""Examination of a server: requests that show what it can do, and whether a run is possible.
 
-All raise Transient if the server did not reply, and Rejected if it refuses all requests.
+All probes raise Transient if the server did not reply, and Rejected if it refuses all requests.
 """
 
 from __future__ import annotations
 
 import asyncio
-import json
 import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
@@ -15,25 +14,28 @@ from uuid import uuid4
 
 import orjson
 
-from touche_llm.llm.answers import MAX_ALTERNATIVES, AnswerForm, Layout, Unusable, count_alternatives, list_fields
+from touche_llm.errors import EngineError
+from touche_llm.llm.answers import Unusable, count_alternatives, list_fields
 from touche_llm.llm.chat import DELIVERIES, LlamaCppTokenCounter, read_completion
 from touche_llm.llm.checks import (
-    LABEL_TOKENS,
-    OPEN_THOUGHT,
     PECULIARITIES,
-    PLAIN,
     PROBE_ANSWER,
     PROBE_LAYOUT,
     PROBE_MESSAGES,
-    SYSTEM_MESSAGE,
+    PROBE_WORD,
     ServerCheck,
     Survey,
+    describe_failure,
     fail,
+    identify,
 )
-from touche_llm.llm.engine import BrokenReply, ChatTokenizer, Completion, MissingLogprobs, Rejected
+from touche_llm.llm.engine import BrokenReply, ChatTokenizer, EngineInfo, MissingLogprobs, Rejected, Transient
 from touche_llm.llm.logprobs import Label, check_logprobs, read_label
-from touche_llm.llm.request import DELIMITERS, Message, Request, Thinking, continue_thought
-from touche_llm.llm.settings import ThinkingConfig
+from touche_llm.llm.request import EMPTY_CHAT, Message, Request, Thinking, continue_thought, place_system_message
+
+# Max probability of tokens that several labels share, since it is split between these; and of the tokens that the
+# alternatives leave out, where one of these could be a label's.
+_MAX_SHARED = _MAX_UNSEEN = 0.05
 
 
 async def check_schema(survey: Survey) -> list[ServerCheck]:
@@ -80,10 +82,14 @@ def _check_logprobs(survey: Survey, refusal: str) -> ServerCheck:
     except Unusable as error:
         remedy = "serve it with --logprobs-mode raw_logprobs, the default of vLLM, or set `sampling.logprobs: false`"
         return fail(name, f"{model} sends impossible log-probabilities: {error.reason}", remedy)
-    if not any(token.top for token in completion.tokens):
+    reading = read_label(completion.text, completion.tokens, PROBE_LAYOUT, "word", (PROBE_WORD,), PROBE_WORD)
+    if reading.off_label_mass is None:
         return fail(name, f"{model} sends log-probabilities that do not spell its answer")
-    kind = "renormalised" if survey.is_renormalised else "raw"
-    return ServerCheck(name, True, f"for each token of an answer, {kind}")
+    survey.top_logprobs = survey.sampling.top_logprobs
+    survey.is_renormalised = reading.off_label_mass <= _MAX_UNSEEN
+    return ServerCheck(
+        name, True, f"for each token of an answer, {'renormalised' if survey.is_renormalised else 'raw'}"
+    )
 
 
 # Max difference between the prompt tokens that are counted and those that the server reports: some templates add a
@@ -107,7 +113,7 @@ async def check_tokens(survey: Survey) -> list[ServerCheck]:
         reported = survey.probe.usage.prompt_tokens if survey.probe else 0
         if reported > counted + _MAX_COUNT_ERROR:
             value = f"{reported} prompt tokens are {counted} by {counter.name}, so documents would not fit"
-            return [fail("tokens", value, "give the tokenizer of this very model (`engine.tokenizer`)")]
+            return [fail("tokens", value)]
         return [ServerCheck("tokens", True, f"counted by {counter.name}")]
     return [fail("tokens", f"does not count the tokens of messages ({problem})")]
 
@@ -122,7 +128,7 @@ async def check_system_message(survey: Survey) -> list[ServerCheck]:
 
     Some templates write a message of their own where a chat has none, so that only prompts with one are compared.
     """
-    name = SYSTEM_MESSAGE
+    name = "system message"
     if survey.sampling.system_message == "user":
         return [ServerCheck(name, True, "in the user message, as configured")]
     counts = []
@@ -139,9 +145,6 @@ async def check_system_message(survey: Survey) -> list[ServerCheck]:
     return [fail(name, "ignored by the chat template: a longer one adds no tokens")]
 
 
-# Max probability of tokens that several labels share, since it is split between these; and of the tokens that the
-# alternatives leave out, where one of these could be a label's.
-_MAX_SHARED = _MAX_UNSEEN = 0.05
 # Alternatives of a server whose log-probabilities are those before the grammar, such as llama.cpp: with a model of 1.5
 # billion parameters, 20 showed five of six labels of a prompt and 100 all. A reply has 170 kB and takes as long.
 _RAW_ALTERNATIVES = 200
@@ -156,7 +159,7 @@ async def check_labels(survey: Survey) -> list[ServerCheck]:
     """
     schemas = list({orjson.dumps(schema): schema for schema in survey.schemas if _list_labels(schema)}.values())
     if schemas and not survey.top_logprobs:
-        return [ServerCheck(LABEL_TOKENS, None, "not read without log-probabilities")]
+        return [ServerCheck("label tokens", None, "not read without log-probabilities")]
     if not survey.is_renormalised:
         survey.server.alternatives = _RAW_ALTERNATIVES if schemas else 0
     found = [await _check_form(survey, schema) for schema in schemas]
@@ -164,62 +167,43 @@ async def check_labels(survey: Survey) -> list[ServerCheck]:
 
 
 async def _check_form(survey: Survey, schema: Mapping[str, Any]) -> ServerCheck:
-    server, form = survey.server, Layout.of_schema(schema).form
-    text = "\n".join(f"{name}: {_join(labels)}" for name, labels in _list_labels(schema).items())
+    """Return whether each label of a schema can be read from an answer."""
+    name, server, by_field = "label tokens", survey.server, _list_labels(schema)
+    text = "\n".join(f"{field}: {_join(labels)}" for field, labels in by_field.items())
     request = _build_request(survey, text, SYSTEM, schema)
     reply = await survey.send(request)
     if isinstance(reply, str) and server.alternatives:
         server.alternatives = 0
         reply = await survey.send(request)
     if isinstance(reply, str):
-        return fail(LABEL_TOKENS, f"the server refuses the schema of the labels in {form} form: {reply}")
+        return fail(name, f"the server refuses the schema of the labels in {request.layout.form} form: {reply}")
     try:
         completion = read_completion(reply, request.layout)
     except MissingLogprobs:
-        return fail(LABEL_TOKENS, f"{server.model} sends no log-probabilities of labels in {form} form")
-    if not _is_enforced(completion.text, schema):
-        found = f"{' '.join(completion.text.split())[:40]!r}"
-        if completion.finish_reason == "length":
-            return ServerCheck(LABEL_TOKENS, None, f"could not be checked: the answer is {found}")
-        return fail(LABEL_TOKENS, f"the schema of the labels in {form} form is not enforced: {found}")
-    return _judge_readings(survey, completion, request)
-
-
-def _is_enforced(text: str, schema: Mapping[str, Any]) -> bool:
-    """Return whether each field of an answer that has labels is one of them."""
-    spans, content = Layout.of_schema(schema).find_values(text), text.encode("utf-8", "replace")
-    written = {name: content[first:end] for name, (first, end) in spans.items()}
-    return all(written.get(name, b"") in map(orjson.dumps, labels) for name, labels in _list_labels(schema).items())
-
-
-def _judge_readings(survey: Survey, completion: Completion, request: Request) -> ServerCheck:
-    """Return whether each label can be read from an answer."""
-    layout, is_renormalised = request.layout, survey.is_renormalised
-    sent = max(request.sampling.top_logprobs, survey.server.alternatives)
-    read, count, shared = 0, 0, 0.0
-    for name, labels in _list_labels(request.schema).items():
-        reading = read_label(completion.text, completion.tokens, layout, name, labels, labels[0])
+        return fail(name, f"{server.model} sends no log-probabilities of labels in {request.layout.form} form")
+    if completion.finish_reason == "length":
+        return ServerCheck(name, None, f"could not be checked: the answer is {completion.text.strip()[:40]!r}")
+    unread, shared = 0, 0.0
+    for field, labels in by_field.items():
+        reading = read_label(completion.text, completion.tokens, request.layout, field, labels, labels[0])
         if reading.probabilities is None:
-            value = f"no label of {name} ({_join(labels)}) can be read from {completion.text!r:.80}"
-            return fail(LABEL_TOKENS, value, PLAIN)
-        unread = [label for label, share in reading.probabilities.items() if not share]
+            return fail(name, f"no label of {field} ({_join(labels)}) can be read from {completion.text!r:.80}")
+        missing = [label for label, share in reading.probabilities.items() if not share]
         unseen = reading.off_label_mass or 0.0
-        if unread and is_renormalised and unseen > _MAX_UNSEEN:
-            value = f"{_join(unread)} of {name} cannot be read: {sent} alternatives miss a probability of {unseen:.3f}"
-            more = f"use prompts of `form: object` with {MAX_ALTERNATIVES}, or " if sent < MAX_ALTERNATIVES else ""
-            return fail(LABEL_TOKENS, value, more + PLAIN)
-        read, count, shared = read + len(labels) - len(unread), count + len(labels), max(shared, reading.shared or 0.0)
-    value = f"{read} of {count} labels can be read"
-    if read < count and not is_renormalised:
-        cost = "a label beyond them counts as improbable"
-        return ServerCheck(LABEL_TOKENS, False, f"{value} from {sent} alternatives", cost)
+        if missing and survey.is_renormalised and unseen > _MAX_UNSEEN:
+            value = f"{_join(missing)} of {field} cannot be read: the alternatives miss a probability of {unseen:.3f}"
+            return fail(name, value)
+        unread, shared = unread + len(missing), max(shared, reading.shared or 0.0)
+    count = sum(map(len, by_field.values()))
+    value = f"{count - unread} of {count} labels can be read"
+    if unread and not survey.is_renormalised:
+        value += f" from {max(request.sampling.top_logprobs, server.alternatives)} alternatives"
+        return ServerCheck(name, False, value, "a label beyond them counts as improbable")
     if shared <= _MAX_SHARED:
-        return ServerCheck(LABEL_TOKENS, True, f"{value}, each from a token of its own")
+        return ServerCheck(name, True, f"{value}, each from a token of its own")
     value += f", but tokens that several begin with have a probability of {shared:.3f}"
-    # No form shares less than letters.
-    remedy = "use prompts of `form: letters`, whose labels begin with different characters"
-    remedy = "" if layout.form is AnswerForm.LETTERS else remedy
-    return ServerCheck(LABEL_TOKENS, False, value, "the probability of a shared token is split evenly", remedy)
+    cost = "the probability of a shared token is split evenly"
+    return ServerCheck(name, False, value, cost, "use prompts of `form: letters`, which share least")
 
 
 def _list_labels(schema: Mapping[str, Any]) -> dict[str, tuple[Label, ...]]:
@@ -240,17 +224,18 @@ _CLOSING = re.compile(r"</[^<>]*(?:think|thought)[^<>]*>|\[/THINK\]|<\|END_THINK
 
 async def check_open_thought(survey: Survey) -> list[ServerCheck]:
     """Check whether the prompt of an answer without reasoning ends inside a thought."""
+    name = "open thought"
     if survey.sampling.thinking.judge:
         return []
     request = survey.build((Message("system", _SYSTEM), Message("user", _USER)))
     prompt = await survey.server.render(request.messages, request.chat_template_kwargs)
     if prompt is None:
-        return [ServerCheck(OPEN_THOUGHT, None, "unknown, since the server does not show its prompts")]
+        return [ServerCheck(name, None, "unknown, since the server does not show its prompts")]
     end = prompt[prompt.rfind(_USER) + len(_USER) :]
     opened, closed = ([match.start() for match in pattern.finditer(end)] for pattern in (_OPENING, _CLOSING))
     if opened and opened[-1] > max(closed, default=-1):
-        return [fail(OPEN_THOUGHT, f"the prompt ends inside a thought: {end[-40:]!r}")]
-    return [ServerCheck(OPEN_THOUGHT, True, "none in the prompt of an answer")]
+        return [fail(name, f"the prompt ends inside a thought: {end[-40:]!r}")]
+    return [ServerCheck(name, True, "none in the prompt of an answer")]
 
 
 _PARSER = "serve the model without a reasoning parser (vLLM: --reasoning-parser)"
@@ -259,52 +244,35 @@ _THOUGHTS = ("One of two.", "Other words.")
 
 
 async def check_thinking(survey: Survey) -> list[ServerCheck]:
-    """Check whether the server continues a thought as the run does; nothing for a run without reasoning."""
-    settings = survey.sampling.thinking
-    return [await _check_thought(survey, settings)] if settings.budgets else []
+    """Check whether the server continues a thought as the run does, and enforces a schema after it.
 
-
-async def check_all_delimiters(survey: Survey) -> list[ServerCheck]:
-    """Check reasoning with the delimiters of the configuration and the presets, and name those that pass.
-
-    A template that writes messages as they are passes with all; which ones the model knows is not checked.
+    Nothing is checked for a run without reasoning.
     """
-    settings, found = survey.sampling.thinking, dict[str, ServerCheck]()
-    for delimiters in dict.fromkeys([settings.delimiters, *DELIMITERS.values()]):
-        check = await _check_thought(survey, settings.model_copy(update={"delimiters": delimiters}))
-        found[delimiters[1].strip()] = check
-    if passed := [closing for closing, check in found.items() if check.is_ok]:
-        check = found[passed[0]]
-        return [replace(check, value=f"{check.value}, ended by {' or '.join(passed)}")]
-    # A run without reasoning is possible.
-    return [replace(next(iter(found.values())), is_blocking=False)]
-
-
-async def _check_thought(survey: Survey, settings: ThinkingConfig) -> ServerCheck:
-    """Return whether the server continues a thought that has ended with an answer that fits the schema."""
-    name, short = "thinking", survey.build()
-    opening, closing = settings.delimiters
-    thinking = Thinking(1, opening, closing, settings.temperature)
-    thoughtful = replace(short, thinking=thinking, chat_template_kwargs=settings.chat_template_kwargs)
+    name, settings = "thinking", survey.sampling.thinking
+    if not settings.budgets:
+        return []
+    thinking = Thinking(1, *settings.delimiters, settings.temperature)
+    thoughtful = replace(survey.build(), thinking=thinking, chat_template_kwargs=settings.chat_template_kwargs)
     continued = [continue_thought(thoughtful, 0, thought) for thought in _THOUGHTS]
     try:
         problem = await _compare_prompts(survey, thoughtful, continued)
     except (Rejected, BrokenReply) as error:
         problem = f"the chat template refuses to continue a thought: {error}"
     if problem:
-        return fail(name, problem)
+        return [fail(name, problem)]
     reply = await survey.send(continued[0])
     if isinstance(reply, str):
         remedy = "let the model reason on a server that continues one, such as vLLM"
-        return fail(name, f"the server refuses to continue a message of the assistant: {reply}", remedy)
+        return [fail(name, f"the server refuses to continue a message of the assistant: {reply}", remedy)]
     completion = read_completion(reply)
     if _squeeze(completion.text) == PROBE_ANSWER:
         if problem is None:
-            return ServerCheck(name, None, "an answer continues a thought; whether the template keeps it is unknown")
-        return ServerCheck(name, True, "a thought is kept")
+            value = "an answer continues a thought; whether the template keeps it is unknown"
+            return [ServerCheck(name, None, value)]
+        return [ServerCheck(name, True, "a thought is kept")]
     if PROBE_ANSWER in _squeeze(completion.reasoning or ""):
-        return fail(name, "the answer after a thought is in the field of the reasoning", _PARSER)
-    return fail(name, f"no schema is enforced after a thought: {completion.text[:80]!r}", _PARSER)
+        return [fail(name, "the answer after a thought is in the field of the reasoning", _PARSER)]
+    return [fail(name, f"no schema is enforced after a thought: {completion.text[:80]!r}", _PARSER)]
 
 
 async def _compare_prompts(survey: Survey, begun: Request, continued: Sequence[Request]) -> str | None:
@@ -337,8 +305,8 @@ def _squeeze(text: str) -> str:
 _REPEATS = 8
 # Logarithm of a probability below which a token counts as forbidden; vLLM sends -9999 for those.
 _MIN_LOGPROB = -100.0
-# White space that no compact grammar allows.
-_FREE_WHITE_SPACE = re.compile(r"[\n\r\t]|\s\s")
+# White space that no compact grammar allows; it may require one space after `,` and `:`, as Python's json writes it.
+_FREE_WHITE_SPACE = re.compile(r"[\n\r\t]|\s\s|[\[{]\s|\s[:,\]}]")
 _INSTRUCTIONS = "Judge how relevant the passage is to the question, from 0 to 3, and which side it takes."
 _PASSAGE = "Question: are heat pumps better than gas boilers?\nPassage: heat pumps are cheaper to run, boilers to buy."
 
@@ -354,21 +322,12 @@ def _build_request(
 
 async def check_white_space(survey: Survey) -> list[ServerCheck]:
     """Check whether a schema allows white space between the tokens of an answer."""
-    name = "white space"
-    reply = await survey.server.exchange(_build_request(survey, _PASSAGE))
-    completion = read_completion(reply)
-    if completion.finish_reason == "length":
-        return [fail(name, f"an answer was cut off after {completion.completion_tokens} tokens")]
-    try:
-        values = orjson.loads(completion.text)
-    except orjson.JSONDecodeError:
-        return [ServerCheck(name, None, f"could not be checked: the answer is {completion.text[:40]!r}")]
-    # A compact grammar may require one space after `,`, as Python's json writes it.
-    if completion.text not in (orjson.dumps(values).decode(), json.dumps(values)):
+    name, choice = "white space", (await survey.server.exchange(_build_request(survey, _PASSAGE))).choices[0]
+    if _FREE_WHITE_SPACE.search(choice.message.content or ""):
         return [fail(name, "written between tokens")]
     if not survey.is_renormalised:
         return [replace(fail(name, "none in one answer; raw log-probabilities show no more"), is_ok=None)]
-    alternatives = (pair for token in reply.choices[0].tokens for pair in token.alternatives)
+    alternatives = (pair for token in choice.tokens for pair in token.alternatives)
     if any(logprob > _MIN_LOGPROB and _FREE_WHITE_SPACE.search(text) for text, logprob in alternatives):
         return [fail(name, "allowed between tokens")]
     return [ServerCheck(name, True, "not allowed between tokens")]
@@ -405,15 +364,67 @@ Probes = Mapping[str, Callable[[Survey], Awaitable[list[ServerCheck]]]]
 RUN_PROBES: Probes = {
     "schema": check_schema,
     "tokens": check_tokens,
-    SYSTEM_MESSAGE: check_system_message,
-    LABEL_TOKENS: check_labels,
-    OPEN_THOUGHT: check_open_thought,
+    "system message": check_system_message,
+    "label tokens": check_labels,
+    "open thought": check_open_thought,
     "thinking": check_thinking,
 }
-DOCTOR_PROBES: Probes = {
-    **RUN_PROBES,
-    "thinking": check_all_delimiters,
-    "white space": check_white_space,
-    "prefix cache": check_prefix_cache,
-}
+DOCTOR_PROBES: Probes = {**RUN_PROBES, "white space": check_white_space, "prefix cache": check_prefix_cache}
 THOROUGH_PROBES: Probes = {**DOCTOR_PROBES, "determinism": check_determinism}
+
+
+async def connect(survey: Survey) -> EngineInfo:
+    """Get model and context from a server, and verify that it can do what a run needs.
+
+    Raises:
+        EngineError: The server is unreachable, serves another model, or lacks something that the run needs.
+    """
+    await examine(survey)
+    server = survey.server
+    for check in survey.checks:
+        if check.is_blocking:
+            raise EngineError(f"{server.base_url}: {check}")
+        if check.is_ok is False or (check.name == "label tokens" and not check.is_ok and survey.top_logprobs):
+            survey.warn(f"{server.base_url}: {check.name}: {check}")
+    return survey.info
+
+
+async def examine(survey: Survey, probes: Probes = RUN_PROBES) -> None:
+    """Find out what a server can do; the survey has the checks.
+
+    Probes that need the schema or instructions are left out if the server lacks these. Probes beyond those of a run
+    need schemas of answers with labels alone.
+
+    Raises:
+        EngineError: The server is unreachable, serves another model, or answers with several models.
+    """
+    server = survey.server
+    try:
+        survey.info, context = await identify(server, survey.engine, "engine")
+        server.choose(survey.info.model)
+        if waiting := await server.count_waiting():
+            survey.warn(f"{server.base_url}: the server is busy: {waiting:,} requests wait")
+        survey.checks = [
+            ServerCheck("server", True, survey.info.engine),
+            ServerCheck("model", True, survey.info.model),
+            context,
+        ]
+        for (name, probe), following in zip(probes.items(), [*list(probes)[1:], ""], strict=True):
+            is_possible = survey.probe is not None and not survey.is_blocked("system message")
+            if is_possible or name in ("schema", "tokens"):
+                try:
+                    survey.checks += await probe(survey)
+                except (Transient, Rejected) as error:
+                    if name in RUN_PROBES:
+                        raise
+                    survey.checks.append(ServerCheck(name, None, f"could not be checked: {error}"))
+            survey.step(following)
+        overhead = 0
+        if not survey.is_blocked():
+            chat = place_system_message(EMPTY_CHAT, survey.sampling.system_message)
+            overhead = await server.counter.count_tokens(chat)
+    except (Transient, Rejected) as error:
+        raise describe_failure(server, error, is_known=bool(survey.checks)) from error
+    fingerprint = survey.probe and survey.probe.system_fingerprint
+    serving = survey.info.serving | ({"fingerprint": fingerprint} if fingerprint else {})
+    survey.info = survey.info.model_copy(update={"overhead": overhead, "serving": serving})

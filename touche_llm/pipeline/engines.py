@@ -124,8 +124,7 @@ async def _open_server(
     from touche_llm.llm.chat import ChatServer
     from touche_llm.llm.checks import Survey
     from touche_llm.llm.managed import serve
-    from touche_llm.llm.probes import RUN_PROBES
-    from touche_llm.llm.startup import connect
+    from touche_llm.llm.probes import RUN_PROBES, connect
 
     is_managed = engine.name == "managed"
     folder = check_model_folder(engine.model) if is_managed else Path()
@@ -163,7 +162,7 @@ async def _recall(
 
     Where no model is named, the server has to say at once that it is the described one.
     """
-    from touche_llm.llm.startup import identify
+    from touche_llm.llm.checks import identify
 
     if cache.mode is not CacheMode.REUSE:
         return None

@@ -16,9 +16,8 @@ from tests.fake_server import FakeServer, fields_in, reply, says, spell
 from touche_llm.llm.answers import AnswerForm, AnswerModel, build_schema
 from touche_llm.llm.chat import ChatServer
 from touche_llm.llm.checks import ServerCheck, Survey
-from touche_llm.llm.probes import THOROUGH_PROBES
+from touche_llm.llm.probes import THOROUGH_PROBES, examine
 from touche_llm.llm.settings import EngineConfig, SamplingConfig
-from touche_llm.llm.startup import examine
 
 
 class Examined(AnswerModel):
@@ -50,8 +49,7 @@ class Model:
         elif "spaces" in faults:
             text = text.replace(",", ", ")
         message = {"reasoning_content": "Hm."} if "thinks" in faults else {}
-        finish = "length" if "endless" in faults and "relevance" in labels else "stop"
-        sent = orjson.loads(reply(text, finish, self.usage(body), **message).body)  # type: ignore[arg-type]
+        sent = orjson.loads(reply(text, "stop", self.usage(body), **message).body)  # type: ignore[arg-type]
         self.spread(text, sent["choices"][0]["logprobs"]["content"])
         return web.json_response(sent)
 
@@ -74,8 +72,6 @@ class Model:
                 alternatives = {"F": 0.4, "S": 0.3, **shared} if "rare" not in self.faults else {"F": 0.6, "NO": 0.4}
             elif text[place:].startswith('F"'):
                 alternatives = {"F": 0.6, "S": 0.4}
-            elif text[place] == '"' and "blank" in self.faults:
-                alternatives = {'"': 0.8, " ": 0.2}
             elif place == 0 and "optional" in self.faults:
                 alternatives = {text[0]: 0.9, f"{text[0]}\n": 0.1}
             if "raw" in self.faults:
@@ -115,7 +111,7 @@ async def test_a_server_without_a_fault_has_none(form: str) -> None:
     assert [name for name, check in found.items() if not check.is_ok] == []
     assert list(found) == [
         *("server", "model", "context", "schema", "logprobs", "tokens", "system message", "label tokens"),
-        *("open thought", "thinking", "white space", "prefix cache", "determinism"),
+        *("open thought", "white space", "prefix cache", "determinism"),
     ]
     assert found["logprobs"].value == "for each token of an answer, renormalised"
     assert found["label tokens"].value.startswith("8 of 8")
@@ -128,10 +124,9 @@ async def test_a_server_without_a_fault_has_none(form: str) -> None:
     [
         ("white space", "white space", False, "written between tokens", "disable_any_whitespace"),
         ("optional", "white space", False, "allowed between tokens", "disable_any_whitespace"),
-        ("endless", "white space", False, "an answer was cut off", "disable_any_whitespace"),
         ("raw", "white space", None, "none in one answer", "disable_any_whitespace"),
         ("raw", "logprobs", True, "for each token of an answer, raw", ""),
-        ("shared", "label tokens", False, "have a probability of 0.300", ""),
+        ("shared", "label tokens", False, "have a probability of 0.300", "`form: letters`"),
         ("rare", "label tokens", True, "6 of 8 labels can be read, each from", ""),
         ("cold", "prefix cache", False, "0 of ", "--enable-prefix-caching"),
         ("silent", "prefix cache", None, "not reported", "--enable-prompt-tokens-details"),
@@ -148,19 +143,6 @@ async def test_a_fault_that_a_run_survives_is_named_with_its_cost_and_remedy(
     # Nothing else is blamed, apart from what cannot be seen in an answer that ends early.
     assert {check.name for check in found.values() if check.is_ok is False} <= {name}
     assert not any(check.is_blocking for check in found.values())
-
-
-class Sides(AnswerModel):
-    """An answer whose labels begin with different letters."""
-
-    stance: Literal["FIRST", "SECOND"]
-
-
-@pytest.mark.parametrize("form", [AnswerForm.ARRAY, AnswerForm.LETTERS])
-async def test_letters_are_advised_only_to_prompts_of_another_form(form: AnswerForm) -> None:
-    check = (await examined(serving("blank"), schemas=[build_schema(Sides, form)]))["label tokens"]
-    assert (check.is_ok, "0.200" in check.value) == (False, True)
-    assert ("`form: letters`" in check.remedy) == (form is not AnswerForm.LETTERS)
 
 
 async def test_a_server_that_ignores_schemas_is_examined_no_further() -> None:

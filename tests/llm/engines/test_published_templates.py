@@ -9,14 +9,13 @@ from typing import Any
 import orjson
 import pytest
 
-from tests.chat_templates import FOLDER, MISTRAL, OWN, QWEN3_5, read_template, render
+from tests.chat_templates import FOLDER, read_template, render
 from touche_llm.data.records import decode_json
 from touche_llm.llm.chat import ChatServer
 from touche_llm.llm.checks import PROBE_ANSWER, ServerCheck, Survey
 from touche_llm.llm.engine import Rejected
 from touche_llm.llm.http import ReplyT
-from touche_llm.llm.probes import check_all_delimiters, check_open_thought, check_system_message, check_thinking
-from touche_llm.llm.request import DELIMITERS
+from touche_llm.llm.probes import check_open_thought, check_system_message, check_thinking
 from touche_llm.llm.settings import EngineConfig, SamplingConfig
 from touche_llm.text import sanitize
 
@@ -81,19 +80,6 @@ async def check_of(name: str, probe: Callable[[Survey], Awaitable[list[ServerChe
     template = FILES[name].read_text(encoding="utf-8") if name in FILES else read_template(name)
     (check,) = await probe(Survey(Rendering(template), EngineConfig(), settings))
     return check
-
-
-@pytest.mark.parametrize(
-    ("template", "kept"),
-    [(OWN, {"qwen3"}), (MISTRAL, {"qwen3", "mistral"}), (QWEN3_5, {"qwen3"})],
-    ids=["own", "mistral", "qwen3.5"],
-)
-async def test_the_doctor_names_the_delimiters_that_the_template_keeps(template: str, kept: set[str]) -> None:
-    check = await check_of(template, check_all_delimiters)
-    assert check.is_ok
-    # The preset of DeepSeek has the delimiters of Qwen3.
-    for name in ("qwen3", "mistral"):
-        assert (DELIMITERS[name][1].strip() in check.value) is (name in kept)
 
 
 @pytest.mark.parametrize("name", FILES)

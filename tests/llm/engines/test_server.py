@@ -34,9 +34,9 @@ from touche_llm.llm.cache import Cache, CacheMode
 from touche_llm.llm.chat import ChatServer
 from touche_llm.llm.checks import Survey
 from touche_llm.llm.model import AnsweredRequest, ModelClient
+from touche_llm.llm.probes import connect as connect_to
 from touche_llm.llm.request import Message, Origin, Request, Sampling
 from touche_llm.llm.settings import EngineConfig, SamplingConfig
-from touche_llm.llm.startup import connect as connect_to
 
 
 @pytest.fixture(autouse=True)

@@ -25,9 +25,9 @@ from touche_llm.llm.chat import DELIVERIES, ChatServer
 from touche_llm.llm.checks import Survey
 from touche_llm.llm.engine import EngineInfo, TokenCounter
 from touche_llm.llm.model import AnsweredRequest, ModelClient
+from touche_llm.llm.probes import connect
 from touche_llm.llm.request import Message, Sampling
 from touche_llm.llm.settings import EngineConfig, SamplingConfig
-from touche_llm.llm.startup import connect
 
 
 class WordTokenizer(TokenCounter):
@@ -224,10 +224,10 @@ async def unaligned(request: web.Request, body: dict[str, Any]) -> web.StreamRes
 @pytest.mark.parametrize(
     ("server", "message"),
     [
-        (FakeFewAlternatives(shown={"F": 0.6, "S": 0.2}), "NEUTRAL, NO of stance.*0.200.*`form: object` with 20"),
+        (FakeFewAlternatives(shown={"F": 0.6, "S": 0.2}), "NEUTRAL, NO of stance.*0.200.*`form`.*`object`"),
         (FakeServer(labels=unaligned), "label of relevance .0, 1, 2, 3..*`sampling.logprobs: false`"),
         (FakeServer(labels=refuse_arrays), "prefixItems is not supported.*`form`"),
-        (FakeServer(labels=says("Hello! How can I help?")), "not enforced: 'Hello!.*`form`"),
+        (FakeServer(labels=says("Hello! How can I help?")), "label of relevance .*'Hello!.*`form`"),
     ],
 )
 async def test_labels_that_cannot_be_read_are_named_with_the_setting(server: FakeServer, message: str) -> None:

@@ -9,12 +9,11 @@ import pytest
 from aiohttp import web
 
 from tests.fake_server import FakeServer, good, reply
-from tests.llm.engines.test_conformance import Model, examined
 from tests.other_servers import FakeLlamaCpp, FakeSglang
 from touche_llm.llm.chat import ChatServer
 from touche_llm.llm.checks import ServerCheck, Survey
+from touche_llm.llm.probes import examine
 from touche_llm.llm.settings import EngineConfig, SamplingConfig, ThinkingConfig
-from touche_llm.llm.startup import examine
 
 PROBE = '{"word":"quokka-7351"}'
 
@@ -80,10 +79,3 @@ async def test_a_server_that_shows_no_prompts_is_checked_by_its_answer() -> None
 async def test_llama_cpp_refuses_to_continue_a_thought_under_a_schema() -> None:
     check = await survey_of(FakeLlamaCpp())
     assert check is not None and check.is_blocking and "Failed to initialize samplers" in check.value
-
-
-async def test_a_run_without_reasoning_is_possible_on_a_server_that_cannot_continue() -> None:
-    model = Model(())
-    server = FakeServer(rest=model.answer, probe=after_a_thought("Hello."))
-    row = (await examined(server))["thinking"]
-    assert (row.is_ok, row.is_blocking) == (False, False)
