@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -25,7 +24,6 @@ from touche_llm.ranking.steps import (
     RankingSettings,
     Step,
     check_balance,
-    check_fusion,
     parse_steps,
 )
 from touche_llm.retrieval.base import ExpansionSettings, to_texts
@@ -182,10 +180,7 @@ class Config(Section):
                 raise ValueError(f"weights.{name}: no such name; {task.name} has {', '.join(task.weight_names)}")
         if not sum(self.weights.values()):
             raise ValueError(f"weights: {', '.join(self.weights)} are all 0; give at least one above 0")
-        with _name_settings("rank"):
-            check_balance(self.steps, task.sides)
-        with _name_settings("rank, ranking.fusion.weights"):
-            check_fusion(self.steps, self.ranking.fusion)
+        check_balance(self.steps, task.sides, "rank")
         if task.sentence_question is None and (self.sentences or self.pairs):
             raise ValueError(f"sentences, pairs: {task.name} does not rank pairs of sentences")
         if self.sentences and self.depth > self.sentences.pool:
@@ -256,15 +251,6 @@ class Config(Section):
     def steps(self) -> tuple[Step, ...]:
         """Steps of the ranking."""
         return parse_steps(self.rank)
-
-
-@contextmanager
-def _name_settings(names: str) -> Iterator[None]:
-    """Put the settings that a check is about before its problem."""
-    try:
-        yield
-    except ValueError as error:
-        raise ValueError(f"{names}: {error}") from error
 
 
 def find_settings(scope: Scope) -> tuple[str, ...]:

@@ -69,14 +69,14 @@ def test_a_pipeline_makes_the_run_of_the_command_line(task: str, tmp_path: Path)
         tl.LanguageModel(cache=SAMPLES / task / "cassette.jsonl", cache_mode="replay") as model,
     ):
         # Pairs of sentences are made of the corpus; other documents travel in the frame.
-        source = {"corpus": corpus} if task == "sentence_pairs" else {"task": task}
+        source = corpus if task == "sentence_pairs" else task
         first = BM25(corpus, depth=config.depth) >> LLMJudge(
-            model, depth=config.depth, pairs=config.pairs, options=options, **source
+            model, source, depth=config.depth, pairs=config.pairs, options=options
         )
         steps = [str(step) for step in config.steps]
         judged = first(read_frame(task))
-        whole = LLMRerank(model, steps, options=options, **source)(judged)
-        comparisons = LLMRerank(model, steps[1:], options=options, **source)(judged)
+        whole = LLMRerank(model, steps, source, options=options)(judged)
+        comparisons = LLMRerank(model, steps[1:], source, options=options)(judged)
     pd.testing.assert_frame_equal(to_results(whole, expected.columns), expected, check_dtype=False)
     # Without `judge`, the order of the frame is ranked further, with other scores.
     columns = [name for name in expected.columns if name != "score"]
@@ -85,8 +85,8 @@ def test_a_pipeline_makes_the_run_of_the_command_line(task: str, tmp_path: Path)
 
 def test_inspection_finds_the_columns_that_a_frame_has(sample: Any) -> None:
     bm25 = BM25(sample.corpus, depth=3)
-    judge = LLMJudge(sample.model, task="comparative", options=tl.RankOptions(stance={"depth": 100}))
-    rerank = LLMRerank(None, ["judge", "balance:3"], task="comparative")
+    judge = LLMJudge(sample.model, "comparative", options=tl.RankOptions(stance={"depth": 100}))
+    rerank = LLMRerank(None, ["judge", "balance:3"], "comparative")
     columns, frame = list(sample.topics.columns), sample.topics
     for transformer in (bm25, judge, rerank):
         (needed,) = pt.inspect.transformer_inputs(transformer) or [[]]
@@ -102,34 +102,31 @@ def test_inspection_finds_the_columns_that_a_frame_has(sample: Any) -> None:
 
 
 def test_the_corpus_holds_the_texts_that_a_frame_lacks(sample: Any) -> None:
-    frame = BM25(sample.corpus, depth=2, with_text=False)(sample.topics)
-    assert "text" not in frame
-    judged = LLMJudge(sample.model, corpus=sample.corpus)(frame)
-    with_text = LLMJudge(sample.model, task="comparative")(BM25(sample.corpus, depth=2)(sample.topics))
-    pd.testing.assert_frame_equal(judged, with_text.drop(columns="text"))
+    frame = BM25(sample.corpus, depth=2)(sample.topics)
+    judged = LLMJudge(sample.model, sample.corpus)(frame.drop(columns="text"))
+    pd.testing.assert_frame_equal(judged, LLMJudge(sample.model, "comparative")(frame).drop(columns="text"))
 
 
 @pytest.mark.parametrize(
     ("change", "values"),
     [
         (lambda frame: frame.assign(text=float("nan")), ["no text"]),
-        (lambda frame: frame.assign(text=range(len(frame)), docno="d").astype({"text": str}), ["two texts"]),
-        (lambda frame: frame.assign(description=frame["docno"]), ["description"]),
+        (lambda frame: frame.assign(text=range(len(frame)), docno="d").astype({"text": str}), ["two of them"]),
         (lambda frame: frame.assign(score=float("nan")), ["score"]),
     ],
 )
 def test_a_malformed_frame_is_refused(change: Any, values: list[str], sample: Any) -> None:
     frame = BM25(sample.corpus, depth=2)(sample.topics)
     with raises_at(tl.DataError, "frame", *values):
-        LLMJudge(sample.model, task="comparative")(change(frame))
+        LLMJudge(sample.model, "comparative")(change(frame))
 
 
 def test_missing_columns_are_named_before_any_request(sample: Any) -> None:
     frame = BM25(sample.corpus, depth=2)(sample.topics)
     for transformer, column in (
-        (LLMJudge(sample.model, task="comparative"), "text"),
-        (LLMRerank(sample.model, ["pairwise:2"], task="comparative"), "objects"),
-        (LLMRerank(None, ["judge", "balance:2"], task="comparative"), "relevance"),
+        (LLMJudge(sample.model, "comparative"), "text"),
+        (LLMRerank(sample.model, ["pairwise:2"], "comparative"), "objects"),
+        (LLMRerank(None, ["judge", "balance:2"], "comparative"), "relevance"),
     ):
         with pytest.raises(pt.validate.InputValidationError) as caught:
             transformer(frame.drop(columns=column, errors="ignore"))
@@ -138,10 +135,9 @@ def test_missing_columns_are_named_before_any_request(sample: Any) -> None:
 
 def test_wrong_use_is_named_at_once(sample: Any) -> None:
     wrong: list[tuple[Callable[[], Any], str]] = [
-        (lambda: LLMJudge(sample.model), "task"),
-        (lambda: LLMJudge(sample.model, task="controversial", corpus=sample.corpus), "task"),
-        (lambda: LLMRerank(sample.model, ["guess:3"], task="comparative"), "steps"),
-        (lambda: LLMRerank(None, ["pairwise:3"], task="comparative"), "model"),
+        (lambda: LLMJudge(sample.model, "sentence_pairs"), "source"),
+        (lambda: LLMRerank(sample.model, ["guess:3"], "comparative"), "steps"),
+        (lambda: LLMRerank(None, ["pairwise:3"], "comparative"), "model"),
     ]
     for make, location in wrong:
         with pytest.raises(tl.UsageError) as caught:
@@ -151,7 +147,7 @@ def test_wrong_use_is_named_at_once(sample: Any) -> None:
 
 def test_topics_without_objects_are_not_compared_and_named(sample: Any) -> None:
     frame = BM25(sample.corpus, depth=2)(sample.topics.assign(objects=None))
-    rerank = LLMRerank(sample.model, ["pairwise:2"], task="comparative")
+    rerank = LLMRerank(sample.model, ["pairwise:2"], "comparative")
     with pytest.warns(tl.ToucheWarning) as caught:
         ranked = rerank(frame)
     assert any("no objects" in str(warning.message) for warning in caught)
@@ -170,20 +166,18 @@ def test_only_documents_without_grades_get_a_stance(
     task: str, step: str, grades: dict[str, Any], stances: set[str], sample: Any
 ) -> None:
     frame = BM25(sample.corpus, depth=3)(sample.topics)
-    rerank = LLMRerank(None, [step], task=task)
+    rerank = LLMRerank(None, [step], task)
     assert set(rerank(frame).columns) == set(rerank(frame[:0]).columns) == {*frame.columns, *stances}
     judged = frame.assign(**grades)
     # Columns that a transformer adds or replaces are the last.
     assert rerank(judged).columns[-2:].tolist() == ["score", "rank"]
-    by_grades = LLMRerank(None, ["judge"], task=task)(judged)
+    by_grades = LLMRerank(None, ["judge"], task)(judged)
     assert by_grades["docno"].tolist() == frame["docno"].tolist()
 
 
 def test_grades_that_are_none_are_refused(sample: Any) -> None:
-    judged = LLMJudge(sample.model, task="comparative")(BM25(sample.corpus, depth=2)(sample.topics))
-    rerank = LLMRerank(None, ["judge"], task="comparative")
-    with raises_at(tl.DataError, "frame", "no number"):
-        rerank(judged.assign(relevance="high"))
+    judged = LLMJudge(sample.model, "comparative")(BM25(sample.corpus, depth=2)(sample.topics))
+    rerank = LLMRerank(None, ["judge"], "comparative")
     with raises_at(tl.DataError, "judgments", "relevance"):
         rerank(judged.assign(relevance=9.0))
     with pytest.warns(tl.ToucheWarning, match="no judgment"):

@@ -36,7 +36,7 @@ FOUR = (("1", "a"), ("1", "b"), ("1", "c"), ("2", "a"))
 def test_candidates_are_in_the_order_of_scores_ranks_or_rows(
     columns: dict[str, list[Any]], documents: list[str]
 ) -> None:
-    candidates = read_candidates(frame_of(*FOUR, **columns), get_task("controversial"), None, "score")
+    candidates = read_candidates(frame_of(*FOUR, **columns), "controversial")
     first, second = candidates.list_rankings()
     assert [candidate.document_id for candidate in first] == documents
     assert [candidate.rank for candidate in first] == [1, 2, 3]

@@ -23,8 +23,8 @@ CELLS = (
     """,
     """
     with tl.LanguageModel(cache={cache!r}, cache_mode="replay") as model:
-        judge = LLMJudge(model, task="comparative", options=tl.RankOptions(stance={stance!r}))
-        rerank = LLMRerank(model, ["pairwise:5"], task="comparative")
+        judge = LLMJudge(model, "comparative", options=tl.RankOptions(stance={stance!r}))
+        rerank = LLMRerank(model, ["pairwise:5"], "comparative")
         qrels = (bm25 >> judge >> rerank)(topics).query("rank == 0")[["qid", "docno"]].assign(label=1)
         systems = [bm25, bm25 >> judge, bm25 >> judge >> rerank]
         table = pt.Experiment(

@@ -8,13 +8,11 @@ from hypothesis import strategies as st
 
 from tests.ranking.fake_comparer import FakeComparer, at_random, by_worth, ids, names
 from touche_llm.data.records import ScoredDocument
-from touche_llm.ranking.fusion import FusionStepSettings
 from touche_llm.ranking.steps import (
     METHODS,
     RankingSettings,
     Step,
     check_balance,
-    check_fusion,
     parse_steps,
     rank_topic,
 )
@@ -132,19 +130,9 @@ async def test_fusion_puts_the_first_stage_and_every_step_together() -> None:
     assert ids(ranking) == ["a", "b", "d", "c"]
 
 
-@pytest.mark.parametrize("steps", ["judge,fusion:5", "fusion:5", "judge,balance:5,fusion:5,pairwise:5,fusion:5"])
-def test_a_fusion_of_nothing_that_has_weight_is_refused_before_anything_is_asked(steps: str) -> None:
-    parsed = parse_steps(steps.split(","))
-    nothing = FusionStepSettings(weights={"first_stage": 0.0, "judge": 0.0})
-    with pytest.raises(ValueError, match=r"fusion:5: .*first_stage.*fusion\.weights"):
-        check_fusion(parsed, nothing)
-    check_fusion(parsed, FusionStepSettings(weights={"judge": 0.0, "fusion": 0.0}))
-    check_fusion(parse_steps(["pairwise:3", "fusion:3"]), nothing)
-
-
 def test_a_task_without_sides_has_nothing_to_balance() -> None:
-    with pytest.raises(ValueError, match="balance:5"):
-        check_balance(parse_steps(["judge", "balance:5"]), ())
+    with pytest.raises(ValueError, match="^rank: "):
+        check_balance(parse_steps(["judge", "balance:5"]), (), "rank")
 
 
 @given(

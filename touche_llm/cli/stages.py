@@ -24,7 +24,7 @@ from touche_llm.data.io import read_records
 from touche_llm.data.records import Failure, Judgment
 from touche_llm.data.trec_runs import read_run
 from touche_llm.errors import UsageError
-from touche_llm.integrations.tira import detect_input, list_corpus_names
+from touche_llm.integrations.tira import detect_input
 from touche_llm.llm.cache import describe_resume
 from touche_llm.pipeline import run_directory
 from touche_llm.pipeline import stages as pipeline
@@ -333,9 +333,9 @@ def tira(
     }
     if found.corpus is None:
         if not os.environ.get(API_KEY_VARIABLE):
-            known = ", ".join(list_corpus_names())
             raise UsageError(
-                f"{input_folder}: no corpus ({known}); add one, or set {API_KEY_VARIABLE} to search ChatNoir"
+                f"{input_folder}: no corpus; add one as published or as corpus.jsonl, or set {API_KEY_VARIABLE} to "
+                "search ChatNoir"
             )
         flags |= {"retriever.name": "chatnoir", "chatnoir.cache": cache / "chatnoir.sqlite"}
     settings = load_config(config, flags)

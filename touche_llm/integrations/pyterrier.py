@@ -6,8 +6,8 @@
 
     bm25 = BM25(tl.open_corpus("passages.jsonl.gz", task="comparative"), depth=20)
     with tl.LanguageModel("http://127.0.0.1:8000", cache="answers.sqlite") as model:
-        judge = LLMJudge(model, task="comparative")
-        rerank = LLMRerank(model, ["pairwise:10"], task="comparative")
+        judge = LLMJudge(model, "comparative")
+        rerank = LLMRerank(model, ["pairwise:10"], "comparative")
         systems = [bm25, bm25 >> judge, bm25 >> judge >> rerank]
         pt.Experiment(systems, topics, qrels, [pt.measures.nDCG @ 5], plan="tree")
 
@@ -19,8 +19,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
-from typing import Any
+from dataclasses import KW_ONLY, dataclass, replace
 
 import pandas as pd
 
@@ -58,16 +57,14 @@ class FrameCorpus(Corpus):
         self.task, self.candidates, self.documents = task, self, self
         self.description = {"file": "frame"}
         self._documents: dict[str, Document] = {}
-        names = ["docno", *list_text_columns(task)]
-        for row in frame[[name for name in names if name in frame]].to_dict("records") if "text" in frame else ():
-            text, title, side = (row.get(name) for name in ("text", "title", "side"))
-            if not isinstance(text, str):
-                raise DataError(f"frame: document {row['docno']}: no text; add it, or leave the row out")
-            document = Document(
-                row["docno"], text, "" if _is_missing(title) else title, "" if _is_missing(side) else side
-            )
-            if self._documents.setdefault(document.id, document) != document:
-                raise DataError(f"frame: document {document.id}: two texts; give each document one")
+        rows = (
+            frame.reindex(columns=["docno", *list_text_columns(task)]).astype(object).fillna({"title": "", "side": ""})
+        )
+        for row in rows.drop_duplicates().itertuples(index=False, name=None) if "text" in frame else ():
+            document = Document(*row)
+            if not isinstance(document.text, str) or document.id in self._documents:
+                raise DataError(f"frame: document {document.id}: no text, or two of them; give each document one")
+            self._documents[document.id] = document
 
     def get(self, document_id: str) -> Document:
         """Return a document; raise DataError if the frame lacks it."""
@@ -92,63 +89,43 @@ def use_text_ids(inp: pd.DataFrame) -> pd.DataFrame:
 
 
 def read_topics(frame: pd.DataFrame) -> list[Topic]:
-    """Return the topics of a frame, in the order of their first rows; raise DataError if a topic is malformed."""
-    names = ["query", *(name for name in TOPIC_COLUMNS if name in frame)]
-    for name in names:
-        counts = frame[name].astype(str).groupby(frame["qid"], sort=False).nunique()
-        if (differing := counts[counts > 1]).size:
-            raise DataError(f"frame: topic {differing.index[0]}: its rows have {differing.iloc[0]} different {name}")
-    topics = []
-    for qid, *row in frame.drop_duplicates("qid")[["qid", *names]].itertuples(index=False, name=None):
-        values = {name: None if _is_missing(value) else value for name, value in zip(names, row, strict=True)}
-        topics.append(make_topic({"number": qid, **values}, str(qid), "frame"))
-    return topics
+    """Return the topics of a frame, each of its first row; raise DataError if a topic is malformed."""
+    names = [name for name in ("qid", "query", *TOPIC_COLUMNS) if name in frame]
+    rows = frame.drop_duplicates("qid")[names].rename(columns={"qid": "number"}).astype(object)
+    return [make_topic(row, row["number"], "frame") for row in rows.where(rows.notna(), None).to_dict("records")]
 
 
 def read_candidates(
-    frame: pd.DataFrame, task: Task, corpus: Corpus | None, score: str, depth: int | None = None
+    frame: pd.DataFrame, source: str | Corpus, score: str = "score", depth: int | None = None
 ) -> Candidates:
     """Return the candidates of a frame in the order of a column of scores, or of the rows if there is none."""
     names = [*KEYS, *(name for name in (score, "rank") if name in frame)]
     rows = frame[names].rename(columns={"qid": "topic", "docno": "document", score: "score"})
-    if "score" in rows:
+    if {"score", "rank"} <= set(rows):
         # Ties keep the order of the ranks.
-        rows = rows.sort_values("rank", kind="stable") if "rank" in rows else rows
-        rows = rows.drop(columns="rank", errors="ignore")
-    elif "rank" not in rows:
+        rows = rows.sort_values("rank", kind="stable").drop(columns="rank")
+    elif len(names) == len(KEYS):
         rows["rank"] = rows.groupby("topic", sort=False).cumcount() + 1
-    return Candidates.from_frame(rows, read_topics(frame), corpus or FrameCorpus(task, frame), depth=depth)
+    corpus = source if isinstance(source, Corpus) else FrameCorpus(get_task(source), frame)
+    return Candidates.from_frame(rows, read_topics(frame), corpus, depth=depth)
 
 
 def read_judgments(frame: pd.DataFrame, task: Task) -> list[Judgment]:
     """Return the judgments that `LLMJudge` wrote to a frame; rows without grades have none."""
-    grades = task.question.grades
     judgments = []
     for row in frame.to_dict("records"):
         # Pairs that inherit the grades of their sentences have no coherence.
-        values = {name: row[name] for name in grades if not _is_missing(row[name])}
-        if not values:
-            continue
-        where = f"frame: topic {row['qid']}, document {row['docno']}"
-        try:
-            found = {name: float(value) for name, value in values.items()}
-        except (TypeError, ValueError) as error:
-            raise DataError(f"{where}: a grade is no number: {error}") from error
-        judgments.append(
-            Judgment(
+        if grades := {name: float(row[name]) for name in task.question.grades if not pd.isna(row[name])}:
+            judgment = Judgment(
                 topic_id=row["qid"],
                 document_id=row["docno"],
-                grades=found,
+                grades=grades,
                 stance=row["stance"] if task.stances else task.run_labels[0],
                 source="inherited" if row.get("stance_source") == "inherited" else "value",
                 prompt="frame",
             )
-        )
+            judgments.append(judgment)
     return judgments
-
-
-def _is_missing(value: Any) -> bool:
-    return bool(pd.api.types.is_scalar(value) and pd.isna(value))
 
 
 def list_text_columns(task: Task) -> list[str]:
@@ -160,26 +137,20 @@ with needs_extra("pyterrier", "touche_llm.integrations.pyterrier"):
     import pyterrier as pt
 
 
+@dataclass(repr=False, eq=False)
 class BM25(pt.Transformer):
-    """First stage: retrieves the documents of a corpus; a search engine if the corpus is one."""
+    """First stage: retrieves the documents of a corpus; a search engine if the corpus is one.
 
-    def __init__(
-        self,
-        corpus: Corpus,
-        *,
-        depth: int = 100,
-        fields: QueryField | Sequence[QueryField] = ("title",),
-        with_text: bool = True,
-    ) -> None:
-        """Set up the transformer.
+    Args:
+        corpus: Open corpus to search.
+        depth: Maximum number of documents per topic.
+        fields: Fields of a topic that make the query; `title` is the column `query`.
+    """
 
-        Args:
-            corpus: Open corpus to search.
-            depth: Maximum number of documents per topic.
-            fields: Fields of a topic that make the query; `title` is the column `query`.
-            with_text: Whether to add the documents' texts; without them, give the corpus to the next transformers.
-        """
-        self.corpus, self.depth, self.fields, self.with_text = corpus, depth, fields, with_text
+    corpus: Corpus
+    _: KW_ONLY
+    depth: int = 100
+    fields: QueryField | Sequence[QueryField] = ("title",)
 
     def __repr__(self) -> str:
         return f"BM25({self.depth})"
@@ -193,52 +164,43 @@ class BM25(pt.Transformer):
         names = [self.fields] if isinstance(self.fields, str) else self.fields
         needed = [name for name in names if name in TOPIC_COLUMNS]
         pt.validate.query_frame(inp, extra_columns=["query", *needed], context=self)
-        texts = list_text_columns(self.corpus.task) if self.with_text else []
         if inp.empty:
-            return _make_empty(inp, ["docno", "score", "rank", *texts])
+            return _make_empty(inp, ["docno", "score", "rank", *list_text_columns(self.corpus.task)])
         frame = use_text_ids(inp)
         candidates = library.retrieve(read_topics(frame), self.corpus, depth=self.depth, fields=self.fields)
-        found = _rename(candidates.to_frame())
-        if self.with_text:
-            concurrency.run(candidates.check())
-            found = _add_texts(found, candidates)
-        return _merge(frame, found, ["qid"])
+        concurrency.run(candidates.check())
+        return _merge(frame, _add_texts(_rename(candidates.to_frame()), candidates), ["qid"])
 
 
+@dataclass(repr=False, eq=False)
 class LLMJudge(pt.Transformer):
-    """Second stage: the model judges documents, which are ranked by their grades."""
+    """Second stage: the model judges documents, which are ranked by their grades.
 
-    def __init__(
-        self,
-        model: LanguageModel,
-        *,
-        task: str | None = None,
-        corpus: Corpus | None = None,
-        depth: int | None = None,
-        prompts: Mapping[str, str] | None = None,
-        pairs: PairSettings | None = None,
-        options: library.RankOptions | None = None,
-    ) -> None:
-        """Set up the transformer.
+    Args:
+        model: Model, open when the transformer is used.
+        source: Name of the task, whose documents are in the column `text`; or the corpus, as pairs need it.
+        depth: Number of candidates per topic to judge; all if None.
+        prompts: Prompts by purpose, for example `{"judge": "mine.jinja"}`; None for the task's own.
+        pairs: Settings of sentence pairs; None for the defaults.
+        options: Weights and settings of the stance.
 
-        Args:
-            model: Model, open when the transformer is used.
-            task: Name of the task; None for that of the corpus.
-            corpus: Corpus that holds the documents; None to take them from the column `text`. Needed for pairs.
-            depth: Number of candidates per topic to judge; all if None.
-            prompts: Prompts by purpose, for example `{"judge": "mine.jinja"}`; None for the task's own.
-            pairs: Settings of sentence pairs; None for the defaults.
-            options: Weights and settings of the stance; None for the defaults.
+    Raises:
+        UsageError: The task is unknown, or ranks pairs of sentences, which are made of a corpus.
+    """
 
-        Raises:
-            UsageError: Neither a task nor a corpus is given, or they do not fit.
-        """
-        _find_task(task, corpus)
-        self.model, self.task, self.corpus, self.depth = model, task, corpus, depth
-        self.prompts, self.pairs, self.options = prompts, pairs, options
+    model: LanguageModel
+    source: str | Corpus
+    _: KW_ONLY
+    depth: int | None = None
+    prompts: Mapping[str, str] | None = None
+    pairs: PairSettings | None = None
+    options: library.RankOptions = library.RankOptions()
+
+    def __post_init__(self) -> None:
+        _find_task(self.source)
 
     def __repr__(self) -> str:
-        return f"LLMJudge({_find_task(self.task, self.corpus).name})"
+        return f"LLMJudge({_find_task(self.source).name})"
 
     def transform(self, inp: pd.DataFrame) -> pd.DataFrame:
         """Return the documents ranked by their grades; pairs, if the task ranks pairs of sentences.
@@ -251,65 +213,59 @@ class LLMJudge(pt.Transformer):
             EngineError: The engine failed; answers so far are in the cache.
             ReplayMiss: The cache of a replay lacks an answer.
         """
-        task = _find_task(self.task, self.corpus)
-        pt.validate.result_frame(inp, extra_columns=["query", *([] if self.corpus else ["text"])], context=self)
+        task = _find_task(self.source)
+        pt.validate.result_frame(inp, extra_columns=["query", *_list_needed(self.source)], context=self)
         if inp.empty:
             objects = ["objects"] if task.objects_answer is not None else []
             return _make_empty(inp, [*_rename(pd.DataFrame(columns=list_result_columns(task))), FIRST_STAGE, *objects])
         frame = use_text_ids(inp)
-        candidates = read_candidates(frame, task, self.corpus, "score", self.depth)
-        options = self.options or library.RankOptions()
-        judgments = library.judge(candidates, self.model, prompts=self.prompts, stance=options.stance, pairs=self.pairs)
-        ranking = library.rank(candidates, judgments, options=options)
+        candidates = read_candidates(frame, self.source, depth=self.depth)
+        stance = self.options.stance
+        judgments = library.judge(candidates, self.model, prompts=self.prompts, stance=stance, pairs=self.pairs)
+        ranking = library.rank(candidates, judgments, options=self.options)
         _warn_of_failures(self, len(judgments.failures))
         judged = judgments.candidates
         before = _rename(judged.to_frame()).rename(columns={"score": FIRST_STAGE})
         results = _rename(ranking.to_frame()).merge(before.drop(columns="rank"), on=KEYS)
         if task.objects_answer is not None:
-            objects_of = {topic.id: topic.objects for topic in judged.topics}
-            results["objects"] = results["qid"].map(objects_of)
+            results["objects"] = results["qid"].map({topic.id: topic.objects for topic in judged.topics})
         if not judged.are_pairs:
             return _merge(frame, results, KEYS)
         topics = frame[[*pt.model.query_columns(frame), *(name for name in TOPIC_COLUMNS if name in frame)]]
         return _merge(topics.drop_duplicates("qid"), _add_texts(results, judged), ["qid"])
 
 
+@dataclass(repr=False, eq=False)
 class LLMRerank(pt.Transformer):
-    """Last stage: ranks the best documents again in the given steps."""
+    """Last stage: ranks the best documents again in the given steps.
 
-    def __init__(
-        self,
-        model: LanguageModel | None,
-        steps: Sequence[str],
-        *,
-        task: str | None = None,
-        corpus: Corpus | None = None,
-        prompts: Mapping[str, str] | None = None,
-        options: library.RankOptions | None = None,
-    ) -> None:
-        """Set up the transformer.
+    The steps rank the documents in the order of the frame. If `judge` is the first step, they are ranked by the
+    columns that `LLMJudge` added, as `touche-llm rank` does; only then does `fusion` include the first stage.
 
-        The steps rank the documents in the order of the frame. If `judge` is the first step, they are ranked by the
-        columns that `LLMJudge` added, as `touche-llm rank` does; only then does `fusion` include the first stage.
+    Args:
+        model: Model, open when the transformer is used; None if no step compares documents.
+        steps: Steps in order, with a number of documents, such as `pairwise:10`.
+        source: Name of the task, whose documents are in the column `text`; or the corpus, as pairs need it.
+        prompts: Prompts of the comparisons: best, order.
+        options: Objective, weights and settings of the steps.
 
-        Args:
-            model: Model, open when the transformer is used; None if no step compares documents.
-            steps: Steps in order, with a number of documents, such as `pairwise:10`.
-            task: Name of the task; None for that of the corpus.
-            corpus: Corpus that holds the documents; None to take them from the column `text`. Needed for pairs.
-            prompts: Prompts of the comparisons: best, order.
-            options: Objective, weights and settings of the steps; None for the defaults.
+    Raises:
+        UsageError: A step is unknown or needs a model, or the source is wrong, see `LLMJudge`.
+    """
 
-        Raises:
-            UsageError: A step is unknown or needs a model, neither a task nor a corpus is given, or they do not fit.
-        """
-        options_of_steps = options or library.RankOptions()
-        parsed = library.read_steps(steps, options_of_steps, _find_task(task, corpus))
-        self._needs_texts = needs_texts(parsed)
-        if list_comparison_kinds(parsed) and model is None:
-            raise UsageError(f"model: missing; the steps {', '.join(map(str, parsed))} compare documents")
-        self.model, self.steps, self.task, self.corpus = model, [str(step) for step in parsed], task, corpus
-        self.prompts, self.options = prompts, options
+    model: LanguageModel | None
+    steps: Sequence[str]
+    source: str | Corpus
+    _: KW_ONLY
+    prompts: Mapping[str, str] | None = None
+    options: library.RankOptions = library.RankOptions()
+
+    def __post_init__(self) -> None:
+        parsed = library.read_steps(self.steps, _find_task(self.source))
+        self._reads_texts = needs_texts(parsed)
+        self.steps = [str(step) for step in parsed]
+        if list_comparison_kinds(parsed) and self.model is None:
+            raise UsageError(f"model: missing; the steps {', '.join(self.steps)} compare documents")
 
     def __repr__(self) -> str:
         return f"LLMRerank({','.join(self.steps)})"
@@ -322,27 +278,28 @@ class LLMRerank(pt.Transformer):
             EngineError: The engine failed; answers so far are in the cache.
             ReplayMiss: The cache of a replay lacks an answer.
         """
-        task = _find_task(self.task, self.corpus)
+        task = _find_task(self.source)
         judged_columns = [*task.question.grades, *(["stance"] if task.stances else [])]
         by_judgments = self.steps[0] == JUDGE
         needed = judged_columns if by_judgments else []
-        if self._needs_texts:
-            needed = [*needed, *([] if self.corpus else ["text"]), *(["objects"] if task.objects_answer else [])]
+        if self._reads_texts:
+            needed = [*needed, *_list_needed(self.source), *(["objects"] if task.objects_answer else [])]
         pt.validate.result_frame(inp, extra_columns=["query", *needed], context=self)
         is_judged = set(judged_columns) <= set(inp.columns)
         added = ["score", "rank", *(["stance"] if task.stances and not is_judged else [])]
         if inp.empty:
             return _make_empty(inp, added)
         frame = use_text_ids(inp)
-        order = FIRST_STAGE if by_judgments and FIRST_STAGE in frame else "score"
-        candidates = read_candidates(frame, task, self.corpus, order)
+        candidates = read_candidates(
+            frame, self.source, FIRST_STAGE if by_judgments and FIRST_STAGE in frame else "score"
+        )
         candidates = replace(candidates, are_pairs=task.sentence_question is not None)
         lacking = [topic.id for topic in candidates.topics if topic.objects is None]
         if self.model is not None and task.objects_answer is not None and lacking:
             message = f"{self}: no objects, so no comparisons, for {len(lacking)} topics: {shorten(lacking)}"
             warnings.warn(message, ToucheWarning, stacklevel=2)
         # The stance of the frame is final, so its thresholds do not apply again.
-        options = (self.options or library.RankOptions()).model_copy(update={"stance": StanceSettings()})
+        options = self.options.model_copy(update={"stance": StanceSettings()})
         judgments = Judgments(candidates, read_judgments(frame, task) if is_judged else [])
         ranking = library.rank(
             candidates, judgments, steps=self.steps, model=self.model, prompts=self.prompts, options=options
@@ -351,17 +308,16 @@ class LLMRerank(pt.Transformer):
         return _merge(frame, _rename(ranking.to_frame())[[*KEYS, *added]], KEYS)
 
 
-def _find_task(task: str | None, corpus: Corpus | None) -> Task:
-    if corpus is None:
-        if task is None:
-            raise UsageError("task: missing; give the name of the task, or the corpus")
-        found = get_task(task)
-        if found.sentence_question is not None:
-            raise UsageError(f"corpus: missing; {found.name} ranks pairs of sentences, which are made of a corpus")
-        return found
-    if task is not None and get_task(task).name != corpus.task.name:
-        raise UsageError(f"task: {task} is not that of the corpus, {corpus.task.name}; leave it out")
-    return corpus.task
+def _find_task(source: str | Corpus) -> Task:
+    """Return the task of a name or a corpus; raise UsageError if the task needs a corpus."""
+    task = source.task if isinstance(source, Corpus) else get_task(source)
+    if task.sentence_question is not None and not isinstance(source, Corpus):
+        raise UsageError(f"source: {task.name} ranks pairs of sentences, which are made of a corpus; give the corpus")
+    return task
+
+
+def _list_needed(source: str | Corpus) -> list[str]:
+    return [] if isinstance(source, Corpus) else ["text"]
 
 
 def _add_texts(found: pd.DataFrame, candidates: Candidates) -> pd.DataFrame:

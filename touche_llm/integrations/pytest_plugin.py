@@ -44,10 +44,6 @@ def pytest_collection_modifyitems(session: pytest.Session, config: pytest.Config
     ]
 
 
-class RunDiffers(Exception):
-    """The replay differs from the recorded run; the message lists the differences."""
-
-
 class RecordedRun(pytest.Item):
     """A test that replays one recorded run."""
 
@@ -56,7 +52,7 @@ class RecordedRun(pytest.Item):
         self.folder = folder
 
     def runtest(self) -> None:
-        """Replay the run; raise RunDiffers if the replay differs."""
+        """Replay the run; fail with the differences, without a traceback, if there are any."""
         import asyncio
 
         from touche_llm.errors import ToucheError
@@ -67,15 +63,9 @@ class RecordedRun(pytest.Item):
         try:
             differences = asyncio.run(check_snapshot(open_snapshot(self.folder)))
         except ToucheError as error:
-            raise RunDiffers(f"error: {error}") from error
+            pytest.fail(f"error: {error}", pytrace=False)
         if differences:
-            raise RunDiffers(format_differences(self.name, differences))
-
-    def repr_failure(self, excinfo: pytest.ExceptionInfo[BaseException], style: Any = None) -> Any:
-        """Return the differences without a traceback."""
-        if isinstance(excinfo.value, RunDiffers):
-            return str(excinfo.value)
-        return super().repr_failure(excinfo, style)
+            pytest.fail(format_differences(self.name, differences), pytrace=False)
 
     def reportinfo(self) -> tuple[Path, None, str]:
         """Return the heading of a failure."""

@@ -38,7 +38,6 @@ from touche_llm.ranking.steps import (
     RankingSettings,
     Step,
     check_balance,
-    check_fusion,
     list_comparison_kinds,
     needs_cross_encoder,
     parse_steps,
@@ -269,7 +268,7 @@ async def rank(
     if (judged := judgments.candidates.task.name) != task.name:
         raise UsageError(f"judgments: of the task {judged}, not of {task.name}; give the judgments of these candidates")
     check_judgments(judgments.judgments, task.question, "judgments")
-    parsed = read_steps(steps, options, task)
+    parsed = read_steps(steps, task)
     weights = {**task.objectives[options.objective], **options.weights}
     if unknown := [name for name in weights if name not in task.weight_names]:
         raise UsageError(f"weights: no {', '.join(unknown)}; {task.name} has {', '.join(task.weight_names)}")
@@ -291,12 +290,11 @@ async def rank(
         return await ranking.rank(judgments, plan, progress, stance=options.stance)
 
 
-def read_steps(steps: Sequence[str], options: RankOptions, task: Task) -> tuple[Step, ...]:
-    """Parse the steps of a ranking; raise UsageError if one is unknown or does not fit the options or the task."""
+def read_steps(steps: Sequence[str], task: Task) -> tuple[Step, ...]:
+    """Parse the steps of a ranking; raise UsageError if one is unknown or does not fit the task."""
     try:
         parsed = parse_steps(steps.split(",") if isinstance(steps, str) else steps)
-        check_balance(parsed, task.sides)
-        check_fusion(parsed, options.settings.fusion)
+        check_balance(parsed, task.sides, "balance")
     except ValueError as error:
         raise UsageError(f"steps: {error}") from error
     return parsed

@@ -136,24 +136,10 @@ def needs_texts(steps: Sequence[Step]) -> bool:
     return any(step.name in METHODS for step in steps)
 
 
-def check_balance(steps: Sequence[Step], sides: Collection[str]) -> None:
-    """Raise ValueError if a step balances the sides of a task that has none."""
-    for step in steps:
-        if step.name == BALANCE and not sides:
-            raise ValueError(f"{step}: the task has no stances to balance; leave this step out")
-
-
-def check_fusion(steps: Sequence[Step], settings: FusionStepSettings) -> None:
-    """Raise ValueError if a step fuses rankings that all have weight 0."""
-    before = [FIRST_STAGE]
-    for step in steps:
-        if step.name == FUSION and not any(settings.weights.get(name, 1.0) for name in before):
-            raise ValueError(
-                f"{step}: all rankings before it ({', '.join(before)}) have weight 0 in `fusion.weights`; give one of "
-                "them a weight above 0"
-            )
-        if step.name != BALANCE:
-            before.append(step.name)
+def check_balance(steps: Sequence[Step], sides: Collection[str], setting: str) -> None:
+    """Raise ValueError, naming `setting`, if a step balances the sides of a task that has none."""
+    if not sides and any(step.name == BALANCE for step in steps):
+        raise ValueError(f"{setting}: the task has no stances to balance; leave this step out")
 
 
 async def rank_topic(
