@@ -38,7 +38,7 @@ from touche_llm.data.topics import read_topics
 from touche_llm.data.trec_runs import ParsedRun
 from touche_llm.evaluation.measures import CUTOFF, NDCG, estimate_grades
 from touche_llm.evaluation.qrels import STANCE, Qrels, read_qrels
-from touche_llm.evaluation.stance_measures import estimate_stances
+from touche_llm.evaluation.stances import estimate_stances
 from touche_llm.judging.pointwise import judge
 from touche_llm.llm.logprobs import LabelInformation
 from touche_llm.llm.settings import EngineConfig

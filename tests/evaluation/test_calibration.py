@@ -9,14 +9,13 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from msgspec.structs import replace
 
 from tests.expect import raises_at
 from touche_llm.data.io import write_records
 from touche_llm.data.records import Judgment, Reading, StanceReading
 from touche_llm.errors import DataError
-from touche_llm.evaluation import calibration
-from touche_llm.evaluation.calibration import (
+from touche_llm.evaluation import stances
+from touche_llm.evaluation.stances import (
     GRID,
     CalibrationSet,
     fit_thresholds,
@@ -105,7 +104,7 @@ def test_no_combination_of_the_grid_is_better_than_the_one_fitted(examples: Cali
 
     coarse = GRID[4::9]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(calibration, "GRID", coarse)
+        patch.setattr(stances, "GRID", coarse)
         fitted = fit_thresholds(examples.probabilities, examples.truth, TASK)
     assert set(fitted.values()) <= set(coarse.tolist())
     every = [measure({"NO": no, "NEUTRAL": neutral}) for no, neutral in product(coarse, repeat=2)]
@@ -167,21 +166,11 @@ def test_where_the_stance_prompt_was_asked_its_documents_are_used(tmp_path: Path
     examples = read_calibration_set(tmp_path / "j", tmp_path / "s", truth, TASK)
     judged, read = list(JUDGED.values()), list(READ.values())
     assert documents_of(examples) == [("1", judged, "NO"), ("1", judged, "FIRST")]
-    assert (examples.without, examples.elsewhere) == (["1 c"], 0)
+    assert examples.without == ["1 c"]
     write_records(tmp_path / "s", [stance_reading("1", "b", READ), stance_reading("1", "c", READ)])
     examples = read_calibration_set(tmp_path / "j", tmp_path / "s", truth, TASK)
     assert documents_of(examples) == [("1", read, "FIRST"), ("1", read, "NO")]
-    assert (examples.without, examples.elsewhere, examples.prompt) == ([], 1, "stance")
-
-
-def test_documents_that_cannot_be_used_are_counted_and_named(tmp_path: Path) -> None:
-    unread = replace(judgment("2", "unread", JUDGED), readings={})
-    judgments = [judgment("1", "a", JUDGED), judgment("1", "plain", None), judgment("1", "unjudged", JUDGED), unread]
-    write_records(tmp_path / "j", judgments)
-    truth = {"1": {"a": "NO", "plain": "NO", "gone": "NO"}, "2": {"unread": "NO"}, "3": {"a": "NO"}}
-    examples = read_calibration_set(tmp_path / "j", tmp_path / "s", truth, TASK)
-    assert examples.topics == ["1"]
-    assert (examples.without, examples.elsewhere) == (["1 plain", "2 unread"], 2)
+    assert (examples.without, examples.prompt) == (["1 a"], "stance")
 
 
 def test_probabilities_of_other_labels_are_an_error_with_topic_and_document(tmp_path: Path) -> None:

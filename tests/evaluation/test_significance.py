@@ -20,7 +20,7 @@ from touche_llm.evaluation.significance import (
     describe_missing_intervals,
     estimate_mean,
 )
-from touche_llm.evaluation.stance_measures import estimate_stances
+from touche_llm.evaluation.stances import estimate_stances
 
 
 def means(*values: float) -> Estimate:

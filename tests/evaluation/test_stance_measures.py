@@ -10,7 +10,7 @@ from tests.evaluation.judged_runs import TASK, qrels_of, run_of
 from tests.expect import raises_at
 from touche_llm.errors import DataError
 from touche_llm.evaluation.measures import evaluate_run
-from touche_llm.evaluation.stance_measures import (
+from touche_llm.evaluation.stances import (
     count_confusion,
     estimate_kappa,
     estimate_labels,

@@ -21,7 +21,7 @@ from touche_llm.data.trec_runs import ParsedRun
 from touche_llm.errors import PromptError, ReplayMiss, UsageError
 from touche_llm.evaluation.measures import estimate_grades
 from touche_llm.evaluation.qrels import read_qrels
-from touche_llm.evaluation.stance_measures import round_grade
+from touche_llm.evaluation.stances import round_grade
 from touche_llm.llm.answers import list_fields
 from touche_llm.llm.cache import CacheMode
 from touche_llm.llm.engine import Rejected

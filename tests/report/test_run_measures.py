@@ -11,7 +11,7 @@ import pytest
 from touche_llm.data.trec_runs import read_run
 from touche_llm.evaluation import evaluate
 from touche_llm.evaluation.qrels import Qrels
-from touche_llm.evaluation.stance_measures import count_confusion
+from touche_llm.evaluation.stances import count_confusion
 from touche_llm.report.page import measure_run
 
 

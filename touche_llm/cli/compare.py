@@ -24,9 +24,9 @@ from touche_llm.cli.emit import (
 from touche_llm.cli.setting_options import CommandProgress
 from touche_llm.data.io import check_output
 from touche_llm.errors import UsageError, shorten
-from touche_llm.evaluation.calibration import fit_thresholds, label_held_out, read_calibration_set, score_labels
 from touche_llm.evaluation.qrels import STANCE, read_qrels, select_topics
 from touche_llm.evaluation.significance import describe_missing_intervals
+from touche_llm.evaluation.stances import fit_thresholds, label_held_out, read_calibration_set, score_labels
 from touche_llm.judging.labels import choose_stances, write_thresholds
 from touche_llm.pipeline.run_directory import RunDirectory
 from touche_llm.pipeline.runs import find_run_file, find_task
@@ -165,8 +165,6 @@ def calibrate(
             f"judged documents without probabilities in the run, not used: {len(examples.without):,} "
             f"(topic and document): {shorten(examples.without)}"
         )
-    if examples.elsewhere:
-        warn(f"judged documents that are not in the run, not used: {examples.elsewhere:,}")
     topics = list(dict.fromkeys(examples.topics))
     ways = {
         "by thresholds, held out": label_held_out(examples, task),

@@ -24,7 +24,7 @@ from touche_llm.evaluation.qrels import (
     select_topics,
 )
 from touche_llm.evaluation.significance import Estimate, compare, compute_interval, estimate_mean, list_common_topics
-from touche_llm.evaluation.stance_measures import estimate_common_stances, estimate_labels, estimate_stances
+from touche_llm.evaluation.stances import estimate_common_stances, estimate_labels, estimate_stances
 
 CUTOFF = 5
 NDCG = f"nDCG@{CUTOFF}"

@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
 
-from touche_llm.data.io import MAX_TABLE_LINE, MAX_TABLE_LINES, read_bounded_lines
+from touche_llm.data.io import MAX_TABLE_LINE, read_bounded_lines, report_unreadable
 from touche_llm.data.trec_runs import RunRow, parse_row
-from touche_llm.errors import DataError, to_printable
+from touche_llm.errors import to_printable
 from touche_llm.judging.sentence_pairs import describe_pair_problem
 from touche_llm.tasks.task import Task
 
 # Reading stops after this many problems.
-MAX_PROBLEMS = 10_000
+_MAX_PROBLEMS = 10_000
 
 
 @dataclass(frozen=True, order=True, slots=True)
@@ -25,15 +25,6 @@ class RunProblem:
 
     line: int
     message: str
-
-
-@dataclass(slots=True)
-class _Seen:
-    """Contents of the lines read so far; `documents` has the first line of each topic and document."""
-
-    documents: dict[tuple[str, str], int] = field(default_factory=dict)
-    rankings: dict[str, list[RunRow]] = field(default_factory=lambda: defaultdict(list))
-    tag: RunRow | None = None
 
 
 def validate_run(
@@ -54,46 +45,43 @@ def validate_run(
     Raises:
         DataError: The file cannot be read.
     """
-    seen = _Seen()
-    problems: list[RunProblem] = []
-    try:
-        with path.open("rb") as stream:
-            for number, raw in read_bounded_lines(stream, MAX_TABLE_LINE):
-                if number > MAX_TABLE_LINES or len(problems) > MAX_PROBLEMS:
-                    problems.append(RunProblem(number, "too many lines or problems; the rest is not checked"))
-                    break
-                if len(raw) > MAX_TABLE_LINE:
-                    problems.append(RunProblem(number, f"longer than {MAX_TABLE_LINE:,} bytes"))
-                    continue
-                try:
-                    text = raw.decode("utf-8")
-                except UnicodeDecodeError:
-                    problems.append(RunProblem(number, "not UTF-8; the rest of the file is not checked"))
-                    break
-                problems += [RunProblem(number, message) for message in _check_line(text, number, seen, task)]
-    except OSError as error:
-        raise DataError(f"{path}: cannot read the run: {error.strerror}") from error
-    if not seen.documents and not problems:
+    rows: list[RunRow] = []
+    problems: list[tuple[int, str]] = []
+    with report_unreadable(path), path.open("rb") as stream:
+        for number, raw in read_bounded_lines(stream, MAX_TABLE_LINE):
+            if len(problems) > _MAX_PROBLEMS:
+                problems.append((number, "too many problems; the rest is not checked"))
+                break
+            problems += [(number, message) for message in _check_line(raw, number, rows)]
+    if not rows and not problems:
         return [RunProblem(0, "the file is empty")]
-    problems += _check_orders(seen)
+    complete = [row for row in rows if row.tag]
+    problems += [*_check_values(complete, task), *_check_orders(rows)]
     if topic_ids is not None:
-        first_lines = {topic: line for (topic, _), line in reversed(seen.documents.items())}
+        first_lines = {row.topic: row.line for row in reversed(complete)}
         problems += [
-            RunProblem(line, f"topic {topic} is not in the topics file")
+            (line, f"topic {topic} is not in the topics file")
             for topic, line in first_lines.items()
             if topic not in topic_ids
         ]
     if unknown_documents is not None:
-        missing = set(unknown_documents(document for _, document in seen.documents))
+        missing = set(unknown_documents(dict.fromkeys(row.document for row in complete)))
         problems += [
-            RunProblem(line, f"document {document} is not in the corpus")
-            for (_, document), line in seen.documents.items()
-            if document in missing
+            (row.line, f"document {row.document} is not in the corpus") for row in complete if row.document in missing
         ]
-    return sorted(RunProblem(problem.line, to_printable(problem.message)) for problem in problems)
+    return sorted(RunProblem(line, to_printable(message)) for line, message in problems)
 
 
-def _check_line(text: str, number: int, seen: _Seen, task: Task) -> Iterator[str]:
+def _check_line(raw: bytes, number: int, rows: list[RunRow]) -> Iterator[str]:
+    """Yield the problems of a line's form, and add its row."""
+    try:
+        text = raw.decode()
+    except UnicodeDecodeError:
+        yield "not UTF-8"
+        return
+    if len(raw) > MAX_TABLE_LINE:
+        yield f"longer than {MAX_TABLE_LINE:,} bytes"
+        return
     if not text.endswith("\n"):
         yield "the last line does not end with a line feed"
     text = text.removesuffix("\n")
@@ -104,47 +92,54 @@ def _check_line(text: str, number: int, seen: _Seen, task: Task) -> Iterator[str
     if text != " ".join(columns) or not text.isprintable():
         yield "not six columns with single spaces between them: a tab, carriage return, byte order mark or the like"
     row, found = parse_row(" ".join(columns).removeprefix("\ufeff"), number)
+    rows.append(row)
     yield from found
-    seen.rankings[row.topic].append(row)
-    if row.tag:
-        yield from _check_values(row, seen, task)
 
 
-def _check_values(row: RunRow, seen: _Seen, task: Task) -> Iterator[str]:
-    topic, document = row.topic, row.document
-    if " " in row.tag:
-        yield f"{5 + len(row.tag.split())} columns, not six: a tag must not hold white space ({row.tag!r})"
-    if row.stance not in task.run_labels:
-        yield f"stance {row.stance!r} is none of {', '.join(task.run_labels)}"
-    if task.sentence_question is not None and (problem := describe_pair_problem(document)):
-        yield f"document {document!r}: {problem}"
-    first = seen.documents.setdefault((topic, document), row.line)
-    if first != row.line:
-        yield f"topic {topic}: document {document} is already in line {first}"
-    if len(seen.rankings[topic]) == task.documents_per_topic.max + 1:
-        yield f"topic {topic}: more than {task.documents_per_topic.max} lines; this is the first too many"
-    seen.tag = seen.tag or row
-    if row.tag != seen.tag.tag:
-        yield f"tag {row.tag!r} differs from {seen.tag.tag!r} in line {seen.tag.line}; a run has one tag"
+def _check_values(rows: Iterable[RunRow], task: Task) -> Iterator[tuple[int, str]]:
+    """Yield problems of labels, documents, limits and tags in rows of six columns."""
+    first_lines: dict[tuple[str, str], int] = {}
+    lines: dict[str, int] = {}
+    tag, most = None, task.documents_per_topic.max
+    for row in rows:
+        if " " in row.tag:
+            yield (
+                row.line,
+                f"{5 + len(row.tag.split())} columns, not six: a tag must not hold white space ({row.tag!r})",
+            )
+        if row.stance not in task.run_labels:
+            yield row.line, f"stance {row.stance!r} is none of {', '.join(task.run_labels)}"
+        if task.sentence_question is not None and (problem := describe_pair_problem(row.document)):
+            yield row.line, f"document {row.document!r}: {problem}"
+        first = first_lines.setdefault((row.topic, row.document), row.line)
+        if first != row.line:
+            yield row.line, f"topic {row.topic}: document {row.document} is already in line {first}"
+        lines[row.topic] = lines.get(row.topic, 0) + 1
+        if lines[row.topic] == most + 1:
+            yield row.line, f"topic {row.topic}: more than {most} lines; this is the first too many"
+        tag = tag or row
+        if row.tag != tag.tag:
+            yield row.line, f"tag {row.tag!r} differs from {tag.tag!r} in line {tag.line}; a run has one tag"
 
 
-def _check_orders(seen: _Seen) -> Iterator[RunProblem]:
+def _check_orders(rows: Iterable[RunRow]) -> Iterator[tuple[int, str]]:
     """Yield problems of ranks that do not count 1, 2, 3, … and of scores that do not decrease."""
-    for topic, rows in seen.rankings.items():
+    rankings: dict[str, list[RunRow]] = {}
+    for row in rows:
+        rankings.setdefault(row.topic, []).append(row)
+    for topic, ranking in rankings.items():
         shift = 0
-        for position, row in enumerate(rows, start=1):
+        for position, row in enumerate(ranking, start=1):
             if row.rank is None or row.rank == position + shift:
                 continue
             expected = "ranks begin at {}, not at 1" if position == 1 else f"rank {{}}, expected {position + shift}"
-            yield RunProblem(row.line, f"topic {topic}: {expected.format(row.rank)}")
+            yield row.line, f"topic {topic}: {expected.format(row.rank)}"
             # Report a jump once, not in every line after it.
             shift = row.rank - position
-        scored = [(row.line, row.score) for row in rows if row.score is not None]
-        for (above, higher), (number, score) in zip(scored, scored[1:], strict=False):
+        scored = [(row.line, row.score) for row in ranking if row.score is not None]
+        for (above, higher), (number, score) in pairwise(scored):
             if score > higher:
-                yield RunProblem(
-                    number, f"topic {topic}: score {score:.9g} is above that of line {above} ({higher:.9g})"
-                )
+                yield number, f"topic {topic}: score {score:.9g} is above that of line {above} ({higher:.9g})"
             elif np.float32(score) == np.float32(higher):
                 ties = f"topic {topic}: score {score:.9g} ties with line {above}; evaluators break ties by id"
-                yield RunProblem(number, ties + ("" if score == higher else " and hold scores in single precision"))
+                yield number, ties + ("" if score == higher else " and hold scores in single precision")

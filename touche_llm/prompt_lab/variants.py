@@ -16,7 +16,7 @@ from touche_llm.errors import UsageError
 from touche_llm.evaluation.measures import CUTOFF, NDCG, estimate_grades
 from touche_llm.evaluation.qrels import Grades, Qrels
 from touche_llm.evaluation.significance import Estimate, compare, estimate_mean
-from touche_llm.evaluation.stance_measures import estimate_kappa, estimate_stances
+from touche_llm.evaluation.stances import estimate_kappa, estimate_stances
 from touche_llm.judging.labels import mean_off_label_mass
 from touche_llm.judging.pointwise import RequestBuilder, judge
 from touche_llm.llm.engine import Counts

@@ -17,7 +17,7 @@ from touche_llm.data.records import Candidate, Comparison, Failure, Judgment, Re
 from touche_llm.data.trec_runs import ParsedRun
 from touche_llm.errors import DataError, ToucheError
 from touche_llm.evaluation.qrels import STANCE, Qrels
-from touche_llm.evaluation.stance_measures import round_grade
+from touche_llm.evaluation.stances import round_grade
 from touche_llm.judging.sentence_pairs import SEPARATOR
 from touche_llm.llm.answers import Answer
 from touche_llm.llm.cache import Cache, CacheMode

@@ -22,7 +22,7 @@ from touche_llm.data.trec_runs import ParsedRun
 from touche_llm.evaluation.measures import Evaluation, describe_coverage, describe_judging, evaluate_run, list_headline
 from touche_llm.evaluation.qrels import Qrels
 from touche_llm.evaluation.significance import compare, describe_missing_intervals
-from touche_llm.evaluation.stance_measures import count_confusion
+from touche_llm.evaluation.stances import count_confusion
 from touche_llm.pipeline.runs import format_seconds
 from touche_llm.tasks.task import Task
 

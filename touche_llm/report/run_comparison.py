@@ -13,7 +13,7 @@ from touche_llm.data.records import Topic
 from touche_llm.errors import UsageError
 from touche_llm.evaluation.measures import Evaluation
 from touche_llm.evaluation.qrels import Qrels, format_notes
-from touche_llm.evaluation.stance_measures import count_confusion
+from touche_llm.evaluation.stances import count_confusion
 from touche_llm.regression.snapshot import run_settings
 from touche_llm.report.folder import RunFolder, get_assessments, open_folder
 from touche_llm.report.page import (
