@@ -21,7 +21,7 @@ from urllib.parse import parse_qs, unquote, urlsplit
 
 import orjson
 
-from touche_llm.retrieval.elasticsearch_server import ElasticsearchSettings
+from touche_llm.retrieval.elasticsearch import ElasticsearchSettings
 from touche_llm.text import STOP_WORDS, Analyzer
 
 
@@ -188,10 +188,6 @@ class FakeElasticsearch:
         self.indices[name].seen = dict(self.indices[name].documents)
         return Reply(200, {"_shards": {"total": 2, "successful": 1, "failed": 0}})
 
-    def _count(self, name: str, _: ElasticRequest) -> Reply:
-        shards = {"total": 1, "successful": 1, "skipped": 0, "failed": 0}
-        return Reply(200, {"count": len(self.indices[name].seen), "_shards": shards})
-
     def _mget(self, name: str, request: ElasticRequest) -> Reply:
         documents, fields = self.indices[name].documents, request.params["_source"].split(",")
         docs = []
@@ -215,10 +211,10 @@ class FakeElasticsearch:
         return Reply(200, found(hits))
 
 
-def found(hits: list[dict[str, Any]], timed_out: bool = False, failed: int = 0) -> dict[str, Any]:
+def found(hits: list[dict[str, Any]]) -> dict[str, Any]:
     """The body of a reply to a search."""
-    shards = {"total": 3, "successful": 3 - failed, "skipped": 0, "failed": failed}
-    return {"took": 2, "timed_out": timed_out, "_shards": shards, "hits": {"max_score": None, "hits": hits}}
+    shards = {"total": 3, "successful": 3, "skipped": 0, "failed": 0}
+    return {"took": 2, "timed_out": False, "_shards": shards, "hits": {"max_score": None, "hits": hits}}
 
 
 def refused_item(name: str, ident: str, status: int, kind: str, reason: str = "for a reason") -> dict[str, Any]:

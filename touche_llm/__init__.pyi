@@ -32,9 +32,9 @@ from .pipeline.progress import SilentProgress as SilentProgress
 from .pipeline.rank import Ranking as Ranking
 from .pipeline.runs import read_run as read_run
 from .ranking.steps import RankingSettings as RankingSettings
+from .retrieval.base import RetrieverConfig as RetrieverConfig
 from .retrieval.chatnoir import ChatNoirSettings as ChatNoirSettings
-from .retrieval.elasticsearch_server import ElasticsearchSettings as ElasticsearchSettings
-from .retrieval.retrievers import RetrieverConfig as RetrieverConfig
+from .retrieval.elasticsearch import ElasticsearchSettings as ElasticsearchSettings
 from .tasks import get_task as get_task
 
 __version__: str

@@ -26,11 +26,10 @@ from touche_llm.ranking.steps import (
     check_balance,
     parse_steps,
 )
-from touche_llm.retrieval.base import ExpansionSettings, to_texts
+from touche_llm.retrieval.base import RETRIEVERS, ExpansionSettings, RetrieverConfig, to_texts
 from touche_llm.retrieval.chatnoir import ChatNoirSettings
 from touche_llm.retrieval.dense import DenseSettings, find_dense_problem
-from touche_llm.retrieval.elasticsearch_server import ElasticsearchSettings
-from touche_llm.retrieval.retrievers import RETRIEVERS, RetrieverConfig
+from touche_llm.retrieval.elasticsearch import ElasticsearchSettings
 from touche_llm.retrieval.sentences import SentenceSettings
 from touche_llm.tasks import DEFAULT_TASK, TASK_HELP, get_task
 from touche_llm.tasks.definition import FIRST_STAGE, Objective, Weight

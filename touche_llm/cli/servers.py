@@ -21,10 +21,9 @@ from touche_llm.llm.settings import CacheConfig, EngineConfig, SamplingConfig
 from touche_llm.pipeline.context import list_schemas
 from touche_llm.pipeline.corpora import DenseCorpus, open_local_corpus
 from touche_llm.prompts.purposes import load_named
+from touche_llm.retrieval.base import RetrieverConfig
 from touche_llm.retrieval.dense import DenseSettings, find_dense_problem
-from touche_llm.retrieval.elasticsearch import load_corpus
-from touche_llm.retrieval.elasticsearch_server import ElasticsearchSettings
-from touche_llm.retrieval.retrievers import RetrieverConfig
+from touche_llm.retrieval.elasticsearch import ElasticsearchSettings, load_corpus
 from touche_llm.tasks import DEFAULT_TASK, find_dataset_task, get_task
 from touche_llm.tasks.task import Task
 
@@ -183,7 +182,7 @@ def index(given: s.GivenSettings, assigned: s.SetOption = None, output: FormatOp
         warn=progress.warn,
         retriever=retriever,
     ) as opened:
-        if retriever.kind.open is not None:
+        if retriever.name != "dense":
             opened.open_first_stages()
         if section == "dense":
             settings = s.read_section(DenseSettings, given, "dense")
@@ -207,7 +206,7 @@ def _load_elasticsearch(task: Task, retriever: RetrieverConfig, given: s.GivenSe
         raise UsageError(f"--retriever elasticsearch: {task.name} ranks {what}; use bm25")
     settings = s.read_section(ElasticsearchSettings, given, "elasticsearch")
     corpus = given["corpus"]
-    loaded = load_corpus(
+    work = load_corpus(
         corpus,
         task.read_corpus,
         settings,
@@ -216,7 +215,7 @@ def _load_elasticsearch(task: Task, retriever: RetrieverConfig, given: s.GivenSe
         skip_bad_lines=given.get("skip_bad_lines", False),
         warn=CommandProgress().warn,
     )
-    documents = loaded.documents
+    documents = until_interrupted(work, lambda: "the documents so far are stored; the same command resumes").documents
     sentence = f"{documents:,} documents of {corpus} are in {settings.url}, index {settings.index}"
     row = {"corpus": corpus, "documents": documents, "url": settings.url, "index": settings.index}
     print_result(output, sentence, row)

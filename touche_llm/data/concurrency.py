@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import errno
 import heapq
 import math
 import random
@@ -14,8 +13,6 @@ from contextlib import asynccontextmanager
 from functools import cache
 from itertools import count
 from typing import TYPE_CHECKING, Any, TypeVar
-
-from tenacity import AsyncRetrying, RetryCallState, Retrying, retry_if_exception_type
 
 from touche_llm.errors import Warn
 
@@ -156,46 +153,20 @@ async def retry(
     No retry begins later than `retry_for` seconds after the first failure. The first call does not count, since it may
     have waited long in the server's queue.
     """
-
-    async def attempt() -> ResultT:
-        return await call()
-
-    return await AsyncRetrying(**_build_policy(retry_for, transient, on_retry))(attempt)
-
-
-def retry_blocking(
-    call: Callable[[], ResultT], retry_for: float, transient: type[FailureT], on_retry: Callable[[FailureT], None]
-) -> ResultT:
-    """Return the result of a call as `retry`, in synchronous code."""
-    return Retrying(**_build_policy(retry_for, transient, on_retry))(call)
-
-
-def _build_policy(retry_for: float, transient: type[FailureT], on_retry: Callable[[FailureT], None]) -> dict[str, Any]:
-    end: float | None = None
-
-    def get_failure(state: RetryCallState) -> FailureT:
-        error = state.outcome.exception() if state.outcome else None
-        assert isinstance(error, transient)
-        return error
-
-    def is_last(state: RetryCallState) -> bool:
-        nonlocal end
-        end = end or time.monotonic() + retry_for
-        max_tries = get_failure(state).max_tries or math.inf
-        return time.monotonic() >= end or state.attempt_number >= max_tries
-
-    def compute_wait(state: RetryCallState) -> float:
-        backoff = min(_MAX_WAIT, _FIRST_WAIT * 2.0 ** min(state.attempt_number - 1, 16)) * random.uniform(0.5, 1.0)
-        requested = min(get_failure(state).retry_after or 0.0, _MAX_WAIT)
-        return min(max(backoff, requested), (end or math.inf) - time.monotonic())
-
-    return {
-        "retry": retry_if_exception_type(transient),
-        "wait": compute_wait,
-        "stop": is_last,
-        "before_sleep": lambda state: on_retry(get_failure(state)),
-        "reraise": True,
-    }
+    end, tries = math.inf, 0
+    while True:
+        tries += 1
+        try:
+            return await call()
+        except transient as failed:
+            now = time.monotonic()
+            end = min(end, now + retry_for)
+            if now >= end or tries >= (failed.max_tries or math.inf):
+                raise
+            on_retry(failed)
+            backoff = min(_MAX_WAIT, _FIRST_WAIT * 2.0 ** min(tries - 1, 16)) * random.uniform(0.5, 1.0)
+            requested = min(failed.retry_after or 0.0, _MAX_WAIT)
+        await asyncio.sleep(min(max(backoff, requested), end - now))
 
 
 class RetryNotice:
@@ -228,8 +199,6 @@ def describe_connection_error(error: Exception, seconds: float, clean: Callable[
 
     if isinstance(error, TimeoutError):
         return f"no answer within {seconds:g} s"
-    if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE):
-        return "too many open files (ulimit -n)"
     if isinstance(error, aiohttp.ClientConnectorError):
         return f"cannot connect ({error.strerror or error})"
     return f"the connection broke: {type(error).__name__}: {clean(str(error))}"

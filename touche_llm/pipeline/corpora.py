@@ -23,11 +23,11 @@ from touche_llm.pipeline.config_file import index_folder
 from touche_llm.pipeline.engines import OpenPooling, describe_pooling, open_pooling
 from touche_llm.pipeline.progress import Progress
 from touche_llm.ranking.fusion import fuse_candidates
-from touche_llm.retrieval.base import Corpus, FirstStage, QueryField
+from touche_llm.retrieval.base import Corpus, FirstStage, QueryField, RetrieverConfig
+from touche_llm.retrieval.bm25 import OkapiIndex, open_index
 from touche_llm.retrieval.chatnoir import ChatNoirCorpus
 from touche_llm.retrieval.dense import DenseIndex, DenseSettings, find_dense_problem, read_vectors, split_rows
 from touche_llm.retrieval.elasticsearch import ElasticIndex
-from touche_llm.retrieval.retrievers import RetrieverConfig
 from touche_llm.retrieval.sentences import SentenceSettings, retrieve_sentences
 from touche_llm.tasks.task import Task
 from touche_llm.text import sanitize
@@ -85,8 +85,9 @@ class LocalCorpus(Corpus):
         """Open the index of the documents and, if pairs are made, that of the sentences; build missing ones."""
         settings = self.retriever
         tables = [self.store] if self.task.sentence_question is None else [self.store, self.store.parts]
-        assert settings.kind.open is not None
-        return [settings.kind.open(table, settings.bm25, self.warn) for table in tables]
+        if settings.name == "okapi":
+            return [OkapiIndex(table, k1=settings.k1, b=settings.b) for table in tables]
+        return [open_index(table, settings.bm25, self.warn) for table in tables]
 
     def close(self) -> None:
         """Close the store."""

@@ -42,12 +42,10 @@ from touche_llm.ranking.steps import (
     needs_cross_encoder,
     parse_steps,
 )
-from touche_llm.retrieval.base import Corpus, ExpansionSettings, QueryField
+from touche_llm.retrieval.base import Corpus, ExpansionSettings, QueryField, RetrieverConfig
 from touche_llm.retrieval.chatnoir import ChatNoirCorpus, ChatNoirSettings
 from touche_llm.retrieval.dense import DenseSettings
-from touche_llm.retrieval.elasticsearch import ElasticIndex
-from touche_llm.retrieval.elasticsearch_server import ElasticsearchSettings
-from touche_llm.retrieval.retrievers import RetrieverConfig
+from touche_llm.retrieval.elasticsearch import ElasticIndex, ElasticsearchSettings
 from touche_llm.tasks import get_task
 from touche_llm.tasks.definition import Objective
 from touche_llm.tasks.task import Task

@@ -1,14 +1,14 @@
-"""Settings and interfaces of corpora and first stages, and selection of candidates by score."""
+"""First stages that a run can choose from, their settings and interfaces, and selection of candidates by score."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Annotated, Any, Literal, Protocol, Self
+from typing import Annotated, Any, Literal, NamedTuple, Protocol, Self
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 
 from touche_llm.corpus.store import TextTable
 from touche_llm.data.records import Candidate, Document, Topic
@@ -41,6 +41,74 @@ class Bm25Settings(Section):
     b: Annotated[float, Option("--b", "Length normalisation of BM25", "Retrieval")] = Field(
         default=0.75, ge=0.0, le=1.0
     )
+
+
+class Retriever(NamedTuple):
+    """A first stage by its name.
+
+    Attributes:
+        help: What it is, for the help of `--retriever`.
+        method: Its implementation, for the metadata.
+        section: Section of the configuration that only this first stage has; empty for none.
+        has_documents: Whether it is a search engine that stores the documents itself.
+    """
+
+    help: str
+    method: str
+    section: str = ""
+    has_documents: bool = False
+
+
+RetrieverName = Literal["bm25", "okapi", "dense", "hybrid", "chatnoir", "elasticsearch"]
+_DENSE = "touche_llm.retrieval.dense"
+RETRIEVERS: Mapping[str, Retriever] = {
+    "bm25": Retriever("index on disk", "bm25s.BM25"),
+    "okapi": Retriever("rank-bm25", "rank_bm25.BM25Okapi"),
+    "dense": Retriever("vectors", _DENSE, "dense"),
+    "hybrid": Retriever("bm25 and dense", f"reciprocal rank fusion of bm25s.BM25 and {_DENSE}", "dense"),
+    "chatnoir": Retriever("web search", "ChatNoir", "chatnoir", has_documents=True),
+    "elasticsearch": Retriever("a server", "Elasticsearch BM25", "elasticsearch", has_documents=True),
+}
+
+
+class RetrieverConfig(Bm25Settings):
+    """Settings of the first stage; `method`, `k1` and `b` belong to the index."""
+
+    name: Annotated[
+        RetrieverName,
+        Option(
+            "--retriever",
+            ", ".join(f"{name} ({retriever.help})" for name, retriever in RETRIEVERS.items()),
+            "Retrieval",
+            metavar="NAME",
+        ),
+    ] = "bm25"
+    query: Annotated[
+        tuple[QueryField, ...],
+        BeforeValidator(to_texts),
+        Field(min_length=1),
+        Option(
+            "--query",
+            "Topic field of the query: title, description, narrative or objects; repeatable",
+            "Retrieval",
+            metavar="FIELD",
+        ),
+    ] = ("title",)
+
+    @property
+    def kind(self) -> Retriever:
+        """The chosen first stage."""
+        return RETRIEVERS[self.name]
+
+    @property
+    def is_dense(self) -> bool:
+        """Whether vectors of the documents are searched."""
+        return self.kind.section == "dense"
+
+    @property
+    def bm25(self) -> Bm25Settings:
+        """Settings of the index alone."""
+        return Bm25Settings(method=self.method, k1=self.k1, b=self.b)
 
 
 class ExpansionSettings(Section):

@@ -3,32 +3,180 @@
 from __future__ import annotations
 
 import asyncio
-import sqlite3
+import base64
+import logging
+import os
 import time
+import warnings
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import closing
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
+
+from pydantic import AfterValidator, Field
 
 from touche_llm.corpus.json_lines import CorpusFile, OnBadLine, Reader, SkippedLines
-from touche_llm.data.concurrency import TransientFailure
-from touche_llm.data.io import is_word, sha256
+from touche_llm.data.concurrency import RetryNotice, TransientFailure, retry, to_line
+from touche_llm.data.io import sha256
 from touche_llm.data.records import Candidate, Document, Model, Topic
+from touche_llm.data.settings import Option, Scope, Section, check_address
 from touche_llm.data.topics import build_query
-from touche_llm.errors import BadLine, DataError, UsageError, Warn
+from touche_llm.errors import BadLine, DataError, EngineError, UsageError, Warn, needs_extra
 from touche_llm.retrieval.base import Corpus, QueryField
-from touche_llm.retrieval.elasticsearch_server import (
-    RETRYABLE_STATUSES,
-    ElasticsearchSettings,
-    Server,
-    describe_refusal,
-)
 from touche_llm.tasks.task import Task
 from touche_llm.text import STOP_WORDS
 
 if TYPE_CHECKING:  # the client is loaded when a server is opened
     from elasticsearch import Elasticsearch
+
+# HTTP statuses of transient failures, of a request or of one document in it.
+_RETRYABLE = (429, 502, 503, 504)
+_HOW_TO_LOG_IN = (
+    "give ELASTICSEARCH_API_KEY, or ELASTICSEARCH_USER and ELASTICSEARCH_PASSWORD, but not both, in the environment"
+)
+
+ResultT = TypeVar("ResultT")
+
+# What the client logs as a warning is reported as a notice or an error here.
+logging.getLogger("elastic_transport").addHandler(logging.NullHandler())
+
+
+class ElasticsearchSettings(Section):
+    """Settings of Elasticsearch; times are in seconds."""
+
+    url: Annotated[
+        str,
+        AfterValidator(partial(check_address, secret="the environment")),
+        Option("--elasticsearch", "Address of Elasticsearch", "Retrieval", metavar="URL"),
+        Scope.DELIVERY,
+    ] = "http://127.0.0.1:9200"
+    index: Annotated[
+        str,
+        Option("--elasticsearch-index", "Name of the index in Elasticsearch", "Retrieval", metavar="NAME"),
+        Scope.RETRIEVE,
+    ] = Field("touche-llm", pattern=r"^[a-z0-9][a-z0-9._-]*$", max_length=200)
+    request_timeout: Annotated[float, Scope.DELIVERY] = Field(60.0, gt=0.0, allow_inf_nan=False)
+    retry_for: Annotated[float, Scope.DELIVERY] = Field(300.0, ge=0.0, allow_inf_nan=False)
+
+
+class Server:
+    """One server, behind the official client.
+
+    `what` describes a request in errors; `call` sends it and reads its reply, and may raise TransientFailure.
+    """
+
+    # The synchronous client, each request in a thread of its own: the asynchronous one follows redirects, with the
+    # documents, and nothing public turns that off. Neither waits before it repeats a request after a 429 or 503 (15
+    # requests in 7 ms with max_retries=14, of version 9.5), so that the program's own retry policy is used.
+
+    def __init__(self, settings: ElasticsearchSettings, warn: Warn) -> None:
+        """Connect without retries, since a wrong address is likelier than a transient failure.
+
+        Raises:
+            UsageError: The client is not installed, the environment holds no valid login, or the server refuses it.
+            EngineError: The server is unreachable or is not Elasticsearch.
+        """
+        with needs_extra("elasticsearch", "`retriever.name: elasticsearch`"):
+            from elasticsearch import Elasticsearch, ElasticsearchWarning
+            from elasticsearch.serializer import OrjsonSerializer
+        self._settings = settings
+        self._note = RetryNotice(warn, settings.url, settings.retry_for)
+        options = _read_login()
+        if settings.url.startswith("https:"):
+            import ssl  # takes a while to load
+
+            # Certificates as Python takes them: those of the system, or of SSL_CERT_FILE.
+            options["ssl_context"] = ssl.create_default_context()
+        self._client = Elasticsearch(
+            settings.url,
+            serializer=OrjsonSerializer(),  # refuses NaN
+            request_timeout=settings.request_timeout,
+            max_retries=0,
+            **options,
+        )
+        # Deprecations concern this program, not its user.
+        warnings.filterwarnings("ignore", category=ElasticsearchWarning)
+        self.version = to_line(str(self.send("start-up check", lambda client: client.info()["version"]["number"])))
+
+    def close(self) -> None:
+        """Close the connections."""
+        self._client.close()
+
+    def send(self, what: str, call: Callable[[Elasticsearch], ResultT]) -> ResultT:
+        """Return the result of a request that is sent once; raise as `request`."""
+        try:
+            return self._send(what, call)
+        except TransientFailure as failed:
+            raise self._give_up(what, failed) from None
+
+    async def request(self, what: str, call: Callable[[Elasticsearch], ResultT]) -> ResultT:
+        """Return the result of a request; transient failures are retried for `retry_for` seconds.
+
+        Raises:
+            UsageError: The server refuses the key or the password.
+            EngineError: The server cannot be reached, refuses, sends another reply, or fails for as long as is retried.
+        """
+        try:
+            send = partial(asyncio.to_thread, self._send, what, call)
+            return await retry(send, self._settings.retry_for, TransientFailure, self._note)
+        except TransientFailure as failed:
+            raise self._give_up(what, failed) from None
+
+    def error(self, problem: str) -> EngineError:
+        """Return an error that names this server."""
+        return EngineError(f"{self._settings.url}: {problem}")
+
+    def _give_up(self, what: str, failed: TransientFailure) -> EngineError:
+        return self.error(
+            f"{what}: {failed.reason}; is Elasticsearch running there? Set its address with `elasticsearch.url`, "
+            f"or retry for more than {self._settings.retry_for:g} s with `elasticsearch.retry_for`"
+        )
+
+    def _send(self, what: str, call: Callable[[Elasticsearch], ResultT]) -> ResultT:
+        from elastic_transport import ConnectionError as NotReached
+        from elastic_transport import ConnectionTimeout, TransportError
+        from elasticsearch import ApiError, UnsupportedProductError
+
+        try:
+            return call(self._client)
+        except ConnectionTimeout:
+            raise TransientFailure(f"no answer within {self._settings.request_timeout:g} s") from None
+        except NotReached as error:
+            raise TransientFailure(f"the connection broke: {to_line(str(error.message))}") from None
+        except (UnsupportedProductError, TransportError, ValueError, LookupError, TypeError, AttributeError) as error:
+            cause = getattr(error, "message", None) or f"malformed reply: {error!r}"
+            raise self.error(f"{what}: {to_line(str(cause))}; is this Elasticsearch?") from None
+        except ApiError as error:
+            body = error.body
+            problem = f"HTTP {error.status_code}: {_describe(body.get('error') if isinstance(body, dict) else body)}"
+            if error.status_code in _RETRYABLE:
+                raise TransientFailure(problem) from None
+            if error.status_code == 401:
+                raise UsageError(f"{self._settings.url}: login refused ({problem}); {_HOW_TO_LOG_IN}") from None
+            raise self.error(f"{what}: {problem}") from None
+
+
+def _describe(refusal: Any) -> str:
+    """Return `type: reason` of the error of a refusal, shortened."""
+    if isinstance(refusal, dict) and "type" in refusal:
+        refusal = f"{refusal['type']}: {refusal.get('reason')}"
+    return to_line(str(refusal))
+
+
+def _read_login() -> dict[str, Any]:
+    """Return the arguments of the client that log in, from the environment; empty if it holds no login."""
+    names = ("API_KEY", "USER", "PASSWORD")
+    key, user, password = (os.environ.get(f"ELASTICSEARCH_{name}", "") for name in names)
+    is_valid = f"{key}{user}{password}".isprintable() and key.isascii()
+    if bool(user) is not bool(password) or (key and user) or not is_valid:
+        raise UsageError(f"Elasticsearch: the login is incomplete or has an invalid form; {_HOW_TO_LOG_IN}")
+    if key:
+        return {"api_key": key}
+    # Encoded here, since the client accepts only ASCII and Elasticsearch UTF-8.
+    return {"basic_auth": base64.b64encode(f"{user}:{password}".encode()).decode()} if user else {}
+
 
 # The analysis of text/__init__.py in Elasticsearch's terms. Lucene refuses terms of more than 32,766 bytes.
 ANALYSIS = (
@@ -85,32 +233,18 @@ def build_index_body(manifest: ElasticManifest) -> dict[str, Any]:
     }
 
 
-# Max documents of a request for their fields.
-_FIELDS_AT_ONCE = 100
-# Max documents of a batch to load, and max bytes of a request unless one document has more.
-_BATCH, _REQUEST_BYTES = 500, 8 * 2**20
-# Statuses of a stored document: created, or there already from an earlier load or a request whose reply was lost.
-_STORED = (201, 409)
-_NOTICE_EVERY = 60.0  # seconds
-
-
 def _read_manifest(name: str, client: Elasticsearch) -> ElasticManifest | None:
-    """Return the manifest of an index; None if there is no such index.
-
-    Raises:
-        UsageError: The name stands for several indices, or for one that this version did not create.
-    """
+    """Return the manifest of an index, or None; raise UsageError if this version created no index of this name."""
     response = client.options(ignore_status=404).indices.get(index=name)
     if response.meta.status == 404:
         return None
-    found = response.body if isinstance(response.body, dict) else {}
     try:
-        (index,) = found.values()
+        (index,) = response.body.values()
         return ElasticManifest.model_validate(index["mappings"]["_meta"][META])
-    except (ValueError, LookupError, TypeError):
+    except (ValueError, LookupError, TypeError, AttributeError):
         raise UsageError(
-            f"{name}: no index that `touche-llm index` of this version created ({len(found)} indices of this name); "
-            "name another one (`elasticsearch.index`)"
+            f"{name}: no index that `touche-llm index` of this version created; name another one "
+            "(`elasticsearch.index`)"
         ) from None
 
 
@@ -126,59 +260,47 @@ def _check(manifest: ElasticManifest, place: str, k1: float, b: float) -> None:
             )
 
 
+# Max documents of a request for their texts.
+_TEXTS_AT_ONCE = 100
+
+
 class ElasticIndex(Corpus):
     """Complete index of Elasticsearch.
 
-    A stage that sends requests to the model fetches its documents first; `get` takes them from a temporary database
-    then, and the event loop never waits for Elasticsearch. Other documents are fetched when they are needed.
+    A stage that sends requests to the model fetches its documents first; `get` takes them from memory then, and the
+    event loop never waits for Elasticsearch. Other documents are fetched when they are needed.
     """
 
     def __init__(self, task: Task, settings: ElasticsearchSettings, *, k1: float, b: float, warn: Warn) -> None:
-        """Open the index.
-
-        Raises:
-            UsageError: The client is not installed, this program did not create the index, or it has other settings.
-            DataError: There is no such index, or it is not complete.
-            EngineError: As `Server`.
-        """
+        """Open the index; raise as `Server`, and UsageError or DataError if it is missing, incomplete or another."""
         self.task, self.candidates, self.documents = task, self, self
-        self.empty = (
-            f"{settings.url}, index {settings.index}: no document has a word of any topic; see `retriever.query`"
-        )
-        self._name, place = settings.index, f"{settings.url}: index {settings.index}"
+        self._name, place = settings.index, f"{settings.url}, index {settings.index}"
+        self.empty = f"{place}: no document has a word of any topic; see `retriever.query`"
         self._server = Server(settings, warn)
-        try:
-            # Not retried, since a stage opens the index in its event loop.
-            found = self._server.request(f"index {self._name}", partial(_read_manifest, self._name), once=True)
-            if found is None or found.documents is None:
-                problem = f"incomplete, since loading {found.corpus} was interrupted" if found else "no such index"
-                raise DataError(
-                    f"{place}: {problem}; load the corpus, or resume with the same file: "
-                    f"`touche-llm index --retriever elasticsearch --elasticsearch {settings.url} "
-                    f"--elasticsearch-index {settings.index} --corpus FILE`"
-                )
-            _check(found, place, k1, b)
-        except BaseException:
-            self._server.close()
-            raise
-        self.manifest = found
+        found = self._server.send(f"index {self._name}", partial(_read_manifest, self._name))
+        if found is None or found.documents is None:
+            problem = f"incomplete, since loading {found.corpus} was interrupted" if found else "no such index"
+            raise DataError(
+                f"{place}: {problem}; load the corpus, or resume with the same file: "
+                f"`touche-llm index --retriever elasticsearch --elasticsearch {settings.url} "
+                f"--elasticsearch-index {settings.index} --corpus FILE`"
+            )
+        _check(found, place, k1, b)
         self.description = {
             "search engine": settings.url,
             "engine": f"Elasticsearch {self._server.version}",
             "index": settings.index,
-            "loaded from": self.manifest.corpus,
-            "sha256": self.manifest.sha256,
+            "loaded from": found.corpus,
+            "sha256": found.sha256,
             "documents": found.documents,
-            "bad lines": self.manifest.bad_lines or 0,
+            "bad lines": found.bad_lines or 0,
         }
-        # A temporary file that SQLite deletes; documents that the index lacks have no text.
-        self._fetched = sqlite3.connect("", isolation_level=None, check_same_thread=False)
-        self._fetched.execute("CREATE TABLE documents (id TEXT PRIMARY KEY, text TEXT) WITHOUT ROWID")
+        # By id; None if the index lacks the document.
+        self._texts: dict[str, str | None] = {}
 
     def close(self) -> None:
-        """Close the connection, and delete the fetched documents."""
+        """Close the connections."""
         super().close()
-        self._fetched.close()
         self._server.close()
 
     async def search(
@@ -191,80 +313,70 @@ class ElasticIndex(Corpus):
         """
         rankings = []
         for topic in topics:
-            found = await self._search(topic.id, build_query(topic, fields), depth)
-            rankings.append([Candidate(topic.id, ident, rank, score) for rank, (ident, score) in enumerate(found, 1)])
+            search = partial(self._search, topic.id, build_query(topic, fields), depth)
+            rankings.append(await self._server.request(f"search for topic {topic.id}", search))
             done()
         return rankings
 
+    def _search(self, topic_id: str, query: str, depth: int, client: Elasticsearch) -> list[Candidate]:
+        reply = client.search(
+            index=self._name,
+            query={"match": {"text": {"query": query}}},
+            size=depth,
+            sort=[{"_score": "desc"}, {"id": "asc"}],
+            track_scores=True,
+            track_total_hits=False,
+            source=False,
+            search_type="dfs_query_then_fetch",
+            allow_partial_search_results=False,
+        )
+        hits = enumerate(reply["hits"]["hits"], start=1)
+        return [Candidate(topic_id, hit["_id"], rank, float(hit["_score"])) for rank, hit in hits]
+
     async def fetch(self, document_ids: Iterable[str]) -> None:
         """Fetch documents that were not fetched before; ids that the index lacks are no error."""
-        for part in self._split_wanted(document_ids):
-            await self._server.request_async(_describe(part), partial(self._fetch, part))
+        for what, part in self._split_wanted(document_ids):
+            self._texts |= await self._server.request(what, partial(self._fetch, part))
 
     def find_unknown(self, document_ids: Iterable[str]) -> list[str]:
         """Return the ids that the index lacks, in the order given."""
         wanted = list(dict.fromkeys(document_ids))
-        for part in self._split_wanted(wanted):
-            self._server.request(_describe(part), partial(self._fetch, part))
-        return [ident for ident in wanted if self._row(ident) == (None,)]
+        for what, part in self._split_wanted(wanted):
+            self._texts |= self._server.send(what, partial(self._fetch, part))
+        return [ident for ident in wanted if self._texts[ident] is None]
 
     def get(self, document_id: str) -> Document:
         """Return the document of this id; raises DataError if there is none, and EngineError as `Server.request`."""
-        if self.find_unknown([document_id]):
+        self.find_unknown([document_id])
+        text = self._texts[document_id]
+        if text is None:
             raise DataError(f"{self._name}: document {document_id!r} is not in this index of Elasticsearch")
-        return Document(document_id, *self._row(document_id))
+        return Document(document_id, text)
 
-    def _split_wanted(self, document_ids: Iterable[str]) -> list[list[str]]:
-        """Return the ids that were not fetched before, in the parts of a request."""
-        wanted = [ident for ident in dict.fromkeys(document_ids) if self._row(ident) is None]
-        return [wanted[start : start + _FIELDS_AT_ONCE] for start in range(0, len(wanted), _FIELDS_AT_ONCE)]
+    def _split_wanted(self, document_ids: Iterable[str]) -> Iterator[tuple[str, list[str]]]:
+        """Yield the ids that were not fetched before, in the parts of a request, each with its description."""
+        wanted = [ident for ident in dict.fromkeys(document_ids) if ident not in self._texts]
+        for start in range(0, len(wanted), _TEXTS_AT_ONCE):
+            part = wanted[start : start + _TEXTS_AT_ONCE]
+            yield f"documents {part[0]} and {len(part) - 1} more", part
 
-    def _row(self, document_id: str) -> Any:
-        return self._fetched.execute("SELECT text FROM documents WHERE id = ?", (document_id,)).fetchone()
-
-    def _fetch(self, ids: list[str], client: Elasticsearch) -> None:
-        """Fetch documents; None is stored as the text of one that the index lacks."""
-        rows = []
-        for wanted, document in zip(ids, client.mget(index=self._name, ids=ids, source="text")["docs"], strict=True):
+    def _fetch(self, ids: list[str], client: Elasticsearch) -> dict[str, str | None]:
+        texts = {}
+        for ident, document in zip(ids, client.mget(index=self._name, ids=ids, source="text")["docs"], strict=True):
             if "error" in document:
-                raise self._server.error(f"document {wanted}: {describe_refusal(document['error'])}")
-            if document["_id"] != wanted:
-                raise self._server.error(f"document {wanted}: the reply has another, {document['_id']!r:.80}")
-            rows.append((wanted, document["_source"]["text"] if document["found"] else None))
-        self._fetched.executemany("INSERT OR REPLACE INTO documents VALUES (?, ?)", rows)
-
-    async def _search(self, topic_id: str, query: str, depth: int) -> list[tuple[str, float]]:
-        """Return ids and scores of the best documents, in order."""
-        what = f"search for topic {topic_id}"
-
-        def send(client: Elasticsearch) -> list[tuple[str, float]]:
-            reply = client.search(
-                index=self._name,
-                query={"match": {"text": {"query": query}}},
-                size=depth,
-                sort=[{"_score": "desc"}, {"id": "asc"}],
-                track_scores=True,
-                track_total_hits=False,
-                source=False,
-                search_type="dfs_query_then_fetch",
-                allow_partial_search_results=False,
-            )
-            if reply["timed_out"] or reply["_shards"]["failed"]:
-                failed = reply["_shards"]["failed"]
-                raise self._server.error(f"{what}: only a part of the index was searched ({failed} shards failed)")
-            hits = [(hit["_id"], float(hit["_score"])) for hit in reply["hits"]["hits"]]
-            if not all(is_word(ident) for ident, _ in hits):
-                raise self._server.error(f"{what}: a document id that is not one printable word")
-            return sorted(hits, key=lambda hit: (-hit[1], hit[0]))
-
-        return await self._server.request_async(what, send)
+                raise self._server.error(f"document {ident}: {_describe(document['error'])}")
+            texts[ident] = document["_source"]["text"] if document["found"] else None
+        return texts
 
 
-def _describe(ids: list[str]) -> str:
-    return f"documents {ids[0]} and {len(ids) - 1} more"
+# Max documents of a batch to load, and max bytes of a request unless one document has more.
+_BATCH, _REQUEST_BYTES = 500, 8 * 2**20
+# Statuses of a stored document: created, or there already from an earlier load or a request whose reply was lost.
+_STORED = (201, 409)
+_NOTICE_EVERY = 60.0  # seconds
 
 
-def load_corpus(
+async def load_corpus(
     corpus: Path,
     read: Reader,
     settings: ElasticsearchSettings,
@@ -276,8 +388,7 @@ def load_corpus(
 ) -> ElasticManifest:
     """Load a corpus into an index, unless it is loaded; resume a load that was interrupted.
 
-    One batch of documents is in memory at a time, and the ids of all. The index is marked as complete only after all
-    documents were counted in it.
+    One batch of documents is in memory at a time, and the ids of all. The index is marked as complete at the end.
 
     Raises:
         DataError: The corpus cannot be read, has a bad line (unless `skip_bad_lines`) or changes while it is read.
@@ -289,14 +400,13 @@ def load_corpus(
     wanted = ElasticManifest(corpus=corpus.name, sha256=sha256(corpus), k1=k1, b=b, analysis=ANALYSIS)
     place = f"{settings.url}, index {name}"
     skipped = SkippedLines(warn)
-    with Server(settings, warn) as server:
-        fetch = partial(server.request, f"index {name}", partial(_read_manifest, name))
-        found = fetch()
+    with closing(Server(settings, warn)) as server:
+        found = await server.request(f"index {name}", partial(_read_manifest, name))
         if found is None:
-            server.request(f"creating the index {name}", partial(_create, server, wanted, settings))
+            body = build_index_body(wanted)
+            await server.request(f"creating the index {name}", lambda it: it.indices.create(index=name, **body))
             warn(f"loading {corpus} into {place}")
-            # Another process may have created it meanwhile, of another corpus.
-            found = fetch() or wanted
+            found = wanted
         elif found.documents is None:
             warn(f"{place}: an earlier load was interrupted; resuming without the documents that are stored")
         if found.sha256 != wanted.sha256:
@@ -312,24 +422,17 @@ def load_corpus(
             )
         if found.documents is not None:
             return found
-        documents = _store_all(
-            server, name, source, _read_distinct(source, skipped.add if skip_bad_lines else None), warn
-        )
-        _check_count(server, name, documents, corpus)
+        rows = _read_distinct(source, skipped.add if skip_bad_lines else None)
+        documents = await _store_all(server, name, source, rows, warn)
+        if not documents:
+            raise DataError(f"{corpus}: no usable document in it")
+        await server.request(f"refresh of {name}", lambda client: client.indices.refresh(index=name))
         complete = wanted.model_copy(update={"documents": documents, "bad_lines": skipped.count})
         meta = {META: complete.model_dump()}
-        server.request(f"completing the index {name}", lambda client: client.indices.put_mapping(index=name, meta=meta))
+        await server.request(f"completing the index {name}", lambda it: it.indices.put_mapping(index=name, meta=meta))
     if skipped.count:
         warn(f"left out {skipped.count} bad lines of {corpus}")
     return complete
-
-
-def _create(server: Server, manifest: ElasticManifest, settings: ElasticsearchSettings, client: Elasticsearch) -> None:
-    response = client.options(ignore_status=400).indices.create(index=settings.index, **build_index_body(manifest))
-    if response.meta.status == 400:
-        refusal = describe_refusal(response.body["error"])
-        if not refusal.startswith("resource_already_exists_exception"):
-            raise server.error(f"cannot create the index {settings.index}: {refusal}")
 
 
 def _read_distinct(source: CorpusFile, on_bad_line: OnBadLine | None) -> Iterator[tuple[int, Document]]:
@@ -346,21 +449,19 @@ def _read_distinct(source: CorpusFile, on_bad_line: OnBadLine | None) -> Iterato
             yield line, document
 
 
-def _store_all(server: Server, name: str, source: CorpusFile, rows: Iterator[tuple[int, Document]], warn: Warn) -> int:
+async def _store_all(
+    server: Server, name: str, source: CorpusFile, rows: Iterator[tuple[int, Document]], warn: Warn
+) -> int:
     """Store documents in an index, and return their number; those that it has already stay."""
     count, noticed = 0, time.monotonic()
-    try:
-        while batch := list(islice(rows, _BATCH)):
-            left = {document.id: document.text for _, document in batch}
-            what = f"documents of lines {batch[0][0]} to {batch[-1][0]} of {source}"
-            server.request(what, partial(_store, server, name, left))
-            count += len(batch)
-            if time.monotonic() - noticed > _NOTICE_EVERY:
-                noticed = time.monotonic()
-                warn(f"{count:,} documents so far")
-    except (KeyboardInterrupt, asyncio.CancelledError):
-        warn(f"index {name}: {count:,} documents are stored; the same command resumes")
-        raise
+    while batch := list(islice(rows, _BATCH)):
+        left = {document.id: document.text for _, document in batch}
+        what = f"documents of lines {batch[0][0]} to {batch[-1][0]} of {source}"
+        await server.request(what, partial(_store, server, name, left))
+        count += len(batch)
+        if time.monotonic() - noticed > _NOTICE_EVERY:
+            noticed = time.monotonic()
+            warn(f"{count:,} documents so far")
     return count
 
 
@@ -380,8 +481,8 @@ def _store(server: Server, name: str, left: dict[str, str], client: Elasticsearc
         filter_path=["items.*._id", "items.*.status", "items.*.error"],
     ):
         item = reply["create"]
-        refusal = f"HTTP {item['status']}: {describe_refusal(item.get('error'))}"
-        if item["status"] in RETRYABLE_STATUSES:
+        refusal = f"HTTP {item['status']}: {_describe(item.get('error'))}"
+        if item["status"] in _RETRYABLE:
             busy = refusal
         elif item["status"] in _STORED:
             del left[item["_id"]]
@@ -389,15 +490,3 @@ def _store(server: Server, name: str, left: dict[str, str], client: Elasticsearc
             raise server.error(f"document {item['_id']}: {refusal}")
     if left:
         raise TransientFailure(f"{len(left)} documents refused: {busy}")
-
-
-def _check_count(server: Server, name: str, documents: int, corpus: Path) -> None:
-    if not documents:
-        raise DataError(f"{corpus}: no usable document in it")
-    server.request(f"refresh of {name}", lambda client: client.indices.refresh(index=name))
-    count = server.request(f"count of {name}", lambda client: client.count(index=name)["count"])
-    if count != documents:
-        raise server.error(
-            f"index {name}: has {count!r:.20} documents, not {documents}; if fewer, run the command again, which "
-            "loads the missing ones; if more, another program writes to this index: delete it or name another"
-        )

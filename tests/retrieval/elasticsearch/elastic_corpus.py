@@ -46,7 +46,7 @@ class Loader:
         read: Any = read_passages,
         **changes: Any,
     ) -> ElasticManifest:
-        return load_corpus(
+        work = load_corpus(
             self.corpus,
             read,
             settings_for(self.server, **changes),
@@ -55,6 +55,7 @@ class Loader:
             skip_bad_lines=skip_bad_lines,
             warn=self.notices.append,
         )
+        return asyncio.run(work)
 
 
 @contextmanager

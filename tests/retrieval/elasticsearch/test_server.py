@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import socket
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import elasticsearch
@@ -22,7 +24,7 @@ from tests.fake_elasticsearch import (
 )
 from tests.retrieval.elasticsearch.elastic_corpus import SOME, Loader, corpus_file, opened
 from touche_llm.errors import EngineError, UsageError
-from touche_llm.retrieval.elasticsearch_server import ElasticsearchSettings, Server
+from touche_llm.retrieval.elasticsearch import ElasticsearchSettings, Server
 
 pytestmark = pytest.mark.usefixtures("elasticsearch_alone")
 PASSWORD = "a long passwörd&<>"
@@ -36,7 +38,7 @@ def server() -> Iterator[FakeElasticsearch]:
 
 
 def greet(server: FakeElasticsearch) -> str:
-    with Server(settings_for(server), print) as there:
+    with closing(Server(settings_for(server), print)) as there:
         return there.version
 
 
@@ -95,7 +97,7 @@ def test_an_address_where_nobody_is_ends_at_once(server: FakeElasticsearch) -> N
 
 def test_another_product_or_version_is_refused(server: FakeElasticsearch) -> None:
     server.product = ""
-    with raises_at(EngineError, server.url, "OpenSearch"):
+    with raises_at(EngineError, server.url, "not Elasticsearch"):
         greet(server)
     server.product, server.version = "Elasticsearch", f"{elasticsearch.__version__[0] - 1}.19.0"
     with raises_at(EngineError, server.url, "media_type_header_exception"):
@@ -146,6 +148,7 @@ def test_a_reply_that_is_cut_off_is_asked_for_again(server: FakeElasticsearch, t
     Loader(server, corpus_file(tmp_path, SOME))()
     server.behaviours["mget"] = [lambda request, usual: Reply(200, usual().body, cut=20), breaks(after=True)]
     with opened(server) as index:
+        asyncio.run(index.fetch(["d1", "none"]))
         assert index.find_unknown(["d1", "none"]) == ["none"]
     assert len(server.of("mget")) == 3
 
