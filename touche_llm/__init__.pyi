@@ -21,7 +21,6 @@ from .pipeline.candidates import to_frame as to_frame
 from .pipeline.context import Dataset as Dataset
 from .pipeline.engines import LanguageModel as LanguageModel
 from .pipeline.judge import Judgments as Judgments
-from .pipeline.library import DenseOptions as DenseOptions
 from .pipeline.library import RankOptions as RankOptions
 from .pipeline.library import judge as judge
 from .pipeline.library import open_corpus as open_corpus

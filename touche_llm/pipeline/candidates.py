@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields, is_dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
@@ -49,7 +49,7 @@ def to_frame(records: Sequence[Any]) -> DataFrame:
     """
     if not records:
         raise DataError("records: empty; give at least one record, whose fields become the columns")
-    names = _list_fields(type(records[0]))
+    names = records[0].__match_args__
     return make_frame(([getattr(record, name) for name in names] for record in records), names)
 
 
@@ -65,7 +65,7 @@ def from_frame(frame: DataFrame, record: type[RecordT]) -> list[RecordT]:
     """
     import pandas as pd
 
-    names = [name for name in _list_fields(record) if name in frame.columns]
+    names = [name for name in getattr(record, "__match_args__", ()) if name in frame.columns]
     records = []
     for number, row in enumerate(frame[names].itertuples(index=False, name=None)):
         values = {
@@ -92,32 +92,18 @@ def group_rankings(frame: DataFrame) -> dict[str, list[Candidate]]:
     used = frame[columns]
     if used.isna().any().any():
         raise DataError("frame: missing values in topic, document, rank or score; drop these rows")
-    if len(repeated := used[used.duplicated(["topic", "document"])]):
-        first = repeated.iloc[0]
-        raise DataError(f"frame: topic {first['topic']}: document {first['document']} occurs twice; keep one row")
+    if used.duplicated(["topic", "document"]).any():
+        raise DataError("frame: a document occurs twice for a topic; keep one row")
     try:
-        ordered = used.astype(dict.fromkeys(order, float)).sort_values(
-            order[0], ascending=order[0] == "rank", kind="stable"
-        )
+        used = used.astype(dict.fromkeys(order, float))
     except (TypeError, ValueError) as error:
         raise DataError(f"frame: {', '.join(order)}: not numbers: {error}") from error
     rankings: dict[str, list[Candidate]] = {str(topic): [] for topic in used["topic"].unique()}
+    ordered = used.sort_values(order[0], ascending=order[0] == "rank", kind="stable")
     for topic, document, *values in ordered.itertuples(index=False, name=None):
-        ranking = rankings[str(topic)]
-        score = values[-1] if "score" in order else -float(values[0])
-        if ranking and score > ranking[-1].score:
-            raise DataError(
-                f"frame: topic {topic}: document {document} scores higher than the one before it; make the ranks and "
-                "the scores agree, or leave one of the columns out"
-            )
+        ranking, score = rankings[str(topic)], values[-1] if "score" in order else -values[0]
         ranking.append(Candidate(str(topic), str(document), len(ranking) + 1, score))
     return rankings
-
-
-def _list_fields(record: type) -> list[str]:
-    if is_dataclass(record):
-        return [field.name for field in fields(record)]
-    return list(getattr(record, "__struct_fields__", ()))
 
 
 @dataclass(frozen=True, slots=True, repr=False)

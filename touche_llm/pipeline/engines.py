@@ -77,16 +77,10 @@ async def open_model(
             return
         progress = progress or SilentProgress()
         async with AsyncExitStack() as stack:
-            try:
-                if engine.name == "batch":
-                    opened = await _open_batch(stack, engine, sampling, cache, progress)
-                else:
-                    opened = await _open_server(stack, engine, sampling, schemas, cache, progress)
-            except EngineError as error:
-                if not cache.find(name_kind(None)):
-                    raise
-                raise EngineError(f"{error}; stored answers alone need no server (`cache.mode: replay`)") from error
-            server, facts, start_up = opened
+            if engine.name == "batch":
+                server, facts, start_up = await _open_batch(stack, engine, sampling, cache, progress)
+            else:
+                server, facts, start_up = await _open_server(stack, engine, sampling, schemas, cache, progress)
             yield ModelClient(engine_info=facts, engine=server, start_up=start_up, **policy)
 
 
@@ -376,18 +370,12 @@ class LanguageModel:
         return make_request_builder(self._client, self._engine, self._sampling)
 
     def __enter__(self) -> Self:
-        concurrency.run(self._open())
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        concurrency.run(self._close())
-
-    async def _open(self) -> None:
         if self._client is not None:
             raise UsageError("the model is open already; use another LanguageModel")
         opening = open_model(self._engine, self._sampling, self._cache, progress=default_progress())
-        self._client = await self._stack.enter_async_context(opening)
+        self._client = concurrency.run(self._stack.enter_async_context(opening))
+        return self
 
-    async def _close(self) -> None:
+    def __exit__(self, *_: object) -> None:
         self._client = None
-        await self._stack.aclose()
+        concurrency.run(self._stack.aclose())
