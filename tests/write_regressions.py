@@ -21,8 +21,7 @@ from touche_llm.evaluation.qrels import Qrels, read_qrels
 from touche_llm.llm.cache import Cache, CacheMode
 from touche_llm.llm.model import ModelClient
 from touche_llm.pipeline.engines import store_engine_info
-from touche_llm.regression.check import compare_replay, load_finished_run, require_run
-from touche_llm.regression.differences import format_differences
+from touche_llm.regression.check import compare_replay, format_differences, load_finished_run, require_run
 from touche_llm.regression.record import record
 from touche_llm.regression.snapshot import open_snapshot
 from touche_llm.tasks import get_task

@@ -19,9 +19,8 @@ from touche_llm.evaluation.measures import evaluate_run
 from touche_llm.evaluation.run_validation import validate_run
 from touche_llm.llm.request import Request
 from touche_llm.pipeline.config_file import load_config
-from touche_llm.regression.check import check_snapshot
+from touche_llm.regression.check import check_folder
 from touche_llm.regression.record import record
-from touche_llm.regression.snapshot import open_snapshot
 from touche_llm.tasks import get_task
 
 TEXTS = {
@@ -86,7 +85,7 @@ async def test_an_argument_is_shown_with_its_conclusion_and_its_side(tmp_path: P
     judged = tl.read_qrels({"quality": qrels}, "arguments_2021")
     await record(config, tmp_path / "out", tmp_path / "recorded", judged)
     assert "S1-A2,Schools should start later" in (tmp_path / "recorded" / "arguments.csv").read_text()
-    assert await check_snapshot(open_snapshot(tmp_path / "recorded")) == []
+    assert await check_folder(tmp_path / "recorded") == []
 
 
 async def test_files_of_beir_are_ranked_and_measured_as_published(tmp_path: Path) -> None:
@@ -116,4 +115,4 @@ async def test_files_of_beir_are_ranked_and_measured_as_published(tmp_path: Path
     assert run.estimates["relevance nDCG@10"].value == 1.0
     # Recorded with and without a side.
     await record(config, tmp_path / "out", tmp_path / "recorded", qrels)
-    assert await check_snapshot(open_snapshot(tmp_path / "recorded")) == []
+    assert await check_folder(tmp_path / "recorded") == []

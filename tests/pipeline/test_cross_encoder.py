@@ -21,9 +21,8 @@ from touche_llm.llm.cache import CacheMode
 from touche_llm.pipeline.dry_run import estimate_cost
 from touche_llm.pipeline.rank import Ranking
 from touche_llm.pipeline.stages import run_rank
-from touche_llm.regression.check import check_snapshot, load_finished_run
+from touche_llm.regression.check import check_folder, load_finished_run
 from touche_llm.regression.record import record
-from touche_llm.regression.snapshot import open_snapshot
 
 STEPS = ("judge", "cross_encoder:6")
 PROBES = 1  # of the start-up check: clearly different pairs
@@ -105,4 +104,4 @@ async def test_a_recorded_run_has_its_scores_and_no_address(tmp_path: Path) -> N
     assert (kinds["score"], kinds["score engine"]) == (12, 1)
     assert "url" not in yaml.safe_load((target / "config.yaml").read_text())["ranking"]["cross_encoder"]
     (tmp_path / "answers.sqlite").unlink()
-    assert await check_snapshot(open_snapshot(target)) == []
+    assert await check_folder(target) == []

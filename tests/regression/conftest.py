@@ -10,9 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.write_regressions import FOLDER, make_run
-from touche_llm.regression.check import check_snapshot
-from touche_llm.regression.differences import RunDifference
-from touche_llm.regression.snapshot import open_snapshot
+from touche_llm.regression.check import RunDifference, check_folder
 from touche_llm.tasks import prompts_folder
 
 Copy = Callable[[str], Path]
@@ -42,7 +40,7 @@ def checked(folder: Path, prompts: Path | None = None) -> list[RunDifference]:
     if prompts is not None:
         folder = shutil.copytree(folder, prompts / "runs" / folder.name)
         take_templates(folder, prompts)
-    return asyncio.run(check_snapshot(open_snapshot(folder)))
+    return asyncio.run(check_folder(folder))
 
 
 def take_templates(folder: Path, prompts: Path) -> None:

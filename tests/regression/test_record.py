@@ -36,9 +36,8 @@ from touche_llm.llm.request import Request
 from touche_llm.pipeline.config_file import load_config
 from touche_llm.pipeline.engines import store_engine_info
 from touche_llm.pipeline.run_directory import ALL_FAILURES
-from touche_llm.regression.check import check_snapshot, load_finished_run
+from touche_llm.regression.check import check_folder, load_finished_run
 from touche_llm.regression.record import Recording, record, write_arguments
-from touche_llm.regression.snapshot import open_snapshot
 from touche_llm.retrieval.chatnoir import ChatNoirDocuments, ChatNoirSettings
 
 
@@ -134,7 +133,7 @@ async def test_pages_of_a_search_engine_are_kept_as_documents(tmp_path: Path) ->
     target = tmp_path / "regress" / "name"
     await record(load_finished_run(tmp_path / "run"), tmp_path / "run", target, None)
     cache.unlink()
-    assert not await check_snapshot(open_snapshot(target))
+    assert not await check_folder(target)
     kept = [json.loads(line) for line in (target / "documents.jsonl").read_text().splitlines()]
     assert kept and all(each["contents"] == pages[each["id"]] for each in kept)
 
@@ -179,7 +178,7 @@ def test_a_run_whose_cache_lost_an_answer_is_refused(made: Path, tmp_path: Path)
         less.import_cassette(tmp_path / "whole.jsonl")
         less.forget([less.find("answer", prompt="comparative/judge")[0].key])
     edit(run / "config.yaml", str(made.parent / "answers.sqlite"), str(tmp_path / "less.sqlite"))
-    with raises_at(DataError, tmp_path / "regress" / "name", "1 of judge"):
+    with raises_at(DataError, tmp_path / "regress" / "name", "judge: topic"):
         recorded(run, tmp_path / "regress" / "name")
     assert not list((tmp_path / "regress").iterdir())
 
@@ -207,7 +206,7 @@ def test_a_run_that_its_replay_does_not_give_is_refused_and_nothing_stays(
     if what == "another template":
         mine = overlay(tmp_path / "mine", "comparative", judge=("You are an assessor", "You assess"))
         edit(run / "config.yaml", "folder: null", f"folder: {mine}")
-        problem = "12 of judge: topic"
+        problem = r"answers missing: 12\n"
     elif what == "another tag":
         edit(run / "run.txt", " regress\n", " other\n")
         problem = r"answers\.sqlite.*\nname: differs\n"
@@ -265,4 +264,4 @@ async def test_a_recording_says_that_its_texts_may_not_be_redistributed(tmp_path
     made = await record(config, tmp_path / "run", tmp_path / "recorded", None)
     assert made.documents == 1 and "ClueWeb12" in made.note
     assert (tmp_path / "recorded/config.yaml").read_text().startswith(f"# documents.jsonl {made.note}.\n")
-    assert await check_snapshot(open_snapshot(tmp_path / "recorded")) == []
+    assert await check_folder(tmp_path / "recorded") == []

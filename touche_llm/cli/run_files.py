@@ -7,7 +7,7 @@ import tempfile
 from collections.abc import Collection, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -26,10 +26,17 @@ from touche_llm.pipeline.context import Dataset
 from touche_llm.pipeline.corpora import open_local_corpus
 from touche_llm.pipeline.runs import find_run_directory, find_run_file, find_task
 from touche_llm.ranking.fusion import DEFAULT_K, FusionSettings, check_weights, fuse_runs
-from touche_llm.regression.check import check_folder, compare_new_run, compare_replay, load_finished_run, require_run
-from touche_llm.regression.differences import COLUMNS, RunDifference, format_differences
+from touche_llm.regression.check import (
+    COLUMNS,
+    check_folder,
+    compare_new_run,
+    compare_replay,
+    format_differences,
+    load_finished_run,
+    require_run,
+)
 from touche_llm.regression.record import Recording, record
-from touche_llm.regression.snapshot import check_name, find_snapshots, open_snapshot
+from touche_llm.regression.snapshot import find_snapshots, open_snapshot
 from touche_llm.tasks import TASK_HELP, get_task
 from touche_llm.tasks.task import Task
 
@@ -201,7 +208,7 @@ def record_(
 
     Its first stage is copied and never repeated. With qrels, a check also reports how the measures change.
     """
-    target = root / check_name(run_dir.resolve().name if name is None else name)
+    target = root / (run_dir.resolve().name if name is None else name)
     recover(target)
     if target.exists() or target.is_symlink():
         raise UsageError(
@@ -222,14 +229,14 @@ def check_(names: NamesArgument = None, root: DirOption = _DEFAULT, output: Form
 
     Exit code 0 if every run is reproduced byte for byte, 1 otherwise.
     """
-    found: list[RunDifference] = []
+    rows: list[dict[str, Any]] = []
     for folder in find_snapshots(root, names or []):
         differences = asyncio.run(check_folder(folder))
         say(output, format_differences(folder.name, differences))
-        found += differences
+        rows += [each.row(folder.name) for each in differences]
     if output is not Format.TABLE:
-        print_rows(output, [each.row() for each in found], COLUMNS)
-    if found:
+        print_rows(output, rows, COLUMNS)
+    if rows:
         raise typer.Exit(1)
 
 
@@ -251,14 +258,14 @@ def update_(
     """
     if run is not None and len(names) > 1:
         raise UsageError("--run: the new run of one recorded run; give a single NAME")
-    found: list[RunDifference] = []
+    rows: list[dict[str, Any]] = []
     for snapshot in [open_snapshot(folder) for folder in find_snapshots(root, names)]:
         with tempfile.TemporaryDirectory() as work:
             if run is None:
                 seen = asyncio.run(compare_replay(snapshot, Path(work)))
             else:
                 seen = compare_new_run(snapshot, run)
-            found += seen.differences
+            rows += [each.row(snapshot.name) for each in seen.differences]
             say(output, format_differences(snapshot.name, seen.differences))
             if not seen.differences:
                 say(output, "nothing to update")
@@ -268,7 +275,7 @@ def update_(
                 made = asyncio.run(record(seen.config, new, snapshot.folder, snapshot.qrels()))
                 say(output, _describe(snapshot.folder, made))
     if output is not Format.TABLE:
-        print_rows(output, [each.row() for each in found], COLUMNS)
+        print_rows(output, rows, COLUMNS)
 
 
 def _describe(target: Path, made: Recording) -> str:

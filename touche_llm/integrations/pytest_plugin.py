@@ -55,16 +55,9 @@ class RecordedRun(pytest.Item):
         """Replay the run; fail with the differences, without a traceback, if there are any."""
         import asyncio
 
-        from touche_llm.errors import ToucheError
-        from touche_llm.regression.check import check_snapshot
-        from touche_llm.regression.differences import format_differences
-        from touche_llm.regression.snapshot import open_snapshot
+        from touche_llm.regression.check import check_folder, format_differences
 
-        try:
-            differences = asyncio.run(check_snapshot(open_snapshot(self.folder)))
-        except ToucheError as error:
-            pytest.fail(f"error: {error}", pytrace=False)
-        if differences:
+        if differences := asyncio.run(check_folder(self.folder)):
             pytest.fail(format_differences(self.name, differences), pytrace=False)
 
     def reportinfo(self) -> tuple[Path, None, str]:

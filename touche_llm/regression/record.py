@@ -36,8 +36,14 @@ from touche_llm.pipeline.progress import SilentProgress
 from touche_llm.pipeline.run_directory import RunDirectory
 from touche_llm.prompts.prompt import Prompt
 from touche_llm.prompts.purposes import purposes_of
-from touche_llm.regression.check import ReplayResult, compare_runs, replay
-from touche_llm.regression.differences import format_differences, list_missing, list_texts
+from touche_llm.regression.check import (
+    ReplayResult,
+    compare_runs,
+    format_differences,
+    list_missing,
+    list_texts,
+    replay,
+)
 from touche_llm.regression.snapshot import (
     CASSETTE,
     DECISIVE,
@@ -257,8 +263,7 @@ def _read_first_stage(context: RunContext, directory: RunDirectory) -> Candidate
 async def _replay_equal(config: Config, snapshot: Snapshot, work: Path, target: Path) -> ReplayResult:
     """Replay a run that is being recorded; raise DataError if the replay gives another run."""
     replayed = await replay(config, snapshot.first_stage, work, target)
-    missing = list_missing(target.name, replayed.missing)
-    if differences := missing or compare_runs(snapshot, replayed.directory.run_file):
+    if differences := list_missing(replayed.missing) or compare_runs(snapshot, replayed.directory.run_file):
         raise DataError(
             f"{target}: not recorded: with {config.cache.file} and the current program and templates, the replay gives "
             "another run; repeat the run, which sends only requests without an answer, then record it\n"

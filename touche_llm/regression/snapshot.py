@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import os
-import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 import orjson
-from pydantic import ValidationError
 
 from touche_llm.config import Config, flatten, is_one_of
 from touche_llm.data.io import open_atomic, read_bounded, recover, remove_abandoned, shorten_path
-from touche_llm.data.records import Model
-from touche_llm.errors import DataError, UsageError, describe_first_problem
+from touche_llm.data.records import Malformed, Model
+from touche_llm.errors import DataError, UsageError
 from touche_llm.evaluation.qrels import Qrels, find_qrels, read_qrels
 from touche_llm.llm.cache import CacheMode
 from touche_llm.llm.settings import CacheConfig
@@ -36,7 +34,6 @@ _MARKERS = (RECORDED, CONFIG, TOPICS, CASSETTE, DOCUMENTS, ARGUMENTS, CANDIDATES
 SNAPSHOT_FILES = (*_MARKERS, "qrels-*.txt", f"{PROMPTS}/*/*", f"{COPY}/*", f"{COPY}/*/*")
 QUERIES = "queries"
 _MAX_BYTES = 2**20
-_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,99}")
 # Settings that determine the run after the first stage, in the order of a configuration.
 DECISIVE = (
     *("depth", "judge_per", "sampling", "objective", "weights", "rank", "ranking"),
@@ -153,42 +150,27 @@ def find_snapshots(root: Path, names: list[str]) -> list[Path]:
         for path in root.iterdir()
         if not path.name.startswith(".") and any(os.path.lexists(path / name) for name in _MARKERS)
     )
-    for name in names:
-        if name not in available:
-            check_name(name)
-            known = ", ".join(available) or "none"
-            raise UsageError(f"{root / name}: no such recorded run; available: {known}")
     if not available:
         raise UsageError(f"{root}: no recorded run; `touche-llm regress record RUN --dir {root}` makes one")
+    if unknown := [name for name in names if name not in available]:
+        raise UsageError(f"{root / unknown[0]}: no such recorded run; available: {', '.join(available)}")
     return [root / name for name in names or available]
-
-
-def check_name(name: str) -> str:
-    """Return the name of a recorded run; raise UsageError if it is not a plain folder name."""
-    if not _NAME.fullmatch(name):
-        raise UsageError(f"{name!r:.80}: the name of a recorded run is one word of letters, digits, `.`, `_` and `-`")
-    return name
 
 
 def open_snapshot(folder: Path) -> Snapshot:
     """Open a recorded run; raise DataError if a file is missing or is not as this program wrote it."""
     path = folder / RECORDED
     try:
-        manifest = Manifest.model_validate_json(read_bounded(path, _MAX_BYTES))
-    except OSError as error:
-        raise DataError(f"{path}: cannot read the recorded run: {error.strerror}") from error
-    except ValidationError as error:
-        problem = describe_first_problem(error)
-        raise DataError(f"{path}: not a manifest of this program: {problem}; record the run again") from error
-    if not (folder / CONFIG).is_file():
-        raise DataError(f"{folder / CONFIG}: no such file; record the run again")
-    task = get_task(_read_config(folder).task)
-    templates = [f"{PROMPTS}/{purpose}/{file}" for purpose, file in manifest.templates.items()]
-    first_stage = RunDirectory(folder).first_stage_file(task).name
-    for name in (TOPICS, first_stage, corpus_file(task), CASSETTE, RUN, *templates):
-        if not (folder / name).is_file():
-            raise DataError(f"{folder / name}: no such file; record the run again")
-    return Snapshot(folder, task, manifest)
+        manifest = Manifest.from_json(read_bounded(path, _MAX_BYTES))
+    except (OSError, Malformed) as error:
+        raise DataError(f"{path}: no manifest of a recorded run: {error}; record the run again") from error
+    snapshot = Snapshot(folder, get_task(_read_config(folder).task), manifest)
+    files = [folder / PROMPTS / purpose / file for purpose, file in manifest.templates.items()]
+    files += [folder / name for name in (TOPICS, corpus_file(snapshot.task), CASSETTE, RUN)]
+    for file in (snapshot.first_stage, *files):
+        if not file.is_file():
+            raise DataError(f"{file}: no such file; record the run again")
+    return snapshot
 
 
 def _read_config(folder: Path) -> Config:
