@@ -16,7 +16,7 @@ from touche_llm.llm.cache import Cache, CacheMode
 from touche_llm.llm.engine import EngineInfo
 from touche_llm.llm.pooling import PoolingClient
 from touche_llm.llm.recorder import EstimatingTokenizer, RecordingEngine
-from touche_llm.ranking.cross_encoder import CrossEncoder, CrossEncoderSettings, ScoreDocuments
+from touche_llm.ranking.cross_encoder import CrossEncoderSettings, ScoreDocuments, score_documents
 from touche_llm.tasks import get_task
 
 TOPIC = Topic("1", "Cats or {document} dogs?", description="Which pet?", objects=("cat", "dog"))
@@ -41,8 +41,8 @@ def send(text: str, task: str = "comparative", context: int = 512, **chosen: Any
     with Cache(Path("none"), CacheMode.OFF) as cache:
         client = PoolingClient(engine_info=info, engine=engine, cache=cache)
         settings = CrossEncoderSettings.model_validate(chosen)
-        scorer = CrossEncoder(client, settings, get_task(task).question, Held({"a": text}))
-        asyncio.run(scorer.score(TOPIC, ["a"]))
+        question, documents = get_task(task).question, Held({"a": text})
+        asyncio.run(score_documents(client, settings, question, documents, TOPIC, ["a"]))
     (sent,) = engine.sent
     return sent
 

@@ -89,7 +89,7 @@ def test_all_documents_come_back_once_with_scores_that_do_not_depend_on_the_orde
 @pytest.mark.parametrize(
     ("weights", "values"),
     [
-        ([1.0], ["1 given", "2 rankings"]),
+        ([1.0], ["1.0", "2 rankings"]),
         ([1.0, float("nan")], ["1.0, nan"]),
         ([0.0, 0.0], ["0"]),
     ],

@@ -32,7 +32,7 @@ from touche_llm.pipeline.engines import OpenPooling, make_request_builder, open_
 from touche_llm.pipeline.progress import Progress
 from touche_llm.prompts.prompt import Prompt, check_overlay, examples_path
 from touche_llm.prompts.purposes import list_copyable_answers, list_judging_purposes, load, purposes_of
-from touche_llm.ranking.steps import list_comparison_kinds, needs_cross_encoder
+from touche_llm.ranking.steps import CROSS_ENCODER, list_comparison_kinds
 from touche_llm.retrieval.base import Corpus
 from touche_llm.tasks import find_dataset_task, get_task
 from touche_llm.tasks.published import list_topic_tasks
@@ -164,7 +164,7 @@ class RunContext:
         The configuration takes its name and context, which only the server may know.
         """
         ranking = self.config.ranking
-        if self.reranker is not None or not needs_cross_encoder(self.config.steps):
+        if self.reranker is not None or all(step.name != CROSS_ENCODER for step in self.config.steps):
             yield self
             return
         async with self.open_pooling("score", ranking.cross_encoder, self.config.cache) as client:

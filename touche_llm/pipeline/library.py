@@ -32,14 +32,14 @@ from touche_llm.pipeline.rank import Ranking
 from touche_llm.prompts.fields import JudgePer
 from touche_llm.prompts.prompt import Prompt
 from touche_llm.prompts.purposes import list_judging_purposes, load, purposes_of
-from touche_llm.ranking.cross_encoder import CrossEncoder
 from touche_llm.ranking.steps import (
+    CROSS_ENCODER,
     RankingPlan,
     RankingSettings,
     Step,
     check_balance,
     list_comparison_kinds,
-    needs_cross_encoder,
+    needs_texts,
     parse_steps,
 )
 from touche_llm.retrieval.base import Corpus, QueryField, RetrieverConfig
@@ -246,17 +246,17 @@ async def rank(
         topics = add_objects(candidates.topics, judgments.objects)
         judgments = replace(judgments, candidates=replace(candidates, topics=topics))
     plan = RankingPlan(task, weights, parsed, options.settings, objective=options.objective)
+    if needs_texts(parsed):
+        plan = replace(plan, documents=judgments.candidates.documents)
     if kinds := list_comparison_kinds(parsed):
         if model is None:
             raise UsageError(f"model: missing; the steps {', '.join(map(str, parsed))} compare documents")
         loaded = _load_prompts(task, kinds, prompts or {}, ("best", "order"), candidates.topics, progress)
-        plan = replace(plan, prompts=loaded, builder=model.builder, documents=judgments.candidates.documents)
+        plan = replace(plan, prompts=loaded, builder=model.builder)
     async with AsyncExitStack() as stack:
-        if needs_cross_encoder(parsed):
-            settings = options.settings.cross_encoder
-            client = await stack.enter_async_context(open_pooling("score", settings, options.cache))
-            scorer = CrossEncoder(client, settings, task.question, judgments.candidates.documents)
-            plan = replace(plan, cross_encoder=scorer)
+        if any(step.name == CROSS_ENCODER for step in parsed):
+            opened = open_pooling("score", options.settings.cross_encoder, options.cache)
+            plan = replace(plan, reranker=await stack.enter_async_context(opened))
         return await ranking.rank(judgments, plan, progress, stance=options.stance)
 
 

@@ -125,12 +125,16 @@ async def rank(
         topic_id: {document_id: chosen.label for document_id, chosen in chosen_labels.items()}
         for topic_id, chosen_labels in labels.items()
     }
-    with progress.stage("ranking", len(candidates.topics), plan.counts) as done:
+    # If documents are compared, the progress counts the comparisons.
+    counts = plan.clients[0].counts if plan.clients else None
+    with progress.stage("ranking", len(candidates.topics), counts) as done:
         lines, comparisons, failures = await rank_topics(
             candidates.topics, candidates.rankings, by_document, stances, plan, done
         )
-    plan.check_results()
+    for client in plan.clients:
+        client.raise_on_misses()
     if plan.builder is not None:
+        plan.builder.model.raise_on_unread()
         warn_of_labels(plan.builder.model, plan.prompts, progress)
     if not lines:
         raise DataError(f"{candidates.source}: no candidate to rank for the chosen topics; judge them first")

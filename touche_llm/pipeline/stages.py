@@ -33,7 +33,6 @@ from touche_llm.pipeline.progress import Progress
 from touche_llm.pipeline.provenance import begin_stage, check_inputs, check_settings, hash_inputs, record_stage
 from touche_llm.pipeline.rank import Ranking, rank
 from touche_llm.pipeline.run_directory import LOCK, RunDirectory, read_counts
-from touche_llm.ranking.cross_encoder import CrossEncoder
 from touche_llm.ranking.steps import RankingPlan, list_comparison_kinds, needs_texts
 
 StageName = Literal["retrieve", "judge", "rank"]
@@ -145,13 +144,9 @@ async def _rank_judgments(context: RunContext, judgments: Judgments) -> Ranking:
     plan = RankingPlan(context.task, config.weights, config.steps, config.ranking, config.tag, config.objective)
     if needs_texts(config.steps):
         await replace(judgments.candidates, corpus=context.corpus).check()
-        plan = replace(plan, documents=context.corpus.documents)
+        plan = replace(plan, documents=context.corpus.documents, reranker=context.reranker)
         if kinds := list_comparison_kinds(config.steps):
             plan = replace(plan, prompts=context.load_prompts(*kinds), builder=context.builder)
-        if context.reranker is not None:
-            settings, documents = config.ranking.cross_encoder, context.corpus.documents
-            scorer = CrossEncoder(context.reranker, settings, context.task.question, documents)
-            plan = replace(plan, cross_encoder=scorer)
     ranking = await rank(judgments, plan, context.progress, stance=config.stance)
     return replace(ranking, chosen_topics=context.chosen_topics)
 

@@ -6,7 +6,6 @@ Nogueira and Cho, Passage Re-ranking with BERT, arXiv 1901.04085.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
 from pydantic import BeforeValidator, Field
@@ -69,31 +68,25 @@ class CrossEncoderSettings(TemplateConfig, RankingMethod):
         return [ScoredDocument(scored.document_id, share) for scored, share in scaled]
 
 
-@dataclass(frozen=True, slots=True)
-class CrossEncoder:
-    """A cross-encoder that scores documents of a task for its topics."""
+async def score_documents(
+    client: PoolingClient,
+    settings: CrossEncoderSettings,
+    question: Question,
+    documents: Documents,
+    topic: Topic,
+    document_ids: Sequence[str],
+) -> list[float]:
+    """Return the relevance of documents to a topic, in the given order; 0 for those that a replay misses.
 
-    client: PoolingClient
-    settings: CrossEncoderSettings
-    question: Question
-    documents: Documents
+    Raises:
+        EngineError: The server failed.
+        PromptError: The query leaves no room for a document.
+    """
+    query = settings.render_query(sanitize(build_query(topic, settings.query)))
 
-    async def score(self, topic: Topic, document_ids: Sequence[str]) -> list[float]:
-        """Return the relevance of documents to a topic, in the given order; 0 for those that a replay misses.
+    async def render(document_id: str) -> Request:
+        content = sanitize_document(question.render(topic, documents.get(document_id)))
+        text = await client.fit(lambda text: query + settings.render_document(text), content, topic.id, document_id)
+        return client.wrap(settings.render_document(text), topic.id, document_id)
 
-        Raises:
-            EngineError: The server failed.
-            PromptError: The query leaves no room for a document.
-        """
-        settings = self.settings
-        query = settings.render_query(sanitize(build_query(topic, settings.query)))
-
-        async def render(document_id: str) -> Request:
-            content = sanitize_document(self.question.render(topic, self.documents.get(document_id)))
-            text = await self.client.fit(
-                lambda text: query + settings.render_document(text), content, topic.id, document_id
-            )
-            return self.client.wrap(settings.render_document(text), topic.id, document_id)
-
-        texts = await map_in_order(render, document_ids, self.client.concurrency)
-        return await self.client.score(query, texts)
+    return await client.score(query, await map_in_order(render, document_ids, client.concurrency))

@@ -95,12 +95,10 @@ def fuse_candidates(rankings: Sequence[list[Candidate]], weights: Sequence[float
 
 def check_weights(weights: Sequence[float], rankings: int) -> None:
     """Raise UsageError unless there is one weight for each ranking, none negative, at least one above 0."""
-    if len(weights) != rankings:
-        raise UsageError(f"weights: {len(weights)} given for {rankings} rankings; give one for each, in their order")
-    if not all(math.isfinite(weight) and weight >= 0 for weight in weights):
-        raise UsageError(f"weights: must be numbers of at least 0, not {', '.join(map(str, weights))}")
-    if not any(weights):
-        raise UsageError("weights: all are 0; give at least one above 0")
+    if len(weights) != rankings or not all(0 <= weight < math.inf for weight in weights) or not any(weights):
+        raise UsageError(
+            f"weights: {', '.join(map(str, weights))}; give one of at least 0 to each of {rankings} rankings, not all 0"
+        )
 
 
 def fuse_runs(

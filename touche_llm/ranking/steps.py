@@ -5,6 +5,7 @@ A ranking method is a class with its settings (`RankingMethod`) and a field of `
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -16,11 +17,12 @@ from touche_llm.data.records import Candidate, Comparison, Failure, Judgment, Ru
 from touche_llm.data.settings import Section
 from touche_llm.data.trec_runs import make_strictly_decreasing
 from touche_llm.judging.pointwise import Done, RequestBuilder
-from touche_llm.llm.engine import Counts
+from touche_llm.llm.model import ModelClient
+from touche_llm.llm.pooling import PoolingClient
 from touche_llm.prompts.prompt import Prompt
 from touche_llm.ranking.best import Insertion, Pairwise, Setwise, Sliding
 from touche_llm.ranking.comparer import Comparands, Comparer, ComparisonKind, RankingMethod
-from touche_llm.ranking.cross_encoder import CrossEncoder, CrossEncoderSettings, ScoreDocuments
+from touche_llm.ranking.cross_encoder import CrossEncoderSettings, ScoreDocuments, score_documents
 from touche_llm.ranking.fusion import FusionStepSettings, fuse
 from touche_llm.ranking.listwise import Listwise, Tournament
 from touche_llm.ranking.order import (
@@ -35,7 +37,7 @@ from touche_llm.retrieval.base import Documents
 from touche_llm.tasks.definition import FIRST_STAGE, Objective
 from touche_llm.tasks.task import Task
 
-JUDGE, FUSION, BALANCE = "judge", "fusion", "balance"
+JUDGE, FUSION, BALANCE, CROSS_ENCODER = "judge", "fusion", "balance", "cross_encoder"
 
 
 class RankingSettings(Section):
@@ -100,22 +102,19 @@ def parse_steps(texts: Sequence[str]) -> tuple[Step, ...]:
 
 
 _WITH_DEPTH = (*METHODS, FUSION, BALANCE)
-_MAX_DEPTH = 1000
 
 
 def _parse(text: str) -> Step:
-    name, colon, depth = text.strip().partition(":")
-    if name == JUDGE:
-        if colon:
-            raise ValueError(f"{text!r:.80}: {JUDGE} ranks all documents; write it without a number")
+    name, _, depth = text.strip().partition(":")
+    if text.strip() == JUDGE:
         return Step(JUDGE)
     if name not in _WITH_DEPTH:
         raise ValueError(
             f"{text!r:.80}: no such step; write {JUDGE}, or with a number of documents, as pairwise:10, one of "
             f"{', '.join(_WITH_DEPTH)}"
         )
-    limit = METHODS[name].max_depth if name in METHODS else _MAX_DEPTH
-    if not depth.isascii() or not depth.isdigit() or len(depth) > 9 or not 2 <= int(depth) <= limit:
+    limit = METHODS.get(name, RankingMethod).max_depth
+    if re.fullmatch("[0-9]{1,4}", depth) is None or not 2 <= int(depth) <= limit:
         raise ValueError(f"{text!r:.80}: needs the number of documents to rank, from 2 to {limit}, as {name}:10")
     return Step(name, int(depth))
 
@@ -124,11 +123,6 @@ def list_comparison_kinds(steps: Sequence[Step]) -> tuple[ComparisonKind, ...]:
     """Return the kinds of comparison that the steps request from the model."""
     kinds = (METHODS[step.name].kind for step in steps if step.name in METHODS)
     return tuple(sorted({kind for kind in kinds if kind is not None}))
-
-
-def needs_cross_encoder(steps: Sequence[Step]) -> bool:
-    """Return whether a step scores documents with a cross-encoder."""
-    return any(step.name in METHODS and METHODS[step.name].kind is None for step in steps)
 
 
 def needs_texts(steps: Sequence[Step]) -> bool:
@@ -217,15 +211,14 @@ def _fuse(
 
 @dataclass(frozen=True, slots=True)
 class RankingPlan:
-    """How all topics are ranked, and with which models; None for a model that no step needs.
+    """How all topics are ranked, and with which documents and models; None for what no step needs.
 
     Attributes:
-        tag: Tag of the run lines.
+        weights: Weights of grades and first-stage score.
         objective: Criterion of the comparisons.
-        documents: Texts of the candidates; None if no step needs them.
         prompts: Prompts of the comparisons, by kind.
         builder: Builder of the requests for comparisons.
-        cross_encoder: Cross-encoder that scores documents.
+        reranker: Client of the cross-encoder.
     """
 
     task: Task
@@ -237,22 +230,38 @@ class RankingPlan:
     documents: Documents | None = None
     prompts: Mapping[str, Prompt] = field(default_factory=dict)
     builder: RequestBuilder | None = None
-    cross_encoder: CrossEncoder | None = None
+    reranker: PoolingClient | None = None
 
     @property
-    def counts(self) -> Counts | None:
-        """Counts of the requests to show with the progress, those of comparisons if there are any."""
-        if self.builder is not None:
-            return self.builder.model.counts
-        return None if self.cross_encoder is None else self.cross_encoder.client.counts
+    def clients(self) -> list[ModelClient | PoolingClient]:
+        """Clients of the model that compares and of the cross-encoder, as far as steps need them."""
+        model = None if self.builder is None else self.builder.model
+        return [client for client in (model, self.reranker) if client is not None]
 
-    def check_results(self) -> None:
-        """Raise ReplayMiss if the cache of a replay lacked a result, and EngineError if no label could be read."""
-        if self.builder is not None:
-            self.builder.model.raise_on_misses()
-            self.builder.model.raise_on_unread()
-        if self.cross_encoder is not None:
-            self.cross_encoder.client.raise_on_misses()
+    def make_comparer(
+        self, step: Step, topic: Topic, position: int, slots: Slots, unanswered: set[Comparands]
+    ) -> Comparer:
+        """Return the comparer of a step for a topic."""
+        assert self.builder is not None and self.documents is not None
+        return Comparer(
+            step=str(step),
+            topic=topic,
+            position=position,
+            documents=self.documents,
+            question=self.task.question,
+            prompts=self.prompts,
+            builder=self.builder,
+            slots=slots,
+            objective=self.objective,
+            document_tokens=self.settings.document_tokens,
+            unanswered=unanswered,
+        )
+
+    def score_for(self, topic: Topic) -> ScoreDocuments:
+        """Return the function that scores documents for a topic."""
+        assert self.reranker is not None and self.documents is not None
+        settings = self.settings.cross_encoder
+        return partial(score_documents, self.reranker, settings, self.task.question, self.documents, topic)
 
 
 async def rank_topics(
@@ -282,11 +291,10 @@ async def rank_topics(
         unanswered: set[Comparands] = set()
 
         def use_model(step: Step) -> Comparer | ScoreDocuments:
-            if METHODS[step.name].kind is None:
-                assert plan.cross_encoder is not None
-                return partial(plan.cross_encoder.score, topic)
+            if step.name == CROSS_ENCODER:
+                return plan.score_for(topic)
             assert slots is not None
-            comparers.append(_make_comparer(plan, step, topic, position, slots, unanswered))
+            comparers.append(plan.make_comparer(step, topic, position, slots, unanswered))
             return comparers[-1]
 
         steps = plan.steps
@@ -308,23 +316,4 @@ async def rank_topics(
         [line for lines, _ in ranked for line in lines],
         [comparison for comparer in comparers for comparison in comparer.comparisons],
         [failure for comparer in comparers for failure in comparer.failures],
-    )
-
-
-def _make_comparer(
-    plan: RankingPlan, step: Step, topic: Topic, position: int, slots: Slots, unanswered: set[Comparands]
-) -> Comparer:
-    assert plan.builder is not None and plan.documents is not None
-    return Comparer(
-        step=str(step),
-        topic=topic,
-        position=position,
-        documents=plan.documents,
-        question=plan.task.question,
-        prompts=plan.prompts,
-        builder=plan.builder,
-        slots=slots,
-        objective=plan.objective,
-        document_tokens=plan.settings.document_tokens,
-        unanswered=unanswered,
     )
