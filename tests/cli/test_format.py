@@ -88,7 +88,6 @@ class Case:
 
 _COSTS = "requests prompt_tokens shared_tokens completion_tokens"
 _COST_KEYS = " ".join(f"{name}_{end}" for name in _COSTS.split() for end in ("least", "most"))
-_SHARES = "characters_all characters_topic characters_nobody"
 _QRELS = "--relevance relevance --stance stance"
 CASES = {
     "index": Case(
@@ -159,8 +158,7 @@ CASES = {
     ),
     "prompts check": Case(
         f"prompts check judge stance {TASK}",
-        "task name version hash path longest_topic tokens characters_all characters_topic characters_nobody errors "
-        "warnings problems",
+        "task name version hash path tokens errors warnings problems",
         {"name": "stance", "errors": 0, "problems": None},
     ),
     "prompts copy": Case(f"prompts copy judge mine.jinja {TASK}", "prompt file", {"file": "mine.jinja"}),

@@ -16,7 +16,7 @@ from tests.sample_runs import Silent, config_for, judge_stage, rank_stage, retri
 from tests.scripted_engine import FACTS, Script, ScriptedEngine
 from tests.write_demo_cassette import script_of
 from touche_llm.cli import prompts_trial
-from touche_llm.cli.demo import SAMPLE_TASKS, SAMPLES
+from touche_llm.cli.demo import SAMPLES
 from touche_llm.llm.answers import Token, list_fields
 from touche_llm.llm.cache import Cache
 from touche_llm.llm.engine import Completion
@@ -68,7 +68,8 @@ def rows(done: Done) -> list[dict[str, Any]]:
 
 
 def test_a_template_that_does_not_load_is_listed_with_its_error(touche: Touche, folder: Path) -> None:
-    (folder / "comparative" / "shown.jinja").write_text("{{ documnt }}")
+    template = folder / "comparative" / "judge.jinja"
+    template.write_text(template.read_text().replace('{% include "shown.jinja" %}', "{{ documnt }}"))
     (folder / "comparative" / "\x1b[31m.jinja").write_text("no prompt")
     for output in ("json", "table"):
         done = touche("prompts", "list", "--task", "comparative", "--prompts", str(folder), "--format", output)
@@ -80,10 +81,9 @@ def test_a_folder_without_templates_of_the_task_is_told(touche: Touche, folder: 
     # The folder itself stands where its parent should.
     misplaced = str(folder / "comparative")
     for command in (["list"], ["check"], ["show", "judge"], ["render", "judge", *ABOUT, *DATA]):
-        done = touche("prompts", *command, "--prompts", "none")
-        assert done.returncode == 2 and "none: no such folder of templates" in done.stderr
-        done = touche("prompts", *command, "--prompts", misplaced)
-        assert done.returncode == 2 and done.stdout == "" and misplaced in done.stderr
+        for place in ("none", misplaced):
+            done = touche("prompts", *command, "--prompts", place)
+            assert done.returncode == 2 and done.stdout == "" and f"error: {place}: " in done.stderr
 
 
 def test_a_prompt_is_shown_with_what_it_takes_in(touche: Touche, folder: Path) -> None:
@@ -111,26 +111,12 @@ def test_a_check_ends_with_one_only_where_there_are_errors(touche: Touche, folde
     assert "version: must be a valid integer" in row["problems"]
 
 
-@pytest.mark.parametrize("task", SAMPLE_TASKS)
-def test_real_topics_can_be_checked_with(task: str, touche: Touche) -> None:
-    topics = SAMPLES / task / "topics.xml"
-    done = touche("prompts", "check", "--task", task, "--topics", str(topics), "--format", "json")
-    for row in rows(done):
-        assert row["problems"] is None and row["longest_topic"] is not None
-        assert row["characters_all"] > row["characters_topic"] + row["characters_nobody"] > 0
-
-
-def test_an_example_about_a_given_topic_is_an_error_as_in_a_run(touche: Touche, folder: Path) -> None:
+def test_an_example_about_the_topic_is_an_error_as_in_a_run(touche: Touche, folder: Path) -> None:
     (folder / "comparative" / "judge.examples.yaml").write_text(
         "- topic: {id: 99, title: 'Which is better for heating an old house, a heat pump or a gas boiler?'}\n"
         "  document: Some text.\n  first: heat pump\n  second: gas boiler\n"
         "  answer: {relevance: 3, quality: 2, position: YES, stance: FIRST}\n"
     )
-    given = ["prompts", "check", "judge", "--prompts", str(folder)]
-    assert touche(*given).returncode == 0
-    done = touche(*given, *DATA[:2])
-    assert done.returncode == 1 and "is topic 3 of" in done.stdout
-    assert "error: comparative judge: " in done.stdout
     tried = touche("prompts", "try", "judge", "--prompts", str(folder), *ABOUT, *DATA, *REPLAY)
     assert tried.returncode == 2 and "is topic 3 of" in tried.stderr and not tried.stdout
 
@@ -173,7 +159,7 @@ def test_a_copy_is_the_same_prompt_with_all_that_it_takes_in(touche: Touche, fol
     [
         (["judge", "mine.txt"], "mine.txt: not the name of a template"),
         (["jugde"], "cannot read the prompt"),
-        (["judge", "a-file/mine.jinja"], "a-file/mine.jinja: cannot write it"),
+        (["judge", "a-file/mine.jinja"], "a-file"),
     ],
 )
 def test_what_cannot_be_copied_is_told(touche: Touche, tmp_path: Path, given: list[str], problem: str) -> None:

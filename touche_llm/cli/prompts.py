@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -13,19 +11,14 @@ from touche_llm.cli import prompts_compare, prompts_trial
 from touche_llm.cli import setting_options as s
 from touche_llm.cli.emit import Column, Format, FormatOption, emit, print_rows, say, show_lines
 from touche_llm.cli.prompts_trial import NameArgument
-from touche_llm.cli.setting_options import CommandProgress
-from touche_llm.corpus.ir_dataset import topics_file
 from touche_llm.data.records import Topic
-from touche_llm.data.topics import read_topics
-from touche_llm.errors import UsageError, to_printable
+from touche_llm.errors import to_printable
 from touche_llm.llm.answers import get_labels
-from touche_llm.pipeline.context import Dataset, check_examples
 from touche_llm.prompt_lab.lint import CheckedPrompt, Finding, check
-from touche_llm.prompt_lab.trial import SHARED, Shared
 from touche_llm.prompts.prompt import Prompt, Purpose, examples_path
 from touche_llm.prompts.purposes import CatalogEntry, find_prompt, find_prompts, load_named
 from touche_llm.prompts.templates import read_text
-from touche_llm.tasks import DEFAULT_TASK, TASK_HELP, TASKS, find_dataset_task, get_task
+from touche_llm.tasks import DEFAULT_TASK, TASK_HELP, TASKS, get_task
 
 EveryTaskOption = Annotated[
     str | None,
@@ -50,8 +43,6 @@ _CHECKS = (
     Column("version", drop=3),
     Column("hash", drop=4, is_text=True),
     Column("tokens"),
-    Column("topics share", drop=1, value=lambda row: _format_share(row, "all")),
-    Column("documents share", drop=2, value=lambda row: _format_share(row, "all", "topic")),
     Column("errors"),
     Column("warnings"),
 )
@@ -66,10 +57,7 @@ def list_(given: s.GivenSettings, task: EveryTaskOption = None, output: FormatOp
 
     Exit code 1 if one does not load.
     """
-    folder = given.get("prompts.folder")
-    tasks = TASKS.values() if task is None else [get_task(task)]
-    found = [entry for task_ in tasks for entry in find_prompts(task_, folder)]
-    _check_folder(folder, found)
+    found = find_prompts(TASKS.values() if task is None else [get_task(task)], given.get("prompts.folder"))
     emit(output, [_make_row(entry) for entry in found], _LIST, _NAMES)
     invalid = [entry for entry in found if entry.error]
     for entry in invalid:
@@ -99,7 +87,7 @@ def show_(given: s.GivenSettings, name: NameArgument, output: FormatOption = For
 
 
 @prompts_app.command("check")
-@s.takes_settings("prompts.folder", "dataset", "topics")
+@s.takes_settings("prompts.folder")
 def check_(
     given: s.GivenSettings,
     names: Annotated[
@@ -111,7 +99,7 @@ def check_(
         typer.Option(
             "--task",
             metavar="NAME",
-            help=f"{TASK_HELP} (default: all; {DEFAULT_TASK} with names or topics).",
+            help=f"{TASK_HELP} (default: all; {DEFAULT_TASK} with names).",
             rich_help_panel="Input",
         ),
     ] = None,
@@ -119,27 +107,17 @@ def check_(
 ) -> None:
     """Check prompts without a model: whether they load, name all labels and share what they can with other requests.
 
-    Documents are invented, and topics unless some are given. Exit code 1 if there are errors; warnings leave it at 0.
+    Topics and documents are invented. Exit code 1 if there are errors; warnings leave it at 0.
     """
-    s.check_inputs(given)
-    folder, dataset, topics = (given.get(name) for name in ("prompts.folder", "dataset", "topics"))
-    if task is None and not (names or topics or dataset):
-        tasks = list(TASKS.values())
-    else:
-        tasks = [get_task(task or (find_dataset_task(dataset) if dataset else DEFAULT_TASK))]
-    read = [] if topics is None else read_topics(topics)
-    if dataset is not None:
-        read, topics = Dataset(dataset, tasks[0].reference).topics, topics_file(dataset)
-    warn = CommandProgress().warn
+    folder = given.get("prompts.folder")
     if names:
-        found = [find_prompt(tasks[0], name, folder) for name in names]
+        found = [find_prompt(get_task(task or DEFAULT_TASK), name, folder) for name in names]
     else:
-        found = [entry for task_ in tasks for entry in find_prompts(task_, folder)]
-        _check_folder(folder, found)
-    rows = [(entry, _check_entry(entry, read, topics, warn)) for entry in found]
+        found = find_prompts(TASKS.values() if task is None else [get_task(task)], folder)
+    rows = [(entry, _check_entry(entry)) for entry in found]
     emit(output, [_make_check_row(entry, checked) for entry, checked in rows], _CHECKS)
     if output is Format.TABLE:
-        show_lines(["tokens: of the longest topic's prompt without documents, estimated at four characters each"])
+        show_lines(["tokens: of a prompt without documents, estimated at four characters each"])
         show_lines(
             f"{finding.level}: {entry.task.name} {entry.name}: {finding.message}"
             for entry, checked in rows
@@ -149,51 +127,18 @@ def check_(
         raise typer.Exit(1)
 
 
-def _check_folder(folder: Path | None, found: Sequence[CatalogEntry]) -> None:
-    if folder is not None and not any(each.path.is_relative_to(folder) for each in found):
-        raise UsageError(
-            f"{folder}: no template found; put them in folders named like the tasks, as {DEFAULT_TASK}/judge.jinja"
-        )
-
-
-def _check_entry(
-    found: CatalogEntry,
-    topics: Sequence[Topic],
-    file: Path | None,
-    warn: Callable[[str], None],
-) -> CheckedPrompt:
+def _check_entry(found: CatalogEntry) -> CheckedPrompt:
     if found.loaded is None:
         return CheckedPrompt([Finding("error", found.error)])
-    purpose, prompt = found.loaded
-    checked = asyncio.run(check(found.task, purpose, prompt, topics))
-    if file is not None:
-        try:
-            check_examples(prompt, list(topics), file, warn)
-        except UsageError as error:
-            checked.findings.append(Finding("error", str(error)))
-    return checked
+    return asyncio.run(check(found.task, *found.loaded))
 
 
 def _make_check_row(found: CatalogEntry, checked: CheckedPrompt) -> dict[str, Any]:
-    prompt = found.loaded[1] if found.loaded else None
-    row: dict[str, Any] = {
-        "task": found.task.name,
-        "name": found.name,
-        "version": prompt and prompt.header.version,
-        "hash": prompt and prompt.hash,
-        "path": found.path,
-        "longest_topic": checked.longest_topic,
-        "tokens": checked.tokens,
-    }
-    row |= {f"characters_{name}": checked.shared.get(name) for name in SHARED}
+    row = _make_row(found)
+    row = {name: row[name] for name in ("task", "name", "version", "hash", "path")}
     problems = "; ".join(f"{finding.level}: {finding.message}" for finding in checked.findings)
     counts = {"errors": len(checked.of("error")), "warnings": len(checked.of("warning"))}
-    return row | counts | {"problems": problems or None}
-
-
-def _format_share(row: Mapping[str, Any], *shared: Shared) -> str:
-    chars = {name: row[f"characters_{name}"] for name in SHARED}
-    return "" if chars["all"] is None else f"{sum(chars[name] for name in shared) / sum(chars.values()):.0%}"
+    return row | {"tokens": checked.tokens, **counts, "problems": problems or None}
 
 
 def _make_row(found: CatalogEntry) -> dict[str, Any]:

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from touche_llm.prompt_lab.variants import PartMeasures
 
 _MAX_ON_PAGE = 8
-_MOST_HELD_OUT = "Held-out topics are judged by the first prompt and the best, and not at all if these are the same."
+_HELD_OUT = "Held-out topics are not counted: the first prompt and the best judge as many documents of these."
 _CHANGE = ("difference", "low", "high", "p", "p_holm", "wins", "ties", "losses")
 _OF_COMPARISON = (
     *s.INPUTS,
@@ -87,7 +87,7 @@ def compare(
     inputs = ComparisonInputs(config, templates, qrels, plan)
     if dry_run:
         cost = run_requests(config, estimate_comparison(inputs, progress))
-        print_costs(output, config, cost, [_MOST_HELD_OUT] if confirm else [])
+        print_costs(output, config, cost, [_HELD_OUT] if confirm else [])
         return
     found = run_requests(config, compare_prompts(inputs, progress))
     rows = {part.name: _make_rows(found, part) for part in found.parts}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator, Mapping
-from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -20,13 +19,12 @@ from touche_llm.config import Config
 from touche_llm.data.records import Cut
 from touche_llm.errors import UsageError, to_printable
 from touche_llm.evaluation.qrels import STANCE, Qrels, read_qrels
-from touche_llm.llm.cache import CacheMode
-from touche_llm.llm.model import AnsweredRequest, ModelClient
-from touche_llm.llm.recorder import make_dry_engine, open_known_answers
+from touche_llm.judging.pointwise import RequestBuilder
+from touche_llm.llm.model import AnsweredRequest
 from touche_llm.pipeline.context import RunContext, check_examples
-from touche_llm.pipeline.engines import assume_engine_info, make_request_builder, open_model
+from touche_llm.pipeline.engines import make_request_builder, open_model
 from touche_llm.prompt_lab.holdout import record_trial
-from touche_llm.prompt_lab.trial import Subject, Trial, ask, make_subject
+from touche_llm.prompt_lab.trial import Subject, Trial, ask, make_subject, open_offline
 from touche_llm.prompts.prompt import Prompt, Purpose, copy_prompt
 from touche_llm.prompts.purposes import LABELS, load_named
 from touche_llm.tasks import DEFAULT_TASK, get_task
@@ -79,8 +77,16 @@ def render(
     cache holds the counts, otherwise by an estimate.
     """
     config = _load(given, topic, documents, config_file, assigned)
-    with RunContext(config, CommandProgress()) as run:
-        prompt, trials = asyncio.run(_render(run, name, tuple(documents or ())))
+    with RunContext(config, CommandProgress()) as run, open_offline(config) as (known, dry):
+        purpose, prompt = load_named(run.task, name, config.prompts.folder, config.judge_per)
+        _, trials = asyncio.run(_ask(run, purpose, prompt, documents, known, dry))
+        facts = dry.model.engine_info
+        if documents and not (facts.engine or config.engine.context):
+            run.progress.warn(
+                "the context is unknown (`engine.context`, or a cache with answers): nothing is truncated"
+            )
+        for document_id, cut in (item for trial in trials for item in trial.cut.items()):
+            run.progress.warn(f"document {_describe_cut(document_id, cut)}")
     if output is not Format.TABLE:
         rows = [
             {"prompt": prompt.label, "topic": topic, "documents": " ".join(trial.ids) or None}
@@ -96,25 +102,18 @@ def render(
             print(to_printable(f"── {message.role} ──\n{message.content.expandtabs()}\n"))
 
 
-async def _render(run: RunContext, name: str, ids: tuple[str, ...]) -> tuple[Prompt, list[Trial]]:
-    """Return the prompt, and its requests about the documents."""
-    config, progress = run.config, run.progress
-    purpose, prompt = load_named(run.task, name, config.prompts.folder, config.judge_per)
-    make_builder = partial(make_request_builder, engine=config.engine, sampling=config.sampling)
-    with open_known_answers(config.cache.file, CacheMode.REUSE) as cache:
-        facts = assume_engine_info(config.engine, cache)
-        known = make_builder(ModelClient(engine_info=facts, engine=None, cache=cache))
-        (topic,) = run.topics
-        subject = await make_subject(run, topic, purpose, ids, known)
-        builder = make_builder(ModelClient(engine_info=facts, engine=make_dry_engine(), cache=cache))
-        document_tokens = config.ranking.document_tokens
-        trials = await ask(prompt, subject, builder, objective=config.objective, document_tokens=document_tokens)
-    if ids and not (facts.engine or config.engine.context):
-        progress.warn("the context is not known (--context, or a cache with answers), so no document is truncated")
-    for trial in trials:
-        for document_id, cut in trial.cut.items():
-            progress.warn(f"document {_describe_cut(document_id, cut)}")
-    return prompt, trials
+async def _ask(
+    run: RunContext,
+    purpose: Purpose,
+    prompt: Prompt,
+    documents: list[str] | None,
+    known: RequestBuilder,
+    builder: RequestBuilder,
+) -> tuple[Subject, list[Trial]]:
+    """Send a prompt about the topic and the documents; missing objects of the topic come from `known`."""
+    (topic,) = run.topics
+    subject = await make_subject(run, topic, purpose, tuple(documents or ()), known)
+    return subject, await ask(prompt, subject, builder)
 
 
 def _describe_cut(document_id: str, cut: Cut) -> str:
@@ -187,36 +186,28 @@ def try_(
         purpose, prompt = load_named(run.task, name, config.prompts.folder, config.judge_per)
         check_examples(prompt, run.topics, config.topics, run.progress.warn)
         if not documents and purpose.question is not None:
-            raise UsageError(
-                f"--doc: missing, since the prompt for {purpose.name} is about documents; name one or more"
-            )
-        tried = run_requests(config, _send(run, tuple(documents or ()), purpose, prompt))
+            raise UsageError(f"--doc: missing, since the prompt for {purpose.name} is about documents")
+        subject, trials = run_requests(config, _send(run, purpose, prompt, documents))
         if qrels is not None:
             # Human judgments, of one document each, are about to be shown: an access to the topic.
-            judged = dict.fromkeys(trial.ids[0] for trial in tried[2] if len(trial.ids) == 1)
-            record_trial(config.cache.file, tried[1].topic, [*judged], qrels, prompt.label, run.progress.warn)
-    _, subject, trials = tried
+            judged = dict.fromkeys(trial.ids[0] for trial in trials if len(trial.ids) == 1)
+            record_trial(config.cache.file, subject.topic, [*judged], qrels, prompt.label, run.progress.warn)
     objects = f" ({' or '.join(subject.topic.objects)})" if subject.topic.objects else ""
     title = f"{prompt.label}, topic {subject.topic.id}: {subject.topic.title}{objects}"
-    emit(output, _make_rows(*tried, qrels), _SHOWN, _ANSWERS, title=title)
+    emit(output, _make_rows(prompt, subject, trials, qrels), _SHOWN, _ANSWERS, title=title)
     if output is Format.TABLE:
         show_lines(line for each in trials for line in _list_lines(each))
     if not all(isinstance(trial.result, AnsweredRequest) for trial in trials):
         raise typer.Exit(FAILURES_EXIT)
 
 
-_Tried = tuple[Prompt, Subject, list[Trial]]
-
-
-async def _send(run: RunContext, ids: tuple[str, ...], purpose: Purpose, prompt: Prompt) -> _Tried:
+async def _send(
+    run: RunContext, purpose: Purpose, prompt: Prompt, documents: list[str] | None
+) -> tuple[Subject, list[Trial]]:
     config = run.config
     async with open_model(config.engine, config.sampling, config.cache, progress=run.progress) as model:
         builder = make_request_builder(model, config.engine, config.sampling)
-        (topic,) = run.topics
-        subject = await make_subject(run, topic, purpose, ids, builder)
-        document_tokens = config.ranking.document_tokens
-        trials = await ask(prompt, subject, builder, objective=config.objective, document_tokens=document_tokens)
-        return prompt, subject, trials
+        return await _ask(run, purpose, prompt, documents, builder, builder)
 
 
 def _list_lines(trial: Trial) -> Iterator[str]:

@@ -21,21 +21,18 @@ from touche_llm.lab.documents import describe_exchange, describe_fields, make_sn
 from touche_llm.lab.templates import describe_template
 from touche_llm.lab.workplace import run_apart
 from touche_llm.llm.cache import CacheMode
-from touche_llm.llm.model import AnsweredRequest, ModelClient
-from touche_llm.llm.recorder import TOKEN_CHARS, make_dry_engine, open_known_answers
+from touche_llm.llm.model import AnsweredRequest
+from touche_llm.llm.recorder import TOKEN_CHARS
 from touche_llm.pipeline.context import check_examples
-from touche_llm.pipeline.engines import assume_engine_info, make_request_builder
 from touche_llm.prompt_lab.holdout import find_half, record_trial
 from touche_llm.prompt_lab.lint import check
-from touche_llm.prompt_lab.trial import Trial, ask, ask_for_parts, make_subject
+from touche_llm.prompt_lab.trial import Trial, ask, ask_for_parts, make_subject, open_offline
 from touche_llm.prompts.prompt import Prompt
 from touche_llm.report.folder import find_differences, get_assessments
 from touche_llm.tasks.task import Task
 
 MAX_PINNED = 8
 _MAX_CANDIDATES = 50
-# Topics that a draft is checked with.
-_CHECKED_TOPICS = 5
 # Failures without a reply of the server.
 _LOST = ("server_error", "timeout")
 _LINE = re.compile(r"(?:\.jinja:|\bline )(\d+)")
@@ -101,15 +98,12 @@ async def check_draft(benches: Benches, *, run: str, name: str, text: str) -> di
         topics = list(bench.topics.values())
         problems: list[str] = []
         check_examples(prompt, topics, bench.config.topics, problems.append)
-        checked = (bench.context.task, bench.purpose, prompt, topics[:_CHECKED_TOPICS])
-        found = await run_apart(check, *checked)
+        found = await run_apart(check, bench.context.task, bench.purpose, prompt)
     except (PromptError, UsageError) as error:
         return reply | {"findings": [_make_finding("error", str(error), text)]}
     findings = [_make_finding(each.level, each.message, text) for each in found.findings]
     findings += [_make_finding("warning", problem, text) for problem in problems]
-    if found.shared:
-        reply["tokens"] = {name: round(found.shared[name] / TOKEN_CHARS) for name in ("all", "topic")}
-    return reply | {"findings": findings}
+    return reply | {"findings": findings, "tokens": round(found.shared / TOKEN_CHARS)}
 
 
 def _make_finding(level: str, message: str, text: str) -> dict[str, Any]:
@@ -135,16 +129,9 @@ async def render_draft(
 
 
 async def _render(bench: Bench, prompt: Prompt, topic: Topic, document: str) -> dict[str, Any]:
-    config = bench.config
-    with open_known_answers(config.cache.file, CacheMode.REUSE) as cache:
-        info = assume_engine_info(config.engine, cache)
-
-        def make(engine: Any) -> Any:
-            model = ModelClient(engine_info=info, engine=engine, cache=cache)
-            return make_request_builder(model, config.engine, config.sampling)
-
-        subject = await make_subject(bench.context, topic, bench.purpose, (document,), make(None))
-        trials = await ask_for_parts(prompt, subject, make(make_dry_engine()))
+    with open_offline(bench.config) as (known, dry):
+        subject = await make_subject(bench.context, topic, bench.purpose, (document,), known)
+        trials = await ask_for_parts(prompt, subject, dry)
     return {
         "messages": [
             {

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from touche_llm.config import Config
 from touche_llm.data.records import Failure, Topic
@@ -13,7 +13,7 @@ from touche_llm.evaluation.significance import describe_missing_intervals
 from touche_llm.judging.pointwise import RequestBuilder, find_objects
 from touche_llm.llm.engine import Counts
 from touche_llm.llm.model import ModelClient
-from touche_llm.llm.recorder import RecordingEngine, Usage, make_dry_engine, open_known_answers
+from touche_llm.llm.recorder import make_dry_engine, open_known_answers
 from touche_llm.pipeline.context import RunContext, check_examples, list_schemas
 from touche_llm.pipeline.dry_run import Cost, DryRun
 from touche_llm.pipeline.engines import assume_engine_info, make_request_builder, open_model
@@ -192,10 +192,9 @@ async def compare_prompts(inputs: ComparisonInputs, progress: Progress) -> Promp
 
 
 async def estimate_comparison(inputs: ComparisonInputs, progress: Progress) -> DryRun:
-    """Estimate the requests of a comparison, part by part; nothing is sent, and no access recorded.
+    """Estimate the requests on the topics to choose on; nothing is sent, and no access recorded.
 
-    Held-out topics are judged by the first variant and the best, so they cost nothing if the first is the best, and at
-    most those of the first and of the most expensive other. Errors as `compare_prompts`.
+    Errors as `compare_prompts`.
     """
     result, config = DryRun(), inputs.config
     with RunContext(config, progress) as context, open_known_answers(config.cache.file, config.cache.mode) as cache:
@@ -203,44 +202,17 @@ async def estimate_comparison(inputs: ComparisonInputs, progress: Progress) -> D
         context.progress = ForwardedProgress(progress, "dry run")
         facts = assume_engine_info(config.engine, cache)
         result.context = facts.context if facts.engine or config.engine.context else None
-        counts, answered = Counts(), set[str]()
-
-        def make_builder(engine: RecordingEngine) -> RequestBuilder:
+        part, counts, answered, repeated = next(iter(work.samples)), Counts(), set[str](), 0
+        for stage, variants in (("objects", []), *((part, [variant]) for variant in work.variants)):
+            engine = make_dry_engine(answered=answered)
             retry = config.cache.retry_failures
             model = ModelClient(engine_info=facts, engine=engine, cache=cache, counts=counts, retry_failures=retry)
-            return make_request_builder(model, config.engine, config.sampling)
-
-        engine = make_dry_engine(answered=answered)
-        await work.find_objects(make_builder(engine))
-        result.costs += [Cost("objects", prompt, use, use) for prompt, use in engine.usage.items()]
-        for part in work.samples:
-            before, repeated = replace(counts), 0
-            usage: list[tuple[Variant, Mapping[str, Usage]]] = []
-            for variant in work.variants:
-                engine = make_dry_engine(answered=answered)
-                await work.judge(part, [variant], make_builder(engine))
-                usage.append((variant, engine.usage))
-                repeated += engine.repeated
-            spent = counts.since(before)
-            result.costs += _list_costs(part, usage)
-            # Of the held-out topics, nothing is sure to be requested.
-            result.known[part] = 0 if part == HOLD_OUT else spent.cache_hits + repeated
-            result.failed[part] = 0 if part == HOLD_OUT else spent.known_failures
+            builder = make_request_builder(model, config.engine, config.sampling)
+            await (work.judge(part, variants, builder) if variants else work.find_objects(builder))
+            result.costs += [Cost(stage, prompt, use, use) for prompt, use in engine.usage.items()]
+            repeated += engine.repeated
+        result.known[part], result.failed[part] = counts.cache_hits + repeated, counts.known_failures
     return result
-
-
-def _list_costs(part: str, usage: Sequence[tuple[Variant, Mapping[str, Usage]]]) -> list[Cost]:
-    """Return the costs of a part: of all variants, or on held-out topics of the first and the most expensive other."""
-    is_open = part != HOLD_OUT
-
-    def count(of_variant: tuple[Variant, Mapping[str, Usage]]) -> int:
-        return sum(use.prompt_tokens + use.completion_tokens for use in of_variant[1].values())
-
-    return [
-        Cost(part, prompt, use if is_open else Usage(), use)
-        for variant, of_variant in (usage if is_open else (usage[0], max(usage[1:], key=count)))
-        for prompt, use in of_variant.items()
-    ]
 
 
 async def _prepare(context: RunContext, inputs: ComparisonInputs) -> PromptComparison:

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from touche_llm.data.records import Topic
-from touche_llm.errors import DataError, PromptError
+from touche_llm.errors import PromptError
 from touche_llm.llm.answers import AnswerForm, get_labels
 from touche_llm.prompt_lab.trial import (
-    SHARED,
     Messages,
-    Shared,
     Subject,
     Texts,
     ask,
@@ -21,7 +19,6 @@ from touche_llm.prompt_lab.trial import (
     estimate,
     make_other_subject,
     offline_builder,
-    split_by_sharing,
 )
 from touche_llm.prompts.prompt import Prompt, Purpose
 from touche_llm.prompts.purposes import list_copyable_answers
@@ -37,10 +34,6 @@ _INVENTED_TOPIC = Topic(
     "A user who lives five kilometres from the office wants to know what to travel with.",
     "Highly relevant texts compare the two in cost, time and health. Texts about races or about repairs are not.",
     ("bicycle", "car"),
-)
-_INVENTED_TEXT = (
-    "Most people who took the first for a year say that it saved them money, though not in winter. The second costs "
-    "more to keep, as a study of forty households found, but nobody was late because of rain."
 )
 # A scale in the text of a prompt, as `0 to 3`.
 _RANGE = re.compile(r"(?<![\w.-])(\d{1,2})\s*(?:to|through|-|–|…|\.\.\.?)\s*(\d{1,2})(?![\w-]|\.\d)", re.ASCII)
@@ -58,22 +51,21 @@ class Finding:
 class CheckedPrompt:
     """Result of the checks of a prompt.
 
-    `tokens` are those of the longest topic's prompt without documents; `shared` counts the characters of it with a
-    document, by the requests that share them, and is empty if no prompt could be rendered.
+    `tokens` are those of a prompt about an invented topic without documents; `shared` are the characters at the start
+    of the prompt that all requests have.
     """
 
     findings: list[Finding] = field(default_factory=list)
-    longest_topic: str | None = None
     tokens: int | None = None
-    shared: dict[Shared, int] = field(default_factory=dict)
+    shared: int = 0
 
     def of(self, level: Literal["error", "warning"]) -> list[str]:
         """Return the messages of a level."""
         return [finding.message for finding in self.findings if finding.level == level]
 
 
-async def check(task: Task, purpose: Purpose, prompt: Prompt, topics: Sequence[Topic]) -> CheckedPrompt:
-    """Check a loaded prompt with these topics, or an invented one, and invented documents."""
+async def check(task: Task, purpose: Purpose, prompt: Prompt) -> CheckedPrompt:
+    """Check a loaded prompt with invented topics and documents."""
     result, renderer = CheckedPrompt(), _Renderer(task, purpose, prompt)
     plain = renderer.make_subject(replace(_BARE, description="x", narrative="x", objects=("x", "y")))
     where = ""
@@ -81,6 +73,11 @@ async def check(task: Task, purpose: Purpose, prompt: Prompt, topics: Sequence[T
         messages = await renderer.render(plain)
         where = "a topic with nothing but a title: "
         await renderer.render(renderer.make_subject(_BARE))
+        where = "with other texts: "
+        result.tokens = estimate(await renderer.render(renderer.make_subject(_INVENTED_TOPIC)))
+        other_topic = replace(make_other_subject(plain, topic=True), documents=plain.documents)
+        result.shared = count_common(messages, await renderer.render(other_topic))
+        of_topic = count_common(messages, await renderer.render(make_other_subject(plain, topic=False)))
     except PromptError as error:
         return CheckedPrompt([Finding("error", f"{where}{error}")])
     result.findings += _check_labels(prompt, plain, f"{messages[0].content}\n{messages[-1].content}")
@@ -89,24 +86,21 @@ async def check(task: Task, purpose: Purpose, prompt: Prompt, topics: Sequence[T
         Finding("warning", f"does not use the variable {name!r}, so its text is never sent")
         for name in sorted(purpose.variables.keys() - prompt.files.used)
     ]
-    longest = None
-    for topic in topics or [_INVENTED_TOPIC]:
-        try:
-            # A topic can have no labels to answer with, as a title without a word has none for its objects.
-            prompt.answer_for(topic, 2)
-            tokens = estimate(await renderer.render(renderer.make_subject(topic)))
-        except (PromptError, DataError) as error:
-            result.findings.append(Finding("error", f"topic {topic.id}: {error}"))
-            continue
-        if longest is None or tokens > (result.tokens or 0):
-            longest, result.longest_topic, result.tokens = topic, topic.id, tokens
-    try:
-        result.findings += await renderer.check_order(plain, messages)
-        if longest is not None:
-            result.shared = await renderer.count_shared(renderer.make_subject(longest, _INVENTED_TEXT))
-    except PromptError as error:
-        result.findings.append(Finding("error", f"with other texts: {error}"))
+    whole = sum(len(message.content) for message in messages)
+    result.findings += _check_order(whole, result.shared, of_topic if plain.ids else result.shared)
     return result
+
+
+def _check_order(whole: int, topic: int, documents: int) -> Iterator[Finding]:
+    """Check where topic and documents begin to show, by characters: in this order, after what all requests share."""
+    if topic == whole:
+        yield Finding("error", "does not show the topic: neither title, description nor narrative")
+    elif documents == whole:
+        yield Finding("error", "does not show the document")
+    elif documents < topic or whole - topic > max(_MAX_CHARS_BEHIND, _MAX_SHARE_BEHIND * whole):
+        problem = f"{whole - min(topic, documents):,} of {whole:,} characters of the prompt itself come after the "
+        problem += "start of the topic or the document, where a server's prefix cache does not hold them; put the "
+        yield Finding("warning", f"{problem}instructions first, then the topic, and the document last")
 
 
 def _check_labels(prompt: Prompt, subject: Subject, text: str) -> Iterator[Finding]:
@@ -139,43 +133,16 @@ class _Renderer:
     purpose: Purpose
     prompt: Prompt
 
-    def make_subject(self, topic: Topic, text: str = "x") -> Subject:
-        """Return a topic with as many documents of this text as the prompt needs."""
+    def make_subject(self, topic: Topic) -> Subject:
+        """Return a topic with as many documents as the prompt needs."""
         needed = 0 if self.purpose.question is None else 2 if self.purpose.depends_on == "documents" else 1
         if needed and self.task.objects_answer is not None and topic.objects is None:
             topic = replace(topic, objects=("x", "y"))
-        return Subject(self.task, self.purpose, topic, ("a", "b")[:needed], Texts(text))
+        return Subject(self.task, self.purpose, topic, ("a", "b")[:needed], Texts("x"))
 
     async def render(self, subject: Subject) -> Messages:
         """Render the first request of the prompt about a subject."""
         return (await ask(self.prompt, subject, offline_builder()))[0].messages
-
-    async def check_order(self, subject: Subject, messages: Messages) -> list[Finding]:
-        """Check that topic and documents are shown, in this order and after the text that all requests share."""
-        whole = sum(len(message.content) for message in messages)
-        other_topic = replace(make_other_subject(subject, topic=True), documents=subject.documents)
-        topic = documents = count_common(messages, await self.render(other_topic))
-        if topic == whole:
-            return [Finding("error", "does not show the topic: neither title, description nor narrative")]
-        if subject.ids:
-            documents = count_common(messages, await self.render(make_other_subject(subject, topic=False)))
-        if documents == whole:
-            return [Finding("error", "does not show the document")]
-        behind = whole - min(topic, documents)
-        if documents >= topic and behind <= max(_MAX_CHARS_BEHIND, _MAX_SHARE_BEHIND * whole):
-            return []
-        problem = f"{behind:,} of {whole:,} characters of the prompt itself come after the start of the topic or the "
-        problem += "document, where a server's prefix cache does not hold them; put the instructions first, then the "
-        return [Finding("warning", f"{problem}topic, and the document last")]
-
-    async def count_shared(self, subject: Subject) -> dict[Shared, int]:
-        """Count the characters of a prompt by the requests that share them."""
-        others = [make_other_subject(subject, topic=is_other) for is_other in (False, True)]
-        messages, same_topic, other_topic = [await self.render(each) for each in (subject, *others)]
-        shared = dict.fromkeys(SHARED, 0)
-        for part in split_by_sharing(messages, same_topic, other_topic):
-            shared[part.shared] += len(part.text)
-        return shared
 
 
 def _has_word(text: str, word: str) -> bool:

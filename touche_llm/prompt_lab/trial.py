@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
+from touche_llm.config import Config
 from touche_llm.data.concurrency import Slots, map_in_order
 from touche_llm.data.records import Attempt, Cut, Document, Reading, Topic
 from touche_llm.errors import DataError, UsageError
@@ -17,10 +19,11 @@ from touche_llm.llm.cache import Cache, CacheMode
 from touche_llm.llm.engine import EngineInfo
 from touche_llm.llm.logprobs import compute_expected_grade, get_most_probable
 from touche_llm.llm.model import AnsweredRequest, ModelClient
-from touche_llm.llm.recorder import TOKEN_CHARS, RecordingClient, count_shared, make_dry_engine
+from touche_llm.llm.recorder import TOKEN_CHARS, RecordingClient, count_shared, make_dry_engine, open_known_answers
 from touche_llm.llm.request import Message, Sampling
 from touche_llm.pipeline.candidates import find_queries
 from touche_llm.pipeline.context import RunContext
+from touche_llm.pipeline.engines import assume_engine_info, make_request_builder
 from touche_llm.prompts.prompt import Prompt, Purpose
 from touche_llm.prompts.purposes import MAX_DOCUMENTS, load, purposes_of
 from touche_llm.ranking.comparer import MAX_CHOICES, Comparer
@@ -48,13 +51,18 @@ class Texts:
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """Topic and documents of a trial; no documents if the prompt is about the topic only."""
+    """Topic and documents of a trial; no documents if the prompt is about the topic only.
+
+    Objective and maximum number of tokens of a document are for prompts that compare.
+    """
 
     task: Task
     purpose: Purpose
     topic: Topic
     ids: tuple[str, ...]
     documents: Documents
+    objective: Objective = "both"
+    document_tokens: int = RankingSettings().document_tokens
 
     def check(self) -> None:
         """Raise UsageError if the prompt does not take this number of documents."""
@@ -112,16 +120,16 @@ async def make_subject(
 
     Objects that the topic does not name are requested; if the builder has no engine, they are looked up in the cache.
     """
-    task = run.task
+    task, config = run.task, run.config
     documents: Documents = Texts("")
     if ids:
         await run.corpus.fetch(ids)
         documents = run.corpus.candidates if purpose.name == "sentence" else run.corpus.documents
-    subject = Subject(task, purpose, topic, ids, documents)
+    subject = Subject(task, purpose, topic, ids, documents, config.objective, config.ranking.document_tokens)
     subject.check()
     if purpose.question is None or task.objects_answer is None or topic.objects is not None:
         return subject
-    prompt = load(task, purposes_of(task)["objects"], run.config.prompts.objects, run.config.prompts.folder)
+    prompt = load(task, purposes_of(task)["objects"], config.prompts.objects, config.prompts.folder)
     (found,), failures = await find_objects([topic], task, prompt, builder, _nothing)
     if found.objects is not None:
         return replace(subject, topic=found)
@@ -134,18 +142,18 @@ async def make_subject(
     )
 
 
-async def ask(
-    prompt: Prompt,
-    subject: Subject,
-    builder: RequestBuilder,
-    *,
-    objective: Objective = "both",
-    document_tokens: int = RankingSettings().document_tokens,
-) -> list[Trial]:
-    """Send a prompt about a subject, with the requests that a run would send; return a trial for each of them.
+@contextmanager
+def open_offline(config: Config) -> Iterator[tuple[RequestBuilder, RequestBuilder]]:
+    """Yield two request builders: one looks answers up in the cache, the other only records the requests."""
+    with open_known_answers(config.cache.file, CacheMode.REUSE) as cache:
+        facts = assume_engine_info(config.engine, cache)
+        models = (ModelClient(engine_info=facts, engine=engine, cache=cache) for engine in (None, make_dry_engine()))
+        known, dry = (make_request_builder(model, config.engine, config.sampling) for model in models)
+        yield known, dry
 
-    Objective and maximum number of tokens of a document are for prompts that compare.
-    """
+
+async def ask(prompt: Prompt, subject: Subject, builder: RequestBuilder) -> list[Trial]:
+    """Send a prompt about a subject, with the requests that a run would send; return a trial for each of them."""
     given = {
         attribute.name: getattr(builder.model, attribute.name)
         for attribute in fields(ModelClient)
@@ -160,7 +168,7 @@ async def ask(
     for sent in prompt.sent:
         before = len(model.requests)
         if purpose.question is None or purpose.depends_on == "documents":
-            found = [await _send_one(sent, subject, builder, model, objective, document_tokens)]
+            found = [await _send_one(sent, subject, builder, model)]
         else:
             found = await _send_each(sent, subject, builder)
         messages = {request.origin.document_id: request.messages for request in model.requests[before:]}
@@ -184,14 +192,7 @@ async def ask(
 _Sent = tuple[tuple[str, ...], AnsweredRequest[Any] | FailedRequest, dict[str, Cut]]
 
 
-async def _send_one(
-    prompt: Prompt,
-    subject: Subject,
-    builder: RequestBuilder,
-    model: RecordingClient,
-    objective: Objective,
-    document_tokens: int,
-) -> _Sent:
+async def _send_one(prompt: Prompt, subject: Subject, builder: RequestBuilder, model: RecordingClient) -> _Sent:
     """Send a prompt about a topic alone, or that compares documents."""
     topic, purpose, cut = subject.topic, subject.purpose, dict[str, Cut]()
     attempts: list[Attempt] = []
@@ -209,8 +210,8 @@ async def _send_one(
             prompts={purpose.name: prompt},
             builder=builder,
             slots=Slots(builder.concurrency),
-            objective=objective,
-            document_tokens=document_tokens,
+            objective=subject.objective,
+            document_tokens=subject.document_tokens,
         )
         await (comparer.estimate_best(subject.ids) if purpose.name == "best" else comparer.order(subject.ids))
         attempts = [attempt for failure in comparer.failures for attempt in failure.attempts]
@@ -239,7 +240,6 @@ def _nothing() -> None:
 # A server's prefix cache serves the common beginning of requests; who shares a part is found by rendering others.
 Messages = tuple[Message, ...]
 Shared = Literal["all", "topic", "nobody"]
-SHARED: tuple[Shared, ...] = get_args(Shared)
 _ENDLESS = 2**30
 
 

@@ -231,14 +231,11 @@ def template_path(task: Task, name: str, folder: Path | None = None) -> Path:
 
 def check_overlay(folder: Path, task: str, names: Collection[str]) -> None:
     """Raise UsageError unless a folder has at least one of the named templates, `TASK/NAME.jinja`."""
-    own = folder / task
-    if not folder.is_dir():
-        raise UsageError(f"{folder}: no such folder of templates")
     wanted = sorted(f"{task}/{name}.jinja" for name in names)
     if not any(os.path.lexists(folder / file) for file in wanted):
-        raise UsageError(f"{folder}: contains none of {', '.join(wanted)}")
-    for path in sorted(own.glob(f"*{EXAMPLES_SUFFIX}")):
-        if not (own / f"{path.name.removesuffix(EXAMPLES_SUFFIX)}.jinja").exists():
+        raise UsageError(f"{folder}: contains none of the templates {', '.join(wanted)}")
+    for path in sorted((folder / task).glob(f"*{EXAMPLES_SUFFIX}")):
+        if not path.with_name(f"{path.name.removesuffix(EXAMPLES_SUFFIX)}.jinja").exists():
             raise UsageError(f"{path}: no template of this name beside it; copy the project's own there")
 
 
@@ -310,11 +307,8 @@ def copy_prompt(prompt: Prompt, mine: Path, text: str | None = None) -> list[Pat
     # The template comes last, so that a copy that has it is complete.
     texts[mine] = prompt.files.text if text is None else text
     for path, content in texts.items():
-        try:
-            with open_atomic(path) as stream:
-                stream.write(content.encode())
-        except OSError as error:
-            raise UsageError(f"{path}: cannot write it: {error.strerror}") from error
+        with open_atomic(path) as stream:
+            stream.write(content.encode())
     return list(texts)
 
 

@@ -218,17 +218,21 @@ def find_prompt(task: Task, name: str, folder: Path | None = None) -> CatalogEnt
         return CatalogEntry(task, name, path, None, str(error))
 
 
-def find_prompts(task: Task, folder: Path | None = None) -> list[CatalogEntry]:
-    """Return the entries of a task by name; templates of `folder` replace the project's own.
+def find_prompts(tasks: Iterable[Task], folder: Path | None = None) -> list[CatalogEntry]:
+    """Return the entries of tasks by name; templates of `folder` replace the project's own.
 
-    A file without front matter that another file names is a part of that template, not a prompt.
+    A file without front matter that another file names is a part of that template, not a prompt. A folder without a
+    template is a UsageError.
     """
-    if folder is not None and not folder.is_dir():
-        raise UsageError(f"{folder}: no such folder of templates")
-    own = set() if folder is None else set(_list_prompts(folder / task.name))
-    names = own.union(_list_prompts(task.folder))
-    names |= {name for shared in task.shared_folders for name in _list_prompts(shared)} & set(purposes_of(task))
-    return [find_prompt(task, name, folder if own else None) for name in sorted(names)]
+    found: list[CatalogEntry] = []
+    for task in tasks:
+        own = set() if folder is None else set(_list_prompts(folder / task.name))
+        names = own.union(_list_prompts(task.folder))
+        names |= {name for shared in task.shared_folders for name in _list_prompts(shared)} & set(purposes_of(task))
+        found += [find_prompt(task, name, folder if own else None) for name in sorted(names)]
+    if folder is not None and not any(entry.path.is_relative_to(folder) for entry in found):
+        raise UsageError(f"{folder}: no template found; put them in folders of tasks, as {task.name}/judge.jinja")
+    return found
 
 
 def load_named(

@@ -91,7 +91,7 @@ export async function open(main, params) {
     fill(list, findings.map((finding) => h("li", { class: finding.level },
       finding.line ? h("button", { type: "button", class: "link", click: () => editor.goTo(finding.line) }, `line ${finding.line}`) : "", ` ${finding.message}`)));
     size.textContent = tokens
-      ? `about ${count(tokens.all)} tokens shared by all requests and ${count(tokens.topic)} by those of a topic, then the document` : "";
+      ? `about ${count(tokens)} tokens shared by all requests, then the topic and the document` : "";
     fill(difference, diff.split("\n").map((line) => h("span", { class: { "+": "plus", "-": "minus", "@": "at" }[line[0]] ?? "" }, `${line}\n`)));
     difference.parentElement.hidden = !diff;
     drawState();
