@@ -50,8 +50,8 @@ def rows_of(output: str) -> dict[tuple[str, str], dict[str, float]]:
 
 @pytest.mark.slow
 def test_each_run_is_held_against_the_baseline(touche: Touche, runs: Path) -> None:
-    arguments = ("best", "base/run.txt", "mixed", *QRELS)
-    done = touche("compare", *arguments, "--baseline", "base/run.txt", "--format", "json")
+    arguments = ("base/run.txt", "best", "mixed", *QRELS)
+    done = touche("compare", *arguments, "--format", "json")
     assert done.returncode == 0, done.stderr
     found = rows_of(done.stdout)
     assert {run for run, _ in found} == {"best", "mixed"}
@@ -79,7 +79,7 @@ def test_few_topics_have_a_p_value_without_an_interval_and_judged_documents_have
     (runs / "few").write_text("0 0 a 2\n0 0 b 1\n1 0 a 2\n")
     few = ("--task", "comparative", "--relevance", "few")
     for qrels, topics in ((QRELS, TOPICS), (few, 2)):
-        done = touche("compare", "best", "base", *qrels, "--stance", "stance", "--baseline", "base", "--format", "json")
+        done = touche("compare", "base", "best", *qrels, "--stance", "stance", "--format", "json")
         found = {measure: row for (_, measure), row in rows_of(done.stdout).items()}
         assert "relevance judged@5" not in found and found["relevance nDCG@5"]["judged"] is not None
         for measure in ("relevance nDCG@5", "relevance P@5"):
@@ -90,24 +90,14 @@ def test_few_topics_have_a_p_value_without_an_interval_and_judged_documents_have
         assert done.stderr.count("no 95 % interval") == 1
 
 
-def test_the_first_run_is_the_baseline_unless_another_is_named_once_or_twice(touche: Touche, runs: Path) -> None:
-    first, named, once = (
-        touche("compare", *names, *QRELS, "--format", "json")
-        for names in (("base", "best"), ("base", "best", "--baseline", "best"), ("base", "--baseline", "best"))
-    )
-    assert {row["baseline"] for row in json.loads(first.stdout)} == {"base"}
-    assert {(row["run"], row["baseline"]) for row in json.loads(named.stdout)} == {("base", "best")}
-    assert named.stdout == once.stdout and once.returncode == 0
-
-
 @pytest.mark.parametrize(
     ("arguments", "code", "message"),
     [
         (["best", *QRELS], 2, "best alone cannot be compared"),
-        (["best", "best/", "--baseline", "best", *QRELS], 2, "given twice"),
-        (["best", "mixed", "--baseline", "best", "--task", "comparative"], 2, "no qrels given"),
-        (["best", "nowhere", "--baseline", "best", *QRELS], 1, "nowhere: cannot read the file"),
-        (["best", "broken", "--baseline", "best", *QRELS], 1, "broken:1: 2 columns"),
+        (["best", "best/", *QRELS], 2, "given twice"),
+        (["best", "mixed", "--task", "comparative"], 2, "no qrels given"),
+        (["best", "nowhere", *QRELS], 1, "nowhere: cannot read the file"),
+        (["best", "broken", *QRELS], 1, "broken:1: 2 columns"),
     ],
 )
 def test_what_cannot_be_compared_is_told(
@@ -132,7 +122,7 @@ def test_a_run_that_its_configuration_limits_is_compared_over_the_topics_that_al
     touche: Touche, runs: Path
 ) -> None:
     limit(runs / "base", "0123")
-    arguments = ("compare", "best", "mixed", "--baseline", "base", *QRELS)
+    arguments = ("compare", "base", "best", "mixed", *QRELS)
     done = touche(*arguments, "--format", "json")
     assert done.returncode == 0, done.stderr
     row = rows_of(done.stdout)["mixed", "relevance nDCG@5"]
@@ -150,12 +140,12 @@ def test_a_chosen_topic_that_a_run_lost_counts_0_in_a_comparison(touche: Touche,
     limit(runs / "lossy", "0")
     choose_topics(runs / "lossy", "01")
     limit(runs / "base", "45")
-    done = touche("compare", "lossy", "--baseline", "base", *QRELS)
+    done = touche("compare", "base", "lossy", *QRELS)
     assert (done.returncode, done.stdout) == (
         1,
         "",
     ) and "is in the relevance qrels" in done.stderr
-    done = touche("compare", "lossy", "--baseline", "best", *QRELS, "--format", "json")
+    done = touche("compare", "best", "lossy", *QRELS, "--format", "json")
     row = rows_of(done.stdout)["lossy", "relevance nDCG@5"]
     assert [row[key] for key in ("value", "baseline_value", "difference", "n")] == [0.5, 1.0, -0.5, 2]
     assert [row[key] for key in ("topics", "missing", "baseline_missing", "judged_topics")] == [2, 1, 0, TOPICS]
@@ -165,7 +155,7 @@ def test_a_chosen_topic_that_a_run_lost_counts_0_in_a_comparison(touche: Touche,
 def test_a_topic_that_a_run_lacks_for_another_reason_counts_0_and_the_table_says_so(touche: Touche, runs: Path) -> None:
     lines = (runs / "best" / "run.txt").read_text().splitlines(keepends=True)
     (runs / "best" / "run.txt").write_text("".join(line for line in lines if line[0] in "01"))
-    arguments = ("compare", "best", "--baseline", "base", *QRELS)
+    arguments = ("compare", "base", "best", *QRELS)
     row = rows_of(touche(*arguments, "--format", "json").stdout)["best", "relevance nDCG@5"]
     assert [row[key] for key in ("n", "topics", "missing", "baseline_missing")] == [TOPICS, TOPICS, TOPICS - 2, 0]
     assert row["losses"] == TOPICS - 2

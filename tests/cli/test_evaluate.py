@@ -80,8 +80,6 @@ def test_the_first_stage_stands_before_the_run_of_its_folder(touche: Touche, jud
     assert runs == ["mine (first stage)", "mine", "other"]
     # The recall of all runs is at one depth, the longest.
     assert {measure for _, measure in found if "R@" in measure} == {"relevance R@3", "quality R@3"}
-    done = touche("evaluate", "mine", *GRADED, "--format", "json", "--depth", "1")
-    assert "relevance R@1" in {measure for _, measure in rows_of(done.stdout)}
     (judged / "mine" / "candidates.run.txt").unlink()
     done = touche("evaluate", "mine", *GRADED, "--format", "json")
     assert {run for run, _ in rows_of(done.stdout)} == {"mine"}
@@ -236,13 +234,12 @@ FITTED = (
 
 def test_thresholds_fitted_on_topics_that_a_run_is_measured_by_are_noted(touche: Touche, judged: Path) -> None:
     (judged / "mine" / "config.yaml").write_text(FITTED)
-    command, other = "compare", ("other", "--baseline", "other")
-    notes = [line for line in touche(command, "mine", *other, *ALL).stderr.splitlines() if "fitted" in line]
+    notes = [line for line in touche("compare", "other", "mine", *ALL).stderr.splitlines() if "fitted" in line]
     # Nobody judged topic 3, and the run lacks topic 7.
     assert len(notes) == 1 and notes[0].startswith("note: mine: stance: ") and notes[0].endswith(": 2")
-    assert "fitted" not in touche(command, "mine", *other, *GRADED).stderr
+    assert "fitted" not in touche("compare", "other", "mine", *GRADED).stderr
     (judged / "mine" / "config.yaml").write_text(FITTED.replace("['2', '3', '7']", "['7']"))
-    assert "fitted" not in touche(command, "mine", *other, *ALL).stderr
+    assert "fitted" not in touche("compare", "other", "mine", *ALL).stderr
 
 
 def test_a_run_stands_between_its_neighbours_of_the_published_table(touche: Touche, judged: Path) -> None:

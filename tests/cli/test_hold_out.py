@@ -71,7 +71,7 @@ def logged() -> list[Access]:
     [
         ("evaluate", "sharp/run.txt", *RELEVANCE, "--per-topic"),
         ("report", "sharp", *RELEVANCE),
-        ("compare", "sharp", "--baseline", "blunt", *RELEVANCE),
+        ("compare", "blunt", "sharp", *RELEVANCE),
     ],
 )
 def test_the_evaluation_of_a_run_with_the_prompt_is_an_access(

@@ -17,10 +17,10 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_judgments_give_figures_and_the_page_goes_where_it_is_wanted(run: Path, touche: Touche, tmp_path: Path) -> None:
     qrels = write_qrels(run, tmp_path)
     given = [part for aspect, path in qrels.items() for part in (f"--{aspect}", str(path))]
-    done = touche("report", str(run), *given, "--top", "3", "-o", "pages/one.html")
+    done = touche("report", str(run), *given, "-o", "pages/one.html")
     assert done.returncode == 0 and "No qrels" not in done.stderr
     page = (tmp_path / "pages/one.html").read_text()
-    assert page.count('<details class="doc"') == 12 and "stance macro-F1" in page
+    assert '<details class="doc"' in page and "stance macro-F1" in page
 
 
 def test_judgments_of_another_corpus_make_no_page(run: Path, touche: Touche, tmp_path: Path) -> None:
@@ -36,7 +36,6 @@ def test_judgments_of_another_corpus_make_no_page(run: Path, touche: Touche, tmp
     [
         (("--relevance", "none.txt"), 1, "none.txt: cannot read the file"),
         (("--qrels", "coherence=none.txt"), 2, "qrels of coherence: comparative has no such aspect"),
-        (("--top", "0"), 2, "--top"),
     ],
 )
 def test_wrong_judgments_and_options_are_told(

@@ -15,9 +15,9 @@ from msgspec.structs import replace
 
 from tests.cli.conftest import Touche
 from tests.report.reports import sample_run
-from tests.sample_runs import choose_topics, run_lines
+from tests.sample_runs import run_lines
 from touche_llm.cli.demo import SAMPLES
-from touche_llm.data.io import read_records, sha256, write_records
+from touche_llm.data.io import read_records, write_records
 from touche_llm.data.records import Cut, Judgment
 from touche_llm.llm.logprobs import get_most_probable
 from touche_llm.pipeline.run_directory import RunDirectory
@@ -187,46 +187,6 @@ def test_a_run_and_a_trial_name_stances_unlike_the_answers_as_written(touche: To
         assert (tried.returncode, "not" in tried.stdout and "as written" in tried.stdout) == (0, stands), tried.stderr
 
 
-def test_values_over_other_topics_or_by_other_qrels_are_marked(touche: Touche, run: Path) -> None:
-    folder = run.parent
-    for name in ("partial", "lossy", "foreign"):
-        shutil.copytree(run, folder / name)
-    topics = list(dict.fromkeys(line.topic_id for line in run_lines(run / "run.txt")))
-    for name in ("partial", "lossy"):
-        lines = (folder / name / "run.txt").read_text().splitlines(keepends=True)
-        (folder / name / "run.txt").write_text("".join(line for line in lines if line.split()[0] != topics[0]))
-    (folder / "other").write_text((folder / "relevance").read_text().replace(" 2\n", " 1\n"))
-    assert touche("evaluate", "first", *GRADED).returncode == 0
-    assert touche("evaluate", "lossy", *GRADED).returncode == 0
-    choose_topics(folder / "partial", topics[1:])
-    config = folder / "partial" / "config.yaml"
-    config.write_text(yaml.safe_dump(yaml.safe_load(config.read_text()) | {"topic": topics[1:]}))
-    assert touche("evaluate", "partial", *GRADED).returncode == 0
-    assert touche("evaluate", "foreign", "--relevance", "other", "--quality", "quality").returncode == 0
-    rows = {row["run"]: row for row in rows_of(touche, "runs")}
-    found = {
-        name: [row[f"{aspect} nDCG@5 comparable"] for aspect in ("relevance", "quality")] for name, row in rows.items()
-    }
-    assert found == {
-        "first": [True, True],
-        "lossy": [True, True],
-        "partial": [False, False],
-        "foreign": [False, True],
-    }
-    key = "relevance nDCG@5"
-    assert rows["first"]["stance macro-F1 comparable"] is None
-    shown = touche("runs").stdout
-    marked = {f"{rows['partial'][f'{aspect} nDCG@5']:.4f}" for aspect in ("relevance", "quality")}
-    assert set(re.findall(r"(0\.\d{4})\*", shown)) == marked | {f"{rows['foreign'][key]:.4f}"}
-    assert facts_of(touche, "partial")["relevance over"].startswith(
-        f"{len(topics) - 1} of {len(topics)} judged topics;"
-    )
-    assert facts_of(touche, "lossy")["relevance over"].startswith(
-        f"{len(topics)} of {len(topics)} judged topics; not in "
-    )
-    assert facts_of(touche, "foreign")["relevance over"].endswith(f"other sha256 {sha256(folder / 'other'):.12}")
-
-
 def test_the_search_for_runs_is_bounded_and_follows_no_links(run: Path) -> None:
     for name in ("a/one", ".hidden/two", "b/c/d/e/f/g/h/deep"):
         (run.parent / name).mkdir(parents=True)
@@ -244,7 +204,7 @@ def test_qrels_that_were_given_once_are_used_again(touche: Touche, run: Path) ->
     again = touche("evaluate", "first", "--format", "json")
     assert json.loads(again.stdout) == given
     assert [line for line in again.stderr.splitlines() if "--relevance relevance --quality quality" in line]
-    assert rows_of(touche, "compare", "second", "--baseline", "first")
+    assert rows_of(touche, "compare", "first", "second")
     assert touche("report", "first").returncode == 0
     page = (run / "report.html").read_text()
     assert "nDCG@5" in page
@@ -332,5 +292,5 @@ def test_runs_that_were_evaluated_with_different_qrels_need_them_named(touche: T
     assert touche("evaluate", "first", "--relevance", "relevance").returncode == 0
     (run.parent / "relevance").write_text((run.parent / "relevance").read_text().replace(" 2\n", " 1\n"))
     assert touche("evaluate", "second", "--relevance", "relevance").returncode == 0
-    done = touche("compare", "first", "second", "--baseline", "first")
+    done = touche("compare", "first", "second")
     assert done.returncode == 2 and done.stderr.count("\n") == 1

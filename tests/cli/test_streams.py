@@ -62,7 +62,7 @@ def test_every_kind_of_output_fits_an_encoding_that_lacks_most_of_it(tmp_path: P
         ("demo", "--task", "controversial", "--out", "demo"): 0,
         ("validate", "bad.txt", "--task", "comparative"): 1,
         ("evaluate", str(run), "--task", "comparative", *qrels): 0,
-        ("compare", str(run), "new/run.txt", "--baseline", "new/run.txt", "--task", "comparative", *qrels): 0,
+        ("compare", "new/run.txt", str(run), "--task", "comparative", *qrels): 0,
         ("prompts", "list"): 0,
         ("regress", "check", "--dir", str(FOLDER)): 0,
         ("cache", "stats", "--cache", str(SAMPLE / "cassette.jsonl")): 0,

@@ -60,7 +60,7 @@ def test_a_copied_task_gives_the_run_of_the_original(touche: Touche, mine: Path)
     }
     # Runs of two tasks are not measured together.
     qrels = write_qrels(Path("runs/own"), mine.parent / "qrels.txt")
-    done = touche("compare", "runs/mine", "runs/own", "--relevance", str(qrels), "--baseline", "runs/mine")
+    done = touche("compare", "runs/mine", "runs/own", "--relevance", str(qrels))
     assert done.returncode == 2 and "runs/own: a run of comparative, not of mine" in done.stderr
 
 

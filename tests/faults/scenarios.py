@@ -137,7 +137,7 @@ SCENARIOS = (
     Scenario(
         "compare, page",
         (*_STAGES, _SECOND_RUN, WRITE_QRELS),
-        command(f"compare run second --baseline run --task comparative {_QRELS} --html sides.html"),
+        command(f"compare run second --task comparative {_QRELS} --html sides.html"),
     ),
     Scenario("prompts copy", (), _COPY, (command("prompts show mine/judge.jinja"),)),
     Scenario(

@@ -38,8 +38,8 @@ PANELS = {
     "Look at runs": {"lab": "lab", "show": "show", "runs": "runs", "report": "runs"},
     "Measure and check": {
         "evaluate": "evaluate",
-        "compare": "compare",
-        "calibrate": "compare",
+        "compare": "evaluate",
+        "calibrate": "evaluate",
         "validate": "run_files",
         "regress": "run_files",
     },

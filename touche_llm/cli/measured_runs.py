@@ -18,7 +18,7 @@ from touche_llm.data import trec_runs
 from touche_llm.data.io import sha256, shorten_path
 from touche_llm.data.trec_runs import ParsedRun
 from touche_llm.errors import DataError, UsageError, to_printable
-from touche_llm.evaluation.qrels import Qrels, describe_fitted, read_qrels
+from touche_llm.evaluation.qrels import Qrels, describe_fitted, format_notes, read_qrels
 from touche_llm.pipeline.context import Dataset
 from touche_llm.pipeline.run_directory import RunDirectory, read_counts
 from touche_llm.pipeline.runs import find_known_qrels, find_run_directory, read_run
@@ -55,12 +55,6 @@ TaskOption = Annotated[
         metavar="NAME|FOLDER",
         help=f"{TASK_HELP} (default: the task of the first run's folder).",
         rich_help_panel="Input",
-    ),
-]
-DepthOption = Annotated[
-    int | None,
-    typer.Option(
-        "--depth", min=1, help="Depth of the recall (default: the first stage's, else the longest ranking's)."
     ),
 ]
 
@@ -190,15 +184,10 @@ def evaluate_runs(runs: Sequence[Given], qrels: Qrels, depth: int) -> list[Evalu
 
 def print_notes(qrels: Qrels, evaluations: Sequence[Evaluation], runs: Iterable[Given], *further: str) -> None:
     """Print on standard error what readers should know about the values; what holds for all runs is printed once."""
-    from touche_llm.evaluation.qrels import format_notes
-
     notes = [*format_notes({each.name: each.notes for each in evaluations}), *further]
     for each in runs:
         stages = RunDirectory(each.folder).read_metadata().stages if each.folder and not each.first_stage else {}
-        imputed = read_counts(stages["rank"]).imputed if qrels.stances and "rank" in stages else 0
-        if imputed is None:
-            raise DataError(f"{each.folder}: the metadata count no imputed stances; run `touche-llm rank` for it again")
-        if imputed:
+        if qrels.stances and "rank" in stages and (imputed := read_counts(stages["rank"]).imputed):
             notes.append(f"{each.name}: imputed stances, for lack of a usable answer: {imputed:,}")
     sys.stdout.flush()
     for note in notes:

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import webbrowser
-from collections import Counter
-from collections.abc import Mapping, Sequence
-from functools import partial
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -14,7 +12,7 @@ import typer
 from touche_llm.cli import measured_runs as m
 from touche_llm.cli import options as o
 from touche_llm.cli import setting_options as s
-from touche_llm.cli.emit import Column, Format, FormatOption, emit, print_result, say, show_lines
+from touche_llm.cli.emit import Column, Format, FormatOption, emit, print_result, show_lines
 from touche_llm.cli.setting_options import CommandProgress
 from touche_llm.cli.show import list_measures
 from touche_llm.data.io import check_output
@@ -22,7 +20,6 @@ from touche_llm.evaluation.qrels import read_qrels
 from touche_llm.pipeline.run_directory import REPORT, RunDirectory, is_page
 from touche_llm.pipeline.runs import (
     COMPLETE,
-    Basis,
     RunOverview,
     RunUsage,
     find_runs,
@@ -30,9 +27,6 @@ from touche_llm.pipeline.runs import (
 )
 from touche_llm.prompt_lab.holdout import record_evaluations
 from touche_llm.tasks import get_task
-
-# The basis of the values of each measure that are not marked.
-References = Mapping[str, Basis | None]
 
 
 def runs(
@@ -44,75 +38,51 @@ def runs(
     Folders below are searched too; the latest run of each folder comes first.
 
     The measures are those of the last `evaluate`: nDCG@5 of the grades, macro-F1 of the stance, and the share of judged
-    documents. Values over other topics or by other qrels than most values of a measure cannot be compared with them
-    and are marked. Unfinished and damaged runs are listed too.
+    documents; `show` has the qrels and the topics that they rest on. Unfinished and damaged runs are listed too.
     """
     latest_first = sorted(map(read_overview, find_runs(folder)), key=lambda run: run.changed, reverse=True)
     overviews = sorted(latest_first, key=lambda run: run.directory.path.parent)
     measures = list_measures(run.evaluation for run in overviews)
-    evaluations = [run.evaluation for run in latest_first if run.evaluation is not None]
-    references: dict[str, Basis | None] = {}
-    for name in measures:
-        bases = Counter(filter(None, (evaluation.get_basis(name) for evaluation in evaluations)))
-        references[name] = max(bases, key=lambda basis: bases[basis], default=None)
-    rows = [_make_row(run, folder, references) for run in overviews]
+    rows = [_make_row(run, folder, measures) for run in overviews]
     if rows or output is not Format.TABLE:
-        emit(output, rows, _list_columns(rows, references, measures), _list_names(references))
+        emit(output, rows, _list_columns(rows, measures), _list_names(measures))
     else:
         print(f"{folder}: no runs")
     if output is Format.TABLE:
         show_lines(f"{row['run']}: {row['problem']}" for row in rows if row["problem"])
-    if any(row[f"{name} comparable"] is False for row in rows for name in measures):
-        say(output, f"{_MARK}: over other topics or by other qrels than most values: `touche-llm show RUN`")
 
 
-def _list_names(references: References) -> list[str]:
+def _list_names(measures: Iterable[str]) -> list[str]:
     """Return the columns for other programs."""
-    names = ["run", "state", "problem", "task", "model", "prompt", "steps", "topics", *references]
-    names += [f"{name} judged" for name in references]
-    names += [f"{name} comparable" for name in references]
-    return [*names, *RunUsage._fields, "date"]
+    names = ["run", "state", "problem", "task", "model", "prompt", "steps", "topics"]
+    return [*names, *measures, *(f"{name} judged" for name in measures), *RunUsage._fields, "date"]
 
 
-def _make_row(overview: RunOverview, root: Path, references: References) -> dict[str, Any]:
+def _make_row(overview: RunOverview, root: Path, measures: Iterable[str]) -> dict[str, Any]:
     config, evaluation = overview.config, overview.evaluation
-    row: dict[str, Any] = dict.fromkeys(_list_names(references))
+    row: dict[str, Any] = dict.fromkeys(_list_names(measures))
     row |= {"run": overview.directory.path.relative_to(root), "state": overview.state}
     row |= {"problem": overview.problem or None, "model": overview.model or None, "prompt": overview.prompt or None}
     row |= {"topics": overview.topics, "date": overview.changed.isoformat(timespec="seconds")}
     row |= overview.usage._asdict()
     if config is not None:
         row |= {"task": config.task, "steps": ",".join(config.rank)}
-    if evaluation is None:
-        return row
-    for name, reference in references.items():
-        if (recorded := evaluation.measures.get(name)) is not None:
+    for name in measures:
+        if evaluation is not None and (recorded := evaluation.measures.get(name)) is not None:
             row |= {name: recorded.value, f"{name} judged": recorded.judged}
-        if (basis := evaluation.get_basis(name)) is not None:
-            row[f"{name} comparable"] = basis == reference
     return row
 
 
-_MARK = "*"
-
-
-def _format_measure(row: Mapping[str, Any], name: str) -> str:
-    # Numbers stand one below the other, marked or not.
-    mark = _MARK if row[f"{name} comparable"] is False else " "
-    return "" if row[name] is None else f"{row[name]:.4f}{mark}"
-
-
-def _list_columns(
-    rows: Sequence[Mapping[str, Any]], references: References, measures: Mapping[str, str]
-) -> list[Column]:
-    measured = [name for name in measures if references[name] is not None]
+def _list_columns(rows: Sequence[Mapping[str, Any]], measures: Mapping[str, str]) -> list[Column]:
     columns = [Column("run", is_text=True)]
     columns += [Column("state", is_text=True)] * any(row["state"] != COMPLETE for row in rows)
     if len({row["task"] for row in rows if row["task"]}) > 1:
         columns.append(Column("task", is_text=True, value=lambda row: Path(row["task"] or "").name))
-    columns += [Column(measures[name], value=partial(_format_measure, name=name)) for name in measured]
+    measured = [name for name in measures if any(row[name] is not None for row in rows)]
     return [
         *columns,
+        *(Column(measures[name], value=name) for name in measured),
+        Column("topics", drop=5),
         Column("date", drop=2, value=lambda row: row["date"][:10]),
         Column("model", drop=1, is_cut=True, value=lambda row: (row["model"] or "").rpartition("/")[2]),
         Column("prompt", drop=3, is_cut=True, value=lambda row: (row["prompt"] or "").rpartition("-")[0]),
@@ -120,6 +90,7 @@ def _list_columns(
     ]
 
 
+# Number of documents per topic shown with text.
 _TOP = 20
 
 
@@ -132,7 +103,6 @@ def report(
     out: Annotated[
         Path | None, typer.Option("-o", "--out", help=f"The page to write (default: {REPORT} in the run's folder).")
     ] = None,
-    top: Annotated[int, typer.Option("--top", min=1, help="Number of documents per topic shown with text.")] = _TOP,
     should_open: Annotated[bool, typer.Option("--open", help="Open the page in a browser.")] = False,
     overwrite: o.OverwriteOption = False,
     output: FormatOption = Format.TABLE,
@@ -153,7 +123,7 @@ def report(
     task = get_task(RunDirectory(run_dir).read_config().task)
     known = m.find_qrels_files(task, [run_dir], qrels_files, given.get("dataset"))
     qrels = read_qrels(known, task) if known else None
-    found = gather_report(run_dir, qrels, top)
+    found = gather_report(run_dir, qrels, _TOP)
     if qrels is not None:
         record_evaluations([run_dir], qrels, CommandProgress().warn)
     for note in found.notes:

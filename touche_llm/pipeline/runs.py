@@ -173,10 +173,6 @@ class RecordedMeasure(Model, extra="ignore"):
     judged: float | None
 
 
-# What a value rests on, without which values cannot be compared: SHA-256 of the qrels, and the topics.
-Basis = tuple[str, frozenset[str]]
-
-
 class RecordedEvaluation(Model, extra="ignore"):
     """The last evaluation of a run, by aspect and, as `relevance nDCG@5`, by measure.
 
@@ -190,13 +186,6 @@ class RecordedEvaluation(Model, extra="ignore"):
     qrels: dict[str, QrelsFile]
     coverage: dict[str, Coverage]
     measures: dict[str, RecordedMeasure]
-
-    def get_basis(self, measure: str) -> Basis | None:
-        """Return what the value of a measure rests on; None without a value."""
-        if measure not in self.measures or self.measures[measure].value is None:
-            return None
-        aspect = measure.split(" ", 1)[0]
-        return self.qrels[aspect].sha256, frozenset(self.coverage[aspect].topics)
 
 
 def record_evaluation(directory: RunDirectory, task: Task, qrels: Mapping[str, Path], evaluation: Evaluation) -> None:
