@@ -68,8 +68,7 @@ def rows(done: Done) -> list[dict[str, Any]]:
 
 
 def test_a_template_that_does_not_load_is_listed_with_its_error(touche: Touche, folder: Path) -> None:
-    template = folder / "comparative" / "judge.jinja"
-    template.write_text(template.read_text().replace('{% include "shown.jinja" %}', "{{ documnt }}"))
+    (folder / "comparative" / "shown.jinja").write_text("{{ documnt }}")
     (folder / "comparative" / "\x1b[31m.jinja").write_text("no prompt")
     for output in ("json", "table"):
         done = touche("prompts", "list", "--task", "comparative", "--prompts", str(folder), "--format", output)
@@ -111,12 +110,14 @@ def test_a_check_ends_with_one_only_where_there_are_errors(touche: Touche, folde
     assert "version: must be a valid integer" in row["problems"]
 
 
-def test_an_example_about_the_topic_is_an_error_as_in_a_run(touche: Touche, folder: Path) -> None:
+def test_an_example_about_a_given_topic_is_an_error_as_in_a_run(touche: Touche, folder: Path) -> None:
     (folder / "comparative" / "judge.examples.yaml").write_text(
         "- topic: {id: 99, title: 'Which is better for heating an old house, a heat pump or a gas boiler?'}\n"
         "  document: Some text.\n  first: heat pump\n  second: gas boiler\n"
         "  answer: {relevance: 3, quality: 2, position: YES, stance: FIRST}\n"
     )
+    done = touche("prompts", "check", "judge", "--prompts", str(folder), *DATA[:2])
+    assert done.returncode == 1 and "error: comparative judge: " in done.stdout and "is topic 3 of" in done.stdout
     tried = touche("prompts", "try", "judge", "--prompts", str(folder), *ABOUT, *DATA, *REPLAY)
     assert tried.returncode == 2 and "is topic 3 of" in tried.stderr and not tried.stdout
 

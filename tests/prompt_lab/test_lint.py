@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from touche_llm.data.records import Topic
 from touche_llm.llm.answers import AnswerForm
 from touche_llm.prompt_lab.lint import CheckedPrompt, check
 from touche_llm.prompts.purposes import find_prompt, find_prompts, list_files, load_named
@@ -25,10 +26,10 @@ def template(folder: Path, system: str, user: str, name: str = "mine") -> Path:
     return path
 
 
-def checked(path: Path) -> CheckedPrompt:
+def checked(path: Path, *topics: Topic) -> CheckedPrompt:
     task = get_task("comparative")
     purpose, prompt = load_named(task, str(path))
-    return asyncio.run(check(task, purpose, prompt))
+    return asyncio.run(check(task, purpose, prompt, topics))
 
 
 @pytest.mark.parametrize(("task", "name"), ALL, ids=lambda each: getattr(each, "name", each))
@@ -125,9 +126,12 @@ def test_a_template_that_fails_for_some_topic_is_an_error_that_names_it(tmp_path
     path = template(tmp_path, RULES + ANSWER, SHOWN + "{{ topic.narrative.split()[0] }}\n{{ document }}")
     (bare,) = checked(path).of("error")
     assert "a topic with nothing but a title" in bare and "line 9" in bare
+    fails = SHOWN + "{{ 1 // (topic.title | length - NUMBER) }}\n{{ document }}"
+    path = template(tmp_path, RULES + ANSWER, fails.replace("NUMBER", "4"))
+    found = checked(path, Topic("7", "Four"), Topic("8", "Others"), Topic("9", "More"))
+    assert [message[:8] for message in found.of("error")] == ["topic 7:", "topic 9:"]
     # Also for one that stands in for others.
-    fails = SHOWN + "{{ 1 // (topic.title | length - 9) }}\n{{ document }}"
-    (other,) = checked(template(tmp_path, RULES + ANSWER, fails)).of("error")
+    (other,) = checked(template(tmp_path, RULES + ANSWER, fails.replace("NUMBER", "9"))).of("error")
     assert "with other texts: " in other and "ZeroDivisionError" in other
 
 

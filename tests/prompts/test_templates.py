@@ -121,6 +121,7 @@ def test_imports_and_macros_beside_the_blocks_hold_in_all_of_them(write: Write) 
         (blocks("{% include 'a.jinja' %}{{ document }}"), {"a": "\n\n["}, r"a\.jinja:3: '\['"),
         (blocks("{% import 'm.jinja' as m %}{{ m.p(document) }}"), {"m": "\n{% macro p(x) %}[{{ x }}{% endmacro %}"},
          r"m\.jinja:2: '\['"),
+        (blocks("{% include 'a.jinja' %}"), {"a": "{{ passage }}"}, r"a\.jinja: .*'passage'"),
         (blocks("{% include 'a.jinja' %}"), {"a": "x" * (2**20 + 1)}, "1,048,576 bytes"),
     ],
 )  # fmt: skip

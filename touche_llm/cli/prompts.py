@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -12,8 +13,10 @@ from touche_llm.cli import setting_options as s
 from touche_llm.cli.emit import Column, Format, FormatOption, emit, print_rows, say, show_lines
 from touche_llm.cli.prompts_trial import NameArgument
 from touche_llm.data.records import Topic
-from touche_llm.errors import to_printable
+from touche_llm.data.topics import read_topics
+from touche_llm.errors import UsageError, to_printable
 from touche_llm.llm.answers import get_labels
+from touche_llm.pipeline.context import check_examples
 from touche_llm.prompt_lab.lint import CheckedPrompt, Finding, check
 from touche_llm.prompts.prompt import Prompt, Purpose, examples_path
 from touche_llm.prompts.purposes import CatalogEntry, find_prompt, find_prompts, load_named
@@ -87,7 +90,7 @@ def show_(given: s.GivenSettings, name: NameArgument, output: FormatOption = For
 
 
 @prompts_app.command("check")
-@s.takes_settings("prompts.folder")
+@s.takes_settings("prompts.folder", "topics")
 def check_(
     given: s.GivenSettings,
     names: Annotated[
@@ -99,7 +102,7 @@ def check_(
         typer.Option(
             "--task",
             metavar="NAME",
-            help=f"{TASK_HELP} (default: all; {DEFAULT_TASK} with names).",
+            help=f"{TASK_HELP} (default: all; {DEFAULT_TASK} with names or topics).",
             rich_help_panel="Input",
         ),
     ] = None,
@@ -107,17 +110,16 @@ def check_(
 ) -> None:
     """Check prompts without a model: whether they load, name all labels and share what they can with other requests.
 
-    Topics and documents are invented. Exit code 1 if there are errors; warnings leave it at 0.
+    Documents are invented, and topics unless some are given. Exit code 1 if there are errors; warnings leave it at 0.
     """
-    folder = given.get("prompts.folder")
-    if names:
-        found = [find_prompt(get_task(task or DEFAULT_TASK), name, folder) for name in names]
-    else:
-        found = find_prompts(TASKS.values() if task is None else [get_task(task)], folder)
-    rows = [(entry, _check_entry(entry)) for entry in found]
+    folder, file = given.get("prompts.folder"), given.get("topics")
+    tasks = [*TASKS.values()] if not (task or names or file) else [get_task(task or DEFAULT_TASK)]
+    found = [find_prompt(tasks[0], name, folder) for name in names] if names else find_prompts(tasks, folder)
+    topics = [] if file is None else read_topics(file)
+    rows = [(entry, _check_entry(entry, topics, file)) for entry in found]
     emit(output, [_make_check_row(entry, checked) for entry, checked in rows], _CHECKS)
     if output is Format.TABLE:
-        show_lines(["tokens: of a prompt without documents, estimated at four characters each"])
+        show_lines(["tokens: of the longest topic's prompt without documents, estimated at four characters each"])
         show_lines(
             f"{finding.level}: {entry.task.name} {entry.name}: {finding.message}"
             for entry, checked in rows
@@ -127,10 +129,15 @@ def check_(
         raise typer.Exit(1)
 
 
-def _check_entry(found: CatalogEntry) -> CheckedPrompt:
+def _check_entry(found: CatalogEntry, topics: list[Topic], file: Path | None) -> CheckedPrompt:
     if found.loaded is None:
         return CheckedPrompt([Finding("error", found.error)])
-    return asyncio.run(check(found.task, *found.loaded))
+    checked = asyncio.run(check(found.task, *found.loaded, topics))
+    try:
+        check_examples(found.loaded[1], topics, file, lambda _: None)
+    except UsageError as error:
+        checked.findings.append(Finding("error", str(error)))
+    return checked
 
 
 def _make_check_row(found: CatalogEntry, checked: CheckedPrompt) -> dict[str, Any]:

@@ -33,6 +33,8 @@ from touche_llm.tasks.task import Task
 
 MAX_PINNED = 8
 _MAX_CANDIDATES = 50
+# Topics that a draft is checked with.
+_CHECKED_TOPICS = 5
 # Failures without a reply of the server.
 _LOST = ("server_error", "timeout")
 _LINE = re.compile(r"(?:\.jinja:|\bline )(\d+)")
@@ -98,7 +100,7 @@ async def check_draft(benches: Benches, *, run: str, name: str, text: str) -> di
         topics = list(bench.topics.values())
         problems: list[str] = []
         check_examples(prompt, topics, bench.config.topics, problems.append)
-        found = await run_apart(check, bench.context.task, bench.purpose, prompt)
+        found = await run_apart(check, bench.context.task, bench.purpose, prompt, topics[:_CHECKED_TOPICS])
     except (PromptError, UsageError) as error:
         return reply | {"findings": [_make_finding("error", str(error), text)]}
     findings = [_make_finding(each.level, each.message, text) for each in found.findings]

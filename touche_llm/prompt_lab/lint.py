@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from touche_llm.data.records import Topic
-from touche_llm.errors import PromptError
+from touche_llm.errors import DataError, PromptError
 from touche_llm.llm.answers import AnswerForm, get_labels
 from touche_llm.prompt_lab.trial import (
     Messages,
@@ -51,8 +51,8 @@ class Finding:
 class CheckedPrompt:
     """Result of the checks of a prompt.
 
-    `tokens` are those of a prompt about an invented topic without documents; `shared` are the characters at the start
-    of the prompt that all requests have.
+    `tokens` are those of the longest topic's prompt without documents; `shared` are the characters at the start of the
+    prompt that all requests have.
     """
 
     findings: list[Finding] = field(default_factory=list)
@@ -64,8 +64,8 @@ class CheckedPrompt:
         return [finding.message for finding in self.findings if finding.level == level]
 
 
-async def check(task: Task, purpose: Purpose, prompt: Prompt) -> CheckedPrompt:
-    """Check a loaded prompt with invented topics and documents."""
+async def check(task: Task, purpose: Purpose, prompt: Prompt, topics: Sequence[Topic] = ()) -> CheckedPrompt:
+    """Check a loaded prompt with these topics, or an invented one, and invented documents."""
     result, renderer = CheckedPrompt(), _Renderer(task, purpose, prompt)
     plain = renderer.make_subject(replace(_BARE, description="x", narrative="x", objects=("x", "y")))
     where = ""
@@ -74,12 +74,19 @@ async def check(task: Task, purpose: Purpose, prompt: Prompt) -> CheckedPrompt:
         where = "a topic with nothing but a title: "
         await renderer.render(renderer.make_subject(_BARE))
         where = "with other texts: "
-        result.tokens = estimate(await renderer.render(renderer.make_subject(_INVENTED_TOPIC)))
         other_topic = replace(make_other_subject(plain, topic=True), documents=plain.documents)
         result.shared = count_common(messages, await renderer.render(other_topic))
         of_topic = count_common(messages, await renderer.render(make_other_subject(plain, topic=False)))
     except PromptError as error:
         return CheckedPrompt([Finding("error", f"{where}{error}")])
+    for topic in topics or [_INVENTED_TOPIC]:
+        try:
+            # A topic can have no labels to answer with, as a title without a word has none for its objects.
+            prompt.answer_for(topic, 2)
+            tokens = estimate(await renderer.render(renderer.make_subject(topic)))
+            result.tokens = max(tokens, result.tokens or 0)
+        except (PromptError, DataError) as error:
+            result.findings.append(Finding("error", f"topic {topic.id}: {error}"))
     result.findings += _check_labels(prompt, plain, f"{messages[0].content}\n{messages[-1].content}")
     result.findings += [Finding("warning", problem) for problem in list_copyable_answers(prompt)]
     result.findings += [

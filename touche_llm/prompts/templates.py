@@ -81,6 +81,15 @@ class _File:
         """The name of the file that this one extends."""
         return next((_get_name(node) for node in self.references if isinstance(node, nodes.Extends)), None)
 
+    @property
+    def assigned(self) -> set[str]:
+        """All names that the file assigns anywhere."""
+        names = {node.name for node in self.tree.find_all(nodes.Name) if node.ctx != "load"}
+        names |= {node.name for node in self.tree.find_all(nodes.Macro)}
+        names |= {node.target for node in self.tree.find_all(nodes.Import)}
+        imported = (name for node in self.tree.find_all(nodes.FromImport) for name in node.names)
+        return names | {name if isinstance(name, str) else name[1] for name in imported}
+
 
 class TemplateFiles:
     """A compiled template with the files of its folder that it references; rendering reads no file.
@@ -179,14 +188,13 @@ class TemplateFiles:
             sent |= {block.name for block in file.tree.find_all(nodes.Block)}
 
     def _check_names(self, variables: set[str]) -> set[str]:
-        """Return the variables that the files use; raise PromptError if the template uses an undefined name.
-
-        Included files see what the others assign, so their undefined names are errors of the rendering.
-        """
+        """Return the variables that the files use; raise PromptError if one uses an undefined name."""
         used: set[str] = set()
+        # Included files see what the others assign.
+        assigned = set[str]().union(*(file.assigned for file in self._files.values()))
         for file in self._files.values():
             names = meta.find_undeclared_variables(file.tree)
-            if file in self._chain and (unknown := sorted(names - variables)):
+            if unknown := sorted(names - variables - (set() if file in self._chain else assigned)):
                 known = ", ".join(sorted(variables))
                 raise PromptError(f"{file.path}: undefined variable {unknown[0]!r}; the template may use {known}")
             used |= names & variables
