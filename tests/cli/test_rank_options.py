@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
+import shutil
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -12,30 +14,35 @@ import pytest
 import yaml
 
 from tests.cli.conftest import Touche
+from tests.sample_runs import Silent
 from tests.scripted_engine import FACTS, Label, ScriptedEngine
 from tests.write_demo_cassette import script_of
-from touche_llm.cli.demo import SAMPLES
+from touche_llm.cli.demo import SAMPLES, sample_config
 from touche_llm.llm.answers import list_fields
 from touche_llm.llm.cache import Cache
 from touche_llm.llm.model import ModelClient
 from touche_llm.llm.request import Request
 from touche_llm.llm.settings import CacheConfig
 from touche_llm.pipeline import stages as pipeline
+from touche_llm.pipeline.stages import run_all
 from touche_llm.tasks import get_task
 
 SAMPLE = SAMPLES / "comparative"
 DATA = ["--topics", str(SAMPLE / "topics.xml"), "--corpus", str(SAMPLE / "passages.jsonl")]
 REPLAY = ["--cache", str(SAMPLE / "cassette.jsonl"), "--cache-mode", "replay"]
-# A run that the cassette holds all answers of: judge, stances, and comparisons of the best five.
-DEMO = ["run", "--config", str(SAMPLE / "demo.yaml"), *DATA, *REPLAY, "--topic", "3", "--out", "o"]
-STEPS = "judge, or with a number of documents, as pairwise:10, one of pairwise, sliding, setwise, insertion, listwise"
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run that the cassette holds all answers of: judge, stances, and comparisons of the best five."""
+    folder = tmp_path_factory.mktemp("made")
+    asyncio.run(run_all(sample_config("comparative", folder, {"topic": ["3"]}), folder / "o", Silent()))
+    return folder / "o"
 
 
 @pytest.fixture
-def demo(touche: Touche, tmp_path: Path) -> Path:
-    done = touche(*DEMO)
-    assert done.returncode == 0, done.stderr
-    return tmp_path / "o"
+def demo(made: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(made, tmp_path / "o"))
 
 
 def configured(folder: Path) -> dict[str, Any]:
@@ -58,27 +65,10 @@ def test_steps_are_changed_and_changed_back_in_a_folder(touche: Touche, demo: Pa
     assert configured(demo)["rank"] == ["judge", "pairwise:5"]
 
 
-@pytest.mark.parametrize(
-    ("steps", "message"),
-    [
-        (
-            "pairwise",
-            "rank: 'pairwise': needs the number of documents to rank, from 2 to 200, as pairwise:10",
-        ),
-        ("pairwise:1", "rank: 'pairwise:1': needs the number of documents to rank, from 2"),
-        ("pairwise:²", "needs the number of documents"),
-        ("foo:3", f"rank: 'foo:3': no such step; write {STEPS}"),
-        ("pairwise:5,judge", "rank: judge ranks all documents by their judgments, so it can only be the first step"),
-        ("judge:5", "rank: 'judge:5': judge ranks all documents; write it without a number"),
-        ("", f"rank: '': no such step; write {STEPS}"),
-    ],
-)
-def test_steps_that_cannot_be_carried_out_are_told_with_what_to_write(
-    touche: Touche, tmp_path: Path, steps: str, message: str
-) -> None:
-    done = touche("run", *DATA, "--out", "o", "--rank", steps)
-    assert done.returncode == 2 and done.stdout == ""
-    assert done.stderr.startswith("error: --rank: ") and message in done.stderr
+def test_a_step_that_cannot_be_carried_out_names_the_option(touche: Touche, tmp_path: Path) -> None:
+    done = touche("run", *DATA, "--out", "o", "--rank", "judge,pairwise")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("error: --rank: ") and "from 2 to 200, as pairwise:10" in done.stderr
     assert not (tmp_path / "o").exists()
 
 
@@ -90,8 +80,6 @@ def test_an_aim_brings_its_weights_and_a_weight_that_is_given_wins(touche: Touch
     assert (configured(demo)["objective"], configured(demo)["weights"]) == ("quality", objectives["quality"])
     # A weight alone leaves the objective and the others.
     assert touche("rank", "--out", "o", "--weight-relevance", "3").returncode == 0
-    assert configured(demo)["weights"] == {**objectives["quality"], "relevance": 3.0}
-    assert touche("rank", "--out", "o", "--objective", "quality").returncode == 0
     assert configured(demo)["weights"] == {**objectives["quality"], "relevance": 3.0}
     done = touche("rank", "--out", "o", "--objective", "relevance", "--weight-first-stage", "0.5")
     assert done.returncode == 0
@@ -122,18 +110,12 @@ def test_any_value_can_be_set(touche: Touche, demo: Path) -> None:
     ("value", "message"),
     [
         ("depth", "--set depth: must be NAME=VALUE, as --set ranking.listwise.window=10"),
-        ("rank ing=3", "must be NAME=VALUE"),
         ("depth=", "--set depth=: has no value"),
         ("depth=!!python/object/apply:os.getcwd []", "the value is not YAML"),
-        ("depth=" + "[" * 1500, "the value is not YAML"),
         ("depth=many", "--depth: must be a valid integer, not 'many'"),
         ("ranking.listwise.windw=3", "ranking.listwise.windw: no such name, did you mean w"),
         ("ranking.listwise.window=1", "--set ranking.listwise.window: must be greater than or equal to 2, not 1"),
-        (
-            "ranking.listwise.window=5",
-            "ranking.listwise: stride must be smaller than window",
-        ),
-        ("depth.deeper=3", "depth: "),
+        ("ranking.listwise.window=5", "ranking.listwise: stride must be smaller than window"),
         ("stance.thresholds.MAYBE=0.5", "stance.thresholds.MAYBE: no such label; comparative has NO, NEUTRAL"),
         ("engine.options.api_key=x", "engine.options: must not hold api_key"),
     ],
@@ -178,22 +160,12 @@ def test_thresholds_of_a_file_change_labels_and_stay(touche: Touche, demo: Path)
     assert [line.split()[1] for line in (demo / "run.txt").read_text().splitlines()] == labels
 
 
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        (None, "t.yaml: cannot read the file: No such file"),
-        ("thresholds: {NO: 0.3}\n", "t.yaml: stance: missing; `touche-llm calibrate --out` writes the file"),
-        ("stance: {thresholds: {NEU: 0.3}}\n", "stance.thresholds.NEU: no such label; comparative has NO, NEUTRAL"),
-    ],
-)
-def test_a_file_that_holds_no_thresholds_is_told_and_the_run_stays(
-    touche: Touche, demo: Path, content: str | None, message: str
-) -> None:
+def test_thresholds_of_labels_that_the_task_lacks_leave_the_run(touche: Touche, demo: Path) -> None:
     before = (demo / "run.txt").read_bytes()
-    if content is not None:
-        (demo.parent / "t.yaml").write_text(content)
+    (demo.parent / "t.yaml").write_text("stance: {thresholds: {NEU: 0.3}}\n")
     done = touche("rank", "--out", "o", "--thresholds", "t.yaml")
-    assert done.returncode == 2 and message in done.stderr
+    assert done.returncode == 2
+    assert "stance.thresholds.NEU: no such label; comparative has NO, NEUTRAL" in done.stderr
     assert (demo / "run.txt").read_bytes() == before
 
 

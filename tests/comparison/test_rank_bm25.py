@@ -21,7 +21,6 @@ from hypothesis import strategies as st
 from touche_llm.corpus.json_lines import CorpusFile, read_passages
 from touche_llm.corpus.store import DocumentStore, ensure_store
 from touche_llm.data.records import Candidate, Topic
-from touche_llm.data.topics import read_topics
 from touche_llm.retrieval.base import Bm25Settings
 from touche_llm.retrieval.bm25 import OkapiIndex, open_index
 
@@ -53,22 +52,6 @@ def rankings(
 def assert_same_scores(ours: list[Candidate], theirs: list[Candidate], factor: float) -> None:
     reference = {each.document_id: each.score for each in theirs}
     assert {each.document_id: each.score * factor for each in ours} == pytest.approx(reference, rel=TOLERANCE, abs=0)
-
-
-@pytest.mark.slow
-def test_real_rankings_are_the_same(tmp_path: Path) -> None:
-    if not (REAL / "passages.jsonl.gz").exists():
-        pytest.skip(f"no {REAL / 'passages.jsonl.gz'}")
-    topics = read_topics(REAL / "topics.xml")
-    with closing(
-        ensure_store(CorpusFile(REAL / "passages.jsonl.gz", read_passages), tmp_path / "index", warn=quiet)
-    ) as store:
-        pairs = rankings(store, topics)
-    assert len(pairs) == 50
-    for ours, theirs in pairs:
-        assert len(ours) == 100
-        assert [each.document_id for each in ours] == [each.document_id for each in theirs]
-        assert_same_scores(ours, theirs, factor=2.5)
 
 
 # Words that the analyzer leaves alone; the later, the rarer.

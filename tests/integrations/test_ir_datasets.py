@@ -116,7 +116,6 @@ def test_documents_are_those_of_the_readers_of_published_files(files: Path) -> N
     [
         (home.PASSAGES, "3", {"relevance", "quality", "stance"}),
         (home.PAIRS, "3", {"relevance", "quality", "coherence"}),
-        (home.ARGUMENTS_2020, "1", {"relevance"}),
         (home.PAGES_2021, "1", {"relevance", "quality"}),
     ],
 )
@@ -221,9 +220,7 @@ def test_a_bad_document_is_named_and_can_be_left_out(
     ("arguments", "expected"),
     [
         (("run", "--dataset", "clueweb12/touche-2022-task2"), "clueweb12/touche-2022-task-2"),
-        (("run", "--dataset", "../up", "--task", "comparative"), "--dataset"),
         (("run", "--dataset", home.PASSAGES, "--topics", "t.xml"), "leave out"),
-        (("run", "--dataset", "argsme/2020-04-01", "--task", "arguments_2020"), "has no topics"),
         (("evaluate", "run.txt", "--dataset", home.PASSAGES, "--relevance", "q.txt"), "leave it out"),
         (("validate", "run.txt", "--dataset", home.PASSAGES, "--topics", "t.xml"), "--topics"),
     ],

@@ -38,16 +38,8 @@ def test_the_mean_is_over_the_fields_with_probabilities(judgments: list[Judgment
     [
         ("comparative", False, {"relevance": 3.0, "quality": 0.0}, "NO", None),
         ("comparative", False, {"relevance": 3.1, "quality": 0.0}, "NO", ("relevance 3.1",)),
-        (
-            "comparative",
-            False,
-            {"relevance": 3.0, "coherence": 1.0},
-            "NO",
-            ("coherence 1", "relevance 0, 1, 2, 3; quality"),
-        ),
         ("comparative", False, {"relevance": 3.0}, "PRO", ("stance PRO",)),
         ("sentence_pairs", False, {"coherence": 2.5}, "CON", None),
-        ("sentence_pairs", False, {"coherence": 2.5}, "NONE", ("stance NONE",)),
         ("sentence_pairs", True, {"relevance": 2.5}, "NONE", None),
         ("sentence_pairs", True, {"coherence": 2.5}, "NONE", ("coherence 2.5", "relevance 0, 1, 2, 3; quality")),
     ],

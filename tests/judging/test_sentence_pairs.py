@@ -156,18 +156,6 @@ def largest_share(pairs: list[Candidate]) -> float:
     return max(counts.values()) / len(pairs)
 
 
-def test_the_share_gives_way_only_as_far_as_the_least_number_needs() -> None:
-    sentences = [sentence(f"A{n}_1", score=1 - n / 100, rank=n) for n in range(15)]
-    settings = PairSettings(most_share=0.05)
-    few = make_pairs("1", sentences, settings, min_pairs=0)
-    enough = make_pairs("1", sentences, settings, min_pairs=100)
-    assert len(few) < 100
-    assert largest_share(few) <= max(1 / len(few), 0.05)
-    assert len(enough) == 100
-    # 200 places among 15 sentences: one of them has at least 14.
-    assert largest_share(enough) == 14 / 100
-
-
 @pytest.mark.parametrize(("claims", "first"), [((0.0, 0.4), "A1_1"), ((0.4, 0.0), "A1_1"), ((0.0, 0.6), "A1_2")])
 def test_an_argument_keeps_its_order_unless_the_later_sentence_is_clearly_its_claim(
     claims: tuple[float, float], first: str

@@ -4,7 +4,7 @@ import asyncio
 import re
 from collections.abc import Callable, Mapping
 from functools import cache
-from itertools import permutations, product
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -158,21 +158,6 @@ async def test_the_same_question_is_asked_once_also_while_it_is_under_way_or_fai
         failed = script is not first_shown
         assert len(engine.requests) == (MAX_SAMPLES if failed else 1)
         assert len(comparer.failures) == failed and len(comparer.comparisons) == (not failed)
-
-
-async def test_questions_of_an_earlier_topic_go_first() -> None:
-    engine = StrictEngine(first_shown)
-    engine.turns = lambda request: 30
-    slots = Slots(1)
-    pairs = list(permutations(["a", "b", "c"], 2))
-    late = comparer_for(engine, position=5, slots=slots, topic=Topic("late", "?", objects=("x", "y")))
-    early = comparer_for(engine, position=2, slots=slots, topic=Topic("early", "?", objects=("x", "y")))
-    first = asyncio.create_task(late.run_all(late.estimate_best, pairs))
-    while not engine.sizes:
-        await asyncio.sleep(0)
-    await asyncio.gather(early.run_all(early.estimate_best, pairs), first)
-    # The one that was under way is not taken back.
-    assert [request.origin.topic_id for request in engine.requests] == ["late", *["early"] * 6, *["late"] * 5]
 
 
 async def prompt_size(bytes_per_token: int = 1) -> int:

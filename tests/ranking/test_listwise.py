@@ -69,9 +69,8 @@ def test_the_central_ranking_is_as_near_to_all_as_any_ranking_that_was_given(ran
 
 
 def test_windows_that_do_not_overlap_are_refused() -> None:
-    for chosen in ({"window": 5, "stride": 5}, {"window": 27}, {"shuffles": 0}, {"window": 1}):
-        with pytest.raises(UsageError):
-            Listwise(**chosen)
+    with pytest.raises(UsageError):
+        Listwise(window=5, stride=5)
 
 
 async def test_a_stage_won_is_a_point_and_the_place_in_the_last_group_a_part_of_one() -> None:

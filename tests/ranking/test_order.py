@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from itertools import pairwise
 from typing import Literal
 
 import pytest
@@ -127,14 +126,6 @@ def test_no_document_passes_one_that_is_better_by_more_than_the_margin_or_rises_
     for group in (["PRO"], ["CON"], ["NEU", "NO"]):
         same = [each for each in equal if stances[each] in group]
         assert same == sorted(same)
-
-
-@pytest.mark.parametrize(("pro", "con"), [(0, 3), (1, 1), (5, 2), (2, 6), (4, 4)])
-def test_among_equals_sides_take_turns_for_as_long_as_there_are_both(pro: int, con: int) -> None:
-    found = balanced("P" * pro + "C" * con, [0.5] * (pro + con), 0.0)
-    turns = found[: 2 * min(pro, con)]
-    assert all(one != other for one, other in pairwise(turns))
-    assert len(set(found[len(turns) :])) <= 1
 
 
 def test_a_document_within_the_margin_goes_up_and_one_beyond_it_stays() -> None:

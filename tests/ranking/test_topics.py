@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterator, Mapping
 from itertools import groupby, pairwise
 from pathlib import Path
@@ -13,7 +12,6 @@ from touche_llm.data.records import Candidate, Comparison, Failure, RunLine, Top
 from touche_llm.judging.pointwise import RequestBuilder
 from touche_llm.llm.answers import list_fields
 from touche_llm.llm.cache import Cache, CacheMode
-from touche_llm.llm.engine import Completion
 from touche_llm.llm.model import ModelClient
 from touche_llm.llm.request import MAX_SAMPLES, Request, Sampling
 from touche_llm.prompts.purposes import LABELS
@@ -44,10 +42,9 @@ async def rank(
     steps: str,
     script: Script = last_best,
     without_objects: tuple[str, ...] = (),
-    engine_type: type[ScriptedEngine] = ScriptedEngine,
 ) -> tuple[tuple[list[RunLine], list[Comparison], list[Failure]], ScriptedEngine]:
     """Rank topics with so many candidates each, for the comparative task."""
-    engine = engine_type(script)
+    engine = ScriptedEngine(script)
     topics = [
         Topic(each, f"Question {each}?", objects=None if each in without_objects else ("x", "y")) for each in documents
     ]
@@ -122,33 +119,3 @@ async def test_a_question_that_failed_in_one_step_is_not_sent_again_in_the_next_
     assert len(engine.requests) == MAX_SAMPLES * len(questions)
     assert len(failures) == len(questions) >= 1
     assert ranking_of(lines, "1") == ["1-1", "1-2"]
-
-
-class Holding(ScriptedEngine):
-    """Holds the first answer about topic 1 back until all about topic 2 were requested, which are so many."""
-
-    others = 0
-
-    async def complete(self, request: Request) -> Completion:
-        completion = await super().complete(request)
-        if len(self.requests) == 1:
-            assert request.origin.topic_id == "1"
-            async with asyncio.timeout(60):
-                while count_of("2", self) < self.others:
-                    await asyncio.sleep(0)
-        return completion
-
-
-def count_of(topic: str, engine: ScriptedEngine) -> int:
-    return sum(request.origin.topic_id == topic for request in engine.requests)
-
-
-async def test_while_one_topic_waits_for_an_answer_the_others_are_ranked_to_the_end(
-    cache: Cache, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    steps = "setwise:4,listwise:4"
-    (_, expected, _), free = await rank(cache, {"1": 4, "2": 4}, steps)
-    monkeypatch.setattr(Holding, "others", count_of("2", free))
-    assert Holding.others > 3
-    (_, comparisons, _), held = await rank(cache, {"1": 4, "2": 4}, steps, engine_type=Holding)
-    assert comparisons == expected and len(held.requests) == len(free.requests)
