@@ -34,13 +34,6 @@ def test_an_unknown_task_is_located_in_the_option_or_the_file_that_names_it(tmp_
         load_config(file, {})
 
 
-def test_a_depth_of_the_stance_replaces_a_shared_prompt(tmp_path: Path) -> None:
-    file = config_file(tmp_path, BASE + "stance: {prompt: shared}\n")
-    shared, own = load_config(file, {}).stance, load_config(file, {"stance.depth": 7}).stance
-    assert shared is not None and own is not None
-    assert (shared.prompt, own.depth) == ("shared", 7) and own.prompt != "shared"
-
-
 def test_a_flag_overrides_the_file_and_leaves_the_rest(tmp_path: Path) -> None:
     file = config_file(
         tmp_path, BASE + "depth: 7\ntag: mine\ntopic: ['1']\nretriever: {k1: 0.9, b: 0.4}\ncache: {mode: replay}\n"

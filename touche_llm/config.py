@@ -218,8 +218,8 @@ class Config(Section):
         if not task.no_stances:
             why = f"every document of {task.name} takes a side" if task.stances else f"{task.name} has no stances"
             raise ValueError(f"stance: {why}; leave the section out")
-        if self.stance.prompt != "shared" and task.stance_question is None:
-            raise ValueError(f"stance.prompt: {task.name} has no stance prompt; give shared")
+        if self.stance.depth and task.stance_question is None:
+            raise ValueError(f"stance.depth: {task.name} has no stance prompt; leave it out")
         for label in self.stance.thresholds:
             if label not in task.no_stances:
                 known = ", ".join(task.no_stances)

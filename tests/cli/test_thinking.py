@@ -75,6 +75,7 @@ def reasoned(touche: Touche) -> Path:
 
     with FakeServer(rest=think).in_thread() as server:
         flags = ["--thinking", "judge=2048,stance=64", "--stance-prompt", "own", "--base-url", server.url]
+        flags += ["--stance-depth", "20"]
         for arguments in ([*RUN, *flags], [*RUN[:-1], "plain", "--base-url", server.url]):
             assert touche(*arguments).returncode == 0
     return Path("out")

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 from fractions import Fraction
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import numpy as np
@@ -72,7 +71,7 @@ def test_a_threshold_of_a_label_that_cannot_have_one_is_told(label: str) -> None
 
 
 @pytest.mark.parametrize(
-    "values", [{"thresholds": {"NO": float("nan")}}, {"depth": -1}, {"order": True}, {"prompt": "shared", "depth": 7}]
+    "values", [{"thresholds": {"NO": float("nan")}}, {"depth": -1}, {"order": True}, {"prompt": "shared"}]
 )
 def test_settings_out_of_range_are_refused(values: dict[str, object]) -> None:
     with pytest.raises(ValidationError):
@@ -108,21 +107,6 @@ def test_a_bad_file_of_thresholds_is_told_with_its_name_and_place(tmp_path: Path
     path.write_text(text)
     with raises_at(UsageError, path, *values):
         read_thresholds(path)
-
-
-@pytest.mark.parametrize(
-    ("given", "prompt", "depth"),
-    [
-        ({}, "shared", 0),
-        ({"prompt": "own"}, "own", 20),
-        ({"prompt": "both_orders", "depth": 7}, "both_orders", 7),
-        ({"depth": 7}, "both_orders", 7),
-    ],
-)
-def test_the_prompt_follows_from_what_is_given(given: dict[str, Any], prompt: str, depth: int) -> None:
-    settings = StanceSettings.model_validate(given)
-    assert (settings.prompt, settings.prompt_depth) == (prompt, depth)
-    assert StanceSettings.model_validate(settings.model_dump(mode="json")) == settings
 
 
 def test_a_stance_is_no_position_or_a_position_times_a_side() -> None:

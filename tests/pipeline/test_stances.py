@@ -17,7 +17,6 @@ from touche_llm.config import Config
 from touche_llm.data.io import read_records
 from touche_llm.data.records import Failure, Judgment, RunLine, StanceReading
 from touche_llm.errors import DataError
-from touche_llm.judging.labels import StanceSettings
 from touche_llm.llm.answers import list_fields
 from touche_llm.llm.engine import Completion
 from touche_llm.llm.request import Request
@@ -78,9 +77,9 @@ def sure_of(side: str, yes: float) -> Answer:
     return {"position": {"YES": yes, "NO": 1.0 - yes}, "stance": {side: 1.0}}
 
 
-@pytest.mark.parametrize(("thinking", "prompt"), [("judge", "shared"), ("stance", "both_orders")], ids=str)
+@pytest.mark.parametrize(("thinking", "depth"), [("judge", 0), ("stance", 3)], ids=str)
 async def test_chains_are_combined_into_labels_before_they_are_averaged(
-    thinking: str, prompt: str, tmp_path: Path
+    thinking: str, depth: int, tmp_path: Path
 ) -> None:
     def script(request: Request) -> Answer:
         # One chain is sure of a position and a side, the other of no position, leaning to the other side.
@@ -91,12 +90,11 @@ async def test_chains_are_combined_into_labels_before_they_are_averaged(
         return {"relevance": 2, "quality": 1, **found} if "relevance" in list_fields(request.schema) else found
 
     chains = {"thinking": {thinking: 8, "chains": 2}}
-    settings = StanceSettings.model_validate({"prompt": prompt})
-    config = heating(tmp_path, sampling=chains).model_copy(update={"stance": settings})
+    config = heating(tmp_path, sampling=chains, stance__depth=depth)
     await judged(config, tmp_path / "out", script)
     judgments = read_records(tmp_path / "out" / "judgments.jsonl", Judgment, "judgments")
     found = [judgment.readings["stance"].probabilities for judgment in judgments]
-    if prompt != "shared":
+    if depth:
         found = [reading.probabilities for reading in readings(tmp_path / "out")]
     expected = {"FIRST": 0.5, "SECOND": 0.05, "NEUTRAL": 0.0, "NO": 0.45}
     assert len(found) == 3 and found == [pytest.approx(expected)] * 3

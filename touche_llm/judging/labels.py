@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
+from pydantic import Field
 
 from touche_llm.data.io import open_atomic
 from touche_llm.data.records import Judgment, Reading, StanceReading
@@ -72,7 +72,6 @@ def mean_off_label_mass(judgments: Iterable[Judgment]) -> float | None:
     return round(sum(masses) / len(masses), 6) if masses else None
 
 
-StancePrompt = Literal["shared", "own", "both_orders"]
 # A topic's id; YAML reads `12` as a number.
 _TopicId = Annotated[str, Field(coerce_numbers_to_str=True)]
 
@@ -81,60 +80,31 @@ class StanceSettings(Section):
     """Settings of stance detection.
 
     Attributes:
-        prompt: Prompt whose answers give the stance: `shared`, that of the judge prompt; `own`, that of the stance
-            prompt for the best documents; `both_orders`, the same with the two objects in both orders, of which the
-            mean is taken, if the task has objects.
         depth: Number of documents per topic, best first, that the stance prompt labels. The others keep the
-            probabilities of the judge prompt.
+            probabilities of the judge prompt; with 0, all do.
+        prompt: `own`, to label with the stance prompt once; `both_orders`, to label with the two objects in both
+            orders, of which the mean is taken, if the task has objects.
         thresholds: For labels that take no side, the share (0 to 1) from which they are chosen, see `choose_stance`.
         calibrated_on: Ids of the topics that the thresholds were fitted on; empty if they were chosen by hand.
         calibrated_for: Name, version and hash of the prompt whose probabilities the thresholds were fitted on.
     """
 
-    prompt: Annotated[
-        StancePrompt,
-        Option(
-            "--stance-prompt",
-            "Prompt of the stance: shared (the judge prompt), own, or both_orders (own, objects in both orders)",
-            "Judging",
-            metavar="NAME",
-        ),
-        Scope.JUDGE,
-    ] = "shared"
     depth: Annotated[
         int,
-        Option("--stance-depth", "Best documents per topic that a stance prompt of its own labels", "Judging"),
+        Option("--stance-depth", "Best documents per topic that a prompt of its own labels (default: none)", "Judging"),
         Scope.JUDGE,
-    ] = Field(20, ge=1)
+    ] = Field(0, ge=0)
+    prompt: Annotated[
+        Literal["own", "both_orders"],
+        Option("--stance-prompt", "That prompt: own, or both_orders (own, objects in both)", "Judging", metavar="NAME"),
+        Scope.JUDGE,
+    ] = "both_orders"
     thresholds: Annotated[
         dict[str, Annotated[float, Field(ge=0.0, le=1.0)]],
         Option("--thresholds", "Stance thresholds, as written by `touche-llm calibrate`", "Ranking", is_file=True),
     ] = {}
     calibrated_on: tuple[_TopicId, ...] = ()
     calibrated_for: str = ""
-
-    @model_validator(mode="before")
-    @classmethod
-    def _choose_prompt(cls, values: Any) -> Any:
-        depth = values.get("depth") if isinstance(values, dict) else None
-        if depth is None:
-            return values
-        if depth == 0 and type(depth) is int:
-            return {**{name: value for name, value in values.items() if name != "depth"}, "prompt": "shared"}
-        if values.get("prompt") == "shared":
-            raise ValueError("depth: a shared prompt labels all documents; give `prompt: own` or `prompt: both_orders`")
-        # A depth alone selects a prompt of its own.
-        return {"prompt": "both_orders", **values}
-
-    @model_serializer(mode="wrap")
-    def _leave_out(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        values: dict[str, Any] = serialize(self)
-        return {name: value for name, value in values.items() if name != "depth" or self.prompt != "shared"}
-
-    @property
-    def prompt_depth(self) -> int:
-        """Number of documents per topic that the stance prompt labels; 0 if it is not used."""
-        return 0 if self.prompt == "shared" else self.depth
 
 
 def combine_position(position: Reading, side: Reading, labels: Sequence[str], without: str) -> Reading:
@@ -235,7 +205,7 @@ def choose_label(
         source: StanceSource = "inherited" if judgment.source == "inherited" else "judge"
         found = ChosenStance(judgment.stance, source, None if answer is None else answer.probabilities)
         # Thresholds belong to one prompt: the judge prompt only if the stance prompt is not used.
-        thresholds = {} if settings is not None and settings.prompt_depth else thresholds
+        thresholds = {} if settings is not None and settings.depth else thresholds
     if thresholds and found.probabilities:
         label = choose_stance(found.probabilities, thresholds, task)
         return found if label == found.label else ChosenStance(label, "threshold", found.probabilities)

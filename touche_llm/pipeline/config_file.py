@@ -104,10 +104,6 @@ def _drop_outdated(values: dict[str, Any], flags: Mapping[str, Any]) -> None:
     if flags.get("dataset") not in (None, values.get("dataset")):
         for name in ("topics", "corpus", "index"):
             values.pop(name, None)
-    stance = values.get("stance")
-    if flags.get("stance.depth") is not None and isinstance(stance, dict) and stance.get("prompt") == "shared":
-        # A shared prompt has no depth.
-        del stance["prompt"]
     engine = values.get("engine")
     for name in ("model", "base_url"):
         given = flags.get(f"engine.{name}")

@@ -183,7 +183,7 @@ class RunContext:
 
     def load_prompts(self, *names: str) -> dict[str, Prompt]:
         """Return the prompts of these purposes or, without names, of all that the run needs; each is loaded once."""
-        stance_depth = 0 if self.config.stance is None else self.config.stance.prompt_depth
+        stance_depth = 0 if self.config.stance is None else self.config.stance.depth
         needed = {
             *list_judging_purposes(self.task, self.topics, stance_depth),
             *list_comparison_kinds(self.config.steps),

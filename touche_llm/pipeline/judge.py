@@ -159,7 +159,7 @@ async def _judge_documents(
     with stage("judging", len(work) * len(prompts["judge"].sent)) as done:
         judgments, failures = await judge_documents(work, documents, task.question, prompts["judge"], builder, done)
     stances: list[StanceReading] = []
-    if stance is not None and stance.prompt_depth and "stance" in prompts:
+    if stance is not None and stance.depth and "stance" in prompts:
         best = _choose_best(chosen, judgments, stance.depth)
         both_orders = stance.prompt == "both_orders"
         stances, failed = await judge_stances(best, documents, task, prompts["stance"], both_orders, builder, stage)

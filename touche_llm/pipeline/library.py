@@ -196,7 +196,7 @@ async def judge(
     task = candidates.task
     stance = read_settings(StanceSettings, stance, "stance")
     pairs = read_settings(PairSettings, pairs, "pairs")
-    needed = list_judging_purposes(task, candidates.topics, stance.prompt_depth)
+    needed = list_judging_purposes(task, candidates.topics, stance.depth)
     given = {**(prompts or {}), **({} if prompt is None else {"judge": prompt})}
     if judge_per not in get_args(JudgePer):
         raise UsageError(f"judge_per: {judge_per!r:.40}: must be {' or '.join(get_args(JudgePer))}")

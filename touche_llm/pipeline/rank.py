@@ -174,7 +174,7 @@ def _warn_of_thresholds(judgments: Judgments, settings: StanceSettings | None, p
     """Warn if the thresholds of the stance do not fit the answers that they are applied to."""
     if settings is None or not settings.thresholds:
         return
-    answers: Collection[Judgment | StanceReading] = judgments.stances if settings.prompt_depth else judgments.judgments
+    answers: Collection[Judgment | StanceReading] = judgments.stances if settings.depth else judgments.judgments
     prompts = {answer.prompt for answer in answers}
     if settings.calibrated_for and prompts - {settings.calibrated_for}:
         progress.warn(

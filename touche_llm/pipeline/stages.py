@@ -96,7 +96,7 @@ async def rank_stage(context: RunContext, directory: RunDirectory) -> Ranking:
     started, before = time.monotonic(), count_requests(context.model)
     judgments = directory.read_judgments(context)
     config, kinds = context.config, list_comparison_kinds(context.config.steps)
-    if config.stance is not None and config.stance.prompt_depth and not directory.stances_file.exists():
+    if config.stance is not None and config.stance.depth and not directory.stances_file.exists():
         context.progress.warn(f"{directory.stances_file}: no such file; every stance is that of the judge prompt")
     facts: dict[str, Any] = {"chosen topics": context.chosen_topics}
     async with context.using_reranker():
