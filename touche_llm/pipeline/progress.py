@@ -7,7 +7,6 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
-from functools import partial
 from typing import Protocol
 
 import rich.progress
@@ -95,15 +94,16 @@ class ConsoleProgress:
         """Show a stage of `total` steps; yields the function to call after each step. Always ends the bar."""
         stage = _Stage(title, total, counts, self.console)
         _LOG.info("%s: %d to do", title, total)
-        if not self.console.is_terminal:
-            show = partial(self.console.print, markup=False)
-            with _show_regularly(stage, lambda: show(stage.line()), self._min_seconds):
+        if self.console.is_terminal:
+            with stage.bar:
                 yield stage.step
-            return
-        with stage.bar:
-            yield stage.step
-        if stage.spent.retries:
-            self.warn(f"{title}: {stage.spent.retries:,} retries; the last: {stage.spent.problem}")
+            if stage.spent.retries:
+                self.warn(f"{title}: {stage.spent.retries:,} retries; the last: {stage.spent.problem}")
+        else:
+            with _repeat(lambda: self.console.print(stage.line(), markup=False)) as show:
+                yield stage.step
+            if stage.elapsed >= self._min_seconds:
+                show()
         stage.log()
 
 
@@ -113,8 +113,8 @@ def default_progress() -> Progress:
 
 
 @contextmanager
-def _show_regularly(stage: _Stage, show: Callable[[], None], min_seconds: float) -> Iterator[None]:
-    """Show a stage every few seconds while the block runs and, unless it was short, at its end if it succeeds."""
+def _repeat(show: Callable[[], None]) -> Iterator[Callable[[], None]]:
+    """Call a function every few seconds while the block runs."""
     ended = threading.Event()
 
     def repeat() -> None:
@@ -125,13 +125,10 @@ def _show_regularly(stage: _Stage, show: Callable[[], None], min_seconds: float)
     thread = threading.Thread(target=repeat, daemon=True)
     thread.start()
     try:
-        yield
+        yield show
     finally:
         ended.set()
         thread.join()
-    if stage.elapsed >= min_seconds:
-        show()
-    stage.log()
 
 
 class _Stage(ProgressColumn):

@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from touche_llm.config import PURPOSES, Config
+from touche_llm.config import Config
 from touche_llm.data.io import RecordT, open_atomic, read_records, write_records
 from touche_llm.data.records import Comparison, Failure, Judgment, Objects, StanceReading, UserLabels
 from touche_llm.data.settings import read_yaml, to_yaml
@@ -223,8 +223,7 @@ class RunDirectory:
             for name in OUTPUTS[later]:
                 (self.path / name).unlink(missing_ok=True)
         write_config(config, self.config_file)
-        used = (purpose for earlier in STAGES[: STAGES.index(stage)] for purpose in PURPOSES[earlier])
-        copy_task(get_task(config.task), self.path, [getattr(config.prompts, purpose) for purpose in used])
+        copy_task(get_task(config.task), self.path)
 
     def remove_report(self) -> bool:
         """Remove the page about the run, if this program wrote it; return whether it did."""
@@ -333,8 +332,6 @@ class RunDirectory:
         """Return the ids of the topics that were chosen for the run; None if none were."""
         stages = self.read_metadata().stages
         finished = [stages[stage] for stage in STAGES if stage in stages]
-        if not finished and self.config_file.is_file() and self.read_config().has_chosen_topics:
-            raise DataError(f"{self.metadata_file}: lacks the chosen topics; run `touche-llm rank` there again")
         return read_counts(finished[-1]).chosen_topics if finished else None
 
     def _require(self, path: Path, stage: str) -> Path:
