@@ -21,7 +21,7 @@ import random
 import tempfile
 import time
 import timeit
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AsyncExitStack, contextmanager
 from functools import partial
 from itertools import cycle
@@ -47,7 +47,6 @@ from touche_llm.llm.model import ModelClient
 from touche_llm.llm.request import Request
 from touche_llm.pipeline.config_file import load_config
 from touche_llm.pipeline.context import RunContext
-from touche_llm.pipeline.progress import StepFunction
 from touche_llm.pipeline.run_directory import CANDIDATES, RunDirectory
 from touche_llm.pipeline.stages import judge_stage
 
@@ -145,10 +144,10 @@ class _Watch:
         pass
 
     @contextmanager
-    def stage(self, title: str, total: int, counts: Counts | None = None) -> Iterator[StepFunction]:
+    def stage(self, title: str, total: int, counts: Counts | None = None) -> Iterator[Callable[[], None]]:
         marks = {total // 10, total}
 
-        def step(awaited: str = "") -> None:
+        def step() -> None:
             self.done += 1
             if self.done in marks:
                 self.mib.append(_resident_mib())

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,7 @@ from touche_llm.pipeline.config_file import load_config
 from touche_llm.pipeline.context import RunContext
 from touche_llm.pipeline.engines import store_engine_info
 from touche_llm.pipeline.judge import Judgments
-from touche_llm.pipeline.progress import Progress, StepFunction
+from touche_llm.pipeline.progress import Progress
 from touche_llm.pipeline.rank import Ranking
 from touche_llm.pipeline.run_directory import RunDirectory
 from touche_llm.pipeline.stages import RunResult
@@ -45,10 +45,10 @@ class Silent:
         self.notices.append(message)
 
     @contextmanager
-    def stage(self, title: str, total: int, counts: Counts | None = None) -> Iterator[StepFunction]:
+    def stage(self, title: str, total: int, counts: Counts | None = None) -> Iterator[Callable[[], None]]:
         self.titles.append(title)
         steps: list[str] = []
-        yield lambda awaited="": steps.append(title)
+        yield lambda: steps.append(title)
         assert len(steps) == total, title
 
 

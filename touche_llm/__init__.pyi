@@ -16,8 +16,6 @@ from .judging.sentence_pairs import PairSettings as PairSettings
 from .llm.settings import EngineConfig as EngineConfig
 from .llm.settings import SamplingConfig as SamplingConfig
 from .pipeline.candidates import Candidates as Candidates
-from .pipeline.candidates import from_frame as from_frame
-from .pipeline.candidates import to_frame as to_frame
 from .pipeline.context import Dataset as Dataset
 from .pipeline.engines import LanguageModel as LanguageModel
 from .pipeline.judge import Judgments as Judgments

@@ -37,7 +37,7 @@ def no_java(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 def read_frame(task: str) -> pd.DataFrame:
     """The topics of a sample as PyTerrier has them."""
     topics = tl.read_topics(detect_input(SAMPLES / task).topics)
-    return tl.to_frame(topics).rename(columns={"id": "qid", "title": "query"})
+    return pd.DataFrame(topics).rename(columns={"id": "qid", "title": "query"})
 
 
 @pytest.fixture

@@ -13,11 +13,12 @@ CELLS = (
     """
     import warnings
     warnings.simplefilter("ignore")
+    import pandas as pd
     import pyterrier as pt
     import touche_llm as tl
     from touche_llm.integrations.pyterrier import BM25, LLMJudge, LLMRerank
 
-    topics = tl.to_frame(tl.read_topics({topics!r})).rename(columns={{"id": "qid", "title": "query"}})
+    topics = pd.DataFrame(tl.read_topics({topics!r})).rename(columns={{"id": "qid", "title": "query"}})
     corpus = tl.open_corpus({corpus!r}, task="comparative", index={index!r})
     bm25 = BM25(corpus, depth=100)
     """,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ from touche_llm.lab.bench import Benches
 from touche_llm.lab.runs import make_page
 from touche_llm.lab.workplace import run_apart
 from touche_llm.llm.engine import Counts
-from touche_llm.pipeline.progress import SilentProgress, StepFunction
+from touche_llm.pipeline.progress import SilentProgress
 from touche_llm.prompt_lab.comparison import ComparisonInputs, PromptComparison, compare_prompts, estimate_comparison
 from touche_llm.prompt_lab.variants import Variant
 from touche_llm.report.matrix import render_matrix
@@ -73,11 +73,11 @@ class _LinesOfProgress:
         """Drop the message, which the result has too."""
 
     @contextmanager
-    def stage(self, title: str, total: int, counts: Counts | None = None) -> Iterator[StepFunction]:
+    def stage(self, title: str, total: int, counts: Counts | None = None) -> Iterator[Callable[[], None]]:
         """Add a line for each step of a stage."""
         done = 0
 
-        def advance(awaited: str = "") -> None:
+        def advance() -> None:
             nonlocal done
             done += 1
             sent = (0, 0, 0) if counts is None else (counts.requests, counts.cache_hits, counts.failures)

@@ -119,7 +119,7 @@ class Survey:
         server: The server; the probes make it send requests in the way that works.
         schemas: Schemas of the answers that the run requests, as far as they are known.
         warn: Receives what is missing if a run is possible.
-        step: Called after each probe, with the name of the next.
+        step: Called after each probe.
         info: Description of the engine, complete after all probes.
         probe: Reply in which the schema was enforced, if there was one.
         top_logprobs: Number of alternatives to request; 0 if the server sends none.
@@ -131,7 +131,7 @@ class Survey:
     sampling: SamplingConfig
     schemas: Sequence[Mapping[str, Any]] = ()
     warn: Warn = lambda _: None
-    step: Callable[[str], None] = lambda _: None
+    step: Callable[[], None] = lambda: None
     checks: list[ServerCheck] = field(default_factory=list)
     info: EngineInfo = EngineInfo(model="", revision="", context=0, overhead=0, engine="")
     probe: ChatReply | None = None

@@ -409,7 +409,7 @@ async def examine(survey: Survey, probes: Probes = RUN_PROBES) -> None:
             ServerCheck("model", True, survey.info.model),
             context,
         ]
-        for (name, probe), following in zip(probes.items(), [*list(probes)[1:], ""], strict=True):
+        for name, probe in probes.items():
             is_possible = survey.probe is not None and not survey.is_blocked("system message")
             if is_possible or name in ("schema", "tokens"):
                 try:
@@ -418,7 +418,7 @@ async def examine(survey: Survey, probes: Probes = RUN_PROBES) -> None:
                     if name in RUN_PROBES:
                         raise
                     survey.checks.append(ServerCheck(name, None, f"could not be checked: {error}"))
-            survey.step(following)
+            survey.step()
         overhead = 0
         if not survey.is_blocked():
             chat = place_system_message(EMPTY_CHAT, survey.sampling.system_message)

@@ -7,8 +7,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
-import msgspec
-
 from touche_llm.data.concurrency import map_in_order
 from touche_llm.data.io import check_output
 from touche_llm.data.records import Candidate, Failure, Objects, Queries, Topic
@@ -39,45 +37,6 @@ def make_frame(rows: Iterable[Sequence[Any]], columns: Sequence[str]) -> DataFra
     import pandas as pd
 
     return pd.DataFrame.from_records(list(rows), columns=list(columns))
-
-
-def to_frame(records: Sequence[Any]) -> DataFrame:
-    """Return a frame with a row per record and a column per field.
-
-    Args:
-        records: Records of one class, such as `Topic`, `Candidate` or `RunLine`; none raise DataError.
-    """
-    if not records:
-        raise DataError("records: empty; give at least one record, whose fields become the columns")
-    names = records[0].__match_args__
-    return make_frame(([getattr(record, name) for name in names] for record in records), names)
-
-
-def from_frame(frame: DataFrame, record: type[RecordT]) -> list[RecordT]:
-    """Return a record per row; columns that the record does not have are ignored, missing values are left out.
-
-    Args:
-        frame: Frame with the columns of the record's required fields.
-        record: Class of the records, such as `Topic`.
-
-    Raises:
-        DataError: A required column is missing, or a value has the wrong type; names the row.
-    """
-    import pandas as pd
-
-    names = [name for name in getattr(record, "__match_args__", ()) if name in frame.columns]
-    records = []
-    for number, row in enumerate(frame[names].itertuples(index=False, name=None)):
-        values = {
-            name: value
-            for name, value in zip(names, row, strict=True)
-            if isinstance(value, list | tuple | dict) or not pd.isna(value)
-        }
-        try:
-            records.append(msgspec.convert(values, record, from_attributes=False))
-        except msgspec.ValidationError as error:
-            raise DataError(f"row {number}: not a {record.__name__}: {error}") from error
-    return records
 
 
 def group_rankings(frame: DataFrame) -> dict[str, list[Candidate]]:
@@ -131,13 +90,6 @@ class Candidates:
     are_pairs: bool = False
     queries: Sequence[Queries] = ()
     failures: Sequence[Failure] = ()
-
-    def __post_init__(self) -> None:
-        seen: set[str] = set()
-        for topic in self.topics:
-            if topic.id in seen:
-                raise DataError(f"topics: topic {topic.id} occurs twice; give each topic once")
-            seen.add(topic.id)
 
     def __repr__(self) -> str:
         count = sum(map(len, self.rankings.values()))

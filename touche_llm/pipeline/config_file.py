@@ -220,10 +220,7 @@ def find_task_folder(config_file: Path, base: Path | None = None) -> str | None:
     copy = find_copy(config_file.parent)
     if copy is None:
         return None
-    try:
-        given = str(read_yaml(config_file)["task"])
-    except (DataError, KeyError):
-        return None  # reading the configuration raises the error
+    given = str(read_yaml(config_file).get("task"))
     if given in TASKS:
         return None
     found = given if base is None else os.path.relpath(base / given)

@@ -60,8 +60,7 @@ class LocalCorpus(Corpus):
             self.description |= {"sentences": manifest.parts}
         self.empty = (
             "the first stage found nothing for any topic: no word of a query is in the corpus, or each is in more "
-            "than half of its documents and says nothing (`retriever.name: okapi` and `retriever.method: lucene` score "
-            "those too)"
+            "than half of its documents (`retriever.method: lucene` scores those too)"
         )
         if sentences is not None:
             self.empty += "; or no sentence can stand alone (sentences.least_words, most_chars)"

@@ -154,7 +154,7 @@ async def retrieve(
     """
     assert progress is not None
     if not isinstance(topics, Sequence) or not all(isinstance(topic, Topic) for topic in topics) or not topics:
-        raise UsageError("topics: must be a list of one or more Topic, as read_topics and from_frame return")
+        raise UsageError("topics: must be a list of one or more Topic, as read_topics returns")
     if type(depth) is not int or depth < 1:
         raise UsageError(f"depth: {depth!r:.40}: must be a whole number of 1 or more")
     query = read_settings(RetrieverConfig, {"query": fields}, "fields").query

@@ -19,16 +19,6 @@ from touche_llm.llm.engine import Counts
 
 _LOG = logging.getLogger(__name__)
 _PLAIN_SECONDS = 10.0
-# The few requests of a check differ too much to say anything of the next ones.
-_CHECKS = 100
-
-
-class StepFunction(Protocol):
-    """Function to be called after each step of a stage."""
-
-    def __call__(self, awaited: str = "") -> None:
-        """Count a step; name what the stage waits for now, where its steps differ."""
-        ...
 
 
 class Progress(Protocol):
@@ -38,7 +28,7 @@ class Progress(Protocol):
         """Show a line that the user should read."""
         ...
 
-    def stage(self, title: str, total: int, counts: Counts | None = None) -> AbstractContextManager[StepFunction]:
+    def stage(self, title: str, total: int, counts: Counts | None = None) -> AbstractContextManager[Callable[[], None]]:
         """Show a stage of `total` steps while the block runs; the function is to be called after each.
 
         `counts` are counters of the language model that are updated while the stage runs.
@@ -53,9 +43,9 @@ class SilentProgress:
         """Drop the message."""
 
     @contextmanager
-    def stage(self, title: str, total: int, counts: Counts | None = None) -> Iterator[StepFunction]:
+    def stage(self, title: str, total: int, counts: Counts | None = None) -> Iterator[Callable[[], None]]:
         """Show nothing."""
-        yield lambda awaited="": None
+        yield lambda: None
 
 
 class ForwardedProgress:
@@ -70,7 +60,7 @@ class ForwardedProgress:
         """Collect the message."""
         self.messages.append(message)
 
-    def stage(self, title: str, total: int, counts: Counts | None = None) -> AbstractContextManager[StepFunction]:
+    def stage(self, title: str, total: int, counts: Counts | None = None) -> AbstractContextManager[Callable[[], None]]:
         """Show a stage of `total` steps."""
         return self._display.stage(title + self._suffix, total, counts)
 
@@ -90,7 +80,7 @@ class ConsoleProgress:
         self.console.print(to_printable(f"note: {message}"), markup=False)
 
     @contextmanager
-    def stage(self, title: str, total: int, counts: Counts | None = None) -> Iterator[StepFunction]:
+    def stage(self, title: str, total: int, counts: Counts | None = None) -> Iterator[Callable[[], None]]:
         """Show a stage of `total` steps; yields the function to call after each step. Always ends the bar."""
         stage = _Stage(title, total, counts, self.console)
         _LOG.info("%s: %d to do", title, total)
@@ -144,7 +134,6 @@ class _Stage(ProgressColumn):
         self.bar = rich.progress.Progress(*columns, console=console)
         self.bar.add_task(title, total=total)
         (self._task,) = self.bar.tasks
-        self._awaited = ""
 
     @property
     def spent(self) -> Counts:
@@ -156,9 +145,8 @@ class _Stage(ProgressColumn):
         """Seconds so far."""
         return self._task.elapsed or 0.0
 
-    def step(self, awaited: str = "") -> None:
-        """Count one step; `awaited` is what the stage waits for now."""
-        self._awaited = awaited
+    def step(self) -> None:
+        """Count one step."""
         self.bar.advance(self._task.id)
 
     def render(self, task: Task) -> Text:
@@ -180,13 +168,10 @@ class _Stage(ProgressColumn):
     def _describe(self, problem: str) -> str:
         """Return what is known beside the number of steps, the most important first."""
         spent, parts = self.spent, [f"{self.elapsed:.1f} s"]
-        if self._awaited:
-            parts.append(f"waiting for {self._awaited}")
         # A step that the cache answers needs no time.
         known = spent.cache_hits + spent.known_failures
         sent = self._task.completed * (spent.ended / (spent.ended + known) if spent.ended else not known)
-        is_even = self.counts is not None or (self._task.total or 0) >= _CHECKS
-        if is_even and sent and self._task.remaining:
+        if sent and self._task.remaining:
             parts.append(f"{self._task.remaining * self.elapsed / sent:,.0f} s left")
         parts += [f"{spent.failures:,} failed"] * bool(spent.failures)
         parts += [f"{spent.cache_hits:,} cached"] * bool(spent.cache_hits)
