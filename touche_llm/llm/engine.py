@@ -1,10 +1,8 @@
-"""Interfaces of engines and tokenizers, their failures, and counts and a log of requests."""
+"""Interfaces of engines and tokenizers, their failures, and counts of requests."""
 
 from __future__ import annotations
 
-import logging
-import time
-from collections.abc import Awaitable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, Protocol
@@ -12,7 +10,7 @@ from typing import Any, Protocol
 from touche_llm.data.concurrency import BROKEN_TRIES, TransientFailure
 from touche_llm.data.records import Model
 from touche_llm.errors import EngineError, UsageError
-from touche_llm.llm.answers import Answer, FailureKind, Token, UnusableAnswer
+from touche_llm.llm.answers import FailureKind, Token
 from touche_llm.llm.request import Message, Request, to_prompt
 
 
@@ -141,10 +139,10 @@ class ChatTokenizer(TokenCounter):
             raise UsageError(f"{folder}: no tokenizer; give a folder with tokenizer_config.json (`engine.tokenizer`)")
         try:
             from transformers import AutoTokenizer
+
+            self._tokenizer = AutoTokenizer.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
         except ImportError as error:
             raise EngineError("engine.tokenizer: needs transformers: pip install transformers") from error
-        try:
-            self._tokenizer = AutoTokenizer.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
         except Exception as error:  # depends on the library that reads the file
             raise UsageError(f"{folder}: cannot load the tokenizer: {_describe(error)}") from error
         self._folder = folder
@@ -258,27 +256,3 @@ class Counts:
             if count.name != "problem"
         }
         return Counts(**increase, problem=self.problem)
-
-
-_LOG = logging.getLogger(__name__)
-
-
-async def log_result(request: Request, sending: Awaitable[Answer | UnusableAnswer]) -> Answer | UnusableAnswer:
-    """Await the result of a request that is sent, log it and return it; raise Transient from `sending`."""
-    if not _LOG.isEnabledFor(logging.DEBUG):
-        return await sending
-    name, started = f"{request.origin.prompt}, {request.origin.subject}, sample {request.sample}", time.monotonic()
-    try:
-        result = await sending
-    except Transient as problem:
-        _LOG.warning("%s: %s after %.1f s", name, problem.kind, time.monotonic() - started)
-        raise
-    kind = "answer" if isinstance(result, Answer) else result.kind
-    _LOG.debug("%s: %s in %.1f s", name, kind, time.monotonic() - started)
-    return result
-
-
-def log_retry(problem: Transient) -> None:
-    """Log a failure that is retried."""
-    # The text after the colon may be the server's and may quote the prompt.
-    _LOG.info("retry: %s: %s", problem.kind, problem.reason.partition(":")[0][:100])

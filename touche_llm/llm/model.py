@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import logging
+import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -25,8 +27,8 @@ from touche_llm.llm.answers import (
     get_labels,
     parse_answer,
 )
-from touche_llm.llm.cache import Cache, CacheMode
-from touche_llm.llm.engine import Completion, Engine, Rejected, Transient, log_result
+from touche_llm.llm.cache import CacheMode
+from touche_llm.llm.engine import Completion, Engine, Rejected, Transient
 from touche_llm.llm.logprobs import (
     LabelCounts,
     LabelInformation,
@@ -38,10 +40,9 @@ from touche_llm.llm.request import MAX_SAMPLES, Origin, Request, continue_though
 from touche_llm.llm.truncation import TokenCountingClient, describe_entry
 from touche_llm.text.passages import RankedPassages
 
+_LOG = logging.getLogger(__name__)
 # So many answers, and none whose labels can be read, are a fault of the server, not of the answers.
 _MAX_UNREAD = 32
-# Max requests that a message lists for each reason.
-_MAX_LISTED = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +81,7 @@ class ModelClient(TokenCountingClient):
     _information: dict[tuple[str, str], LabelInformation] = field(default_factory=dict)
     # Keys whose cache entries this run has removed or stored: equal requests use what a replay will find.
     _settled: set[str] = field(default_factory=set)
-    _in_flight: dict[str, asyncio.Future[AnsweredRequest[Any] | FailedRequest]] = field(default_factory=dict)
+    _in_flight: dict[str, asyncio.Task[AnsweredRequest[Any] | FailedRequest]] = field(default_factory=dict)
 
     async def request(self, request: Request, model: type[AnswerT]) -> AnsweredRequest[AnswerT] | FailedRequest:
         """Return the answer to a request, from the cache or from the engine, after reasoning if it requests that.
@@ -118,31 +119,6 @@ class ModelClient(TokenCountingClient):
             return result
         return replace(result, thought=fitted[0], thought_key=reasoned.key)
 
-    async def request_one(self, request: Request, model: type[AnswerT]) -> AnsweredRequest[AnswerT] | FailedRequest:
-        """Return the answer to a request that is sent as it is; equal requests at the same time are sent once."""
-        key = request.key
-        in_flight = self._in_flight.get(key)
-        if in_flight is not None:
-            shared: AnsweredRequest[AnswerT] | FailedRequest = await asyncio.shield(in_flight)
-            if isinstance(shared, AnsweredRequest):
-                self.counts.cache_hits += 1
-            elif shared.attempts:
-                self.counts.failures += 1
-            return shared
-        future = self._in_flight[key] = asyncio.get_running_loop().create_future()
-        try:
-            result = await self._request_samples(request, model)
-            future.set_result(result)
-            return result
-        except Exception as error:
-            # Tasks that wait for the same answer get the same error.
-            future.set_exception(error)
-            future.exception()  # mark as retrieved: there may be no such task
-            raise
-        finally:
-            future.cancel()  # no effect if there is a result
-            del self._in_flight[key]
-
     async def request_truncated(
         self, build_request: Callable[[str], Request], document: str | RankedPassages, model: type[AnswerT]
     ) -> tuple[AnsweredRequest[AnswerT] | FailedRequest, Cut | None]:
@@ -162,6 +138,18 @@ class ModelClient(TokenCountingClient):
             return fitted, None
         text, cut = fitted
         return await self.request(whole if text == complete else build_request(text), model), cut
+
+    async def request_one(self, request: Request, model: type[AnswerT]) -> AnsweredRequest[AnswerT] | FailedRequest:
+        """Return the answer to a request that is sent as it is; equal requests at the same time are sent once."""
+        key = request.key
+        if (shared := self._in_flight.get(key)) is None:
+            sending = self._in_flight[key] = asyncio.create_task(self._request_samples(request, model))
+            sending.add_done_callback(lambda _: self._in_flight.pop(key))
+            return await sending
+        result: AnsweredRequest[AnswerT] | FailedRequest = await asyncio.shield(shared)
+        self.counts.cache_hits += isinstance(result, AnsweredRequest)
+        self.counts.failures += isinstance(result, FailedRequest) and bool(result.attempts)
+        return result
 
     async def _request_samples(
         self, request: Request, model: type[AnswerT]
@@ -191,7 +179,7 @@ class ModelClient(TokenCountingClient):
             else:
                 is_sent = True
                 try:
-                    result = await log_result(sample, self._send(self.engine, sample, model))
+                    result = await self._send(self.engine, sample, model)
                 except Transient as transient:
                     attempts.append(self._record_lost(transient, sample.sample))
                     break
@@ -225,6 +213,7 @@ class ModelClient(TokenCountingClient):
         """Send the request of one sample and store the result; raise Transient if there is none."""
         self.counts.requests += 1
         self.counts.resamples += sample.sample > 0
+        started = time.monotonic()
         result: Answer | UnusableAnswer
         try:
             completion = await self._retry(partial(engine.complete, sample))
@@ -249,6 +238,8 @@ class ModelClient(TokenCountingClient):
             self.counts.ended += 1
         self._lost_in_a_row = 0
         kind = "answer" if isinstance(result, Answer) else "unusable"
+        seconds = time.monotonic() - started
+        _LOG.debug("%s, sample %d: %s in %.1f s", sample.origin.location, sample.sample, kind, seconds)
         return await self.cache.store(describe_entry(kind, sample, sample.key), result, OUTCOMES)
 
     def _iterate_samples(self, request: Request) -> Iterator[Request]:
@@ -288,19 +279,16 @@ class ModelClient(TokenCountingClient):
 
     def raise_on_misses(self) -> None:
         """Raise ReplayMiss if a replay needed answers that the cache lacks."""
-        if self.misses:
-            by_reason: dict[str, list[Request]] = {}
-            for request in self.misses:
-                by_reason.setdefault(_find_reason(request, self.cache), []).append(request)
-            path = self.cache.path
-            lines = [f"{path}: the cache lacks {len(self.misses)} of the answers that the run needs"]
-            for reason, requests in by_reason.items():
-                subjects = "; ".join(request.origin.subject for request in requests[:_MAX_LISTED])
-                more = f" and {len(requests) - _MAX_LISTED} more" if len(requests) > _MAX_LISTED else ""
-                lines.append(f"  {reason}: {subjects}{more}")
-            first = "import it into a cache (touche-llm cache import) and " if path.suffix == ".jsonl" else ""
-            lines.append(f"{first}run with `cache.mode: reuse` and a server to request them")
-            raise ReplayMiss("\n".join(lines))
+        if not self.misses:
+            return
+        path, first = self.cache.path, self.misses[0].origin
+        prompt = f"prompt {first.prompt} version {first.prompt_version} ({first.prompt_hash})"
+        remedy = "import it into a cache (touche-llm cache import) and " if path.suffix == ".jsonl" else ""
+        raise ReplayMiss(
+            f"{path}: the cache lacks {len(self.misses)} of the answers that the run needs, the first of "
+            f"{self.misses[0].model} to {prompt} about {first.subject}; no answer is stored for this prompt, model, "
+            f"document and settings: {remedy}run with `cache.mode: reuse` and a server to request them"
+        )
 
 
 def _read_stored(answer: Answer, request: Request, model: type[AnswerT]) -> AnsweredRequest[AnswerT]:
@@ -341,19 +329,3 @@ def _read_completion(completion: Completion, model: type[AnswerModel], layout: L
         completion_tokens=completion.completion_tokens,
         fingerprint=completion.fingerprint,
     )
-
-
-def _find_reason(request: Request, cache: Cache) -> str:
-    """Return why an answer is missing, judged by the entries for the same topic and document."""
-    origin = request.origin
-    prompt = f"{origin.prompt} version {origin.prompt_version} ({origin.prompt_hash})"
-    entries = cache.find("answer", topic=origin.topic_id, document=origin.document_id)
-    stored = {
-        (f"{entry.prompt} version {entry.prompt_version} ({entry.prompt_hash})", entry.model) for entry in entries
-    }
-    if not stored:
-        return f"prompt {prompt}: no usable answer is stored (never requested, or the request failed)"
-    if (prompt, request.model) in stored:
-        return f"prompt {prompt}: prompt and model are the same; the topic, the document or a setting changed"
-    known = ", ".join(f"{name} of {model}" for name, model in sorted(stored))
-    return f"prompt {prompt} of {request.model}: the cache has {known}"

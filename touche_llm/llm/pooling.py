@@ -69,7 +69,7 @@ class PoolingClient(TokenCountingClient):
         async def send(engine: PoolingEngine, sent: Sequence[str]) -> list[Embedding]:
             return [Embedding(vector) for vector in await engine.embed(sent, self.dimensions)]
 
-        found = await self._request("embedding", texts, lambda text: {"text": text, **optional}, Embedding, send)
+        found = await self._request(Embedding, texts, "text", optional, send)
         return [b"" if each is None else each.vector for each in found]
 
     async def embed_batch(self, texts: Sequence[str]) -> list[bytes]:
@@ -83,9 +83,7 @@ class PoolingClient(TokenCountingClient):
         async def send(engine: PoolingEngine, sent: Sequence[str]) -> list[Score]:
             return [Score(score) for score in await engine.score(query, sent)]
 
-        found = await self._request(
-            "score", documents, lambda document: {"query": query, "document": document}, Score, send
-        )
+        found = await self._request(Score, documents, "document", {"query": query}, send)
         return [0.0 if each is None else each.score for each in found]
 
     async def fit(
@@ -125,19 +123,19 @@ class PoolingClient(TokenCountingClient):
 
     async def _request(
         self,
-        kind: str,
-        texts: Sequence[Request],
-        name_parts: Callable[[str], Mapping[str, Any]],
         model: type[_StoredT],
+        texts: Sequence[Request],
+        name: str,
+        others: Mapping[str, Any],
         send: Callable[[PoolingEngine, Sequence[str]], Awaitable[list[_StoredT]]],
     ) -> list[_StoredT | None]:
         """Return the results for texts; those that the cache lacks are requested, each once.
 
-        `name_parts` returns the parts of the key of a text besides the model.
+        A key has the model, a text under `name`, and `others`.
         """
-        info, engine = self.engine_info, self.engine
+        info, engine, kind = self.engine_info, self.engine, model.__name__.lower()
         keys = [
-            hash_content(kind, model=info.model, revision=info.revision, **name_parts(each.messages[0].content))
+            hash_content(kind, model=info.model, revision=info.revision, **{name: each.messages[0].content}, **others)
             for each in texts
         ]
         found = {key: self.cache.get(key, model, refreshed=key in self._stored) for key in keys}
@@ -183,7 +181,6 @@ class PoolingClient(TokenCountingClient):
 
 
 _PATHS: dict[PoolingPurpose, str] = {"embedding": "/v1/embeddings", "score": "/v1/rerank"}
-_NOUNS: dict[PoolingPurpose, str] = {"embedding": "embeddings", "score": "scores of pairs"}
 # Texts of the start-up check that no model may confuse: a question, its answer, and something else.
 _QUERY = "What is the capital of France?"
 _DOCUMENTS = ("The capital of France is Paris.", "Bananas are yellow and grow in the tropics.", "17")
@@ -245,7 +242,7 @@ class PoolingServer:
         except (Transient, Rejected) as error:
             refused = _SEE_LOG
             if isinstance(error, Rejected) and error.status == 404:
-                refused = f"serves no {_NOUNS[self._purpose]}; with vLLM, serve a model for them with --runner pooling"
+                refused = f"it does not know {_PATHS[self._purpose]}; with vLLM, serve its model with --runner pooling"
             raise describe_failure(client, error, refused) from error
         return info.model_copy(update={"overhead": _OVERHEAD})
 
@@ -313,10 +310,8 @@ class PoolingServer:
         if not content or len(content) % 4:
             raise self._fail(f"sends a vector of {len(content)} bytes, not of float32")
         values = np.frombuffer(content, "<f4")
-        if not np.isfinite(values).all():
-            raise self._fail("sends a vector with values that are no numbers (NaN)")
-        if not values.any():
-            raise self._fail("sends a vector of zeros")
+        if not np.isfinite(values).all() or not values.any():
+            raise self._fail("sends a vector of zeros, or with values that are no numbers (NaN)")
         self._length = self._length or len(values)
         if len(values) != self._length:
             raise self._fail(

@@ -45,10 +45,8 @@ def _check_options(options: dict[str, Any]) -> dict[str, Any]:
     for name in options:
         if not name.isidentifier():
             raise ValueError(f"{name!r} is not an option of vLLM, written like enforce_eager")
-        if name in ("hf_token", "api_key"):
-            raise ValueError(f"must not hold {name}, since it is written to files: set it in the environment")
-        if name in ("model", "max_model_len", "served_model_name", "host", "port"):
-            raise ValueError(f"must not hold {name}, which the program sets: see engine.model and engine.context")
+        if name in ("hf_token", "api_key", "model", "max_model_len", "served_model_name", "host", "port"):
+            raise ValueError(f"must not hold {name}: keys belong in the environment, the others in `engine`")
     return options
 
 
@@ -83,12 +81,7 @@ class EngineConfig(Section):
 
     name: Annotated[
         Literal["server", "managed", "batch"],
-        Option(
-            "--engine",
-            "server (a running one), managed (started for the run) or batch (files)",
-            "Model",
-            metavar="NAME",
-        ),
+        Option("--engine", "server (running), managed (started for the run) or batch (files)", "Model", metavar="NAME"),
         Scope.DELIVERY,
     ] = "server"
     runner: Annotated[Runner, Scope.DELIVERY] = Runner.VLLM
@@ -96,9 +89,7 @@ class EngineConfig(Section):
         Address, Option("--base-url", "Address of the server", "Model", metavar="URL"), Scope.DELIVERY
     ] = "http://127.0.0.1:8000"
     model: Annotated[
-        str | None,
-        Option("--model", "Served name, if several, or a folder to serve", "Model", metavar="NAME"),
-        Scope.MODEL,
+        str | None, Option("--model", "Served name, if several, or a folder", "Model", metavar="NAME"), Scope.MODEL
     ] = None
     options: Annotated[dict[str, Any], AfterValidator(_check_options), Scope.DELIVERY] = {}
     revision: Annotated[
@@ -106,14 +97,12 @@ class EngineConfig(Section):
     ] = ""
     context: Annotated[
         int | None,
-        Option("--context", "Context in tokens to which documents are truncated (default: the server's)", "Model"),
+        Option("--context", "Context in tokens (default: the server's)", "Model"),
         Scope.MODEL,
     ] = Field(None, ge=1)
     tokenizer: Annotated[
         Path | None,
-        Option(
-            "--tokenizer", "Folder of the model's tokenizer, if the server does not count", "Model", metavar="FOLDER"
-        ),
+        Option("--tokenizer", "Folder of the tokenizer, if the server does not count", "Model", metavar="FOLDER"),
         Scope.DELIVERY,
     ] = None
     concurrency: Annotated[
@@ -121,11 +110,7 @@ class EngineConfig(Section):
     ] = Field(DEFAULT_CONCURRENCY, ge=1, le=65536)
     request_timeout: Annotated[
         float,
-        Option(
-            "--request-timeout",
-            "Seconds per request; they begin again with each reply to another one, and while vLLM has a queue",
-            "Model",
-        ),
+        Option("--request-timeout", "Seconds without a reply after which a request fails", "Model"),
         Scope.DELIVERY,
     ] = Field(300.0, gt=0.0)
     retry_for: Annotated[
@@ -252,9 +237,7 @@ class ThinkingConfig(Section):
     judge: _Budget = 0
     stance: _Budget = 0
     compare: _Budget = 0
-    chains: Annotated[int, Option("--chains", "Thoughts per answer, whose probabilities are averaged", "Judging")] = (
-        Field(1, ge=1, le=64)
-    )
+    chains: Annotated[int, Option("--chains", "Thoughts per answer, averaged", "Judging")] = Field(1, ge=1, le=64)
     delimiters: Annotated[tuple[_Delimiter, _Delimiter], BeforeValidator(_name_delimiters)] = DELIMITERS["qwen3"]
     temperature: float = Field(0.6, ge=0.0, le=2.0)
     chat_template_kwargs: dict[str, Any] = {"enable_thinking": True, "thinking": True}
@@ -295,14 +278,10 @@ class SamplingConfig(Section):
             template that refuses system messages.
     """
 
-    temperature: Annotated[float, Option("--temperature", "Sampling temperature", "Judging")] = Field(
-        0.0, ge=0.0, le=2.0
-    )
+    temperature: Annotated[float, Option("--temperature", "Sampling temperature", "Judging")] = Field(0.0, ge=0, le=2)
     resample_temperature: float = Field(0.7, ge=0.0, le=2.0)
     seed: Annotated[int, Option("--seed", "Another number, other samples", "Judging")] = Field(0, ge=0, lt=2**31)
-    max_tokens: Annotated[int, Option("--max-tokens", "Maximum length of an answer in tokens", "Judging")] = Field(
-        64, ge=1, le=65536
-    )
+    max_tokens: Annotated[int, Option("--max-tokens", "Max tokens of an answer", "Judging")] = Field(64, ge=1, le=65536)
     logprobs: Annotated[
         bool, Option("--logprobs/--no-logprobs", "Read grades from probabilities, or as answered", "Judging")
     ] = True
@@ -314,13 +293,7 @@ class SamplingConfig(Section):
     ] = "role"
     thinking: Annotated[
         ThinkingConfig,
-        Option(
-            "--thinking",
-            "Tokens of reasoning before answers, as judge=512,stance=512,compare=2048",
-            "Judging",
-            metavar="PURPOSE=N",
-            is_pairs=True,
-        ),
+        Option("--thinking", "Tokens of reasoning, as judge=512,stance=512", "Judging", "PURPOSE=N", is_pairs=True),
     ] = ThinkingConfig()
 
     @property
@@ -337,12 +310,7 @@ class CacheConfig(Section):
     )
     mode: Annotated[
         CacheMode,
-        Option(
-            "--cache-mode",
-            "reuse; replay: a missing answer is an error; refresh: request all answers again; off",
-            "Model",
-            metavar="NAME",
-        ),
+        Option("--cache-mode", "reuse, replay (a missing answer is an error), refresh or off", "Model", metavar="NAME"),
     ] = CacheMode.REUSE
     # Not written to the run's folder, since it applies to this command alone and not to later stages.
     retry_failures: Annotated[

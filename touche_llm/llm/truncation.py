@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
@@ -14,10 +15,11 @@ from touche_llm.data.records import Attempt, Count, Cut, JsonStruct
 from touche_llm.errors import EngineError, PromptError
 from touche_llm.llm.answers import FailedRequest
 from touche_llm.llm.cache import Cache, EntryMetadata, describe_resume
-from touche_llm.llm.engine import CountingEngine, Counts, EngineInfo, Rejected, Transient, Unreachable, log_retry
+from touche_llm.llm.engine import CountingEngine, Counts, EngineInfo, Rejected, Transient, Unreachable
 from touche_llm.llm.request import Message, Request, hash_content
 from touche_llm.text.passages import RankedPassages
 
+_LOG = logging.getLogger(__name__)
 # Marks the place where the rest of a document is omitted; it cannot be mistaken for a chat-control token.
 CUT_MARK = " …"
 _SENTENCE_ENDS = (". ", "! ", "? ", ".\n", "!\n", "?\n", '." ', '!" ', '?" ')
@@ -272,7 +274,8 @@ class TokenCountingClient:
         def record(problem: Transient) -> None:
             self.counts.retries += 1
             self.counts.problem = str(problem)
-            log_retry(problem)
+            # The text after the colon may be the server's and may quote the prompt.
+            _LOG.info("retry: %s: %s", problem.kind, problem.reason.partition(":")[0][:100])
 
         await self.connect()
         return await retry(call, self.retry_for, Transient, record)
