@@ -148,8 +148,8 @@ class Programs:
             stopped.set()
 
     def _answer(self, argv: Sequence[str]) -> None:
-        how, flags = self._how, dict(zip(argv[1:9:2], argv[2:10:2], strict=True))
-        flags |= dict(flag.split("=", 1) for flag in argv[9:] if "=" in flag)
+        how, flags = self._how, dict(zip(argv[1:7:2], argv[2:8:2], strict=True))
+        flags |= dict(flag.split("=", 1) for flag in argv[7:] if "=" in flag)
         requests = b.read(Path(flags["-i"]))
         self._calls.append({"argv": argv, "flags": flags, "keys": [line["custom_id"] for line in requests]})
         calls = len(self._calls)

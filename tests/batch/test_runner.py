@@ -43,10 +43,10 @@ class Place:
         self.responses = folder / "out" / "nested" / "responses.jsonl"
         self.log = self.responses.with_suffix(".log")
 
-    async def answer(self, served_name: str | None = None, **engine: Any) -> int:
+    async def answer(self, **engine: Any) -> int:
         given = {"name": "batch", "model": str(self.programs.model), "context": 1000} | engine
         config = EngineConfig.model_validate(given)
-        return await answer_file(config, self.requests, self.responses, self.log, served_name=served_name)
+        return await answer_file(config, self.requests, self.responses, self.log)
 
     def files(self) -> set[str]:
         return {path.name for path in self.responses.parent.iterdir()} if self.responses.parent.exists() else set()
@@ -114,16 +114,10 @@ async def test_what_is_no_file_of_chat_requests_to_one_model_starts_nothing(
     assert (place.programs.calls(), place.files()) == ([], set())
 
 
-async def test_requests_to_a_model_of_another_name_need_that_name(place: Place) -> None:
-    b.write(place.requests, [request("a", model="organisation/tiny")])
-    assert await place.answer() == 1  # the folder's name is the last part
-    b.write(place.requests, [request("a", model="large")])
-    with pytest.raises(UsageError, match=r"\btiny;.*--served-model-name large"):
-        await place.answer()
-    with pytest.raises(UsageError, match=r"\bsmall;.*--served-model-name large"):
-        await place.answer(served_name="small")
-    assert await place.answer(served_name="large") == 1
-    assert [call["flags"]["--served-model-name"] for call in place.programs.calls()] == ["organisation/tiny", "large"]
+async def test_a_folder_answers_requests_to_any_name(place: Place) -> None:
+    b.write(place.requests, [request("a", model="organisation/large")])
+    assert await place.answer() == 1
+    assert [call["flags"]["--served-model-name"] for call in place.programs.calls()] == ["organisation/large"]
 
 
 async def test_ray_needs_the_context(place: Place) -> None:

@@ -168,7 +168,6 @@ CASES = {
         "completion_tokens",
         {"documents": DOCUMENT, "failure": None, "cached": True, "thought": None},
     ),
-    "cache stats": Case(f"cache stats --cache {CASSETTE}", "kind model prompt version hash entries"),
     "cache export": Case(f"cache export new.jsonl --cache {CASSETTE}", "file entries", {"file": "new.jsonl"}),
     "cache import": Case(f"cache import {CASSETTE} --cache new.sqlite", "file new known", {"known": 0}),
     "tasks list": Case("tasks list", "task title …"),

@@ -151,7 +151,6 @@ TASK = get_task("comparative")
 
 def replay(path: Path) -> Cache:
     with Cache(path, CacheMode.REPLAY) as cache:
-        cache.count_entries()
         list(cache.iterate_entries())
         return cache
 

@@ -34,7 +34,6 @@ _OUTPUTS = {
 _READERS = (
     "validate run/run.txt --task {task}",
     "report run -o ../page.html",
-    "cache stats",
     "evaluate run/run.txt --task {task} --relevance qrels/relevance",
 )
 

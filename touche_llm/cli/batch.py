@@ -62,7 +62,7 @@ def export(
         _print_end(output, stage, out, failed)
         return
     run = ["touche-llm", "batch", "run", str(file), "-o", _RESPONSES, "--model", "FOLDER"]
-    run += ["--context", str(facts.context), "--served-model-name", facts.model]
+    run += ["--context", str(facts.context)]
     for line in (
         f"{len(requests):,} requests now, in {file}; answer them, import the responses, and repeat this export until "
         "none is pending",
@@ -76,18 +76,12 @@ def export(
 def run(
     requests: Annotated[Path, typer.Argument(metavar="FILE", help="A file of requests, as `batch export` writes it.")],
     responses: Annotated[Path, typer.Option("--responses", "-o", help="The file to write, responses.jsonl.")],
-    model: Annotated[Path, typer.Option("--model", metavar="FOLDER", help="Folder of the model.")],
+    model: Annotated[Path, typer.Option("--model", metavar="FOLDER", help="Folder of the model, whatever its name.")],
     engine: Annotated[
         Runner, typer.Option("--engine", help="vllm: `vllm run-batch`; ray: a Ray Data job, on a cluster or here.")
     ] = Runner.VLLM,
     context_tokens: Annotated[
         int | None, typer.Option("--context", help="Context in tokens, as of the export (default: the model's).")
-    ] = None,
-    served_name: Annotated[
-        str | None,
-        typer.Option(
-            "--served-model-name", metavar="NAME", help="The model's name in the requests (default: the folder's)."
-        ),
     ] = None,
     values: Annotated[
         list[str] | None,
@@ -114,7 +108,7 @@ def run(
     given = {"name": "batch", "runner": engine, "model": str(model), "context": context_tokens, "options": options}
     settings = s.read_section(EngineConfig, {f"engine.{name}": value for name, value in given.items()}, "engine")
     log = responses.with_name(f"{responses.name}.log")
-    work = answer_file(settings, requests, responses, log, served_name=served_name)
+    work = answer_file(settings, requests, responses, log)
     count = stages.until_interrupted(work, lambda: f"{responses} is not written")
     print_result(output, f"responses: {responses} ({count:,} requests)", {"file": responses, "requests": count})
 

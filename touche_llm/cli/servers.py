@@ -99,16 +99,7 @@ async def _examine(
 CacheFile = Annotated[Path, typer.Option("--cache", help="The cache.")]
 _DEFAULT_CACHE = CacheConfig().file
 
-cache_app = typer.Typer(no_args_is_help=True, help="Inspect an answer cache, export and import cassettes.")
-
-
-@cache_app.command()
-def stats(cache: CacheFile = _DEFAULT_CACHE, output: FormatOption = Format.TABLE) -> None:
-    """Count the entries by kind, model and prompt."""
-    names = ("kind", "model", "prompt", "version", "hash", "entries")
-    with Cache(cache, CacheMode.REPLAY) as opened:
-        rows = [dict(zip(names, row, strict=True)) for row in opened.count_entries()]
-    emit(output, rows, [Column(name, is_text=name != "entries") for name in names], names)
+cache_app = typer.Typer(no_args_is_help=True, help="Export and import the entries of an answer cache as cassettes.")
 
 
 @cache_app.command("export")

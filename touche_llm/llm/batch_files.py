@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -121,7 +121,7 @@ def _read_reply(place: str, line: _Line, model: str) -> Reply:
         kind = f"finish_{answer.choices[0].finish_reason}" if answer.choices else "no_choices"
         return Reply(place, None, _miss(transient.reason), to_printable(kind)[:_MAX_KIND])
     if answer.model != model:
-        reason = f"the answer is of the model {answer.model!r:.120}, not of {model}: check --served-model-name"
+        reason = f"the answer is of the model {answer.model!r:.120}, not of {model}"
         return Reply(place, None, _miss(to_printable(reason)), "other_model")
     return Reply(place, answer)
 
@@ -151,17 +151,15 @@ class _Request(JsonStruct, frozen=True, forbid_unknown_fields=False):
     body: _Body
 
 
-async def answer_file(
-    engine: EngineConfig, requests: Path, responses: Path, log: Path, *, served_name: str | None = None
-) -> int:
+async def answer_file(engine: EngineConfig, requests: Path, responses: Path, log: Path) -> int:
     """Answer a file of requests with the engine's runner; write all responses or none; return the number of requests.
 
     Args:
         engine: Runner, folder of the model, context and options.
-        requests: Chat requests in the format of OpenAI's batch files, to one model, as `batch export` writes them.
+        requests: Chat requests in the format of OpenAI's batch files, to one model, as `batch export` writes them. The
+            model of the folder answers them whatever its name there.
         responses: File to write or replace.
         log: File to which the runner's output is appended.
-        served_name: Name of the model in the requests; if None, its last part must be the name of the folder.
     """
     models = [line.body.model for line in iterate_records(requests, _Request, "chat requests of `batch export`")]
     if len(set(models)) != 1:
@@ -169,18 +167,13 @@ async def answer_file(
             f"{requests}: requests for {len(set(models))} models; expected requests for one, as `touche-llm batch "
             "export` writes them"
         )
-    name = models[0]
     folder = check_model_folder(engine.model).absolute()
-    if name != served_name and (served_name or folder.name != Path(name).name):
-        raise UsageError(
-            f"{requests}: the requests are for the model {name}, not {served_name or folder.name}; if {folder} "
-            f"contains it, add --served-model-name {name}"
-        )
     with open_scratch(responses) as place:
         written = place / responses.name
         if engine.runner is Runner.VLLM:
-            options = build_start_options(engine.options)
-            command = [find_vllm(), *run_batch(requests, written, str(folder), name, engine.context, options)[1:]]
+            options = {"served_model_name": models[0], "max_model_len": engine.context}
+            command = [find_vllm(), "run-batch", "-i", str(requests), "-o", str(written), "--model", str(folder)]
+            command += to_flags(options | build_start_options(engine.options))
         else:
             command = _ray_job(engine, requests, written, folder)
         async with run_guarded(command, log) as (process, end_of_log):
@@ -189,15 +182,6 @@ async def answer_file(
             raise EngineError(f"{requests}: {TITLES[engine.runner]} exited with code {code}; {end_of_log()}")
         written.replace(responses)
     return len(models)
-
-
-def run_batch(
-    requests: Path, responses: Path, model: str, name: str, context: int | None, options: Mapping[str, Any]
-) -> list[str]:
-    """Return the command that answers a file of requests with vLLM; `name` is the model's name in the requests."""
-    command = ["vllm", "run-batch", "-i", str(requests), "-o", str(responses), "--model", model]
-    command += ["--served-model-name", name]
-    return [*command, *to_flags(({} if context is None else {"max_model_len": context}) | dict(options))]
 
 
 def _ray_job(engine: EngineConfig, requests: Path, responses: Path, folder: Path) -> list[str]:

@@ -266,14 +266,6 @@ class Cache(AbstractContextManager["Cache"]):
         """Yield all entries, by key."""
         yield from map(self._to_entry, self._database.execute("SELECT * FROM entries ORDER BY key"))
 
-    def count_entries(self) -> list[tuple[str, str, str | None, int | None, str | None, int]]:
-        """Return `(kind, model, prompt, prompt version, prompt hash, number of entries)` for each combination."""
-        rows = self._database.execute(
-            "SELECT kind, model, prompt, prompt_version, prompt_hash, count(*) FROM entries GROUP BY 1, 2, 3, 4, 5 "
-            "ORDER BY 1, 2, 3, 4, 5"
-        )
-        return list(rows)
-
     def export_cassette(self, path: Path) -> int:
         """Write all entries as JSON Lines, sorted by key; return their number."""
         count = 0

@@ -18,7 +18,6 @@ from touche_llm.errors import EngineError
 from touche_llm.llm.answers import Unusable, count_alternatives, list_fields
 from touche_llm.llm.chat import DELIVERIES, LlamaCppTokenCounter, read_completion
 from touche_llm.llm.checks import (
-    PECULIARITIES,
     PROBE_ANSWER,
     PROBE_LAYOUT,
     PROBE_MESSAGES,
@@ -71,7 +70,7 @@ def _check_logprobs(survey: Survey, refusal: str) -> ServerCheck:
     assert survey.probe is not None
     name, model = "logprobs", survey.server.model
     if not survey.sampling.logprobs:
-        return ServerCheck(name, None, "not requested", PECULIARITIES[name][0])
+        return ServerCheck(name, None, "not requested", "grades are whole numbers, and stances certain")
     if refusal:
         return fail(name, f"{model} refuses log-probabilities ({refusal})")
     try:
@@ -202,8 +201,7 @@ async def _check_form(survey: Survey, schema: Mapping[str, Any]) -> ServerCheck:
     if shared <= _MAX_SHARED:
         return ServerCheck(name, True, f"{value}, each from a token of its own")
     value += f", but tokens that several begin with have a probability of {shared:.3f}"
-    cost = "the probability of a shared token is split evenly"
-    return ServerCheck(name, False, value, cost, "use prompts of `form: letters`, which share least")
+    return ServerCheck(name, False, value, "it is split evenly; use prompts of `form: letters`, which share least")
 
 
 def _list_labels(schema: Mapping[str, Any]) -> dict[str, tuple[Label, ...]]:
@@ -341,8 +339,7 @@ async def check_prefix_cache(survey: Survey) -> list[ServerCheck]:
     for text in ("First passage.", "Second passage."):
         usage = (await survey.server.exchange(_build_request(survey, text, beginning))).usage
     if usage.cached_tokens is None:
-        unseen = fail(name, "not reported")
-        return [replace(unseen, is_ok=None, cost="its use cannot be seen in a run's metadata")]
+        return [replace(fail(name, "not reported"), is_ok=None)]
     value = f"{usage.cached_tokens} of {usage.prompt_tokens} prompt tokens reused from the request before"
     return [ServerCheck(name, True, value) if usage.cached_tokens else fail(name, value)]
 
