@@ -12,30 +12,8 @@ from nbclient import NotebookClient
 
 import touche_llm
 
-# The first cells of a user's notebook; `given` is replaced by the test.
-CELLS = (
-    """
-    import touche_llm as tl
-    topics = tl.read_topics({topics!r})
-    corpus = tl.open_corpus({corpus!r}, task="comparative", index={index!r})
-    candidates = tl.retrieve(topics, corpus, depth={depth})
-    candidates.to_frame()
-    """,
-    """
-    with tl.LanguageModel({url!r}, cache={cache!r}, cache_mode={cache_mode!r}) as model:
-        judgments = tl.judge(candidates, model, prompt={prompt!r}, stance=tl.StanceSettings(depth={stance_depth}))
-        ranking = tl.rank(candidates, judgments, steps=["judge", "pairwise:5"], model=model)
-    ranking.write({run!r}, tag="mine")
-    ranking.to_frame()
-    """,
-    """
-    qrels = tl.read_qrels({{"relevance": {qrels!r}}}, "comparative")
-    tl.evaluate(ranking, qrels, per_topic=True)
-    """,
-)
 
-
-def run_notebook(folder: Path, values: Mapping[str, Any], cells: Sequence[str] = CELLS) -> list[list[Any]]:
+def run_notebook(folder: Path, values: Mapping[str, Any], cells: Sequence[str]) -> list[list[Any]]:
     """Execute the cells; return the outputs of each."""
     notebook = nbformat.v4.new_notebook()  # type: ignore[no-untyped-call]
     for cell in cells:

@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 
-import touche_llm as tl
 from tests.expect import raises_at
 from tests.pipeline.test_dry_run import SHORT, dry, real, requests
 from tests.regression.conftest import checked
@@ -156,20 +155,6 @@ def test_a_recorded_run_replays(tmp_path: Path) -> None:
     asyncio.run(judged(config, tmp_path / "out"))
     asyncio.run(record(load_finished_run(tmp_path / "out"), tmp_path / "out", tmp_path / "regress/divided", None))
     assert checked(tmp_path / "regress/divided") == []
-
-
-def test_the_library_takes_it_as_an_argument(tmp_path: Path) -> None:
-    config = config_for(tmp_path, topic=("3",), depth=4, judge_per="field")
-    expected = asyncio.run(judged(config, tmp_path / "out"))
-    topics = [topic for topic in tl.read_topics(config.topics) if topic.id == "3"]
-    with (
-        tl.open_corpus(config.corpus, task="comparative", index=config.index) as corpus,
-        tl.LanguageModel(cache=config.cache.file, cache_mode="replay") as model,
-    ):
-        candidates = tl.retrieve(topics, corpus, depth=4)
-        assert list(tl.judge(candidates, model, judge_per="field").judgments) == expected
-        with raises_at(UsageError, "judge_per"):
-            tl.judge(candidates, model, judge_per="aspect")  # type: ignore[arg-type]
 
 
 def own_prompt(folder: Path, change: tuple[str, str]) -> str:

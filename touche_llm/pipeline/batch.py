@@ -45,11 +45,7 @@ class Batch(Model):
 
 
 async def _run_stage(batch: Batch, folder: Path, engine: RecordingEngine, progress: Progress) -> tuple[bool, Counts]:
-    """Run a stage as far as the cache and an engine have answers, which are stored like those of a server.
-
-    Returns:
-        Whether the stage finished, and the counts of its requests.
-    """
+    """Run a stage as far as there are answers, which are stored; return whether it finished, and its counts."""
     config = batch.config
     with Cache(config.cache.file, CacheMode.REUSE) as cache:
         model = ModelClient(
@@ -70,21 +66,11 @@ async def export_requests(
     """Write the requests that a stage would send now and the cache cannot answer, as one of OpenAI's batch files.
 
     They replace those of the last export in the run's folder. Failures that are retried are removed from the cache.
-
-    Args:
-        stage: Stage to export.
-        config: Configuration of the stage.
-        folder: The run's folder, with the outputs of earlier stages.
-        tokenizer: Folder of the model's tokeniser; required if a document may be too long.
-        progress: Receives the progress.
+    `tokenizer` is the folder of the model's tokeniser, required if a document may be too long.
 
     Returns:
         The engine that is to answer, the requests, grouped by prompt and topic, and the number of those with only
         unusable answers, which are not sent again.
-
-    Raises:
-        UsageError: The model or its context is unknown, a document has to be measured without a tokeniser, or the
-            cache is not to be used.
     """
     if config.cache.mode in (CacheMode.OFF, CacheMode.REFRESH):
         raise UsageError(
@@ -153,11 +139,8 @@ async def import_responses(folder: Path, paths: Sequence[Path], progress: Progre
     """Store the responses to the last export of a run's folder in the cache like answers of a server.
 
     A request that the engine rejected is stored as failed. Other requests without an answer stay pending: an error of
-    the server, as over HTTP, is never stored.
-
-    Raises:
-        DataError: There was no export, or a line is not a response, and nothing is stored; or it answers no request
-            of the export, and the others are stored.
+    the server, as over HTTP, is never stored. Nor is anything if a line is not a response; a response to no request of
+    the export is an error after the others are stored.
     """
     if not (folder / BATCH).exists():
         raise DataError(f"{folder / BATCH}: no such file; run `touche-llm batch export` for this folder first")

@@ -20,7 +20,7 @@ from touche_llm.data.io import replace_folder
 from touche_llm.data.records import Topic
 from touche_llm.data.topics import normalise_title, read_topics, require_kind, write_topics
 from touche_llm.data.trec_runs import read_candidates
-from touche_llm.errors import BadLine, DataError, UsageError
+from touche_llm.errors import BadLine, UsageError
 from touche_llm.evaluation.qrels import Qrels, find_qrels, qrels_file, read_qrels
 from touche_llm.judging.pointwise import RequestBuilder
 from touche_llm.llm.answers import build_schema
@@ -203,10 +203,6 @@ class RunContext:
                 self._prompts[name] = prompt
         return {name: self._prompts[name] for name in wanted}
 
-    def list_schemas(self, *names: str) -> list[Mapping[str, Any]]:
-        """Return the schemas of the answers to the prompts that `load_prompts` returns."""
-        return list_schemas(self.load_prompts(*names).values(), self.config.ranking.setwise.children + 1)
-
     def read_candidates(self, path: Path, depth: int | None = None, *, are_pairs: bool = False) -> Candidates:
         """Read up to `depth` candidates of each chosen topic, or all, from a run file; the corpus is not opened."""
         found = read_candidates(path, depth)
@@ -220,9 +216,6 @@ class RunContext:
         Only number and title of the first topic count. A task of one's own may use any topics.
         """
         corpus, candidates = self.config.corpus, self.config.candidates
-        for path in (corpus, candidates):
-            if path is not None and not path.is_file():
-                raise DataError(f"{path}: no such file")
         if candidates is not None:
             require_kind(candidates, "run", "rerank")
         if corpus is not None:

@@ -25,7 +25,7 @@ from touche_llm.pipeline.candidates import (
     warn_of_empty,
 )
 from touche_llm.pipeline.config_file import CONFIG
-from touche_llm.pipeline.context import RunContext
+from touche_llm.pipeline.context import RunContext, list_schemas
 from touche_llm.pipeline.corpora import DenseCorpus
 from touche_llm.pipeline.engines import describe_engine, describe_pooling, open_model
 from touche_llm.pipeline.judge import Judgments, describe_judgments, judge
@@ -259,11 +259,6 @@ async def run_rank(config: Config, folder: Path, progress: Progress) -> Ranking:
         return await rank_stage(context, directory)
 
 
-def sends_requests(command: CommandName, config: Config) -> bool:
-    """Return whether a command sends requests to the language model with this configuration."""
-    return {"retrieve": config.expansion.use, "rank": bool(list_comparison_kinds(config.steps))}.get(command, True)
-
-
 @asynccontextmanager
 async def _open_run(
     command: CommandName, config: Config, folder: Path, progress: Progress, overwrite: bool = False
@@ -292,10 +287,11 @@ async def _open_run(
 
         # Checked before the slow loading of the model, and again once its name and context are known.
         check()
-        if not sends_requests(command, config):
+        if not {"retrieve": config.expansion.use, "rank": bool(kinds)}.get(command, True):
             yield context, directory
             return
-        schemas = context.list_schemas(*(kinds if command == "rank" else PURPOSES.get(command, ())))
+        prompts = context.load_prompts(*(kinds if command == "rank" else PURPOSES.get(command, ())))
+        schemas = list_schemas(prompts.values(), config.ranking.setwise.children + 1)
         async with open_model(config.engine, config.sampling, config.cache, schemas, progress) as model:
             with context.using(model):
                 check()
