@@ -15,8 +15,8 @@ PIP := -m pip --disable-pip-version-check -qq
 
 CHROMIUM := /usr/bin/chromium
 
-.PHONY: help setup demo test nightly nightly-faults nightly-vllm vllm serve-small model test-model test-vllm test-browser check format demo-cassette \
-	docs regress wheel test-wheel test-extras clean bench bench-small bench-serving-small
+.PHONY: help setup demo test nightly nightly-faults nightly-vllm vllm serve-small model test-model test-vllm vllm-shared vllm-own test-browser \
+	check format demo-cassette docs regress wheel test-wheel test-extras clean bench bench-small bench-serving-small
 
 help:
 	@echo "make demo       set up what runs need, run every task on its sample, offline, and measure the runs"
@@ -101,7 +101,14 @@ test-model: $(STAMP) $(VENV)/.tokenizer model
 	@$(BIN)/python -m pytest -m model tests/model
 
 test-vllm: $(STAMP) vllm | $(CHROMIUM)
-	@$(BIN)/python -m pytest -m 'vllm and not nightly' tests/vllm
+	@$(MAKE) --no-print-directory --jobs=2 --output-sync vllm-shared vllm-own
+
+# The tests of one shared server, and beside them those that start servers of their own: a start uses one core.
+OWN_SERVERS := tests/vllm/test_pooling.py tests/vllm/test_tira.py
+vllm-shared:
+	@$(BIN)/python -m pytest -m 'vllm and not nightly' tests/vllm $(OWN_SERVERS:%=--ignore=%)
+vllm-own:
+	@$(BIN)/python -m pytest -m 'vllm and not nightly' $(OWN_SERVERS)
 
 $(CHROMIUM):
 	@test "$$(id -u)" = 0 || { echo "$(CHROMIUM) is not there; as root: apt-get install chromium fonts-dejavu-core"; exit 1; }
@@ -146,7 +153,7 @@ bench-small: $(STAMP) | $(CHROMIUM)
 	$(BIN)/python -m benchmarks.dense --documents 3000 --dimensions 64 --topics 3 --depth 50
 	$(BIN)/python -m benchmarks.judging --topics 3 --depth 50 --passages 500
 	$(BIN)/python -m benchmarks.interval_coverage --trials 5
-	$(BIN)/python -m benchmarks.growth --topics 1 2 --passages 300 600 --depth 20
+	$(BIN)/python -m benchmarks.growth --topics 1 --passages 300 600 --depth 20
 	$(BIN)/python -m benchmarks.lab_latency --topics 2 --depth 50 --passages 500 --edits 3
 
 bench-serving-small: $(STAMP) vllm
