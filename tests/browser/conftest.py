@@ -11,8 +11,8 @@ from playwright.sync_api import Browser, Page, sync_playwright
 
 from tests.report.reports import hostile_run, sample_run, write_qrels
 from touche_llm.evaluation.qrels import read_qrels
-from touche_llm.report.page import write_page
-from touche_llm.report.run_report import gather_report, render_report
+from touche_llm.report.page import render, write_page
+from touche_llm.report.run_pages import gather_report
 from touche_llm.tasks import get_task
 
 CHROMIUM = "/usr/bin/chromium"
@@ -55,14 +55,14 @@ def sample(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("sample")
     run = sample_run("comparative", folder)
     qrels = read_qrels(write_qrels(run, folder), get_task("comparative"))
-    write_page(render_report(gather_report(run, qrels, 20)), folder / "report.html")
+    write_page(render(gather_report(run, qrels, 20)), folder / "report.html")
     return folder / "report.html"
 
 
 @pytest.fixture(scope="session")
 def hostile(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("hostile")
-    write_page(render_report(gather_report(hostile_run(folder), None, 20)), folder / "report.html")
+    write_page(render(gather_report(hostile_run(folder), None, 20)), folder / "report.html")
     return folder / "report.html"
 
 

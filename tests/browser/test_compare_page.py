@@ -12,8 +12,8 @@ from tests.report.reports import ATTACKS
 from touche_llm.data.trec_runs import ParsedRun, read_run
 from touche_llm.evaluation.measures import compare_runs, evaluate_run
 from touche_llm.evaluation.qrels import Qrels, read_qrels
-from touche_llm.report.page import write_page
-from touche_llm.report.run_comparison import gather_comparison, render_comparison
+from touche_llm.report.page import render, write_page
+from touche_llm.report.run_pages import gather_comparison
 from touche_llm.tasks import get_task
 
 pytestmark = pytest.mark.browser
@@ -27,7 +27,7 @@ def written(runs: list[Named], qrels: Qrels, path: Path) -> Path:
     evaluations = [evaluate_run(name, run, qrels, 30) for name, run, _ in runs]
     frame, remarks = compare_runs(evaluations[0], evaluations[1:])
     folders = [folder for _, _, folder in runs]
-    write_page(render_comparison(gather_comparison(evaluations, folders, TASK, {}, frame, remarks, 20)), path)
+    write_page(render(gather_comparison(evaluations, folders, TASK, {}, frame, remarks, 20)), path)
     return path
 
 

@@ -18,7 +18,7 @@ from tests.sample_runs import config_for, run_scripted
 from touche_llm.llm.answers import list_fields
 from touche_llm.llm.request import Request
 from touche_llm.pipeline.run_directory import RunDirectory
-from touche_llm.report.run_report import gather_report
+from touche_llm.report.run_pages import gather_report
 
 TOPICS = ("3", "7", "12", "20")
 ASPECTS = ("relevance", "quality", "stance")
@@ -118,8 +118,8 @@ def test_all_commands_and_the_library_have_the_same_values(touche: Touche, made:
             ]
     report = gather_report(Path(folder), qrels, 1).measured
     assert report is not None
-    for figure in report.measures:
-        assert figure.runs[0] is not None and same(figure.runs[0].summary["value"], rows[figure.name]["value"])
+    for measure in report.measures:
+        assert same(report.rows["run", measure].value, rows[measure]["value"])
 
 
 def test_the_library_measures_a_ranking_by_the_topics_that_it_was_given(made: Path) -> None:

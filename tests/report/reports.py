@@ -43,10 +43,10 @@ ATTACKS = (
 # Leaves the text or the attribute that it is inserted into, unless it is escaped.
 POISON = "'\"><x-bad onclick=ran()>"
 # What templates compare with words of their own, or look up by them.
-_FIXED = frozenset({"source", "costs", "letter", "baseline", "summary", "difference"})
+_FIXED = frozenset({"template", "source", "costs", "letter", "baseline"})
 
 
-def changed(value: Any, **changes: Any) -> Any:
+def changed(value: Any, /, **changes: Any) -> Any:
     """The same part of a page with other values."""
     return SimpleNamespace(**vars(value) | changes) if isinstance(value, SimpleNamespace) else replace(value, **changes)
 

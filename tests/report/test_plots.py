@@ -22,7 +22,7 @@ def draw(call: str, **values: Any) -> ET.Element:
 
 
 def test_values_are_marks_at_their_heights_and_titles_are_text_whatever_they_hold() -> None:
-    plot = draw('topics_plot("m", topics, 3)', topics=plot_topics(RUNS, VALUES, 1))
+    plot = draw('topics_plot("m", topics, marks)', marks=RUNS, topics=plot_topics(VALUES, 1))
     names = [text.text for text in plot.iter("text") if text.get("class") == "f-ink"]
     assert names[6:] == ["1", "2", "3"]
     found = [
@@ -37,7 +37,7 @@ def test_values_are_marks_at_their_heights_and_titles_are_text_whatever_they_hol
     hints = [element.text for element in plot.iter("title")]
     assert '1 tea <b>or</b> "coffee" & more: A 0.500, B 0.510, C 0.100' in hints and "3 : A 0.000" in hints
     assert [link.get("href") for link in plot.iter("a")] == ["#t1", "#t2", None]
-    assert plot_topics(RUNS[:1], [{"1": 0.5, "2": 0.25}]) == {}, "two topics have no plot"
+    assert plot_topics([{"1": 0.5, "2": 0.25}]) == {}, "two topics have no plot"
 
 
 def test_shares_fill_the_bar_and_have_a_number_unless_they_are_small() -> None:

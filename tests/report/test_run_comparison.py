@@ -15,7 +15,8 @@ from touche_llm.errors import DataError, UsageError
 from touche_llm.evaluation.measures import compare_runs, evaluate_run
 from touche_llm.evaluation.qrels import Qrels
 from touche_llm.pipeline.config_file import load_config, write_config
-from touche_llm.report.run_comparison import check_number, gather_comparison, render_comparison
+from touche_llm.report.page import render
+from touche_llm.report.run_pages import check_number, gather_comparison
 from touche_llm.tasks import get_task
 
 # Pages of several runs take a while to make.
@@ -110,22 +111,17 @@ def test_figures_are_those_of_the_evaluations_and_differences_those_to_the_basel
 ) -> None:
     assert found.baseline == "B"
     expected = [evaluate_run(name, run, qrels, 30) for name, run, _ in runs]
-    assert [each.name for each in found.measures if each.headline] == [
-        "relevance nDCG@5",
-        "quality nDCG@5",
-        "stance macro-F1",
-    ]
-    for measure in found.measures[:2]:
-        values = [each.estimates[measure.name].value for each in expected]
-        assert [each.summary["value"] for each in measure.runs if each is not None] == values
-        assert measure.runs[1] is not None and measure.runs[1].difference is None
-        for each, value in zip(measure.runs, values, strict=True):
-            if each is not None and (change := each.difference) is not None:
-                assert change["difference"] == pytest.approx(value - values[1])
-                assert change["wins"] + change["ties"] + change["losses"] == each.summary["n"]
-    first, turned, third = found.measures[0].runs
-    assert first is not None and turned is not None and third is not None
-    assert [set(each.by_topic) for each in (first, turned, third)] == [set(qrels.grades["relevance"])] * 3
+    measured = found.measured
+    assert measured.headline == ["relevance nDCG@5", "quality nDCG@5", "stance macro-F1"]
+    for measure in measured.measures[:2]:
+        values = {each.name: each.estimates[measure].value for each in expected}
+        assert {name: measured.rows[name, measure].value for name in values} == values
+        assert ("turned", measure) not in measured.changes
+        for name in ("first", "alone.txt"):
+            change = measured.changes[name, measure]
+            assert change.difference == pytest.approx(values[name] - values["turned"])
+            assert change.wins + change.ties + change.losses == measured.rows[name, measure].n
+    assert [set(each) for each in measured.by_topic["relevance nDCG@5"]] == [set(qrels.grades["relevance"])] * 3
 
 
 def test_only_folders_say_what_failed_and_what_it_cost(found: SimpleNamespace) -> None:
@@ -136,7 +132,7 @@ def test_only_folders_say_what_failed_and_what_it_cost(found: SimpleNamespace) -
 
 
 def test_run_files_alone_make_a_page_too(runs: list[Named], qrels: Qrels) -> None:
-    page = Page(render_comparison(gathered([(name, run, None) for name, run, _ in runs], qrels)))
+    page = Page(render(gathered([(name, run, None) for name, run, _ in runs], qrels)))
     text = " ".join(page.text.split())
     # The third run has no stances, so that nothing can be said of a difference.
     assert "difference –, p Holm" in text and "nan" not in text
@@ -151,7 +147,7 @@ def test_hostile_texts_stay_texts(hostile: Path, tmp_path: Path) -> None:
     documents = [each.document_id for each in run.rankings["1"]]
     grades = {"relevance": {"1": {document: 1.0 for document in documents[:3]}}}
     hard = Qrels(grades, {}, TASK.stances, TASK.aspects)
-    page = Page(render_comparison(gathered(given, hard, top=20)))
+    page = Page(render(gathered(given, hard, top=20)))
     assert [count(page, tag) for tag in ("script", "style", "main", "body")] == [1, 1, 1, 1]
     assert not {"img", "iframe", "link", "object", "b/onclick"} & {tag for tag, _ in page.elements}
     for _, attributes in page.elements:
@@ -162,7 +158,7 @@ def test_hostile_texts_stay_texts(hostile: Path, tmp_path: Path) -> None:
 
 def test_no_text_of_the_page_leaves_its_place(found: SimpleNamespace) -> None:
     full = changed(found, topics=found.topics[:1], notes=["note"])
-    page = Page(render_comparison(poisoned(full)))
+    page = Page(render(poisoned(full)))
     assert [tag for tag, _ in page.elements if tag.startswith("x-")] == []
     for _, attributes in page.elements:
         assert not any(name.startswith("on") or POISON in name for name in attributes)

@@ -3,6 +3,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import re
+import shutil
 from html.parser import HTMLParser
 from pathlib import Path
 from types import SimpleNamespace
@@ -10,9 +11,10 @@ from types import SimpleNamespace
 import pytest
 
 from tests.report.reports import ATTACKS, POISON, changed, poisoned
+from touche_llm.data.io import write_records
 from touche_llm.data.records import Attempt, Failure
-from touche_llm.report.page import write_page
-from touche_llm.report.run_report import gather_report, render_report
+from touche_llm.report.page import render
+from touche_llm.report.run_pages import gather_report
 
 
 class Page(HTMLParser):
@@ -45,7 +47,7 @@ def count(page: Page, tag: str) -> int:
 
 @pytest.fixture(scope="module")
 def hostile_page(hostile: Path) -> str:
-    return render_report(gather_report(hostile, None, 20))
+    return render(gather_report(hostile, None, 20))
 
 
 def test_hostile_texts_stay_texts(hostile_page: str) -> None:
@@ -71,8 +73,8 @@ def test_no_text_of_a_report_leaves_its_place(judged: SimpleNamespace) -> None:
     )
     assert full.readings and full.text and full.row.people and full.answers[0][1]
     shown = changed(view, documents=[full], rows=[view.documents[1].row])
-    report = changed(judged, topics=[shown], failures={"failures.jsonl": failures}, notes=["note"])
-    page = Page(render_report(poisoned(report)))
+    report = changed(judged, topics=[shown], failures=failures, kinds={("not_json", "x"): 1}, notes=["note"])
+    page = Page(render(poisoned(report)))
     assert [tag for tag, _ in page.elements if tag.startswith("x-")] == []
     for _, attributes in page.elements:
         assert not any(name.startswith("on") or POISON in name for name in attributes)
@@ -91,30 +93,21 @@ def test_the_policy_allows_the_page_s_own_style_and_script_alone(hostile_page: s
     assert "http://" not in hostile_page.split("<body>")[0] and "unsafe" not in hostile_page.split("<body>")[0]
 
 
-@pytest.mark.slow
-def test_controls_of_the_direction_of_writing_are_visible_on_every_page(
-    judged: SimpleNamespace, tmp_path: Path
-) -> None:
+def test_controls_of_the_direction_of_writing_are_visible(judged: SimpleNamespace) -> None:
     controls = "\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069"
-    attempt = Attempt(sample=0, kind="not_json", reason="no JSON", text=f"a{controls}b")
-    failure = Failure(topic_id="3", document_id="d", kind="not_json", prompt="p", attempts=[attempt])
-    write_page(render_report(changed(judged, failures={"failures.jsonl": [failure]})), tmp_path / "page.html")
-    page = (tmp_path / "page.html").read_text(encoding="utf-8")
+    page = render(changed(judged, notes=[f"a{controls}b"]))
     assert f"a{len(controls) * chr(0xFFFD)}b" in page
     assert not set(controls) & set(page)
 
 
 def test_an_interval_is_drawn_within_its_scale_and_a_missing_one_is_noted_once(judged: SimpleNamespace) -> None:
-    assert judged.measured is not None
-    page = Page(render_report(judged))
+    page = Page(render(judged))
     # Four topics are too few for any interval.
     assert not list_whiskers(page) and " ".join(page.text.split()).count("no 95 % interval") == 1
-    (first, *others) = judged.measured.measures
-    run, before = first.runs
-    assert run is not None
-    wide = changed(run, summary={**run.summary, "low": -0.1, "high": 1.2})
-    measured = changed(judged.measured, measures=[changed(first, runs=[wide, before]), *others])
-    page = Page(render_report(changed(judged, measured=measured)))
+    key = ("run", judged.measured.headline[0])
+    wide = changed(judged.measured.rows[key], low=-0.1, high=1.2)
+    measured = changed(judged.measured, rows=judged.measured.rows | {key: wide})
+    page = Page(render(changed(judged, measured=measured)))
     ((low, high),) = list_whiskers(page)
     assert (low, high) == ("0.0%", "100.0%") and "-0.100 to 1.200" in page.text
 
@@ -128,13 +121,15 @@ def list_whiskers(page: Page) -> list[tuple[str | None, str | None]]:
     ]
 
 
-def test_failures_are_counted_by_kind_and_the_first_are_shown(judged: SimpleNamespace) -> None:
+def test_failures_are_counted_by_kind_and_the_first_are_shown(comparative: Path, tmp_path: Path) -> None:
+    run = shutil.copytree(comparative, tmp_path / "run")
     attempt = Attempt(sample=0, kind="not_json", reason="no JSON", text="x" * 5000)
     failures = [
         Failure(topic_id="3", document_id=f"d{n}", kind="not_json", prompt="p", attempts=[attempt]) for n in range(70)
     ]
-    refused = changed(judged, failures={"failures.jsonl": failures, "comparison_failures.jsonl": failures[:2]})
-    page = Page(render_report(refused))
+    write_records(run / "failures.jsonl", failures)
+    write_records(run / "comparison_failures.jsonl", failures[:2])
+    page = Page(render(gather_report(run, None, 1)))
     text = " ".join(page.text.split())
     assert "not_json failures.jsonl 70" in re.sub(r"(?<=json)(?=failures|comp)|(?<=jsonl)(?=\d)", " ", text)
     assert "The first 50 with their completions" in text and "x" * 301 not in page.text

@@ -26,8 +26,8 @@ from touche_llm.pipeline.config_file import load_config
 from touche_llm.pipeline.progress import SilentProgress
 from touche_llm.pipeline.run_directory import REPORT, RunDirectory
 from touche_llm.pipeline.runs import record_evaluation
-from touche_llm.report.page import write_page
-from touche_llm.report.run_report import gather_report, render_report
+from touche_llm.report.page import render, write_page
+from touche_llm.report.run_pages import gather_report
 from touche_llm.tasks import TASKS, get_task
 from touche_llm.tasks.task import Task
 
@@ -46,7 +46,7 @@ def _write_report(folder: Path, files: dict[str, Path]) -> str:
     """Write the report of a run; return a line with its place."""
     task = get_task(RunDirectory(folder).read_config().task)
     report = gather_report(folder, read_qrels(files, task) if files else None, top=20)
-    write_page(render_report(report), folder / REPORT)
+    write_page(render(report), folder / REPORT)
     return f"Report of the first run, a page for a browser: {shorten_path(folder / REPORT)}"
 
 

@@ -250,8 +250,8 @@ def compare(
     measured = m.given_runs(runs, qrels, known)
     kept = [each for each in measured if not each.first_stage]
     if html is not None:
-        from touche_llm.report.page import write_page
-        from touche_llm.report.run_comparison import check_number, gather_comparison, render_comparison
+        from touche_llm.report.page import render, write_page
+        from touche_llm.report.run_pages import check_number, gather_comparison
 
         check_output(html, overwrite, (*map(find_run_file, runs), *files.values()))
         check_number(len(kept))
@@ -264,7 +264,7 @@ def compare(
     if html is not None:
         folders = [each.folder for each in kept]
         found = gather_comparison(evaluations, folders, known, files, frame, notes, _TOP)
-        size = write_page(render_comparison(found), html)
+        size = write_page(render(found), html)
         page = f"page: {html} ({len(found.topics):,} topics, {size:,} bytes)"
     rows = frame.to_dict("records")
     if output is Format.TABLE:

@@ -113,8 +113,8 @@ def report(
     `evaluate` before, it has no measures.
     """
     # Only here: pandas takes half a second to load.
-    from touche_llm.report.page import write_page
-    from touche_llm.report.run_report import gather_report, render_report
+    from touche_llm.report.page import render, write_page
+    from touche_llm.report.run_pages import gather_report
 
     target = out or run_dir / REPORT
     # The page in the run's folder is one of the run's own files.
@@ -128,7 +128,7 @@ def report(
         record_evaluations([run_dir], qrels, CommandProgress().warn)
     for note in found.notes:
         CommandProgress().warn(note)
-    size = write_page(render_report(found), target)
+    size = write_page(render(found), target)
     sentence = f"report: {target} ({len(found.topics):,} topics, {size:,} bytes)"
     print_result(output, sentence, {"file": target, "topics": len(found.topics), "bytes": size})
     if should_open and not webbrowser.open(target.absolute().as_uri()):

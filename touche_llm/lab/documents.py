@@ -167,7 +167,7 @@ def read_document(lab: Workplace, *, run: str, topic: str, document: str) -> dic
         "note": own.note,
         "requests": requests,
         "comparisons": details.comparisons,
-        "notes": [*notes, *opened.list_notes()],
+        "notes": [*notes, *opened.notes],
         "failures": [asdict(attempt) for failure in details.failures for attempt in failure.attempts],
     }
 

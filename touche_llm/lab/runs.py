@@ -17,7 +17,6 @@ from touche_llm.pipeline.context import read_run_topics
 from touche_llm.pipeline.run_directory import LOCK, RunDirectory
 from touche_llm.pipeline.runs import COMPLETE, RunOverview, read_overview
 from touche_llm.prompt_lab.holdout import CHOICE, find_half, record_evaluations
-from touche_llm.report.page import replace_directions
 from touche_llm.tasks import get_task
 
 # Seconds between looks at the folders.
@@ -125,7 +124,8 @@ async def watch_runs(lab: Workplace) -> AsyncIterator[str]:
 def compare(lab: Workplace, *, run: list[str], all: int = 0) -> web.Response:
     """Return the page that compares runs with the first, over the topics to choose on or all, which is logged."""
     from touche_llm.evaluation.measures import compare_runs, evaluate_run
-    from touche_llm.report.run_comparison import check_number, gather_comparison, render_comparison
+    from touche_llm.report.page import render
+    from touche_llm.report.run_pages import check_number, gather_comparison
 
     runs = list(dict.fromkeys(run))
     overviews = [read_overview(lab.find_run(name).path) for name in runs]
@@ -147,12 +147,10 @@ def compare(lab: Workplace, *, run: list[str], all: int = 0) -> web.Response:
     record_evaluations(folders, qrels, lab.warn)
     frame, notes = compare_runs(evaluations[0], evaluations[1:])
     named = {aspect: Path(shorten_path(path)) for aspect, path in files.items()}
-    return make_page(
-        render_comparison(gather_comparison(evaluations, folders, task, named, frame, [*remarks, *notes], _TOP))
-    )
+    return make_page(render(gather_comparison(evaluations, folders, task, named, frame, [*remarks, *notes], _TOP)))
 
 
 def make_page(text: str) -> web.Response:
     """Return a page about runs or prompts; its own policy allows the style and script within it."""
     policy = {"Content-Security-Policy": "frame-ancestors 'none'"}
-    return web.Response(text=replace_directions(text), content_type="text/html", headers=policy)
+    return web.Response(text=text, content_type="text/html", headers=policy)

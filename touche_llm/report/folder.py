@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean
 from string import ascii_uppercase
@@ -110,7 +110,6 @@ class RunFolder:
         corpus: Documents; None if unavailable.
         answers: Cache of the completions; None if unavailable.
         notes: Limitations of what could be opened.
-        lost: Number of requested completions that the cache lacks.
     """
 
     directory: RunDirectory
@@ -122,7 +121,6 @@ class RunFolder:
     corpus: Corpus | None
     answers: Cache | None
     notes: list[str]
-    lost: int = field(default=0, init=False)
 
     def __post_init__(self) -> None:
         self.config, self.task = self.context.config, self.context.task
@@ -144,11 +142,6 @@ class RunFolder:
         """Raise DataError if the corpus is available and lacks one of these documents."""
         if self.corpus is not None:
             self.corpus.check(rankings, self.directory.run_file, ranked=True)
-
-    def list_notes(self) -> list[str]:
-        """Return the notes, with the number of completions missing so far."""
-        lost = f"Completions missing in the cache {self.config.cache.file}: {self.lost:,}."
-        return [*self.notes, *([lost] if self.lost else [])]
 
     def rows(self, topic_id: str, qrels: Qrels | None) -> list[DocumentRow]:
         """Return the rows of a topic, with judgments by assessors; empty if the run lacks the topic."""
@@ -217,7 +210,8 @@ class RunFolder:
             truncation=describe_truncation(judgment),
             readings=readings,
             comparisons=self.compared.get(key, []),
-            answers=[] if self.answers is None else [self._answer(self.answers, prompt, key) for prompt, key in keys],
+            # The prompt and the text of each completion; no text where the cache lacks it.
+            answers=[] if self.answers is None else [(prompt, _read_text(self.answers, key)) for prompt, key in keys],
             # Requests about this document alone.
             failures=self.failed.get(key, []),
             sentences=[self._sentence(topic_id, part) for part in parts],
@@ -235,13 +229,10 @@ class RunFolder:
         sentence = None if self.corpus is None else self.corpus.candidates.get(sentence_id)
         return (sentence_id, *(("", "") if sentence is None else (sentence.title, sentence.side)), readings)
 
-    def _answer(self, answers: Cache, prompt: str, key: str) -> tuple[str, str | None]:
-        """Return the prompt and the text of a completion; no text where the cache lacks it."""
-        answer = answers.get(key, Answer)
-        self.lost += answer is None
-        if answer is None:
-            return prompt, None
-        return prompt, answer.text[:_MAX_CHARS] + ("…" if len(answer.text) > _MAX_CHARS else "")
+
+def _read_text(answers: Cache, key: str) -> str | None:
+    answer = answers.get(key, Answer)
+    return None if answer is None else answer.text[:_MAX_CHARS] + ("…" if len(answer.text) > _MAX_CHARS else "")
 
 
 def _list_answers(judged: Judgment | StanceReading, keys: Sequence[str]) -> list[tuple[str, str]]:
@@ -290,12 +281,9 @@ def _open_corpus(config: Config, task: Task, notes: list[str]) -> Iterator[Corpu
 
 def _open_answers(config: Config, notes: list[str]) -> AbstractContextManager[Cache | None]:
     """Open the cache of the run, if it exists; else add the reason to `notes`."""
-    if config.cache.mode is CacheMode.OFF:
-        notes.append("No completions: the run stored none (cache.mode: off).")
-    elif not config.cache.file.is_file():
-        notes.append(f"No completions: the cache {config.cache.file} does not exist; {_MOVED}.")
-    else:
+    if config.cache.mode is not CacheMode.OFF and config.cache.file.is_file():
         return Cache(config.cache.file, CacheMode.REPLAY)
+    notes.append(f"No completions: the run stored none, or its cache {config.cache.file} is gone; {_MOVED}.")
     return nullcontext()
 
 

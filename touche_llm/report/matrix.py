@@ -7,7 +7,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from difflib import unified_diff
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 from touche_llm.data.records import Failure, Judgment
 from touche_llm.evaluation.qrels import STANCE, Qrels
@@ -18,7 +17,7 @@ from touche_llm.prompt_lab.sample import Sampled
 from touche_llm.prompt_lab.variants import Variant
 from touche_llm.prompts.prompt import Prompt
 from touche_llm.report.folder import describe_truncation
-from touche_llm.report.page import LETTERS, create_environment
+from touche_llm.report.page import LETTERS, render
 
 # Number of colours for grades above 0.
 _HEAT = 5
@@ -95,20 +94,21 @@ def render_matrix(found: PromptComparison, qrels: Qrels, judged_by: Mapping[str,
     ]
     if failed:
         groups.append(("No variant has an answer", failed))
-    values: dict[str, Any] = {
-        "found": found,
-        "labels": found.task.stances,
-        "letters": LETTERS,
-        "wordings": _describe_wordings(found.variants),
-        "judged_by": judged_by,
-        "groups": groups,
-        "fields": list(get_labels(found.task.question.answer)),
-        "aspect": next(iter(qrels.grades)),
-        "failures": Counter(failure.kind for failure in found.all_failures()),
-        "documents": len(rows),
-        "titles": {"all": "All topics", "choice": "Selection topics", "hold-out": "Held-out topics"},
-    }
-    return create_environment().get_template("matrix.html.jinja").render(values)
+    page = SimpleNamespace(
+        template="matrix",
+        found=found,
+        labels=found.task.stances,
+        letters=LETTERS,
+        wordings=_describe_wordings(found.variants),
+        judged_by=judged_by,
+        groups=groups,
+        fields=list(get_labels(found.task.question.answer)),
+        aspect=next(iter(qrels.grades)),
+        failures=Counter(failure.kind for failure in found.all_failures()),
+        documents=len(rows),
+        titles={"all": "All topics", "choice": "Selection topics", "hold-out": "Held-out topics"},
+    )
+    return render(page)
 
 
 def _build_cell(item: Sampled, judgment: Judgment | None, failure: Failure | None, qrels: Qrels) -> SimpleNamespace:

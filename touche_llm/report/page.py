@@ -7,7 +7,6 @@ import hashlib
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -19,10 +18,9 @@ from pandas import DataFrame
 from touche_llm.config import Config
 from touche_llm.data.io import open_atomic
 from touche_llm.data.trec_runs import ParsedRun
-from touche_llm.evaluation.measures import Evaluation, describe_coverage, describe_judging, evaluate_run, list_headline
+from touche_llm.evaluation.measures import Evaluation, describe_coverage, list_headline
 from touche_llm.evaluation.qrels import Qrels
-from touche_llm.evaluation.significance import compare, describe_missing_intervals
-from touche_llm.evaluation.stances import count_confusion
+from touche_llm.evaluation.significance import describe_missing_intervals
 from touche_llm.pipeline.runs import format_seconds
 from touche_llm.tasks.task import Task
 
@@ -55,12 +53,16 @@ def replace_directions(text: str) -> str:
     return _BIDIRECTIONAL.sub("\N{REPLACEMENT CHARACTER}", text)
 
 
+def render(page: SimpleNamespace) -> str:
+    """Render a page, without characters that control directions: its `template`, with the other values for it."""
+    template = create_environment().get_template(f"{page.template}.html.jinja")
+    return replace_directions(template.render(vars(page)))
+
+
 def write_page(text: str, path: Path) -> int:
-    """Write a page atomically, without characters that control directions, and return its size in bytes."""
-    page = replace_directions(text).encode()
+    """Write a page atomically, and return its size in bytes."""
     with open_atomic(path) as stream:
-        stream.write(page)
-    return len(page)
+        return stream.write(text.encode())
 
 
 def create_environment() -> Environment:
@@ -81,6 +83,7 @@ def create_environment() -> Environment:
         "policy": f"default-src 'none'; style-src {_hash(style)}; script-src {_hash(script)}; base-uri 'none'; "
         "form-action 'none'",
         "seconds": format_seconds,
+        "titles": COSTS,
         # Characters of each document text: 1,000 documents stay below 10 MB.
         "limit": 10_000,
         # Trusted: files of this package.
@@ -115,122 +118,71 @@ def describe_run(config: Config, task: Task, stages: Mapping[str, Mapping[str, A
     return {name: value for name, value in facts.items() if value}
 
 
-def extract_costs(stage: Mapping[str, Any]) -> dict[str, float | None]:
-    """Return the costs of a stage, by name; None where its metadata lack them."""
+def extract_costs(stage: Mapping[str, Any]) -> dict[str, float]:
+    """Return the costs of a stage that its metadata have, by name."""
     usage = stage.get("requests")
     values = {**stage, **usage} if isinstance(usage, dict) else stage
-    return {name: value if isinstance(value := values.get(name), int | float) else None for name in COSTS}
+    return {name: value for name in COSTS if isinstance(value := values.get(name), int | float)}
 
 
-def list_assessor_labels(qrels: Qrels | None) -> list[str]:
-    """Return all stance labels by assessors."""
-    return [] if qrels is None else [label for truth in qrels.stances.values() for label in truth.values()]
-
-
-def compute_label_shares(sets: Mapping[str, list[str]], labels: Iterable[str]) -> dict[str, dict[str, float]]:
-    """Return the share of each label in each set; names get the size of the set, and empty sets are omitted."""
+def compute_label_shares(
+    runs: Mapping[str, ParsedRun], qrels: Qrels | None, labels: Iterable[str]
+) -> dict[str, dict[str, float]]:
+    """Return the share of each label in each run and by assessors; names get the number of labels, empty sets none."""
+    sets = {name: list(run.stances.values()) for name, run in runs.items()}
+    if qrels is not None:
+        sets["assessors"] = [label for truth in qrels.stances.values() for label in truth.values()]
     counts = {f"{name} ({len(given):,})": Counter(given) for name, given in sets.items() if given}
     return {name: {label: count[label] / count.total() for label in labels} for name, count in counts.items()}
 
 
-def plot_topics(
-    runs: Sequence[tuple[str, str, str]], values: Sequence[Mapping[str, float]], baseline: int = 0
-) -> dict[str, list[SimpleNamespace]]:
-    """Return the points of a measure by topic, best topic of the baseline first; empty for too few topics.
+def plot_topics(values: Sequence[Mapping[str, float]], baseline: int = 0) -> dict[str, dict[int, float]]:
+    """Return the values of a measure by topic and place of the run, best topic of the baseline first.
 
-    `runs` has name, mark and colour of each run, in the order of their places, `baseline` the index of one of them;
-    topics that the baseline lacks come last.
+    It is empty for too few topics. `baseline` is the place of a run; topics that it lacks come last.
     """
     topics = dict.fromkeys(topic for of_run in values for topic in of_run)
     if len(topics) < _MIN_PLOTTED:
         return {}
     return {
-        topic: [
-            SimpleNamespace(run=run, mark=mark, ink=ink, place=place, value=values[place][topic])
-            for place, (run, mark, ink) in enumerate(runs)
-            if topic in values[place]
-        ]
+        topic: {place: of_run[topic] for place, of_run in enumerate(values) if topic in of_run}
         for topic in sorted(topics, key=lambda topic: -values[baseline].get(topic, -1.0))
     }
 
 
-# A row of a data frame, by column.
-Row = Mapping[str, Any]
-
-
-def measure_run(run: ParsedRun, first_stage: ParsedRun, qrels: Qrels, before: str) -> SimpleNamespace:
-    """Evaluate a run and its first stage, named `before`, with recall at the depth of the first stage.
-
-    The first stage has no stances and is compared by nDCG@5 only.
-
-    Raises:
-        DataError: No document of the run is judged.
-    """
-    depth = max(map(len, first_stage.rankings.values()))
-    found = evaluate_run("run", run, qrels, depth)
-    first = evaluate_run(before, first_stage, replace(qrels, stances={}), depth)
-    compared = list_headline(replace(qrels, stances={}))
-    estimates = {
-        evaluation.name: {name: evaluation.estimates[name] for name in compared} for evaluation in (found, first)
-    }
-    measures = compare_measures([found, first], compare(before, estimates) if compared else DataFrame())
-    notes = found.notes + describe_judging(found, first) + note_missing_intervals(measures)
-    return SimpleNamespace(
-        measures=measures,
-        confusion=count_confusion(run, qrels).tolist() if qrels.stances else [],
-        coverage=describe_all_coverage([found]),
-        notes=notes,
-    )
-
-
-def compare_measures(evaluations: Sequence[Evaluation], differences: DataFrame) -> list[SimpleNamespace]:
-    """Combine the evaluations of several runs, measure by measure.
+def tabulate_measures(evaluations: Sequence[Evaluation], differences: DataFrame, baseline: int = 0) -> SimpleNamespace:
+    """Return what pages show about the measures of runs.
 
     Args:
         evaluations: Evaluations of the runs, all by the same qrels; the first has all measures.
         differences: Differences from the baseline, as returned by `significance.compare`.
+        baseline: Place of the run that topics are ordered by in plots.
 
     Returns:
-        Each measure: its `name`; whether it is a `headline` measure, at the top of the page; and `runs`, one for each
-        evaluation or None if it lacks the measure. A run has its rows of `Evaluation.summary` and of
-        `significance.compare` (None for the baseline and for measures that are not compared), and the values
-        `by_topic` of a headline measure.
+        The names of the `measures`, and of the `headline` ones, at the top of a page; the `rows` of
+        `Evaluation.summary` and the `changes`, rows of `significance.compare`, both by run and measure; for headline
+        measures of all runs their values `by_topic`, run by run, and their `plots`; `coverage` and `notes`.
     """
-    changes = {(row["run"], row["measure"]): row for row in differences.to_dict("records")}
-    tables = [{row["measure"]: row for row in evaluation.summary().to_dict("records")} for evaluation in evaluations]
-    headlines = list_headline(evaluations[0].qrels)
-
-    def combine(evaluation: Evaluation, summary: Row | None, name: str) -> SimpleNamespace | None:
-        if summary is None:
-            return None
-        by_topic: dict[str, float] = {}
-        if name in headlines:
-            estimate = evaluation.estimates[name]
-            by_topic = dict(zip(estimate.topics, estimate.by_topic().tolist(), strict=True))
-        return SimpleNamespace(
-            summary=summary,
-            difference=changes.get((evaluation.name, name)),
-            by_topic=by_topic,
-        )
-
-    return [
-        SimpleNamespace(
-            name=name,
-            headline=name in headlines,
-            runs=[combine(each, table.get(name), name) for each, table in zip(evaluations, tables, strict=True)],
-        )
-        for name in tables[0]
-    ]
-
-
-def describe_all_coverage(evaluations: Sequence[Evaluation]) -> list[str]:
-    """Describe how many of the judged topics are evaluated, a line for each aspect."""
-    aspects = [name.split(" ", 1)[0] for name in list_headline(evaluations[0].qrels)]
-    return [f"{aspect}: {line}" for aspect in aspects for line in describe_coverage(evaluations, aspect)]
-
-
-def note_missing_intervals(measures: Iterable[SimpleNamespace]) -> list[str]:
-    """Return a note if a value or a difference has no interval, else nothing."""
-    results = [result for measure in measures for result in measure.runs if result is not None]
-    rows = [row for result in results for row in (result.summary, result.difference) if row is not None]
-    return describe_missing_intervals(rows)
+    rows = [row for evaluation in evaluations for row in evaluation.summary().to_dict("records")]
+    changes = differences.to_dict("records")
+    headline = list_headline(evaluations[0].qrels)
+    by_topic = {
+        name: [
+            dict(zip(estimate.topics, estimate.by_topic().tolist(), strict=True))
+            for estimate in (evaluation.estimates[name] for evaluation in evaluations)
+        ]
+        for name in headline
+        if all(name in evaluation.estimates for evaluation in evaluations)
+    }
+    plots = {name: plot_topics(values, baseline) for name, values in by_topic.items()}
+    aspects = [name.split(" ", 1)[0] for name in headline]
+    return SimpleNamespace(
+        measures=list(dict.fromkeys(row["measure"] for row in rows)),
+        headline=headline,
+        rows={(row["run"], row["measure"]): SimpleNamespace(**row) for row in rows},
+        changes={(row["run"], row["measure"]): SimpleNamespace(**row) for row in changes},
+        by_topic=by_topic,
+        plots={name: plot for name, plot in plots.items() if plot},
+        coverage=[f"{aspect}: {line}" for aspect in aspects for line in describe_coverage(evaluations, aspect)],
+        notes=describe_missing_intervals([*rows, *changes]),
+    )
