@@ -226,14 +226,3 @@ def test_the_command_needs_no_server_and_prints_what_each_stage_and_all_of_it_wo
     assert " to " in rows[2][2] and " to " in rows[3][1]
     assert "Nothing was sent." in done.stdout and "give it with --context" in done.stdout
     assert not (tmp_path / "o").exists() and not (tmp_path / ".touche-llm/answers.sqlite").exists()
-
-
-def test_a_dry_run_of_a_folder_that_is_not_there_is_an_error(touche: Touche, tmp_path: Path) -> None:
-    command = ["run", *DATA, *REPLAY, "--out", "o", "--topic", "3", "--depth", "3"]
-    done = touche(*command, "--dry-run")
-    assert done.stdout == f"0 requests: no answer is needed that is not in {REPLAY[1]}\n"
-    assert touche(*command).returncode == 0
-    done = touche("judge", "--config", "o/config.yaml", "--out", "elsewhere", "--dry-run")
-    assert done.returncode == 1
-    assert "elsewhere/candidates.run.txt: no such file; run `touche-llm retrieve`" in done.stderr
-    assert not (tmp_path / "elsewhere").exists()

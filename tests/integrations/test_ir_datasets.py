@@ -129,20 +129,6 @@ def test_topics_and_judgments_are_those_of_the_dataset(
     assert capsys.readouterr().out == ""
 
 
-def test_a_dataset_works_in_the_library() -> None:
-    dataset = tl.Dataset(home.PASSAGES)
-    with (
-        tl.open_corpus(dataset) as corpus,
-        tl.LanguageModel(cache=SAMPLE / "cassette.jsonl", cache_mode="replay") as model,
-    ):
-        candidates = tl.retrieve(dataset.topics, corpus)
-        judgments = tl.judge(candidates, model, stance=tl.StanceSettings(depth=100))
-        ranking = tl.rank(candidates, judgments)
-    with pytest.warns(tl.ToucheWarning):
-        table = tl.evaluate(ranking, dataset.qrels)
-    assert table.set_index("measure").loc["relevance nDCG@5", "value"] > 0.5
-
-
 class Row(NamedTuple):
     doc_id: str
     text: str

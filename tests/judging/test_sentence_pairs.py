@@ -78,15 +78,6 @@ def test_without_probabilities_the_answered_side_holds() -> None:
     assert sides([plain, none], PairSettings(no_side_above=1.0)) == {"a": "CON"}
 
 
-@pytest.mark.parametrize(("role", "share", "claim"), [("CLAIM", 1.0, 1.0), ("PREMISE", 1.0, -1.0), ("NONE", 0.0, 0.0)])
-def test_without_probabilities_the_answered_role_holds(role: str, share: float, claim: float) -> None:
-    readings = {"stance": Reading(answered="CON"), "role": Reading(answered=role)}
-    plain = replace(judgment("a", {"PRO": 1.0}, grades=(3.0, 3.0)), readings=readings, source="value")
-    candidates = [Candidate("1", "a", 1, 1.0)]
-    (found,) = select_sentences(candidates, {"a": plain}, lambda name: (0, 0), PairSettings(), WEIGHTS, SCALES)
-    assert (found.score, found.claim) == (share, claim)
-
-
 def test_a_sentence_is_worth_its_grades_as_far_as_it_argues() -> None:
     judgments = {
         "good": judgment("good", {"PRO": 1.0, "CON": 0.0, "NONE": 0.0}),

@@ -17,7 +17,7 @@ from touche_llm.llm.cache import CacheMode
 from touche_llm.pipeline.candidates import Candidates
 from touche_llm.pipeline.dry_run import estimate_cost
 from touche_llm.pipeline.stages import run_retrieve
-from touche_llm.ranking.fusion import fuse_candidates
+from touche_llm.ranking.order import fuse_candidates
 
 PROBES = 1  # of the start-up check: clearly different texts
 TOPICS = len(read_topics(SAMPLE / "topics.xml"))

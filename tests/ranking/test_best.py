@@ -52,14 +52,6 @@ async def test_a_document_without_any_answer_keeps_its_place(settings: Pairwise,
     check_scores(ranking, list("abcd"))
 
 
-async def test_while_one_answer_is_awaited_all_other_pairs_are_asked() -> None:
-    comparer = FakeComparer(first_wins, concurrency=4, held=lambda shown: shown == ("d00", "d01"))
-    async with comparer.holding(BOTH.rerank(names(6), comparer)) as ranking:
-        assert len(comparer.answered) == 6 * 5 - 1
-        assert not ranking.done()
-    check_scores(await ranking, names(6))
-
-
 async def test_a_pass_takes_one_question_for_each_pair_and_the_next_begins_while_the_one_before_waits() -> None:
     # What comes last is the best: no pair comes back, so each pass asks for all of its own. The first pass waits at its
     # third pair; the second one can compare the last two documents all the same.

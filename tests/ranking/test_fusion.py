@@ -12,7 +12,7 @@ from tests.ranking.fake_comparer import ids
 from touche_llm.data.records import Candidate, ScoredDocument
 from touche_llm.data.trec_runs import ParsedRun
 from touche_llm.errors import UsageError
-from touche_llm.ranking.fusion import FusionSettings, check_weights, fuse, fuse_runs
+from touche_llm.ranking.order import FusionSettings, check_weights, fuse, fuse_runs
 from touche_llm.tasks import get_task
 
 RRF, SCORES = FusionSettings(), FusionSettings(method="interpolation")
@@ -42,14 +42,6 @@ def test_reciprocal_ranks_add_up_and_the_best_possible_sum_is_one() -> None:
     # b: 1/3 + 1/2; a: 1/2; d: 1/3; c: 1/4; the best possible: 1/2 + 1/2.
     assert ids(fused) == ["b", "a", "d", "c"]
     assert [each.score for each in fused] == pytest.approx([5 / 6, 1 / 2, 1 / 3, 1 / 4])
-
-
-def test_a_weight_counts_as_so_many_copies_of_the_ranking() -> None:
-    one, other = ranking("a", "b", "c"), ranking("c", "b")
-    for method in METHODS:
-        doubled, copied = fuse([one, other], [1, 2], method), fuse([one, other, other], [1, 1, 1], method)
-        assert ids(doubled) == ids(copied)
-        assert [each.score for each in doubled] == pytest.approx([each.score for each in copied])
 
 
 def test_interpolation_is_the_weighted_mean_of_scaled_scores() -> None:

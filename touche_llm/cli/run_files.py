@@ -25,7 +25,7 @@ from touche_llm.evaluation.run_validation import validate_run
 from touche_llm.pipeline.context import Dataset
 from touche_llm.pipeline.corpora import open_local_corpus
 from touche_llm.pipeline.runs import find_run_directory, find_run_file, find_task
-from touche_llm.ranking.fusion import DEFAULT_K, FusionSettings, check_weights, fuse_runs
+from touche_llm.ranking.order import FusionSettings, check_weights, fuse_runs
 from touche_llm.regression.check import (
     COLUMNS,
     check_folder,
@@ -53,7 +53,7 @@ def fuse(
     ] = "rrf",
     k: Annotated[
         float, typer.Option("--k", min=0, help="Constant of rrf; the larger, the less a first place counts.")
-    ] = DEFAULT_K,
+    ] = 60.0,
     weight: Annotated[
         list[float] | None, typer.Option("--weight", help="One for each run, in their order (default: 1 each).")
     ] = None,

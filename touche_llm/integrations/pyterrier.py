@@ -271,13 +271,7 @@ class LLMRerank(pt.Transformer):
         return f"LLMRerank({','.join(self.steps)})"
 
     def transform(self, inp: pd.DataFrame) -> pd.DataFrame:
-        """Return the documents with new `score` and `rank`, and a `stance` if they had no grades.
-
-        Raises:
-            DataError: The frame is malformed.
-            EngineError: The engine failed; answers so far are in the cache.
-            ReplayMiss: The cache of a replay lacks an answer.
-        """
+        """Return the documents with new `score` and `rank`, and a `stance` if without grades; raise as `LLMJudge`."""
         task = _find_task(self.source)
         judged_columns = [*task.question.grades, *(["stance"] if task.stances else [])]
         by_judgments = self.steps[0] == JUDGE

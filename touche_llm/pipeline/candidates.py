@@ -18,7 +18,7 @@ from touche_llm.pipeline.corpora import LocalCorpus
 from touche_llm.pipeline.progress import Progress
 from touche_llm.prompts.prompt import Prompt
 from touche_llm.prompts.purposes import MAX_QUERY_LENGTH, AlternativeQueries
-from touche_llm.ranking.fusion import fuse_candidates
+from touche_llm.ranking.order import fuse_candidates
 from touche_llm.retrieval.base import Corpus, Documents, ExpansionSettings, QueryField
 from touche_llm.retrieval.sentences import select_distinct
 from touche_llm.tasks.task import Task

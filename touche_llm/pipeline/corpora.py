@@ -22,7 +22,7 @@ from touche_llm.llm.settings import CacheConfig
 from touche_llm.pipeline.config_file import index_folder
 from touche_llm.pipeline.engines import OpenPooling, describe_pooling, open_pooling
 from touche_llm.pipeline.progress import Progress
-from touche_llm.ranking.fusion import fuse_candidates
+from touche_llm.ranking.order import fuse_candidates
 from touche_llm.retrieval.base import Corpus, FirstStage, QueryField, RetrieverConfig
 from touche_llm.retrieval.bm25 import OkapiIndex, open_index
 from touche_llm.retrieval.chatnoir import ChatNoirCorpus

@@ -11,7 +11,7 @@ from collections import defaultdict
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, ClassVar, Literal, TypeVar
+from typing import Any, ClassVar, Literal
 
 from touche_llm.data.concurrency import ItemT, ResultT, Slots, map_in_order
 from touche_llm.data.records import Comparison, Cut, Failure, LabelledDocument, ScoredDocument, Topic
@@ -37,7 +37,6 @@ _MIN_SHARE = 16
 # Tokens by which a document within a prompt may differ from the document alone, where it meets adjacent text.
 _SEAM = 2
 
-KeyT = TypeVar("KeyT")
 ComparisonKind = Literal["best", "order"]
 # A kind of comparison with the documents in the order shown.
 Comparands = tuple[ComparisonKind, tuple[str, ...]]
@@ -95,8 +94,8 @@ class Comparer:
     unanswered: set[Comparands] = field(default_factory=set)
     _failures: dict[Comparands, Failure] = field(default_factory=dict)
     _results: dict[Comparands, Comparison] = field(default_factory=dict)
-    _texts: dict[tuple[str, int], tuple[str, Cut | None]] = field(default_factory=dict)
-    _shares: dict[tuple[ComparisonKind, int], int] = field(default_factory=dict)
+    # Texts of documents by id and share, and shares by kind and number of documents.
+    _known: dict[tuple[str, int], Any] = field(default_factory=dict)
     _locks: defaultdict[Any, asyncio.Lock] = field(default_factory=lambda: defaultdict(asyncio.Lock))
 
     @property
@@ -164,13 +163,11 @@ class Comparer:
         prompt, answer_model = self.prompts[kind], _ANSWERS[kind](len(documents))
         texts: list[str] = []
         cut: dict[str, Cut] = {}
-        key = kind, len(documents)
-        share = await self._keep(self._shares, key, partial(self._measure_share, *key))
+        share = await self._keep(self._measure_share, kind, len(documents))
         if isinstance(share, FailedRequest):
             return share
         for document in documents:
-            truncate = partial(self._truncate, prompt, document, share)
-            truncated = await self._keep(self._texts, (document, share), truncate)
+            truncated = await self._keep(partial(self._truncate, prompt), document, share)
             if isinstance(truncated, FailedRequest):
                 return truncated
             text, document_cut = truncated
@@ -207,15 +204,13 @@ class Comparer:
         return builder.build(self.prompts[kind], _ANSWERS[kind](len(texts)), self.topic, origin, **variables)
 
     async def _keep(
-        self, known: dict[KeyT, ResultT], key: KeyT, measure: Callable[[], Awaitable[ResultT | FailedRequest]]
+        self, measure: Callable[[Any, int], Awaitable[ResultT | FailedRequest]], *key: *tuple[str, int]
     ) -> ResultT | FailedRequest:
         """Return a known result, or measure it. A failure is not kept, since the next question may succeed."""
         async with self._locks[key]:
-            if key in known:
-                return known[key]
-            result = await measure()
+            result: ResultT | FailedRequest = self._known.get(key) or await measure(*key)
             if not isinstance(result, FailedRequest):
-                known[key] = result
+                self._known[key] = result
             return result
 
     async def _measure_share(self, kind: ComparisonKind, documents: int) -> int | FailedRequest:

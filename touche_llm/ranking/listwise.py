@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import combinations
 from typing import ClassVar, Self
 
@@ -44,7 +44,8 @@ class Listwise(RankingMethod):
     async def rerank(self, documents: list[str], comparer: Comparer) -> list[ScoredDocument]:
         """Rank the documents in one pass of the windows; a window without any answer keeps its order."""
         order = list(documents)
-        for start, end in self._list_windows(len(order)):
+        for end in range(len(order), 1, -self.stride):
+            start = max(0, end - self.window)
             # The first answer is on the present order.
             orders = [order[start:end] for _ in range(self.shuffles)]
             for number, shuffled in enumerate(orders[1:], start=1):
@@ -52,15 +53,9 @@ class Listwise(RankingMethod):
             answers = [answer for answer in await comparer.run_all(comparer.order, orders) if answer is not None]
             if answers:
                 order[start:end] = find_central_ranking(answers)
-        return score_positions(order)
-
-    def _list_windows(self, documents: int) -> Iterator[tuple[int, int]]:
-        """Yield the first place of each window and the place after it, from the last window to the first."""
-        for end in range(documents, 1, -self.stride):
-            start = max(0, end - self.window)
-            yield start, end
             if start == 0:
-                return
+                break
+        return score_positions(order)
 
 
 class Tournament(RankingMethod):

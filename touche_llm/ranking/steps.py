@@ -23,11 +23,12 @@ from touche_llm.prompts.prompt import Prompt
 from touche_llm.ranking.best import Insertion, Pairwise, Setwise, Sliding
 from touche_llm.ranking.comparer import Comparands, Comparer, ComparisonKind, RankingMethod
 from touche_llm.ranking.cross_encoder import CrossEncoderSettings, ScoreDocuments, score_documents
-from touche_llm.ranking.fusion import FusionStepSettings, fuse
 from touche_llm.ranking.listwise import Listwise, Tournament
 from touche_llm.ranking.order import (
     BalanceSettings,
+    FusionStepSettings,
     balance,
+    fuse,
     is_judged,
     rank_by_first_stage,
     rank_by_judgment,
@@ -93,9 +94,7 @@ def parse_steps(texts: Sequence[str]) -> tuple[Step, ...]:
     Raises:
         ValueError: A step is unknown, its depth is missing or out of range, or `judge` is not the first step.
     """
-    steps = tuple(_parse(text) for text in texts)
-    if not steps:
-        raise ValueError(f"must name a step: {JUDGE}, or one of {', '.join(_WITH_DEPTH)} with a depth, as pairwise:10")
+    steps = tuple(_parse(text) for text in texts or ("",))
     if any(step.name == JUDGE for step in steps[1:]):
         raise ValueError(f"{JUDGE} ranks all documents by their judgments, so it can only be the first step")
     return steps
@@ -150,14 +149,8 @@ async def rank_topic(
     Each step reranks the best documents so far; those below stay. Its scores, between 0 and 1, are raised by the number
     of the step, so that they stay above those of the documents that it did not rerank.
 
-    Args:
-        first_stage: Documents in first-stage order, with scores from 0 to 1.
-        judged: The same documents ranked by their judgments, with scores up to 1.
-        steps: Steps in order.
-        settings: Settings of all steps.
-        use_model: Returns the comparer of a step, or the scores of the cross-encoder.
-        stances: Stance label of each document.
-        sides: Labels that take a side.
+    The first stage has scores from 0 to 1, the same documents ranked by their judgments have scores up to 1. `sides`
+    are the labels that take a side. `use_model` returns the comparer of a step, or the scores of the cross-encoder.
     """
     scores = {scored.document_id: scored.score for scored in judged}
     # The rankings to fuse, with their own scores; the latest comes first, since it breaks ties.
