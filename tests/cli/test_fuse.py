@@ -81,7 +81,7 @@ def test_documents_are_left_out_and_counted_where_the_task_has_no_label_for_them
     ("arguments", "code", "message"),
     [
         (["one", "--out", "o"], 2, "name two or more"),
-        (["one", "two", "--out", "o", "--weight", "1"], 2, "2 rankings"),
+        (["one", "two", "--out", "o", "--weight", "1"], 2, "2 runs"),
         (["one", "two", "--out", "o", "--weight", "0", "--weight", "0"], 2, "not all 0"),
         (["one", "two", "--out", "o", "--tag", "my run"], 2, "not one word"),
         (["one", "two", "--out", "o", "--depth", "1001", "--task", "comparative"], 2, "at most 1000"),

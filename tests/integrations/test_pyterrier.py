@@ -101,6 +101,17 @@ def test_inspection_finds_the_columns_that_a_frame_has(sample: Any) -> None:
     assert frame.groupby("qid")["rank"].apply(list).tolist() == [[0, 1, 2]] * len(sample.topics)
 
 
+def test_an_experiment_compares_the_stages(sample: Any) -> None:
+    terrier: Any = pt
+    bm25 = BM25(sample.corpus, depth=100)
+    judge = LLMJudge(sample.model, "comparative", options=tl.RankOptions(stance={"depth": 100}))
+    system = bm25 >> judge >> LLMRerank(sample.model, ["pairwise:5"], "comparative")
+    qrels = system(sample.topics).query("rank == 0")[["qid", "docno"]].assign(label=1)
+    names = ["bm25", "rerank"]
+    table = terrier.Experiment([bm25, system], sample.topics, qrels, [terrier.measures.RR], names=names, plan="tree")
+    assert table.set_index("name")["RR"]["rerank"] == 1.0
+
+
 def test_the_corpus_holds_the_texts_that_a_frame_lacks(sample: Any) -> None:
     frame = BM25(sample.corpus, depth=2)(sample.topics)
     judged = LLMJudge(sample.model, sample.corpus)(frame.drop(columns="text"))

@@ -12,7 +12,7 @@ from tests.ranking.fake_comparer import ids
 from touche_llm.data.records import Candidate, ScoredDocument
 from touche_llm.data.trec_runs import ParsedRun
 from touche_llm.errors import UsageError
-from touche_llm.ranking.order import FusionSettings, check_weights, fuse, fuse_runs
+from touche_llm.ranking.order import FusionSettings, fuse, fuse_runs
 from touche_llm.tasks import get_task
 
 RRF, SCORES = FusionSettings(), FusionSettings(method="interpolation")
@@ -81,14 +81,14 @@ def test_all_documents_come_back_once_with_scores_that_do_not_depend_on_the_orde
 @pytest.mark.parametrize(
     ("weights", "values"),
     [
-        ([1.0], ["1.0", "2 rankings"]),
+        ([1.0], ["1.0", "2 runs"]),
         ([1.0, float("nan")], ["1.0, nan"]),
         ([0.0, 0.0], ["0"]),
     ],
 )
 def test_weights_that_mean_nothing_are_refused(weights: list[float], values: list[str]) -> None:
     with raises_at(UsageError, "weights", *values):
-        check_weights(weights, 2)
+        fuse_runs([run({"1": ["a"]})] * 2, weights, RRF, task=None, depth=9, tag="t")
     with raises_at(UsageError, "topic 2"):
         fuse_runs([run({"1": ["a"]}), run({"1": ["a"], "2": ["b"]})], [1, 0], RRF, task=None, depth=9, tag="t")
 

@@ -25,7 +25,7 @@ from touche_llm.evaluation.run_validation import validate_run
 from touche_llm.pipeline.context import Dataset
 from touche_llm.pipeline.corpora import open_local_corpus
 from touche_llm.pipeline.runs import find_run_directory, find_run_file, find_task
-from touche_llm.ranking.order import FusionSettings, check_weights, fuse_runs
+from touche_llm.ranking.order import FusionSettings, fuse_runs
 from touche_llm.regression.check import (
     COLUMNS,
     check_folder,
@@ -81,7 +81,6 @@ def fuse(
     weights = weight or [1.0] * len(runs)
     if len(runs) < 2:
         raise UsageError(f"{runs[0]}: one run cannot be fused; name two or more")
-    check_weights(weights, len(runs))
     if not is_word(tag):
         raise UsageError(f"--tag {tag!r:.40}: not one word; a run line has six columns")
     if known is not None and depth > known.documents_per_topic.max:

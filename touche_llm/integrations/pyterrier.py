@@ -67,9 +67,7 @@ class FrameCorpus(Corpus):
             self._documents[document.id] = document
 
     def get(self, document_id: str) -> Document:
-        """Return a document; raise DataError if the frame lacks it."""
-        if document_id not in self._documents:
-            raise DataError(f"frame: document {document_id}: not in the frame")
+        """Return a document of the frame."""
         return self._documents[document_id]
 
     def find_unknown(self, document_ids: Iterable[str]) -> list[str]:

@@ -140,19 +140,15 @@ def rank_by_judgment(
 
 
 class FusionSettings(Section):
-    """Settings of fusion: by rank (`rrf`, with its constant `k`) or by scaled score (`interpolation`)."""
+    """Settings of fusion: by rank (`rrf`, with its constant `k`) or by scaled score (`interpolation`).
+
+    Attributes:
+        weights: Weights of the first stage (`first_stage`) and of the steps, by name, where a step fuses these; 1 by
+            default.
+    """
 
     method: Literal["rrf", "interpolation"] = "rrf"
     k: float = Field(60.0, ge=0.0, allow_inf_nan=False)
-
-
-class FusionStepSettings(FusionSettings):
-    """Settings of a step that fuses the rankings of the steps before it.
-
-    Attributes:
-        weights: Weights of the first stage (`first_stage`) and of the steps, by name; 1 by default.
-    """
-
     weights: dict[str, Annotated[float, Field(ge=0.0, allow_inf_nan=False)]] = {}
 
 
@@ -183,7 +179,7 @@ def fuse(rankings: Sequence[Ranked], weights: Sequence[float], settings: FusionS
     all are equal. A document that a ranking lacks has the value 0 there. Ties are broken by the rank in the first
     ranking that has the document, then by which ranking that is.
 
-    There is one weight per ranking, see `check_weights`; a ranking has each document once.
+    There is one weight per ranking; a ranking has each document once.
     """
     # Dividing by the largest weight prevents overflow and underflow.
     shares = [weight / max(weights) for weight in weights]
@@ -210,14 +206,6 @@ def fuse_candidates(rankings: Sequence[list[Candidate]], weights: Sequence[float
     return [Candidate(topic_id, scored.document_id, rank, scored.score) for rank, scored in enumerate(fused, start=1)]
 
 
-def check_weights(weights: Sequence[float], rankings: int) -> None:
-    """Raise UsageError unless there is one weight for each ranking, none negative, at least one above 0."""
-    if len(weights) != rankings or not all(0 <= weight < math.inf for weight in weights) or not any(weights):
-        raise UsageError(
-            f"weights: {', '.join(map(str, weights))}; give one of at least 0 to each of {rankings} rankings, not all 0"
-        )
-
-
 def fuse_runs(
     runs: Sequence[ParsedRun],
     weights: Sequence[float],
@@ -235,8 +223,11 @@ def fuse_runs(
     The runs are read with the labels of the task, which may be None if no document or every document has a stance.
 
     Raises:
-        UsageError: Only runs of weight 0 have a topic, or a task is needed and missing.
+        UsageError: Weights are missing, negative or all 0, only runs of weight 0 have a topic, or a task is needed.
     """
+    if len(weights) != len(runs) or not all(0 <= weight < math.inf for weight in weights) or not any(weights):
+        given = ", ".join(map(str, weights))
+        raise UsageError(f"weights: {given}; give one of at least 0 to each of {len(runs)} runs, not all 0")
     has_stances = any(run.stances for run in runs)
     lines: list[RunLine] = []
     partial: list[str] = []

@@ -26,7 +26,7 @@ from touche_llm.ranking.cross_encoder import CrossEncoderSettings, ScoreDocument
 from touche_llm.ranking.listwise import Listwise, Tournament
 from touche_llm.ranking.order import (
     BalanceSettings,
-    FusionStepSettings,
+    FusionSettings,
     balance,
     fuse,
     is_judged,
@@ -56,7 +56,7 @@ class RankingSettings(Section):
     listwise: Listwise = Listwise()
     tournament: Tournament = Tournament()
     cross_encoder: CrossEncoderSettings = CrossEncoderSettings()
-    fusion: FusionStepSettings = FusionStepSettings()
+    fusion: FusionSettings = FusionSettings()
     balance: BalanceSettings = BalanceSettings()
 
     @model_validator(mode="after")
@@ -180,7 +180,7 @@ async def rank_topic(
 
 
 def _fuse(
-    documents: Sequence[str], rankings: Sequence[tuple[str, list[ScoredDocument]]], settings: FusionStepSettings
+    documents: Sequence[str], rankings: Sequence[tuple[str, list[ScoredDocument]]], settings: FusionSettings
 ) -> list[ScoredDocument]:
     """Fuse the rankings of these documents.
 
