@@ -108,7 +108,7 @@ def test_every_default_is_written_out(tmp_path: Path) -> None:
         ("cache: {mode: rewind}", ["cache.mode: ", "'reuse'", "'replay'"]),
         ("weights: {relevance: 0, quality: 0, first_stage: 0}", ["weights: ", "all 0"]),
         ('tag: "a\\e[2J"', ["tag: ", "one word"]),
-        ("rank: []", ["rank: must name a step: judge, or one of pairwise"]),
+        ("rank: []", ["rank: '': no such step; write judge, or"]),
         ("rank: pairwise", ["rank: 'pairwise': needs the number of documents to rank", "as pairwise:10"]),
         ("ranking: {setwize: {top: 2}}", ["ranking.setwize: no such name, did you mean setwise?"]),
         ("stance: {thresholds: {FIRST: 0.5}}", ["stance.thresholds.FIRST: no such label; comparative has NO, NEUTRAL"]),

@@ -94,21 +94,6 @@ def test_what_is_written_is_read_again(tmp_path: Path) -> None:
         read_thresholds(tmp_path / "none.yaml")
 
 
-@pytest.mark.parametrize(
-    ("text", "values"),
-    [
-        ("", ["stance: missing", "calibrate"]),
-        ("stance: {thresholds: {NO: 2}}", ["stance.thresholds.NO", "equal to 1", "not 2"]),
-        ("stance: {threshold: {}}", ["stance.threshold: "]),
-    ],
-)
-def test_a_bad_file_of_thresholds_is_told_with_its_name_and_place(tmp_path: Path, text: str, values: list[str]) -> None:
-    path = tmp_path / "thresholds.yaml"
-    path.write_text(text)
-    with raises_at(UsageError, path, *values):
-        read_thresholds(path)
-
-
 def test_a_stance_is_no_position_or_a_position_times_a_side() -> None:
     position = Reading(answered="YES", probabilities={"YES": 0.6, "NO": 0.4}, off_label_mass=0.1, shared=0.0)
     side = Reading(answered="PRO", probabilities={"PRO": 0.75, "CON": 0.25}, off_label_mass=0.5, shared=0.2)

@@ -50,7 +50,7 @@ def reading(**given: Any) -> StanceReading:
         (
             judgment(),
             None,
-            StanceSettings(prompt="own", thresholds={"NO": 0.3}),
+            StanceSettings(depth=20, thresholds={"NO": 0.3}),
             ChosenStance("FIRST", "judge", SHARES),
         ),
         (judgment(), reading(), StanceSettings(thresholds={"NO": 0.2}), ChosenStance("NO", "threshold", OTHER_SHARES)),
