@@ -34,6 +34,14 @@ def test_an_unknown_task_is_located_in_the_option_or_the_file_that_names_it(tmp_
         load_config(file, {})
 
 
+def test_a_prompt_of_the_stance_needs_a_depth(tmp_path: Path) -> None:
+    file = config_file(tmp_path, BASE + "stance: {prompt: both_orders, depth: 0}\n")
+    with raises_at(UsageError, "stance.prompt", "depth"):
+        load_config(file, {"stance.prompt": "own"})
+    stance = load_config(file, {"stance.prompt": "own", "stance.depth": 7}).stance
+    assert stance is not None and (stance.prompt, stance.depth) == ("own", 7)
+
+
 def test_a_flag_overrides_the_file_and_leaves_the_rest(tmp_path: Path) -> None:
     file = config_file(
         tmp_path, BASE + "depth: 7\ntag: mine\ntopic: ['1']\nretriever: {k1: 0.9, b: 0.4}\ncache: {mode: replay}\n"

@@ -71,7 +71,8 @@ def test_a_threshold_of_a_label_that_cannot_have_one_is_told(label: str) -> None
 
 
 @pytest.mark.parametrize(
-    "values", [{"thresholds": {"NO": float("nan")}}, {"depth": -1}, {"order": True}, {"prompt": "shared"}]
+    "values",
+    [{"thresholds": {"NO": float("nan")}}, {"depth": -1}, {"order": True}, {"prompt": "shared"}, {"prompt": "own"}],
 )
 def test_settings_out_of_range_are_refused(values: dict[str, object]) -> None:
     with pytest.raises(ValidationError):

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Literal, NamedTuple
+from typing import Annotated, Literal, NamedTuple, Self
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from touche_llm.data.io import open_atomic
 from touche_llm.data.records import Judgment, Reading, StanceReading
@@ -105,6 +105,12 @@ class StanceSettings(Section):
     ] = {}
     calibrated_on: tuple[_TopicId, ...] = ()
     calibrated_for: str = ""
+
+    @model_validator(mode="after")
+    def _check_depth(self) -> Self:
+        if "prompt" in self.model_fields_set and "depth" not in self.model_fields_set:
+            raise ValueError("prompt: of how many documents per topic? Give `depth` too")
+        return self
 
 
 def combine_position(position: Reading, side: Reading, labels: Sequence[str], without: str) -> Reading:

@@ -103,6 +103,9 @@ def _drop_outdated(values: dict[str, Any], flags: Mapping[str, Any]) -> None:
     if flags.get("dataset") not in (None, values.get("dataset")):
         for name in ("topics", "corpus", "index"):
             values.pop(name, None)
+    stance = values.get("stance")
+    if flags.get("stance.prompt") is not None and isinstance(stance, dict) and stance.get("depth") == 0:
+        del stance["depth"]  # for a prompt that was not used
     engine = values.get("engine")
     for name in ("model", "base_url"):
         given = flags.get(f"engine.{name}")
