@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -66,43 +66,40 @@ class Reply:
     outcome: str = ""
 
 
-@dataclass(slots=True)
-class Replies:
-    """Responses by key of the request."""
-
-    by_key: dict[str, Reply] = field(default_factory=dict)
-
-    def read(self, request: Request) -> Completion:
-        """Return the completion of a request; raise Transient or Rejected if there is none."""
-        reply = self.by_key.get(request.key)
-        if reply is None:
-            raise _miss("there is no response")
-        if reply.answer is None:
-            assert reply.problem is not None
-            raise reply.problem
-        return read_completion(reply.answer, request.layout if request.sampling.top_logprobs else None)
+def read_reply(replies: Mapping[str, Reply], request: Request) -> Completion:
+    """Return the completion of a request; raise Transient or Rejected if there is none."""
+    reply = replies.get(request.key)
+    if reply is None:
+        raise _miss("there is no response")
+    if reply.answer is None:
+        assert reply.problem is not None
+        raise reply.problem
+    return read_completion(reply.answer, request.layout if request.sampling.top_logprobs else None)
 
 
-def read_replies(paths: Sequence[Path], model: str) -> Replies:
-    """Read the responses of all files; of several to a request, the first answer counts, or else the first problem.
+def read_replies(paths: Sequence[Path], model: str) -> dict[str, Reply]:
+    """Read the responses of all files, by key of the request.
+
+    Of several responses to a request, the first answer counts, or else the first problem.
 
     Raises:
         DataError: A file cannot be read, or a line is not a response.
     """
-    replies, what = Replies(), "responses of a batch file"
+    replies: dict[str, Reply] = {}
+    what = "responses of a batch file"
     for path in paths:
         for number, line in enumerate(iterate_records(path, _Line, what), 1):
             try:
-                reply = _read_reply(f"{path}:{number}", line, model)
+                reply = _read_line(f"{path}:{number}", line, model)
             except Malformed as error:
                 raise DataError(f"{path}:{number}: not one of the {what}: {error}") from error
-            before = replies.by_key.setdefault(line.custom_id, reply)
+            before = replies.setdefault(line.custom_id, reply)
             if before.answer is None and reply.answer is not None:
-                replies.by_key[line.custom_id] = reply
+                replies[line.custom_id] = reply
     return replies
 
 
-def _read_reply(place: str, line: _Line, model: str) -> Reply:
+def _read_line(place: str, line: _Line, model: str) -> Reply:
     """Return the answer of a line, or why it has none, with the kind to count; that of another model is none."""
     response = line.response
     if response is None:
@@ -207,8 +204,8 @@ class BatchEngine(AbstractAsyncContextManager["BatchEngine"]):
         """Initialise the engine; the runner's output is appended to `log`, beside which files of rounds are written."""
         self._settings, self.counter, self._log, self._announce = settings, tokenizer, log, announce
         self._waiting: dict[str, Request] = {}
-        self._next: asyncio.Task[Replies] | None = None
-        self._unfinished: set[asyncio.Task[Replies]] = set()
+        self._next: asyncio.Task[dict[str, Reply]] | None = None
+        self._unfinished: set[asyncio.Task[dict[str, Reply]]] = set()
         self._turn = asyncio.Lock()
         self._rounds = 0
 
@@ -224,9 +221,9 @@ class BatchEngine(AbstractAsyncContextManager["BatchEngine"]):
             self._next = asyncio.create_task(self._send_round())
             self._unfinished.add(self._next)
             self._next.add_done_callback(self._unfinished.discard)
-        return (await asyncio.shield(self._next)).read(request)
+        return read_reply(await asyncio.shield(self._next), request)
 
-    async def _send_round(self) -> Replies:
+    async def _send_round(self) -> dict[str, Reply]:
         async with self._turn:
             known = 0
             while known < len(self._waiting):
@@ -240,5 +237,4 @@ class BatchEngine(AbstractAsyncContextManager["BatchEngine"]):
                 with file.open("wb") as stream:
                     stream.writelines(map(request_line, group_by_topic(requests)))
                 await answer_file(self._settings, file, responses, self._log)
-                replies = read_replies([responses], requests[0].model)
-            return replies
+                return read_replies([responses], requests[0].model)

@@ -284,28 +284,19 @@ class Cache(AbstractContextManager["Cache"]):
         a run was made with each.
         """
         new = known = 0
-        self._database.execute("BEGIN IMMEDIATE")
-        try:
+        with self._database:
+            self._database.execute("BEGIN IMMEDIATE")
             for entry in iterate_records(path, Entry, "cache entries"):
-                if self._insert([entry.row], "IGNORE"):
-                    new += 1
-                    continue
-                kind, value = self._database.execute(_SELECT, (entry.key,)).fetchone()
-                if (kind, entry.kind) == ("unusable", "answer"):
+                kind, value = self._fetch_row(entry.key) or ("unusable", "")
+                if not value or (kind, entry.kind) == ("unusable", "answer"):
                     self._insert([entry.row], "REPLACE")
                     new += 1
                     continue
                 known += 1
-                if entry.kind == "unusable" and kind in OUTCOMES:
-                    continue
-                if kind != entry.kind or msgspec.json.decode(value) != entry.value:
-                    raise DataError(
-                        f"{path}: key {entry.key}: {self.path} holds another value; import into a new cache"
-                    )
-        except BaseException:
-            self._database.execute("ROLLBACK")
-            raise
-        self._database.execute("COMMIT")
+                is_failure = entry.kind == "unusable" and kind in OUTCOMES
+                if not is_failure and (kind, msgspec.json.decode(value)) != (entry.kind, entry.value):
+                    problem = f"key {entry.key}: {self.path} holds another value; import into a new cache"
+                    raise DataError(f"{path}: {problem}")
         return new, known
 
     def _insert(self, rows: Sequence[tuple[Any, ...]], conflict: str | None = None) -> int:

@@ -11,7 +11,7 @@ from touche_llm.data.io import open_atomic, read_record, write_records
 from touche_llm.data.records import Model
 from touche_llm.errors import DataError, UsageError
 from touche_llm.llm.answers import OUTCOMES, Answer, UnusableAnswer
-from touche_llm.llm.batch_files import group_by_topic, read_replies, request_line
+from touche_llm.llm.batch_files import group_by_topic, read_replies, read_reply, request_line
 from touche_llm.llm.cache import Cache, CacheMode
 from touche_llm.llm.engine import ChatTokenizer, Completion, Counts, EngineInfo, MissingLogprobs, Transient
 from touche_llm.llm.model import ModelClient
@@ -149,10 +149,9 @@ async def import_responses(folder: Path, paths: Sequence[Path], progress: Progre
 
     def answer(request: Request) -> Completion | None:
         try:
-            return replies.read(request)
+            return read_reply(replies, request)
         except MissingLogprobs as problem:
-            reply = replies.by_key[request.key]
-            replies.by_key[request.key] = replace(reply, problem=problem, outcome="no_logprobs")
+            replies[request.key] = replace(replies[request.key], problem=problem, outcome="no_logprobs")
         except Transient:
             pass  # It stays pending.
         return None
@@ -164,7 +163,7 @@ async def import_responses(folder: Path, paths: Sequence[Path], progress: Progre
     result.failed = counts.failures
     unknown: list[str] = []
     with Cache(batch.config.cache.file, CacheMode.REPLAY) as cache:
-        for key, reply in replies.by_key.items():
+        for key, reply in replies.items():
             stored = cache.get(key, OUTCOMES)
             if reply.problem is not None:
                 result.problems.setdefault(reply.outcome, []).append(str(reply.problem))
