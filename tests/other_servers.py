@@ -9,7 +9,7 @@ from typing import Any
 import orjson
 from aiohttp import web
 
-from tests.fake_server import FakeServer, good, reply, schema_in
+from tests.fake_server import FakeServer, good, schema_in
 
 
 def _model(owner: str, **more: Any) -> Any:
@@ -195,45 +195,3 @@ class FakeFewAlternatives(FakeServer):
             token["logprob"] = math.log(shares[token["token"]])
             token["top_logprobs"] = [{"token": text, "logprob": math.log(share)} for text, share in shares.items()]
         return web.json_response(sent)
-
-
-@dataclass
-class FakeReasoningVllm(FakeServer):
-    """vLLM with a model that reasons and a fault in it, by the number of its thread at vllm-project/vllm.
-
-    - 39130: with a reasoning parser no schema is enforced while thinking is off.
-    - 47027: with a schema the model does not reason, although thinking is on.
-    - 50948: with a reasoning parser an answer under a schema is in the field of the reasoning.
-    - 44084: `/v1/responses` enforces no schema.
-    - 20859: a budget among the switches of the chat template is ignored.
-
-    Attributes:
-        fault: Number of the thread.
-        responses: Number of requests to `/v1/responses`.
-    """
-
-    fault: int = 0
-    responses: int = 0
-
-    async def chat(self, request: web.Request) -> web.StreamResponse:
-        body = orjson.loads(await request.read())
-        is_thinking = body.get("chat_template_kwargs", {}).get("enable_thinking", True)
-        if schema_in(body) is None:
-            self.bodies.append(body)
-            # A thought ends only where it has to.
-            return reply("h" * body["max_tokens"], "length")
-        if self.fault == 39130 and not is_thinking:
-            return reply("Relevance 3, quality 3, stance FIRST.")
-        if self.fault == 50948:
-            response = await good(request, body)
-            assert isinstance(response, web.Response) and isinstance(response.body, bytes)
-            return reply(None, reasoning=orjson.loads(response.body)["choices"][0]["message"]["content"])
-        return await super().chat(request)
-
-    async def respond(self, _: web.Request) -> web.Response:
-        self.responses += 1
-        return web.json_response({"output": [{"type": "message", "content": "Relevance 3, I would say."}]})
-
-    def add_routes(self, app: web.Application) -> None:
-        super().add_routes(app)
-        app.router.add_post("/v1/responses", self.respond)

@@ -1,4 +1,4 @@
-"""A server that dies during a run: it ends the run, unless it is back while requests are retried."""
+"""A server that dies during a run ends it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tests.answer_models import ComparativeJudgment
-from tests.fake_server import FakeServer, closes, status
+from tests.fake_server import FakeServer
 from tests.llm.engines.test_server import model_of, question
 from touche_llm.data import concurrency
 from touche_llm.errors import EngineError
@@ -39,10 +39,3 @@ async def test_a_server_that_has_ended_ends_the_run_after_the_retries(tmp_path: 
         assert isinstance(error, EngineError)
         assert "cannot connect" in str(error) and "answers.sqlite" in str(error)
     assert model.counts.retries > 3
-
-
-async def test_a_server_that_recovers_is_sent_the_request_again(tmp_path: Path) -> None:
-    server = FakeServer([status(500), closes])
-    async with server.running(), model_of(server, tmp_path) as model:
-        assert isinstance(await send(model), AnsweredRequest)
-    assert (len(server.bodies), model.counts.retries) == (3, 2)
