@@ -23,7 +23,7 @@ from benchmarks.processes import read_status, run_alone
 from benchmarks.synthetic import PASSAGES
 from touche_llm.data.records import Topic
 from touche_llm.retrieval.base import select_candidates
-from touche_llm.retrieval.dense import VectorFile, open_writer
+from touche_llm.retrieval.dense import VectorFile
 
 _BLOCK = 8192
 
@@ -32,13 +32,13 @@ def write(path: Path, shape: tuple[int, int]) -> float:
     """Write random vectors; return the seconds that the program's writer took, without drawing them."""
     VectorFile.create(path, shape)
     chance, seconds = np.random.default_rng(0), 0.0
-    with open_writer(path, shape) as writer:
-        for start in range(0, shape[0], _BLOCK):
-            rows = range(start, min(start + _BLOCK, shape[0]))
-            vectors = chance.standard_normal((len(rows), shape[1]), dtype=np.float32)
-            started = time.perf_counter()
-            writer.store(rows, vectors)
-            seconds += time.perf_counter() - started
+    file = VectorFile(path, shape, "r+")
+    for start in range(0, shape[0], _BLOCK):
+        rows = range(start, min(start + _BLOCK, shape[0]))
+        vectors = chance.standard_normal((len(rows), shape[1]), dtype=np.float32)
+        started = time.perf_counter()
+        file.store(rows, vectors)
+        seconds += time.perf_counter() - started
     return seconds
 
 

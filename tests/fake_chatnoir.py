@@ -15,7 +15,7 @@ from chatnoir_api.model import index_id, index_prefix, parse_index
 from chatnoir_api.v1.model import Request, SearchResponse
 
 from touche_llm.data.records import Candidate, Topic
-from touche_llm.retrieval.chatnoir import ChatNoirCorpus, ChatNoirDocuments, ChatNoirSettings
+from touche_llm.retrieval.chatnoir import ChatNoirCorpus, ChatNoirDocuments, ChatNoirSettings, Fetched
 from touche_llm.tasks import get_task
 
 KEY = "LONG-and-secret-KEY-0123456789"
@@ -197,7 +197,7 @@ def says(body: Any) -> Behaviour:
 
 
 def settings_for(server: FakeChatNoir, folder: Path, **changes: Any) -> ChatNoirSettings:
-    values = {"requests_per_second": 1000.0, "request_timeout": 5.0, "retry_for": 5.0, "api_key": KEY, **changes}
+    values = {"requests_per_second": 1000.0, "request_timeout": 5.0, "retry_for": 5.0, **changes}
     return ChatNoirSettings(base_url=server.url, cache=folder / "chatnoir.sqlite", **values)
 
 
@@ -216,7 +216,7 @@ async def fetch(server: FakeChatNoir, folder: Path, **changes: Any) -> str | Non
     await search(server, folder, **changes)
     settings = settings_for(server, folder)
     with closing(ChatNoirDocuments(settings)) as documents:
-        found = documents.get_text(server.results[0]["trec_id"])
+        found = documents.read(Fetched, server.results[0]["trec_id"])
     assert found is not None
     return found.text
 

@@ -64,4 +64,4 @@ def named_extras(module: str) -> Iterator[str]:
 def test_without_its_library_a_feature_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "chatnoir_api.model", None)
     with pytest.raises(UsageError, match=r"pip install 'touche-llm\[chatnoir\]'"):
-        ChatNoirSettings(index="clueweb12")
+        _ = ChatNoirSettings().index_id

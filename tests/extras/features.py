@@ -36,8 +36,9 @@ def alone() -> None:
 
 
 def chatnoir() -> None:
-    from tests.fake_chatnoir import FakeChatNoir, fetch, results, search
+    from tests.fake_chatnoir import KEY, FakeChatNoir, fetch, results, search
 
+    os.environ["CHATNOIR_API_KEY"] = KEY
     hits = asyncio.run(search(FakeChatNoir(results(20)), Path()))
     assert len(hits) == 10
     text = asyncio.run(fetch(FakeChatNoir(results(1)), Path()))

@@ -96,18 +96,3 @@ async def test_chatnoir_is_asked_once_and_its_key_is_written_nowhere(
     written = [path for path in tmp_path.rglob("*") if path.is_file()]
     assert len(written) > 8
     assert not any(KEY.encode() in path.read_bytes() for path in written)
-
-
-async def test_a_key_in_the_configuration_is_not_written_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("CHATNOIR_API_KEY", raising=False)
-    server = fake()
-    async with server.running():
-        config = chatnoir_config(tmp_path, server, chatnoir__api_key=KEY)
-        await retrieve_stage(config, tmp_path / "out", Silent())
-    assert KEY not in repr(config)
-    written = [path for path in tmp_path.rglob("*") if path.is_file()]
-    assert tmp_path / "out" / "config.yaml" in written
-    assert not any(KEY.encode() in path.read_bytes() for path in written)
-    # What was written is the configuration of the later stages.
-    again = load_config(tmp_path / "out" / "config.yaml", {})
-    assert again.chatnoir is not None and again.chatnoir.api_key is None

@@ -38,7 +38,7 @@ from touche_llm.pipeline.engines import store_engine_info
 from touche_llm.pipeline.run_directory import ALL_FAILURES
 from touche_llm.regression.check import check_folder, load_finished_run
 from touche_llm.regression.record import Recording, record, write_arguments
-from touche_llm.retrieval.chatnoir import ChatNoirDocuments, ChatNoirSettings
+from touche_llm.retrieval.chatnoir import ChatNoirDocuments, ChatNoirSettings, Fetched
 
 
 def recorded(run: Path, target: Path) -> Recording:
@@ -119,7 +119,7 @@ async def test_pages_of_a_search_engine_are_kept_as_documents(tmp_path: Path) ->
     cache = tmp_path / "chatnoir.sqlite"
     with closing(ChatNoirDocuments(ChatNoirSettings(cache=cache))) as documents:
         for document, text in pages.items():
-            documents.put_text(document, text)
+            documents.store(Fetched(text), document)
     (tmp_path / "run").mkdir()
     shutil.copy(FOLDER / "controversial" / "candidates.run.txt", tmp_path / "run")
     answers = {"file": tmp_path / "answers.sqlite", "mode": "reuse"}

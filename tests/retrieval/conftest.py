@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from tests.fake_chatnoir import KEY
 from touche_llm.data import concurrency
 
 
@@ -11,7 +12,8 @@ from touche_llm.data import concurrency
 def chatnoir_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing of this machine's settings counts, and nobody waits between two tries."""
     monkeypatch.setattr(concurrency, "_FIRST_WAIT", 0.001)
-    for name in ("CHATNOIR_API_KEY", "http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"):
+    monkeypatch.setenv("CHATNOIR_API_KEY", KEY)
+    for name in ("http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"):
         monkeypatch.delenv(name, raising=False)
 
 

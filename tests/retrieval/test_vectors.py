@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from touche_llm.errors import DataError, UsageError
+from touche_llm.errors import DataError
 from touche_llm.retrieval import dense
-from touche_llm.retrieval.dense import VectorFile, open_writer
+from touche_llm.retrieval.dense import VectorFile
 
 SHAPE = (1000, 24)
 
@@ -24,8 +24,7 @@ def random_vectors() -> NDArray[np.float32]:
 
 def write(path: Path, values: NDArray[np.float32]) -> VectorFile:
     VectorFile.create(path, SHAPE)
-    with open_writer(path, SHAPE) as writer:
-        writer.store(range(SHAPE[0]), values)
+    VectorFile(path, SHAPE, "r+").store(range(SHAPE[0]), values)
     return VectorFile(path, SHAPE)
 
 
@@ -63,21 +62,12 @@ def test_rows_without_a_vector_are_found_and_those_of_which_a_part_was_written(
 ) -> None:
     path = tmp_path / "vectors.npy"
     VectorFile.create(path, SHAPE)
-    with open_writer(path, SHAPE) as writer:
-        writer.store(range(10, 990), random_vectors[10:990])
-        # As after a kill within the row.
-        writer._array[500, 12:] = 0
-        writer._array[501, 3] = np.nan
+    writer = VectorFile(path, SHAPE, "r+")
+    writer.store(range(10, 990), random_vectors[10:990])
+    # As after a kill within the row.
+    writer._array[500, 12:] = 0
+    writer._array[501, 3] = np.nan
     assert VectorFile(path, SHAPE).find_missing().tolist() == [*range(10), 500, 501, *range(990, 1000)]
-
-
-def test_only_one_process_writes(tmp_path: Path) -> None:
-    path = tmp_path / "vectors.npy"
-    VectorFile.create(path, SHAPE)
-    with open_writer(path, SHAPE), pytest.raises(UsageError, match="another process"), open_writer(path, SHAPE):
-        pass
-    with open_writer(path, SHAPE):
-        pass
 
 
 @pytest.mark.parametrize(

@@ -11,11 +11,10 @@ from contextlib import ExitStack, closing
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, cast, get_args
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar, cast, get_args
 
 import msgspec
-import orjson
-from pydantic import AfterValidator, Field, SecretStr
+from pydantic import AfterValidator, Field
 
 from touche_llm.data.concurrency import (
     RetryNotice,
@@ -41,68 +40,55 @@ if TYPE_CHECKING:  # slow to load, and every command reads the settings
 
 API_KEY_VARIABLE = "CHATNOIR_API_KEY"
 HOW_TO_GIVE_A_KEY = (
-    f"give it in the environment variable {API_KEY_VARIABLE}, or as chatnoir.api_key in the configuration; "
-    "ChatNoir hands keys out at https://www.chatnoir.eu/apikey/"
+    f"give it in the environment variable {API_KEY_VARIABLE}; ChatNoir hands keys out at "
+    "https://www.chatnoir.eu/apikey/"
 )
-MAX_DOCUMENT_BYTES = 4 * 2**20
-MAX_DEPTH = 1000
+# Max bytes of a reply; a longer document is left out.
+MAX_BYTES = 4 * 2**20
 # ChatNoir lowers `from` to keep `from + size` within so many results, so pages beyond them would repeat forever.
 MAX_RESULTS = 10_000
 PAGE_SIZE = 100
-_MAX_BYTES = 16 * 2**20
 _CONCURRENCY = 8
-_NEEDS_CLIENT = partial(needs_extra, "chatnoir", "`retriever.name: chatnoir`")
 
-
-def _check_index(name: str) -> str:
-    with _NEEDS_CLIENT():
-        from chatnoir_api.model import Index
-
-    if name not in get_args(Index):
-        raise ValueError(f"must be one of {', '.join(get_args(Index))}")
-    return name
+ValueT = TypeVar("ValueT", bound=msgspec.Struct)
 
 
 class ChatNoirSettings(Section):
     """Settings of ChatNoir; times are in seconds.
 
-    `api_key` overrides the environment variable CHATNOIR_API_KEY and is never written to a file. `leave_out` lists
-    documents that are not fetched because ChatNoir cannot deliver them.
+    `leave_out` lists documents that are not fetched because ChatNoir cannot deliver them.
     """
 
     base_url: Annotated[str, AfterValidator(lambda url: check_address(url, API_KEY_VARIABLE) + "/"), Scope.DELIVERY] = (
         "https://chatnoir.eu/"
     )
-    index: Annotated[str, AfterValidator(_check_index)] = "clueweb22/b"
+    index: str = "clueweb22/b"
     cache: Annotated[Path, Scope.DELIVERY] = Path(".touche-llm/chatnoir.sqlite")
     requests_per_second: Annotated[float, Scope.DELIVERY] = Field(2.0, gt=0.0, le=1000.0)
     request_timeout: Annotated[float, Scope.DELIVERY] = Field(60.0, gt=0.0)
     retry_for: Annotated[float, Scope.DELIVERY] = Field(300.0, ge=0.0)
     leave_out: tuple[str, ...] = ()
-    api_key: SecretStr | None = Field(None, exclude=True, repr=False)
 
     @property
     def index_id(self) -> str:
-        """Id of the index in requests."""
-        with _NEEDS_CLIENT():
+        """Id of the index in requests; raises UsageError if the client is not installed or does not know the index."""
+        with needs_extra("chatnoir", "`retriever.name: chatnoir`"):
             from chatnoir_api.model import Index, index_id
 
+        if self.index not in get_args(Index):
+            raise UsageError(f"chatnoir.index: must be one of {', '.join(get_args(Index))}, not {self.index!r:.80}")
         return index_id(cast(Index, self.index))
 
 
 _FORMAT = DatabaseFormat(
     noun="a ChatNoir cache",
     application=0x746C636E,  # "tlcn"
-    version=2,
-    statements=(
-        "CREATE TABLE searches (base_url TEXT, place TEXT, query TEXT, start INTEGER, size INTEGER, "
-        "page TEXT NOT NULL, PRIMARY KEY (base_url, place, query, start, size)) WITHOUT ROWID",
-        "CREATE TABLE documents (place TEXT, id TEXT, text TEXT, reason TEXT, PRIMARY KEY (place, id))",
-    ),
+    version=3,
+    statements=("CREATE TABLE replies (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID",),
 )
 
 
-class Fetched(NamedTuple):
+class Fetched(msgspec.Struct, frozen=True):
     """Text of a document, or None with the reason why ChatNoir delivers no usable one."""
 
     text: str | None
@@ -112,7 +98,6 @@ class Fetched(NamedTuple):
 class Hit(msgspec.Struct, frozen=True):
     """Search result."""
 
-    index: str
     uuid: str
     trec_id: str | None
     score: float
@@ -137,8 +122,7 @@ class ChatNoirDocuments:
 
     def __init__(self, settings: ChatNoirSettings) -> None:
         """Open or create `settings.cache`; raises DataError if it is a file of another program."""
-        self.path = settings.cache
-        self._base_url, self._index = settings.base_url, settings.index_id
+        self.path, self._index = settings.cache, settings.index_id
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             with ExitStack() as undo:
@@ -155,47 +139,31 @@ class ChatNoirDocuments:
 
     def get(self, document_id: str) -> Document:
         """Return a document; raises DataError if the cache has no text of it."""
-        found = self.get_text(document_id) or Fetched(None, "retrieve with ChatNoir again")
+        found = self.read(Fetched, document_id) or Fetched(None, "retrieve with ChatNoir again")
         if found.text is None:
             raise DataError(f"{self.path}: document {document_id!r} has no text in this cache: {found.reason}")
         return Document(document_id, found.text)
 
     def find_unknown(self, document_ids: Iterable[str]) -> list[str]:
         """Return the ids without text in the cache, in the given order."""
-        found = {document_id: self.get_text(document_id) for document_id in document_ids}
+        found = {document_id: self.read(Fetched, document_id) for document_id in document_ids}
         return [document_id for document_id, text in found.items() if text is None or text.text is None]
 
-    def get_text(self, document_id: str) -> Fetched | None:
-        """Return what was fetched of a document; None if it was never fetched."""
-        rows = self._database.query(
-            "SELECT text, reason FROM documents WHERE place = ? AND id = ?", (self._index, document_id)
-        )
-        return Fetched(*rows[0]) if rows else None
-
-    def put_text(self, document_id: str, text: str | None, reason: str | None = None) -> None:
-        """Store the text of a document, or why it has none, and commit."""
-        row = (self._index, document_id, text, reason)
-        self._database.execute("INSERT OR REPLACE INTO documents VALUES (?, ?, ?, ?)", row)
-
-    def get_page(self, query: str, start: int) -> ResultPage | None:
-        """Return a page of results, or None if it is not stored; raises DataError if the file is damaged."""
-        rows = self._database.query(
-            "SELECT page FROM searches WHERE base_url = ? AND place = ? AND query = ? AND start = ? AND size = ?",
-            (self._base_url, self._index, query, start, PAGE_SIZE),
-        )
+    def read(self, form: type[ValueT], *key: str | int) -> ValueT | None:
+        """Return a stored page of results (by address, query, start and size) or document (by id), or None."""
+        rows = self._database.query("SELECT value FROM replies WHERE key = ?", (self._encode(key),))
         try:
-            return decode_json(str(rows[0][0]), ResultPage) if rows else None
+            return decode_json(str(rows[0][0]), form) if rows else None
         except Malformed as error:
-            raise DataError(
-                f"{self.path}: damaged: the results of {query!r} from {start} on; delete the file"
-            ) from error
+            raise DataError(f"{self.path}: damaged: the entry of {key}; delete the file") from error
 
-    def put_page(self, query: str, start: int, page: ResultPage) -> None:
-        """Store a page of results, and commit."""
-        self._database.execute(
-            "INSERT OR REPLACE INTO searches VALUES (?, ?, ?, ?, ?, ?)",
-            (self._base_url, self._index, query, start, PAGE_SIZE, msgspec.json.encode(page).decode()),
-        )
+    def store(self, value: msgspec.Struct, *key: str | int) -> None:
+        """Store a page or a document, and commit."""
+        row = (self._encode(key), msgspec.json.encode(value).decode())
+        self._database.execute("INSERT OR REPLACE INTO replies VALUES (?, ?)", row)
+
+    def _encode(self, key: tuple[str | int, ...]) -> str:
+        return msgspec.json.encode((self._index, *key)).decode()
 
 
 # Status 200 or 404, content (one byte longer than the limit if it is too long) and its encoding.
@@ -218,8 +186,7 @@ class ChatNoirCorpus(Corpus):
         self.description = {"search engine": settings.base_url, "index": settings.index}
         self.empty = f"{settings.base_url}: no page for any topic in {settings.index}; see `retriever.query`"
         self._settings, self._warn = settings, warn
-        key = settings.api_key.get_secret_value() if settings.api_key else os.environ.get(API_KEY_VARIABLE, "")
-        self._key = key.strip()
+        self._key = os.environ.get(API_KEY_VARIABLE, "").strip()
         self._note = RetryNotice(warn, f"{settings.base_url} (chatnoir.base_url)", settings.retry_for)
         # When the next request may be sent.
         self._free_at = 0.0
@@ -238,14 +205,12 @@ class ChatNoirCorpus(Corpus):
         operators. Candidates are in descending order of scores, ties in that of document ids.
 
         Raises:
-            UsageError: The key is missing or refused, a query is empty, or `depth` exceeds 1,000.
+            UsageError: The key is missing or refused, or a query is empty.
             EngineError: ChatNoir cannot be reached, its reply does not match the request, or it fails on a document
                 until the retries end.
         """
         import aiohttp
 
-        if depth > MAX_DEPTH:
-            raise UsageError(f"depth: ChatNoir is searched for at most {MAX_DEPTH} documents, not {depth}")
         rankings = []
         # ChatNoir is a public server, so proxies of the environment are used, as in chatnoir-api.
         async with aiohttp.ClientSession(
@@ -256,9 +221,7 @@ class ChatNoirCorpus(Corpus):
             for topic in topics:
                 query = " ".join(build_query(topic, fields).split())
                 if not query:
-                    raise UsageError(
-                        f"topic {topic.id}: nothing to search for, its fields {', '.join(fields)} are empty"
-                    )
+                    raise UsageError(f"topic {topic.id}: nothing to search for, {', '.join(fields)} are empty")
                 found = await self._search(session, query, depth)
                 hits = sorted(found.items(), key=lambda item: (-item[1].score, item[0]))
                 texts = await map_in_order(lambda item: self._fetch(session, *item), hits, _CONCURRENCY)
@@ -283,10 +246,7 @@ class ChatNoirCorpus(Corpus):
         hits: dict[str, Hit] = {}
         start = unnamed = 0
         while len(hits) < depth and start < MAX_RESULTS:
-            page = self._cached.get_page(query, start)
-            if page is None:
-                page = await self._request_page(session, query, start)
-                self._cached.put_page(query, start, page)
+            page = await self._read_page(session, query, start)
             for hit in page.results:
                 unnamed += hit.trec_id is None
                 if hit.trec_id is not None:
@@ -298,6 +258,32 @@ class ChatNoirCorpus(Corpus):
             self._warn(f"ChatNoir: {query!r}: {unnamed} results without a TREC id left out")
         return dict(islice(hits.items(), depth))
 
+    async def _read_page(self, session: aiohttp.ClientSession, query: str, start: int) -> ResultPage:
+        from chatnoir_api.model import decode_uuid
+
+        place = (self._settings.base_url, query, start, PAGE_SIZE)
+        page = self._cached.read(ResultPage, *place)
+        if page is not None:
+            return page
+        if not self._key:
+            raise UsageError(
+                f"{self._settings.cache}: the search {query!r} is not in this cache, and ChatNoir needs a key; "
+                + HOW_TO_GIVE_A_KEY
+            )
+        body: dict[str, Any] = {"apikey": self._key, "query": query, "index": [self._settings.index_id]}
+        body |= {"from": start, "size": PAGE_SIZE, "explain": False, "minimal": False, "search_method": "default"}
+        _, content, _ = await self._request(session, f"search {query!r}", "POST", "api/v1/_search", json=body)
+        try:
+            page = decode_json(content, ResultPage)
+            for hit in page.results:
+                decode_uuid(hit.uuid)
+                if hit.trec_id is not None and not is_word(hit.trec_id):
+                    raise ValueError(f"a TREC id must be {ID_FORM}, not {hit.trec_id!r:.80}")
+        except ValueError as error:
+            raise self._fail(f"{query!r}: a reply of another form: {self._clean(str(error))}") from None
+        self._cached.store(page, *place)
+        return page
+
     async def _fetch(self, session: aiohttp.ClientSession, document_id: str, hit: Hit) -> Fetched:
         """Return the plain text of a document: the main content of the page, extracted by ChatNoir.
 
@@ -308,46 +294,20 @@ class ChatNoirCorpus(Corpus):
 
         if document_id in self._settings.leave_out:
             return Fetched(None, "named in chatnoir.leave_out")
-        found = self._cached.get_text(document_id)
+        found = self._cached.read(Fetched, document_id)
         if found is None:
             # Without the key: documents are public.
             params = {"uuid": str(decode_uuid(hit.uuid)), "index": self._settings.index_id}
             params |= {"raw": "true", "plain": "true"}
-            hint = "; name it in chatnoir.leave_out to continue without it"
-            reply = await self._request(session, f"document {document_id}", hint, "GET", "cache", params=params)
-            found = _decode_text(reply)
-            self._cached.put_text(document_id, *found)
+            what = f"document {document_id} (to continue without it, name it in chatnoir.leave_out)"
+            found = _decode_text(await self._request(session, what, "GET", "cache", params=params))
+            self._cached.store(found, document_id)
         return found
 
-    async def _request_page(self, session: aiohttp.ClientSession, query: str, start: int) -> ResultPage:
-        from chatnoir_api.model import decode_uuid
-
-        if not self._key:
-            raise UsageError(
-                f"{self._settings.cache}: the search {query!r} is not in this cache, and ChatNoir needs a key; "
-                + HOW_TO_GIVE_A_KEY
-            )
-        body: dict[str, Any] = {"apikey": self._key, "query": query, "index": [self._settings.index_id]}
-        body |= {"from": start, "size": PAGE_SIZE, "explain": False, "minimal": False, "search_method": "default"}
-        what, path = f"search {query!r}", "api/v1/_search"
-        status, content, _ = await self._request(session, what, "", "POST", path, json=body)
-        if status == 404:
-            raise self._fail("HTTP 404: no search here; see chatnoir.base_url")
-        try:
-            page = decode_json(content, ResultPage)
-            for hit in page.results:
-                decode_uuid(hit.uuid)
-        except ValueError as error:
-            raise self._fail(f"{query!r}: a reply of another form: {self._clean(str(error))}") from None
-        for hit in page.results:
-            if hit.trec_id is not None and not is_word(hit.trec_id):
-                raise self._fail(f"{query!r}: a TREC id must be {ID_FORM}, not {self._clean(hit.trec_id)!r:.80}")
-        return page
-
     async def _request(
-        self, session: aiohttp.ClientSession, what: str, hint: str, method: str, path: str, **options: Any
+        self, session: aiohttp.ClientSession, what: str, method: str, path: str, **options: Any
     ) -> _RawReply:
-        """Send a request, described by `what`; transient failures are retried, and `hint` ends the error of the last.
+        """Send a request, described by `what`; transient failures are retried.
 
         Raises:
             UsageError: ChatNoir refuses the key.
@@ -359,7 +319,7 @@ class ChatNoirCorpus(Corpus):
         except TransientFailure as error:
             raise self._fail(
                 f"{what}: {error.reason}; all replies so far are in {self._settings.cache}: resume with the same "
-                f"command{hint}"
+                "command"
             ) from None
 
     async def _send(self, session: aiohttp.ClientSession, method: str, path: str, **options: Any) -> _RawReply:
@@ -374,14 +334,14 @@ class ChatNoirCorpus(Corpus):
         try:
             # ChatNoir redirects documents to another host, which must not receive the key.
             async with session.request(method, url, allow_redirects=method == "GET", **options) as response:
-                content = await read_body(response, _MAX_BYTES)
+                content = await read_body(response, MAX_BYTES)
         except (TimeoutError, aiohttp.ClientError, OSError) as error:
             problem = describe_connection_error(error, self._settings.request_timeout, self._clean)
             raise TransientFailure(problem) from None
         status = response.status
-        if status in (200, 404):
+        if status == 200 or (status == 404 and method == "GET"):
             return status, content, response.charset or "utf-8"
-        problem = f"HTTP {status}: {self._clean(_extract_message(content))}"
+        problem = f"HTTP {status}: {self._clean(content.decode(errors='replace'))}"
         if status == 429 or status >= 500:
             raise TransientFailure(problem, parse_retry_after(response.headers.get("Retry-After")))
         if status in (401, 403):
@@ -396,21 +356,13 @@ class ChatNoirCorpus(Corpus):
         return EngineError(f"{self._settings.base_url}: {problem}")
 
 
-def _extract_message(content: bytes) -> str:
-    """Return the message of an error reply: ChatNoir sends `{"code": …, "error": …, "message": …}`, a proxy a page."""
-    try:
-        return str(orjson.loads(content)["message"])
-    except (orjson.JSONDecodeError, KeyError, TypeError):
-        return content.decode("utf-8", errors="replace")
-
-
 def _decode_text(reply: _RawReply) -> Fetched:
     """Return the decoded text of a document, with replacement characters for invalid bytes."""
     status, content, charset = reply
     if status == 404:
         return Fetched(None, "HTTP 404")
-    if len(content) > MAX_DOCUMENT_BYTES:
-        return Fetched(None, f"longer than {MAX_DOCUMENT_BYTES:,} bytes")
+    if len(content) > MAX_BYTES:
+        return Fetched(None, f"longer than {MAX_BYTES:,} bytes")
     try:
         text = content.decode(charset, errors="replace")
     except (LookupError, ValueError):

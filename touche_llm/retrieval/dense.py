@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import fcntl
-import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -18,7 +15,7 @@ from touche_llm.data.concurrency import map_in_order
 from touche_llm.data.io import read_record, write_records
 from touche_llm.data.records import Candidate, Model, Topic
 from touche_llm.data.settings import Option, Scope
-from touche_llm.errors import DataError, UsageError
+from touche_llm.errors import DataError
 from touche_llm.llm.engine import EngineInfo
 from touche_llm.llm.pooling import PoolingClient
 from touche_llm.llm.request import hash_content
@@ -41,12 +38,11 @@ class VectorFile:
     """
 
     def __init__(self, path: Path, shape: tuple[int, int], mode: Literal["r", "r+"] = "r") -> None:
-        """Open the file to read it, or with `r+` to store vectors too; see `open_writer`.
+        """Open the file to read it, or with `r+` to store vectors too.
 
         Raises:
             DataError: The file is missing, truncated, or not an array of float16 of this shape.
         """
-        self.path = path
         with report_damage(path.parent, "vectors"):
             self._array: np.memmap[Any, Any] = np.load(path, mmap_mode=mode, allow_pickle=False)
             found = self._array.dtype, self._array.shape
@@ -58,18 +54,15 @@ class VectorFile:
         """Write a file of zeros, without reserving the space on disk."""
         np.lib.format.open_memmap(path, "w+", np.dtype("<f2"), shape).flush()
 
-    def flush(self) -> None:
-        """Write all stored vectors to disk."""
-        self._array.flush()
-
     def store(self, rows: Sequence[int], vectors: NDArray[np.float32]) -> None:
-        """Store the vectors of rows, scaled to unit length; `vectors` has the shape (rows, dimensions)."""
+        """Store the vectors of rows, of shape (rows, dimensions), scaled to unit length."""
         self._array[list(rows)] = scale_to_unit(vectors).astype(np.float16)
 
     def find_missing(self) -> NDArray[np.int64]:
         """Return the rows without a vector, ascending."""
-        missing = [start + np.flatnonzero(_is_empty(block)) for start, block in self._read_blocks()]
-        return np.concatenate([np.empty(0, dtype=np.int64), *missing])
+        lengths = [np.linalg.norm(block, axis=1) for _, block in self._read_blocks()]
+        # Also those with NaN.
+        return np.flatnonzero(~(np.abs(np.concatenate([*lengths, np.empty(0)]) - 1) <= _ROUNDING))
 
     def score(self, queries: NDArray[np.float32]) -> Iterator[NDArray[np.float32]]:
         """Yield the scores of all rows for each query, of shape (rows,): (1 + cosine)/2, from 0 to 1.
@@ -91,54 +84,16 @@ class VectorFile:
             yield from scores
 
     def _read_blocks(self) -> Iterator[tuple[int, NDArray[np.float32]]]:
-        """Yield blocks of rows as float32, with their first rows; the array of a block is used again for the next."""
+        """Yield blocks of rows as float32, with their first rows."""
         size = max(_BLOCK_BYTES // (4 * self._array.shape[1]), 1)
-        buffer = np.empty((min(size, len(self._array)), self._array.shape[1]), dtype=np.float32)
-        with self.path.open("rb") as stream:
-            for start in range(0, len(self._array), size):
-                self._read_ahead(stream.fileno(), start + size, size)
-                rows = self._array[start : start + size]
-                buffer[: len(rows)] = rows
-                yield start, buffer[: len(rows)]
-
-    def _read_ahead(self, number: int, start: int, rows: int) -> None:
-        """Let the system read rows from disk while others are multiplied, which halves the time of a cold start."""
-        if hasattr(os, "posix_fadvise"):
-            width = self._array.itemsize * self._array.shape[1]
-            place = self._array.offset + start * width
-            os.posix_fadvise(number, place, rows * width, os.POSIX_FADV_WILLNEED)
-
-
-@contextmanager
-def open_writer(path: Path, shape: tuple[int, int]) -> Iterator[VectorFile]:
-    """Open a file of vectors to write it, with a lock until the block ends, when all is on disk.
-
-    Raises:
-        DataError: As `VectorFile`.
-        UsageError: Another process writes there.
-    """
-    with path.open("rb") as locked:
-        try:
-            fcntl.flock(locked, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise UsageError(f"{path}: another process embeds these documents; wait until it ends") from error
-        file = VectorFile(path, shape, "r+")
-        try:
-            yield file
-        finally:
-            file.flush()
+        for start in range(0, len(self._array), size):
+            yield start, self._array[start : start + size].astype(np.float32)
 
 
 def scale_to_unit(vectors: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Return vectors scaled to length 1, of the same shape."""
+    """Return vectors scaled to length 1."""
     scaled: NDArray[np.float32] = vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
     return scaled
-
-
-def _is_empty(block: NDArray[np.float32]) -> NDArray[np.bool_]:
-    squares = np.einsum("ij,ij->i", block, block)
-    found: NDArray[np.bool_] = ~(np.abs(np.sqrt(squares) - 1) <= _ROUNDING)  # also if it is NaN
-    return found
 
 
 FORMAT = 1
@@ -254,26 +209,27 @@ class DenseIndex:
         Raises:
             EngineError: The server failed; vectors so far are stored.
             PromptError: The template leaves no room for a document.
-            UsageError: Another process writes there.
         """
         first, *others = split_rows(self.find_missing(), client.batch)
         # The length of the vectors is known with the first ones.
         vectors = await self.embed(client, first)
         if self._manifest is None:
             self.folder.mkdir(exist_ok=True)
-            VectorFile.create(self._path, (len(self._table), vectors.shape[1]))
+            VectorFile.create(self.folder / _VECTORS, (len(self._table), vectors.shape[1]))
             self._write_manifest(DenseManifest(**self._source, dimensions=vectors.shape[1], is_complete=False))
-        with open_writer(self._path, self._shape) as writer:
+        file = self._open("r+")
 
-            async def embed(rows: range) -> None:
-                writer.store(rows, vectors if rows is first else await self.embed(client, rows))
-                for _ in rows:
-                    done()
+        async def embed(rows: range) -> None:
+            file.store(rows, vectors if rows is first else await self.embed(client, rows))
+            for _ in rows:
+                done()
 
-            await map_in_order(embed, [first, *others], client.concurrency)
-        if len(missing := self._open().find_missing()):
+        await map_in_order(embed, [first, *others], client.concurrency)
+        # Another process may have begun the file anew.
+        if len(missing := file.find_missing()):
             raise DataError(f"{self.folder}: {len(missing)} documents still have no vector; run the same command again")
-        self._write_manifest(self._require().model_copy(update={"is_complete": True}))
+        assert self._manifest is not None
+        self._write_manifest(self._manifest.model_copy(update={"is_complete": True}))
 
     def retrieve(self, topics: list[Topic], queries: NDArray[np.float32], depth: int) -> Iterator[list[Candidate]]:
         """Yield the `depth` documents whose vectors are most similar to that of each topic's query.
@@ -292,20 +248,9 @@ class DenseIndex:
         ]
         return read_vectors(await client.embed_batch(list(map(render, fitted))))
 
-    @property
-    def _path(self) -> Path:
-        return self.folder / _VECTORS
-
-    @property
-    def _shape(self) -> tuple[int, int]:
-        return len(self._table), self._require().dimensions
-
-    def _open(self) -> VectorFile:
-        return VectorFile(self._path, self._shape)
-
-    def _require(self) -> DenseManifest:
+    def _open(self, mode: Literal["r", "r+"] = "r") -> VectorFile:
         assert self._manifest is not None
-        return self._manifest
+        return VectorFile(self.folder / _VECTORS, (len(self._table), self._manifest.dimensions), mode)
 
     def _write_manifest(self, manifest: DenseManifest) -> None:
         write_records(self.folder / _MANIFEST, [manifest])

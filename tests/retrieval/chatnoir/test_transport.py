@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from tests.fake_chatnoir import (
-    KEY,
     Behaviour,
     FakeChatNoir,
     Retrieval,
@@ -53,8 +52,8 @@ async def test_a_failure_of_a_search_that_passes_is_retried(behaviour: Behaviour
 @pytest.mark.parametrize(
     ("behaviour", "request_timeout", "reason"),
     [
-        (status(500, "no luck"), 5.0, "HTTP 500: no luck"),
-        (status(429, "API request limit exceeded."), 5.0, "HTTP 429: API request limit exceeded."),
+        (status(500, "no luck"), 5.0, "no luck"),
+        (status(429, "API request limit exceeded."), 5.0, "API request limit exceeded."),
         (hangs, 0.05, "no answer within 0.05 s"),
         (closes, 5.0, "the connection broke"),
     ],
@@ -72,10 +71,10 @@ async def test_a_failure_that_lasts_ends_the_run_and_says_how_to_go_on(
 @pytest.mark.parametrize(
     ("behaviour", "kind", "pattern"),
     [
-        (status(401, "Invalid API key."), UsageError, "HTTP 401: Invalid API key.*CHATNOIR_API_KEY.*chatnoir.api_key"),
-        (status(403, "Remote IP not allowed."), UsageError, "HTTP 403: Remote IP not allowed.*CHATNOIR_API_KEY"),
+        (status(401, "Invalid API key."), UsageError, "HTTP 401: .*Invalid API key.*CHATNOIR_API_KEY"),
+        (status(403, "Remote IP not allowed."), UsageError, "HTTP 403: .*Remote IP not allowed.*CHATNOIR_API_KEY"),
         (status(404), EngineError, "HTTP 404.*chatnoir.base_url"),
-        (status(400, "bad index"), EngineError, "HTTP 400: bad index"),
+        (status(400, "bad index"), EngineError, "HTTP 400: .*bad index"),
         (status(302, Location="/elsewhere"), EngineError, "HTTP 302"),
     ],
 )
@@ -125,18 +124,14 @@ async def test_requests_go_out_no_faster_than_set_retries_too(tmp_path: Path, cl
 # The key.
 
 
-async def test_the_key_may_come_from_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("CHATNOIR_API_KEY", f" {KEY}\n")
-    assert len(await search(FakeChatNoir(results(3)), tmp_path, api_key=None)) == 3
-    monkeypatch.setenv("CHATNOIR_API_KEY", "another key")
-    assert len(await search(FakeChatNoir(results(3)), tmp_path / "other", api_key=KEY)) == 3
-
-
-async def test_a_search_that_is_not_stored_needs_a_key_and_says_where_to_get_one(tmp_path: Path) -> None:
+async def test_a_search_that_is_not_stored_needs_a_key_and_says_where_to_get_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("CHATNOIR_API_KEY")
     server = FakeChatNoir(results(3))
     with pytest.raises(UsageError) as caught:
-        await search(server, tmp_path, api_key=None)
-    for fragment in ("'bottled water'", "CHATNOIR_API_KEY", "chatnoir.api_key", "https://www.chatnoir.eu/apikey/"):
+        await search(server, tmp_path)
+    for fragment in ("'bottled water'", "CHATNOIR_API_KEY", "https://www.chatnoir.eu/apikey/"):
         assert fragment in str(caught.value)
     assert server.requests == 0
 
