@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequenc
 from contextlib import asynccontextmanager
 from typing import Any, cast
 
-from touche_llm.data.concurrency import ResultT, Slots
+from touche_llm.data.concurrency import ResultT
 from touche_llm.data.records import Comparison, Reading, ScoredDocument, Topic
 from touche_llm.judging.pointwise import RequestBuilder
 from touche_llm.llm.answers import FailedRequest
@@ -46,12 +46,11 @@ class FakeComparer(Comparer):
         super().__init__(
             step="test",
             topic=Topic("1", "Question?"),
-            position=0,
             documents=cast(Documents, None),
             question=get_task("comparative").question,
             prompts=dict.fromkeys(("best", "order"), cast(Prompt, None)),
             builder=RequestBuilder(cast(ModelClient, None), Sampling(), {}, concurrency),
-            slots=Slots(concurrency),
+            slots=asyncio.Semaphore(concurrency),
             objective="both",
             document_tokens=512,
         )

@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 
 from tests.prompt_variants import load_prompt
 from tests.scripted_engine import FACTS, Script, ScriptedEngine
-from touche_llm.data.concurrency import Slots
 from touche_llm.data.records import Attempt, Document, Topic
 from touche_llm.errors import PromptError
 from touche_llm.judging.pointwise import RequestBuilder
@@ -105,8 +104,7 @@ def comparer_for(
     *,
     task: str = "comparative",
     topic: Topic = TOPIC,
-    position: int = 0,
-    slots: Slots | None = None,
+    slots: int = 8,
     tokens: int = 512,
 ) -> Comparer:
     question = get_task(task).question
@@ -116,12 +114,11 @@ def comparer_for(
     return Comparer(
         step="listwise:20",
         topic=topic,
-        position=position,
         documents=Held(texts),
         question=question,
         prompts=load_prompts(task),
         builder=RequestBuilder(model, Sampling(max_tokens=40), {}, 8),
-        slots=slots or Slots(8),
+        slots=asyncio.Semaphore(slots),
         objective="both",
         document_tokens=tokens,
     )
@@ -151,7 +148,7 @@ async def test_the_same_question_is_asked_once_also_while_it_is_under_way_or_fai
     for script, slots in product((first_shown, lambda request: {"best": "Z"}), (1, 8)):
         engine = StrictEngine(script)
         engine.turns = lambda request: 5
-        comparer = comparer_for(engine, slots=Slots(slots))
+        comparer = comparer_for(engine, slots=slots)
         answers = await asyncio.gather(*(comparer.estimate_best(["a", "b"]) for _ in range(3)))
         answers.append(await comparer.estimate_best(["a", "b"]))
         assert all(answer == answers[0] for answer in answers)

@@ -1,17 +1,14 @@
-"""Calls of servers: concurrent, in order, with priorities; retries; and the replies of aiohttp."""
+"""Calls of servers: concurrent and in order; retries; and the replies of aiohttp."""
 
 from __future__ import annotations
 
 import asyncio
-import heapq
 import math
 import random
 import threading
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from functools import cache
-from itertools import count
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from touche_llm.errors import Warn
@@ -66,36 +63,6 @@ async def map_in_order(
     if len(results) < len(listed):
         raise asyncio.CancelledError
     return [results[position] for position in range(len(listed))]
-
-
-class Slots:
-    """Limit on concurrent calls. A free slot goes to the waiting call with the lowest priority number."""
-
-    def __init__(self, size: int) -> None:
-        self._free = size
-        self._waiting: list[tuple[int, int, asyncio.Future[None]]] = []
-        self._numbers = count()
-
-    @asynccontextmanager
-    async def hold(self, priority: int = 0) -> AsyncIterator[None]:
-        """Hold a slot while the block runs; calls of equal priority get slots in the order of their arrival."""
-        granted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        heapq.heappush(self._waiting, (priority, next(self._numbers), granted))
-        self._grant()
-        try:
-            await granted
-            yield
-        finally:
-            # The future is cancelled if the task was while it waited.
-            self._free += not granted.cancelled()
-            self._grant()
-
-    def _grant(self) -> None:
-        while self._free and self._waiting:
-            granted = heapq.heappop(self._waiting)[2]
-            if not granted.done():
-                self._free -= 1
-                granted.set_result(None)
 
 
 @cache

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
@@ -10,7 +11,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from touche_llm.config import Config
-from touche_llm.data.concurrency import Slots, map_in_order
+from touche_llm.data.concurrency import map_in_order
 from touche_llm.data.records import Attempt, Cut, Document, Reading, Topic
 from touche_llm.errors import DataError, UsageError
 from touche_llm.judging.pointwise import RequestBuilder, find_objects, read_labels, request_answer
@@ -204,12 +205,11 @@ async def _send_one(prompt: Prompt, subject: Subject, builder: RequestBuilder, m
         comparer = Comparer(
             step="try",
             topic=topic,
-            position=0,
             documents=subject.documents,
             question=purpose.question,
             prompts={purpose.name: prompt},
             builder=builder,
-            slots=Slots(builder.concurrency),
+            slots=asyncio.Semaphore(builder.concurrency),
             objective=subject.objective,
             document_tokens=subject.document_tokens,
         )

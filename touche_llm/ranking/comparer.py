@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, ClassVar, Literal
 
-from touche_llm.data.concurrency import ItemT, ResultT, Slots, map_in_order
+from touche_llm.data.concurrency import ItemT, ResultT, map_in_order
 from touche_llm.data.records import Comparison, Cut, Failure, LabelledDocument, ScoredDocument, Topic
 from touche_llm.data.settings import Section
 from touche_llm.errors import PromptError
@@ -74,7 +74,6 @@ class Comparer:
     Each question is sent once. A comparison without a usable answer yields None, and its failure is in `failures`.
 
     Attributes:
-        position: Position of the topic; requests of earlier topics go first if not all can be sent at once.
         question: Question that determines how documents are rendered.
         slots: Limit on concurrent requests, shared by all topics.
         document_tokens: Maximum number of tokens per document.
@@ -83,12 +82,11 @@ class Comparer:
 
     step: str
     topic: Topic
-    position: int
     documents: Documents
     question: Question
     prompts: Mapping[str, Prompt]
     builder: RequestBuilder
-    slots: Slots
+    slots: asyncio.Semaphore
     objective: Objective
     document_tokens: int
     unanswered: set[Comparands] = field(default_factory=set)
@@ -148,7 +146,7 @@ class Comparer:
     async def _compare(self, key: Comparands) -> Comparison | None:
         async with self._locks[key]:
             if key not in self._results and key not in self.unanswered:
-                async with self.slots.hold(self.position):
+                async with self.slots:
                     found = await self._request_comparison(*key)
                 if isinstance(found, FailedRequest):
                     self.unanswered.add(key)

@@ -5,6 +5,7 @@ A ranking method is a class with its settings (`RankingMethod`) and a field of `
 
 from __future__ import annotations
 
+import asyncio
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -12,7 +13,7 @@ from functools import partial
 
 from pydantic import Field, model_validator
 
-from touche_llm.data.concurrency import Slots, map_in_order
+from touche_llm.data.concurrency import map_in_order
 from touche_llm.data.records import Candidate, Comparison, Failure, Judgment, RunLine, ScoredDocument, Topic
 from touche_llm.data.settings import Section
 from touche_llm.data.trec_runs import make_strictly_decreasing
@@ -232,14 +233,13 @@ class RankingPlan:
         return [client for client in (model, self.reranker) if client is not None]
 
     def make_comparer(
-        self, step: Step, topic: Topic, position: int, slots: Slots, unanswered: set[Comparands]
+        self, step: Step, topic: Topic, slots: asyncio.Semaphore, unanswered: set[Comparands]
     ) -> Comparer:
         """Return the comparer of a step for a topic."""
         assert self.builder is not None and self.documents is not None
         return Comparer(
             step=str(step),
             topic=topic,
-            position=position,
             documents=self.documents,
             question=self.task.question,
             prompts=self.prompts,
@@ -267,15 +267,12 @@ async def rank_topics(
 ) -> tuple[list[RunLine], list[Comparison], list[Failure]]:
     """Rank the candidates of all topics; documents without a stance label are left out.
 
-    Returns the lines of the run, the comparisons behind them and the failed ones, each topic by topic.
-
-    Requests of all topics share the builder's concurrency; those of earlier topics go first, so that a server's prefix
-    cache serves the requests of a topic together.
+    Returns the lines of the run, the comparisons behind them and the failed ones, each topic by topic. Requests of all
+    topics share the builder's concurrency.
     """
-    slots = Slots(plan.builder.concurrency) if plan.builder is not None else None
+    slots = asyncio.Semaphore(plan.builder.concurrency) if plan.builder is not None else None
 
-    async def rank_one(item: tuple[int, Topic]) -> tuple[list[RunLine], list[Comparer]]:
-        position, topic = item
+    async def rank_one(topic: Topic) -> tuple[list[RunLine], list[Comparer]]:
         labels = stances.get(topic.id, {})
         ranked = rank_by_first_stage(candidates.get(topic.id, []))
         first_stage = [scored for scored in ranked if scored.document_id in labels]
@@ -287,7 +284,7 @@ async def rank_topics(
             if step.name == CROSS_ENCODER:
                 return plan.score_for(topic)
             assert slots is not None
-            comparers.append(plan.make_comparer(step, topic, position, slots, unanswered))
+            comparers.append(plan.make_comparer(step, topic, slots, unanswered))
             return comparers[-1]
 
         steps = plan.steps
@@ -303,7 +300,7 @@ async def rank_topics(
             for rank, (scored, score) in enumerate(zip(ranking, scores, strict=True), start=1)
         ], comparers
 
-    ranked = await map_in_order(rank_one, enumerate(topics), max(len(topics), 1))
+    ranked = await map_in_order(rank_one, topics, max(len(topics), 1))
     comparers = [comparer for _, of_topic in ranked for comparer in of_topic]
     return (
         [line for lines, _ in ranked for line in lines],
