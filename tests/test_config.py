@@ -104,7 +104,7 @@ def test_every_default_is_written_out(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "fragments"),
     [
-        ("detph: 7", ["detph: no such name, did you mean depth?"]),
+        ("detph: 7", ["detph: no such name; expected one of "]),
         ("retriever: {k2: 1}", ["retriever.k2: no such name"]),
         ("depth: 1001", ["depth: comparative takes at most 1000"]),
         ("topic: [true]", ["topic.0: "]),
@@ -118,7 +118,7 @@ def test_every_default_is_written_out(tmp_path: Path) -> None:
         ('tag: "a\\e[2J"', ["tag: ", "one word"]),
         ("rank: []", ["rank: '': no such step; write judge, or"]),
         ("rank: pairwise", ["rank: 'pairwise': needs the number of documents to rank", "as pairwise:10"]),
-        ("ranking: {setwize: {top: 2}}", ["ranking.setwize: no such name, did you mean setwise?"]),
+        ("ranking: {setwize: {top: 2}}", ["ranking.setwize: no such name; expected one of "]),
         ("stance: {thresholds: {FIRST: 0.5}}", ["stance.thresholds.FIRST: no such label; comparative has NO, NEUTRAL"]),
         ("expansion: {use: true}\ncandidates: run.txt", ["expansion: the candidates come from a run"]),
     ],

@@ -6,8 +6,7 @@ import errno
 import re
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from difflib import get_close_matches
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, get_args
 
 from pydantic import BaseModel, ValidationError
 
@@ -35,12 +34,6 @@ def shorten(names: Iterable[str], limit: int = 10) -> str:
     names = sorted(names, key=lambda name: (len(name), name))
     first = ", ".join(names[:limit])
     return f"{first}, … ({len(names)} in all)" if len(names) > limit else first
-
-
-def suggest(name: str, known: Iterable[str]) -> str:
-    """Return `, did you mean NAME?` with the known name that is most like `name`, or nothing if none is like it."""
-    near = get_close_matches(name, list(known), n=1)
-    return f", did you mean {near[0]}?" if near else ""
 
 
 def describe_os_error(error: OSError) -> str:
@@ -121,12 +114,12 @@ def list_fields(section: type[BaseModel], prefix: str = "") -> Iterator[tuple[st
                 yield from list_fields(kind, f"{prefix}{name}.")
 
 
-_MAX_QUOTE_CHARS = 40
 # Other text is not quoted: it may be an API key in the wrong place.
 _QUOTED = (bool, int, float, type(None))
 _QUOTED_TEXT = ("literal_error", "enum", "int_parsing", "float_parsing", "bool_parsing")
 # As pydantic writes "Input should be a valid tuple", "…, unable to parse string as an integer".
 _REWORDED = {
+    r"^Field required$": "missing",
     r"^\w+ should": "must",
     r"^Input is not": "must be",
     r", (?!').*| or instance of \w+| for <class.*": "",
@@ -139,8 +132,6 @@ _UNKNOWN = ("extra_forbidden", "invalid_key")
 def describe_problem(error: ErrorDetails) -> str:
     """Return the expected value and, if it may be quoted, the actual one; the caller adds the location."""
     kind, value = error["type"], error["input"]
-    if kind == "missing":
-        return "missing"
     if kind in _UNKNOWN:
         return "no such name"
     if kind == "value_error":
@@ -149,7 +140,7 @@ def describe_problem(error: ErrorDetails) -> str:
     for pattern, words in _REWORDED.items():
         expected = re.sub(pattern, words, expected)
     is_quoted = isinstance(value, _QUOTED) or (isinstance(value, str) and kind in _QUOTED_TEXT)
-    return f"{expected}{f', not {_quote(value)}' if is_quoted else ''}"
+    return f"{expected}, not {value!r:.40}" if is_quoted else expected
 
 
 def describe_first_problem(error: ValidationError, *location: str, model: type[BaseModel] | None = None) -> str:
@@ -163,7 +154,7 @@ def describe_first_problem(error: ValidationError, *location: str, model: type[B
     place, problem = ".".join(map(str, (*location, *parts))), describe_problem(first)
     if model is not None and first["type"] in _UNKNOWN:
         known = _list_names(model, parts[:-1])
-        problem += f"{suggest(str(parts[-1]), known)}; expected one of {', '.join(known)}"
+        problem += f"; expected one of {', '.join(known)}"
     # The message of a check of several fields begins with the name of one in its section.
     is_name = model is not None and place and problem.partition(":")[0] in _list_names(model, parts)
     return f"{place}{'.' if is_name else ': '}{problem}" if place else problem
@@ -174,8 +165,3 @@ def _list_names(model: type[BaseModel], sections: Iterable[object]) -> list[str]
     prefix = "".join(f"{name}." for name in sections if isinstance(name, str))
     names = [name.removeprefix(prefix) for name, _ in list_fields(model) if name.startswith(prefix)]
     return [name for name in names if "." not in name]
-
-
-def _quote(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= _MAX_QUOTE_CHARS else f"{text[:_MAX_QUOTE_CHARS]}…"

@@ -73,7 +73,7 @@ def test_the_written_configuration_makes_the_same_run_again_and_flags_override_i
         (["index", "--corpus", "no.jsonl"], 1, "no such corpus file"),
         (["rank", "--out", "o"], 1, "o/config.yaml: missing; run `touche-llm retrieve`"),
         (["run", *DATA, "--out", "o", "--base-url", "http://me:secret@127.0.0.1:1"], 2, "give the key in VLLM_API_KEY"),
-        (["run", "--config", "wrong.yaml", "--out", "o"], 2, "depht: no such name, did you mean depth?"),
+        (["run", "--config", "wrong.yaml", "--out", "o"], 2, "depht: no such name; expected one of "),
         (["cache", "export", "c.sqlite", "--cache", str(SAMPLE / "cassette.jsonl")], 2, "a cassette ends in .jsonl"),
         (["validate", "no.txt", "--task", "comparative"], 1, "cannot read the run"),
         (["cache", "stats"], 2, "no such cache"),

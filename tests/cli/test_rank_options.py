@@ -113,7 +113,7 @@ def test_any_value_can_be_set(touche: Touche, demo: Path) -> None:
         ("depth=", "--set depth=: has no value"),
         ("depth=!!python/object/apply:os.getcwd []", "the value is not YAML"),
         ("depth=many", "--depth: must be a valid integer, not 'many'"),
-        ("ranking.listwise.windw=3", "ranking.listwise.windw: no such name, did you mean w"),
+        ("ranking.listwise.windw=3", "ranking.listwise.windw: no such name; expected one of w"),
         ("ranking.listwise.window=1", "--set ranking.listwise.window: must be greater than or equal to 2, not 1"),
         ("ranking.listwise.window=5", "ranking.listwise: stride must be smaller than window"),
         ("stance.thresholds.MAYBE=0.5", "stance.thresholds.MAYBE: no such label; comparative has NO, NEUTRAL"),

@@ -136,15 +136,6 @@ def test_a_folder_whose_replacement_was_killed_between_the_renames_is_put_back(t
     assert [each.name for each in tmp_path.iterdir()] == [path.name]
 
 
-def test_a_link_is_not_followed(tmp_path: Path) -> None:
-    precious = tmp_path / "precious"
-    precious.mkdir()
-    (precious / "file").touch()
-    (tmp_path / name("x")).symlink_to(precious)
-    remove_abandoned(tmp_path)
-    assert (precious / "file").exists()
-
-
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EFBIG])
 def test_a_full_disk_is_an_error_that_names_the_output(tmp_path: Path, code: int) -> None:
     for work in (open_atomic, partial(replace_folder, own=())):

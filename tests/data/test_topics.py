@@ -54,9 +54,7 @@ def test_objects_are_two_trimmed_texts_or_none(tmp_path: Path, element: str, obj
 @pytest.mark.parametrize(
     ("inside", "fragments"),
     [
-        ("<title>T</title>", ["topic at position 2", "<number>"]),
         ("<number>4 2</number><title>T</title>", ["topic at position 2", "'4 2'"]),
-        ("<number>4\u200b2</number><title>T</title>", ["topic at position 2", "'4\\u200b2'"]),
         ("<number>42</number>", ["topic 42", "<title>"]),
         ("<number>1</number><title>T</title>", ["topic 1:", "twice"]),
         ("<number>42</number><title>T</title><objects>laptop</objects>", ["topic 42", "<objects>", "'laptop'"]),
@@ -75,18 +73,15 @@ def test_a_bad_topic_is_named_with_its_file(tmp_path: Path, inside: str, fragmen
 
 GOOD = "<topics><topic><number>1</number><title>T</title></topic></topics>"
 OBJECTS = GOOD.replace("</title>", "</title><objects>{}</objects>")
-LAUGHS = "".join(f'<!ENTITY l{n} "{f"&l{n - 1};" * 10}">' for n in range(1, 10))
 
 
 @pytest.mark.parametrize(
     ("content", "fragment"),
     [
         (GOOD.encode()[:-3], "cut off"),
-        (b"<topics><topic></topics>", "not well-formed"),
         (GOOD.replace("T<", "K\xe4se<").encode("latin-1"), "not well-formed"),
         (f'<?xml version="1.0" encoding="utf-16"?>{GOOD}'.encode(), "encoding"),
         (b"<html><body>Not found</body></html>", "looks like a web page"),
-        (f'<!DOCTYPE t [<!ENTITY l0 "lol">{LAUGHS}]>{GOOD.replace("T<", "&l9;<")}'.encode(), "DTD"),
         (f'<!DOCTYPE topics SYSTEM "topics.dtd">{GOOD}'.encode(), "DTD"),
         (GOOD.encode() + b" " * 2**22, "larger than 4,194,304 bytes"),
         (GOOD.replace("1<", "1" * 1_001 + "<").encode(), "up to 1,000"),
@@ -180,8 +175,6 @@ def test_the_topics_of_tira_are_read_whatever_the_name(tmp_path: Path, content: 
     ("line", "fragments"),
     [
         ('{"qid": "2"', [":2:", "not JSON"]),
-        ('{"query": "Q"}', ["line 2", "<number>"]),
-        ('{"qid": "1", "query": "Q"}', ["topic 1:", "twice"]),
         ('{"qid": "2", "query": "Q", "original_query": {"narrative": 1}}', ["topic 2", "<narrative>"]),
         ('{"qid": "2", "query": "Q", "original_query": {"objects": "(\'a\', x)"}}', ["topic 2", "<objects>"]),
     ],

@@ -48,7 +48,7 @@ async def test_a_failure_after_a_long_wait_in_the_queue_of_a_server_is_retried_t
         time.sleep(0.06)
         return await failing()
 
-    assert await retry(queued, 0.05, Transient, ignore) == "done"
+    assert await retry(queued, 0.05, ignore) == "done"
     assert failing.left == 0 and len(slept) == 1
 
 
@@ -56,12 +56,12 @@ async def test_a_failure_after_a_long_wait_in_the_queue_of_a_server_is_retried_t
 async def test_a_server_gets_the_wait_that_it_asks_for_up_to_a_minute(
     retry_after: float, expected: float, slept: list[float]
 ) -> None:
-    assert await retry(Failing(1, retry_after), 600.0, Transient, ignore) == "done"
+    assert await retry(Failing(1, retry_after), 600.0, ignore) == "done"
     assert slept == [expected]
 
 
 async def test_waits_double_with_jitter_up_to_a_minute(slept: list[float]) -> None:
-    assert await retry(Failing(12, None), 600.0, Transient, ignore) == "done"
+    assert await retry(Failing(12, None), 600.0, ignore) == "done"
     ceilings = [min(60.0, 0.5 * 2**number) for number in range(12)]
     assert all(top / 2 <= wait <= top for wait, top in zip(slept, ceilings, strict=True))
     assert any(wait != top for wait, top in zip(slept, ceilings, strict=True))
@@ -70,7 +70,7 @@ async def test_waits_double_with_jitter_up_to_a_minute(slept: list[float]) -> No
 async def test_the_last_failure_is_raised_when_the_time_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(concurrency, "_FIRST_WAIT", 0.001)
     with pytest.raises(Transient) as failed:
-        await retry(Failing(1000, retry_after=25.0), 0.05, Transient, ignore)
+        await retry(Failing(1000, retry_after=25.0), 0.05, ignore)
     assert failed.value.reason == "HTTP 429: busy"
 
 

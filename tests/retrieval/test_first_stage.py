@@ -159,27 +159,3 @@ def test_an_index_made_from_or_by_something_else_is_not_used(make_store: MakeSto
     open_index(store, ANY, notices.append)
     assert len(notices) == 1 and str(get_index_folder(store)) in notices[0]
     assert manifest.read_text() == text
-
-
-@pytest.mark.parametrize("there", [True, False])
-def test_a_build_that_breaks_off_leaves_the_old_index_or_none(
-    make_store: MakeStore, monkeypatch: pytest.MonkeyPatch, there: bool
-) -> None:
-    store = make_store(CORPUS)
-    topic = Topic("1", "laptop")
-    expected = by_index(store, topic) if there else []
-    before = index_state(store)
-
-    def save(self: Any, folder: Path, **options: Any) -> None:
-        (folder / "data.csc.index.npy").write_bytes(b"half")
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
-        patched.setattr(bm25s.BM25, "save", save)
-        open_index(store, Bm25Settings(k1=0.9), lambda message: None)
-    assert index_state(store) == before
-    if there:
-        assert list(open_index(store, ANY).retrieve([topic], fields=("title",), depth=10)) == expected
-    else:
-        with raises_at(DataError, get_index_folder(store)):
-            open_index(store, ANY)

@@ -117,7 +117,7 @@ def test_the_scale_of_human_judgments_is_apart_from_that_of_the_prompt(tmp_path:
 BROKEN = [
     ("name", "My essays", "name", "a to z"),
     ("name", "comparative", "name", "is a task of the project"),
-    ("titel", "x", "titel", "did you mean title?"),
+    ("titel", "x", "titel", "expected one of name, title"),
     ("corpus/reader", "xml", "corpus.reader", "'json_lines' or 'args_me'"),
     ("corpus/reader", "args_me", "corpus.id", "json_lines"),
     ("aspects/relevance", "3..0", "aspects.relevance", "0 to 10"),
@@ -140,7 +140,7 @@ BROKEN = [
     ("features", ["pairs"], "corpus.reader", "args_me"),
     ("sentence_aspects", ["relevance"], "sentence_aspects", "only with the feature pairs"),
     ("templates", "argument", "templates", "arguments_2020, arguments_2021, comparative"),
-    ("weights/both/depht", 1.0, "weights.both.depht", "did you mean depth?"),
+    ("weights/both/depht", 1.0, "weights.both.depht", "depth"),
     ("weights/both", {"depth": 0.0}, "weights.both", "above 0"),
     ("measures/depth", "macro-F1", "measures.depth", "nDCG@5 or nDCG@10"),
     ("measures/width", "nDCG@5", "measures.width", "relevance, depth, stance"),

@@ -21,7 +21,7 @@ from touche_llm.corpus.json_lines import CorpusFile, OnBadLine, StoreManifest, p
 from touche_llm.data.io import ID_FORM, MAX_LINE, is_word
 from touche_llm.data.records import Document, Topic
 from touche_llm.data.topics import TOPIC_FIELDS, make_topic
-from touche_llm.errors import BadLine, DataError, ToucheError, UsageError, needs_extra, suggest
+from touche_llm.errors import BadLine, DataError, ToucheError, UsageError, needs_extra
 from touche_llm.text.passages import extract_text
 
 # What a document is: a text, an argument of args.me, or such an argument with its sentences.
@@ -217,9 +217,8 @@ def _load(dataset_id: str, kind: Literal["docs", "queries", "qrels"], what: str)
     try:
         dataset = ir_datasets.load(dataset_id)
     except KeyError as error:
-        near = suggest(dataset_id, ir_datasets.registry)
         raise UsageError(
-            f"{_place(dataset_id)}: ir_datasets has no such dataset{near}; see https://ir-datasets.com for the ids"
+            f"{_place(dataset_id)}: ir_datasets has no such dataset; see https://ir-datasets.com for the ids"
         ) from error
     if not dataset.has(kind):
         raise UsageError(f"{_place(dataset_id)}: has no {what}; give a dataset that has, or files")

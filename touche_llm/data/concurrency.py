@@ -89,8 +89,6 @@ async def run_async(work: Coroutine[Any, Any, ResultT]) -> ResultT:
     return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work, _get_loop()))
 
 
-FailureT = TypeVar("FailureT", bound="TransientFailure")
-
 # Max tries after a complete but malformed reply: a proxy may damage one, a broken server sends only such replies.
 BROKEN_TRIES = 3
 # In seconds.
@@ -109,12 +107,7 @@ class TransientFailure(Exception):
         self.max_tries = max_tries
 
 
-async def retry(
-    call: Callable[[], Awaitable[ResultT]],
-    retry_for: float,
-    transient: type[FailureT],
-    on_retry: Callable[[FailureT], None],
-) -> ResultT:
+async def retry(call: Callable[[], Awaitable[ResultT]], retry_for: float, on_retry: Callable[[Any], None]) -> ResultT:
     """Return the result of a call; after a transient failure, retry it with growing waits, and raise the last one.
 
     No retry begins later than `retry_for` seconds after the first failure. The first call does not count, since it may
@@ -125,7 +118,7 @@ async def retry(
         tries += 1
         try:
             return await call()
-        except transient as failed:
+        except TransientFailure as failed:
             now = time.monotonic()
             end = min(end, now + retry_for)
             if now >= end or tries >= (failed.max_tries or math.inf):

@@ -77,21 +77,6 @@ def connect(location: str) -> NamedDatabase:
     return database
 
 
-def connect_read_only(path: Path) -> NamedDatabase:
-    """Open a database without writing anything, also on a read-only file system."""
-    location = path.absolute().as_uri()
-    database = connect(f"{location}?mode=ro")
-    try:
-        database.execute("SELECT count(*) FROM sqlite_master").fetchone()
-    except sqlite3.OperationalError:
-        database.close()
-        if path.with_name(f"{path.name}-wal").exists():
-            raise
-        # With write-ahead logging SQLite creates a file beside the database, unless it is opened as immutable.
-        database = connect(f"{location}?mode=ro&immutable=1")
-    return database
-
-
 def has_format(database: sqlite3.Connection, form: DatabaseFormat, path: Path | None) -> bool:
     """Return whether a database has a format, False if it is empty; raise DataError if it is of another one."""
     # One statement sees one state of the file: another process may be creating its tables.
@@ -138,20 +123,17 @@ def describe_database_error(error: sqlite3.Error) -> str:
 
 
 def describe_opening_error(path: Path, noun: str, setting: str, error: sqlite3.Error | OSError) -> str:
-    """Return why a file of this kind, which a setting names, cannot be opened: it is another one, or cannot be written.
-
-    Only SQLite looks into a file, so any other error is one of the disk.
-    """
+    """Return why a file of this kind, which a setting names, cannot be opened."""
     cause = _describe_cause(error) if isinstance(error, sqlite3.Error) else describe_os_error(error)
     return f"{path}: cannot be opened as {noun}: {cause}; name another file, in a writable folder, with `{setting}`"
 
 
+_ADVICE = {
+    sqlite3.SQLITE_FULL: "; free some space and run the same command again",
+    sqlite3.SQLITE_IOERR: ": the disk is full or failing, or the limit on the size of a file (`ulimit -f`) is reached",
+    sqlite3.SQLITE_CANTOPEN: ": no right to write there, or too many open files (`ulimit -n`)",
+}
+
+
 def _describe_cause(error: sqlite3.Error) -> str:
-    match getattr(error, "sqlite_errorcode", 0) & 0xFF:
-        case sqlite3.SQLITE_FULL:
-            return f"{error}; free some space and run the same command again"
-        case sqlite3.SQLITE_IOERR:
-            return f"{error}: the disk is full or failing, or the limit on the size of a file (`ulimit -f`) is reached"
-        case sqlite3.SQLITE_CANTOPEN:
-            return f"{error}: no right to write there, or too many open files (`ulimit -n`)"
-    return str(error)
+    return f"{error}{_ADVICE.get(getattr(error, 'sqlite_errorcode', 0) & 0xFF, '')}"

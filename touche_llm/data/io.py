@@ -33,9 +33,8 @@ from touche_llm.errors import BadLine, DataError, ToucheError, UsageError, short
 
 # Max bytes of a line of JSON: an answer with logprobs has a few kilobytes, a web page a few hundred.
 MAX_LINE = 16 * 2**20
-# Max bytes of a line and max lines of a table (a run, qrels): twenty times the largest runs of the shared tasks. Each
-# line takes half a kilobyte of memory.
-MAX_TABLE_LINE, MAX_TABLE_LINES = 10_000, 1_000_000
+# Max bytes of a line of a table (a run, qrels).
+MAX_TABLE_LINE = 10_000
 MAX_ID = 1_000
 ID_FORM = f"one printable word of at most {MAX_ID:,} characters"
 
@@ -92,9 +91,8 @@ def report_unreadable(path: Path) -> Iterator[None]:
 def read_table_lines(path: Path, what: str) -> Iterator[tuple[int, str]]:
     """Yield `(line number, text)` of a table; `what` names it in errors, such as `a run`."""
     for number, raw in read_lines(path, MAX_TABLE_LINE):
-        if number > MAX_TABLE_LINES or len(raw) > MAX_TABLE_LINE:
-            limits = f"{MAX_TABLE_LINE:,} bytes, or the file than {MAX_TABLE_LINES:,} lines"
-            raise DataError(f"{path}:{number}: longer than {limits}; is this {what}?")
+        if len(raw) > MAX_TABLE_LINE:
+            raise DataError(f"{path}:{number}: longer than {MAX_TABLE_LINE:,} bytes; is this {what}?")
         try:
             yield number, raw.decode()
         except UnicodeDecodeError as error:
@@ -123,12 +121,7 @@ def write_records(path: Path, records: Iterable[JsonRecord]) -> None:
     """Write records as JSON Lines, atomically."""
     with open_atomic(path) as stream:
         for record in records:
-            stream.write(encode_line(record))
-
-
-def encode_line(record: JsonRecord) -> bytes:
-    """Return a record as a line of JSON."""
-    return record.to_json() + b"\n"
+            stream.write(record.to_json() + b"\n")
 
 
 def read_records(path: Path, record: type[RecordT], what: str) -> list[RecordT]:
@@ -148,7 +141,7 @@ def read_record(path: Path, record: type[RecordT], what: str) -> RecordT:
 
 def iterate_records(path: Path, record: type[RecordT], what: str) -> Iterator[RecordT]:
     """Yield one parsed record a line, for files that need not fit into memory."""
-    for number, line in read_lines(path, MAX_LINE, lambda path: path.open("rb")):
+    for number, line in read_lines(path, MAX_LINE):
         if len(line) > MAX_LINE:
             raise DataError(f"{path}:{number}: longer than {MAX_LINE:,} bytes; not one of the {what}")
         try:
@@ -207,7 +200,12 @@ def replace_folder(path: Path, own: Collection[str]) -> Iterator[Path]:
     Raise UsageError if the existing folder holds files that match none of the patterns `own` (`fnmatch`).
     """
     recover(path)
-    _check_own_files(path, own)
+    files = (file.relative_to(path) for file in path.rglob("*") if not file.is_dir())
+    # Temporary folders belong to killed builds.
+    others = [str(file) for file in files if not any(map(_SCRATCH.fullmatch, file.parts))]
+    others = [file for file in others if not any(fnmatchcase(file, pattern) for pattern in own)]
+    if others:
+        raise UsageError(f"{path}: not replaced, since it holds other files: {shorten(others)}; move them elsewhere")
     with open_scratch(path) as scratch:
         building, old = scratch / "folder", _get_old(path)
         building.mkdir()
@@ -229,23 +227,7 @@ def _get_old(path: Path) -> Path:
     return path.with_name(f".{path.name}.old")
 
 
-def _check_own_files(folder: Path, own: Collection[str]) -> None:
-    files = (file.relative_to(folder) for file in folder.rglob("*") if file.is_symlink() or not file.is_dir())
-    others = [
-        str(file)
-        for file in files
-        # Temporary folders belong to killed builds.
-        if not any(fnmatchcase(str(file), pattern) for pattern in own) and not any(map(_SCRATCH.fullmatch, file.parts))
-    ]
-    if others:
-        raise UsageError(
-            f"{folder}: not replaced, since it holds other files: {shorten(others, 5)}; move them elsewhere"
-        )
-
-
 _SCRATCH = re.compile(r"\..+\.(?:old|writing-(?P<host>[0-9a-f]{8})-[0-9a-f]{16})")
-# Max characters taken from the name of the output: at four bytes each, the temporary name stays within 255 bytes.
-_MAX_NAME_CHARS = 40
 
 
 @contextmanager
@@ -256,7 +238,7 @@ def open_scratch(path: Path) -> Iterator[Path]:
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     remove_abandoned(path.parent)
-    place = path.with_name(f".{path.name[:_MAX_NAME_CHARS]}.writing-{_host()}-{secrets.token_hex(8)}")
+    place = path.with_name(f".{path.name}.writing-{_host()}-{secrets.token_hex(8)}")
     place.mkdir()
     number = os.open(place, os.O_RDONLY)
     try:
@@ -282,7 +264,7 @@ def remove_abandoned(folder: Path) -> None:
         if found["host"] != _host():
             continue
         with suppress(OSError):  # its process is alive, it was removed meanwhile, or it is of another user
-            number = os.open(folder / found[0], os.O_RDONLY | os.O_NOFOLLOW)
+            number = os.open(folder / found[0], os.O_RDONLY)
             try:
                 fcntl.flock(number, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 shutil.rmtree(folder / found[0], ignore_errors=True)

@@ -37,13 +37,12 @@ class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[mi
     }
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
-        lines: dict[tuple[str, str], int] = {}
+        seen: set[tuple[str, str]] = set()
         for key, _ in node.value:
             if isinstance(key, yaml.ScalarNode):
-                line = key.start_mark.line + 1
-                if before := lines.get((key.tag, key.value)):
-                    raise YamlError(f"line {line}: the key {key.value!r:.80} is in line {before} already; keep one")
-                lines[key.tag, key.value] = line
+                if (key.tag, key.value) in seen:
+                    raise YamlError(f"line {key.start_mark.line + 1}: the key {key.value!r:.80} occurs twice; keep one")
+                seen.add((key.tag, key.value))
         mapping: dict[Hashable, Any] = super().construct_mapping(node, deep)
         return mapping
 
@@ -58,44 +57,32 @@ def parse_yaml(content: bytes | str) -> Any:
         raise YamlError(f"longer than {MAX_BYTES:,} bytes")
     try:
         return yaml.load(content, _Loader)
-    except yaml.MarkedYAMLError as error:
-        mark = error.problem_mark or error.context_mark
-        place = f"line {mark.line + 1}, column {mark.column + 1}: " if mark is not None else ""
-        message = ", ".join(part for part in (error.context, error.problem) if part)
-        raise YamlError(f"{place}{message}") from error
     except (yaml.YAMLError, ValueError) as error:  # also invalid Unicode
         raise YamlError(" ".join(str(error).split())) from error
 
 
-def read_yaml(
-    path: Path, *, text: str | None = None, error: type[ToucheError] = DataError, advice: str = ""
-) -> dict[str, Any]:
-    """Read a YAML file of names and values, empty for an empty file, or its part `text`.
-
-    An error is of the type `error`; `advice` at its end says how to fix the file.
-    """
-    end = f"; {advice}" if advice else ""
+def read_yaml(path: Path, *, text: str | None = None, error: type[ToucheError] = DataError) -> dict[str, Any]:
+    """Read a YAML file of names and values, or its part `text`; raise an error of the type `error`."""
     try:
-        values = parse_yaml(read_bounded(path, MAX_BYTES, error) if text is None else text)
+        values = parse_yaml(read_bounded(path, MAX_BYTES, error) if text is None else text) or {}
     except OSError as cause:
-        raise error(f"{path}: cannot read the file: {cause.strerror}{end}") from cause
+        raise error(f"{path}: cannot read the file: {cause.strerror}") from cause
     except YamlError as cause:
-        raise error(f"{path}: not YAML: {cause}{end}") from cause
-    if values is not None and not isinstance(values, dict):
-        raise error(f"{path}: must hold names and values{end}")
-    return values or {}
+        raise error(f"{path}: not YAML: {cause}") from cause
+    if not isinstance(values, dict):
+        raise error(f"{path}: must hold names and values")
+    return values
 
 
 def load_yaml(
-    path: Path, model: type[ModelT], *, text: str | None = None, error: type[ToucheError] = DataError, advice: str = ""
+    path: Path, model: type[ModelT], *, text: str | None = None, error: type[ToucheError] = DataError
 ) -> ModelT:
     """Read a YAML file into a model; arguments and errors are those of `read_yaml`, the message names file and key."""
-    values = read_yaml(path, text=text, error=error, advice=advice)
+    values = read_yaml(path, text=text, error=error)
     try:
         return model.model_validate(values)
     except ValidationError as invalid:
-        end = f"; {advice}" if advice else ""
-        raise error(f"{path}: {describe_first_problem(invalid, model=model)}{end}") from invalid
+        raise error(f"{path}: {describe_first_problem(invalid, model=model)}") from invalid
 
 
 def to_yaml(value: Any) -> bytes:

@@ -7,6 +7,7 @@ import re
 import unicodedata
 from codecs import BOM_UTF8
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 from xml.etree.ElementTree import Element, ParseError
@@ -36,7 +37,6 @@ _DESCRIPTIONS: Mapping[Kind, str] = {
     "archive": "a zip archive, to be unpacked",
     "page": "a web page",
 }
-_CORPORA = {"documents", "arguments", "argument table", "rerank"}
 
 
 class FileStart(NamedTuple):
@@ -87,11 +87,8 @@ def require_kind(path: Path, *kinds: Kind, start: FileStart | None = None) -> No
     found, text, _ = start or recognize(path)
     if found is None or found in kinds:
         return
-    advice = "give another file"
-    if {found, kinds[0]} <= _CORPORA:
-        advice = "give `task: NAME` of a task that reads it (`touche-llm tasks list`)"
     raise DataError(
-        f"{path}: looks like {_DESCRIPTIONS[found]}: {text!r}; expected {_DESCRIPTIONS[kinds[0]]}; {advice}"
+        f"{path}: looks like {_DESCRIPTIONS[found]}: {text!r}; expected {_DESCRIPTIONS[kinds[0]]}; give another file"
     )
 
 
@@ -192,20 +189,18 @@ def normalise_title(title: str) -> str:
 
 
 def _parse_objects(value: Any, place: str) -> tuple[str, str] | None:
-    given = value
-    if isinstance(value, str):
-        value = value.split(",") if value.strip() else None
-        if given.lstrip().startswith(("('", '("', "['", '["')):  # TIRA's XML has the Python representation of a tuple
-            try:
-                value = ast.literal_eval(given.strip())
-            except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
-                value = given
-    if not value:
+    parts = value.strip() if isinstance(value, str) else value
+    if not parts:
         return None
-    parts = value if isinstance(value, list | tuple) else ()
-    objects = [" ".join(part.split()) for part in parts if isinstance(part, str)]
-    if len(objects) != 2 or len(parts) != 2 or not all(objects) or objects[0].casefold() == objects[1].casefold():
-        raise DataError(f"{place}: <objects> must be two different texts, separated by a comma, not {given!r:.200}")
+    if isinstance(parts, str) and parts.startswith(("('", '("', "['", '["')):
+        # TIRA's XML has the Python representation of a tuple.
+        with suppress(ValueError, SyntaxError, MemoryError, RecursionError):
+            parts = ast.literal_eval(parts)
+    elif isinstance(parts, str):
+        parts = parts.split(",")
+    objects = [" ".join(part.split()) for part in parts if isinstance(part, str)] if type(parts) is not str else []
+    if len(objects) != 2 or not all(objects) or objects[0].casefold() == objects[1].casefold():
+        raise DataError(f"{place}: <objects> must be two different texts, separated by a comma, not {value!r:.200}")
     return objects[0], objects[1]
 
 

@@ -224,7 +224,7 @@ class _Thresholds(Section, extra="ignore"):
 
 def read_thresholds(path: Path) -> StanceSettings:
     """Read the section `stance` of a configuration, as `touche-llm calibrate` writes it, and ignore the others."""
-    return load_yaml(path, _Thresholds, error=UsageError, advice="`touche-llm calibrate --out` writes the file").stance
+    return load_yaml(path, _Thresholds, error=UsageError).stance
 
 
 def write_thresholds(path: Path, thresholds: Mapping[str, float], topics: list[str], prompt: str) -> None:

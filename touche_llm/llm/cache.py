@@ -20,7 +20,6 @@ from touche_llm.data.databases import (
     DatabaseFormat,
     NamedDatabase,
     connect,
-    connect_read_only,
     create_if_empty,
     describe_opening_error,
     has_format,
@@ -92,7 +91,7 @@ def open_file(path: Path | None, read_only: bool = False) -> NamedDatabase:
     if path is None:
         database = connect(":memory:")
     elif read_only:
-        database = connect_read_only(path)
+        database = connect(f"{path.absolute().as_uri()}?mode=ro")
     else:
         path.parent.mkdir(parents=True, exist_ok=True)
         database = connect(path.absolute().as_uri())

@@ -278,7 +278,7 @@ class TokenCountingClient:
             _LOG.info("retry: %s: %s", problem.kind, problem.reason.partition(":")[0][:100])
 
         await self.connect()
-        return await retry(call, self.retry_for, Transient, record)
+        return await retry(call, self.retry_for, record)
 
     async def connect(self) -> EngineInfo:
         """Connect to the engine unless it is connected, and return its description; a failure is raised again."""

@@ -192,7 +192,7 @@ class RunDirectory:
         path = self.metadata_file
         if not path.exists():
             return Metadata()
-        content = read_yaml(path, advice="make the file readable, or delete it and run all stages")
+        content = read_yaml(path)
         try:
             metadata = msgspec.convert({"stages": None, **content}, Metadata)
             for facts in metadata.stages.values():

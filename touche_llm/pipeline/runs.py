@@ -210,7 +210,7 @@ def read_evaluation(directory: RunDirectory) -> RecordedEvaluation | None:
     path = directory.evaluation_file
     if not path.exists():
         return None
-    return load_yaml(path, RecordedEvaluation, advice="delete the file and evaluate the run again")
+    return load_yaml(path, RecordedEvaluation)
 
 
 def find_known_qrels(directories: Iterable[RunDirectory], task: Task) -> dict[str, Path]:

@@ -44,13 +44,9 @@ class Bm25Settings(Section):
 
 
 class Retriever(NamedTuple):
-    """A first stage by its name.
+    """A first stage: for the help and for the metadata; its section of the configuration, if any.
 
-    Attributes:
-        help: What it is, for the help of `--retriever`.
-        method: Its implementation, for the metadata.
-        section: Section of the configuration that only this first stage has; empty for none.
-        has_documents: Whether it is a search engine that stores the documents itself.
+    `has_documents` is true of a search engine that stores the documents itself.
     """
 
     help: str
@@ -215,9 +211,6 @@ class Corpus(ABC):
             )
 
 
-_GROUP = 32
-
-
 class FirstStage(ABC):
     """First stage that scores the documents of a store, or their parts, for a query."""
 
@@ -258,23 +251,8 @@ def select_candidates(
 
 def select_best_rows(scores: NDArray[np.floating[Any]], number: int) -> NDArray[np.int64]:
     """Return the rows of the `number` best scores above 0, including ties at the cutoff; ascending."""
-    if number == 0:
-        return np.empty(0, dtype=np.int64)
-    # The n-th best of the maxima of disjoint groups is a lower bound of the n-th best score, which excludes nearly all
-    # groups. For 1,000 of 868,655, one partition of all positive scores takes 4 to 8 times as long.
-    groups = len(scores) // _GROUP
-    best = scores[: groups * _GROUP].reshape(_GROUP, groups).max(axis=0)
-    least = _find_nth_best(best, number) if groups >= number else 0.0
-    if least > 0:
-        inside = np.arange(_GROUP)[:, np.newaxis] * groups + np.flatnonzero(best >= least)
-        rows = np.concatenate([inside.ravel(), np.arange(_GROUP * groups, len(scores))])
-        rows = rows[scores[rows] >= least]
-    else:
-        rows = np.flatnonzero(scores > 0)
-    if len(rows) > number:
-        rows = rows[scores[rows] >= _find_nth_best(scores[rows], number)]
-    return rows
-
-
-def _find_nth_best(scores: NDArray[np.floating[Any]], number: int) -> float:
-    return float(np.partition(scores, len(scores) - number)[len(scores) - number])
+    rows = np.flatnonzero(scores > 0)
+    if 0 < number < len(rows):
+        found = scores[rows]
+        rows = rows[found >= np.partition(found, len(found) - number)[len(found) - number]]
+    return rows if number else rows[:0]

@@ -122,13 +122,9 @@ def _why_stale(manifest: Bm25Manifest, settings: Bm25Settings, table: TextTable)
     wanted = _make_manifest(table, settings)
     if manifest.corpus_sha256 != wanted.corpus_sha256:
         return "the corpus changed since it was indexed"
-    for name, value in wanted.settings.model_dump().items():
-        old = getattr(manifest.settings, name)
-        if old != value:
-            return f"the index has {name} {old}, not {value}"
-    if manifest != wanted:
-        return "the index was built by another version of this program or of bm25s"
-    return ""
+    old, new = ({**each.model_dump(exclude={"settings"}), **each.settings.model_dump()} for each in (manifest, wanted))
+    differing = [f"{name} {old[name]}, not {new[name]}" for name in new if old[name] != new[name]]
+    return f"the index has {'; '.join(differing)}" if differing else ""
 
 
 def _make_manifest(table: TextTable, settings: Bm25Settings) -> Bm25Manifest:

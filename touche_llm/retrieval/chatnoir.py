@@ -7,7 +7,6 @@ import os
 import sqlite3
 import time
 from collections.abc import Callable, Iterable
-from contextlib import ExitStack, closing
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -125,11 +124,9 @@ class ChatNoirDocuments:
         self.path, self._index = settings.cache, settings.index_id
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            with ExitStack() as undo:
-                self._database = undo.enter_context(closing(connect(self.path.absolute().as_uri())))
-                self._database.path = self.path
-                create_if_empty(self._database, _FORMAT, self.path)
-                undo.pop_all()
+            self._database = connect(self.path.absolute().as_uri())
+            self._database.path = self.path
+            create_if_empty(self._database, _FORMAT, self.path)
         except (sqlite3.Error, OSError) as error:
             raise DataError(describe_opening_error(self.path, _FORMAT.noun, "chatnoir.cache", error)) from error
 
@@ -315,7 +312,7 @@ class ChatNoirCorpus(Corpus):
         """
         send = partial(self._send, session, method, path, **options)
         try:
-            return await retry(send, self._settings.retry_for, TransientFailure, self._note)
+            return await retry(send, self._settings.retry_for, self._note)
         except TransientFailure as error:
             raise self._fail(
                 f"{what}: {error.reason}; all replies so far are in {self._settings.cache}: resume with the same "

@@ -120,7 +120,7 @@ class Server:
         """
         try:
             send = partial(asyncio.to_thread, self._send, what, call)
-            return await retry(send, self._settings.retry_for, TransientFailure, self._note)
+            return await retry(send, self._settings.retry_for, self._note)
         except TransientFailure as failed:
             raise self._give_up(what, failed) from None
 
@@ -178,34 +178,29 @@ def _read_login() -> dict[str, Any]:
     return {"basic_auth": base64.b64encode(f"{user}:{password}".encode()).decode()} if user else {}
 
 
-# The analysis of text/__init__.py in Elasticsearch's terms. Lucene refuses terms of more than 32,766 bytes.
-ANALYSIS = (
-    "pattern (?U)\\b\\w\\w+\\b, lower case, Lucene's 33 English stop words, Snowball English stemmer, "
-    "terms cut at 255 characters"
-)
 META = "touche-llm"
 
 
 class ElasticManifest(Model, strict=True):
     """Source and settings of an index, stored in the `_meta` of its mapping.
 
-    `documents` is None until all of them are loaded.
+    `format` changes with the analysis of the texts. `documents` is None until all of them are loaded.
     """
 
-    format: Literal[2] = 2
+    format: Literal[3] = 3
     corpus: str
     sha256: str
     k1: float
     b: float
-    analysis: str
     documents: int | None = None
     bad_lines: int | None = None
 
 
 def build_index_body(manifest: ElasticManifest) -> dict[str, Any]:
-    """Build settings and mappings of an index: one analyzed field with BM25, the others verbatim.
+    """Build settings and mappings of an index: one analyzed field with BM25, and the id.
 
-    `id` breaks ties, since Elasticsearch does not sort by `_id`.
+    The analysis is that of text/__init__.py; Lucene refuses terms of more than 32,766 bytes. `id` breaks ties, since
+    Elasticsearch does not sort by `_id`.
     """
     index: dict[str, Any] = {
         "similarity": {"touche": {"type": "BM25", "k1": manifest.k1, "b": manifest.b}},
@@ -249,9 +244,7 @@ def _read_manifest(name: str, client: Elasticsearch) -> ElasticManifest | None:
 
 
 def _check(manifest: ElasticManifest, place: str, k1: float, b: float) -> None:
-    """Raise UsageError if an index has other parameters or another analysis."""
-    if manifest.analysis != ANALYSIS:
-        raise UsageError(f"{place}: loaded by another version of this program; load the corpus into another index")
+    """Raise UsageError if an index has other parameters."""
     for name, value, own in (("k1", k1, manifest.k1), ("b", b, manifest.b)):
         if own != value:
             raise UsageError(
@@ -397,7 +390,7 @@ async def load_corpus(
     """
     source, name = CorpusFile(corpus, read), settings.index
     source.check()
-    wanted = ElasticManifest(corpus=corpus.name, sha256=sha256(corpus), k1=k1, b=b, analysis=ANALYSIS)
+    wanted = ElasticManifest(corpus=corpus.name, sha256=sha256(corpus), k1=k1, b=b)
     place = f"{settings.url}, index {name}"
     skipped = SkippedLines(warn)
     with closing(Server(settings, warn)) as server:

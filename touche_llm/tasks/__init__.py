@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from touche_llm.errors import DataError, UsageError, suggest
+from touche_llm.errors import DataError, UsageError
 from touche_llm.tasks.definition import TASK_FILE
 from touche_llm.tasks.task import Task, load_task
 from touche_llm.tasks.task import prompts_folder as prompts_folder
@@ -29,9 +29,7 @@ def get_task(name: str) -> Task:
         return TASKS[name]
     folder = Path(name)
     if not folder.is_dir():
-        raise UsageError(
-            f"no task {name!r}{suggest(name, TASKS)}; known are {', '.join(TASKS)}; or give a folder with a {TASK_FILE}"
-        )
+        raise UsageError(f"no task {name!r}; known are {', '.join(TASKS)}; or give a folder with a {TASK_FILE}")
     task = load_task(folder)
     own = TASKS.get(task.name)
     if own is not None and not own.folder.samefile(folder):
@@ -51,8 +49,6 @@ def find_dataset_task(dataset: str) -> str:
     for task in TASKS.values():
         if dataset in task.corpus.datasets:
             return task.name
-    known = [name for task in TASKS.values() for name in task.corpus.datasets]
     raise UsageError(
-        f"dataset: the task of {dataset!r:.200} is not known{suggest(dataset, known)}; name it (`task: NAME`; see "
-        "`touche-llm tasks list`)"
+        f"dataset: the task of {dataset!r:.200} is not known; name it (`task: NAME`; see `touche-llm tasks list`)"
     )

@@ -15,7 +15,7 @@ from touche_llm.corpus.json_lines import TOUCHE_KEYS, CorpusFile, DocumentKeys, 
 from touche_llm.data.records import Model, Topic
 from touche_llm.data.settings import load_yaml
 from touche_llm.data.trec_runs import NO_STANCE_COLUMN
-from touche_llm.errors import DataError, suggest
+from touche_llm.errors import DataError
 from touche_llm.llm.answers import AnswerModel
 from touche_llm.tasks import features
 from touche_llm.tasks.definition import (
@@ -312,7 +312,7 @@ class Task(Model, strict=True):
 
 def _require_known(place: str, name: str, known: tuple[str, ...]) -> None:
     if name not in known:
-        raise ValueError(f"{place}: {name!r:.40} is unknown{suggest(name, known)}; it must be {', '.join(known)}")
+        raise ValueError(f"{place}: {name!r:.40} is unknown; it must be {', '.join(known)}")
 
 
 def prompts_folder() -> Path:

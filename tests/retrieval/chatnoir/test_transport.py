@@ -34,7 +34,6 @@ pytestmark = pytest.mark.usefixtures("chatnoir_alone")
 PASSING = [
     status(500),
     status(429),
-    status(429, **{"Retry-After": "soon"}),
     status(503, **{"Retry-After": formatdate(0, usegmt=True)}),
     closes,
     breaks_off,

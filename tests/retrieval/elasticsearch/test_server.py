@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import socket
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import closing
@@ -24,7 +23,7 @@ from tests.fake_elasticsearch import (
 )
 from tests.retrieval.elasticsearch.elastic_corpus import SOME, Loader, corpus_file, opened
 from touche_llm.errors import EngineError, UsageError
-from touche_llm.retrieval.elasticsearch import ElasticsearchSettings, Server
+from touche_llm.retrieval.elasticsearch import Server
 
 pytestmark = pytest.mark.usefixtures("elasticsearch_alone")
 PASSWORD = "a long passwörd&<>"
@@ -104,13 +103,6 @@ def test_another_product_or_version_is_refused(server: FakeElasticsearch) -> Non
         greet(server)
 
 
-def test_a_user_who_may_not_gets_the_reason(server: FakeElasticsearch, tmp_path: Path) -> None:
-    reason = "action [indices:admin/create] is unauthorized for user [reader]"
-    server.behaviours["create"] = [refuses(403, "security_exception", reason)]
-    with raises_at(EngineError, server.url, "index touche-llm", "HTTP 403", reason):
-        Loader(server, corpus_file(tmp_path, SOME))()
-
-
 def test_a_redirect_is_not_followed_with_the_password(
     server: FakeElasticsearch, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -151,9 +143,3 @@ def test_a_reply_that_is_cut_off_is_asked_for_again(server: FakeElasticsearch, t
         asyncio.run(index.fetch(["d1", "none"]))
         assert index.find_unknown(["d1", "none"]) == ["none"]
     assert len(server.of("mget")) == 3
-
-
-def test_without_the_client_the_message_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "elasticsearch", None)
-    with pytest.raises(UsageError, match=r"pip install 'touche-llm\[elasticsearch\]'"):
-        Server(ElasticsearchSettings(), print)
