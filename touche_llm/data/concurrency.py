@@ -11,6 +11,8 @@ from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from functools import cache
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type
+
 from touche_llm.errors import Warn
 
 if TYPE_CHECKING:  # takes a while to load
@@ -113,20 +115,33 @@ async def retry(call: Callable[[], Awaitable[ResultT]], retry_for: float, on_ret
     No retry begins later than `retry_for` seconds after the first failure. The first call does not count, since it may
     have waited long in the server's queue.
     """
-    end, tries = math.inf, 0
-    while True:
-        tries += 1
-        try:
-            return await call()
-        except TransientFailure as failed:
-            now = time.monotonic()
-            end = min(end, now + retry_for)
-            if now >= end or tries >= (failed.max_tries or math.inf):
-                raise
-            on_retry(failed)
-            backoff = min(_MAX_WAIT, _FIRST_WAIT * 2.0 ** min(tries - 1, 16)) * random.uniform(0.5, 1.0)
-            requested = min(failed.retry_after or 0.0, _MAX_WAIT)
-        await asyncio.sleep(min(max(backoff, requested), end - now))
+    end = math.inf
+
+    async def attempt() -> ResultT:
+        return await call()
+
+    def get_failure(state: RetryCallState) -> TransientFailure:
+        error = state.outcome and state.outcome.exception()
+        assert isinstance(error, TransientFailure)
+        return error
+
+    def is_last(state: RetryCallState) -> bool:
+        nonlocal end
+        end = min(end, time.monotonic() + retry_for)
+        return time.monotonic() >= end or state.attempt_number >= (get_failure(state).max_tries or math.inf)
+
+    def compute_wait(state: RetryCallState) -> float:
+        backoff = min(_MAX_WAIT, _FIRST_WAIT * 2.0 ** min(state.attempt_number - 1, 16)) * random.uniform(0.5, 1.0)
+        requested = min(get_failure(state).retry_after or 0.0, _MAX_WAIT)
+        return min(max(backoff, requested), end - time.monotonic())
+
+    return await AsyncRetrying(
+        retry=retry_if_exception_type(TransientFailure),
+        wait=compute_wait,
+        stop=is_last,
+        before_sleep=lambda state: on_retry(get_failure(state)),
+        reraise=True,
+    )(attempt)
 
 
 class RetryNotice:
