@@ -118,14 +118,6 @@ def test_a_server_that_moved_can_be_named_when_judging(
     assert done.returncode == 2 and "a stage before `judge` depends on it" in done.stderr
 
 
-def test_no_word_of_any_topic_is_an_error(touche: Touche, tmp_path: Path, server: FakeElasticsearch) -> None:
-    (tmp_path / "c.jsonl").write_text('{"id": "d", "contents": "zzz"}\n')
-    touche("index", *at(server), "--corpus", "c.jsonl")
-    done = touche("retrieve", *at(server), *topics(), "--out", "out")
-    assert done.returncode == 1
-    assert f"{server.url}, index touche-llm: no document has a word of any topic; see --query" in done.stderr
-
-
 RETRIEVE = ["retrieve", "--retriever", "elasticsearch", "--topics", "t.xml", "--out", "o"]
 ON_DISK = ["retrieve", "--corpus", "c.jsonl", "--topics", "t.xml", "--out", "o"]
 INDEX = ["index", "--corpus", "c.jsonl"]

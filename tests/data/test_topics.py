@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from touche_llm.data.records import Topic
-from touche_llm.data.topics import build_query, read_topics
+from touche_llm.data.topics import read_topics
 from touche_llm.errors import DataError
 
 SHARED = Path(__file__).resolve().parents[3] / "shared" / "data"
@@ -186,10 +186,3 @@ def test_a_bad_line_of_a_queries_file_is_named(tmp_path: Path, line: str, fragme
     assert str(caught.value).startswith(f"{path}:")
     for fragment in fragments:
         assert fragment in str(caught.value)
-
-
-def test_a_query_has_the_words_of_the_chosen_fields() -> None:
-    topic = Topic("1", "Which warms?", narrative="Both count.", objects=("tea", "hot coffee"))
-    assert build_query(topic, ("title",)) == "Which warms?"
-    assert build_query(topic, ("objects", "narrative")) == "tea hot coffee Both count."
-    assert build_query(Topic("2", "Which?"), ("title", "objects")).split() == ["Which?"]

@@ -168,13 +168,9 @@ class Corpus(ABC):
     async def search(
         self, topics: list[Topic], fields: tuple[QueryField, ...], depth: int, done: Callable[[], None]
     ) -> list[list[Candidate]]:
-        """Return the candidates of each topic, best first.
+        """Return the candidates of each topic, best first; `fields` make the query, `done` is called after each topic.
 
-        Args:
-            topics: Topics to search for.
-            fields: Fields of a topic that make the query.
-            depth: Maximum number of documents per topic; if pairs are made, the settings limit the sentences instead.
-            done: Called after each topic.
+        `depth` is the maximum number of documents per topic; if pairs are made, the settings limit the sentences.
         """
 
     async def fetch(self, document_ids: Iterable[str]) -> None:  # noqa: B027, most corpora need not fetch
@@ -232,14 +228,8 @@ def select_candidates(
 ) -> list[Candidate]:
     """Return the `depth` best documents of a topic with scores above 0.
 
-    Args:
-        topic: Topic of the scores.
-        scores: Scores in row order, of shape (rows,).
-        get_ids: Returns the document ids of rows.
-        depth: Max number of candidates.
-
-    Returns:
-        Candidates by descending score, ties by ascending document id, also at the cutoff.
+    By descending score, ties by ascending document id, also at the cutoff. The scores are in row order, of shape
+    (rows,); `get_ids` returns the document ids of rows.
     """
     rows = select_best_rows(scores, depth)
     # Sorted by score first: sorting nearly sorted pairs takes far less time.

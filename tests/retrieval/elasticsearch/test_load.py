@@ -21,7 +21,6 @@ from tests.fake_elasticsearch import (
     takes_only,
 )
 from tests.retrieval.elasticsearch.elastic_corpus import SOME, Loader, complete, corpus_file, numbered, opened, texts_in
-from touche_llm.corpus.json_lines import read_passages
 from touche_llm.errors import BadLine, DataError, EngineError, UsageError
 from touche_llm.retrieval import elasticsearch as elastic_load
 from touche_llm.retrieval.elasticsearch import META
@@ -125,21 +124,6 @@ def test_a_load_that_stopped_is_not_complete_and_goes_on(
     assert load().documents == 25
     assert texts_in(server) == numbered(25) and complete(server)
     assert any("an earlier load was interrupted; resuming" in notice for notice in load.notices)
-
-
-def test_a_load_that_was_interrupted_goes_on(server: FakeElasticsearch, tmp_path: Path) -> None:
-    def interrupted(path: Path, on_bad_line: Any = None) -> Iterator[Any]:
-        for line, document in read_passages(path, on_bad_line):
-            if line == 15:
-                raise KeyboardInterrupt
-            yield line, document
-
-    load = Loader(server, corpus_file(tmp_path, numbered(25)))
-    with pytest.raises(KeyboardInterrupt):
-        load(read=interrupted)
-    assert not complete(server)
-    load()
-    assert texts_in(server) == numbered(25)
 
 
 # What an index may not be.
