@@ -129,13 +129,3 @@ def test_filters_find_disagreements_errors_topics_and_words(matrix: Path, opened
         page.fill("#search", "no such words")
         expect(page.locator(LEFT)).to_have_count(0)
         assert page.is_visible("#nothing")
-
-
-def test_everything_can_be_reached_with_the_keyboard(matrix: Path, opened: Open) -> None:
-    with opened(matrix) as found:
-        page = found.page
-        page.focus("#t1 > summary")
-        page.keyboard.press("Tab")
-        assert page.evaluate("document.activeElement.parentElement.className") == "doc"
-        page.keyboard.press("Enter")
-        assert page.locator("#t1 .doc[open] blockquote").count() == 1

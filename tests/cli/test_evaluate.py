@@ -19,7 +19,6 @@ from touche_llm.evaluation.qrels import read_qrels
 from touche_llm.tasks import get_task
 from touche_llm.tasks.published import read_tables
 
-REAL = Path(__file__).parents[2].parent / "shared" / "data" / "comparative"
 TASK = ("--task", "comparative")
 GRADED = (*TASK, "--relevance", "relevance", "--quality", "quality")
 ALL = (*GRADED, "--stance", "stance")
@@ -184,11 +183,6 @@ def test_a_run_of_some_topics_gets_no_place_on_a_leaderboard(touche: Touche, lim
     assert (alone.returncode, alone.stdout) == (2, "")
     assert both.returncode == 0
     assert {run for run, _ in rows_of(both.stdout)} == {"mine", "mine (first stage)"}
-    # What was chosen has to be recorded.
-    metadata = (limited / "few" / "ir-metadata.yml").rename(limited / "metadata")
-    refused = touche("evaluate", "few", *GRADED)
-    assert (refused.returncode, refused.stdout) == (1, "") and "few/ir-metadata.yml: " in refused.stderr
-    metadata.rename(limited / "few" / "ir-metadata.yml")
     # A limit that leaves all judged topics is none.
     (limited / "few" / "run.txt").write_text(GOOD + "4 NO a 1 1 t\n")
     (limited / "few" / "candidates.run.txt").unlink()
@@ -299,19 +293,6 @@ def test_what_cannot_be_evaluated_is_told(
     assert (done.returncode, message in " ".join(done.stderr.split())) == (code, True), done.stderr
     # Where stances are not measured, the column may hold what it likes.
     assert touche("evaluate", "sides", *GRADED).returncode == 0
-
-
-@pytest.mark.skipif(not REAL.is_dir(), reason=f"the real judgments are not at hand: {REAL}")
-def test_the_command_gives_the_values_of_the_independent_implementation(touche: Touche) -> None:
-    qrels = [part for aspect in ("relevance", "quality") for part in (f"--{aspect}", str(REAL / f"qrels-{aspect}.txt"))]
-    run = str(REAL / "candidates.run.txt")
-    found = rows_of(touche("evaluate", run, *TASK, *qrels, "--format", "json").stdout)
-    # From the README beside the data.
-    assert f"{found[run, 'relevance nDCG@5']['value']:.4f}" == "0.2596"
-    assert f"{found[run, 'relevance touche_nDCG@5']['value']:.4f}" == "0.3154"
-    assert f"{found[run, 'quality nDCG@5']['value']:.4f}" == "0.2683"
-    assert f"{found[run, 'quality touche_nDCG@5']['value']:.4f}" == "0.3230"
-    assert f"{found[run, 'relevance judged@5']['value']:.4f}" == "0.5680"
 
 
 @pytest.mark.parametrize("what", ["", "--per-topic", "--leaderboard"])

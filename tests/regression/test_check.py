@@ -122,15 +122,6 @@ def test_a_changed_default_is_told_by_name(copy_of: Copy) -> None:
     assert (setting.kind, setting.old, setting.new) == ("setting", 30, 20)
 
 
-def test_changed_sampling_is_reported_as_a_setting(copy_of: Copy) -> None:
-    folder = copy_of("sentence_pairs")
-    with (folder / "config.yaml").open("a") as stream:
-        stream.write("sampling: {max_tokens: 96}\n")
-    found = group_by_kind(checked(folder))
-    assert [(each.name, each.old, each.new) for each in found["setting"]] == [("sampling.max_tokens", 64, 96)]
-    assert found.keys() == {"setting", "missing"} and len(found["missing"]) > 1
-
-
 def test_a_check_leaves_the_folder_as_it_was_and_needs_nothing_but_it(
     copy_of: Copy, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

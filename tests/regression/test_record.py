@@ -171,18 +171,6 @@ def test_a_run_with_unusable_answers_is_recorded_and_checked_with_them(made: Pat
     assert [each.kind for each in checked(target)] == ["missing"]
 
 
-def test_a_run_whose_cache_lost_an_answer_is_refused(made: Path, tmp_path: Path) -> None:
-    run = shutil.copytree(made, tmp_path / "run")
-    with Cache(tmp_path / "less.sqlite") as less, Cache(made.parent / "answers.sqlite", CacheMode.REPLAY) as whole:
-        whole.export_cassette(tmp_path / "whole.jsonl")
-        less.import_cassette(tmp_path / "whole.jsonl")
-        less.forget([less.find("answer", prompt="comparative/judge")[0].key])
-    edit(run / "config.yaml", str(made.parent / "answers.sqlite"), str(tmp_path / "less.sqlite"))
-    with raises_at(DataError, tmp_path / "regress" / "name", "judge: topic"):
-        recorded(run, tmp_path / "regress" / "name")
-    assert not list((tmp_path / "regress").iterdir())
-
-
 @pytest.mark.parametrize("name", ["run.txt", "config.yaml"])
 def test_a_run_that_is_not_finished_is_refused(made: Path, tmp_path: Path, name: str) -> None:
     shutil.copytree(made, tmp_path / "run")

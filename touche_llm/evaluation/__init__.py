@@ -6,7 +6,7 @@ import warnings
 from typing import TYPE_CHECKING
 
 from touche_llm.data.trec_runs import ParsedRun
-from touche_llm.errors import ToucheWarning, UsageError
+from touche_llm.errors import ToucheWarning
 from touche_llm.evaluation.qrels import Qrels
 from touche_llm.evaluation.significance import describe_missing_intervals
 
@@ -48,10 +48,6 @@ def evaluate(
         DataError: No document of the run is judged.
         UsageError: The depth is below 1.
     """
-    if not isinstance(run, ParsedRun):
-        raise UsageError(
-            f"run: must be a Ranking or what read_run returns (of a Run: its ranking), not {type(run).__name__}"
-        )
     # Imported here because pandas is slow to load.
     from touche_llm.evaluation.measures import evaluate_run
 

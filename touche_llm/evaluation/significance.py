@@ -46,11 +46,6 @@ class Estimate:
     documents: int | None = None
 
     @property
-    def is_mean(self) -> bool:
-        """Whether the value is the mean of the values by topic, rather than a measure of pooled documents."""
-        return self.documents is None
-
-    @property
     def n(self) -> int:
         """Number of documents, or of topics if the value is a mean over topics."""
         return len(self.topics) if self.documents is None else self.documents
@@ -99,9 +94,9 @@ def compute_interval(estimate: Estimate) -> tuple[float, float]:
 
     Both ends are NaN for fewer than `MIN_TOPICS` or `MIN_TOPICS_POOLED` topics, and if the value is undefined.
     """
-    if len(estimate.topics) < (MIN_TOPICS if estimate.is_mean else MIN_TOPICS_POOLED):
+    if len(estimate.topics) < (MIN_TOPICS if estimate.documents is None else MIN_TOPICS_POOLED):
         return math.nan, math.nan
-    if not estimate.is_mean:
+    if estimate.documents is not None:
         return compute_bootstrap(estimate.counts, estimate.formula)
     value, half = estimate.value, compute_half_width(estimate.by_topic())
     return value - half, value + half

@@ -44,10 +44,8 @@ def estimate_kappa(pairs: Mapping[str, Iterable[tuple[float, float]]]) -> Estima
     of the difference (J. Cohen, Weighted kappa, Psychological Bulletin 70, 1968). With such weights kappa depends
     only on sums of grades, of their squares and of their products, so topics add up.
 
-    If all grades of both are the same, kappa is 0 / 0; it counts as 1, since they agree.
-
-    Args:
-        pairs: The two grades of each document, by topic; topics without documents are left out.
+    If all grades of both are the same, kappa is 0 / 0; it counts as 1, since they agree. Topics without documents are
+    left out.
     """
     sums: dict[str, Array] = {}
     for topic, grades in pairs.items():
@@ -71,13 +69,8 @@ def macro_f1(hits: NDArray[Any], chosen: NDArray[Any], true: NDArray[Any]) -> Ar
     The mean is over the labels that are true or chosen for at least one document, as in scikit-learn: for the others F1
     is 0 / 0, and counting it as 0 would lower the mean by a label that nobody could have got right.
 
-    Args:
-        hits: Numbers of documents for which a label is both chosen and true, of shape (…, labels).
-        chosen: Numbers of documents for which it is chosen, (…, labels).
-        true: Numbers of documents for which it is true, (…, labels).
-
-    Returns:
-        Macro-F1 of shape (…); each element needs at least one document.
+    The arguments are numbers of documents for which a label is both chosen and true, chosen, and true, each of shape
+    (…, labels); the result has the shape (…).
     """
     # 2 tp + fp + fn = chosen + true; if this is 0, so is tp.
     counted = chosen + true
@@ -87,15 +80,8 @@ def macro_f1(hits: NDArray[Any], chosen: NDArray[Any], true: NDArray[Any]) -> Ar
 def estimate_stances(run: ParsedRun, qrels: Qrels, cutoff: int) -> dict[str, Estimate]:
     """Estimate macro-F1 (see `macro_f1`) and accuracy over the judged documents with a label in the run.
 
-    The documents of all topics are pooled: neither value is a mean over topics.
-
-    Args:
-        run: Run with labels in its stance column; `Q0` is no label.
-        qrels: Judgments with stances.
-        cutoff: Cutoff of additional estimates over the first documents of each topic.
-
-    Returns:
-        Estimates by measure; topics without such a document are left out.
+    The documents of all topics are pooled: neither value is a mean over topics, and topics without such a document are
+    left out. `cutoff` is that of additional estimates over the first documents of each topic.
 
     Raises:
         DataError: The run has a label that the task does not have.
@@ -104,12 +90,9 @@ def estimate_stances(run: ParsedRun, qrels: Qrels, cutoff: int) -> dict[str, Est
 
 
 def estimate_common_stances(run: ParsedRun, other: ParsedRun, qrels: Qrels) -> dict[str, tuple[Estimate, Estimate]]:
-    """Estimate macro-F1 and accuracy of two runs over the judged documents with a label in both.
+    """Estimate macro-F1 and accuracy of two runs, by measure, over the judged documents with a label in both.
 
     Over its own documents, a run could look better by leaving hard ones without a label or by ranking other documents.
-
-    Returns:
-        By measure, the first run's estimate and the other's.
     """
     both = run.stances.keys() & other.stances.keys()
     estimates, others = (
@@ -215,15 +198,8 @@ def read_calibration_set(
 ) -> CalibrationSet:
     """Read the documents of a run that have a true label, topic by topic in the order of `truth`.
 
-    Args:
-        judgments: File of the run's judgments, with probabilities in the field `stance`.
-        readings: File of the stance prompt's answers; if it exists, its documents are read, since another prompt's
-            probabilities need other thresholds.
-        truth: True labels, {topic id: {document id: label}}.
-        task: Task with the labels.
-
-    Raises:
-        DataError: A file cannot be read or does not fit the task, or no judged document has probabilities.
+    If the file of the stance prompt's answers, `readings`, exists, its documents are read instead of those of the
+    judgments, since another prompt's probabilities need other thresholds.
     """
     source: dict[tuple[str, str], Mapping[str, float] | None]
     if readings.exists():
@@ -289,11 +265,7 @@ def fit_thresholds(probabilities: NDArray[np.float64], truth: Labels, task: Task
 
 
 def label_held_out(examples: CalibrationSet, task: Task) -> Labels:
-    """Label each document with thresholds that are fitted on other topics: those outside its part of at most five.
-
-    Raises:
-        DataError: There is only one topic.
-    """
+    """Label each document with thresholds that are fitted on other topics: those outside its part of at most five."""
     dealt = sorted(set(examples.topics))
     if (folds := min(_FOLDS, len(dealt))) < 2:
         raise DataError(f"topic {dealt[0]} alone is judged: cross-validation needs two or more; judge more topics")

@@ -41,17 +41,9 @@ _RUN = "run"
 
 
 def gather_report(folder: Path, qrels: Qrels | None, top: int) -> SimpleNamespace:
-    """Return the page of a run, for `page.render`.
+    """Return the page of a run, for `page.render`; it shows the text of the first `top` documents of each topic.
 
-    Args:
-        folder: Run folder.
-        qrels: Judgments by assessors; if None, the report has no evaluation.
-        top: Number of documents per topic that are shown with text.
-
-    Raises:
-        DataError: A file of the run is missing or malformed, the corpus lacks its documents, or the judgments are of
-            another corpus.
-        UsageError: The configuration of the run cannot be read.
+    Without judgments by assessors, it has no evaluation.
     """
     with open_folder(folder) as opened:
         run, task, notes = opened.run, opened.task, list[str]()
@@ -112,9 +104,6 @@ def measure_run(run: ParsedRun, first_stage: ParsedRun, qrels: Qrels, before: st
 
     The first stage has no stances and is compared by nDCG@5 only. See `tabulate_measures`; the confusion matrix of the
     stances is added.
-
-    Raises:
-        DataError: No document of the run is judged.
     """
     depth, graded = max(map(len, first_stage.rankings.values())), replace(qrels, stances={})
     found, first = evaluate_run(_RUN, run, qrels, depth), evaluate_run(before, first_stage, graded, depth)
@@ -152,19 +141,10 @@ def gather_comparison(
     remarks: Sequence[str],
     top: int,
 ) -> SimpleNamespace:
-    """Return the page of several runs, for `page.render`.
+    """Return the page of 2 to 8 runs, for `page.render`, with the first `top` documents of each run and topic.
 
-    Args:
-        evaluations: Evaluations of 2 to 8 runs in the order of their letters, all by the same qrels.
-        paths: Folder of each run; None for a plain run file.
-        task: Task of all runs.
-        judged_by: Files of the qrels, by aspect.
-        differences: Differences from the baseline, as returned by `measures.compare_runs`.
-        remarks: Notes of `measures.compare_runs`.
-        top: Number of documents per topic and run.
-
-    Raises:
-        DataError: A run folder is malformed, or its corpus lacks its documents.
+    The runs have the same qrels, and a folder, or None for a plain run file; `judged_by` has the files of the qrels by
+    aspect, and `differences` and `remarks` are what `measures.compare_runs` returns.
     """
     qrels = evaluations[0].qrels
     with ExitStack() as stack:
