@@ -151,12 +151,8 @@ class _Request(JsonStruct, frozen=True, forbid_unknown_fields=False):
 async def answer_file(engine: EngineConfig, requests: Path, responses: Path, log: Path) -> int:
     """Answer a file of requests with the engine's runner; write all responses or none; return the number of requests.
 
-    Args:
-        engine: Runner, folder of the model, context and options.
-        requests: Chat requests in the format of OpenAI's batch files, to one model, as `batch export` writes them. The
-            model of the folder answers them whatever its name there.
-        responses: File to write or replace.
-        log: File to which the runner's output is appended.
+    The requests are chat requests in the format of OpenAI's batch files, to one model, as `batch export` writes them;
+    the model of the engine's folder answers them whatever its name there. The runner's output is appended to `log`.
     """
     models = [line.body.model for line in iterate_records(requests, _Request, "chat requests of `batch export`")]
     if len(set(models)) != 1:

@@ -174,15 +174,10 @@ class _Version(msgspec.Struct):
 async def identify(
     server: HttpClient, settings: EngineConfig | PoolingConfig, section: str
 ) -> tuple[EngineInfo, ServerCheck]:
-    """Return what a server says of itself and of the configured model, or of its only one.
+    """Return what a server says of itself and of the configured model, or of its only one, before it is checked.
 
-    Returns:
-        The description of the engine before it is checked, with a context of 0 if it is unknown; and a check that
-        blocks if the context is unknown, or the configured one is longer than the served one.
-
-    Raises:
-        EngineError: It does not serve the model, or several; the message names the setting.
-        Transient, Rejected: It did not reply, or refuses to.
+    An unknown context is 0. The check blocks then, and if the configured context is longer than the served one.
+    Raises EngineError if it does not serve the model, or several; Transient or Rejected as a request does.
     """
     by_name = {served.id: served for served in (await server.get("/v1/models", _ModelList)).data}
     name = next(iter(by_name)) if settings.model is None and len(by_name) == 1 else settings.model
@@ -227,13 +222,9 @@ async def identify(
 def describe_failure(
     server: HttpClient, error: Transient | Rejected, refused: str = "", *, is_known: bool = False
 ) -> EngineError:
-    """Return the error of a start-up check that failed.
+    """Return the error of a start-up check that failed by a failure of a request.
 
-    Args:
-        server: The server.
-        error: Failure of a request.
-        refused: How to go on if the server refuses.
-        is_known: Whether the server has replied to another request.
+    `refused` says how to go on if the server refuses; `is_known`, whether it has replied to another request.
     """
     hint = f"is the server running there? It answers once its model is loaded. Set its address with {server.address}"
     if isinstance(error, Transient):

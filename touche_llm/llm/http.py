@@ -51,13 +51,9 @@ class HttpClient:
     section, address, patience = "engine", "`engine.base_url`", 12
 
     def __init__(self, base_url: str, *, concurrency: int, request_timeout: float) -> None:
-        """Initialise the client; nothing is sent yet.
+        """Initialise the client of an address, with or without `/v1` or `/v1/chat/completions`; nothing is sent yet.
 
-        Args:
-            base_url: Address, with or without `/v1` or `/v1/chat/completions`.
-            concurrency: Max number of requests at a time.
-            request_timeout: Seconds after which a request fails if no request of the client got a reply in them, and
-                no requests wait at vLLM.
+        A request fails if no request of the client got a reply for `request_timeout` seconds, and none wait at vLLM.
         """
         self.base_url = base_url.rstrip("/").removesuffix("/chat/completions").removesuffix("/v1")
         allow_open_files(concurrency + _OTHER_FILES)
@@ -89,12 +85,7 @@ class HttpClient:
         return _read(path, await self._call("GET", path, None), reply)
 
     async def post(self, path: str, body: dict[str, Any], reply: type[ReplyT]) -> ReplyT:
-        """Return the reply to a POST request, decoded.
-
-        Raises:
-            Transient, Rejected: The request failed.
-            EngineError: The address is no URL.
-        """
+        """Return the reply to a POST request, decoded; raise Transient or Rejected, or EngineError for no URL."""
         async with self._slots:
             content = await self._call("POST", path, orjson.dumps(body))
         return _read(path, content, reply)
@@ -179,7 +170,11 @@ class HttpClient:
             problem = f"a redirect to {location!r:.200}; give the server's own address with {self.address}"
         else:
             # Servers echo a key that they refuse, and messages are printed.
-            problem = _read_error(content.replace(self._key.encode(), b"[key]") if self._key else content)
+            content = content.replace(self._key.encode(), b"[key]") if self._key else content
+            try:
+                problem = extract_message(orjson.loads(content))
+            except orjson.JSONDecodeError:
+                problem = _quote(content)
         if status in (408, 429) or status >= 500:
             raise Transient("server_error", f"HTTP {status}: {problem}", retry_after)
         raise Rejected(status, f"HTTP {status} from {path}: {problem}")
@@ -190,13 +185,6 @@ def _read(path: str, content: bytes, reply: type[ReplyT]) -> ReplyT:
         return decode_json(content, reply)
     except Malformed as error:
         raise BrokenReply(f"malformed reply from {path}: {error}: {_quote(content)!r}") from error
-
-
-def _read_error(content: bytes) -> str:
-    try:
-        return extract_message(orjson.loads(content))
-    except orjson.JSONDecodeError:
-        return _quote(content)
 
 
 def extract_message(error: Any) -> str:

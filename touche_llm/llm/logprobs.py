@@ -73,7 +73,7 @@ def read_label(
             return Reading(answered=answered)
         # Several tokens can have the same text (a byte and a character, with and without white space): hence sums.
         for alternative, logprob in _list_alternatives(token):
-            if not (possible := _find_reached(spelled, written + _squeeze(alternative), layout.ends)):
+            if not (possible := _find_reached(spelled, written + squeeze(alternative), layout.ends)):
                 continue
             probability = followed * math.exp(logprob)
             if len(possible) == 1 < len(labels):
@@ -89,7 +89,7 @@ def read_label(
                         mass[place] += probability / len(possible)
         if ambiguous is None:
             break
-        followed, written = ambiguous, written + _squeeze(token.token)
+        followed, written = ambiguous, written + squeeze(token.token)
     else:
         if written not in spelled:
             return Reading(answered=answered)
@@ -146,7 +146,7 @@ def _find_path(text: str, tokens: Sequence[Token], layout: Layout, field: str) -
     if not path or path[0].at > first:
         return (), ""
     content = text.encode("utf-8", errors="replace")
-    return path, _squeeze(content[path[0].at : first].decode("utf-8", errors="replace"))
+    return path, squeeze(content[path[0].at : first].decode("utf-8", errors="replace"))
 
 
 def compute_expected_grade(reading: Reading) -> float:
@@ -185,7 +185,8 @@ def _find_reached(spelled: tuple[str, ...], reached: str, ends: str) -> tuple[in
     )
 
 
-def _squeeze(text: str) -> str:
+def squeeze(text: str) -> str:
+    """Return a text without white space."""
     return "".join(text.split())
 
 

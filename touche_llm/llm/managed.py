@@ -137,16 +137,10 @@ async def serve(
 ) -> AsyncIterator[str]:
     """Serve the model of a folder, under the folder's last name, on a free port of this machine.
 
-    The server and its processes end with the block and with this process (see `run_guarded`).
-
-    Args:
-        folder: Folder of the model.
-        options: Additional options of `vllm serve`, named and valued as for `vllm.LLM`: `{"enforce_eager": True}`.
-        log: File to which the server's output is appended.
-        context: Context in tokens; the model's own if None.
-
-    Yields:
-        The server's base URL, once it answers.
+    The server and its processes end with the block and with this process (see `run_guarded`). Its output is appended
+    to `log`, and its base URL is yielded once it answers.
+    Additional options of `vllm serve` are named and valued as for `vllm.LLM`: `{"enforce_eager": True}`. The context in
+    tokens is the model's own if None.
     """
     from touche_llm.llm.http import HttpClient  # takes a while to load
 

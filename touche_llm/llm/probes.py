@@ -29,7 +29,7 @@ from touche_llm.llm.checks import (
     identify,
 )
 from touche_llm.llm.engine import BrokenReply, ChatTokenizer, EngineInfo, MissingLogprobs, Rejected, Transient
-from touche_llm.llm.logprobs import Label, check_logprobs, read_label
+from touche_llm.llm.logprobs import Label, check_logprobs, read_label, squeeze
 from touche_llm.llm.request import EMPTY_CHAT, Message, Request, Thinking, continue_thought, place_system_message
 
 # Max probability of tokens that several labels share, since it is split between these; and of the tokens that the
@@ -50,7 +50,7 @@ async def check_schema(survey: Survey) -> list[ServerCheck]:
             problems.append(f"the server refused the request: {reply}")
             continue
         completion = read_completion(reply)
-        written = _squeeze(completion.text)
+        written = squeeze(completion.text)
         if written == PROBE_ANSWER:
             survey.probe = reply
             checks = [ServerCheck("schema", True, f"enforced with {delivery}"), _check_logprobs(survey, refusal)]
@@ -263,12 +263,12 @@ async def check_thinking(survey: Survey) -> list[ServerCheck]:
         remedy = "let the model reason on a server that continues one, such as vLLM"
         return [fail(name, f"the server refuses to continue a message of the assistant: {reply}", remedy)]
     completion = read_completion(reply)
-    if _squeeze(completion.text) == PROBE_ANSWER:
+    if squeeze(completion.text) == PROBE_ANSWER:
         if problem is None:
             value = "an answer continues a thought; whether the template keeps it is unknown"
             return [ServerCheck(name, None, value)]
         return [ServerCheck(name, True, "a thought is kept")]
-    if PROBE_ANSWER in _squeeze(completion.reasoning or ""):
+    if PROBE_ANSWER in squeeze(completion.reasoning or ""):
         return [fail(name, "the answer after a thought is in the field of the reasoning", _PARSER)]
     return [fail(name, f"no schema is enforced after a thought: {completion.text[:80]!r}", _PARSER)]
 
@@ -288,15 +288,10 @@ async def _compare_prompts(survey: Survey, begun: Request, continued: Sequence[R
     if text == other:
         return "the chat template drops the thought when an answer continues it"
     # Some templates open the thought themselves.
-    start = _squeeze(prompt).removesuffix(_squeeze(thinking.opening))
-    if _squeeze(text) != start + _squeeze(thinking.delimit(_THOUGHTS[0])):
+    start = squeeze(prompt).removesuffix(squeeze(thinking.opening))
+    if squeeze(text) != start + squeeze(thinking.delimit(_THOUGHTS[0])):
         return f"after {prompt[-40:]!r} the model reasons, but the chat template continues a thought as {text[-80:]!r}"
     return ""
-
-
-def _squeeze(text: str) -> str:
-    """Return a text without white space."""
-    return "".join(text.split())
 
 
 # Repeats of one request alone, and as many among others.
@@ -371,11 +366,7 @@ THOROUGH_PROBES: Probes = {**DOCTOR_PROBES, "determinism": check_determinism}
 
 
 async def connect(survey: Survey) -> EngineInfo:
-    """Get model and context from a server, and verify that it can do what a run needs.
-
-    Raises:
-        EngineError: The server is unreachable, serves another model, or lacks something that the run needs.
-    """
+    """Get model and context from a server; raise EngineError if it lacks something that a run needs."""
     await examine(survey)
     server = survey.server
     for check in survey.checks:
@@ -390,10 +381,8 @@ async def examine(survey: Survey, probes: Probes = RUN_PROBES) -> None:
     """Find out what a server can do; the survey has the checks.
 
     Probes that need the schema or instructions are left out if the server lacks these. Probes beyond those of a run
-    need schemas of answers with labels alone.
-
-    Raises:
-        EngineError: The server is unreachable, serves another model, or answers with several models.
+    need schemas of answers with labels alone. EngineError is raised if the server is unreachable or serves other
+    models.
     """
     server = survey.server
     try:
