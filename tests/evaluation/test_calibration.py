@@ -111,12 +111,6 @@ def test_no_combination_of_the_grid_is_better_than_the_one_fitted(examples: Cali
     assert measure(fitted) == pytest.approx(max(every))
 
 
-def test_labels_that_thresholds_can_separate_are_all_right_on_held_out_topics() -> None:
-    examples = set_of(gated(8))
-    assert score_labels(label_held_out(examples, TASK), examples.truth, TASK) == (1.0, 1.0)
-    assert score_labels(choose_stances(examples.probabilities, {}, TASK), examples.truth, TASK)[0] < 0.9
-
-
 def test_the_labels_of_a_topic_do_not_depend_on_its_own_judgments() -> None:
     examples = noisy(topics=7)
     before, topics = label_held_out(examples, TASK), np.array(examples.topics)
@@ -127,11 +121,6 @@ def test_the_labels_of_a_topic_do_not_depend_on_its_own_judgments() -> None:
         np.testing.assert_array_equal(after[own], before[own])
         # They have a part in those of others.
         assert (after[~own] != before[~own]).any()
-
-
-def test_a_single_topic_cannot_be_held_out() -> None:
-    with pytest.raises(DataError, match="topic 0 alone"):
-        label_held_out(set_of(gated(1)), TASK)
 
 
 def judgment(topic: str, document: str, probabilities: dict[str, float] | None) -> Judgment:

@@ -7,8 +7,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from touche_llm.data.records import RunLine
-from touche_llm.data.trec_runs import make_strictly_decreasing, write_run
 from touche_llm.evaluation.run_validation import RunProblem, validate_run
 from touche_llm.tasks import get_task
 
@@ -116,35 +114,6 @@ def test_any_bytes_give_a_list_of_problems(folder: Path, content: bytes) -> None
     assert problems == sorted(problems)
     assert all(0 <= each.line <= content.count(b"\n") + 1 and each.message for each in problems)
     assert problems or content.strip()
-
-
-words = st.text(st.characters(codec="utf-8", exclude_categories=("Z", "C")), min_size=1, max_size=12)
-
-
-@st.composite
-def runs(draw: st.DrawFn) -> list[RunLine]:
-    lines = []
-    tag = draw(words)
-    for topic in draw(st.lists(words, min_size=1, max_size=4, unique=True)):
-        documents = draw(st.lists(words, min_size=1, max_size=8, unique=True))
-        values = draw(st.lists(st.floats(-1e6, 1e6), min_size=len(documents), max_size=len(documents)))
-        ordered = make_strictly_decreasing(sorted(values, reverse=True))
-        for rank, (document, score) in enumerate(zip(documents, ordered, strict=True), start=1):
-            lines.append(RunLine(topic, draw(st.sampled_from(TASK.stances)), document, rank, score, tag))
-    return lines
-
-
-@settings(deadline=None, max_examples=10)
-@given(lines=runs())
-def test_every_run_that_we_write_is_valid(folder: Path, lines: list[RunLine]) -> None:
-    path = folder / "run.txt"
-    write_run(path, lines)
-    topic_ids = {line.topic_id for line in lines}
-    known = {line.document_id for line in lines}
-    problems = validate_run(
-        path, TASK, topic_ids=topic_ids, unknown_documents=lambda ids: [each for each in ids if each not in known]
-    )
-    assert problems == []
 
 
 @pytest.mark.parametrize(
