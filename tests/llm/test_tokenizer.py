@@ -47,7 +47,9 @@ async def test_a_tokenizer_is_loaded_from_a_folder_alone_and_runs_no_code(
     fake = SimpleNamespace(AutoTokenizer=SimpleNamespace(from_pretrained=load))
     monkeypatch.setitem(sys.modules, "transformers", fake)
     tokenizer = ChatTokenizer(tmp_path, {"thinking": False})
-    assert tokenizer.count((Message("system", "ab"), Message("user", "c"))) == len("<system>ab<user>c<answer>")
+    assert await tokenizer.count_tokens((Message("system", "ab"), Message("user", "c"))) == len(
+        "<system>ab<user>c<answer>"
+    )
     assert (await tokenizer.truncate("aéb", 2), await tokenizer.truncate("aéb", 9)) == ("a", "aéb")
     assert given["load"][0] == str(tmp_path)
     assert given["load"][1] | {"local_files_only": True, "trust_remote_code": False} == given["load"][1]

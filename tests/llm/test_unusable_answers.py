@@ -60,14 +60,6 @@ async def test_a_failure_is_replayed_attempt_by_attempt_and_not_sent_again(
     assert second.counts == offline.counts == Counts(failures=1, known_failures=1, unusable_records=records)
 
 
-@pytest.mark.parametrize("behaviour", [status(429), hangs])
-async def test_a_request_without_a_reply_is_not_stored(behaviour: Behaviour, tmp_path: Path) -> None:
-    await send_question(FakeServer(rest=behaviour), tmp_path, request_timeout=0.2, retry_for=0.1)
-    assert kinds(tmp_path) == []
-    result, model = await send_question(FakeServer(), tmp_path)
-    assert isinstance(result, AnsweredRequest) and model.counts.known_failures == 0
-
-
 @pytest.mark.parametrize(("stopped_after", "retry_failures"), [(1, True), (2, False)])
 async def test_an_interrupted_request_resumes_with_the_next_sample(
     stopped_after: int, retry_failures: bool, tmp_path: Path

@@ -150,7 +150,7 @@ class ChatTokenizer(TokenCounter):
         if not self._tokenizer.chat_template:
             raise UsageError(f"{folder}: the tokenizer has no chat template")
 
-    def count(self, messages: tuple[Message, ...]) -> int:
+    async def count_tokens(self, messages: tuple[Message, ...]) -> int:
         """Return the number of prompt tokens of a chat; raise UsageError if the chat template refuses the messages."""
         try:
             fields = {"add_generation_prompt": True} | to_prompt(messages)
@@ -160,10 +160,6 @@ class ChatTokenizer(TokenCounter):
         except Exception as error:  # templates can raise anything
             raise UsageError(f"{self._folder}: the chat template refuses the messages: {_describe(error)}") from error
         return len(self._tokenize(text))
-
-    async def count_tokens(self, messages: tuple[Message, ...]) -> int:
-        """Return the number of prompt tokens of a chat as `count`."""
-        return self.count(messages)
 
     async def _encode(self, text: str) -> list[int]:
         return self._tokenize(text)

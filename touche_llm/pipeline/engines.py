@@ -97,7 +97,7 @@ async def _open_batch(
         model=get_model_name(folder),
         revision=engine.revision,
         context=engine.context,
-        overhead=tokenizer.count(place_system_message(EMPTY_CHAT, sampling.system_message)),
+        overhead=await tokenizer.count_tokens(place_system_message(EMPTY_CHAT, sampling.system_message)),
         engine=f"batch files, {TITLES[engine.runner]}",
     )
     store_engine_info(info, cache)
