@@ -97,15 +97,15 @@ CASES = {
     ),
     "retrieve": Case(
         f"retrieve {DATA} --index o/index --depth 5 --out new",
-        "file lines topics failures",
-        {"file": "new/candidates.run.txt", "lines": 20, "topics": 4, "failures": 0},
+        "file failures",
+        {"file": "new/candidates.run.txt", "failures": 0},
     ),
-    "judge": Case("judge --out o", "file lines topics failures", {"file": "o/judgments.jsonl", "lines": 116}),
-    "rank": Case("rank --out o", "file lines topics imputed failures", {"file": "o/run.txt", "imputed": 0}),
+    "judge": Case("judge --out o", "file failures", {"file": "o/judgments.jsonl", "failures": 0}),
+    "rank": Case("rank --out o", "file imputed failures", {"file": "o/run.txt", "imputed": 0}),
     "rank, some are missing": Case(
-        "rank --out part --rank judge", "file lines topics imputed failures", {"imputed": 3, "failures": 0}, 3
+        "rank --out part --rank judge", "file imputed failures", {"imputed": 3, "failures": 0}, 3
     ),
-    "run": Case(f"{RUN} --topic 3 --out new", "file lines topics judgments failures", {"topics": 1, "failures": 0}),
+    "run": Case(f"{RUN} --topic 3 --out new", "file judgments failures", {"failures": 0}),
     "run --dry-run": Case(
         f"run {DATA} --index o/index --topic 3 --depth 5 --rank judge,sliding:5 --cache none --out new --dry-run",
         f"stage prompt {_COST_KEYS}",
@@ -114,8 +114,8 @@ CASES = {
     "rank --dry-run, all is known": Case("rank --out o --dry-run", f"stage prompt {_COST_KEYS}"),
     "tira": Case(
         f"tira -i {SAMPLE} -o new --cache-folder cache --cache-mode replay --config tira.yaml",
-        "file lines topics judgments failures",
-        {"file": "new/run.txt", "topics": 1},
+        "file judgments failures",
+        {"file": "new/run.txt"},
     ),
     "fuse": Case(
         "fuse one two --out new/f --task comparative",

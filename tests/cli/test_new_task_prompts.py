@@ -83,21 +83,6 @@ def test_grades_are_compared_on_the_scale_of_the_judgments(touche: Touche, engin
     assert after[1]["depth_kappa"] == pytest.approx(expected) and after[1]["requests"] == 0
 
 
-def test_a_prompt_is_tried_beside_the_judgments_of_people(touche: Touche, engine: ScriptedEngine) -> None:
-    change_example(touche, FIVE, TWO_SCALES)
-    command = ("prompts", "try", "judge", *OPTIONS, *write_qrels(), "--topic", "1", "--doc", "opinion-4")
-    rows = json.loads(touche(*command, "--format", "json").stdout)
-    assert [(row["field"], row["value"], row["people"]) for row in rows] == [
-        ("relevance", 0.0, None),
-        ("depth", 3.25, 3.0),
-        ("stance", "CON", "CON"),
-    ]
-    assert list(json.loads(rows[2]["probabilities"])) == list(LABELS)
-    done = touche(*command)
-    assert done.returncode == 0 and all(f"{label} " in done.stdout for label in LABELS)
-    assert len(engine.requests) == 1
-
-
 def test_a_task_of_other_aspects_without_stances_has_these_alone(touche: Touche, engine: ScriptedEngine) -> None:
     change_example(touche, "", "{relevance: 0..2, depth: 1..5}")
     for file in ("task.yaml", "judge.jinja"):

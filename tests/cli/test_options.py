@@ -13,7 +13,6 @@ from typer.main import get_command
 from tests.cli.conftest import Touche
 from touche_llm import cli
 from touche_llm.cli.demo import SAMPLES
-from touche_llm.cli.setting_options import name_options
 
 SAMPLE = SAMPLES / "comparative"
 RUN = ["run", "--topics", str(SAMPLE / "topics.xml"), "--corpus", str(SAMPLE / "passages.jsonl"), "--out", "o"]
@@ -67,23 +66,6 @@ def test_a_wrong_argument_is_one_line(touche: Touche, arguments: list[str], mess
 def test_a_group_without_a_command_shows_its_help(touche: Touche) -> None:
     done = touche("prompts")
     assert (done.returncode, done.stdout) == (2, "") and "compare" in done.stderr.split()
-
-
-@pytest.mark.parametrize(
-    ("message", "expected"),
-    [
-        ("a longer context (`engine.context`)", "a longer context (--context)"),
-        ("ranking.document_tokens: not set", "--set ranking.document_tokens: not set"),
-        ("`sampling.logprobs: false`, `sampling.logprobs: true`", "--no-logprobs, --logprobs"),
-        ("`depth: 4`", "--depth 4"),
-        ("`ranking.document_tokens`", "--set ranking.document_tokens=…"),
-        # Commands, columns and text from outside.
-        ("`rank` of `touche-llm rank --out o`", "`rank` of `touche-llm rank --out o`"),
-        ("`no.setting: 3` and `\n: x`", "`no.setting: 3` and `\n: x`"),
-    ],
-)
-def test_settings_in_messages_of_the_library_become_options(message: str, expected: str) -> None:
-    assert name_options(message) == expected
 
 
 @pytest.mark.parametrize(

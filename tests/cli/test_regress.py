@@ -86,23 +86,6 @@ def test_a_run_whose_update_was_killed_between_two_renames_is_put_back(touche: T
     assert {path.name for path in copies.iterdir()} == {"comparative", "controversial"}
 
 
-def test_an_update_stores_what_was_shown_whatever_is_saved_after_the_question(
-    touche: Touche, copies: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    folder = copies / "comparative"
-    edit(folder / "config.yaml", "tag: regress", "tag: shown")
-
-    def saved(*_: object, **__: object) -> bool:
-        edit(folder / "config.yaml", "tag: shown", "tag: unseen")
-        return True
-
-    monkeypatch.setattr("typer.confirm", saved)
-    done = touche("regress", "update", "comparative")
-    assert done.returncode == 0 and "setting tag: regress → shown" in done.stdout
-    assert "tag: shown" in (folder / "config.yaml").read_text()
-    assert {line.split()[-1] for line in (folder / "run.txt").read_text().splitlines()} == {"shown"}
-
-
 def test_findings_are_rows_for_other_programs(touche: Touche, copies: Path, tmp_path: Path) -> None:
     mine = overlay(tmp_path / "mine", "controversial", judge=("You are an assessor", "You assess"))
     take_templates(copies / "controversial", mine)

@@ -87,37 +87,11 @@ def test_a_reader_that_leaves_is_no_error_to_read_about(tmp_path: Path) -> None:
     assert done.stderr == ""
 
 
-@pytest.mark.parametrize("closed", [">&-", pytest.param("<&- >&- 2>&-", marks=pytest.mark.slow)])
-def test_closed_streams_leave_the_exit_code_and_the_files(touche: Touche, tmp_path: Path, closed: str) -> None:
-    arguments = ["cache", "import", str(SAMPLE / "cassette.jsonl"), "--cache", "c.sqlite"]
-    done = in_shell(tmp_path, f'"$@" {closed}', *arguments)
-    assert (done.returncode, "Traceback" in done.stderr) == (0, False)
-    stats = touche("cache", "stats", "--cache", "c.sqlite", "--format", "json")
-    assert sum(row["entries"] for row in json.loads(stats.stdout)) == len(
-        (SAMPLE / "cassette.jsonl").read_text().splitlines()
-    )
-
-
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="only Linux has a device that is full")
 def test_a_full_standard_output_is_an_error_that_names_it(tmp_path: Path) -> None:
     done = in_shell(tmp_path, '"$@" >/dev/full', "--version")
     assert done.returncode == 1
     assert done.stderr.startswith("error: standard output: No space left on device") and done.stderr.count("\n") == 1
-
-
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        ["run", "--topics", b"t\xff.xml", "--corpus", "c.jsonl", "--out", "o"],
-        ["cache", "export", b"\xff.jsonl"],
-    ],
-)
-def test_an_argument_that_is_not_utf_8_is_one_error(
-    touche: Touche, tmp_path: Path, arguments: list[str | bytes]
-) -> None:
-    done = touche(*map(os.fsdecode, arguments))
-    assert done.returncode in (1, 2) and done.stdout == "" and done.stderr.count("error: ") == 1
-    assert not list(tmp_path.iterdir())
 
 
 def test_a_run_in_a_folder_whose_name_is_not_utf_8_needs_its_corpus_elsewhere(

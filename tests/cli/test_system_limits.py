@@ -12,7 +12,6 @@ from pathlib import Path
 import pytest
 
 from tests.cli.conftest import Touche
-from touche_llm import cli
 from touche_llm.cli.demo import SAMPLES
 
 SAMPLE = SAMPLES / "comparative"
@@ -82,27 +81,3 @@ def test_a_file_that_finds_no_room_is_named_and_none_is_left(filled: Path, argum
         "answers.sqlite-wal",
         "answers.sqlite-shm",
     }
-
-
-@pytest.mark.parametrize(
-    ("error", "is_lack"),
-    [
-        (MemoryError(), True),
-        (RuntimeError("can't start new thread"), True),
-        (ImportError("libx.so: failed to map segment from shared object"), True),
-        (RuntimeError("the program is wrong"), False),
-    ],
-)
-def test_a_lack_of_memory_ends_with_a_line_and_other_errors_with_their_traceback(
-    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], error: Exception, is_lack: bool
-) -> None:
-    def fail(**settings: object) -> None:
-        raise error
-
-    monkeypatch.setattr(cli, "app", fail)
-    monkeypatch.setattr(sys, "argv", ["touche-llm", "demo"])
-    with pytest.raises(SystemExit if is_lack else type(error)) as caught:
-        cli.main()
-    if is_lack:
-        assert isinstance(caught.value, SystemExit) and caught.value.code == 1
-        assert "ulimit -v" in capfd.readouterr().err

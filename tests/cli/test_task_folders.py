@@ -110,28 +110,6 @@ def test_the_copy_keeps_the_templates_that_a_run_was_made_with(touche: Touche, m
     assert done.returncode == 0, done.stderr
 
 
-def test_judgments_are_read_and_measured_on_their_own_scale(touche: Touche, mine: Path) -> None:
-    qrels = write_qrels(Path("runs/mine"), mine.parent / "qrels.txt")
-    qrels.write_text(qrels.read_text().replace(" 3\n", " 4\n"))
-    done = touche("evaluate", "runs/mine", "--relevance", str(qrels))
-    assert done.returncode == 1 and "a number from -2 to 3" in done.stderr
-    definition = Path("runs/mine/task/task.yaml")
-    definition.write_text(f"{definition.read_text()}qrels: {{relevance: 0..9}}\n")
-    done = touche("evaluate", "runs/mine/run.txt", "--task", "runs/mine/task", "--relevance", str(qrels))
-    assert done.returncode == 0, done.stderr
-
-
-def test_a_report_names_the_prompt_of_the_run_and_not_the_one_of_today(touche: Touche, mine: Path) -> None:
-    text = (mine / "judge.jinja").read_text()
-    label = yaml.safe_load(Path("runs/mine/ir-metadata.yml").read_text())["stages"]["judge"]["prompts"]["judge"]
-    for change in (text.replace("assessor", "juror"), text.replace("{% endblock %}", "")):
-        (mine / "judge.jinja").write_text(change)
-        done = touche("report", "runs/mine")
-        assert done.returncode == 0 and "not shown" not in done.stderr and "No prompts" not in done.stderr
-        page = Path("runs/mine/report.html").read_text()
-        assert label in page
-
-
 def test_a_recorded_run_is_checked_with_the_templates_of_its_task_unless_this_changed(
     touche: Touche, mine: Path
 ) -> None:
@@ -159,21 +137,6 @@ def test_a_changed_definition_is_a_changed_setting(touche: Touche, mine: Path) -
     assert [line.strip() for line in done.stderr.splitlines() if "→" in line] == ["task: runs/mine/task → moved"]
 
 
-def test_templates_of_another_folder_go_before_those_of_the_task(touche: Touche, mine: Path) -> None:
-    overlay = mine.parent / "overlay" / "mine"
-    overlay.mkdir(parents=True)
-    (overlay / "judge.jinja").write_text((mine / "judge.jinja").read_text().replace("version: 4", "version: 5"))
-    done = touche("prompts", "list", "--task", "mine", "--prompts", "overlay", "--format", "tsv")
-    rows = [line.split("\t") for line in done.stdout.splitlines()]
-    versions = {row[rows[0].index("name")]: row[rows[0].index("version")] for row in rows[1:]}
-    assert versions["judge"] == "5" and versions["stance"] == "4"
-    done = touche("prompts", "show", "judge", "--task", "mine", "--prompts", "overlay")
-    assert "mine/judge, version 5" in done.stdout
-    for command in (["check"], ["render", "queries", *INPUTS, "--topic", "3"], ["copy", "judge", "own.jinja"]):
-        done = touche("prompts", *command, "--task", "mine")
-        assert done.returncode == 0, (command, done.stderr)
-
-
 def test_every_command_with_a_task_names_file_and_key_of_a_mistake(touche: Touche, mine: Path) -> None:
     change(mine, titel="x", title="")
     run = "runs/mine/run.txt"
@@ -190,15 +153,6 @@ def test_every_command_with_a_task_names_file_and_key_of_a_mistake(touche: Touch
         done = touche(*command, "--task", "mine")
         assert done.returncode in (1, 2) and "mine/task.yaml: title: " in done.stderr, command
         assert len(done.stderr.splitlines()) == 1
-
-
-def test_the_requests_of_a_stage_are_exported_for_the_task(touche: Touche, mine: Path) -> None:
-    new = ("--set", "cache.file=new.sqlite", "--set", "cache.mode=reuse", "--model", "m", "--context", "8192")
-    done = touche("retrieve", *INPUTS, "--topic", "3", "--depth", "5", "--task", "mine", "--out", "runs/batch")
-    assert done.returncode == 0, done.stderr
-    assert touche("batch", "export", "judge", "--out", "runs/batch", *new).returncode == 0
-    assert Path("runs/batch/task/task.yaml").is_file()
-    assert len(Path("runs/batch/requests.jsonl").read_bytes().splitlines()) == 5
 
 
 def test_the_library_takes_a_folder(mine: Path) -> None:

@@ -7,16 +7,12 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pytest
-import yaml
 
 from tests.expect import raises_at
 from tests.prompt_variants import load_prompt
-from tests.sample_runs import Silent, config_for, run_scripted
-from tests.scripted_engine import Label
-from touche_llm.data.io import read_records
-from touche_llm.data.records import Judgment, Objects, Topic
+from tests.sample_runs import Silent, config_for
+from touche_llm.data.records import Topic
 from touche_llm.errors import PromptError, UsageError
-from touche_llm.llm.request import Request
 from touche_llm.pipeline.context import RunContext
 from touche_llm.prompts.prompt import Prompt
 from touche_llm.tasks import get_task, prompts_folder
@@ -232,21 +228,3 @@ def test_a_folder_without_any_template_that_is_asked_for_is_told(tmp_path: Path,
     values = [] if made is None else ["comparative/best.jinja", "comparative/judge.jinja", "comparative/order.jinja"]
     with raises_at(UsageError, folder, *values):
         prompts_for(tmp_path, prompts__folder=folder)
-
-
-async def test_every_record_and_the_metadata_name_the_template_of_the_folder(tmp_path: Path, folder: Path) -> None:
-    def script(request: Request) -> Mapping[str, Label]:
-        if request.origin.document_id is None:
-            return {"first": "tea", "second": "coffee"}
-        assert request.messages[1].content.endswith(" MINE")
-        return {"relevance": 1, "quality": 1, "stance": "NO"}
-
-    config = config_for(tmp_path, prompts__folder=folder, depth=2, topic=("3", "20"))
-    await run_scripted(config, tmp_path / "out", script)
-    label = RunContext(config, Silent()).load_prompts()["judge"].label
-    judgments = read_records(tmp_path / "out" / "judgments.jsonl", Judgment, "judgments")
-    assert judgments and {each.prompt for each in judgments} == {label}
-    stage = yaml.safe_load((tmp_path / "out" / "ir-metadata.yml").read_text())["stages"]["judge"]
-    assert stage["prompts"]["judge"] == label
-    (objects,) = read_records(tmp_path / "out" / "objects.jsonl", Objects, "objects")
-    assert objects.prompt == stage["prompts"]["objects"]

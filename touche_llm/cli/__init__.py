@@ -35,7 +35,7 @@ PANELS = {
         "tira": "stages",
         "demo": "demo",
     },
-    "Look at runs": {"lab": "lab", "show": "show", "runs": "runs", "report": "runs"},
+    "Look at runs": {"lab": "runs", "show": "show", "runs": "runs", "report": "runs"},
     "Measure and check": {
         "evaluate": "evaluate",
         "compare": "evaluate",
@@ -101,8 +101,6 @@ def _version(wanted: bool) -> None:
 
 
 class _LogFile(logging.FileHandler):
-    """Log file whose failure ends the command."""
-
     def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802
         """Raise DataError."""
         raise DataError(f"{self.baseFilename}: cannot write the log: {sys.exc_info()[1]}")
@@ -136,13 +134,6 @@ def _callback(
     log.info("touche-llm %s: %s", __version__, context.invoked_subcommand)
 
 
-def _lacks_memory(error: Exception) -> bool:
-    """Return whether an error comes from a lack of memory: Python has no type for threads and libraries."""
-    texts = ("can't start new thread", "failed to map segment", "Cannot allocate memory", "cannot allocate memory")
-    is_known = isinstance(error, ImportError | RuntimeError) and any(text in str(error) for text in texts)
-    return is_known or isinstance(error, MemoryError)
-
-
 def _describe_error(error: Exception) -> str | None:
     """Return the message of an expected error; None for a bug."""
     match error:
@@ -159,7 +150,7 @@ def _describe_error(error: Exception) -> str | None:
             return to_printable(f"{error.object:.200}: not UTF-8; rename the file or folder")
         case sqlite3.Error():
             return to_printable(f"{describe_database_error(error)}; what was stored before is kept")
-        case _ if _lacks_memory(error):
+        case MemoryError():
             return "out of memory; close other programs or raise the limit (`ulimit -v`), and run the command again"
         case _:
             return None
@@ -169,10 +160,7 @@ def main() -> None:
     """Run the command line; an expected error ends it with one line and an exit code."""
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
-        if stream is None:
-            # The caller closed it.
-            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115
-        elif isinstance(stream, io.TextIOWrapper):
+        if isinstance(stream, io.TextIOWrapper):
             # A character that the encoding lacks is written as Python would, `\\xe9`.
             stream.reconfigure(errors="backslashreplace")
     try:

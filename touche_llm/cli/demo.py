@@ -24,10 +24,8 @@ from touche_llm.pipeline import run_directory
 from touche_llm.pipeline import stages as pipeline
 from touche_llm.pipeline.config_file import load_config
 from touche_llm.pipeline.progress import SilentProgress
-from touche_llm.pipeline.run_directory import REPORT, RunDirectory
+from touche_llm.pipeline.run_directory import RunDirectory
 from touche_llm.pipeline.runs import record_evaluation
-from touche_llm.report.page import render, write_page
-from touche_llm.report.run_pages import gather_report
 from touche_llm.tasks import TASKS, get_task
 from touche_llm.tasks.task import Task
 
@@ -40,14 +38,6 @@ def _measure(folder: Path, task: Task, files: dict[str, Path]) -> None:
     record_evaluation(RunDirectory(folder), task, files, evaluations[-1])
     official = {f"{aspect} {task.measures[aspect]}" for aspect in files}
     show_summary([row for row in summarize(evaluations) if row["measure"] in official], evaluations)
-
-
-def _write_report(folder: Path, files: dict[str, Path]) -> str:
-    """Write the report of a run; return a line with its place."""
-    task = get_task(RunDirectory(folder).read_config().task)
-    report = gather_report(folder, read_qrels(files, task) if files else None, top=20)
-    write_page(render(report), folder / REPORT)
-    return f"Report of the first run, a page for a browser: {shorten_path(folder / REPORT)}"
 
 
 SAMPLES = Path(__file__).parent.parent / "samples"
@@ -85,8 +75,8 @@ def demo(
     show_lines(
         (
             "The answers and judgments were invented for this demo; no model gave them, and nothing follows from them.",
-            _write_report(out / names[0], find_qrels(SAMPLES / names[0], TASKS[names[0]])),
-            "Check a run file, or make a run with a model that vLLM serves:",
+            "Look at a run in a browser, check its file, or make a run with a model that vLLM serves:",
+            f"    touche-llm report {shlex.quote(shorten_path(out / names[0]))} --open",
             f"    touche-llm validate {run} --task {names[0]} --topics {topics_file}",
             f"    touche-llm run --task {names[0]} --topics {topics_file} --corpus {corpus} --out runs/model",
         )

@@ -52,12 +52,9 @@ _TOP = 20
 
 
 def rank_among_published(task: Task, rows: Rows, evaluations: Sequence[Evaluation]) -> list[dict[str, Any]]:
-    """Return the place of each run that has a value over all judged topics, by each measure with a published table.
+    """Return the rows of `summarize` over all judged topics that have a published table, each with its place there.
 
-    Returns:
-        The rows of `summarize` that can be compared with a table, with the additional keys `place` (from 1; the better
-        place of a tie), `published` (number of runs in the table), `ahead` and `ahead_value` (the published run before
-        it), `behind` and `behind_value` (the one after it, or with the same value), and `source`.
+    The place is from 1, the better of a tie; `behind` is the published run after it, or with the same value.
     """
     found = {evaluation.name: evaluation for evaluation in evaluations}
     tables = {f"{table.measure} {task.measures[table.measure]}": table for table in read_tables(task)}

@@ -141,7 +141,6 @@ _CHANGES = (Column("measure", is_text=True), Column("variant", is_text=True), *m
 
 
 def _key(measure: str) -> str:
-    """Return the name of a measure's column for other programs."""
     return re.sub(r"\W+", "_", measure.lower())
 
 

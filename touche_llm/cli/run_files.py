@@ -172,7 +172,6 @@ def validate(
 
 
 def _remarks(run: Path, task: Task, topic_ids: Collection[str] | None) -> list[str]:
-    """Return warnings about a valid run."""
     rankings = read_candidates(run, task.documents_per_topic.max)
     warnings = []
     if topic_ids is not None and len(topic_ids) > len(rankings):

@@ -20,9 +20,7 @@ from touche_llm.cli import setting_options as s
 from touche_llm.cli.emit import Column, Format, FormatOption, print_rows, say, show_lines, show_table
 from touche_llm.cli.setting_options import CommandProgress
 from touche_llm.config import Config
-from touche_llm.data.io import read_records
-from touche_llm.data.records import Failure, Judgment
-from touche_llm.data.trec_runs import read_run
+from touche_llm.data.records import Failure
 from touche_llm.errors import UsageError
 from touche_llm.integrations.tira import detect_input
 from touche_llm.llm.cache import describe_resume
@@ -136,11 +134,7 @@ def _report(output: Format, name: str, file: Path, failures: Sequence[Failure], 
         shown = ", ".join(f"{count:,} {what}" for what, count in counts.items() if count)
         print(f"{name}: {file}" + (f" ({shown})" if shown else ""))
     else:
-        if file.name == run_directory.JUDGMENTS:
-            lines = Counter(item.topic_id for item in read_records(file, Judgment, "judgments"))
-        else:
-            lines = Counter({topic_id: len(ranking) for topic_id, ranking in read_run(file).rankings.items()})
-        print_rows(output, [{"file": file, "lines": lines.total(), "topics": len(lines), **counts}])
+        print_rows(output, [{"file": file, **counts}])
     if failures:
         written = (file.parent / of_stage for of_stage in run_directory.ALL_FAILURES)
         files = [str(path) for path in written if path.exists() and path.stat().st_size]
@@ -319,7 +313,7 @@ def tira(
             "tira: missing folders; give -i INPUT -o OUTPUT, or set TIRA_INPUT_DATASET and TIRA_OUTPUT_DIR"
         )
     found = detect_input(input_folder)
-    cache = cache_folder or _cache_folder()
+    cache = cache_folder or Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "touche-llm"
     flags: dict[str, Any] = {
         "task": found.task.name,
         "topics": found.topics,
@@ -344,11 +338,3 @@ def tira(
     for name, value in _OFFLINE.items():
         os.environ.setdefault(name, value)
     _run_all(output, settings, output_folder, overwrite=overwrite)
-
-
-def _cache_folder() -> Path:
-    place = os.environ.get("XDG_CACHE_HOME")
-    try:
-        return (Path(place) if place else Path.home() / ".cache") / "touche-llm"
-    except RuntimeError as error:
-        raise UsageError(f"--cache-folder: no default ({error}); give a folder, or set TOUCHE_LLM_CACHE") from error

@@ -245,6 +245,5 @@ async def _prepare(context: RunContext, inputs: ComparisonInputs) -> PromptCompa
 
 
 def _keep_topics(topics: Sequence[Topic], samples: Mapping[str, Sequence[Sampled]]) -> list[Topic]:
-    """Return the topics that have a document in the samples."""
     sampled = {document.topic_id for sample in samples.values() for document in sample}
     return [topic for topic in topics if topic.id in sampled]

@@ -18,7 +18,7 @@ from pydantic import AwareDatetime, Field
 
 from touche_llm.data.io import read_records, sha256, shorten_path, write_records
 from touche_llm.data.records import Model, Topic
-from touche_llm.data.settings import load_yaml
+from touche_llm.data.settings import read_yaml
 from touche_llm.data.topics import normalise_title, read_topics
 from touche_llm.data.trec_runs import read_run
 from touche_llm.errors import DataError, ToucheError, Warn, describe_os_error
@@ -37,21 +37,14 @@ _HASH_DIGITS = 12
 Kind = Literal["choice", "confirmation", "trial", "evaluation"]
 
 
-class PublishedHalves(Model, strict=True):
-    """Titles of the topics of a published task, by half."""
-
-    choice: list[str]
-    hold_out: list[str]
-
-
 @cache
 def _read_published() -> dict[str, str]:
     """Return the half of each normalised title of the project's own tasks."""
     found: dict[str, str] = {}
     for file in sorted(prompts_folder().glob(f"*/{HALVES_FILE}")):
-        halves = load_yaml(file, PublishedHalves)
-        for half, titles in ((CHOICE, halves.choice), (HOLD_OUT, halves.hold_out)):
-            found |= dict.fromkeys(map(normalise_title, titles), half)
+        halves = read_yaml(file)
+        for half, name in ((CHOICE, "choice"), (HOLD_OUT, "hold_out")):
+            found |= dict.fromkeys(map(normalise_title, halves[name]), half)
     return found
 
 

@@ -10,13 +10,13 @@ from typing import Literal
 from touche_llm.data.records import Topic
 from touche_llm.errors import DataError, PromptError
 from touche_llm.llm.answers import AnswerForm, get_labels
+from touche_llm.llm.recorder import TOKEN_CHARS
 from touche_llm.prompt_lab.trial import (
     Messages,
     Subject,
     Texts,
     ask,
     count_common,
-    estimate,
     make_other_subject,
     offline_builder,
 )
@@ -83,8 +83,8 @@ async def check(task: Task, purpose: Purpose, prompt: Prompt, topics: Sequence[T
         try:
             # A topic can have no labels to answer with, as a title without a word has none for its objects.
             prompt.answer_for(topic, 2)
-            tokens = estimate(await renderer.render(renderer.make_subject(topic)))
-            result.tokens = max(tokens, result.tokens or 0)
+            rendered = await renderer.render(renderer.make_subject(topic))
+            result.tokens = max(round(_count(rendered) / TOKEN_CHARS), result.tokens or 0)
         except (PromptError, DataError) as error:
             result.findings.append(Finding("error", f"topic {topic.id}: {error}"))
     result.findings += _check_labels(prompt, plain, f"{messages[0].content}\n{messages[-1].content}")
@@ -93,9 +93,12 @@ async def check(task: Task, purpose: Purpose, prompt: Prompt, topics: Sequence[T
         Finding("warning", f"does not use the variable {name!r}, so its text is never sent")
         for name in sorted(purpose.variables.keys() - prompt.files.used)
     ]
-    whole = sum(len(message.content) for message in messages)
-    result.findings += _check_order(whole, result.shared, of_topic if plain.ids else result.shared)
+    result.findings += _check_order(_count(messages), result.shared, of_topic if plain.ids else result.shared)
     return result
+
+
+def _count(messages: Messages) -> int:
+    return sum(len(message.content) for message in messages)
 
 
 def _check_order(whole: int, topic: int, documents: int) -> Iterator[Finding]:

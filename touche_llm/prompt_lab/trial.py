@@ -194,7 +194,6 @@ _Sent = tuple[tuple[str, ...], AnsweredRequest[Any] | FailedRequest, dict[str, C
 
 
 async def _send_one(prompt: Prompt, subject: Subject, builder: RequestBuilder, model: RecordingClient) -> _Sent:
-    """Send a prompt about a topic alone, or that compares documents."""
     topic, purpose, cut = subject.topic, subject.purpose, dict[str, Cut]()
     attempts: list[Attempt] = []
     if purpose.name == "objects":
@@ -222,7 +221,6 @@ async def _send_one(prompt: Prompt, subject: Subject, builder: RequestBuilder, m
 
 
 async def _send_each(prompt: Prompt, subject: Subject, builder: RequestBuilder) -> list[_Sent]:
-    """Send a prompt about each document."""
     question = subject.purpose.question
     assert question is not None
 
@@ -270,11 +268,6 @@ class _Changed:
 
     def find_unknown(self, document_ids: Iterable[str]) -> list[str]:
         return self._documents.find_unknown(document_ids)
-
-
-def estimate(messages: Messages) -> int:
-    """Estimate the tokens of a chat without its chat template."""
-    return round(sum(len(message.content) for message in messages) / TOKEN_CHARS)
 
 
 def offline_builder() -> RequestBuilder:

@@ -216,7 +216,6 @@ def _select_relevant(given: Qrels) -> Grades:
 def _restrict(
     judged: Mapping[str, Mapping[str, ValueT]], sampled: Set[tuple[str, str]]
 ) -> dict[str, dict[str, ValueT]]:
-    """Keep the human judgments of the documents in a sample."""
     found = {
         topic: {document: value for document, value in of_topic.items() if (topic, document) in sampled}
         for topic, of_topic in judged.items()

@@ -37,7 +37,6 @@ class FewShotExample:
 
 
 def _collapse_spaces(value: Any) -> Any:
-    """Collapse white space in a text, as in topic files."""
     return " ".join(value.split()) if isinstance(value, str) else value
 
 

@@ -108,7 +108,6 @@ def list_copyable_answers(prompt: Prompt) -> list[str]:
 
 
 def _find_json(text: str) -> Iterator[str]:
-    """Yield the JSON arrays and objects in a text."""
     for start in re.finditer(r"[\[{]", text):
         with suppress(json.JSONDecodeError):
             yield text[start.start() : _DECODER.raw_decode(text, start.start())[1]]
@@ -182,7 +181,6 @@ def _require_each_label(labels: str, order: Any) -> Any:
 
 
 def _permutations(labels: str) -> str:
-    """Return a regular expression for all orders of the labels."""
     if len(labels) == 1:
         return labels
     branches = (label + ORDER_SEPARATOR + _permutations(labels.replace(label, "")) for label in labels)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,10 +21,7 @@ from jinja2 import (
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from touche_llm.data.io import read_bounded
-from touche_llm.data.records import LabelledDocument, Topic
 from touche_llm.errors import PromptError
-
-_FIELDS = {kind: frozenset(field.name for field in fields(kind)) for kind in (Topic, LabelledDocument)}
 
 
 class _TemplateLoader(BaseLoader):
@@ -49,12 +46,6 @@ class _Sandbox(ImmutableSandboxedEnvironment):
         super().__init__(undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True, finalize=finalize)
         # Both give another text each time, so that no cached answer would match the request.
         del self.globals["lipsum"], self.filters["random"]
-
-    def getattr(self, obj: Any, attribute: str) -> Any:
-        # The fields of the project's own records are safe.
-        if attribute in _FIELDS.get(type(obj), ()):
-            return getattr(obj, attribute)
-        return super().getattr(obj, attribute)
 
 
 ROLES = ("system", "user")
