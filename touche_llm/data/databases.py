@@ -7,9 +7,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Lock
-from typing import Any
+from typing import Any, Literal, TypeVar
 
 from touche_llm.errors import DataError, describe_os_error
+
+ResultT = TypeVar("ResultT")
 
 # Wait for another process that writes; each write takes well under a millisecond.
 LOCK_SECONDS = 60.0
@@ -45,7 +47,11 @@ class NamedDatabase(sqlite3.Connection):
         """Run a statement once for each row; see the base class."""
         return self._run(super().executemany, arguments)
 
-    def _run(self, statement: Callable[..., sqlite3.Cursor], arguments: tuple[Any, ...]) -> sqlite3.Cursor:
+    def __exit__(self, *arguments: Any) -> Literal[False]:
+        """Commit, or roll back after an error; see the base class."""
+        return self._run(super().__exit__, arguments)
+
+    def _run(self, statement: Callable[..., ResultT], arguments: tuple[Any, ...]) -> ResultT:
         try:
             return statement(*arguments)
         except sqlite3.Error as error:
