@@ -254,17 +254,14 @@ def tasks() -> str:
 
 def published_files() -> str:
     """Return a table of the published files of each task."""
-    published, parts = read_published(), []
+    parts = []
     for task in TASKS.values():
         rows = ["| what | file | bytes | records | licence |", "|---|---|--:|--:|---|"]
-        for file in published.files:
+        for file in read_published():
             if task.name in file.tasks:
                 size, records = ("" if count is None else f"{count:,}" for count in (file.bytes, file.records))
                 name = f"[{file.name}]({file.url})" + (f", with `{file.holds}`" if file.holds else "")
                 rows.append(f"| {file.role} | {name} | {size} | {records} | {file.licence or ''} |")
-        for corpus in published.restricted:
-            if task.name in corpus.tasks:
-                rows.append(f"| corpus | [{corpus.name}]({corpus.url}) | | | by agreement |")
         parts.append(f"## `{task.name}`\n\n{task.title}.\n\n" + "\n".join(rows) + "\n")
     return "\n".join(parts)
 

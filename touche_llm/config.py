@@ -8,7 +8,6 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
-from touche_llm.corpus.ir_dataset import check_dataset_id
 from touche_llm.data.settings import Option, Scope, Section
 from touche_llm.errors import list_fields
 from touche_llm.judging.labels import StanceSettings
@@ -62,7 +61,6 @@ class Config(Section):
     # Of ir_datasets, whose topics and documents take the place of `topics` and `corpus`.
     dataset: Annotated[
         str | None,
-        AfterValidator(lambda name: None if name is None else check_dataset_id(name)),
         Option("--dataset", "Dataset of ir_datasets, instead of files", "Input", metavar="ID"),
         Scope.RETRIEVE,
     ] = None
@@ -88,7 +86,9 @@ class Config(Section):
         Path | None, Option("--candidates", "TREC run of any tool to use as first stage", "Input"), Scope.RETRIEVE
     ] = None
     skip_bad_lines: Annotated[
-        bool, Option("--skip-bad-lines", "Skip bad lines of the corpus, count and list them", "Input"), Scope.RETRIEVE
+        bool,
+        Option("--skip-bad-lines", "Skip bad lines of the corpus, count them and show the first", "Input"),
+        Scope.RETRIEVE,
     ] = False
     depth: Annotated[int, Option("--depth", "Candidates per topic", "Retrieval"), Scope.JUDGE] = Field(100, ge=1)
     limit_topics: Annotated[

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from tests.expect import raises_at
@@ -69,9 +69,6 @@ def one(folder: Path, **changed: Any) -> Document:
 def tar_of(*files: tuple[str, bytes]) -> bytes:
     stream = io.BytesIO()
     with tarfile.open(fileobj=stream, mode="w") as archive:
-        folder = tarfile.TarInfo("args.csv")
-        folder.type = tarfile.DIRTYPE
-        archive.addfile(folder)
         for name, content in files:
             member = tarfile.TarInfo(name)
             member.size = len(content)
@@ -88,10 +85,9 @@ DOCUMENTS = [(n + 1, document(f"S{n}-A1")) for n in range(1, 400)]
     [
         bytes,
         gzip.compress,
-        lambda content: tar_of(("README.md", b"x" * 3000), ("args_processed/args_processed_04_01.csv", content)),
-        lambda content: gzip.compress(tar_of(("._args.csv", b"finder"), ("args.csv", content), ("z.txt", b"z"))),
+        lambda content: gzip.compress(tar_of(("._args.csv", b"finder"), ("args/args.csv", content), ("z.txt", b"z"))),
     ],
-    ids=["plain", "gzip", "tar with a folder", "tar.gz"],
+    ids=["plain", "gzip", "tar.gz"],
 )
 def test_the_packing_is_told_by_content_whatever_the_name(tmp_path: Path, pack: Callable[[bytes], bytes]) -> None:
     path = tmp_path / "corpus"
@@ -120,21 +116,16 @@ def test_an_argument_has_its_premises_as_text_and_all_sentences_as_parts(tmp_pat
 BAD: list[tuple[list[str], str]] = [
     (row("x")[:4], "4 fields, not 5"),
     (row("x,y"), "'x,y'"),
-    (row("x", premises=[]), "no premise"),
-    (row("x", premises=[{"text": "a"}]), "`text` and `stance`"),
-    (row("x", premises=[premise("a", "NEUTRAL")]), "unknown stance 'NEUTRAL'"),
-    (row("x", premises=[{"text": "a", "stance": 1}]), "`stance` is not a string"),
-    (row("x", sentences=[sentence("a", " ")]), "no sentence"),
-    (row("x", sentences={"sent_id": "a"}), "not a list of dictionaries"),
-    (row("x", sentences=[{"sent_id": "a"}]), "`sent_id` and `sent_text`"),
-    (row("x", sentences=[{"sent_id": "a", "sent_text": None}]), "`sent_text` is not a string"),
+    (row("x", premises=[{"text": "a"}]), "`stance`"),
+    (row("x", premises=[premise("a", "NEUTRAL")]), "'NEUTRAL'"),
+    (row("x", sentences=[sentence("a", " ")]), "no text"),
+    (row("x", sentences={"sent_id": "a"}), "sentences"),
+    (row("x", sentences=[{"sent_id": "a", "sent_text": None}]), "sent_text"),
     (row("x", sentences=[sentence("a\x1b", "t")]), "`sent_id`"),
-    (row("x", sentences=[sentence("a", "t"), sentence("a", " ")]), "twice"),
     (row("x", sentences=[sentence("a", "half \ud800")]), "surrogate"),
-    (row("x", sentences="[{'sent_id': 'a', 'sent_text': __import__('os').getcwd()}]"), "not a Python literal"),
-    (row("x", sentences="[{'sent_id': 'a', 'sent_text': '\\x1'}]"), "not a Python literal"),
-    (row("x", sentences="[" * 50_000), "not a Python literal"),
-    (row("x", sentences="[" + "0," * 2**19 + "]"), "more than 131,072 characters"),
+    (row("x", sentences="[{'sent_id': 'a', 'sent_text': __import__('os').getcwd()}]"), "not Python literals"),
+    (row("x", sentences="[{'sent_id': 'a', 'sent_text': '\\x1'}]"), "not Python literals"),
+    (row("x", sentences="[" * 50_000), "not Python literals"),
 ]
 
 
@@ -151,8 +142,7 @@ def test_a_bad_row_stops_with_file_and_line(tmp_path: Path, bad: list[str], reas
 
 
 RAW: list[tuple[Callable[[bytes], bytes], str]] = [
-    (lambda line: line.replace(b"Tea", b'"T\n\xff"', 1), "not UTF-8"),
-    (lambda line: line.replace(b"Tea", b"T\0a", 1), "NUL byte"),
+    (lambda line: line.replace(b"Tea", b'"T\n\xff"', 1), "surrogates"),
     (lambda line: line.replace(b"Tea", b'"T"a', 1), "not CSV"),
     (lambda line: line.replace(b"Tea", b"T" * 2000, 1), "2 fields, not 5"),
 ]
@@ -194,12 +184,11 @@ def test_a_file_with_another_header_is_refused_even_if_bad_rows_are_left_out(tmp
         list(read_arguments(path, lambda bad: None))
 
 
-def test_an_archive_holds_exactly_one_table(tmp_path: Path) -> None:
+def test_an_archive_without_a_table_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "args.tar.gz"
-    for names, quoted in ((["readme.txt"], [".csv"]), (["a.csv", "b/c.csv"], ["a.csv", "b/c.csv"])):
-        path.write_bytes(gzip.compress(tar_of(*((name, MANY) for name in names))))
-        with raises_at(DataError, path, *quoted):
-            list(read_arguments(path))
+    path.write_bytes(gzip.compress(tar_of(("readme.txt", MANY))))
+    with raises_at(DataError, path, ".csv"):
+        list(read_arguments(path))
 
 
 @pytest.mark.parametrize("pack", [bytes, lambda content: tar_of(("args.csv", content))], ids=["csv.gz", "tar.gz"])
@@ -217,55 +206,43 @@ def test_a_truncated_file_is_named_once_its_rows_are_read(tmp_path: Path, pack: 
 # Texts that look like the literal around them, and what repr() writes in its several ways.
 pieces = st.sampled_from([*"'\"\\\n\r\0\x7f\u2028é", "', 'stance': 'PRO", "'}]", "}, {'sent_id': '", "\\'", "''"])
 texts = st.lists(pieces | st.text(max_size=5), max_size=6).map("".join)
-entries = st.lists(st.tuples(texts, texts), max_size=5)
 
 
-@given(entries)
-@example([("\\", "\\'"), ("'\\", "\\\\'"), ("\"\\'", "'\"\\")])
-def test_what_repr_writes_is_read_as_literal_eval_reads_it(pairs: list[tuple[str, str]]) -> None:
-    field = repr([sentence(*pair) for pair in pairs])
-    assert args_me._parse_entries(field, args_me._SENTENCE, ("sent_id", "sent_text")) == pairs
-    field = repr([premise(*pair) for pair in pairs])
-    assert args_me._parse_entries(field, args_me._PREMISE, ("text", "stance")) == pairs
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("arguments")
 
 
-tokens = st.sampled_from(
-    [*"[]{} \n\\'\"0r#", ", ", ": ", "\\'", "'sent_id': ", "'sent_text': ", "'a'", '"b"', "''", "\\N{DASH}"]
-    + ["[{'sent_id': 'a', 'sent_text': 'b'}", ", {'sent_id': \"a'\", 'sent_text': 'b'}"]
+@given(given_texts=st.lists(texts, max_size=5))
+@example(["\\", "'\\", "\\\\'", "\"\\'", "'\"\\"])
+def test_what_repr_writes_is_read(folder: Path, given_texts: list[str]) -> None:
+    pairs = [(f"s{n}", text) for n, text in enumerate([*given_texts, "last"])]
+    found = one(folder, sentences=[sentence(*pair) for pair in pairs], premises=[premise(text) for _, text in pairs])
+    assert found.parts == tuple(Part(*pair) for pair in pairs if pair[1].strip())
+
+
+@pytest.mark.parametrize(
+    "field",
+    [
+        "[{'sent_id': 'a', 'sent_text': 'b'}]\n",
+        "[{'sent_id': 'a', 'sent_text': 'b'}, ]",
+        "[{'sent_id': 'a', 'sent_text': 'b'}, ",
+        "[{'sent_id': 'a', 'sent_text': 'b'}][{'sent_id': 'a', 'sent_text': 'b'}]",
+        "[{'sent_id': '''a''', 'sent_text': 'b' 'c'}]",
+        "[{'sent_id': 'a', 'sent_text': 'b', 'sent_text': 'c'}]",
+        "[{'sent_id': 'a', 'sent_text': '\\777 \\N{EN DASH}'}]",
+        "[{'sent_id': 'a', 'sent_text': 'b\\\nc'}]",
+        "{'sent_id': 'a', 'sent_text': 'b'}]",
+        "[{'sent_id': '" + "\\'" * 500_000,  # quadratic time would be minutes here and below
+        "[{'sent_id': '" + "a\\\\" * 300_000 + "', ",
+    ],
+    ids=lambda field: field[:60],
 )
-
-
-@settings(max_examples=150)
-@given(st.lists(tokens, max_size=8).map("".join))
-@example("[{'sent_id': 'a', 'sent_text': 'b'}]\n")
-@example("[{'sent_id': 'a', 'sent_text': 'b'}, ]")
-@example("[{'sent_id': 'a', 'sent_text': 'b'}, ")
-@example("[{'sent_id': 'a', 'sent_text': 'b'}][{'sent_id': 'a', 'sent_text': 'b'}]")
-@example("[{'sent_id': '''a''', 'sent_text': 'b' 'c'}]")
-@example("[{'sent_id': 'a', 'sent_text': 'b', 'sent_text': 'c'}]")
-@example("[{'sent_id': 'a', 'sent_text': '\\d \\777 \\N{EN DASH}'}]")
-@example("[{'sent_id': 'a', 'sent_text': 'b\\\nc'}]")
-@example("{'sent_id': 'a', 'sent_text': 'b'}]")
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::SyntaxWarning")
-def test_any_other_field_is_read_as_literal_eval_reads_it_or_refused(field: str) -> None:
-    expected: list[tuple[Any, Any]] | None
-    found: list[tuple[str, str]] | None
+def test_any_other_field_is_read_as_python_reads_it_or_refused(tmp_path: Path, field: str) -> None:
     try:
-        value = ast.literal_eval(field)
-        expected = [(item["sent_id"], item["sent_text"]) for item in value]
-        if not isinstance(value, list) or not all(isinstance(text, str) for pair in expected for text in pair):
-            expected = None
-    except (ValueError, SyntaxError, TypeError, KeyError):
-        expected = None
-    try:
-        found = args_me._parse_entries(field, args_me._SENTENCE, ("sent_id", "sent_text"))
-    except args_me._InvalidField:
-        found = None
-    assert found == expected
-
-
-def test_text_cannot_make_the_expressions_go_back_and_forth() -> None:
-    """Quadratic time would be minutes here."""
-    for field in ("[{'sent_id': '" + "\\'" * 500_000, "[{'sent_id': '" + "a\\\\" * 300_000 + "', "):
-        with pytest.raises(args_me._InvalidField):
-            args_me._parse_entries(field, args_me._SENTENCE, ("sent_id", "sent_text"))
+        expected = [Part(item["sent_id"], item["sent_text"]) for item in ast.literal_eval(field)]
+    except (ValueError, SyntaxError, TypeError):
+        with pytest.raises(BadLine, match="not Python literals|sentences"):
+            one(tmp_path, sentences=field)
+    else:
+        assert one(tmp_path, sentences=field).parts == tuple(expected)

@@ -79,7 +79,7 @@ def test_a_file_of_another_kind_is_one_error_whether_bad_lines_are_skipped_or_no
 def test_documents_with_the_keys_of_their_task_are_documents_whatever_they_look_like(tmp_path: Path) -> None:
     record = {"qid": "1", "query": "q", "_id": "d", "text": "t"}
     (tmp_path / "own.jsonl").write_text(json.dumps(record) + "\n")
-    for keys in (DocumentKeys(("qid",), ("query",)), DocumentKeys(("_id",), ("text",))):
+    for keys in (DocumentKeys(("qid",), (("query",),)), DocumentKeys(("_id",), (("text",),))):
         assert len(list(read_passages(tmp_path / "own.jsonl", keys=keys))) == 1
     with pytest.raises(DataError, match="looks like"):
         list(read_passages(tmp_path / "own.jsonl"))

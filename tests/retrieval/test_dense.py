@@ -75,7 +75,7 @@ def test_every_document_is_embedded_once_and_found_by_its_own_words(store: Docum
     topics = [Topic("1", "a"), Topic("2", "b")]
     for topic, ranking, sent in zip(topics, index.retrieve(topics, queries, 7), (3, 5), strict=True):
         assert len(ranking) == 7 and {each.topic_id for each in ranking} == {topic.id}
-        assert f"passage: {sanitize(next(store.get_texts([ranking[0].document_id])))}" == engine.sent[sent]
+        assert f"passage: {sanitize(store.get_texts([ranking[0].document_id])[0])}" == engine.sent[sent]
         assert [each.score for each in ranking] == sorted((each.score for each in ranking), reverse=True)
     assert index.dimensions == queries.shape[1] and DenseIndex(store, DenseSettings(), INFO).dimensions is None
     # Nothing is left to do, and nothing is sent.

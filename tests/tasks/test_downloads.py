@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from touche_llm.tasks import TASKS, published
-from touche_llm.tasks.published import Published, PublishedFile, check_file, read_published
+from touche_llm.tasks.published import PublishedFile, check_file, read_published
 
 BEIR = "webis_touche2020_v2 webis_touche2020_v3"
 
@@ -23,9 +23,7 @@ def publish(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     """Publish files of other names, sizes and counts."""
 
     def replace(*files: PublishedFile) -> None:
-        known = read_published()
-        changed = Published(files=list(files), restricted=known.restricted)
-        monkeypatch.setattr(published, "read_published", lambda: changed)
+        monkeypatch.setattr(published, "read_published", lambda: list(files))
 
     return replace
 
@@ -97,9 +95,7 @@ def test_a_file_of_another_kind_is_a_problem(content: bytes, tmp_path: Path) -> 
 
 
 def test_what_is_published_names_tasks_and_identifies_their_topics() -> None:
-    published = read_published()
-    named = [*(file.tasks for file in published.files), *(corpus.tasks for corpus in published.restricted)]
-    assert {task for tasks in named for task in tasks} == TASKS.keys()
+    assert {task for file in read_published() for task in file.tasks} == TASKS.keys()
     for task in TASKS:
-        (topics,) = (file for file in published.files if task in file.tasks and file.role == "topics")
+        (topics,) = (file for file in read_published() if task in file.tasks and file.role == "topics")
         assert topics.first is not None

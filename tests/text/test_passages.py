@@ -141,19 +141,6 @@ def test_overlapping_passages_are_shown_once_and_all_of_them_are_the_whole() -> 
     assert document.whole.parts == ((0, len(MANY)),)
 
 
-def test_scores_are_those_of_bm25s() -> None:
-    import bm25s
-
-    from touche_llm.text.passages import _score_bm25
-
-    passages = [f"a b{n % 3} c{n % 7} d{n % 2} x x".split() * (1 + n % 4) for n in range(50)]
-    query = "b1 c5 c5 d0 x unknown".split()
-    other = bm25s.BM25(method="lucene", k1=1.2, b=0.75)
-    other.index(passages, show_progress=False)
-    assert _score_bm25(passages, query) == pytest.approx(other.get_scores(query).tolist(), abs=1e-5)
-    assert _score_bm25([[], []], query) == [0.0, 0.0]
-
-
 def test_left_out_boilerplate_parts_the_whole_without_a_mark() -> None:
     page = "The first sentence of it.\n\nLog in\nThe second sentence of it.\nThe third."
     document = made(page)

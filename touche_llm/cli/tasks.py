@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -57,7 +57,13 @@ def data(
     Exit code 1 if a file cannot be read, or is none of these.
     """
     if not files:
-        listed = list(_list_files([*TASKS] if task is None else [get_task(task).name]))
+        names = [*TASKS] if task is None else [get_task(task).name]
+        listed = [
+            {"task": name, **{column: getattr(file, column) for column in _FILE_COLUMNS}}
+            for name in names
+            for file in read_published()
+            if name in file.tasks
+        ]
         emit(output, listed, _FILES)
         if output is Format.TABLE:
             show_lines(dict.fromkeys(f"    {row['url']}" for row in listed))
@@ -75,17 +81,6 @@ def data(
         show_lines(problems)
     if problems:
         raise typer.Exit(1)
-
-
-def _list_files(tasks: list[str]) -> Iterator[dict[str, Any]]:
-    """Yield a row for each published file, then for each corpus that is given out under an agreement."""
-    published = read_published()
-    for task in tasks:
-        for file in (file for file in published.files if task in file.tasks):
-            yield {"task": task} | {name: getattr(file, name) for name in _FILE_COLUMNS}
-        for corpus in (corpus for corpus in published.restricted if task in corpus.tasks):
-            row: dict[str, Any] = {"task": task} | dict.fromkeys(_FILE_COLUMNS)
-            yield row | {"role": "corpus", "name": corpus.name, "licence": "by agreement", "url": corpus.url}
 
 
 EXAMPLE = SAMPLES / "example"

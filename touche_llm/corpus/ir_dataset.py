@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import logging
 import os
-import re
 import sys
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager, redirect_stdout
@@ -27,15 +26,7 @@ from touche_llm.text.passages import extract_text
 # What a document is: a text, an argument of args.me, or such an argument with its sentences.
 DocumentKind = Literal["text", "argument", "sentences"]
 _FOLDERS = Path(".touche-llm/datasets")
-_ID = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.:/-]{0,200}")
-_MAX_CAUSE = 120
-
-
-def check_dataset_id(dataset_id: str) -> str:
-    """Return the id of a dataset; raise ValueError if no dataset can have it."""
-    if not _ID.fullmatch(dataset_id):
-        raise ValueError("must be the id of a dataset of ir_datasets, as clueweb12/touche-2022-task-2")
-    return dataset_id
+_MAX_CAUSE = 300
 
 
 def dataset_folder(dataset_id: str) -> Path:
@@ -73,11 +64,7 @@ def read_dataset_topics(dataset_id: str) -> list[Topic]:
 def read_dataset_judgments(dataset_id: str, aspects: Collection[str]) -> dict[str, list[tuple[str, str, str]]]:
     """Return the judgments of a dataset for each of the aspects that it judges, in its order.
 
-    A judgment is `(topic id, document id, grade or label)`.
-
-    Args:
-        dataset_id: Id of the dataset.
-        aspects: Names of aspects, as `relevance`; a judgment has a field of this name.
+    A judgment is `(topic id, document id, grade or label)`; it has a field of the name of each aspect, as `relevance`.
 
     Raises:
         UsageError: There is no such dataset, it judges none of these aspects, or the library is missing.
@@ -153,48 +140,40 @@ class DatasetDocuments:
         try:
             text = _get_text(record)
             text.encode()
+            if not text.strip() or len(text) > MAX_LINE:
+                raise ValueError(f"no text, or more than {MAX_LINE:,} characters")
         except ValueError as error:
             raise BadLine(self, number, f"document {document_id}: {error}") from error
-        if not text.strip() or len(text) > MAX_LINE:
-            problem = f"longer than {MAX_LINE:,} characters" if text.strip() else "no text"
-            raise BadLine(self, number, f"document {document_id}: {problem}")
         return Document(document_id, text)
 
     def _parse_argument(self, record: Any, number: int) -> Document:
-        if _has(record, "conclusion", "premises"):
-            conclusion = record.conclusion
-            premises = [{"text": each.text, "stance": each.stance.name} for each in record.premises]
-        elif _has(record, "title", "text", "stance"):  # of BEIR, with one premise
-            conclusion, premises = record.title, [{"text": record.text, "stance": record.stance}]
-        else:
-            raise self._refuse(record)
-        values = {"id": record.doc_id, "conclusion": conclusion, "premises": premises}
-        if self.kind == "sentences":
-            if not _has(record, "sentences"):
-                raise self._refuse(record)
-            values["sentences"] = [{"sent_id": each.id, "sent_text": each.text} for each in record.sentences]
+        values: dict[str, Any] = {"id": record.doc_id}
+        try:
+            if hasattr(record, "premises"):
+                values["conclusion"] = record.conclusion
+                values["premises"] = [{"text": each.text, "stance": each.stance.name} for each in record.premises]
+            else:  # of BEIR, with one premise
+                values["conclusion"] = record.title
+                values["premises"] = [{"text": record.text, "stance": record.stance}]
+            if self.kind == "sentences":
+                values["sentences"] = [{"sent_id": each.id, "sent_text": each.text} for each in record.sentences]
+        except AttributeError as error:
+            wanted = "arguments with sentences" if self.kind == "sentences" else "arguments"
+            raise UsageError(
+                f"{self}: its documents ({type(record).__name__}) are not {wanted}; name a task over other documents "
+                "(`task: NAME`)"
+            ) from error
         return parse_argument(values, self, number, is_whole=self.kind == "argument")
-
-    def _refuse(self, record: Any) -> UsageError:
-        wanted = "arguments with sentences" if self.kind == "sentences" else "arguments"
-        return UsageError(
-            f"{self}: its documents ({type(record).__name__}) are not {wanted}; name a task over other documents "
-            "(`task: NAME`)"
-        )
 
 
 # What a document store is built from.
 Source = CorpusFile | DatasetDocuments
 
 
-# The kind of a document is known by its fields, since the classes of ir_datasets have no common base.
-def _has(record: object, *fields: str) -> bool:
-    return all(hasattr(record, field) for field in fields)
-
-
 def _get_text(record: Any) -> str:
     """Return the text of a document; raise ValueError if it has none."""
-    if _has(record, "body", "body_content_type"):
+    # The kind of a document is known by its fields, since the classes of ir_datasets have no common base.
+    if hasattr(record, "body"):
         return extract_text(record.body, record.body_content_type)
     if not hasattr(record, "default_text"):
         raise ValueError(f"{type(record).__name__} has no text")
@@ -205,15 +184,10 @@ def _place(dataset_id: str) -> str:
     return f"irds:{dataset_id}"
 
 
-def _import_library() -> Any:
-    with needs_extra("ir-datasets", "`dataset: ID`"):
-        import ir_datasets
-    return ir_datasets
-
-
 def _load(dataset_id: str, kind: Literal["docs", "queries", "qrels"], what: str) -> Any:
     """Return the handler of a dataset; raise UsageError if it does not exist or has none of what is requested."""
-    ir_datasets = _import_library()
+    import ir_datasets
+
     try:
         dataset = ir_datasets.load(dataset_id)
     except KeyError as error:
@@ -227,37 +201,23 @@ def _load(dataset_id: str, kind: Literal["docs", "queries", "qrels"], what: str)
 
 @contextmanager
 def _report_failures(dataset_id: str, what: str) -> Iterator[None]:
-    """Turn errors of the library into one line, with what it said on where it looks for a file."""
+    """Turn errors of the library into one line: each of its classes reads its files, and fails, in its own way."""
+    with needs_extra("ir-datasets", "`dataset: ID`"):
+        import ir_datasets
+    # The library's bars and messages would fill a log file.
+    ir_datasets.log.easy().logger().setLevel(logging.CRITICAL)
     if not sys.stderr.isatty():
-        # The library's bars would fill a log file.
         os.environ.setdefault("TQDM_DISABLE", "1")
-    ir_datasets = _import_library()
-    place, logger = _place(dataset_id), ir_datasets.log.easy().logger()
-    handler = logging.StreamHandler(StringIO())
-    handler.terminator = "\0"
-    before, logger.handlers[:] = list(logger.handlers), [handler]
     try:
         yield
     except ToucheError:
         raise
-    except ImportError as error:
-        # It names the libraries of this extra.
-        advised = "; pip install 'touche-llm[warc]'" if re.search("warc|zlib-state", str(error)) else ""
-        raise UsageError(f"{place}: {error!s:.{_MAX_CAUSE}}{advised}") from error
-    except Exception as error:  # of any type: each class of the library reads its files in its own way
-        cause = " ".join(f"{type(error).__name__}: {error}".split())
-        home = ir_datasets.util.home_path()
-        # What its downloads raise; any other error is about the content of a file.
-        if isinstance(error, OSError | RuntimeError):
-            # Its messages say where a file is looked for before it is downloaded.
-            said = [" ".join(text.split()) for text in handler.stream.getvalue().split("\0")]
-            advised = f"ir_datasets downloads to {home}: run this with a network, or copy that folder"
-            advised = next((text for text in reversed(said) if " here" in text), advised)
-        else:
-            advised = f"delete the damaged file in {home}, so that it is downloaded again"
+    except Exception as error:
+        place, cause = _place(dataset_id), " ".join(f"{type(error).__name__}: {error}".split())
+        if isinstance(error, ImportError):
+            raise UsageError(f"{place}: {cause}; for WARC files, pip install 'touche-llm[warc]'") from error
         raise DataError(
-            f"{place}: cannot read its {what} ({cause:.{_MAX_CAUSE}}); {advised}; "
-            f"see https://ir-datasets.com/{dataset_id.partition('/')[0]}.html"
+            f"{place}: cannot read its {what} ({cause:.{_MAX_CAUSE}}); run this with a network, copy the folder of "
+            f"ir_datasets, {ir_datasets.util.home_path()}, or delete a damaged file there; see "
+            f" https://ir-datasets.com/{dataset_id.partition('/')[0]}.html"
         ) from error
-    finally:
-        logger.handlers[:] = before

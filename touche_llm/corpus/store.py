@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import json
 import sqlite3
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
@@ -20,11 +21,9 @@ from touche_llm.data.io import read_record, replace_folder, sha256, write_record
 from touche_llm.data.records import Document
 from touche_llm.errors import BadLine, DataError, UsageError, Warn
 
-_MANIFEST, _DATABASE, _PARENTS, _BAD_LINES = "manifest.json", "documents.sqlite", "parents.npy", "bad_lines.txt"
+_MANIFEST, _DATABASE, _PARENTS = "manifest.json", "documents.sqlite", "parents.npy"
 # Patterns of the files of a store, with those of the indexes below it; a folder with other files is never replaced.
-_STORE_FILES = (_MANIFEST, _DATABASE, _BAD_LINES, "*.npy", "bm25-*", "dense-*")
-_SQL_VARIABLES = 500  # max placeholders of a query; older versions of SQLite allow 999
-
+_STORE_FILES = (_MANIFEST, _DATABASE, "*.npy", "bm25-*", "dense-*")
 _NOT_THERE = (errno.ENOENT, errno.ENOTDIR, errno.EISDIR)
 
 
@@ -39,9 +38,6 @@ class TextTable:
         """Use `DocumentStore`."""
         self.folder, self.manifest = folder, manifest
         self._database = database
-        (rows,) = database.execute(f"SELECT ifnull(max(row) + 1, 0) FROM {self.name}").fetchone()
-        if rows != len(self):
-            raise ValueError(f"{rows} {self.name}, not {len(self)}")
 
     def __len__(self) -> int:
         size: int = getattr(self.manifest, self.name)
@@ -58,18 +54,15 @@ class TextTable:
         found = dict(self._select("row, id", "row", rows))
         return [found[row] for row in rows]
 
-    def get_texts(self, ids: list[str]) -> Iterator[str]:
-        """Yield the texts of ids that are in the corpus, in the given order."""
-        for start in range(0, len(ids), _SQL_VARIABLES):
-            part = ids[start : start + _SQL_VARIABLES]
-            yield from map(dict(self._select("id, text", "id", part)).__getitem__, part)
+    def get_texts(self, ids: list[str]) -> list[str]:
+        """Return the texts of ids that are in the corpus, in the given order."""
+        found = dict(self._select("id, text", "id", ids))
+        return [found[unit_id] for unit_id in ids]
 
-    def _select(self, columns: str, key: str, values: Sequence[str | int]) -> Iterator[tuple[Any, ...]]:
-        """Yield the columns of the rows that have one of the values as key, in any order."""
-        for start in range(0, len(values), _SQL_VARIABLES):
-            part = values[start : start + _SQL_VARIABLES]
-            marks = ",".join("?" * len(part))
-            yield from self._database.query(f"SELECT {columns} FROM {self.name} WHERE {key} IN ({marks})", part)
+    def _select(self, columns: str, key: str, values: Sequence[str | int]) -> list[Any]:
+        """Return the columns of the rows that have one of the values as key, in any order."""
+        query = f"SELECT {columns} FROM {self.name} WHERE {key} IN (SELECT value FROM json_each(?))"
+        return self._database.query(query, (json.dumps(values),))
 
     def read_texts(self, start: int = 0, stop: int | None = None) -> Iterator[str]:
         """Yield the texts to index of the rows from `start` to before `stop`, one in memory at a time."""
@@ -114,8 +107,6 @@ class Parts(TextTable):
         """Return the row of the document of each part; memory-mapped. Raises DataError if the file is damaged."""
         with report_damage(self.folder, "index"):
             rows: NDArray[np.int64] = np.load(self.folder / _PARENTS, mmap_mode="r", allow_pickle=False)
-            if rows.shape != (len(self),):
-                raise ValueError(f"{_PARENTS}: shape {rows.shape}, not {(len(self),)}")
         return rows
 
 
@@ -130,15 +121,15 @@ class DocumentStore(TextTable, AbstractContextManager["DocumentStore"]):
         manifest = _read_manifest(folder)
         # The file never changes, so reads need neither locks nor checks for changes.
         place = f"{(folder / _DATABASE).absolute().as_uri()}?mode=ro&immutable=1"
-        with ExitStack() as undo:
-            with report_damage(folder, "index"):
-                # SQLite does not report why it cannot open a file.
-                (folder / _DATABASE).open("rb").close()
-                database = undo.enter_context(closing(connect(place)))
-                database.path = folder / _DATABASE
-                super().__init__(folder, manifest, database)
-                self.parts = Parts(folder, manifest, database)
+        with ExitStack() as undo, report_damage(folder, "index"):
+            # SQLite does not report why it cannot open a file.
+            (folder / _DATABASE).open("rb").close()
+            database = undo.enter_context(closing(connect(place)))
+            database.path = folder / _DATABASE
+            database.execute("SELECT 1 FROM documents, parts LIMIT 0")
             undo.pop_all()
+        super().__init__(folder, manifest, database)
+        self.parts = Parts(folder, manifest, database)
 
     def __exit__(self, *_: object) -> None:
         self.close()
@@ -165,21 +156,15 @@ def report_damage(folder: Path, what: str) -> Iterator[None]:
     except (sqlite3.Error, OSError, EOFError, ValueError, KeyError, TypeError) as error:
         # Without errno it comes from numpy: the file has the wrong format.
         if isinstance(error, OSError) and error.errno not in (None, *_NOT_THERE):
-            error.filename = error.filename or str(folder)
             raise
         raise DataError(f"{folder}: damaged {what} ({error!s:.200}); delete the folder and index again") from error
 
 
 def _read_manifest(folder: Path) -> StoreManifest:
-    path = folder / _MANIFEST
-    if not path.exists():
-        raise DataError(f"{folder}: no index here; build one with `touche-llm index`")
     try:
-        return read_record(path, StoreManifest, "an index manifest")
+        return read_record(folder / _MANIFEST, StoreManifest, "an index manifest")
     except DataError as error:
-        raise DataError(
-            f"{error}; it is damaged or of another version of this program: run `touche-llm index` with its corpus"
-        ) from error
+        raise DataError(f"{error}; build the index with `touche-llm index` and its corpus") from error
 
 
 def ensure_store(source: Source, folder: Path, *, skip_bad_lines: bool = False, warn: Warn) -> DocumentStore:
@@ -189,7 +174,7 @@ def ensure_store(source: Source, folder: Path, *, skip_bad_lines: bool = False, 
     folder remains.
 
     Raises:
-        DataError: The corpus cannot be read or has a bad line (unless `skip_bad_lines`, which lists them instead).
+        DataError: The corpus cannot be read or has a bad line (unless `skip_bad_lines`).
         UsageError: The folder contains another corpus or is not an index.
     """
     source.check()
@@ -236,9 +221,8 @@ def _build(source: Source, folder: Path, skip_bad_lines: bool, warn: Warn) -> No
     row = 0
     parents: array[int] = array("q")
     with replace_folder(folder, _STORE_FILES) as building:
-        listing = building / _BAD_LINES
-        with closing(connect(str(building / _DATABASE))) as database, listing.open("w", encoding="utf-8") as lines:
-            left_out = SkippedLines(warn, lines)
+        left_out = SkippedLines(warn)
+        with closing(connect(str(building / _DATABASE))) as database:
             # Only a complete folder is renamed into place, so no journal is needed.
             database.executescript("PRAGMA journal_mode=OFF; PRAGMA synchronous=OFF; PRAGMA cache_size=-200000; BEGIN;")
             database.execute(
@@ -250,8 +234,8 @@ def _build(source: Source, folder: Path, skip_bad_lines: bool, warn: Warn) -> No
                 "text TEXT NOT NULL)"
             )
             for line, document in source.read(left_out.add if skip_bad_lines else None):
-                if taken := _insert(database, document, row, len(parents)):
-                    bad = BadLine(source, line, f"{taken} occurs already in an earlier line")
+                if not _insert(database, document, row, len(parents)):
+                    bad = BadLine(source, line, f"document {document.id}: its id, or that of a part, occurs already")
                     if not skip_bad_lines:
                         raise bad
                     left_out.add(bad)
@@ -262,8 +246,6 @@ def _build(source: Source, folder: Path, skip_bad_lines: bool, warn: Warn) -> No
             np.save(building / _PARENTS, np.frombuffer(parents, dtype=np.int64))
         if not row:
             raise DataError(f"{source}: no usable document in it")
-        if not left_out.count:
-            listing.unlink()
         manifest = StoreManifest(
             corpus=source.name,
             **source.identify(),
@@ -274,26 +256,18 @@ def _build(source: Source, folder: Path, skip_bad_lines: bool, warn: Warn) -> No
         )
         write_records(building / _MANIFEST, [manifest])
     if left_out.count:
-        warn(f"left out {left_out.count} bad lines of {source}, all listed in {folder / _BAD_LINES}")
+        warn(f"left out {left_out.count} bad lines of {source}")
 
 
-def _insert(database: sqlite3.Connection, document: Document, row: int, part_row: int) -> str:
-    """Store a document in row `row` and its parts from `part_row` on; return which id is taken if it was not stored."""
+def _insert(database: sqlite3.Connection, document: Document, row: int, part_row: int) -> bool:
+    """Store a document in row `row` and its parts from `part_row` on, unless an id is taken; return whether it was."""
     # Ids are not looked up before: that takes as long as storing them.
-    stored = database.execute(
-        "INSERT OR IGNORE INTO documents VALUES (?, ?, ?, ?, ?)",
-        (row, document.id, document.text, document.title, document.side),
-    )
-    if not stored.rowcount:
-        return f"document {document.id}: the id"
-    if not document.parts:
-        return ""
-    stored = database.executemany(
-        "INSERT OR IGNORE INTO parts VALUES (?, ?, ?, ?)",
-        [(place, part.id, row, part.text) for place, part in enumerate(document.parts, start=part_row)],
-    )
-    if stored.rowcount == len(document.parts):
-        return ""
-    database.execute("DELETE FROM parts WHERE row >= ?", (part_row,))
-    database.execute("DELETE FROM documents WHERE row = ?", (row,))
-    return f"document {document.id}: the id of one of its parts"
+    values = (row, document.id, document.text, document.title, document.side)
+    stored = database.execute("INSERT OR IGNORE INTO documents VALUES (?, ?, ?, ?, ?)", values).rowcount == 1
+    if stored and document.parts:
+        parts = [(place, part.id, row, part.text) for place, part in enumerate(document.parts, start=part_row)]
+        stored = database.executemany("INSERT OR IGNORE INTO parts VALUES (?, ?, ?, ?)", parts).rowcount == len(parts)
+        if not stored:
+            database.execute("DELETE FROM parts WHERE row >= ?", (part_row,))
+            database.execute("DELETE FROM documents WHERE row = ?", (row,))
+    return stored

@@ -233,7 +233,7 @@ def find_task_folder(config_file: Path, base: Path | None = None) -> str | None:
 def is_same_task(first: str, second: str) -> bool:
     """Return whether two tasks have the same definition: a folder may have moved."""
     try:
-        return get_task(first).has_same_definition(get_task(second))
+        return get_task(first).model_dump() == get_task(second).model_dump()
     except (DataError, UsageError):
         return False
 

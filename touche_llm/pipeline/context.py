@@ -10,7 +10,6 @@ from typing import Any, Self
 
 from touche_llm.config import Config
 from touche_llm.corpus.ir_dataset import (
-    check_dataset_id,
     dataset_folder,
     read_dataset_judgments,
     read_dataset_topics,
@@ -52,12 +51,9 @@ class Dataset:
             task: Name of the task; None for the task of the project that has this dataset.
 
         Raises:
-            UsageError: The id is malformed, or the task is unknown.
+            UsageError: The task is unknown.
         """
-        try:
-            self.id = check_dataset_id(id)
-        except ValueError as error:
-            raise UsageError(f"dataset: {error}, not {id!r:.80}") from error
+        self.id = id
         self.task = get_task(task or find_dataset_task(id))
         self.folder = dataset_folder(id)
 

@@ -240,8 +240,8 @@ async def _write_documents(context: RunContext, directory: RunDirectory, folder:
         else:
             keys = context.task.document_keys
             for document_id in sorted(documents):
-                line = {keys.id[0]: document_id, **dict.fromkeys(keys.text[1:] if keys.is_joined else (), "")}
-                line[keys.text[0]] = corpus.documents.get(document_id).text
+                line = {keys.id[0]: document_id} | {names[0]: "" for names in keys.text}
+                line[keys.text[0][0]] = corpus.documents.get(document_id).text
                 stream.write(orjson.dumps(line, option=orjson.OPT_APPEND_NEWLINE))
     return documents
 

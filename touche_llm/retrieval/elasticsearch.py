@@ -384,7 +384,7 @@ async def load_corpus(
     One batch of documents is in memory at a time, and the ids of all. The index is marked as complete at the end.
 
     Raises:
-        DataError: The corpus cannot be read, has a bad line (unless `skip_bad_lines`) or changes while it is read.
+        DataError: The corpus cannot be read, or has a bad line (unless `skip_bad_lines`).
         UsageError: The index holds another corpus, has other settings, or was not created by this program.
         EngineError: Elasticsearch cannot be reached or refuses; the same command resumes.
     """

@@ -12,7 +12,7 @@ from touche_llm.tasks.task import prompts_folder as prompts_folder
 DEFAULT_TASK = "comparative"
 # The project's own tasks by name.
 TASKS: dict[str, Task] = {
-    file.parent.name: load_task(file.parent, is_own=True) for file in sorted(prompts_folder().glob(f"*/{TASK_FILE}"))
+    file.parent.name: load_task(file.parent) for file in sorted(prompts_folder().glob(f"*/{TASK_FILE}"))
 }
 # Help of the options that take a task.
 TASK_HELP = f"Task, by its name (`touche-llm tasks list`) or as a folder with a {TASK_FILE}"

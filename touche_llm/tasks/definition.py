@@ -27,11 +27,10 @@ TiraTopics = Literal["objects", "no_objects"]
 NO_SIDE = "NONE"
 MeasureName = Literal["nDCG@5", "nDCG@10", "macro-F1"]
 
-_LABEL = re.compile(r"[A-Za-z][A-Za-z0-9_+-]{0,30}")
-_NAME = re.compile(r"[a-z][a-z0-9_]{0,30}")
 _SCALE = re.compile(r"([0-9]{1,2})\.\.([0-9]{1,2})")
-# Other fields of an answer, other weights, and columns of the results.
-_RESERVED = ("stance", "stance_source", "position", "role", FIRST_STAGE, "topic", "document", "rank", "score")
+# Other fields of an answer, other weights, columns of runs and results, and the value for a stance that is left out.
+_RESERVED = "stance stance_source position role topic document rank score".split()
+_RESERVED += [FIRST_STAGE, OMIT, NO_STANCE_COLUMN]
 
 
 class Scale(NamedTuple):
@@ -60,56 +59,31 @@ class Scale(NamedTuple):
 
 
 def _parse_scale(text: Any) -> Scale:
-    found = _SCALE.fullmatch(text) if isinstance(text, str) else None
-    scale = Scale(*map(int, found.groups())) if found else None
-    if scale is None or not scale.lowest < scale.highest <= HIGHEST_GRADE:
-        raise ValueError(
-            f"must be a scale LOWEST..HIGHEST of numbers from 0 to {HIGHEST_GRADE}, such as 0..3, not {text!r:.30}"
-        )
+    found = _SCALE.fullmatch(str(text))
+    scale = Scale(*map(int, found.groups())) if found else Scale(0, 0)
+    if not scale.lowest < scale.highest <= HIGHEST_GRADE:
+        raise ValueError(f"must be LOWEST..HIGHEST, numbers from 0 to {HIGHEST_GRADE}, such as 0..3, not {text!r:.30}")
     return scale
 
 
-def _check_name(name: str) -> str:
-    if not _NAME.fullmatch(name):
-        raise ValueError(f"{name!r:.40}: must begin with a letter and have only a to z, 0 to 9 and _, 31 at most")
+def _check_free(name: str) -> str:
+    if name in _RESERVED:
+        raise ValueError(f"{name!r}: has another meaning; give another name than {', '.join(_RESERVED)}")
     return name
 
 
-def _check_aspect(name: str) -> str:
-    if _check_name(name) in _RESERVED:
-        raise ValueError(f"{name!r}: has another meaning; an aspect must not be named {', '.join(_RESERVED)}")
-    return name
-
-
-def _check_label(label: str) -> str:
-    if not _LABEL.fullmatch(label):
-        raise ValueError(
-            f"{label!r:.40}: must begin with a letter and have only letters, digits, _, + and -, 31 at most"
-        )
-    if label in (OMIT, NO_STANCE_COLUMN):
-        raise ValueError(f"{label!r}: has another meaning in runs and tasks; give another label")
-    return label
-
-
-def _check_unique(names: list[str]) -> list[str]:
-    seen: dict[str, str] = {}
-    for name in names:
-        if (other := seen.setdefault(name.casefold(), name)) != name or names.count(name) > 1:
-            raise ValueError(f"{other} and {name} are the same label; leave one of them out")
-    return names
-
-
-def _check_printable(text: str) -> str:
-    if not text.isprintable():
-        raise ValueError("must be one line without control characters")
-    return text
+def _check_unique(labels: list[str]) -> list[str]:
+    if len({label.casefold() for label in labels}) < len(labels):
+        raise ValueError(f"must not hold the same label twice, in any letter case: {', '.join(labels)}")
+    return labels
 
 
 GradeScale = Annotated[Scale, BeforeValidator(_parse_scale)]
-Line = Annotated[str, Field(min_length=1, max_length=200), AfterValidator(_check_printable)]
-Name = Annotated[str, AfterValidator(_check_name)]
-Aspect = Annotated[str, AfterValidator(_check_aspect)]
-Labels = Annotated[list[Annotated[str, AfterValidator(_check_label)]], AfterValidator(_check_unique)]
+Line = Annotated[str, Field(min_length=1, max_length=200)]
+Name = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]{0,30}$")]
+Aspect = Annotated[Name, AfterValidator(_check_free)]
+Label = Annotated[str, Field(pattern=r"^[A-Za-z][A-Za-z0-9_+-]{0,30}$"), AfterValidator(_check_free)]
+Labels = Annotated[list[Label], AfterValidator(_check_unique)]
 Url = Annotated[str, Field(pattern=r"^https://\S+$")]
 # Sums of weights and scores stay finite.
 Weight = Annotated[float, Field(ge=0.0, le=1e300, allow_inf_nan=False)]
@@ -135,10 +109,9 @@ class CorpusDefinition(Model, strict=True):
     text: Annotated[list[Line], BeforeValidator(lambda value: [value] if isinstance(value, str) else value)] = []
 
     @model_validator(mode="after")
-    def _check_fields(self) -> CorpusDefinition:
-        for key in ("id", "text"):
-            if getattr(self, key) and self.reader != "json_lines":
-                raise ValueError(f"{key}: only the reader json_lines has keys; leave it out")
+    def _check_keys(self) -> CorpusDefinition:
+        if (self.id or self.text) and self.reader != "json_lines":
+            raise ValueError("id: only the reader json_lines has keys; leave out `id` and `text`")
         return self
 
 
@@ -159,21 +132,16 @@ class StanceDefinition(Model, strict=True):
 
     @model_validator(mode="after")
     def _check_labels(self) -> StanceDefinition:
-        known = ", ".join(self.labels)
-        for key, labels in (
-            ("no_side", self.no_side),
-            ("swapped", [label for pair in self.swapped.items() for label in pair]),
-            ("unanswered", [] if self.unanswered == OMIT else [self.unanswered]),
-        ):
+        swapped = [label for pair in self.swapped.items() for label in pair]
+        allowed = {"no_side": self.labels, "swapped": self.labels, "unanswered": [*self.labels, OMIT]}
+        for key, labels in (("no_side", self.no_side), ("swapped", swapped), ("unanswered", [self.unanswered])):
             for label in labels:
-                if label not in self.labels:
-                    also = f" or {OMIT}" if key == "unanswered" else ""
-                    raise ValueError(f"{key}: {label!r:.40} is not one of the labels; it must be {known}{also}")
+                if label not in allowed[key]:
+                    raise ValueError(f"{key}: must be of {', '.join(allowed[key])}, not {label!r:.40}")
         if set(self.no_side) == set(self.labels):
-            raise ValueError(f"no_side: holds all of {known}; at least one label must take a side")
+            raise ValueError("no_side: holds all labels; at least one must take a side")
         pairs = {frozenset(pair) for pair in self.swapped.items()}
-        exchanged = [label for pair in pairs for label in pair]
-        if len(exchanged) < 2 * len(pairs) or len(set(exchanged)) < len(exchanged):
+        if len(frozenset().union(*pairs)) < 2 * len(pairs):
             raise ValueError("swapped: must hold pairs of two different labels, and each label in one pair only")
         return self
 
@@ -183,9 +151,3 @@ class DocumentLimits(Model, strict=True):
 
     min: Annotated[int, Field(ge=0)] = 0
     max: Annotated[int, Field(ge=1, le=1000)] = 1000
-
-    @model_validator(mode="after")
-    def _check_order(self) -> DocumentLimits:
-        if self.min > self.max:
-            raise ValueError(f"min: {self.min} is above max, {self.max}; it must be {self.max} or less")
-        return self

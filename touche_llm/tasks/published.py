@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from touche_llm.corpus.args_me import read_whole_arguments
-from touche_llm.corpus.json_lines import read_collection
+from touche_llm.corpus.json_lines import read_passages
 from touche_llm.data.io import read_table_lines, report_unreadable
 from touche_llm.data.records import Model, Topic
 from touche_llm.data.settings import load_yaml
@@ -26,17 +26,13 @@ _ID_CHARS = 12
 
 
 class PublishedFile(Model, strict=True):
-    """A published file.
+    """A published file; its size, checksum and licence are None if its source states none.
 
     Attributes:
-        role: What it holds: a corpus, topics, or the qrels of an aspect.
-        url: Where it is.
-        bytes: Its size; None if its source states none.
-        md5: Its checksum; likewise.
         records: Number of documents, topics or judgments in it; None if unknown.
         holds: Name of the file inside an archive.
         first: Number and title of the first topic.
-        licence: Its licence; None if its source states none.
+        prefix: Beginning of the ids of documents that may not be redistributed, in small letters.
     """
 
     name: str
@@ -49,55 +45,41 @@ class PublishedFile(Model, strict=True):
     holds: str | None = None
     first: str | None = None
     licence: str | None = None
-
-
-class RestrictedCorpus(Model, strict=True):
-    """A corpus that is given out under an agreement.
-
-    Attributes:
-        url: Page that says how to get it.
-        prefix: Beginning of the ids of its documents, in small letters.
-    """
-
-    name: str
-    tasks: list[str] = Field(min_length=1)
-    url: Url
-    prefix: str = Field(min_length=1)
+    prefix: str | None = None
 
 
 class Published(Model, strict=True):
     """All published files of the tasks."""
 
     files: list[PublishedFile]
-    restricted: list[RestrictedCorpus]
 
-    def list_topics(self, number: str, title: str) -> list[PublishedFile]:
-        """Return the files of topics whose first one has this number and title, in any letter case."""
-        first = f"{number} {title}".casefold()
-        return [file for file in self.files if file.first is not None and file.first.casefold() == first]
+
+@cache
+def read_published() -> list[PublishedFile]:
+    """Read the list of published files."""
+    return load_yaml(Path(__file__).with_name("published.yaml"), Published).files
+
+
+def _list_topics(number: str, title: str) -> list[PublishedFile]:
+    """Return the files of topics whose first one has this number and title, in any letter case."""
+    first = f"{number} {title}".casefold()
+    return [file for file in read_published() if file.first is not None and file.first.casefold() == first]
 
 
 def list_topic_tasks(topic: Topic) -> list[str]:
     """Return the tasks whose published topics begin with this one; none if it is another, or a translation."""
-    files = read_published().list_topics(topic.id, topic.title)
-    return list(dict.fromkeys(task for file in files for task in file.tasks))
+    return list(dict.fromkeys(task for file in _list_topics(topic.id, topic.title) for task in file.tasks))
 
 
 def describe_restriction(document_ids: Iterable[str]) -> str:
     """Return a note on texts that may not be redistributed; empty if none of the documents is of such a corpus."""
     beginnings = {document_id[:_ID_CHARS].lower() for document_id in document_ids}
     corpora = [
-        f"{corpus.name} ({corpus.url})"
-        for corpus in read_published().restricted
-        if any(beginning.startswith(corpus.prefix) for beginning in beginnings)
+        f"{file.name} ({file.url})"
+        for file in read_published()
+        if file.prefix and any(beginning.startswith(file.prefix) for beginning in beginnings)
     ]
     return f"holds texts of {' and '.join(corpora)}, which may not be redistributed" if corpora else ""
-
-
-@cache
-def read_published() -> Published:
-    """Read the list of published files."""
-    return load_yaml(Path(__file__).with_name("published.yaml"), Published)
 
 
 # Characters of a record that are shown.
@@ -116,7 +98,7 @@ def check_file(path: Path) -> dict[str, Any]:
     files: list[PublishedFile] = []
     with report_unreadable(path):
         size = path.stat().st_size
-        if same_size := [file for file in read_published().files if file.bytes == size]:
+        if same_size := [file for file in read_published() if file.bytes == size]:
             with path.open("rb") as stream:
                 md5 = hashlib.file_digest(stream, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()
             files = [file for file in same_size if file.md5 == md5]
@@ -126,11 +108,11 @@ def check_file(path: Path) -> dict[str, Any]:
     except DataError as error:
         kind, record, problem = "file", [], str(error).removeprefix(f"{path}: ")
     if kind == "topics":
-        files = files or read_published().list_topics(*record)
+        files = files or _list_topics(*record)
     elif not is_published:
         if kind == "archive":
             problem = "an archive that is not published; unpack it, and check its files"
-        for file in read_published().files:
+        for file in read_published():
             if file.name == path.name and file.bytes not in (None, size):
                 wrong_size = f"{size:,} bytes, {file.bytes:,} are published as {file.url}: download it again"
                 problem = f"{problem}; {wrong_size}" if problem else wrong_size
@@ -156,7 +138,7 @@ def _read_first_record(path: Path) -> tuple[str, list[str]]:
         topic = read_topics(path)[0]
         return kind, [topic.id, topic.title]
     if kind in ("arguments", "argument table", "documents", "rerank"):
-        for _, document in (read_whole_arguments if kind.startswith("argument") else read_collection)(path, None):
+        for _, document in (read_whole_arguments if kind.startswith("argument") else read_passages)(path, None):
             return "corpus", [document.id, document.title or document.text]
     for _, line in read_table_lines(path, "a table"):
         if kind in ("qrels", "run"):

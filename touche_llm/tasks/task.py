@@ -11,7 +11,7 @@ from pydantic import Field, PrivateAttr, model_validator
 
 from touche_llm.corpus.args_me import read_arguments, read_whole_arguments
 from touche_llm.corpus.ir_dataset import DatasetDocuments, DocumentKind, Source
-from touche_llm.corpus.json_lines import TOUCHE_KEYS, CorpusFile, DocumentKeys, Reader, read_collection
+from touche_llm.corpus.json_lines import TOUCHE_KEYS, CorpusFile, DocumentKeys, Reader, read_passages
 from touche_llm.data.records import Model, Topic
 from touche_llm.data.settings import load_yaml
 from touche_llm.data.trec_runs import NO_STANCE_COLUMN
@@ -75,55 +75,47 @@ class Task(Model, strict=True):
     measures: dict[str, MeasureName] = {}
 
     _folder: Path = PrivateAttr(default=Path())
-    _is_own: bool = PrivateAttr(default=False)
 
     @model_validator(mode="after")
     def _check_parts(self) -> Task:
-        self._check_features()
         for name, scale in self.aspects.items():
             if scale.lowest <= 1 and scale.highest == 10:
                 raise ValueError(
                     f"aspects.{name}: {scale} has 1 and 10, whose probabilities cannot be told apart where a model "
                     f"writes digits one by one; give a scale up to 9, and qrels.{name} for human judgments up to 10"
                 )
-        for name in self.qrels:
-            _require_known(f"qrels.{name}", name, tuple(self.aspects))
-        names = (*self.aspects, FIRST_STAGE)
+        known_by_place = {
+            "qrels": (self.qrels, self.aspects),
+            "sentence_aspects": (self.sentence_aspects, self.aspects),
+            "measures": (self.measures, self.judged_aspects),
+            **{f"weights.{objective}": (of, self.weight_names) for objective, of in self.weights.items()},
+        }
+        for place, (names, known) in known_by_place.items():
+            for name in names:
+                if name not in known:
+                    raise ValueError(f"{place}: {name!r:.40} is unknown; it must be {', '.join(known)}")
+        for name, measure in self.measures.items():
+            if (name == "stance") is not (measure == "macro-F1"):
+                allowed = "macro-F1" if name == "stance" else "nDCG@5 or nDCG@10"
+                raise ValueError(f"measures.{name}: must be {allowed}, not {measure}")
         if "both" not in self.weights:
             raise ValueError("weights.both: missing; it is the default objective")
-        for objective, weights in self.weights.items():
-            for name in weights:
-                _require_known(f"weights.{objective}.{name}", name, names)
-            if not sum(weights.values()):
-                raise ValueError(f"weights.{objective}: all are 0; give one of {', '.join(names)} a weight above 0")
-        for name, measure in self.measures.items():
-            _require_known(f"measures.{name}", name, self.judged_aspects)
-            if (name == "stance") is not (measure == "macro-F1"):
-                allowed = [known for known in get_args(MeasureName) if (known == "macro-F1") is (name == "stance")]
-                raise ValueError(f"measures.{name}: must be {' or '.join(allowed)}, not {measure}")
-        return self
-
-    def _check_features(self) -> None:
         has = self.features
-        if "pairs" in has:
-            if others := [name for name in has if name != "pairs"]:
-                raise ValueError(f"features: pairs cannot be combined with {', '.join(others)}")
-            if not self.reads_arguments:
-                raise ValueError("corpus.reader: must be args_me, which reads the sentences that `pairs` needs")
-            if self.stance is None or self.stance.no_side or NO_SIDE in self.stance.labels:
-                raise ValueError(f"stance: the feature pairs needs labels that all take a side; {NO_SIDE} is its own")
-            if not self.sentence_aspects:
-                raise ValueError(f"sentence_aspects: missing; name at least one of {', '.join(self.aspects)}")
-        elif self.sentence_aspects:
+        is_for_pairs = has == ["pairs"] and self.reads_arguments and self.sentence_aspects and self.stances
+        if "pairs" in has and (not is_for_pairs or self.no_stances or NO_SIDE in self.stances):
+            raise ValueError(
+                "features: pairs needs no other feature, `corpus.reader: args_me`, `sentence_aspects`, and stance "
+                f"labels that all take a side, without {NO_SIDE}"
+            )
+        if self.sentence_aspects and "pairs" not in has:
             raise ValueError("sentence_aspects: only with the feature pairs; leave it out")
-        elif "excerpts" in has and self.reads_arguments:
-            raise ValueError("features: excerpts are those of web pages; leave it out with corpus.reader args_me")
-        for name in self.sentence_aspects:
-            _require_known("sentence_aspects", name, tuple(self.aspects))
+        if "excerpts" in has and self.reads_arguments:
+            raise ValueError("features: excerpts are of web pages, not of arguments (args_me); leave it out")
         if "stance_prompt" in has and not self.no_stances:
             raise ValueError("stance.no_side: missing; stance_prompt finds out whether a document takes a side")
         if self.swapped_stances and "objects" not in has:
             raise ValueError("stance.swapped: only with the feature objects; leave it out")
+        return self
 
     @property
     def folder(self) -> Path:
@@ -133,16 +125,12 @@ class Task(Model, strict=True):
     @property
     def is_own(self) -> bool:
         """Whether it is one of the project's own tasks."""
-        return self._is_own
+        return self.folder.parent == prompts_folder()
 
     @property
     def reference(self) -> str:
         """Value of the setting `task`: the name of one of the project's own tasks, else the path of the folder."""
         return self.name if self.is_own else str(self.folder)
-
-    def has_same_definition(self, other: Task) -> bool:
-        """Return whether another task has the same `task.yaml`, in whatever folder."""
-        return self.model_dump() == other.model_dump()
 
     @cached_property
     def shared_folders(self) -> tuple[Path, ...]:
@@ -151,7 +139,7 @@ class Task(Model, strict=True):
         task = self
         while (name := task.templates) is not None:
             shared = prompts_folder() / name
-            if not (shared / TASK_FILE).is_file() or shared in folders:
+            if not (shared / TASK_FILE).is_file():
                 known = ", ".join(sorted(path.parent.name for path in prompts_folder().glob(f"*/{TASK_FILE}")))
                 raise DataError(
                     f"{self.folder / TASK_FILE}: templates: {name!r} is no task of the project; it must be {known}"
@@ -162,10 +150,8 @@ class Task(Model, strict=True):
 
     def find_template(self, file: str) -> Path:
         """Return the path of a template of this name: in the first shared folder with it if the own one lacks it."""
-        own = self.folder / file
-        if own.exists():
-            return own
-        return next((folder / file for folder in self.shared_folders if (folder / file).is_file()), own)
+        paths = [folder / file for folder in (self.folder, *self.shared_folders)]
+        return next(filter(Path.is_file, paths), paths[0])
 
     @property
     def stances(self) -> tuple[str, ...]:
@@ -218,13 +204,8 @@ class Task(Model, strict=True):
     @property
     def objectives(self) -> Mapping[Objective, Mapping[str, float]]:
         """Default weights of each grade and of the first stage, by objective; those of a run are those of `both`."""
-        objectives: tuple[Objective, ...] = get_args(Objective)
-        return {
-            objective: {
-                name: self.weights.get(objective, self.weights["both"]).get(name, 0.0) for name in self.weight_names
-            }
-            for objective in objectives
-        }
+        of = {objective: self.weights.get(objective, self.weights["both"]) for objective in get_args(Objective)}
+        return {objective: {name: w.get(name, 0.0) for name in self.weight_names} for objective, w in of.items()}
 
     @property
     def before_judging(self) -> str:
@@ -244,14 +225,14 @@ class Task(Model, strict=True):
     @property
     def document_keys(self) -> DocumentKeys:
         """Keys of a document's id and text in JSON Lines."""
-        identifier, texts = self.corpus.id, tuple(self.corpus.text)
-        return DocumentKeys((identifier,) if identifier else TOUCHE_KEYS.id, texts or TOUCHE_KEYS.text, len(texts) > 1)
+        texts = tuple((key,) for key in self.corpus.text)
+        return DocumentKeys((self.corpus.id,) if self.corpus.id else TOUCHE_KEYS.id, texts or TOUCHE_KEYS.text)
 
     @property
     def read_corpus(self) -> Reader:
         """Streaming reader of the corpus."""
         readers: dict[DocumentKind, Reader] = {"argument": read_whole_arguments, "sentences": read_arguments}
-        return readers.get(self.document_kind) or partial(read_collection, keys=self.document_keys)
+        return readers.get(self.document_kind) or partial(read_passages, keys=self.document_keys)
 
     def make_source(self, corpus: Path | str) -> Source:
         """Return the source of a document store: a corpus file, or the documents of a dataset, given by its id."""
@@ -310,17 +291,12 @@ class Task(Model, strict=True):
         return Question(answer, features.add_objects(render), variables, features.name_objects, position_answer)
 
 
-def _require_known(place: str, name: str, known: tuple[str, ...]) -> None:
-    if name not in known:
-        raise ValueError(f"{place}: {name!r:.40} is unknown; it must be {', '.join(known)}")
-
-
 def prompts_folder() -> Path:
     """Return the folder of the project's own tasks: in the installed package, or at the top of a checkout."""
     return _INSTALLED if _INSTALLED.is_dir() else _CHECKOUT
 
 
-def load_task(folder: Path, *, is_own: bool = False) -> Task:
+def load_task(folder: Path) -> Task:
     """Read the task of a folder with a `task.yaml` and templates.
 
     Raises:
@@ -328,14 +304,15 @@ def load_task(folder: Path, *, is_own: bool = False) -> Task:
             project that does not exist; names file, key and allowed values.
     """
     task = load_yaml(folder / TASK_FILE, Task)
-    task._folder, task._is_own = folder, is_own
-    task.shared_folders  # noqa: B018, names an unknown one
-    needed = {"judge": "aspects: are graded with"}
-    for name, purpose in (("objects", "objects"), ("stance_prompt", "stance"), ("pairs", "sentence")):
-        if name in task.features:
-            needed[purpose] = f"features: {name} needs"
-    for purpose, why in needed.items():
+    task._folder = folder
+    for purpose, feature in (
+        ("judge", None),
+        ("objects", "objects"),
+        ("stance", "stance_prompt"),
+        ("sentence", "pairs"),
+    ):
         path = task.find_template(f"{purpose}.jinja")
-        if not path.is_file():
-            raise DataError(f"{folder / TASK_FILE}: {why} the template {path}, which is missing; write it")
+        if (feature is None or feature in task.features) and not path.is_file():
+            needed_by = f"features: {feature}" if feature else "aspects"
+            raise DataError(f"{folder / TASK_FILE}: {needed_by}: needs the template {path}, which is missing; write it")
     return task

@@ -7,9 +7,8 @@ from __future__ import annotations
 
 import math
 import re
-import unicodedata
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -108,16 +107,10 @@ def has_sentence_end(line: str) -> bool:
     return line.rstrip(_CLOSING).endswith((".", "?", "!", "…"))
 
 
-_PLAIN_TEXT = "text/plain"
-_HTML = ("", "text/html", "application/xhtml+xml")
-
-
 def extract_text(body: bytes, content_type: str = "") -> str:
     """Return the main content of a web page as plain text, a line for each block; empty if there is none.
 
-    Args:
-        body: Bytes of the page; their encoding is detected.
-        content_type: Content type without parameters; by default HTML.
+    Its encoding is detected. The content type, without parameters, is HTML by default.
 
     Raises:
         ValueError: The content is not text.
@@ -128,11 +121,11 @@ def extract_text(body: bytes, content_type: str = "") -> str:
         from resiliparse.parse.encoding import bytes_to_str, detect_encoding
         from resiliparse.parse.html import HTMLTree
 
-    kind = content_type.lower()
-    if kind not in (*_HTML, _PLAIN_TEXT):
-        raise ValueError(f"its content type is {content_type!r:.80}, not {', '.join(filter(None, _HTML))}")
+    kind = content_type.lower() or "text/html"
+    if kind not in ("text/plain", "text/html", "application/xhtml+xml"):
+        raise ValueError(f"its content type is {content_type!r:.80}, not text or HTML")
     encoding = detect_encoding(body) or "utf-8"
-    if kind == _PLAIN_TEXT:
+    if kind == "text/plain":
         return str(bytes_to_str(body, encoding))
     tree = HTMLTree.parse_from_bytes(body, encoding)
     return str(extract_plain_text(tree, main_content=True, alt_texts=False))
@@ -150,12 +143,7 @@ _K1, _B = 1.2, 0.75
 
 @dataclass(frozen=True, slots=True)
 class Excerpt:
-    """Part of a document for a prompt.
-
-    Attributes:
-        text: Sanitized text with collapsed white space and marked gaps.
-        parts: Spans of the document in the excerpt, in order.
-    """
+    """Part of a document for a prompt: sanitized, with collapsed white space and marked gaps; its spans, in order."""
 
     text: str
     parts: tuple[Span, ...]
@@ -199,13 +187,7 @@ class RankedPassages:
 
         All passages together are the whole content.
         """
-        ranges: list[Span] = []
-        for first, end in sorted(self.passages[:count]):
-            if ranges and first <= ranges[-1][1]:
-                ranges[-1] = (ranges[-1][0], end)
-            else:
-                ranges.append((first, end))
-        return self._make_excerpt(ranges)
+        return self._make_excerpt(_merge(sorted(self.passages[:count]), lambda before, first: first <= before[1]))
 
     @cached_property
     def passage(self) -> str:
@@ -219,7 +201,7 @@ class RankedPassages:
         parts: list[Span] = []
         for start, end in self._get_best_parts():
             # White space differs between document and passage, and sanitizing removes characters.
-            places = (at + 1 for at in range(start, end) if _is_kept(self.text[at]))
+            places = (at + 1 for at in range(start, end) if sanitize(self.text[at]).strip())
             stop = start
             while left and (place := next(places, None)) is not None:
                 stop, left = place, left - 1
@@ -245,13 +227,18 @@ class RankedPassages:
 
     def _merge_spans(self, first: int, end: int) -> list[Span]:
         """Return a range of sentences as spans of the text, merged where only white space is between them."""
-        parts: list[Span] = []
-        for start, stop in self.sentences[first:end]:
-            if parts and not self.text[parts[-1][1] : start].strip():
-                parts[-1] = (parts[-1][0], stop)
-            else:
-                parts.append((start, stop))
-        return parts
+        return _merge(self.sentences[first:end], lambda before, start: not self.text[before[1] : start].strip())
+
+
+def _merge(spans: Iterable[Span], is_joined: Callable[[Span, int], bool]) -> list[Span]:
+    """Merge each span with those before it if `is_joined(before, start)`."""
+    merged: list[Span] = []
+    for start, end in spans:
+        if merged and is_joined(merged[-1], start):
+            merged[-1] = (merged[-1][0], end)
+        else:
+            merged.append((start, end))
+    return merged
 
 
 def rank_passages(text: str, topic: Topic, analyzer: Analyzer, passage_chars: int = PASSAGE_CHARS) -> RankedPassages:
@@ -261,11 +248,7 @@ def rank_passages(text: str, topic: Topic, analyzer: Analyzer, passage_chars: in
     page, those of the other fields discriminate between its passages. The first passage of the document ranks second
     unless it ranks first, since title and lead introduce the rest.
 
-    Args:
-        text: Plain text; the caller bounds its length.
-        topic: Topic to rank the passages for.
-        analyzer: Analyzer of passages and topic; share one between documents, since it caches stems.
-        passage_chars: Max characters of a passage.
+    A passage has at most `passage_chars` characters. Share an analyzer between documents, since it caches stems.
     """
     everything = split_lines(text)
     lines = select_content(text, everything)
@@ -296,17 +279,14 @@ def rank_passages(text: str, topic: Topic, analyzer: Analyzer, passage_chars: in
 
 def _join_lines(text: str, lines: list[Span]) -> list[Span]:
     """Join lines where a sentence continues in the next one, as in texts wrapped at a fixed width."""
-    blocks: list[Span] = []
-    for start, end in lines:
-        if blocks:
-            before, stop = blocks[-1]
-            # Consecutive lines: no removed line and no empty line between them.
-            is_next = len(f"{text[stop:start]}.".splitlines()) == 2
-            if is_next and text[start].islower() and not has_sentence_end(text[max(before, stop - 10) : stop]):
-                blocks[-1] = (before, end)
-                continue
-        blocks.append((start, end))
-    return blocks
+
+    def continues(before: Span, start: int) -> bool:
+        first, stop = before
+        # Consecutive lines: no removed line and no empty line between them.
+        is_next = len(f"{text[stop:start]}.".splitlines()) == 2
+        return is_next and text[start].islower() and not has_sentence_end(text[max(first, stop - 10) : stop])
+
+    return _merge(lines, continues)
 
 
 def _split_sentences(text: str, start: int, end: int) -> Iterator[Span]:
@@ -326,16 +306,10 @@ def _split_sentences(text: str, start: int, end: int) -> Iterator[Span]:
 def _split_span(text: str, start: int, end: int, limit: int) -> Iterator[Span]:
     """Split a span into spans of at most `limit` characters, at white space if possible, and strip them."""
     while end - start > limit:
-        cut = start + limit
-        while cut > start and not text[cut].isspace():
-            cut -= 1
-        if cut == start:
-            cut = start + limit
-        stop = cut
-        while text[stop - 1].isspace():
-            stop -= 1
-        yield start, stop
-        start = cut
+        piece = text[start : start + limit + 1]
+        kept = piece.rstrip() if piece[-1].isspace() else piece.rsplit(maxsplit=1)[0][:limit]
+        yield start, start + len(kept)
+        start += len(kept)
         while text[start].isspace():
             start += 1
     yield start, end
@@ -386,8 +360,3 @@ def _score_bm25(passages: list[list[str]], query: list[str]) -> list[float]:
 def _collapse_white_space(text: str) -> str:
     """Collapse white space within lines, and remove empty lines."""
     return "\n".join(line for line in (" ".join(raw.split()) for raw in text.splitlines()) if line)
-
-
-def _is_kept(character: str) -> bool:
-    """Return whether a character is no white space and kept by `sanitize`."""
-    return not character.isspace() and unicodedata.category(character) not in ("Cc", "Cf", "Cs")
