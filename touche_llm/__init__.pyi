@@ -19,6 +19,7 @@ from .pipeline.candidates import Candidates as Candidates
 from .pipeline.context import Dataset as Dataset
 from .pipeline.engines import LanguageModel as LanguageModel
 from .pipeline.judge import Judgments as Judgments
+from .pipeline.library import DenseOptions as DenseOptions
 from .pipeline.library import RankOptions as RankOptions
 from .pipeline.library import judge as judge
 from .pipeline.library import open_corpus as open_corpus

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
+import touche_llm as tl
 from tests.fake_pooling import FakePooling
 from tests.sample_runs import SAMPLE, Silent, config_for
 from touche_llm.config import Config
@@ -88,6 +90,22 @@ async def test_the_dry_run_counts_the_requests_that_are_sent_and_writes_no_vecto
     assert said["comparative/judge"] == 10 * TOPICS
     after = await estimate_cost(config, None, ("retrieve",), Silent())
     assert (after.costs, after.known) == ([], {"retrieve": TOPICS})
+
+
+async def test_the_library_searches_both(tmp_path: Path) -> None:
+    server = server_of()
+    async with server.running():
+        with tl.open_corpus(
+            SAMPLE / "passages.jsonl",
+            task="comparative",
+            index=tmp_path / "index",
+            retriever=tl.RetrieverConfig(name="hybrid"),
+            dense=tl.DenseOptions(settings={"url": server.url}, cache={"file": tmp_path / "answers.sqlite"}),
+        ) as corpus:
+            found = await asyncio.to_thread(tl.retrieve, tl.read_topics(SAMPLE / "topics.xml"), corpus, depth=5)
+    assert [len(ranking) for ranking in ids(found)] == [5] * TOPICS
+    with pytest.raises(UsageError, match="dense"):
+        tl.open_corpus("x", task="comparative", retriever=tl.RetrieverConfig(name="dense"))
 
 
 async def test_without_a_server_or_vectors_the_setting_is_named(tmp_path: Path) -> None:

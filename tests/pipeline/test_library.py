@@ -13,7 +13,9 @@ import pandas as pd
 import pytest
 
 import touche_llm as tl
-from tests.sample_runs import Silent
+from tests.sample_runs import Silent, config_for, run_directly
+from tests.scripted_engine import ScriptedEngine
+from tests.write_demo_cassette import script_with_queries
 from touche_llm.cli.demo import SAMPLE_TASKS, SAMPLES, sample_config
 from touche_llm.config import Config
 from touche_llm.integrations.tira import detect_input
@@ -92,6 +94,7 @@ def test_a_malformed_frame_is_refused(topics: list[tl.Topic], corpus: Any) -> No
         frame.assign(rank="first"),
         frame.assign(score=float("nan")),
         frame.assign(topic="99"),
+        frame.assign(score=-frame["score"]),
     ):
         with pytest.raises(tl.DataError) as caught:
             tl.Candidates.from_frame(bad, topics, corpus)
@@ -164,6 +167,18 @@ def test_unjudged_documents_give_a_typed_warning(topics: list[tl.Topic], corpus:
     with pytest.warns(tl.ToucheWarning):
         table = tl.evaluate(ranking, tl.read_qrels({"relevance": tmp_path / "qrels.txt"}, "comparative"))
     assert table.set_index("measure").loc["relevance nDCG@5", "value"] == pytest.approx(1.0)
+
+
+async def test_queries_are_expanded_by_the_model_that_is_given(tmp_path: Path) -> None:
+    config = config_for(tmp_path, topic=("3",), expansion__use=True)
+    await run_directly(config, tmp_path / "out", ScriptedEngine(script_with_queries("comparative")))
+    topics = [topic for topic in tl.read_topics(config.topics) if topic.id == "3"]
+    with tl.open_corpus(config.corpus, task="comparative", index=tmp_path / "index") as corpus:
+        with tl.LanguageModel(cache=config.cache.file, cache_mode="replay") as model:
+            expanded = tl.retrieve(topics, corpus, expand_with=model)
+    own = tl.read_run(tmp_path / "out/candidates.run.txt")
+    assert [(query.topic_id, len(query.queries)) for query in expanded.queries] == [("3", 3)]
+    assert expanded.rankings == own.rankings
 
 
 def test_every_public_name_can_be_imported_and_is_documented() -> None:

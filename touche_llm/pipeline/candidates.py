@@ -51,8 +51,10 @@ def group_rankings(frame: DataFrame) -> dict[str, list[Candidate]]:
     used = frame[columns]
     if used.isna().any().any():
         raise DataError("frame: missing values in topic, document, rank or score; drop these rows")
-    if used.duplicated(["topic", "document"]).any():
-        raise DataError("frame: a document occurs twice for a topic; keep one row")
+    for topic, document in used.loc[used.duplicated(["topic", "document"]), ["topic", "document"]].itertuples(
+        index=False
+    ):
+        raise DataError(f"frame: topic {topic}: document {document} occurs twice; keep one row")
     try:
         used = used.astype(dict.fromkeys(order, float))
     except (TypeError, ValueError) as error:
@@ -61,6 +63,10 @@ def group_rankings(frame: DataFrame) -> dict[str, list[Candidate]]:
     ordered = used.sort_values(order[0], ascending=order[0] == "rank", kind="stable")
     for topic, document, *values in ordered.itertuples(index=False, name=None):
         ranking, score = rankings[str(topic)], values[-1] if "score" in order else -values[0]
+        if ranking and score > ranking[-1].score:
+            raise DataError(
+                f"frame: topic {topic}: document {document}: rank and score disagree; leave one of them out"
+            )
         ranking.append(Candidate(str(topic), str(document), len(ranking) + 1, score))
     return rankings
 

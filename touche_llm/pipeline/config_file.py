@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from touche_llm.data.io import open_atomic
 from touche_llm.data.settings import read_yaml, set_values, to_yaml
 from touche_llm.errors import DataError, UsageError, describe_first_problem
 from touche_llm.judging.sentence_pairs import PairSettings
+from touche_llm.prompts.few_shot import EXAMPLES_SUFFIX
 from touche_llm.prompts.prompt import PromptsConfig
 from touche_llm.prompts.purposes import list_files
 from touche_llm.retrieval.base import RETRIEVERS
@@ -198,18 +199,24 @@ def write_config(config: Config, path: Path) -> None:
 COPY = "task"
 
 
-def copy_task(task: Task, folder: Path) -> None:
-    """Copy definition and templates of a task given as a folder into `folder`; the project's own need no copy."""
+def copy_task(task: Task, folder: Path, used: Iterable[str] = ()) -> None:
+    """Copy definition and templates of a task given as a folder into `folder`; the project's own need no copy.
+
+    Copies of the templates `used`, which the outputs in the folder were made with, stay as they are.
+    """
     target = folder / COPY
     if task.is_own or (target.is_dir() and target.samefile(task.folder)):
         return
+    templates = [target / f"{name}.jinja" for name in used]
+    kept = {file for template in templates if template.is_file() for file in list_files(template)}
     files = {task.folder / TASK_FILE, task.folder / LEADERBOARD_FILE}
     for template in task.folder.glob("*.jinja"):
         files |= list_files(template)
-    shutil.rmtree(target, ignore_errors=True)
+    for old in {*target.glob("*.jinja"), *target.glob(f"*{EXAMPLES_SUFFIX}"), target / LEADERBOARD_FILE} - kept:
+        old.unlink(missing_ok=True)
     for file in sorted(files):
         copy = target / file.relative_to(task.folder)
-        if file.is_file():
+        if file.is_file() and copy not in kept:
             copy.parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(file, copy)
 

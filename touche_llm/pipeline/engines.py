@@ -77,10 +77,16 @@ async def open_model(
             return
         progress = progress or SilentProgress()
         async with AsyncExitStack() as stack:
-            if engine.name == "batch":
-                server, facts, start_up = await _open_batch(stack, engine, sampling, cache, progress)
-            else:
-                server, facts, start_up = await _open_server(stack, engine, sampling, schemas, cache, progress)
+            try:
+                if engine.name == "batch":
+                    opened = await _open_batch(stack, engine, sampling, cache, progress)
+                else:
+                    opened = await _open_server(stack, engine, sampling, schemas, cache, progress)
+            except EngineError as error:
+                if not cache.find(name_kind(None)):
+                    raise
+                raise EngineError(f"{error}; stored answers alone need no server (`cache.mode: replay`)") from error
+            server, facts, start_up = opened
             yield ModelClient(engine_info=facts, engine=server, start_up=start_up, **policy)
 
 

@@ -24,7 +24,7 @@ from touche_llm.pipeline import judge as judging
 from touche_llm.pipeline import rank as ranking
 from touche_llm.pipeline.candidates import Candidates, add_objects
 from touche_llm.pipeline.context import Dataset, check_examples
-from touche_llm.pipeline.corpora import open_local_corpus
+from touche_llm.pipeline.corpora import DenseCorpus, open_local_corpus
 from touche_llm.pipeline.engines import LanguageModel, open_pooling
 from touche_llm.pipeline.judge import Judgments
 from touche_llm.pipeline.progress import ForwardedProgress, Progress, default_progress
@@ -42,8 +42,9 @@ from touche_llm.ranking.steps import (
     needs_texts,
     parse_steps,
 )
-from touche_llm.retrieval.base import Corpus, QueryField, RetrieverConfig
+from touche_llm.retrieval.base import Corpus, ExpansionSettings, QueryField, RetrieverConfig
 from touche_llm.retrieval.chatnoir import ChatNoirCorpus, ChatNoirSettings
+from touche_llm.retrieval.dense import DenseSettings
 from touche_llm.retrieval.elasticsearch import ElasticIndex, ElasticsearchSettings
 from touche_llm.tasks import get_task
 from touche_llm.tasks.definition import Objective
@@ -68,6 +69,13 @@ class RankOptions(Section):
     cache: CacheConfig = CacheConfig()
 
 
+class DenseOptions(Section):
+    """Options of dense retrieval: embedding model and fusion, and the cache of the queries' vectors."""
+
+    settings: DenseSettings = DenseSettings()
+    cache: CacheConfig = CacheConfig()
+
+
 def open_corpus(
     file: Path | str | Dataset | None = None,
     *,
@@ -76,6 +84,7 @@ def open_corpus(
     skip_bad_lines: bool = False,
     retriever: RetrieverConfig | None = None,
     search_engine: ChatNoirSettings | ElasticsearchSettings | None = None,
+    dense: DenseOptions | None = None,
     progress: Progress | None = None,
 ) -> Corpus:
     """Open a corpus; a file is stored and indexed first unless that was done before.
@@ -87,6 +96,7 @@ def open_corpus(
         skip_bad_lines: Whether to leave out lines that are not documents, with a warning.
         retriever: Method and parameters of BM25; None for the defaults.
         search_engine: Search engine that holds the documents instead.
+        dense: Embedding model for the retrievers `dense` and `hybrid`, which embed the documents at the first search.
         progress: Receives what is stored, indexed or left out; None for that of a program.
 
     Raises:
@@ -104,9 +114,9 @@ def open_corpus(
         return ChatNoirCorpus(found, search_engine, warn)
     if search_engine is not None:
         return ElasticIndex(found, search_engine, k1=retriever.k1, b=retriever.b, warn=warn)
-    if retriever.is_dense:
-        raise UsageError("retriever.name: run `touche-llm retrieve` for it, and read its run with Candidates.from_run")
-    return open_local_corpus(
+    if retriever.is_dense is not (dense is not None):
+        raise UsageError("dense: only for the retrievers dense and hybrid, which need it")
+    corpus = open_local_corpus(
         file.id if isinstance(file, Dataset) else None if file is None else Path(file),
         None if index is None else Path(index),
         found,
@@ -114,6 +124,10 @@ def open_corpus(
         retriever=retriever,
         warn=warn,
     )
+    if dense is None:
+        return corpus
+    options = read_settings(DenseOptions, dense, "dense")
+    return DenseCorpus(corpus, options.settings, options.cache, progress or default_progress())
 
 
 def _publish(function: Callable[P, Coroutine[Any, Any, ResultT]]) -> Callable[P, ResultT]:
@@ -138,6 +152,8 @@ async def retrieve(
     *,
     depth: int = 100,
     fields: QueryField | Sequence[QueryField] = ("title",),
+    expand_with: LanguageModel | None = None,
+    prompt: str | None = None,
     progress: Progress | None = None,
 ) -> Candidates:
     """Retrieve the candidates of each topic.
@@ -147,10 +163,13 @@ async def retrieve(
         corpus: Corpus to search.
         depth: Maximum number of documents per topic; for sentence pairs, the number of sentences judged at a time.
         fields: Fields of a topic that make the query: title, description, narrative, objects.
+        expand_with: Model that expands the queries; None to search with the topics' own queries only.
+        prompt: Prompt of the expansion: a name or the path of a `.jinja` file.
         progress: Display of the progress; None for a bar in a terminal, else a line every ten seconds.
 
     Raises:
         DataError: No topic has a candidate.
+        PromptError: The prompt is missing or invalid.
     """
     assert progress is not None
     if not isinstance(topics, Sequence) or not all(isinstance(topic, Topic) for topic in topics) or not topics:
@@ -158,8 +177,15 @@ async def retrieve(
     if type(depth) is not int or depth < 1:
         raise UsageError(f"depth: {depth!r:.40}: must be a whole number of 1 or more")
     query = read_settings(RetrieverConfig, {"query": fields}, "fields").query
+    if prompt is not None and expand_with is None:
+        raise UsageError("prompt: only for the expansion of queries; give the model in expand_with")
     corpus.require_open()
-    return await retrieval.retrieve(topics, corpus, progress, depth=depth, fields=query)
+    expander = None
+    if expand_with is not None:
+        given = {} if prompt is None else {"queries": prompt}
+        prompts = _load_prompts(corpus.task, ("queries",), given, ("queries",), topics, progress)
+        expander = retrieval.QueryExpander(ExpansionSettings(), prompts["queries"], expand_with.builder)
+    return await retrieval.retrieve(topics, corpus, progress, depth=depth, fields=query, expander=expander)
 
 
 @_publish

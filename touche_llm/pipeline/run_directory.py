@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from touche_llm.config import Config
+from touche_llm.config import PURPOSES, Config
 from touche_llm.data.io import RecordT, open_atomic, read_records, write_records
 from touche_llm.data.records import Comparison, Failure, Judgment, Objects, StanceReading, UserLabels
 from touche_llm.data.settings import read_yaml, to_yaml
@@ -223,7 +223,8 @@ class RunDirectory:
             for name in OUTPUTS[later]:
                 (self.path / name).unlink(missing_ok=True)
         write_config(config, self.config_file)
-        copy_task(get_task(config.task), self.path)
+        used = (purpose for earlier in STAGES[: STAGES.index(stage)] for purpose in PURPOSES[earlier])
+        copy_task(get_task(config.task), self.path, [getattr(config.prompts, purpose) for purpose in used])
 
     def remove_report(self) -> bool:
         """Remove the page about the run, if this program wrote it; return whether it did."""
