@@ -36,14 +36,8 @@ def validate_run(
 ) -> list[RunProblem]:
     """Return all problems of a run file, in line order; a file without problems can be submitted.
 
-    Args:
-        path: Path of the run file.
-        task: Task with the labels and limits.
-        topic_ids: Known topics; None to skip checking topics.
-        unknown_documents: Returns the given ids that the corpus lacks; None to skip checking documents.
-
-    Raises:
-        DataError: The file cannot be read.
+    Topics are checked if the known ones are given, and documents if `unknown_documents` is, which returns those of the
+    given ids that the corpus lacks.
     """
     rows: list[RunRow] = []
     problems: list[tuple[int, str]] = []

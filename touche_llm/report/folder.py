@@ -73,12 +73,7 @@ class DocumentRow:
 
 @contextmanager
 def open_folder(path: Path) -> Iterator[RunFolder]:
-    """Open a run folder with its corpus and its completions.
-
-    Raises:
-        DataError: A file of the run is missing or malformed, or a stage was interrupted.
-        UsageError: The configuration of the run cannot be read.
-    """
+    """Open a run folder with its corpus and its completions."""
     directory = RunDirectory(path)
     config, notes = directory.read_config(), list[str]()
     directory.check_finished("rank")

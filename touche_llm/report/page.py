@@ -151,17 +151,11 @@ def plot_topics(values: Sequence[Mapping[str, float]], baseline: int = 0) -> dic
 
 
 def tabulate_measures(evaluations: Sequence[Evaluation], differences: DataFrame, baseline: int = 0) -> SimpleNamespace:
-    """Return what pages show about the measures of runs.
+    """Return what pages show about the measures of runs, all by the same qrels; the first run has all measures.
 
-    Args:
-        evaluations: Evaluations of the runs, all by the same qrels; the first has all measures.
-        differences: Differences from the baseline, as returned by `significance.compare`.
-        baseline: Place of the run that topics are ordered by in plots.
-
-    Returns:
-        The names of the `measures`, and of the `headline` ones, at the top of a page; the `rows` of
-        `Evaluation.summary` and the `changes`, rows of `significance.compare`, both by run and measure; for headline
-        measures of all runs their values `by_topic`, run by run, and their `plots`; `coverage` and `notes`.
+    These are the names of the `measures`, and of the `headline` ones, at the top of a page; the `rows` of
+    `Evaluation.summary` and the `changes`, rows of `significance.compare`, both by run and measure; for headline
+    measures of all runs their values `by_topic`, run by run, and their `plots`; `coverage` and `notes`.
     """
     rows = [row for evaluation in evaluations for row in evaluation.summary().to_dict("records")]
     changes = differences.to_dict("records")
