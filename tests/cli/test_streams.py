@@ -65,7 +65,6 @@ def test_every_kind_of_output_fits_an_encoding_that_lacks_most_of_it(tmp_path: P
         ("compare", "new/run.txt", str(run), "--task", "comparative", *qrels): 0,
         ("prompts", "list"): 0,
         ("regress", "check", "--dir", str(FOLDER)): 0,
-        ("cache", "stats", "--cache", str(SAMPLE / "cassette.jsonl")): 0,
     }
     done = call_in_ascii(tmp_path, commands)
     assert done.returncode == 0 and b"Traceback" not in done.stderr, done.stderr
