@@ -89,3 +89,18 @@ def test_a_run_is_made_where_the_card_says_so_and_nowhere_else(
     assert (card.returncode == 0, run.returncode == 0) == (is_possible, is_possible), card.stdout + run.stderr
     if is_possible and flags == ASKED:
         assert {message["role"] for body in server.bodies[-3:] for message in body["messages"]} == {"user"}
+
+
+def test_a_finished_run_whose_server_is_gone_is_replayed_as_the_error_says(touche: Touche) -> None:
+    with FakeServer().in_thread() as server:
+        url = server.url
+        first = touche(*RUN, "--base-url", url)
+    gone = touche(*RUN, "--base-url", url)
+    assert (first.returncode, gone.returncode) == (0, 1), first.stderr
+    assert "--cache-mode replay" in gone.stderr
+    assert touche(*RUN, "--base-url", url, "--cache-mode", "replay").returncode == 0
+
+
+def test_an_unreachable_server_without_stored_answers_names_no_replay(touche: Touche) -> None:
+    done = touche(*RUN, "--base-url", "http://127.0.0.1:1")
+    assert done.returncode == 1 and "replay" not in done.stderr
