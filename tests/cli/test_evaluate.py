@@ -183,6 +183,11 @@ def test_a_run_of_some_topics_gets_no_place_on_a_leaderboard(touche: Touche, lim
     assert (alone.returncode, alone.stdout) == (2, "")
     assert both.returncode == 0
     assert {run for run, _ in rows_of(both.stdout)} == {"mine", "mine (first stage)"}
+    # What was chosen has to be recorded.
+    metadata = (limited / "few" / "ir-metadata.yml").rename(limited / "metadata")
+    refused = touche("evaluate", "few", *GRADED)
+    assert (refused.returncode, refused.stdout) == (1, "") and "few/ir-metadata.yml: " in refused.stderr
+    metadata.rename(limited / "few" / "ir-metadata.yml")
     # A limit that leaves all judged topics is none.
     (limited / "few" / "run.txt").write_text(GOOD + "4 NO a 1 1 t\n")
     (limited / "few" / "candidates.run.txt").unlink()

@@ -333,6 +333,8 @@ class RunDirectory:
         """Return the ids of the topics that were chosen for the run; None if none were."""
         stages = self.read_metadata().stages
         finished = [stages[stage] for stage in STAGES if stage in stages]
+        if not finished and self.config_file.is_file() and self.read_config().has_chosen_topics:
+            raise DataError(f"{self.metadata_file}: lacks the chosen topics; run `touche-llm rank` there again")
         return read_counts(finished[-1]).chosen_topics if finished else None
 
     def _require(self, path: Path, stage: str) -> Path:
