@@ -148,23 +148,25 @@ test-extras: wheel
 	@sh tests/extras/run.sh "$(PYTHON)" "$(abspath constraints.txt)" "$(abspath dist)" $(EXTRAS)
 
 # Sizes at which nothing can be said, to see that the scripts work; then those of the shared tasks.
-bench-small: $(STAMP)
+bench-small: $(STAMP) | $(CHROMIUM)
 	$(BIN)/python -m benchmarks.first_stage --passages 3000 --sentences 6000 --topics 3 --depth 50
 	$(BIN)/python -m benchmarks.dense --documents 3000 --dimensions 64 --topics 3 --depth 50
 	$(BIN)/python -m benchmarks.judging --topics 3 --depth 50 --passages 500
 	$(BIN)/python -m benchmarks.interval_coverage --trials 5
 	$(BIN)/python -m benchmarks.growth --topics 1 --passages 300 600 --depth 20
+	$(BIN)/python -m benchmarks.lab_latency --topics 2 --depth 50 --passages 500 --edits 3
 
 bench-serving-small: $(STAMP) vllm
 	$(BIN)/python -m benchmarks.gpu --cpu --topics 2 --depth 10 --rounds 1
 
-bench: $(STAMP) vllm
+bench: $(STAMP) vllm | $(CHROMIUM)
 	$(BIN)/python -m benchmarks.first_stage
 	$(BIN)/python -m benchmarks.dense
 	$(BIN)/python -m benchmarks.judging
 	$(BIN)/python -m benchmarks.interval_coverage
 	$(BIN)/python -m benchmarks.gpu --cpu --depth 20 --rounds 3 --concurrency 64 256
 	$(BIN)/python -m benchmarks.growth
+	$(BIN)/python -m benchmarks.lab_latency
 
 clean:
 	rm -rf $(VENV) $(VLLM_VENV) dist .touche-llm .mypy_cache .pytest_cache .ruff_cache .hypothesis

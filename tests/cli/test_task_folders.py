@@ -93,6 +93,23 @@ def test_a_run_outlives_its_task(how: str, touche: Touche, mine: Path) -> None:
     assert Path("regress/one/run.txt").read_bytes() == before
 
 
+def test_the_copy_keeps_the_templates_that_a_run_was_made_with(touche: Touche, mine: Path) -> None:
+    names = ("judge.jinja", "best.jinja", "order.jinja")
+    before = {name: (mine / name).read_text() for name in names}
+    for name, text in before.items():
+        (mine / name).write_text(text.replace("version: ", "version: 1"))
+    (mine / "order.jinja").unlink()
+    (mine / "judge.examples.yaml").write_text("[]")
+    assert touche("rank", "--out", "runs/mine").returncode == 0
+    copy = Path("runs/mine/task")
+    assert (copy / "judge.jinja").read_text() == before["judge.jinja"]
+    assert (copy / "best.jinja").read_text() != before["best.jinja"], "the ranking may use it"
+    assert not (copy / "order.jinja").exists() and not (copy / "judge.examples.yaml").exists()
+    mine.rename(mine.parent / "elsewhere")
+    done = touche("judge", "--out", "runs/mine")
+    assert done.returncode == 0, done.stderr
+
+
 def test_a_recorded_run_is_checked_with_the_templates_of_its_task_unless_this_changed(
     touche: Touche, mine: Path
 ) -> None:

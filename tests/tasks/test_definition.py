@@ -137,6 +137,7 @@ BROKEN = [
     ("stance/swapped", {"FOR": "AGAINST"}, "stance.swapped", "objects"),
     ("features", ["pairs"], "features", "args_me"),
     ("sentence_aspects", ["relevance"], "sentence_aspects", "only with the feature pairs"),
+    ("documents_per_topic/min", 60, "documents_per_topic.min", "above max, 50"),
     ("templates", "argument", "templates", "arguments_2020, arguments_2021, comparative"),
     ("weights/both/depht", 1.0, "weights.both", "depth"),
     ("measures/depth", "macro-F1", "measures.depth", "nDCG@5 or nDCG@10"),

@@ -98,7 +98,7 @@ class Hit(msgspec.Struct, frozen=True):
     """Search result."""
 
     uuid: str
-    trec_id: str
+    trec_id: str | None
     score: float
 
 
@@ -237,17 +237,22 @@ class ChatNoirCorpus(Corpus):
     async def _search(self, session: aiohttp.ClientSession, query: str, depth: int) -> dict[str, Hit]:
         """Return the best `depth` documents by TREC id, or fewer, in ChatNoir's order.
 
-        A repeated document keeps its first position.
+        A repeated document keeps its first position. Results without TREC id, which no run could name, are left out
+        with a notice.
         """
         hits: dict[str, Hit] = {}
-        start = 0
+        start = unnamed = 0
         while len(hits) < depth and start < MAX_RESULTS:
             page = await self._read_page(session, query, start)
             for hit in page.results:
-                hits.setdefault(hit.trec_id, hit)
+                unnamed += hit.trec_id is None
+                if hit.trec_id is not None:
+                    hits.setdefault(hit.trec_id, hit)
             start += len(page.results)
             if not page.results or (len(page.results) < PAGE_SIZE and start >= page.meta.total_results):
                 break
+        if unnamed:
+            self._warn(f"ChatNoir: {query!r}: {unnamed} results without a TREC id left out")
         return dict(islice(hits.items(), depth))
 
     async def _read_page(self, session: aiohttp.ClientSession, query: str, start: int) -> ResultPage:
@@ -269,7 +274,7 @@ class ChatNoirCorpus(Corpus):
             page = decode_json(content, ResultPage)
             for hit in page.results:
                 decode_uuid(hit.uuid)
-                if not is_word(hit.trec_id):
+                if hit.trec_id is not None and not is_word(hit.trec_id):
                     raise ValueError(f"a TREC id must be {ID_FORM}, not {hit.trec_id!r:.80}")
         except ValueError as error:
             raise self._fail(f"{query!r}: a reply of another form: {self._clean(str(error))}") from None

@@ -151,3 +151,9 @@ class DocumentLimits(Model, strict=True):
 
     min: Annotated[int, Field(ge=0)] = 0
     max: Annotated[int, Field(ge=1, le=1000)] = 1000
+
+    @model_validator(mode="after")
+    def _check_order(self) -> DocumentLimits:
+        if self.min > self.max:
+            raise ValueError(f"min: {self.min} is above max, {self.max}")
+        return self

@@ -115,13 +115,21 @@ async def test_a_trec_id_that_is_no_word_is_an_error(tmp_path: Path) -> None:
         assert str(caught.value).isprintable()
 
 
+async def test_results_without_a_trec_id_are_left_out_and_counted(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    first, second, third = results(3)
+    server = FakeChatNoir([first, {**second, "trec_id": None}, third])
+    assert [hit.document_id for hit in await search(server, tmp_path)] == [ids(3)[0], ids(3)[2]]
+    assert "'bottled water': 1 results without a TREC id left out" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(
     "body",
     [
         b"<html>busy</html>",
         {"hits": []},
         answer([{**ONE, "uuid": "!!"}]),
-        answer([{**ONE, "trec_id": None}]),
         json.dumps(answer([{**ONE, "score": float("nan")}])).encode(),
     ],
     ids=repr,
