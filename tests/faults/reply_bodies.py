@@ -233,12 +233,6 @@ def _no_bytes(rng: random.Random, reply: Good) -> None:
 
 
 @body_kind("log-probabilities", LOST)
-def _odd_alternatives(rng: random.Random, reply: Good) -> None:
-    odd: list[Any] = [None, {}, ["x"], [{"token": "1"}], [{"logprob": -1.0}], [{"token": 1, "logprob": 0}]]
-    _label(rng, reply)["top_logprobs"] = rng.choice(odd)
-
-
-@body_kind("log-probabilities", LOST)
 def _no_alternatives(rng: random.Random, reply: Good) -> None:
     for token in reply.tokens:
         token["top_logprobs"] = []
@@ -267,10 +261,3 @@ def _usage_missing(rng: random.Random, reply: Good) -> None:
     del reply.body["usage"]
     if rng.random() < 0.5:
         reply.body["usage"] = {}
-
-
-@body_kind("usage", LOST)
-def _usage_impossible(rng: random.Random, reply: Good) -> None:
-    odd = {"prompt_tokens": -1, "completion_tokens": -(2**63), "prompt_tokens_details": {"cached_tokens": -1}}
-    name = rng.choice(list(odd))
-    reply.body["usage"][name] = odd[name]

@@ -8,7 +8,7 @@ import zlib
 
 import orjson
 
-from tests.faults.reply_kinds import ANSWER, LOST, End, Good, Pieces, good, http, wire_kind
+from tests.faults.reply_kinds import ANSWER, LOST, End, Good, Pieces, http, wire_kind
 
 ENDS = frozenset({"ends"})
 _PROBLEMS = [
@@ -80,13 +80,6 @@ def _disconnect(rng: random.Random, reply: Good) -> Pieces:
     whole = http(_whole(reply))
     at = rng.choice([0, 5, 12, whole.index(b"\r\n\r\n"), whole.index(b"\r\n\r\n") + 4, rng.randrange(len(whole) - 1)])
     return [whole[:at], _end(rng)]
-
-
-# Apart from the others: what it sends can be taken for the reply to whatever is sent next on the connection.
-@wire_kind("unrequested replies", ANSWER)
-def _reply_behind(rng: random.Random, reply: Good) -> Pieces:
-    stray = http(_whole(good(rng, "stray")))
-    return [http(_whole(reply)) + stray]
 
 
 @wire_kind("connections", ANSWER)
