@@ -13,11 +13,10 @@ from hypothesis import strategies as st
 from tests.answer_models import ComparativeJudgment
 from tests.scripted_engine import spell
 from touche_llm.data.records import Reading
-from touche_llm.llm.answers import AnswerForm, Layout, Token, Unusable, get_labels
+from touche_llm.llm.answers import AnswerForm, Layout, Token, get_labels
 from touche_llm.llm.logprobs import (
     MIN_READINGS,
     LabelInformation,
-    check_logprobs,
     compute_expected_grade,
     get_most_probable,
     read_label,
@@ -139,47 +138,6 @@ def test_without_matching_log_probabilities_there_are_no_probabilities(tokens: l
     assert (compute_expected_grade(reading), get_most_probable(reading)) == (2.0, "2")
 
 
-def test_only_white_space_may_precede_a_label() -> None:
-    spaces = {" ", "\n", "\u3000"}
-    for before in [*spaces, "", "x", "\u200b", "\ufeff"]:
-        top = [("1", math.log(0.5)), (f"{before}2", math.log(0.25))]
-        tokens = [Token(at=13, token="1", logprob=-0.1, top=top)]
-        reading = read_label('{"relevance":1}', tokens, LAYOUT, "relevance", LABELS["relevance"], 1)
-        assert reading.off_label_mass == pytest.approx(0.25 if before in spaces or not before else 0.5)
-
-
-@pytest.mark.parametrize(
-    ("logprob", "others", "is_possible"),
-    [
-        (0.009, (), True),
-        (0.011, (), False),
-        (-0.1, (0.011,), False),
-        (math.log(0.5), (math.log(0.511),), False),
-        (-math.inf, (), False),
-        (math.nan, (), False),
-    ],
-)
-def test_probabilities_exceed_1_by_no_more_than_rounding(
-    logprob: float, others: tuple[float, ...], is_possible: bool
-) -> None:
-    token = Token(at=0, token="2", logprob=logprob, top=[("1", other) for other in others])
-    if is_possible:
-        check_logprobs("2", [token])
-        return
-    with pytest.raises(Unusable) as caught:
-        check_logprobs("2", [token])
-    assert caught.value.kind == "impossible_logprobs"
-
-
-def test_no_expected_grade_exceeds_the_highest_grade_because_of_rounding() -> None:
-    top = [("3", 0.0), ("2", math.log(5.000000344e-10))]
-    reading = read_label(
-        '{"relevance":3}', [Token(at=13, token="3", logprob=0.0, top=top)], LAYOUT, "relevance", LABELS["relevance"], 3
-    )
-    assert reading.probabilities is not None and sum(reading.probabilities.values()) > 1
-    assert compute_expected_grade(reading) == 3.0
-
-
 def test_the_most_probable_label_can_differ_from_the_answered_one_but_not_in_a_tie() -> None:
     assert get_most_probable(Reading(answered="NO", probabilities={"FIRST": 0.6, "NO": 0.4})) == "FIRST"
     assert get_most_probable(Reading(answered="NO", probabilities={"FIRST": 0.5, "NO": 0.5})) == "NO"
@@ -229,13 +187,6 @@ def test_any_split_gives_a_distribution_over_the_labels(case: tuple[str, list[To
         assert reading.off_label_mass is not None and reading.off_label_mass >= 0
 
 
-def test_a_token_missing_from_its_alternatives_counts_with_its_own_probability() -> None:
-    token = Token(at=13, token="2", logprob=math.log(0.1), top=[("1", math.log(0.5)), ("0", math.log(0.2))])
-    reading = read_label('{"relevance":2}', [token], LAYOUT, "relevance", LABELS["relevance"], 2)
-    assert reading.probabilities == pytest.approx({"0": 0.25, "1": 0.625, "2": 0.125, "3": 0.0})
-    assert reading.off_label_mass == pytest.approx(0.2)
-
-
 def test_offsets_are_in_bytes() -> None:
     shares = {"2": 0.75, "1": 0.25}
     pieces: list[Piece] = ['{"reason":"äöü – 長い","relevance":', ("2", shares), ',"quality":', "1", "}"]
@@ -267,10 +218,6 @@ def share(*shares: float) -> Reading:
 def test_certain_labels_carry_the_entropy_of_their_distribution() -> None:
     readings = [share(1.0, 0.0, 0.0, 0.0), share(0.0, 1.0, 0.0, 0.0), *[share(0.0, 0.0, 1.0, 0.0)] * 2] * 25
     assert compute_information(readings) == pytest.approx(1.5)
-
-
-def test_the_same_answer_for_all_documents_carries_nothing() -> None:
-    assert compute_information([share(0.1, 0.2, 0.3, 0.4)] * 60) == pytest.approx(0.0, abs=1e-12)
 
 
 def test_too_few_readings_with_probabilities_give_none() -> None:

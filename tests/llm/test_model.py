@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 
 import msgspec
@@ -45,18 +44,6 @@ def model_with(cache: Cache, context: int = 32768, engine: bool = True) -> tuple
     scripted = ScriptedEngine(lambda _: ANSWER)
     info = FACTS.model_copy(update={"context": context, "overhead": 0})
     return ModelClient(engine_info=info, engine=scripted if engine else None, cache=cache), scripted
-
-
-async def test_repeats_of_a_request_are_sent_and_stored_apart(tmp_path: Path) -> None:
-    requests = [replace(request_about("x"), repeat=repeat) for repeat in (0, 1, 1, 2)]
-    with Cache(tmp_path / "c.sqlite") as cache:
-        model, engine = model_with(cache)
-        sent = await asyncio.gather(*(model.request(request, ComparativeJudgment) for request in requests))
-        assert [request.repeat for request in engine.requests] == [0, 1, 2]
-        offline, _ = model_with(cache, engine=False)
-        found = [await offline.request(request, ComparativeJudgment) for request in requests]
-    keys = [answered.key for answered in sent if isinstance(answered, AnsweredRequest)]
-    assert len(set(keys)) == 3 and found == sent
 
 
 async def test_a_long_document_is_truncated_at_a_sentence_end(tmp_path: Path) -> None:
@@ -187,25 +174,6 @@ class Held(ScriptedEngine):
         completion = await super().complete(request)
         await self.let.wait()
         return completion
-
-
-async def test_a_cancelled_waiter_leaves_the_shared_answer_to_the_others(tmp_path: Path) -> None:
-    engine = Held()
-    with Cache(tmp_path / "c.sqlite") as cache:
-        model = ModelClient(engine_info=FACTS, engine=engine, cache=cache)
-        first, impatient, patient = (
-            asyncio.create_task(model.request(request_about("tea"), ComparativeJudgment)) for _ in range(3)
-        )
-        while not engine.requests:
-            await asyncio.sleep(0)
-        impatient.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await impatient
-        engine.let.set()
-        answers = await asyncio.gather(first, patient)
-        again = await model.request(request_about("tea"), ComparativeJudgment)
-    assert isinstance(answers[0], AnsweredRequest) and answers[0] == answers[1] == again
-    assert (len(engine.requests), model.counts.requests, model.counts.cache_hits) == (1, 1, 2)
 
 
 async def test_when_a_request_is_cancelled_no_task_waits_forever_and_it_can_be_sent_again(

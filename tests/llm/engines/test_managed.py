@@ -130,17 +130,6 @@ async def test_an_error_ends_the_server_even_one_that_ignores_sigterm(place: Pat
     assert gone(place)
 
 
-def test_an_interrupt_ends_the_server(place: Path, tmp_path: Path) -> None:
-    async def work() -> None:
-        async with serve(tmp_path / "tiny", {}, tmp_path / "server.log"):
-            asyncio.get_running_loop().call_later(0.05, os.kill, os.getpid(), signal.SIGINT)
-            await asyncio.sleep(60)
-
-    with pytest.raises(KeyboardInterrupt):
-        asyncio.run(work())
-    assert gone(place)
-
-
 @pytest.fixture
 def program(place: Path, tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
     """Run with a managed server that has started but is not ready."""

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -220,6 +221,22 @@ async def test_the_key_comes_from_the_environment_and_goes_into_the_header_alone
     await send_question(FakeServer(rest=look), tmp_path)
     assert seen == ["Bearer s3cret"]
     assert b"s3cret" not in (tmp_path / "answers.sqlite").read_bytes()
+
+
+async def test_a_server_that_has_ended_ends_the_run_after_the_retries(tmp_path: Path) -> None:
+    server = FakeServer()
+    async with AsyncExitStack() as running:
+        await running.enter_async_context(server.running())
+        async with model_of(server, tmp_path, retry_for=0.3) as model:
+            assert isinstance(await model.request(question("before"), ComparativeJudgment), AnsweredRequest)
+            await running.aclose()
+            sending = (model.request(question(str(n)), ComparativeJudgment) for n in range(3))
+            async with asyncio.timeout(5):
+                results = await asyncio.gather(*sending, return_exceptions=True)
+    for error in results:
+        assert isinstance(error, EngineError)
+        assert "cannot connect" in str(error) and "answers.sqlite" in str(error)
+    assert model.counts.retries > 3
 
 
 PAGE = "\n<!DOCTYPE html>\n<html><head><style>p {}</style><title>nginx &amp; more</title></head>" + "<p>Hello</p>" * 500
