@@ -71,14 +71,6 @@ async def test_errors_are_counted_by_kind_and_stay_pending(waiting: Waiting) -> 
     assert stored_keys(config) == set()
 
 
-@pytest.mark.parametrize("code", [401, 503])
-async def test_a_status_that_is_not_the_fault_of_the_request_leaves_it_pending(waiting: Waiting, code: int) -> None:
-    config, out, requests = waiting
-    done = await import_files(out, b.write(out / "r.jsonl", [b.refused(each.key, code) for each in requests]))
-    assert {kind: len(each) for kind, each in done.problems.items()} == {f"status_{code}": 4}
-    assert len(await export_stage(config, out)) == 4
-
-
 async def test_an_answer_of_another_model_or_without_log_probabilities_is_not_stored(waiting: Waiting) -> None:
     config, out, requests = waiting
     lines = b.answers(requests, COMPARATIVE)

@@ -40,18 +40,6 @@ def test_text_over_several_lines_becomes_one_line(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("element", "objects"),
-    [
-        ("<objects>laptop, desktop</objects>", ("laptop", "desktop")),
-        ("<objects/>", None),
-        ("", None),
-    ],
-)
-def test_objects_are_two_trimmed_texts_or_none(tmp_path: Path, element: str, objects: tuple[str, str] | None) -> None:
-    assert one_topic(tmp_path, f"<number>1</number><title>T</title>{element}").objects == objects
-
-
-@pytest.mark.parametrize(
     ("inside", "fragments"),
     [
         ("<number>4 2</number><title>T</title>", ["topic at position 2", "'4 2'"]),

@@ -10,8 +10,6 @@ import pytest
 import yaml
 from pydantic import ValidationError
 
-from tests.fake_chatnoir import KEY
-from tests.pipeline.test_controversial import chatnoir_config, fake
 from tests.sample_runs import Silent, config_for, retrieve_stage, run_lines, scripted_model
 from tests.scripted_engine import Label
 from touche_llm.config import Config
@@ -101,17 +99,6 @@ async def test_sentences_are_searched_for_with_the_other_queries_too(tmp_path: P
     await retrieved(other, tmp_path / "out", script)
     own, more = (candidates(tmp_path / name, topic, "sentences.run.txt") for name in ("own", "out"))
     assert len(more) <= 60 and own != more
-
-
-async def test_chatnoir_searches_for_expanded_queries_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("CHATNOIR_API_KEY", KEY)
-    server = fake()
-    async with server.running():
-        config = chatnoir_config(tmp_path, server, expansion__use=True, limit_topics=1)
-        await retrieved(config, tmp_path / "out", answers())
-    searched = [body["query"] for body in server.searches]
-    assert len(searched) == 4 and set(QUERIES.values()) < set(searched)
-    assert len(run_lines(tmp_path / "out" / "candidates.run.txt")) == 5
 
 
 def test_a_query_that_could_be_more_than_words_is_refused() -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +22,6 @@ from touche_llm.data.records import Document, Failure, Judgment, Topic
 from touche_llm.errors import PromptError, UsageError
 from touche_llm.llm.answers import list_fields
 from touche_llm.llm.cache import Cache, CacheMode
-from touche_llm.llm.engine import Completion
 from touche_llm.llm.model import ModelClient
 from touche_llm.llm.request import Request
 from touche_llm.prompts.prompt import Prompt
@@ -131,23 +129,6 @@ async def test_a_document_without_one_of_its_answers_is_not_judged_and_the_other
         result = await judge_stage(config, tmp_path / "out", Silent(), model)
     assert len(result.judgments) == 4
     assert [list(list_fields(request.schema)) for request in engine.requests] == [["quality"]] * 4
-
-
-class WithoutLogprobs(ScriptedEngine):
-    """Sends no log-probabilities of the quality."""
-
-    async def complete(self, request: Request) -> Completion:
-        completion = await super().complete(request)
-        return replace(completion, tokens=[]) if "quality" in list_fields(request.schema) else completion
-
-
-async def test_expectations_are_not_mixed_with_plain_labels(tmp_path: Path) -> None:
-    config = config_for(tmp_path, topic=("3",), depth=3, judge_per="field")
-    await run_directly(config, tmp_path / "out", WithoutLogprobs(script_of("comparative")))
-    found = judgments_of(tmp_path / "out")
-    assert {judgment.source for judgment in found} == {"value"}
-    assert all(reading.probabilities is None for judgment in found for reading in judgment.readings.values())
-    assert all(grade == int(grade) for judgment in found for grade in judgment.grades.values())
 
 
 def test_a_recorded_run_replays(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ import pytest
 
 from tests.fake_server import FakeServer
 from tests.sample_runs import Silent, config_for, run_on
-from touche_llm.errors import DataError, UsageError
+from touche_llm.errors import UsageError
 from touche_llm.pipeline import stages as pipeline
 from touche_llm.pipeline.run_directory import RunDirectory
 
@@ -58,9 +58,3 @@ async def test_all_that_write_are_refused_while_another_command_writes(tmp_path:
             with pytest.raises(UsageError, match=f"run, process {os.getpid()} "):
                 await coroutine
     assert {path.name: path.read_bytes() for path in out.iterdir() if not path.name.startswith(".")} == before
-
-
-def test_a_folder_that_does_not_exist_is_not_made(tmp_path: Path) -> None:
-    with pytest.raises(DataError), RunDirectory(tmp_path / "nowhere").lock("judge", nothing):
-        pass
-    assert not (tmp_path / "nowhere").exists()

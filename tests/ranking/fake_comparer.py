@@ -1,14 +1,12 @@
-"""A comparer without a model: a function answers, and a test can hold answers back."""
+"""A comparer without a model: a function answers."""
 
 from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
-from contextlib import asynccontextmanager
-from typing import Any, cast
+from collections.abc import Callable, Mapping, Sequence
+from typing import cast
 
-from touche_llm.data.concurrency import ResultT
 from touche_llm.data.records import Comparison, Reading, ScoredDocument, Topic
 from touche_llm.judging.pointwise import RequestBuilder
 from touche_llm.llm.answers import FailedRequest
@@ -30,8 +28,7 @@ Order = Callable[[Shown], Sequence[str] | None]
 class FakeComparer(Comparer):
     """Answers from functions, after a number of turns of the event loop that `seed` draws, so in any order.
 
-    `compared` has the documents of each request in order, `answered` those with an answer.
-    A question that `held` holds waits for `release`.
+    `compared` has the documents of each request in order.
     """
 
     def __init__(
@@ -41,7 +38,6 @@ class FakeComparer(Comparer):
         *,
         concurrency: int = 8,
         seed: int | None = None,
-        held: Callable[[Shown], bool] = lambda shown: False,
     ) -> None:
         super().__init__(
             step="test",
@@ -54,11 +50,9 @@ class FakeComparer(Comparer):
             objective="both",
             document_tokens=512,
         )
-        self.best_of, self.order_of, self.held = best, order, held
+        self.best_of, self.order_of = best, order
         self.turns = random.Random(seed) if seed is not None else None
-        self.release = asyncio.Event()
         self.compared: list[Shown] = []
-        self.answered: list[Shown] = []
 
     async def __call__(self, documents: Sequence[str]) -> list[float]:
         """The scores of a cross-encoder, which fall in the order that `order` gives."""
@@ -70,9 +64,6 @@ class FakeComparer(Comparer):
         self.compared.append(documents)
         for _ in range(self.turns.randrange(6) if self.turns else 1):
             await asyncio.sleep(0)
-        if self.held(documents):
-            await self.release.wait()
-        self.answered.append(documents)
         best, order = None, None
         if kind == "best":
             shares = self.best_of(documents)
@@ -87,17 +78,6 @@ class FakeComparer(Comparer):
         return Comparison(
             topic_id="1", step=self.step, documents=list(documents), best=best, order=order, prompt="test", key="0"
         )
-
-    @asynccontextmanager
-    async def holding(self, work: Coroutine[Any, Any, ResultT]) -> AsyncIterator[asyncio.Task[ResultT]]:
-        """Runs until nothing moves but what is held; the block looks; then the held answer comes and the work ends."""
-        task = asyncio.create_task(work)
-        # Many turns of the event loop, far more than any test needs; no time is measured.
-        for _ in range(1000):
-            await asyncio.sleep(0)
-        yield task
-        self.release.set()
-        await task
 
 
 def by_worth(worth: Mapping[str, float]) -> tuple[Best, Order]:

@@ -4,8 +4,8 @@ from collections.abc import Mapping
 
 import pytest
 
-from tests.ranking.fake_comparer import FakeComparer, Shown, by_worth, check_scores, ids, names
-from touche_llm.ranking.best import Insertion, Pairwise, Setwise, Sliding
+from tests.ranking.fake_comparer import FakeComparer, Shown, by_worth, check_scores, ids
+from touche_llm.ranking.best import Pairwise, Setwise
 
 BOTH, ONE = Pairwise(), Pairwise(both_orders=False)
 
@@ -52,16 +52,6 @@ async def test_a_document_without_any_answer_keeps_its_place(settings: Pairwise,
     check_scores(ranking, list("abcd"))
 
 
-async def test_a_pass_takes_one_question_for_each_pair_and_the_next_begins_while_the_one_before_waits() -> None:
-    # What comes last is the best: no pair comes back, so each pass asks for all of its own. The first pass waits at its
-    # third pair; the second one can compare the last two documents all the same.
-    worth = {each: float(place) for place, each in enumerate(names(6))}
-    comparer = FakeComparer(by_worth(worth)[0], held=lambda shown: shown == ("d02", "d05"))
-    async with comparer.holding(Sliding(passes=3, both_orders=False).rerank(names(6), comparer)):
-        assert comparer.answered == [("d04", "d05"), ("d03", "d05"), ("d03", "d04")]
-    assert len(comparer.compared) == len(set(comparer.compared)) == 5 + 4 + 3
-
-
 async def test_a_question_without_an_answer_is_decided_by_the_ranking_before() -> None:
     # d takes the place of a, which was taken out, and the question about it is not answered.
     best, _ = by_worth({"a": 4, "b": 3, "c": 2, "d": 1})
@@ -71,10 +61,3 @@ async def test_a_question_without_an_answer_is_decided_by_the_ranking_before() -
 
     ranking = await Setwise(children=2, top=3).rerank(list("abcd"), FakeComparer(some))
     assert ids(ranking) == list("abcd")
-
-
-async def test_insertion_asks_again_about_the_rest_of_a_block_of_which_one_moved_up() -> None:
-    comparer = FakeComparer(by_worth({"a": 5, "b": 4, "c": 1, "d": 6, "e": 4.5})[0])
-    assert ids(await Insertion(children=3, top=2).rerank(list("abcde"), comparer)) == ["d", "a", "b", "c", "e"]
-    # d goes up and b drops out; then a, the last of the best, is compared with the rest of the block.
-    assert ("b", "c", "d", "e") in comparer.compared and ("a", "c", "e") in comparer.compared

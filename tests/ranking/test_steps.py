@@ -97,22 +97,6 @@ async def test_whatever_is_answered_documents_below_a_step_stay_below_and_scores
         before = ids(ranking)
 
 
-@pytest.mark.parametrize("method", METHODS)
-async def test_a_method_sees_the_best_so_far_in_their_order_and_no_others(method: str) -> None:
-    comparers: list[FakeComparer] = []
-
-    def comparer(step: Step) -> FakeComparer:
-        assert step == Step(method, 4)
-        comparers.append(FakeComparer(*by_worth({each: 0.0 for each in names(9)})))
-        return comparers[-1]
-
-    judged = scored(names(9)[::-1])
-    ranking = await rank(f"judge,{method}:4", scored(names(9)), judged, comparer)
-    (used,) = comparers
-    assert {each for shown in used.compared for each in shown} == {"d08", "d07", "d06", "d05"}
-    assert ids(ranking)[4:] == ["d04", "d03", "d02", "d01", "d00"]
-
-
 async def test_without_judge_the_first_stage_is_what_is_put_in_order_and_with_judge_the_judgments() -> None:
     first, judged = scored(names(6)), scored(names(6)[::-1])
     assert await rank("judge", first, judged) == judged

@@ -21,7 +21,7 @@ from touche_llm.corpus.json_lines import CorpusFile, read_passages
 from touche_llm.corpus.store import DocumentStore, ensure_store
 from touche_llm.errors import DataError
 from touche_llm.retrieval import bm25
-from touche_llm.retrieval.base import Bm25Settings, select_best_rows
+from touche_llm.retrieval.base import Bm25Settings
 from touche_llm.retrieval.bm25 import get_index_folder, open_index
 from touche_llm.text import Analyzer
 
@@ -90,17 +90,6 @@ def test_scores_are_those_that_bm25s_computes(
     for name in ("data", "indices", "indptr"):
         assert np.array_equal(ours.scores[name], theirs.scores[name])
         assert ours.scores[name].dtype == theirs.scores[name].dtype
-
-
-@given(
-    scores=st.lists(st.integers(-1, 8), max_size=400),
-    number=st.integers(0, 6),
-    kind=st.sampled_from([np.float32, np.float64]),
-)
-def test_the_best_rows_are_those_no_worse_than_the_last_of_them(scores: list[int], number: int, kind: Any) -> None:
-    ranked = sorted((score for score in scores if score > 0), reverse=True)[:number]
-    expected = [row for row, score in enumerate(scores) if ranked and score >= ranked[-1]]
-    assert select_best_rows(np.array(scores, dtype=kind) / 3, number).tolist() == expected
 
 
 def test_a_term_in_more_than_half_of_the_documents_is_passed_over(store: DocumentStore) -> None:

@@ -93,21 +93,6 @@ async def test_a_document_that_comes_twice_counts_once_at_its_first_place(tmp_pa
     ]
 
 
-@pytest.mark.usefixtures("shorter_pages")
-async def test_a_search_ends_also_if_no_page_brings_another_document(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(chatnoir, "MAX_RESULTS", 30)
-    server = FakeChatNoir(results(10))
-
-    async def first_page_again(_: web.Request, body: dict[str, Any]) -> web.StreamResponse:
-        return web.json_response(answer(server.results, 1000))
-
-    server.behaviours = [first_page_again] * 3
-    assert [hit.document_id for hit in await search(server, tmp_path, 20)] == ids(10)
-    assert len(server.searches) == 3
-
-
 async def test_a_trec_id_that_is_no_word_is_an_error(tmp_path: Path) -> None:
     for ident in ("", "a b", "a\x1b[2J"):
         with pytest.raises(EngineError, match="TREC id") as caught:
