@@ -17,7 +17,6 @@ from tests.cli.conftest import Touche
 from tests.fake_pooling import FakePooling
 from tests.pipeline.test_dense import DOCUMENTS, MODELS, PROBES, server_of
 from tests.sample_runs import SAMPLE
-from touche_llm.cli.demo import SAMPLES
 
 DATA = ["--corpus", str(SAMPLE / "passages.jsonl"), "--index", "index"]
 INDEX = ["index", "--retriever", "dense", *DATA, "--set", "dense.retry_for=0"]
@@ -79,21 +78,6 @@ def test_a_killed_index_resumes_and_sends_no_document_twice(touche: Touche, tmp_
 
 
 @pytest.mark.parametrize(
-    ("fault", "healthy", "named"),
-    [
-        ("constant", 0, "same vector for clearly different texts"),
-        ("model", PROBES, "'another' answers now"),
-    ],
-)
-def test_each_fault_of_the_server_is_one_line(touche: Touche, fault: str, healthy: int, named: str) -> None:
-    with server_of(fault=fault, healthy=healthy).in_thread() as server:
-        done = touche(*INDEX, "--embeddings-url", server.url)
-    assert (done.returncode, done.stdout) == (1, "")
-    lines = [line for line in done.stderr.strip().splitlines() if not line.startswith(("note:", "embedding"))]
-    assert len(lines) == 1 and named in lines[0]
-
-
-@pytest.mark.parametrize(
     ("arguments", "named"),
     [
         (INDEX, "--embeddings-url: missing"),
@@ -101,10 +85,6 @@ def test_each_fault_of_the_server_is_one_line(touche: Touche, fault: str, health
         ([*INDEX, "--embeddings-preset", "e6"], "preset: 'e6'"),
         (["index", *DATA, "--embeddings-url", "http://127.0.0.1:1"], "not used with --retriever bm25"),
         ([*INDEX, "--set", "engine.model=x"], "--set engine.model: not used"),
-        (
-            ["index", "--retriever", "hybrid", "--task", "sentence_pairs", "--corpus", str(SAMPLES)],
-            "sentence_pairs retrieves sentences",
-        ),
         (["index", "--retriever", "okapi", *DATA], "bm25, dense, hybrid or elasticsearch"),
     ],
 )

@@ -149,19 +149,6 @@ def test_what_does_not_go_together_is_wrong_usage(touche: Touche, arguments: lis
     assert message in done.stderr and "secret" not in done.stderr
 
 
-def test_a_wrong_password_or_address_ends_with_one_line(
-    touche: Touche, server: FakeElasticsearch, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    nobody = [*at(server)[:-1], "http://127.0.0.1:1"]
-    done = touche("index", *nobody, "--corpus", str(CORPUS["comparative"]))
-    assert done.returncode == 1 and done.stderr.count("\n") == 1
-    assert "error: http://127.0.0.1:1: start-up check: the connection broke: " in done.stderr
-    monkeypatch.setenv("ELASTICSEARCH_PASSWORD", "wrong one")
-    done = touche("retrieve", *at(server), *topics(), "--out", "out")
-    assert done.returncode == 2 and done.stderr.count("\n") == 1
-    assert "login refused (HTTP 401: security_exception" in done.stderr and "wrong one" not in done.stderr
-
-
 @pytest.mark.slow
 def test_a_run_can_be_reported_and_kept_also_when_the_server_is_gone(
     touche: Touche, tmp_path: Path, server: FakeElasticsearch

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import io
 import json
-from math import nan
 from pathlib import Path
 from typing import Any
 
@@ -131,22 +130,6 @@ def limited(judged: Path) -> Path:
     return judged
 
 
-def test_a_run_that_its_configuration_limits_is_measured_by_its_own_topics(touche: Touche, limited: Path) -> None:
-    done = touche("evaluate", "few", "mine", *ALL, "--format", "json")
-    assert done.returncode == 0, done.stderr
-    found = rows_of(done.stdout)
-    few, first, mine = (found[run, "relevance nDCG@5"] for run in ("few", "few (first stage)", "mine"))
-    assert [few[key] for key in ("value", "n", "topics", "missing", "judged_topics")] == [1.0, 1, 1, 0, 3]
-    assert first["n"] == 1
-    # Another run lacks topic 4, which counts 0 for it as ever.
-    assert [mine[key] for key in ("n", "topics", "missing", "judged_topics")] == [3, 3, 1, 3]
-    stance = found["few", "stance accuracy"]
-    assert [stance[key] for key in ("n", "topics", "missing", "judged_topics")] == [3, 1, 0, 3]
-    shown = touche("evaluate", "few", "mine", *ALL).stdout
-    assert "few: 1 of 3 judged topics\n" in shown
-    assert "mine: 3 of 3 judged topics; not in the run: 4\n" in shown
-
-
 def test_a_chosen_topic_that_a_run_lost_counts_0_and_is_named(touche: Touche, limited: Path) -> None:
     whole = rows_of(touche("evaluate", "few", *ALL, "--format", "json").stdout)
     choose_topics(limited / "few", ["1", "2"])
@@ -166,15 +149,6 @@ def test_a_chosen_topic_that_a_run_lost_counts_0_and_is_named(touche: Touche, li
     (limited / "quality").write_text("2 0 a 2\n4 0 a 1\n")
     row = rows_of(touche("evaluate", "few", *GRADED, "--format", "json").stdout)["few", "quality nDCG@5"]
     assert [row[key] for key in ("value", "n", "missing", "judged_topics")] == [0.0, 1, 1, 2]
-    (limited / "quality").write_text(QUALITY)
-    # Python measures by the same topics.
-    with pytest.warns(touche_llm.ToucheWarning) as warned:
-        qrels = read_qrels({name: limited / name for name in ("relevance", "quality", "stance")}, "comparative")
-        frame = touche_llm.evaluate(touche_llm.read_run(limited / "few"), qrels, depth=3, name="few")
-    assert any(str(each.message).endswith("so they count 0: 2") for each in warned)
-    for row in frame.to_dict("records"):
-        value = found["few", row["measure"]]["value"]
-        assert row["value"] == pytest.approx(nan if value is None else value, nan_ok=True)
 
 
 def test_a_run_of_some_topics_gets_no_place_on_a_leaderboard(touche: Touche, limited: Path) -> None:

@@ -17,7 +17,6 @@ import yaml
 from rich.cells import cell_len
 
 from tests.cli.conftest import Done, Touche
-from tests.cli.test_options import COMMANDS
 from tests.evaluation.test_calibration import gated, judgment, shares
 from tests.report.reports import sample_run
 from tests.sample_runs import run_lines
@@ -242,10 +241,3 @@ def test_a_narrow_terminal_gets_texts_wrapped_or_cut_and_no_number_lost(
     lines = capsys.readouterr().out.splitlines()
     assert max(map(cell_len, lines)) <= 40 and "0.1235" in lines[2] and "1,234,567" in lines[2]
     assert "".join(lines).count("x") == 41 and "\x1b" not in "".join(lines) and "[b]" in lines[2]
-
-
-def test_every_command_has_the_option_with_a_table_as_its_default() -> None:
-    for path, command in COMMANDS.items():
-        if not hasattr(command, "commands") and path not in (("lab",), ("demo",)):
-            (option,) = (parameter for parameter in command.params if "--format" in parameter.opts)
-            assert option.default == "table", path

@@ -50,6 +50,7 @@ def test_the_help_fits_80_columns_and_cuts_no_name(
         (["run", "--dpeth", "3"], "--dpeth: no such option; did you mean --depth"),
         (["run", "--out", "o", "--limit-topics", "many"], "--limit-topics: must be"),
         (["rank", "--out", "o", "--k1", "2"], "--k1: no such option"),
+        ([*RUN, "--rank", "judge,pairwise"], "from 2 to 200, as pairwise:10"),
         ([*RUN, "--set", "rankin.listwise.window=5"], "rankin: no such name"),
         (["evaluate", "r", "--qrels", "depth"], "--qrels depth: must be ASPECT=FILE"),
         (["evaluate", "r", "--quality", "a", "--qrels", "quality=b"], "--qrels quality=b: must be"),

@@ -110,18 +110,6 @@ def test_a_check_ends_with_one_only_where_there_are_errors(touche: Touche, folde
     assert "version: must be a valid integer" in row["problems"]
 
 
-def test_an_example_about_a_given_topic_is_an_error_as_in_a_run(touche: Touche, folder: Path) -> None:
-    (folder / "comparative" / "judge.examples.yaml").write_text(
-        "- topic: {id: 99, title: 'Which is better for heating an old house, a heat pump or a gas boiler?'}\n"
-        "  document: Some text.\n  first: heat pump\n  second: gas boiler\n"
-        "  answer: {relevance: 3, quality: 2, position: YES, stance: FIRST}\n"
-    )
-    done = touche("prompts", "check", "judge", "--prompts", str(folder), *DATA[:2])
-    assert done.returncode == 1 and "error: comparative judge: " in done.stdout and "is topic 3 of" in done.stdout
-    tried = touche("prompts", "try", "judge", "--prompts", str(folder), *ABOUT, *DATA, *REPLAY)
-    assert tried.returncode == 2 and "is topic 3 of" in tried.stderr and not tried.stdout
-
-
 def test_a_copy_is_the_same_prompt_with_all_that_it_takes_in(touche: Touche, folder: Path, tmp_path: Path) -> None:
     place = folder / "comparative"
     (place / "deep").mkdir()
@@ -142,31 +130,11 @@ def test_a_copy_is_the_same_prompt_with_all_that_it_takes_in(touche: Touche, fol
         assert (tmp_path / "new" / name).read_text() == (place / name.replace("mine", "judge")).read_text()
     (row,) = rows(touche("prompts", "check", "new/mine.jinja", "--format", "json"))
     assert row["errors"] == 0
-    # As a copy that was killed leaves it: the template comes last.
-    (tmp_path / "new" / "mine.jinja").unlink()
-    (tmp_path / "new" / "deep" / "more.jinja").unlink()
-    assert touche(*given).returncode == 0
-    assert {str(path.relative_to(tmp_path / "new")) for path in (tmp_path / "new").rglob("*.*")} == written
-    assert touche(*given).returncode == 2
     (tmp_path / "new" / "shown.jinja").write_text("mine")
     (tmp_path / "new" / "mine.jinja").unlink()
     done = touche(*given)
     assert done.returncode == 2 and "new/shown.jinja" in done.stderr and "exists" in done.stderr and done.stdout == ""
     assert (tmp_path / "new" / "shown.jinja").read_text() == "mine" and not (tmp_path / "new" / "mine.jinja").exists()
-
-
-@pytest.mark.parametrize(
-    ("given", "problem"),
-    [
-        (["judge", "mine.txt"], "mine.txt: not the name of a template"),
-        (["jugde"], "cannot read the prompt"),
-        (["judge", "a-file/mine.jinja"], "a-file"),
-    ],
-)
-def test_what_cannot_be_copied_is_told(touche: Touche, tmp_path: Path, given: list[str], problem: str) -> None:
-    (tmp_path / "a-file").write_text("")
-    done = touche("prompts", "copy", *given)
-    assert done.returncode in (1, 2) and problem in done.stderr and done.stdout == ""
 
 
 async def asked_by_a_run(task: str, folder: Path, context: int, **flags: Any) -> list[Request]:

@@ -65,13 +65,6 @@ def test_steps_are_changed_and_changed_back_in_a_folder(touche: Touche, demo: Pa
     assert configured(demo)["rank"] == ["judge", "pairwise:5"]
 
 
-def test_a_step_that_cannot_be_carried_out_names_the_option(touche: Touche, tmp_path: Path) -> None:
-    done = touche("run", *DATA, "--out", "o", "--rank", "judge,pairwise")
-    assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr.startswith("error: --rank: ") and "from 2 to 200, as pairwise:10" in done.stderr
-    assert not (tmp_path / "o").exists()
-
-
 def test_an_aim_brings_its_weights_and_a_weight_that_is_given_wins(touche: Touche, demo: Path) -> None:
     objectives = get_task("comparative").objectives
     steps = ["--rank", "judge"]

@@ -52,19 +52,11 @@ def test_all_runs_are_checked_and_the_exit_code_tells(touche: Touche, copies: Pa
     assert done.returncode == 1 and "comparative: differs\n" in done.stdout
     assert "controversial: as recorded\n" in done.stdout
     assert touche("regress", "check", "controversial").returncode == 0
-
-
-def test_a_damaged_run_and_one_of_an_odd_name_are_told_and_the_others_checked(touche: Touche, copies: Path) -> None:
+    # A damaged one does not keep the others from being checked.
     (copies / "comparative" / "recorded.json").unlink()
-    shutil.copytree(copies / "controversial", copies / "my run")
     done = touche("regress", "check")
-    assert done.returncode == 1
-    lines = done.stdout.splitlines()
-    assert lines[0] == "comparative: differs" and "comparative/recorded.json: " in lines[1]
-    assert lines[2:] == ["controversial: as recorded", "my run: as recorded"]
-    (row,) = json.loads(touche("regress", "check", "--format", "json").stdout)
-    assert (row["run"], row["kind"]) == ("comparative", "error")
-    assert touche("regress", "check", "my run").stdout == "my run: as recorded\n"
+    assert done.returncode == 1 and done.stdout.startswith("comparative: differs\n")
+    assert "comparative/recorded.json: " in done.stdout and done.stdout.endswith("\ncontroversial: as recorded\n")
 
 
 @pytest.mark.parametrize("name", ["README.md", "prompts/note.txt"])

@@ -154,20 +154,12 @@ def test_a_task_of_five_labels_and_two_scales_is_run_measured_recorded_and_repla
     Path("bad.txt").write_text("1 0 opinion-1 5\n")
     done = touche("evaluate", "runs/mine", "--qrels", "depth=bad.txt")
     assert done.returncode == 1 and "bad.txt:1" in done.stderr and "-2 to 4" in done.stderr
-    for wrong, hint in (("width=depth.txt", "relevance, depth, stance"), ("depth", "ASPECT=FILE")):
-        done = touche("evaluate", "runs/mine", "--qrels", wrong)
-        assert done.returncode == 2 and hint in done.stderr
 
 
 FOREIGN: list[tuple[dict[str, Any], tuple[str, ...]]] = [
     ({"grades": {"relevance": 3.0, "support": 3.0}}, ("support 3", "support 0, 1, 2")),
-    ({"grades": {"relevance": 3.0, "quality": 1.0}}, ("quality 1", "support 0, 1, 2")),
     ({"stance": "NEUTRAL"}, ("stance NEUTRAL", "PRO, CON, MIXED")),
     ({"readings": {"support": Reading(answered=3)}}, ("support 3", "0, 1, 2")),
-    (
-        {"readings": {"stance": Reading(answered="PRO", probabilities={"PRO": 0.5, "NEU": 0.5})}},
-        ("stance NEU;", "PRO, CON, MIXED"),
-    ),
 ]
 
 

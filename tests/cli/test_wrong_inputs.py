@@ -91,18 +91,6 @@ def test_a_dry_run_says_of_the_folder_what_the_run_would_say(touche: Touche, tmp
     assert touche(*retrieve, "--dry-run").stderr == touche(*retrieve).stderr
 
 
-@pytest.mark.parametrize("out", ["file", "file/run"])
-@pytest.mark.parametrize("command", [("run", *DATA, *REPLAY), ("judge",)])
-def test_a_file_in_place_of_the_folder_is_named(
-    command: tuple[str, ...], out: str, touche: Touche, tmp_path: Path
-) -> None:
-    (tmp_path / "file").write_text("text")
-    done = touche(*command, "--out", out)
-    assert (done.returncode, done.stdout) == (1, "")
-    assert "error: file" in done.stderr.splitlines()[-1]
-    assert (tmp_path / "file").read_text() == "text"
-
-
 @pytest.mark.parametrize("arguments", [("validate", "{}"), ("evaluate", "{}", "--relevance", "{}")])
 @pytest.mark.parametrize("file", ["qrels-relevance.txt", "topics.xml"])
 def test_a_file_that_is_no_run_is_named_before_the_task_is_missed(

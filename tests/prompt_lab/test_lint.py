@@ -9,7 +9,7 @@ import pytest
 from touche_llm.data.records import Topic
 from touche_llm.llm.answers import AnswerForm
 from touche_llm.prompt_lab.lint import CheckedPrompt, check
-from touche_llm.prompts.purposes import find_prompt, find_prompts, list_files, load_named
+from touche_llm.prompts.purposes import find_prompt, find_prompts, load_named
 from touche_llm.tasks import TASKS, get_task, prompts_folder
 
 HEADER = "---\nversion: 1\npurpose: for a test\nanswer: judge\n---\n"
@@ -151,11 +151,3 @@ def test_a_file_that_others_take_in_is_no_prompt_and_one_that_does_not_load_is_f
     assert found["judge"].loaded[1].hash != find_prompt(get_task("comparative"), "judge").loaded[1].hash  # type: ignore[index]
     assert "must begin with front matter" in found["bad"].error
     assert "comparative has no answer 'sentence'; name one of judge, stance" in found["other"].error
-
-
-def test_the_files_of_a_prompt_are_told_also_where_it_does_not_load(tmp_path: Path) -> None:
-    path = tmp_path / "mine.jinja"
-    path.write_text("{% extends 'base.jinja' %}{%- include \"sub/part.txt\" %}{% import '../out.jinja' as x %}{%")
-    (tmp_path / "base.jinja").write_text("{% from 'base.jinja' import x %}{% from 'macros.jinja' import y %}")
-    names = {"mine.jinja", "base.jinja", "sub/part.txt", "macros.jinja", "mine.examples.yaml"}
-    assert list_files(path) == {tmp_path / name for name in names}

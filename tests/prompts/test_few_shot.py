@@ -153,7 +153,6 @@ def test_an_answer_must_fit_what_its_topic_or_its_documents_allow(
         ("", ["topic, document, first, second and answer"]),
         ("- 5", ["example 1", "not 5"]),
         ("- !!python/object/apply:os.system [ls]", ["line 1", "os.system"]),
-        ("#" * (2**20 + 1), ["1,048,576 bytes"]),
     ],
 )
 def test_a_file_that_is_no_list_of_examples_is_told(tmp_path: Path, text: str, values: list[str]) -> None:

@@ -12,7 +12,7 @@ from tests.expect import raises_at
 from tests.prompt_variants import load_prompt
 from tests.sample_runs import Silent, config_for
 from touche_llm.data.records import Topic
-from touche_llm.errors import PromptError, UsageError
+from touche_llm.errors import PromptError
 from touche_llm.pipeline.context import RunContext
 from touche_llm.prompts.prompt import Prompt
 from touche_llm.tasks import get_task, prompts_folder
@@ -100,7 +100,6 @@ def test_imports_and_macros_beside_the_blocks_hold_in_all_of_them(write: Write) 
     ("mine", "others", "pattern"),
     [
         (blocks("{% include '../out.jinja' %}"), {}, r"mine\.jinja:6: '\.\./out\.jinja'"),
-        (blocks("{% include 'a\0b' %}"), {}, r"mine\.jinja:6: 'a"),
         (blocks("\n{% include 'no.jinja' %}"), {}, r"mine\.jinja:7: .*t/no\.jinja"),
         (blocks("{% include topic.title %}"), {}, r"mine\.jinja:6: "),
         (HEADER + "{% extends 'a' ~ '.jinja' %}", {}, r"mine\.jinja:6: "),
@@ -118,7 +117,6 @@ def test_imports_and_macros_beside_the_blocks_hold_in_all_of_them(write: Write) 
         (blocks("{% import 'm.jinja' as m %}{{ m.p(document) }}"), {"m": "\n{% macro p(x) %}[{{ x }}{% endmacro %}"},
          r"m\.jinja:2: '\['"),
         (blocks("{% include 'a.jinja' %}"), {"a": "{{ passage }}"}, r"a\.jinja: .*'passage'"),
-        (blocks("{% include 'a.jinja' %}"), {"a": "x" * (2**20 + 1)}, "1,048,576 bytes"),
     ],
 )  # fmt: skip
 def test_what_a_template_must_not_pull_in_is_told_with_file_and_line(
@@ -126,18 +124,6 @@ def test_what_a_template_must_not_pull_in_is_told_with_file_and_line(
 ) -> None:
     with pytest.raises(PromptError, match=pattern):
         loaded(write(mine, **others))
-
-
-def test_a_link_that_leads_out_of_the_folder_is_not_followed(write: Write, tmp_path: Path) -> None:
-    path = write(blocks("{% include 'a.jinja' %}"))
-    (tmp_path / "secret.jinja").write_text("SECRET")
-    (path.parent / "a.jinja").symlink_to(tmp_path / "secret.jinja")
-    with pytest.raises(PromptError, match=r"mine\.jinja:6: \'a\.jinja\'"):
-        loaded(path)
-    (path.parent / "a.jinja").unlink()
-    (path.parent / "a.jinja").write_bytes(b"\xff")
-    with pytest.raises(PromptError, match=r"a\.jinja: .*UTF-8"):
-        loaded(path)
 
 
 def test_a_file_that_is_pulled_in_may_be_the_one_that_uses_a_variable(write: Write) -> None:
@@ -212,19 +198,3 @@ def test_a_folder_goes_before_the_project_s_own_name_by_name(tmp_path: Path, fol
     assert prompts["judge"].label.startswith("comparative/judge@9-")
     (folder / "comparative" / "strict.jinja").write_text((folder / "comparative" / "judge.jinja").read_text())
     assert prompts_for(tmp_path, prompts__folder=folder, prompts__judge="strict")["judge"].name == "comparative/strict"
-    # A link to a template that is gone is an error, and not the project's own.
-    (folder / "comparative" / "judge.jinja").unlink()
-    (folder / "comparative" / "judge.jinja").symlink_to("gone.jinja")
-    with raises_at(PromptError, folder / "comparative" / "judge.jinja"):
-        prompts_for(tmp_path, prompts__folder=folder)
-
-
-@pytest.mark.parametrize("made", [None, "controversial/judge.jinja", "comparative/jugde.jinja"])
-def test_a_folder_without_any_template_that_is_asked_for_is_told(tmp_path: Path, made: str | None) -> None:
-    folder = tmp_path / "p"
-    if made is not None:
-        (folder / made).parent.mkdir(parents=True)
-        (folder / made).write_text(BASE)
-    values = [] if made is None else ["comparative/best.jinja", "comparative/judge.jinja", "comparative/order.jinja"]
-    with raises_at(UsageError, folder, *values):
-        prompts_for(tmp_path, prompts__folder=folder)
