@@ -128,7 +128,6 @@ def test_a_run_that_its_configuration_limits_is_compared_over_the_topics_that_al
     row = rows_of(done.stdout)["mixed", "relevance nDCG@5"]
     # Without the limit the two last topics, which the baseline lacks, would be won.
     assert [row[key] for key in ("wins", "ties", "losses", "n")] == [2, 2, 0, 4]
-    assert [row[key] for key in ("topics", "missing", "baseline_missing", "judged_topics")] == [4, 0, 0, TOPICS]
     assert f"4 of {TOPICS} judged topics\n" in touche(*arguments).stdout
     # The topics that were left out are judged.
     assert "but not judged" not in done.stderr
@@ -148,7 +147,6 @@ def test_a_chosen_topic_that_a_run_lost_counts_0_in_a_comparison(touche: Touche,
     done = touche("compare", "best", "lossy", *QRELS, "--format", "json")
     row = rows_of(done.stdout)["lossy", "relevance nDCG@5"]
     assert [row[key] for key in ("value", "baseline_value", "difference", "n")] == [0.5, 1.0, -0.5, 2]
-    assert [row[key] for key in ("topics", "missing", "baseline_missing", "judged_topics")] == [2, 1, 0, TOPICS]
     assert "lossy: relevance: topics judged, but not in the run, so they count 0: 1" in done.stderr
 
 
@@ -157,8 +155,7 @@ def test_a_topic_that_a_run_lacks_for_another_reason_counts_0_and_the_table_says
     (runs / "best" / "run.txt").write_text("".join(line for line in lines if line[0] in "01"))
     arguments = ("compare", "base", "best", *QRELS)
     row = rows_of(touche(*arguments, "--format", "json").stdout)["best", "relevance nDCG@5"]
-    assert [row[key] for key in ("n", "topics", "missing", "baseline_missing")] == [TOPICS, TOPICS, TOPICS - 2, 0]
-    assert row["losses"] == TOPICS - 2
+    assert (row["n"], row["losses"]) == (TOPICS, TOPICS - 2)
     shown = touche(*arguments).stdout
     assert f"best: {TOPICS} of {TOPICS} judged topics; not in the run: 2, 3, 4, 5" in shown
     assert f"base: {TOPICS} of {TOPICS} judged topics\n" in shown

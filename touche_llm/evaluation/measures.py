@@ -246,10 +246,8 @@ def compare_runs(baseline: Evaluation, others: Sequence[Evaluation]) -> tuple[pd
     counts too. judged@5 is no measure of a system, so it has no row.
 
     Returns:
-        The rows of `significance.compare`, and notes on them. Additional columns: `topics` (judged topics
-        that are compared), `missing` and `baseline_missing` (number of these that the run and the baseline lack),
-        `judged_topics` (of the qrels file), `judged` and `baseline_judged` (see `measures.estimate_judged`, over the
-        topics of `value`).
+        The rows of `significance.compare`, and notes on them. Additional columns: `judged` and `baseline_judged` (see
+        `measures.estimate_judged`, over the topics of `value`).
 
     Raises:
         UsageError: The runs cannot be compared, see `significance.compare`.
@@ -275,18 +273,13 @@ def compare_runs(baseline: Evaluation, others: Sequence[Evaluation]) -> tuple[pd
         notes += describe_judging(other, baseline)
     frame = compare(baseline.name, runs, common=common)
     by_name = {other.name: other for other in others}
-    added = []
+    shares = []
     for name, measure in zip(frame["run"], frame["measure"], strict=True):
         other = by_name[name]
-        aspect = aspect_of(measure)
-        covered = other.coverage(aspect)
         pair = common.get(name, {}).get(measure) or (other.estimates[measure], baseline.estimates[measure])
         topics = list_common_topics(*pair)
-        shares = (estimate_judged(each.run, each.qrels, measure, topics).value for each in (other, baseline))
-        counts = (len(covered.topics), len(covered.missing), len(baseline.coverage(aspect).missing), covered.judged)
-        added.append((*counts, *shares))
-    columns = ["topics", "missing", "baseline_missing", "judged_topics", "judged", "baseline_judged"]
-    return frame.join(pd.DataFrame(added, columns=columns)), notes
+        shares.append([estimate_judged(each.run, each.qrels, measure, topics).value for each in (other, baseline)])
+    return frame.join(pd.DataFrame(shares, columns=["judged", "baseline_judged"])), notes
 
 
 def describe_judging(run: Evaluation, baseline: Evaluation) -> list[str]:

@@ -204,11 +204,8 @@ def _compare_estimates(run: Estimate, baseline: Estimate) -> dict[str, Any]:
 def _draw(rows: int) -> NDArray[np.int32]:
     """Count how often each row is drawn with replacement in each resample, of shape (resamples, rows)."""
     generator = np.random.default_rng(SEED)
-    times = np.empty((RESAMPLES, rows), dtype=np.int32)
-    for start in range(0, RESAMPLES, _BATCH):
-        some = times[start : start + _BATCH]
-        some[:] = _count_drawn(generator.integers(0, rows, some.shape), rows)
-    return times
+    drawn = (generator.integers(0, rows, (_BATCH, rows)) for _ in range(RESAMPLES // _BATCH))
+    return np.concatenate([_count_drawn(some, rows).astype(np.int32) for some in drawn])
 
 
 def _count_drawn(drawn: Indices, rows: int) -> NDArray[np.intp]:

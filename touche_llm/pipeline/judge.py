@@ -61,25 +61,16 @@ class Judgments:
 
         Grades and stance are those of the judge prompt; `source` says whether they come from probabilities.
         """
-        task = self.candidates.task
-        grades = task.question.grades
-        rows = []
+        task, rows = self.candidates.task, []
         for judgment in self.judgments:
-            stance = judgment.readings.get("stance")
-            shares = (stance.probabilities if stance is not None else None) or {}
-            rows.append(
-                (
-                    judgment.topic_id,
-                    judgment.document_id,
-                    *(judgment.grades.get(name) for name in grades),
-                    *([judgment.stance] if task.stances else []),
-                    *(shares.get(label) for label in task.stances),
-                    judgment.source,
-                )
-            )
+            reading, of_stance = judgment.readings.get("stance"), list[Any]()
+            if task.stances:
+                shares = (reading.probabilities if reading is not None else None) or {}
+                of_stance = [judgment.stance, *map(shares.get, task.stances)]
+            grades = map(judgment.grades.get, task.question.grades)
+            rows.append((judgment.topic_id, judgment.document_id, *grades, *of_stance, judgment.source))
         stance_columns = ["stance", *(f"p_{label}" for label in task.stances)] if task.stances else []
-        columns = ("topic", "document", *grades, *stance_columns, "source")
-        return make_frame(rows, columns)
+        return make_frame(rows, ("topic", "document", *task.question.grades, *stance_columns, "source"))
 
 
 async def judge(

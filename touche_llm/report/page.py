@@ -136,21 +136,21 @@ def compute_label_shares(
     return {name: {label: count[label] / count.total() for label in labels} for name, count in counts.items()}
 
 
-def plot_topics(values: Sequence[Mapping[str, float]], baseline: int = 0) -> dict[str, dict[int, float]]:
-    """Return the values of a measure by topic and place of the run, best topic of the baseline first.
+def plot_topics(values: Sequence[Mapping[str, float]]) -> dict[str, dict[int, float]]:
+    """Return the values of a measure by topic and place of the run, best topic of the first run first.
 
-    It is empty for too few topics. `baseline` is the place of a run; topics that it lacks come last.
+    It is empty for too few topics. Topics that the first run lacks come last.
     """
     topics = dict.fromkeys(topic for of_run in values for topic in of_run)
     if len(topics) < _MIN_PLOTTED:
         return {}
     return {
         topic: {place: of_run[topic] for place, of_run in enumerate(values) if topic in of_run}
-        for topic in sorted(topics, key=lambda topic: -values[baseline].get(topic, -1.0))
+        for topic in sorted(topics, key=lambda topic: -values[0].get(topic, -1.0))
     }
 
 
-def tabulate_measures(evaluations: Sequence[Evaluation], differences: DataFrame, baseline: int = 0) -> SimpleNamespace:
+def tabulate_measures(evaluations: Sequence[Evaluation], differences: DataFrame) -> SimpleNamespace:
     """Return what pages show about the measures of runs, all by the same qrels; the first run has all measures.
 
     These are the names of the `measures`, and of the `headline` ones, at the top of a page; the `rows` of
@@ -168,7 +168,7 @@ def tabulate_measures(evaluations: Sequence[Evaluation], differences: DataFrame,
         for name in headline
         if all(name in evaluation.estimates for evaluation in evaluations)
     }
-    plots = {name: plot_topics(values, baseline) for name, values in by_topic.items()}
+    plots = {name: plot_topics(values) for name, values in by_topic.items()}
     aspects = [name.split(" ", 1)[0] for name in headline]
     return SimpleNamespace(
         measures=list(dict.fromkeys(row["measure"] for row in rows)),

@@ -156,8 +156,7 @@ def gather_comparison(
         runs = [evaluation.run for evaluation in evaluations]
         ids = dict.fromkeys(topic for run in runs for topic in run.rankings)
         topics = [_build_topic(topic, evaluations, folders, qrels, top) for topic in ids]
-        baseline = [side.name for side in sides].index(differences["baseline"].iloc[0])
-        measured = tabulate_measures(evaluations, differences, baseline)
+        measured = tabulate_measures(evaluations, differences)
         notes = format_notes({evaluation.name: evaluation.notes for evaluation in evaluations})
         return SimpleNamespace(
             template="comparison",
@@ -170,7 +169,7 @@ def gather_comparison(
             letters=[side.letter for side in sides],
             marks=[(side.letter, side.letter, f"side{n}") for n, side in enumerate(sides)],
             shared=_find_shared_facts(sides),
-            baseline=sides[baseline].letter,
+            baseline=sides[0].letter,
             measured=measured,
             stances=compute_label_shares(dict(zip(LETTERS, runs, strict=False)), qrels, task.stances),
             topics=topics,
