@@ -125,15 +125,15 @@ async def retry(call: Callable[[], Awaitable[ResultT]], retry_for: float, on_ret
         assert isinstance(error, TransientFailure)
         return error
 
-    def is_last(state: RetryCallState) -> bool:
+    def compute_wait(state: RetryCallState) -> float:  # before `is_last`
         nonlocal end
         end = min(end, time.monotonic() + retry_for)
-        return time.monotonic() >= end or state.attempt_number >= (get_failure(state).max_tries or math.inf)
-
-    def compute_wait(state: RetryCallState) -> float:
         backoff = min(_MAX_WAIT, _FIRST_WAIT * 2.0 ** min(state.attempt_number - 1, 16)) * random.uniform(0.5, 1.0)
         requested = min(get_failure(state).retry_after or 0.0, _MAX_WAIT)
         return min(max(backoff, requested), end - time.monotonic())
+
+    def is_last(state: RetryCallState) -> bool:
+        return time.monotonic() >= end or state.attempt_number >= (get_failure(state).max_tries or math.inf)
 
     return await AsyncRetrying(
         retry=retry_if_exception_type(TransientFailure),
