@@ -117,8 +117,8 @@ UnusableKind = Literal["refused", "cut_off", "not_json", "outside_schema", "impo
 # Or the server replied with an error or broke off; it did not reply in time.
 FailureKind = UnusableKind | Literal["server_error", "timeout"]
 # Max characters stored of the text, and of the reason, of an unusable answer.
-_MAX_CHARS = 2000
-_ShortText = Annotated[str, msgspec.Meta(max_length=_MAX_CHARS)]
+MAX_CHARS = 2000
+_ShortText = Annotated[str, msgspec.Meta(max_length=MAX_CHARS)]
 
 
 class AnswerModel(Model, strict=True):
@@ -180,16 +180,6 @@ class UnusableAnswer(JsonStruct, frozen=True, omit_defaults=True):
     reason: _ShortText
     text: _ShortText = ""
 
-    @classmethod
-    def create(cls, kind: UnusableKind | Literal["server_error"], reason: str, text: str = "") -> UnusableAnswer:
-        """Create the record, with shortened texts."""
-        return cls(kind, reason[:_MAX_CHARS], text[:_MAX_CHARS])
-
-    @property
-    def is_final(self) -> bool:
-        """Whether no other sample is to be requested."""
-        return self.kind == "server_error"
-
 
 @dataclass(frozen=True, slots=True)
 class FailedRequest:
@@ -207,9 +197,8 @@ class Unusable(Exception):
 
     def __init__(self, kind: UnusableKind, reason: str, text: str = "") -> None:
         super().__init__(f"{kind}: {reason}")
-        self.kind: UnusableKind = kind
-        self.reason = reason
-        self.text = text
+        self.kind, self.reason = kind, reason
+        self.answer = UnusableAnswer(kind, reason[:MAX_CHARS], text[:MAX_CHARS])
 
 
 @lru_cache(maxsize=256)

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, closing, suppress
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, TypeVar, cast
 
 import msgspec
 from msgspec.structs import asdict, astuple
@@ -88,13 +88,10 @@ FORMAT = DatabaseFormat(
 
 def open_file(path: Path | None, read_only: bool = False) -> NamedDatabase:
     """Open the file of a cache; create it if it is missing. None opens a cache in memory."""
-    if path is None:
-        database = connect(":memory:")
-    elif read_only:
-        database = connect(f"{path.absolute().as_uri()}?mode=ro")
-    else:
+    if path is not None and not read_only:
         path.parent.mkdir(parents=True, exist_ok=True)
-        database = connect(path.absolute().as_uri())
+    mode = "?mode=ro" if read_only else ""
+    database = connect(":memory:" if path is None else path.absolute().as_uri() + mode)
     try:
         if read_only:
             if not has_format(database, FORMAT, path):
@@ -131,9 +128,6 @@ class CacheMode(StrEnum):
     OFF = "off"  # neither read nor write the cache
 
 
-_SELECT = "SELECT kind, value FROM entries WHERE key = ?"
-
-
 class Cache(AbstractContextManager["Cache"]):
     """Cache entries by key. Use as a context manager, or call `close`."""
 
@@ -148,10 +142,8 @@ class Cache(AbstractContextManager["Cache"]):
         if mode is CacheMode.REPLAY and not path.exists():
             raise UsageError(f"{path}: no such cache to replay; name one with `cache.file`")
         try:
-            if is_cassette or mode is CacheMode.OFF:
-                self._database = open_file(None)
-            else:
-                self._database = open_file(path, read_only=mode is CacheMode.REPLAY)
+            is_in_memory = is_cassette or mode is CacheMode.OFF
+            self._database = open_file(None) if is_in_memory else open_file(path, mode is CacheMode.REPLAY)
         except (sqlite3.Error, OSError) as error:
             raise DataError(describe_opening_error(path, FORMAT.noun, "cache.file", error)) from error
         self._database.path = path
@@ -308,8 +300,8 @@ class Cache(AbstractContextManager["Cache"]):
         return Entry(**dict(zip(COLUMNS[:-1], row, strict=False)), value=msgspec.json.decode(row[-1]))
 
     def _fetch_row(self, key: str) -> _Row | None:
-        row: _Row | None = self._database.execute(_SELECT, (key,)).fetchone()
-        return row
+        row = self._database.execute("SELECT kind, value FROM entries WHERE key = ?", (key,)).fetchone()
+        return cast(_Row | None, row)
 
     def _parse(self, key: str, row: _Row, model: ValueType[ValueT]) -> ValueT:
         kind, text = row

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -104,7 +104,7 @@ class Counter(Protocol):
         """Return the beginning of `text` with about this many tokens."""
 
 
-class TokenCounter(Counter):
+class TokenCounter(Counter, Protocol):
     """Counter that encodes and decodes texts; `name` describes it for people."""
 
     name: str
@@ -118,10 +118,10 @@ class TokenCounter(Counter):
         return text[: len((await self._decode(tokens[:max_tokens])).rstrip("\ufffd"))]
 
     async def _encode(self, text: str) -> list[int]:
-        raise NotImplementedError
+        """Return the tokens of a text, without those that a model adds to a prompt."""
 
     async def _decode(self, tokens: list[int]) -> str:
-        raise NotImplementedError
+        """Return the text of tokens."""
 
     async def render(self, messages: tuple[Message, ...], chat_template_kwargs: Mapping[str, Any]) -> str | None:
         """Return the text of a prompt with these switches of the chat template; None if the server does not show it."""
@@ -159,15 +159,12 @@ class ChatTokenizer(TokenCounter):
             )
         except Exception as error:  # templates can raise anything
             raise UsageError(f"{self._folder}: the chat template refuses the messages: {_describe(error)}") from error
-        return len(self._tokenize(text))
-
-    async def _encode(self, text: str) -> list[int]:
-        return self._tokenize(text)
+        return len(await self._encode(text))
 
     async def _decode(self, tokens: list[int]) -> str:
         return str(self._tokenizer.decode(tokens))
 
-    def _tokenize(self, text: str) -> list[int]:
+    async def _encode(self, text: str) -> list[int]:
         # The chat template writes the special tokens. The library would warn about texts longer than the context.
         tokens: list[int] = self._tokenizer.encode(text, add_special_tokens=False, verbose=False)
         return tokens
@@ -246,9 +243,5 @@ class Counts:
 
     def since(self, before: Counts) -> Counts:
         """Return the increase since `before`, an earlier copy, with the present `problem`."""
-        increase = {
-            count.name: getattr(self, count.name) - getattr(before, count.name)
-            for count in fields(self)
-            if count.name != "problem"
-        }
-        return Counts(**increase, problem=self.problem)
+        names = [count.name for count in fields(self) if count.name != "problem"]
+        return replace(self, **{name: getattr(self, name) - getattr(before, name) for name in names})

@@ -82,13 +82,12 @@ class HttpClient:
 
     async def get(self, path: str, reply: type[ReplyT]) -> ReplyT:
         """Return the reply to a GET request, decoded; raise as `post` does."""
-        return _read(path, await self._call("GET", path, None), reply)
+        return await self._call("GET", path, None, reply)
 
     async def post(self, path: str, body: dict[str, Any], reply: type[ReplyT]) -> ReplyT:
         """Return the reply to a POST request, decoded; raise Transient or Rejected, or EngineError for no URL."""
         async with self._slots:
-            content = await self._call("POST", path, orjson.dumps(body))
-        return _read(path, content, reply)
+            return await self._call("POST", path, orjson.dumps(body), reply)
 
     def check_model(self, reply_model: str | None, requested: str) -> None:
         """Raise EngineError if another model replies than in the first reply; replies need not name their model."""
@@ -141,7 +140,7 @@ class HttpClient:
             return 0
         return sum(int(float(count)) for count in _QUEUE.findall(text))
 
-    async def _call(self, method: str, path: str, body: bytes | None) -> bytes:
+    async def _call(self, method: str, path: str, body: bytes | None, reply: type[ReplyT]) -> ReplyT:
         assert self._session is not None, "use the client as an asynchronous context manager"
         headers = {"Content-Type": "application/json"}
         try:
@@ -165,7 +164,10 @@ class HttpClient:
                 raise Unreachable("server_error", reason) from error
             raise Transient("timeout" if isinstance(error, TimeoutError) else "server_error", reason) from error
         if status < 300:
-            return content
+            try:
+                return decode_json(content, reply)
+            except Malformed as error:
+                raise BrokenReply(f"malformed reply from {path}: {error}: {_quote(content)!r}") from error
         if status < 400:
             problem = f"a redirect to {location!r:.200}; give the server's own address with {self.address}"
         else:
@@ -178,13 +180,6 @@ class HttpClient:
         if status in (408, 429) or status >= 500:
             raise Transient("server_error", f"HTTP {status}: {problem}", retry_after)
         raise Rejected(status, f"HTTP {status} from {path}: {problem}")
-
-
-def _read(path: str, content: bytes, reply: type[ReplyT]) -> ReplyT:
-    try:
-        return decode_json(content, reply)
-    except Malformed as error:
-        raise BrokenReply(f"malformed reply from {path}: {error}: {_quote(content)!r}") from error
 
 
 def extract_message(error: Any) -> str:

@@ -14,6 +14,7 @@ from touche_llm.data.concurrency import map_in_order
 from touche_llm.data.records import Attempt, Cut, Reading
 from touche_llm.errors import DataError, EngineError, ReplayMiss
 from touche_llm.llm.answers import (
+    MAX_CHARS,
     OUTCOMES,
     Answer,
     AnswerForm,
@@ -186,7 +187,7 @@ class ModelClient(TokenCountingClient):
             if isinstance(result, Answer):
                 return _read_stored(result, sample, model)
             attempts.append(Attempt(sample=sample.sample, kind=result.kind, reason=result.reason, text=result.text))
-            if result.is_final:
+            if result.kind == "server_error":
                 break
         if is_sent:
             self._settled.add(request.key)
@@ -200,7 +201,7 @@ class ModelClient(TokenCountingClient):
             stored = self.cache.get(sample.key, OUTCOMES)
             if not isinstance(stored, UnusableAnswer):
                 return False
-            if stored.is_final:
+            if stored.kind == "server_error":
                 break
         return True
 
@@ -227,13 +228,13 @@ class ModelClient(TokenCountingClient):
                 self.counts.prefix_reports += 1
             result = _read_completion(completion, model, sample.layout)
         except Unusable as unusable:
-            result = UnusableAnswer.create(unusable.kind, unusable.reason, unusable.text)
+            result = unusable.answer
         except Rejected as rejected:
             if rejected.is_fatal:
                 raise EngineError(
                     f"the engine refuses all requests of this run ({rejected}); {self._describe_resume()}"
                 ) from rejected
-            result = UnusableAnswer.create("server_error", str(rejected))
+            result = UnusableAnswer("server_error", str(rejected)[:MAX_CHARS])
         finally:
             self.counts.ended += 1
         self._lost_in_a_row = 0

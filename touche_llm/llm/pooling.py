@@ -65,11 +65,9 @@ class PoolingClient(TokenCountingClient):
     async def embed(self, texts: Sequence[Request]) -> list[bytes]:
         """Return the vectors of texts as little-endian float32; empty for those that a replay misses."""
         optional = {} if self.dimensions is None else {"dimensions": self.dimensions}
-
-        async def send(engine: PoolingEngine, sent: Sequence[str]) -> list[Embedding]:
-            return [Embedding(vector) for vector in await engine.embed(sent, self.dimensions)]
-
-        found = await self._request(Embedding, texts, "text", optional, send)
+        found = await self._request(
+            Embedding, texts, "text", optional, lambda engine, sent: engine.embed(sent, self.dimensions)
+        )
         return [b"" if each is None else each.vector for each in found]
 
     async def embed_batch(self, texts: Sequence[str]) -> list[bytes]:
@@ -79,11 +77,9 @@ class PoolingClient(TokenCountingClient):
 
     async def score(self, query: str, documents: Sequence[Request]) -> list[float]:
         """Return the relevance of documents to a query; 0 for those that a replay misses; raise as `embed`."""
-
-        async def send(engine: PoolingEngine, sent: Sequence[str]) -> list[Score]:
-            return [Score(score) for score in await engine.score(query, sent)]
-
-        found = await self._request(Score, documents, "document", {"query": query}, send)
+        found = await self._request(
+            Score, documents, "document", {"query": query}, lambda engine, sent: engine.score(query, sent)
+        )
         return [0.0 if each is None else each.score for each in found]
 
     async def fit(
@@ -127,7 +123,7 @@ class PoolingClient(TokenCountingClient):
         texts: Sequence[Request],
         name: str,
         others: Mapping[str, Any],
-        send: Callable[[PoolingEngine, Sequence[str]], Awaitable[list[_StoredT]]],
+        send: Callable[[PoolingEngine, Sequence[str]], Awaitable[Sequence[Any]]],
     ) -> list[_StoredT | None]:
         """Return the results for texts; those that the cache lacks are requested, each once.
 
@@ -147,7 +143,7 @@ class PoolingClient(TokenCountingClient):
 
         async def request(batch: Sequence[tuple[str, Request]]) -> None:
             results = await self._send(partial(send, engine, [text.messages[0].content for _, text in batch]))
-            for (key, text), result in zip(batch, results, strict=True):
+            for (key, text), result in zip(batch, map(model, results), strict=True):
                 origin = text.origin
                 metadata = EntryMetadata(
                     key=key, kind=kind, model=info.model, topic=origin.topic_id, document=origin.document_id

@@ -7,6 +7,7 @@ import hashlib
 import math
 import string
 import struct
+from bisect import bisect
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -265,14 +266,8 @@ def _spell(answer: Mapping[str, Sequence[Label]], layout: Layout) -> tuple[str, 
 
 def count_shared(text: str, other: str) -> int:
     """Return the length of the common prefix of two texts; bisection is far faster than comparing characters."""
-    low, high = 0, min(len(text), len(other))
-    while low < high:
-        middle = (low + high + 1) // 2
-        if text[low:middle] == other[low:middle]:
-            low = middle
-        else:
-            high = middle - 1
-    return low
+    ends = range(1, min(len(text), len(other)) + 1)
+    return bisect(ends, False, key=lambda end: text[:end] != other[:end])
 
 
 def _join(messages: Sequence[Message]) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import astuple, dataclass, replace
 from functools import cached_property
 from typing import Any, Literal
 
@@ -88,7 +88,10 @@ def place_system_message(messages: tuple[Message, ...], place: SystemPlace) -> t
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """Sampling parameters; `top_logprobs` is the number of alternatives per token, 0 for no log-probabilities."""
+    """Sampling parameters; `top_logprobs` is the number of alternatives per token, 0 for no log-probabilities.
+
+    Keys of answers have these fields in this order.
+    """
 
     temperature: float = 0.0
     seed: int = 0
@@ -160,12 +163,7 @@ class Request:
             "answer",
             messages=[[message.role, message.content] for message in self.messages],
             schema=self.schema,
-            sampling=[
-                self.sampling.temperature,
-                self.sampling.seed,
-                self.sampling.max_tokens,
-                self.sampling.top_logprobs,
-            ],
+            sampling=astuple(self.sampling),
             model=self.model,
             revision=self.revision,
             chat_template_kwargs=self.chat_template_kwargs,

@@ -253,8 +253,7 @@ class ThinkingConfig(Section):
     @property
     def budgets(self) -> dict[str, int]:
         """Budgets by purpose, without those that are 0."""
-        budgets = {"judge": self.judge, "stance": self.stance, "compare": self.compare}
-        return {purpose: budget for purpose, budget in budgets.items() if budget}
+        return {purpose: budget for purpose in ("judge", "stance", "compare") if (budget := getattr(self, purpose))}
 
     def think_for(self, purpose: str) -> Thinking | None:
         """Return how the model reasons before the answer to a prompt of this purpose; None if it does not."""
