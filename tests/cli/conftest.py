@@ -30,6 +30,12 @@ def made_app() -> Callable[..., object]:
     return get_command(cli.app)
 
 
+@pytest.fixture(autouse=True)
+def few_resamples(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Intervals are as wide as they like here; with 10,000 resamples the tests would take twice as long."""
+    monkeypatch.setattr("touche_llm.evaluation.significance.RESAMPLES", 300)
+
+
 @pytest.fixture
 def touche(
     tmp_path: Path,

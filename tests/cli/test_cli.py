@@ -265,6 +265,14 @@ def test_indexing_twice_does_the_work_once(touche: Touche, tmp_path: Path) -> No
     assert (refused.returncode, "the index has k1 0.9, not 1.5" in refused.stderr) == (1, True)
 
 
+def test_bad_lines_are_left_out_and_listed_if_that_is_requested(touche: Touche, tmp_path: Path) -> None:
+    (tmp_path / "c.jsonl").write_text('{"id": "a", "contents": "tea"}\nnot json\n{"id": "a", "contents": "again"}\n')
+    stopped = touche("index", "--corpus", "c.jsonl", "--index", "idx")
+    assert (stopped.returncode, "c.jsonl:2: not JSON" in stopped.stderr) == (1, True)
+    listed = touche("index", "--corpus", "c.jsonl", "--index", "idx", "--skip-bad-lines")
+    assert (listed.returncode, "left out 2 bad lines" in listed.stderr) == (0, True)
+
+
 def test_pairs_are_checked_sentence_by_sentence(touche: Touche, tmp_path: Path) -> None:
     corpus = str(SAMPLES / "sentence_pairs" / "args_processed_04_01.csv")
     touche("demo", "--task", "sentence_pairs", "--out", "demo")

@@ -15,12 +15,6 @@ TOPICS = 6
 QRELS = ("--task", "comparative", "--relevance", "relevance")
 
 
-@pytest.fixture(autouse=True)
-def few_resamples(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Intervals are as wide as they like here; with 10,000 resamples the tests would take twice as long."""
-    monkeypatch.setattr("touche_llm.evaluation.significance.RESAMPLES", 300)
-
-
 @pytest.fixture
 def runs(tmp_path: Path) -> Path:
     """Runs `best`, `mixed` and `base`: best wins each topic, mixed wins as many as it loses, and two are equal."""

@@ -30,12 +30,6 @@ GOOD = "1 FIRST a 1 3 t\n1 SECOND b 2 2 t\n1 NO c 3 1 t\n2 NO x 1 2 t\n2 SECOND 
 POOR = "1 Q0 c 1 3 t\n1 Q0 b 2 2 t\n1 Q0 a 3 1 t\n2 Q0 x 1 3 t\n2 Q0 y 2 2 t\n2 Q0 a 3 1 t\n3 Q0 a 1 1 t\n"
 
 
-@pytest.fixture(autouse=True)
-def few_resamples(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Intervals are as wide as they like here; with 10,000 resamples the tests would take twice as long."""
-    monkeypatch.setattr("touche_llm.evaluation.significance.RESAMPLES", 300)
-
-
 @pytest.fixture
 def judged(tmp_path: Path) -> Path:
     """A folder with qrels, and in it the run folder `mine` and the run file `other`."""
@@ -301,8 +295,6 @@ def test_the_task_is_that_of_the_runs_folder_unless_it_is_given(touche: Touche, 
     assert value == 1.0
     assert touche("validate", "run").stdout.endswith("run.txt: a valid controversial run\n")
     assert touche("validate", "run", "--task", "comparative").returncode == 1
-    assert touche("fuse", "run", "other.txt", "--out", "fused.txt").returncode == 0
-    assert len((tmp_path / "fused.txt").read_text().splitlines()) == 2
     without = touche("evaluate", "other.txt", "--relevance", "qrels.txt")
     assert (without.returncode, "(--task NAME; " in without.stderr) == (2, True)
     config.write_text("topics: topics.xml\n")

@@ -200,9 +200,8 @@ def as_text(rows: list[Row]) -> list[dict[str, str]]:
 
 
 @pytest.mark.parametrize("name", list(CASES))
-def test_rows_stand_alone(name: str, call: Callable[[str, str], Done], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_stand_alone(name: str, call: Callable[[str, str], Done]) -> None:
     case = CASES[name]
-    monkeypatch.setattr("touche_llm.evaluation.significance.RESAMPLES", 300)
     done = {output: call(case.command, output) for output in ("table", "json", "tsv")}
     assert {each.returncode for each in done.values()} == {case.code}, done["json"].stderr
     rows = json.loads(done["json"].stdout)

@@ -44,7 +44,6 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def folder(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A copy of the runs, and an engine for `prompts`."""
-    monkeypatch.setattr("touche_llm.evaluation.significance.RESAMPLES", 300)
     shutil.copytree(made, tmp_path, dirs_exist_ok=True)
     for config in tmp_path.glob("*/config.yaml"):
         config.write_text(config.read_text().replace(str(made), str(tmp_path)))

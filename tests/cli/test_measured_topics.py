@@ -76,11 +76,6 @@ def same(one: float | None, other: float | None) -> bool:
     return other is not None and one == pytest.approx(other, abs=1e-6)
 
 
-@pytest.fixture(autouse=True)
-def few_resamples(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("touche_llm.evaluation.significance.RESAMPLES", 20)
-
-
 @pytest.mark.parametrize("run", CHOSEN)
 def test_a_run_records_the_topics_that_were_chosen_whatever_it_loses(made: Path, run: str) -> None:
     chosen = CHOSEN[run]

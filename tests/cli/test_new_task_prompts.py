@@ -35,7 +35,6 @@ def answer(request: Request) -> Mapping[str, Label | Mapping[Label, float]]:
 @pytest.fixture
 def engine(monkeypatch: pytest.MonkeyPatch) -> ScriptedEngine:
     """Engine of both commands."""
-    monkeypatch.setattr("touche_llm.evaluation.significance.RESAMPLES", 300)
     engine = ScriptedEngine(answer)
     for module in ("touche_llm.prompt_lab.comparison", "touche_llm.cli.prompts_trial"):
         monkeypatch.setattr(f"{module}.open_model", opening(engine))

@@ -48,7 +48,6 @@ def script(request: Request) -> dict[str, dict[int | str, float]]:
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A run, in a folder with its qrels."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("touche_llm.evaluation.significance.RESAMPLES", 300)
     folder = tmp_path / "pages"
     folder.mkdir()
     (folder / "task.yaml").write_text(TASK)

@@ -110,6 +110,18 @@ def test_a_check_ends_with_one_only_where_there_are_errors(touche: Touche, folde
     assert "version: must be a valid integer" in row["problems"]
 
 
+def test_an_example_about_a_given_topic_is_an_error_as_in_a_run(touche: Touche, folder: Path) -> None:
+    (folder / "comparative" / "judge.examples.yaml").write_text(
+        "- topic: {id: 99, title: 'Which is better for heating an old house, a heat pump or a gas boiler?'}\n"
+        "  document: Some text.\n  first: heat pump\n  second: gas boiler\n"
+        "  answer: {relevance: 3, quality: 2, position: YES, stance: FIRST}\n"
+    )
+    done = touche("prompts", "check", "judge", "--prompts", str(folder), *DATA[:2])
+    assert done.returncode == 1 and "error: comparative judge: " in done.stdout and "is topic 3 of" in done.stdout
+    tried = touche("prompts", "try", "judge", "--prompts", str(folder), *ABOUT, *DATA, *REPLAY)
+    assert tried.returncode == 2 and "is topic 3 of" in tried.stderr and not tried.stdout
+
+
 def test_a_copy_is_the_same_prompt_with_all_that_it_takes_in(touche: Touche, folder: Path, tmp_path: Path) -> None:
     place = folder / "comparative"
     (place / "deep").mkdir()

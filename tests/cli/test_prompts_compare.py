@@ -37,7 +37,6 @@ class Engine(ScriptedEngine):
 @pytest.fixture
 def engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Engine:
     """Behind a collection with two wordings of its prompt."""
-    monkeypatch.setattr("touche_llm.evaluation.significance.RESAMPLES", 300)
     collection(tmp_path, topics=12)
     for name, words in (("blunt", "BLUNT"), ("sharp", "SHARP")):
         wording(tmp_path / "mine" / f"{name}.jinja", words)

@@ -23,6 +23,14 @@ def test_judgments_give_figures_and_the_page_goes_where_it_is_wanted(run: Path, 
     assert '<details class="doc"' in page and "stance macro-F1" in page
 
 
+def test_judgments_of_another_corpus_make_no_page(run: Path, touche: Touche, tmp_path: Path) -> None:
+    topics = {line.split()[0] for line in (run / "run.txt").read_text().splitlines()}
+    (tmp_path / "foreign").write_text("".join(f"{topic} 0 z1 3\n" for topic in topics))
+    done = touche("report", str(run), "--relevance", "foreign", "-o", "page.html")
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "relevance qrels" in done.stderr and not (tmp_path / "page.html").exists()
+
+
 @pytest.mark.parametrize("has_browser", [True, False])
 def test_the_page_is_opened_in_a_browser_only_if_that_is_requested(
     run: Path, touche: Touche, monkeypatch: pytest.MonkeyPatch, has_browser: bool

@@ -29,11 +29,6 @@ DATA = ["--topics", str(SAMPLE / "topics.xml"), "--corpus", str(SAMPLE / "passag
 GRADED = ("--relevance", "relevance", "--quality", "quality")
 
 
-@pytest.fixture(autouse=True)
-def few_resamples(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("touche_llm.evaluation.significance.RESAMPLES", 300)
-
-
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("made")

@@ -3,7 +3,6 @@ from __future__ import annotations
 import re
 import sys
 import unicodedata
-from dataclasses import replace
 from pathlib import Path
 from string import ascii_uppercase
 from typing import Literal
@@ -17,7 +16,7 @@ from tests.prompt_variants import load_prompt
 from touche_llm.data.records import Document, LabelledDocument, Topic
 from touche_llm.errors import PromptError
 from touche_llm.llm.answers import get_labels
-from touche_llm.prompts.purposes import list_judging_purposes, load_named
+from touche_llm.prompts.purposes import load_named
 from touche_llm.tasks import TASKS, get_task
 from touche_llm.tasks.features import Question
 from touche_llm.text import sanitize
@@ -79,23 +78,6 @@ def test_each_document_stands_under_its_label_and_all_labels_are_named_at_the_en
         assert re.search(rf"^(Passage|Page|Pair) {document.label}:\n{document.text}$", user.content, re.MULTILINE)
     end = user.content.split(documents[-1].text)[1]
     assert ", ".join(ascii_uppercase[:count]) + "." in end and end.count("\n") == 2
-
-
-@pytest.mark.parametrize(
-    ("task", "objects", "stance_depth", "purposes"),
-    [
-        ("comparative", True, 0, ["judge"]),
-        ("comparative", False, 0, ["judge", "objects"]),
-        ("comparative", True, 1, ["judge", "stance"]),
-        ("controversial", False, 1, ["judge", "stance"]),
-        ("sentence_pairs", False, 1, ["judge", "sentence"]),
-    ],
-)
-def test_the_prompts_of_judging_are_those_that_topics_and_task_need(
-    task: str, objects: bool, stance_depth: int, purposes: list[str]
-) -> None:
-    topics = [TOPIC, TOPIC if objects else replace(TOPIC, objects=None)]
-    assert list_judging_purposes(get_task(task), topics, stance_depth) == purposes
 
 
 @pytest.mark.parametrize(
