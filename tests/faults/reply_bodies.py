@@ -89,16 +89,6 @@ def _refusal(rng: random.Random, reply: Good) -> None:
     reply.choice["message"]["refusal"] = rng.choice(["I cannot", "\x1b[31m", "x" * 100_000])
 
 
-@body_kind("choices", {"cut_off"})
-def _finish_length(rng: random.Random, reply: Good) -> None:
-    reply.choice["finish_reason"] = "length"
-
-
-@body_kind("choices", {"refused"})
-def _finish_content_filter(rng: random.Random, reply: Good) -> None:
-    reply.choice["finish_reason"] = "content_filter"
-
-
 @body_kind("choices", LOST)
 def _finish_odd(rng: random.Random, reply: Good) -> None:
     reply.choice["finish_reason"] = rng.choice(["abort", "error", "tool_calls", "", "STOP", "stop ", None, 7, {}])

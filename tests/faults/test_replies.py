@@ -18,13 +18,13 @@ from typing import Any
 import orjson
 import pytest
 
-from tests.answer_models import ComparativeJudgment
+from tests.answer_models import ComparativeJudgment, judge_request
 from tests.faults import reply_bodies, reply_wires
 from tests.faults.fuzz_server import FuzzServer, honest, probe
 from tests.faults.reply_kinds import KINDS, LABELS, Kind, Pieces, good, http
 from tests.faults.tally import Tally
 from touche_llm.errors import EngineError
-from touche_llm.llm.answers import Answer, FailedRequest, build_schema, parse_answer
+from touche_llm.llm.answers import Answer, FailedRequest, parse_answer
 from touche_llm.llm.cache import Cache, CacheMode
 from touche_llm.llm.chat import ChatServer
 from touche_llm.llm.checks import Survey
@@ -32,7 +32,7 @@ from touche_llm.llm.engine import EngineInfo
 from touche_llm.llm.logprobs import compute_expected_grade, read_label
 from touche_llm.llm.model import AnsweredRequest, ModelClient
 from touche_llm.llm.probes import connect
-from touche_llm.llm.request import Message, Origin, Request, Sampling
+from touche_llm.llm.request import Request
 from touche_llm.llm.settings import EngineConfig, SamplingConfig
 
 # Imported for the kinds that they register.
@@ -44,7 +44,6 @@ LASTING = [kind for kind in KINDS.values() if kind.outcomes != {"ends"} and kind
 ENDING = [kind for kind in KINDS.values() if kind.outcomes == {"ends"}]
 # Fewer than end a run when all of them are lost one after the other.
 BATCH = 24
-TOP_LOGPROBS = 20
 Result = AnsweredRequest[ComparativeJudgment] | FailedRequest
 
 
@@ -95,15 +94,7 @@ def _said(body: dict[str, Any]) -> str | None:
 
 
 def request_for(number: int) -> Request:
-    return Request(
-        messages=(Message("system", "Judge."), Message("user", f"document {number}")),
-        schema=build_schema(ComparativeJudgment),
-        sampling=Sampling(max_tokens=64, top_logprobs=TOP_LOGPROBS),
-        model="fake",
-        revision="",
-        chat_template_kwargs={},
-        origin=Origin("comparative/judge", 1, "aaaa", "7", str(number)),
-    )
+    return judge_request(f"document {number}")
 
 
 @asynccontextmanager

@@ -9,12 +9,12 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from tests.answer_models import ComparativeJudgment
+from tests.answer_models import ComparativeJudgment, judge_request
 from tests.scripted_engine import FACTS, Label, ScriptedEngine
 from touche_llm.data.records import Cut, Topic
 from touche_llm.errors import DataError, PromptError, ReplayMiss
 from touche_llm.judging.pointwise import make_failure
-from touche_llm.llm.answers import FailedRequest, build_schema
+from touche_llm.llm.answers import FailedRequest
 from touche_llm.llm.cache import Cache, CacheMode
 from touche_llm.llm.engine import Completion, Rejected
 from touche_llm.llm.model import AnsweredRequest, ModelClient
@@ -29,15 +29,9 @@ SENTENCES = " ".join(f"This is sentence number {n} of the passage." for n in ran
 
 
 def request_about(document: str) -> Request:
-    return Request(
-        messages=(Message("system", "Judge." * 20), Message("user", f"Passage: {document}")),
-        schema=build_schema(ComparativeJudgment),
-        sampling=Sampling(max_tokens=50),
-        model="scripted",
-        revision="",
-        chat_template_kwargs={},
-        origin=Origin("comparative/judge", 1, "aaaa", "7", "doc"),
-    )
+    messages = (Message("system", "Judge." * 20), Message("user", f"Passage: {document}"))
+    origin = Origin("comparative/judge", 1, "aaaa", "7", "doc")
+    return judge_request("", messages=messages, sampling=Sampling(max_tokens=50), model="scripted", origin=origin)
 
 
 def model_with(cache: Cache, context: int = 32768, engine: bool = True) -> tuple[ModelClient, ScriptedEngine]:

@@ -8,15 +8,15 @@ from typing import Any, Literal
 
 import pytest
 
-from tests.answer_models import ComparativeJudgment, PairJudgment
+from tests.answer_models import ComparativeJudgment, PairJudgment, judge_request
 from tests.scripted_engine import FACTS, ScriptedEngine
 from touche_llm.data.records import Topic
-from touche_llm.llm.answers import AnswerModel, build_schema, get_labels
+from touche_llm.llm.answers import AnswerModel, get_labels
 from touche_llm.llm.cache import Cache, CacheMode
 from touche_llm.llm.logprobs import read_label
 from touche_llm.llm.model import AnsweredRequest, ModelClient
 from touche_llm.llm.recorder import RecordingEngine, Usage, make_dry_engine, open_known_answers
-from touche_llm.llm.request import Message, Origin, Request, Sampling
+from touche_llm.llm.request import Origin, Request, Sampling
 from touche_llm.tasks.features import objects_answer
 
 
@@ -34,15 +34,8 @@ class Best(AnswerModel):
 def request_for(
     model: type[AnswerModel], document: str | None = "d1", user: str = "Passage.", prompt: str = "comparative/judge"
 ) -> Request:
-    return Request(
-        messages=(Message("system", "Judge."), Message("user", user)),
-        schema=build_schema(model),
-        sampling=Sampling(),
-        model=FACTS.model,
-        revision=FACTS.revision,
-        chat_template_kwargs={},
-        origin=Origin(prompt, 1, "0" * 12, "1", document),
-    )
+    origin = Origin(prompt, 1, "0" * 12, "1", document)
+    return judge_request(user, model, sampling=Sampling(), origin=origin)
 
 
 def dry_model(path: Path, **facts: Any) -> tuple[ModelClient, RecordingEngine]:
@@ -86,15 +79,6 @@ async def test_for_one_document_grades_are_equally_probable_and_the_first_word_i
         first, *others = shares.values()
         assert len(set(others)) == 1
         assert first == pytest.approx(others[0] if isinstance(labels[0], int) else 2 * others[0])
-
-
-@pytest.mark.parametrize("model", [Best, Awkward])
-async def test_of_several_documents_the_first_is_certain(model: type[AnswerModel]) -> None:
-    result = await answered(model, "d1 d2 d3")
-    for field, labels in get_labels(model).items():
-        assert getattr(result.value, field) == labels[0]
-        shares = probabilities(result, model)[field]
-        assert {label: share for label, share in shares.items() if share} == {str(labels[0]): 1.0}
 
 
 @pytest.mark.parametrize("title", ["Vim or Emacs, or rather vim?", "'Do' or \"don't\""])

@@ -9,18 +9,18 @@ from typing import Any
 
 import pytest
 
-from tests.answer_models import ComparativeJudgment
+from tests.answer_models import ComparativeJudgment, judge_request
 from tests.fake_server import FakeServer, says, schema_in
 from tests.scripted_engine import FACTS, ScriptedEngine
 from touche_llm.data.records import Reading
 from touche_llm.errors import UsageError
 from touche_llm.judging.pointwise import read_labels
-from touche_llm.llm.answers import FailedRequest, build_schema
+from touche_llm.llm.answers import FailedRequest
 from touche_llm.llm.cache import Cache, CacheMode
 from touche_llm.llm.engine import Completion
 from touche_llm.llm.logprobs import average_readings
 from touche_llm.llm.model import AnsweredRequest, ModelClient
-from touche_llm.llm.request import DELIMITERS, Message, Origin, Request, Sampling, Thinking
+from touche_llm.llm.request import DELIMITERS, Message, Request, Sampling, Thinking
 from touche_llm.llm.settings import CacheConfig, EngineConfig, SamplingConfig, ThinkingConfig
 from touche_llm.pipeline.engines import open_model
 
@@ -28,16 +28,8 @@ THINKING = Thinking(48, *DELIMITERS["qwen3"], temperature=0.6)
 
 
 def request_about(document: str = "Tea.", thinking: Thinking | None = THINKING) -> Request:
-    return Request(
-        messages=(Message("system", "Judge."), Message("user", document)),
-        schema=build_schema(ComparativeJudgment),
-        sampling=Sampling(max_tokens=32),
-        model="fake",
-        revision="",
-        chat_template_kwargs={"enable_thinking": True},
-        origin=Origin("comparative/judge", 1, "aaaa", "7", "doc"),
-        thinking=thinking,
-    )
+    given: dict[str, Any] = {"sampling": Sampling(max_tokens=32), "chat_template_kwargs": {"enable_thinking": True}}
+    return judge_request(document, thinking=thinking, **given)
 
 
 async def send(server: FakeServer, cache: Path, request: Request) -> AnsweredRequest[ComparativeJudgment]:

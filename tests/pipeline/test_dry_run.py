@@ -9,11 +9,10 @@ from typing import Any
 
 import pytest
 
-from tests.sample_runs import Silent, config_for, retrieve_stage, run_directly, with_cache
+from tests.sample_runs import Silent, config_for, run_directly, with_cache
 from tests.scripted_engine import FACTS, Script, ScriptedEngine
 from tests.write_demo_cassette import script_of, script_with_queries
 from touche_llm.config import Config
-from touche_llm.errors import DataError
 from touche_llm.llm.cache import CacheMode
 from touche_llm.pipeline.dry_run import DryRun, estimate_cost
 from touche_llm.pipeline.stages import StageName
@@ -121,14 +120,3 @@ async def test_where_the_answers_decide_how_often_is_compared_there_is_a_maximum
         config = short(tmp_path, rank=("judge", step), stance__depth=0, sampling={"thinking": thinking})
         (cost,) = (cost for cost in (await dry(config)).costs if cost.stage == "rank")
         assert (cost.least.requests, cost.most.requests) == (2 * least, 2 * most)  # two topics
-
-
-async def test_what_is_missing_is_told_with_the_folder_that_was_given(tmp_path: Path) -> None:
-    config = short(tmp_path)
-    with pytest.raises(DataError) as caught:
-        await dry(config, tmp_path / "out", ("judge",))
-    assert str(caught.value).startswith(f"{tmp_path / 'out' / 'candidates.run.txt'}: no such file")
-    await retrieve_stage(config, tmp_path / "out", Silent())
-    with pytest.raises(DataError) as caught:
-        await dry(config, tmp_path / "out", ("rank",))
-    assert str(caught.value).startswith(f"{tmp_path / 'out' / 'judgments.jsonl'}: no such file")

@@ -13,7 +13,7 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
-from tests.answer_models import ComparativeJudgment
+from tests.answer_models import ComparativeJudgment, judge_request
 from tests.fake_server import (
     GOOD,
     Behaviour,
@@ -36,7 +36,7 @@ from touche_llm.llm.chat import ChatServer
 from touche_llm.llm.checks import Survey
 from touche_llm.llm.model import AnsweredRequest, ModelClient
 from touche_llm.llm.probes import connect as connect_to
-from touche_llm.llm.request import Message, Origin, Request, Sampling
+from touche_llm.llm.request import Request
 from touche_llm.llm.settings import EngineConfig, SamplingConfig
 
 
@@ -59,15 +59,7 @@ async def model_of(
 
 
 def question(text: str = "A question.") -> Request:
-    return Request(
-        messages=(Message("system", "Judge."), Message("user", text)),
-        schema=build_schema(ComparativeJudgment),
-        sampling=Sampling(max_tokens=64),
-        model="fake",
-        revision="",
-        chat_template_kwargs={"enable_thinking": False},
-        origin=Origin("comparative/judge", 1, "0" * 12, "1", "d"),
-    )
+    return judge_request(text, chat_template_kwargs={"enable_thinking": False})
 
 
 async def send_question(

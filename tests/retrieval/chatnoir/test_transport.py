@@ -123,18 +123,6 @@ async def test_requests_go_out_no_faster_than_set_retries_too(tmp_path: Path, cl
 # The key.
 
 
-async def test_a_search_that_is_not_stored_needs_a_key_and_says_where_to_get_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.delenv("CHATNOIR_API_KEY")
-    server = FakeChatNoir(results(3))
-    with pytest.raises(UsageError) as caught:
-        await search(server, tmp_path)
-    for fragment in ("'bottled water'", "CHATNOIR_API_KEY", "https://www.chatnoir.eu/apikey/"):
-        assert fragment in str(caught.value)
-    assert server.requests == 0
-
-
 @pytest.mark.parametrize(
     "behaviour",
     [echoes(code) for code in (200, 302, 401, 404, 500)],
