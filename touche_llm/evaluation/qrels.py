@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -102,13 +101,7 @@ def read_qrels(files: Mapping[str, Path | str], task: Task | str) -> Qrels:
         raise UsageError(f"no qrels given; give those of at least one of {', '.join(aspects)}")
     if unknown := [aspect for aspect in files if aspect not in aspects]:
         raise UsageError(f"qrels of {unknown[0]}: {task.name} has no such aspect; give those of {', '.join(aspects)}")
-    judged: dict[str, dict[str, dict[str, Any]]] = {}
-    for aspect in aspects:
-        if aspect == STANCE and aspect in files:
-            judged[aspect] = _read(Path(files[aspect]), "label", partial(_parse_label, task=task))
-        elif aspect in files:
-            parse = partial(_parse_grade, scale=task.qrels_scales[aspect])
-            judged[aspect] = _read(Path(files[aspect]), "grade", parse)
+    judged = {aspect: _read(Path(files[aspect]), task, aspect) for aspect in aspects if aspect in files}
     for aspect, file in files.items():
         # Swapped files would be measured without a word.
         if aspect not in (name := Path(file).name) and (others := [other for other in aspects if other in name]):
@@ -135,10 +128,10 @@ def _parse_grade(text: str, scale: Scale) -> float:
     return grade
 
 
-def _read(path: Path, column: str, parse: Callable[[str], Any]) -> dict[str, dict[str, Any]]:
-    """Read the values of a file; `parse` raises ValueError."""
+def _read(path: Path, task: Task, aspect: str) -> dict[str, dict[str, Any]]:
+    """Read the labels or grades of a file."""
     found: dict[str, dict[str, Any]] = {}
-    is_beir = False
+    is_beir, column = False, "label" if aspect == STANCE else "grade"
     require_kind(path, "qrels")
     for number, row in read_table_lines(path, "a file of qrels"):
         columns = row.split()
@@ -156,7 +149,7 @@ def _read(path: Path, column: str, parse: Callable[[str], Any]) -> dict[str, dic
         if not (is_word(topic) and is_word(document)):
             raise DataError(f"{to_printable(where):.200}: an id must be {ID_FORM}; correct it")
         try:
-            value = parse(text)
+            value = _parse_label(text, task) if aspect == STANCE else _parse_grade(text, task.qrels_scales[aspect])
         except ValueError as error:
             raise DataError(f"{where}: {error}") from error
         before = found.setdefault(topic, {}).setdefault(document, value)

@@ -11,7 +11,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from touche_llm.config import Config, is_one_of
+from touche_llm.config import Config, flatten, is_one_of
 from touche_llm.corpus.ir_dataset import dataset_index, topics_file
 from touche_llm.data.io import open_atomic
 from touche_llm.data.settings import read_yaml, set_values, to_yaml
@@ -79,15 +79,10 @@ def _is_of_run(file: Path) -> bool:
 
 def _map_paths(values: dict[str, Any], convert: Callable[[Path], Path]) -> None:
     """Convert the relative paths among the values of a configuration."""
-    for name in _PATHS:
-        *sections, key = name.split(".")
-        section: Any = values
-        for part in sections:
-            section = section.get(part) if isinstance(section, dict) else None
-        value = section.get(key) if isinstance(section, dict) else None
-        is_name = sections == ["prompts"] and key != "folder" and not str(value).endswith(".jinja")
-        if isinstance(value, str) and not is_name and not Path(value).is_absolute():
-            section[key] = str(convert(Path(value)))
+    for name, value in flatten(values).items():
+        is_name = name.startswith("prompts.") and name != "prompts.folder" and not str(value).endswith(".jinja")
+        if name in _PATHS and isinstance(value, str) and not is_name and not Path(value).is_absolute():
+            set_values(values, {name: str(convert(Path(value)))}, CONFIG)
 
 
 def _find_from_here(path: Path) -> Path:

@@ -9,6 +9,7 @@ import os
 import platform
 import resource
 import sys
+import time
 from collections.abc import Collection, Iterator, Mapping
 from functools import cache
 from importlib.metadata import version
@@ -52,13 +53,17 @@ def begin_stage(context: RunContext, directory: RunDirectory, stage: str) -> Non
     directory.begin_stage(config, stage, build_metadata(config, directory.path, _read_stages_before(directory, stage)))
 
 
-def record_stage(directory: RunDirectory, config: Config, stage: str, facts: Mapping[str, Any]) -> None:
-    """Record the facts of a stage, and the peak memory so far, after all of its outputs are written."""
+def record_stage(
+    context: RunContext, directory: RunDirectory, stage: str, started: float, facts: Mapping[str, Any]
+) -> None:
+    """Record the facts of a stage, which are written after all of its outputs; `started` is of `time.monotonic`."""
     # ru_maxrss is in KiB on Linux and in bytes on macOS.
     unit = 2**20 if sys.platform == "darwin" else 2**10
     peak = round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / unit)
-    stages = {**_read_stages_before(directory, stage), stage: {**facts, "peak memory MiB": peak}}
-    directory.write_metadata(build_metadata(config, directory.path, stages))
+    used = {"seconds": round(time.monotonic() - started, 3), "peak memory MiB": peak}
+    recorded = {"chosen topics": context.chosen_topics, **facts, **used}
+    stages = {**_read_stages_before(directory, stage), stage: recorded}
+    directory.write_metadata(build_metadata(context.config, directory.path, stages))
 
 
 def _read_stages_before(directory: RunDirectory, stage: str) -> dict[str, Any]:

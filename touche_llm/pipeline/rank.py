@@ -121,10 +121,7 @@ async def rank(
         if (label := choose_label(judgment, reading, task, stance)) is not None:
             labels[topic_id][document_id] = label
     _warn_of_thresholds(judgments, stance, progress)
-    stances = {
-        topic_id: {document_id: chosen.label for document_id, chosen in chosen_labels.items()}
-        for topic_id, chosen_labels in labels.items()
-    }
+    stances = {topic: {document: label.label for document, label in found.items()} for topic, found in labels.items()}
     # If documents are compared, the progress counts the comparisons.
     counts = plan.clients[0].counts if plan.clients else None
     with progress.stage("ranking", len(candidates.topics), counts) as done:

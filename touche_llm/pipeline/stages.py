@@ -57,7 +57,6 @@ async def retrieve_stage(context: RunContext, directory: RunDirectory) -> Candid
     directory.write_candidates(candidates, config)
     facts = {
         "topics": len(context.topics),
-        "chosen topics": context.chosen_topics,
         "depth": config.first_stage_depth,
         "candidates": sum(map(len, candidates.list_rankings())),
         "topics without candidates": list_empty(candidates),
@@ -65,9 +64,8 @@ async def retrieve_stage(context: RunContext, directory: RunDirectory) -> Candid
         "input files": inputs,
         **used,
         "seconds to store the corpus or open it": round(opened - started, 3),
-        "seconds": round(time.monotonic() - started, 3),
     }
-    record_stage(directory, config, "retrieve", facts)
+    record_stage(context, directory, "retrieve", started, facts)
     return candidates
 
 
@@ -76,17 +74,14 @@ async def judge_stage(context: RunContext, directory: RunDirectory) -> Judgments
     started, before = time.monotonic(), count_requests(context.model)
     candidates = read_first_stage(context, directory)
     judgments = await _judge_candidates(context, candidates)
-    config, seconds = context.config, round(time.monotonic() - started, 3)
     begin_stage(context, directory, "judge")
-    directory.write_judgments(judgments, config.tag, context.load_prompts(*PURPOSES["judge"]))
+    directory.write_judgments(judgments, context.config.tag, context.load_prompts(*PURPOSES["judge"]))
     facts = {
-        "chosen topics": context.chosen_topics,
         **_describe_model_use(context, PURPOSES["judge"], before),
         **describe_judgments(judgments),
         "failures": count_by_kind(judgments.failures),
-        "seconds": seconds,
     }
-    record_stage(directory, config, "judge", facts)
+    record_stage(context, directory, "judge", started, facts)
     _check_pairs(judgments, directory)
     return judgments
 
@@ -98,20 +93,18 @@ async def rank_stage(context: RunContext, directory: RunDirectory) -> Ranking:
     config, kinds = context.config, list_comparison_kinds(context.config.steps)
     if config.stance is not None and config.stance.depth and not directory.stances_file.exists():
         context.progress.warn(f"{directory.stances_file}: no such file; every stance is that of the judge prompt")
-    facts: dict[str, Any] = {"chosen topics": context.chosen_topics}
+    facts: dict[str, Any] = {}
     async with context.using_reranker():
         ranking = await _rank_judgments(context, judgments)
-        config = context.config
         if context.reranker is not None:
-            facts["cross-encoder"] = describe_pooling(context.reranker, config.ranking.cross_encoder)
+            facts["cross-encoder"] = describe_pooling(context.reranker, context.config.ranking.cross_encoder)
     if kinds:
         facts |= _describe_model_use(context, kinds, before)
         facts["failures"] = count_by_kind(ranking.failures)
     begin_stage(context, directory, "rank")
     directory.write_ranking(ranking, compared=bool(kinds))
     facts |= {"lines": len(ranking.lines), "imputed stances": ranking.imputed}
-    facts["seconds"] = round(time.monotonic() - started, 3)
-    record_stage(directory, config, "rank", facts)
+    record_stage(context, directory, "rank", started, facts)
     return ranking
 
 
