@@ -74,7 +74,7 @@ def test_a_thought_before_each_answer(data: TaskInput, vllm_url: str, tmp_path: 
     (said,) = json.loads(touche(*command, "--out", tmp_path / "out", "--dry-run", "--format", "json").stdout)
     touche(*command, "--base-url", vllm_url, "--out", tmp_path / "out")
     judgments = read_records(tmp_path / "out" / "judgments.jsonl", Judgment, "judgments")
-    assert [len(judgment.thought_keys) for judgment in judgments] == [2, 2, 2]
+    assert [len(judgment.thoughts or ()) for judgment in judgments] == [2, 2, 2]
     answers = stored(tmp_path)
     assert len(answers) == said["requests_least"] == said["requests_most"] == 12
     assert max(answer.completion_tokens for answer in answers if not answer.tokens) <= 24

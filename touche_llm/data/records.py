@@ -28,11 +28,9 @@ class JsonRecord(Protocol):
     @classmethod
     def from_json(cls, content: bytes | str) -> Self:
         """Parse a record; raises Malformed."""
-        ...
 
     def to_json(self) -> bytes:
         """Return the record as one line, without line feed."""
-        ...
 
 
 class Model(BaseModel):
@@ -203,17 +201,7 @@ class Cut(JsonStruct, frozen=True, kw_only=True):
     only_boilerplate: bool = False
 
 
-class _WithThoughts:
-    __slots__ = ()
-    thoughts: list[str] | msgspec.UnsetType
-
-    @property
-    def thought_keys(self) -> list[str]:
-        """Keys of the thoughts before the answers; empty if the model did not reason."""
-        return [] if isinstance(self.thoughts, msgspec.UnsetType) else self.thoughts
-
-
-class Judgment(_WithThoughts, JsonStruct, frozen=True, kw_only=True):
+class Judgment(JsonStruct, frozen=True, kw_only=True):
     """Judgment of one document for one topic.
 
     Attributes:
@@ -292,7 +280,7 @@ class Queries(JsonStruct, frozen=True, kw_only=True):
     key: str
 
 
-class StanceReading(_WithThoughts, JsonStruct, frozen=True, kw_only=True):
+class StanceReading(JsonStruct, frozen=True, kw_only=True):
     """Stance of one document for one topic, from the stance prompt.
 
     Attributes:

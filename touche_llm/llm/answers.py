@@ -75,14 +75,12 @@ class Layout:
     @property
     def frame(self) -> list[str]:
         """Texts before each value, without optional white space, and the text after the last one."""
-        match self.form:
-            case AnswerForm.OBJECT:
-                keys = [f"{orjson.dumps(name).decode()}:" for name in self.fields]
-                return ["{" + keys[0], *(f",{key}" for key in keys[1:]), "}"]
-            case AnswerForm.ARRAY | AnswerForm.LETTERS:
-                return ["[", *("," for _ in self.fields[1:]), "]"]
-            case AnswerForm.TEXT:
-                return [""]
+        if self.form is AnswerForm.TEXT:
+            return [""]
+        if self.form is AnswerForm.OBJECT:
+            keys = [f"{orjson.dumps(name).decode()}:" for name in self.fields]
+            return ["{" + keys[0], *(f",{key}" for key in keys[1:]), "}"]
+        return ["[", *("," for _ in self.fields[1:]), "]"]
 
     def spell(self, values: Mapping[str, Any]) -> str:
         """Return the text of an answer."""

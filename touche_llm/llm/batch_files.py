@@ -39,10 +39,8 @@ def request_line(request: Request) -> bytes:
 
 def group_by_topic(requests: Iterable[Request]) -> list[Request]:
     """Return requests grouped by prompt and topic: a prefix cache reuses their common beginning."""
-    groups: dict[tuple[str, str], list[Request]] = {}
-    for request in requests:
-        groups.setdefault((request.origin.prompt, request.origin.topic_id), []).append(request)
-    return [request for group in groups.values() for request in group]
+    places: dict[tuple[str, str], int] = {}
+    return sorted(requests, key=lambda each: places.setdefault((each.origin.prompt, each.origin.topic_id), len(places)))
 
 
 class _Response(msgspec.Struct):
@@ -61,20 +59,17 @@ class Reply:
     """Response to a request, at a place (file and line): an answer, or a problem with its kind, as `status_500`."""
 
     place: str
-    answer: ChatReply | None = None
-    problem: Transient | Rejected | None = None
+    result: ChatReply | Transient | Rejected
     outcome: str = ""
 
 
 def read_reply(replies: Mapping[str, Reply], request: Request) -> Completion:
     """Return the completion of a request; raise Transient or Rejected if there is none."""
     reply = replies.get(request.key)
-    if reply is None:
-        raise _miss("there is no response")
-    if reply.answer is None:
-        assert reply.problem is not None
-        raise reply.problem
-    return read_completion(reply.answer, request.layout if request.sampling.top_logprobs else None)
+    result = _miss("there is no response") if reply is None else reply.result
+    if isinstance(result, Exception):
+        raise result
+    return read_completion(result, request.layout if request.sampling.top_logprobs else None)
 
 
 def read_replies(paths: Sequence[Path], model: str) -> dict[str, Reply]:
@@ -94,7 +89,7 @@ def read_replies(paths: Sequence[Path], model: str) -> dict[str, Reply]:
             except Malformed as error:
                 raise DataError(f"{path}:{number}: not one of the {what}: {error}") from error
             before = replies.setdefault(line.custom_id, reply)
-            if before.answer is None and reply.answer is not None:
+            if isinstance(before.result, Exception) and not isinstance(reply.result, Exception):
                 replies[line.custom_id] = reply
     return replies
 
@@ -103,23 +98,23 @@ def _read_line(place: str, line: _Line, model: str) -> Reply:
     """Return the answer of a line, or why it has none, with the kind to count; that of another model is none."""
     response = line.response
     if response is None:
-        return Reply(place, None, _miss(to_printable(extract_message(line.error))), "error")
+        return Reply(place, _miss(to_printable(extract_message(line.error))), "error")
     status = response.status_code
     if status != 200 or line.error is not None:
         body = line.error if line.error is not None else decode_json(response.body, Any)
         reason = f"HTTP {status} from {CHAT_PATH}: {to_printable(extract_message(body))}"
         # Errors that are strings are those of `vllm run-batch` itself, for instance for an unknown path.
         is_final = 400 <= status < 500 and status not in _NOT_FINAL and isinstance(body, dict)
-        return Reply(place, None, Rejected(_REJECTED_STATUS, reason) if is_final else _miss(reason), f"status_{status}")
+        return Reply(place, Rejected(_REJECTED_STATUS, reason) if is_final else _miss(reason), f"status_{status}")
     answer = decode_json(response.body, ChatReply)
     try:
         read_completion(answer)
     except Transient as transient:
         kind = f"finish_{answer.choices[0].finish_reason}" if answer.choices else "no_choices"
-        return Reply(place, None, _miss(transient.reason), to_printable(kind)[:_MAX_KIND])
+        return Reply(place, _miss(transient.reason), to_printable(kind)[:_MAX_KIND])
     if answer.model != model:
         reason = f"the answer is of the model {answer.model!r:.120}, not of {model}"
-        return Reply(place, None, _miss(to_printable(reason)), "other_model")
+        return Reply(place, _miss(to_printable(reason)), "other_model")
     return Reply(place, answer)
 
 

@@ -229,14 +229,10 @@ class TextTokenCounter(VllmTokenCounter):
         return (await self._client.post("/tokenize", {"model": self._model, "prompt": text}, _Count)).count
 
 
-class LlamaCppTokenCounter(TokenCounter):
+class LlamaCppTokenCounter(VllmTokenCounter):
     """Counter that renders with `/apply-template` and tokenizes a text with `/tokenize`, as llama.cpp has them."""
 
     name = "/apply-template and /tokenize"
-
-    def __init__(self, client: HttpClient, chat_template_kwargs: Mapping[str, Any]) -> None:
-        self._client = client
-        self._chat_template_kwargs = dict(chat_template_kwargs)
 
     async def count_tokens(self, messages: tuple[Message, ...]) -> int:
         """Return the number of prompt tokens of a chat, template included."""

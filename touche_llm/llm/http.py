@@ -63,16 +63,16 @@ class HttpClient:
         self._session: aiohttp.ClientSession | None = None
         # Name of the model in the first reply; it can be an alias of the requested name.
         self._reply_model: str | None = None
-        self._key = ""
+        self._key = os.environ.get(API_KEY_VARIABLE, "").strip()
 
     async def __aenter__(self) -> Self:
-        self._key = os.environ.get(API_KEY_VARIABLE, "").strip()
         self._session = aiohttp.ClientSession(
             # aiohttp would take data that a server sends on an idle connection for the reply to the next request (its
             # issue 13656), and the label of one document would be stored for another.
             connector=aiohttp.TCPConnector(limit=0, force_close=True),
             timeout=aiohttp.ClientTimeout(total=None, connect=min(30.0, self._seconds)),
-            headers={"Authorization": f"Bearer {self._key}"} if self._key else {},
+            headers={"Content-Type": "application/json"}
+            | ({"Authorization": f"Bearer {self._key}"} if self._key else {}),
         )
         return self
 
@@ -142,14 +142,11 @@ class HttpClient:
 
     async def _call(self, method: str, path: str, body: bytes | None, reply: type[ReplyT]) -> ReplyT:
         assert self._session is not None, "use the client as an asynchronous context manager"
-        headers = {"Content-Type": "application/json"}
         try:
             # A redirect would send the prompts and the key to another server.
             async with (
                 self._limit(),
-                self._session.request(
-                    method, self.base_url + path, data=body, headers=headers, allow_redirects=False
-                ) as response,
+                self._session.request(method, self.base_url + path, data=body, allow_redirects=False) as response,
             ):
                 content = await read_body(response, _MAX_BODY)
                 if len(content) > _MAX_BODY:

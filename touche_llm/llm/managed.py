@@ -12,18 +12,14 @@ import sys
 import threading
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
-from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import orjson
 
 from touche_llm.errors import EngineError
 from touche_llm.llm.engine import Rejected, Transient
 from touche_llm.llm.settings import get_model_name
-
-if TYPE_CHECKING:  # takes a while to load
-    from touche_llm.llm.http import HttpClient
 
 # With white space allowed between tokens, weak models write it endlessly. Only this backend has the switch, and all
 # requests must use the same backend.
@@ -65,7 +61,7 @@ async def run_guarded(
             start_new_session=True,
         )
     try:
-        yield process, partial(_read_end, log, start)
+        yield process, lambda: _read_end(log, start)
     finally:
         assert process.stdin is not None
         process.stdin.close()
@@ -153,22 +149,16 @@ async def serve(
     async with run_guarded([*command, *to_flags(arguments)], log) as (process, end_of_log):
         url = f"http://{_HOST}:{port}"
         async with HttpClient(url, concurrency=1, request_timeout=60.0) as client:
-            while not await _is_ready(client):
-                if process.poll() is not None:
+            with suppress(Rejected):  # the start-up check reports it
+                while process.poll() is None:
+                    with suppress(Transient):
+                        await client.get("/v1/models", dict)
+                        break
+                    await asyncio.sleep(_POLL_INTERVAL)
+                else:
                     code = process.returncode
                     raise EngineError(f"vllm serve: ended with code {code} before it was ready; {end_of_log()}")
-                await asyncio.sleep(_POLL_INTERVAL)
         yield url
-
-
-async def _is_ready(client: HttpClient) -> bool:
-    try:
-        await client.get("/v1/models", dict)
-    except Transient:
-        return False
-    except Rejected:
-        pass  # The start-up check reports it.
-    return True
 
 
 if __name__ == "__main__":

@@ -99,7 +99,7 @@ _MAX_COUNT_ERROR = 8
 async def check_tokens(survey: Survey) -> list[ServerCheck]:
     """Make the server use the first counter of tokens that works, and compare its count with the server's."""
     server, folder = survey.server, survey.engine.tokenizer
-    others = LlamaCppTokenCounter(server, server.chat_template_kwargs)
+    others = LlamaCppTokenCounter(server, server.model, server.chat_template_kwargs)
     problem = ""
     # Some templates refuse system messages.
     for counter in [ChatTokenizer(folder, server.chat_template_kwargs)] if folder else [server.counter, others]:
@@ -264,10 +264,8 @@ async def check_thinking(survey: Survey) -> list[ServerCheck]:
         return [fail(name, f"the server refuses to continue a message of the assistant: {reply}", remedy)]
     completion = read_completion(reply)
     if squeeze(completion.text) == PROBE_ANSWER:
-        if problem is None:
-            value = "an answer continues a thought; whether the template keeps it is unknown"
-            return [ServerCheck(name, None, value)]
-        return [ServerCheck(name, True, "a thought is kept")]
+        unknown = ServerCheck(name, None, "an answer continues a thought; whether the template keeps it is unknown")
+        return [unknown if problem is None else ServerCheck(name, True, "a thought is kept")]
     if PROBE_ANSWER in squeeze(completion.reasoning or ""):
         return [fail(name, "the answer after a thought is in the field of the reasoning", _PARSER)]
     return [fail(name, f"no schema is enforced after a thought: {completion.text[:80]!r}", _PARSER)]

@@ -10,6 +10,7 @@ import struct
 from bisect import bisect
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -126,10 +127,8 @@ class RecordingEngine:
     async def embed(self, texts: Sequence[str], dimensions: int | None) -> list[bytes]:
         """Return vectors of `dimensions` values."""
         self._record(f"{self._task}/embeddings", "".join(texts))
-        seeds = [hashlib.sha256(text.encode()).digest() for text in texts]
-        return [
-            b"".join(struct.pack("<f", seed[place % 32] - 127.5) for place in range(dimensions or 1)) for seed in seeds
-        ]
+        seeds, places = [hashlib.sha256(text.encode()).digest() for text in texts], range(dimensions or 1)
+        return [struct.pack(f"<{len(places)}f", *(seed[place % 32] - 127.5 for place in places)) for seed in seeds]
 
     async def score(self, query: str, documents: Sequence[str]) -> list[float]:
         """Return falling scores."""
@@ -189,7 +188,8 @@ def make_dry_engine(
     tokenizer: Counter | None = None, *, task: str = "", answered: set[str] | None = None
 ) -> RecordingEngine:
     """Return an engine that answers without a model, from the schema alone; tokens are estimated if need be."""
-    return RecordingEngine(DryAnswers(), tokenizer or EstimatingTokenizer(), task=task, answered=answered)
+    best: dict[tuple[str, frozenset[str]], str] = {}
+    return RecordingEngine(partial(_answer_dry, best), tokenizer or EstimatingTokenizer(), task=task, answered=answered)
 
 
 def open_known_answers(path: Path, mode: CacheMode) -> Cache:
@@ -199,55 +199,50 @@ def open_known_answers(path: Path, mode: CacheMode) -> Cache:
     return Cache(path, CacheMode.REPLAY if is_read else CacheMode.OFF)
 
 
-class DryAnswers:
-    """Function that answers from the schema alone.
+def _answer_dry(best: dict[tuple[str, frozenset[str]], str], request: Request) -> Completion:
+    """Return an answer that fits the schema, without a model; `best` has the best documents by topic and documents.
 
     For one document, or a topic alone, all grades are equally probable, and the first of several words is twice as
     probable as the others, since sentences without a side would form no pairs. Among several documents, the one shown
     first is certainly the best, also if they are shown again in another order: answers confirm the ranking. The text
     of the answer has the first label; a free text is made of the field's name.
     """
+    if request.layout.form is AnswerForm.TEXT:
+        # As long as possible, since the next prompt repeats it: each word has the characters of a token.
+        text = "hm, " * request.sampling.max_tokens
+        tokens: list[Token] = []
+    else:
+        text, tokens = _spell(_choose_labels(best, request), request.layout)
+    return Completion(
+        text=text,
+        finish_reason="stop",
+        prompt_tokens=_estimate(_join(request.messages)),
+        completion_tokens=_estimate(text),
+        tokens=tokens if request.sampling.top_logprobs else [],
+    )
 
-    def __init__(self) -> None:
-        self._best: dict[tuple[str, frozenset[str]], str] = {}
 
-    def __call__(self, request: Request) -> Completion:
-        """Return an answer that fits the schema."""
-        if request.layout.form is AnswerForm.TEXT:
-            # As long as possible, since the next prompt repeats it: each word has the characters of a token.
-            text = "hm, " * request.sampling.max_tokens
-            tokens: list[Token] = []
+def _choose_labels(best: dict[tuple[str, frozenset[str]], str], request: Request) -> dict[str, Sequence[Label]]:
+    """Return the probable labels of each field, that of the text first."""
+    fields = list_fields(request.schema)
+    documents = (request.origin.document_id or "").split()
+    if not documents and list(fields) == ["first", "second"]:
+        # The first label, and the last that shares no word with it, as two objects.
+        firsts, seconds = (schema["enum"] for schema in fields.values())
+        words = set(firsts[0].casefold().split())
+        disjoint = (label for label in reversed(seconds) if words.isdisjoint(label.casefold().split()))
+        return {"first": firsts[:1], "second": [next(disjoint, seconds[-1])]}
+    answer: dict[str, Sequence[Label]] = {}
+    for name, schema in fields.items():
+        if "pattern" in schema:
+            letters = " > ".join(string.ascii_uppercase[: len(documents)])
+            answer[name] = [letters if name == "order" else name.replace("_", "")]
+        elif len(documents) > 1:
+            first = best.setdefault((request.origin.topic_id, frozenset(documents)), documents[0])
+            answer[name] = [schema["enum"][documents.index(first)]]
         else:
-            text, tokens = _spell(self._choose_labels(request), request.layout)
-        return Completion(
-            text=text,
-            finish_reason="stop",
-            prompt_tokens=_estimate(_join(request.messages)),
-            completion_tokens=_estimate(text),
-            tokens=tokens if request.sampling.top_logprobs else [],
-        )
-
-    def _choose_labels(self, request: Request) -> dict[str, Sequence[Label]]:
-        """Return the probable labels of each field, that of the text first."""
-        fields = list_fields(request.schema)
-        documents = (request.origin.document_id or "").split()
-        if not documents and list(fields) == ["first", "second"]:
-            # The first label, and the last that shares no word with it, as two objects.
-            firsts, seconds = (schema["enum"] for schema in fields.values())
-            words = set(firsts[0].casefold().split())
-            disjoint = (label for label in reversed(seconds) if words.isdisjoint(label.casefold().split()))
-            return {"first": firsts[:1], "second": [next(disjoint, seconds[-1])]}
-        answer: dict[str, Sequence[Label]] = {}
-        for name, schema in fields.items():
-            if "pattern" in schema:
-                letters = " > ".join(string.ascii_uppercase[: len(documents)])
-                answer[name] = [letters if name == "order" else name.replace("_", "")]
-            elif len(documents) > 1:
-                best = self._best.setdefault((request.origin.topic_id, frozenset(documents)), documents[0])
-                answer[name] = [schema["enum"][documents.index(best)]]
-            else:
-                answer[name] = schema["enum"]
-        return answer
+            answer[name] = schema["enum"]
+    return answer
 
 
 def _spell(answer: Mapping[str, Sequence[Label]], layout: Layout) -> tuple[str, list[Token]]:

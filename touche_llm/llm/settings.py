@@ -258,8 +258,7 @@ class ThinkingConfig(Section):
     def think_for(self, purpose: str) -> Thinking | None:
         """Return how the model reasons before the answer to a prompt of this purpose; None if it does not."""
         budget = self.budgets.get(_BUDGETS.get(purpose, ""), 0)
-        opening, closing = self.delimiters
-        return Thinking(budget, opening, closing, self.temperature, self.chains) if budget else None
+        return Thinking(budget, *self.delimiters, self.temperature, self.chains) if budget else None
 
 
 class SamplingConfig(Section):

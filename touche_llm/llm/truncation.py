@@ -121,11 +121,8 @@ def _end_at_sentence(text: str) -> str:
     """Return the text up to its last sentence end, if that is in its last fifth, otherwise up to its last word."""
     min_end = len(text) * 4 // 5
     ends = ((text.rfind(mark), len(mark.rstrip())) for mark in _SENTENCE_ENDS)
-    end = max((place + length for place, length in ends if place >= min_end), default=0)
-    if end:
-        return text[:end]
-    space = text.rfind(" ")
-    return text[:space] if space > 0 else text
+    end = max((place + length for place, length in ends if place >= min_end), default=text.rfind(" "))
+    return text[:end] if end > 0 else text
 
 
 _ResultT = TypeVar("_ResultT")

@@ -151,7 +151,7 @@ async def import_responses(folder: Path, paths: Sequence[Path], progress: Progre
         try:
             return read_reply(replies, request)
         except MissingLogprobs as problem:
-            replies[request.key] = replace(replies[request.key], problem=problem, outcome="no_logprobs")
+            replies[request.key] = replace(replies[request.key], result=problem, outcome="no_logprobs")
         except Transient:
             pass  # It stays pending.
         return None
@@ -165,8 +165,8 @@ async def import_responses(folder: Path, paths: Sequence[Path], progress: Progre
     with Cache(batch.config.cache.file, CacheMode.REPLAY) as cache:
         for key, reply in replies.items():
             stored = cache.get(key, OUTCOMES)
-            if reply.problem is not None:
-                result.problems.setdefault(reply.outcome, []).append(str(reply.problem))
+            if isinstance(reply.result, Exception):
+                result.problems.setdefault(reply.outcome, []).append(str(reply.result))
             elif isinstance(stored, UnusableAnswer):
                 result.problems.setdefault(stored.kind, []).append(stored.reason)
             elif isinstance(stored, Answer):

@@ -232,7 +232,7 @@ def _read_text(answers: Cache, key: str) -> str | None:
 
 def _list_answers(judged: Judgment | StanceReading, keys: Sequence[str]) -> list[tuple[str, str]]:
     """Return the prompt and the key of each completion, thoughts first."""
-    thoughts = ((f"{judged.prompt}, thought", key) for key in judged.thought_keys)
+    thoughts = ((f"{judged.prompt}, thought", key) for key in judged.thoughts or ())
     return [*thoughts, *((judged.prompt, key) for key in keys)]
 
 
