@@ -133,19 +133,21 @@ def read_record(path: Path, record: type[RecordT], what: str) -> RecordT:
     """Read the only record of a file; raise DataError if it cannot be read or is not such a record."""
     with report_unreadable(path):
         content = read_bounded(path, MAX_LINE)
-    try:
-        return record.from_json(content)
-    except Malformed as error:
-        raise DataError(f"{path}: not {what}: {error}") from error
+    return parse_record(content, record, path, what)
 
 
 def iterate_records(path: Path, record: type[RecordT], what: str) -> Iterator[RecordT]:
     """Yield one parsed record a line, for files that need not fit into memory."""
     for number, line in read_lines(path, MAX_LINE):
-        try:
-            yield record.from_json(line)
-        except Malformed as error:
-            raise DataError(f"{path}:{number}: not one of the {what}: {error}") from error
+        yield parse_record(line, record, f"{path}:{number}", f"one of the {what}")
+
+
+def parse_record(content: bytes | str, record: type[RecordT], place: object, what: str) -> RecordT:
+    """Parse a record; raise DataError if the text at this place is not `what`."""
+    try:
+        return record.from_json(content)
+    except Malformed as error:
+        raise DataError(f"{place}: not {what}: {error}") from error
 
 
 def shorten_path(path: Path) -> str:

@@ -12,8 +12,8 @@ from typing import Annotated, NamedTuple
 import msgspec
 import numpy as np
 
-from touche_llm.data.io import ID_FORM, MAX_LINE, is_word, open_atomic, read_lines, read_table_lines
-from touche_llm.data.records import Candidate, Malformed, RunLine, decode_json
+from touche_llm.data.io import ID_FORM, MAX_LINE, is_word, open_atomic, parse_record, read_lines, read_table_lines
+from touche_llm.data.records import Candidate, JsonStruct, RunLine
 from touche_llm.data.topics import require_kind
 from touche_llm.errors import DataError, UsageError
 
@@ -161,7 +161,7 @@ def parse_row(text: str, line: int) -> tuple[RunRow, list[str]]:
     return row, problems if score is not None else [*problems, f"score {numbers[1]!r:.40} is not a finite number"]
 
 
-class _RerankLine(msgspec.Struct):
+class _RerankLine(JsonStruct, frozen=True, forbid_unknown_fields=False):
     qid: str | int  # data frames turn digits into numbers
     docno: str
     rank: int | None = None
@@ -170,10 +170,7 @@ class _RerankLine(msgspec.Struct):
 
 def _read_rerank_rows(path: Path) -> Iterator[RunRow]:
     for number, raw in read_lines(path, MAX_LINE):
-        try:
-            line = decode_json(raw, _RerankLine)
-        except Malformed as error:
-            raise DataError(f"{path}:{number}: not a line of {path.name}: {error}") from error
+        line = parse_record(raw, _RerankLine, f"{path}:{number}", f"a line of {path.name}")
         row = RunRow(number, str(line.qid), NO_STANCE_COLUMN, line.docno, line.rank, line.score)
         if not (is_word(row.topic) and is_word(row.document)):
             raise DataError(f"{_locate(path, row)}: `qid` and `docno` must each be {ID_FORM}")

@@ -24,8 +24,8 @@ from touche_llm.data.databases import (
     describe_opening_error,
     has_format,
 )
-from touche_llm.data.io import iterate_records, open_atomic
-from touche_llm.data.records import Count, JsonRecord, JsonStruct, Malformed
+from touche_llm.data.io import iterate_records, open_atomic, parse_record
+from touche_llm.data.records import Count, JsonRecord, JsonStruct
 from touche_llm.errors import DataError, UsageError
 from touche_llm.llm.answers import OUTCOMES
 
@@ -62,10 +62,7 @@ class Entry(EntryMetadata, frozen=True, kw_only=True):
 
     def read(self, model: type[ValueT]) -> ValueT:
         """Return the value; raise DataError if it is not of this type."""
-        try:
-            return model.from_json(msgspec.json.encode(self.value).decode())
-        except Malformed as error:
-            raise DataError(f"entry {self.key}: not a valid {model.__name__}: {error}") from error
+        return parse_record(msgspec.json.encode(self.value), model, f"entry {self.key}", f"a valid {model.__name__}")
 
 
 # In the order of the table.
@@ -308,10 +305,7 @@ class Cache(AbstractContextManager["Cache"]):
         value_type = model.get(kind) if isinstance(model, Mapping) else model
         if value_type is None:
             raise DataError(f"{self.path}: entry {key}: unknown kind {kind!r:.80}; use another cache")
-        try:
-            return value_type.from_json(text)
-        except Malformed as error:
-            raise DataError(f"{self.path}: entry {key}: not a valid {value_type.__name__}: {error}") from error
+        return parse_record(text, value_type, f"{self.path}: entry {key}", f"a valid {value_type.__name__}")
 
 
 def describe_resume(path: Path, mode: CacheMode) -> str:

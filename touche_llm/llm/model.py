@@ -97,8 +97,7 @@ class ModelClient(TokenCountingClient):
         if len(answered) == len(results):
             return replace(answered[0], others=tuple(answered[1:]))
         # A replay miss has no attempts.
-        failed = [result for result in results if isinstance(result, FailedRequest)]
-        return max(failed, key=lambda result: len(result.attempts))
+        return max((each for each in results if isinstance(each, FailedRequest)), key=lambda each: len(each.attempts))
 
     async def _request_chain(
         self, request: Request, model: type[AnswerT], repeat: int

@@ -159,16 +159,18 @@ class Request:
         """
         # Parts that came later are left out where they are not used, so that earlier keys stay valid.
         later = {"repeat": self.repeat, "stop": self.stop}
+        used = {name: value for name, value in later.items() if value}
+        return self.make_key("answer", schema=self.schema, sampling=astuple(self.sampling), sample=self.sample, **used)
+
+    def make_key(self, kind: str, **parts: Any) -> str:
+        """Return the key of a result that depends on the prompt, as its model sees it, and on `parts`."""
         return hash_content(
-            "answer",
+            kind,
             messages=[[message.role, message.content] for message in self.messages],
-            schema=self.schema,
-            sampling=astuple(self.sampling),
             model=self.model,
             revision=self.revision,
             chat_template_kwargs=self.chat_template_kwargs,
-            sample=self.sample,
-            **{name: value for name, value in later.items() if value},
+            **parts,
         )
 
     @property

@@ -16,7 +16,7 @@ from touche_llm.errors import EngineError, PromptError
 from touche_llm.llm.answers import FailedRequest
 from touche_llm.llm.cache import Cache, EntryMetadata, describe_resume
 from touche_llm.llm.engine import CountingEngine, Counts, EngineInfo, Rejected, Transient, Unreachable
-from touche_llm.llm.request import Message, Request, hash_content
+from touche_llm.llm.request import Message, Request
 from touche_llm.text.passages import RankedPassages
 
 _LOG = logging.getLogger(__name__)
@@ -202,14 +202,7 @@ class TokenCountingClient:
         self, request: Request, measure: Callable[[CountingEngine], Awaitable[Truncation]], **parameters: Any
     ) -> Truncation | FailedRequest:
         """Return the measurement of a request from the cache or from the engine."""
-        key = hash_content(
-            "fit",
-            messages=[[message.role, message.content] for message in request.messages],
-            model=request.model,
-            revision=request.revision,
-            chat_template_kwargs=request.chat_template_kwargs,
-            **parameters,
-        )
+        key = request.make_key("fit", **parameters)
         cached = self.cache.get(key, Truncation)
         if cached is not None:
             return cached
