@@ -110,19 +110,16 @@ def read_qrels(files: Mapping[str, Path | str], task: Task | str) -> Qrels:
     return Qrels(judged, stances, task.stances, task.qrels_scales)
 
 
-def _parse_label(text: str, task: Task) -> str:
-    if text not in task.stances:
-        raise ValueError(
-            f"{text!r:.40} is no stance of {task.name} ({', '.join(task.stances)}); give the stance qrels of this task"
-        )
-    return text
-
-
-def _parse_grade(text: str, scale: Scale) -> float:
-    grade = float(text) if _GRADE.fullmatch(text) else None
-    if grade is None or not LOWEST_GRADE <= grade <= scale.highest:
-        raise ValueError(
-            f"{text!r:.40} is no grade: a number from {LOWEST_GRADE} to {scale.highest} with at most "
+def _parse(text: str, task: Task, aspect: str, where: str) -> str | float:
+    if aspect == STANCE:
+        if text in task.stances:
+            return text
+        known = f"{task.name} ({', '.join(task.stances)})"
+        raise DataError(f"{where}: {text!r:.40} is no stance of {known}; give the stance qrels of this task")
+    grade, highest = float(text) if _GRADE.fullmatch(text) else None, task.qrels_scales[aspect].highest
+    if grade is None or not LOWEST_GRADE <= grade <= highest:
+        raise DataError(
+            f"{where}: {text!r:.40} is no grade: a number from {LOWEST_GRADE} to {highest} with at most "
             f"{GRADE_DECIMALS} decimals; correct it, or give the graded qrels"
         )
     return grade
@@ -148,10 +145,7 @@ def _read(path: Path, task: Task, aspect: str) -> dict[str, dict[str, Any]]:
         where = f"{path}:{number}: topic {topic}, document {document}"
         if not (is_word(topic) and is_word(document)):
             raise DataError(f"{to_printable(where):.200}: an id must be {ID_FORM}; correct it")
-        try:
-            value = _parse_label(text, task) if aspect == STANCE else _parse_grade(text, task.qrels_scales[aspect])
-        except ValueError as error:
-            raise DataError(f"{where}: {error}") from error
+        value = _parse(text, task, aspect, where)
         before = found.setdefault(topic, {}).setdefault(document, value)
         if before != value:
             raise DataError(f"{where}: {value}, but {before} in a line above; leave one of them out")

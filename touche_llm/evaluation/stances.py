@@ -201,24 +201,20 @@ def read_calibration_set(
     If the file of the stance prompt's answers, `readings`, exists, its documents are read instead of those of the
     judgments, since another prompt's probabilities need other thresholds.
     """
-    source: dict[tuple[str, str], Mapping[str, float] | None]
+    source: dict[tuple[str, str], Mapping[str, float] | None] = {}
+    prompts = set()
     if readings.exists():
-        path, answers = readings, read_records(readings, StanceReading, "stance readings")
-        prompts = {answer.prompt for answer in answers}
-        source = {
-            (answer.topic_id, answer.document_id): answer.probabilities
-            for answer in answers
-            if answer.source == "probabilities"
-        }
+        path = readings
+        for answer in read_records(path, StanceReading, "stance readings"):
+            prompts.add(answer.prompt)
+            source[answer.topic_id, answer.document_id] = None if answer.source == "value" else answer.probabilities
     else:
         path, said = judgments, read_records(judgments, Judgment, "judgments")
-        check_judgments(said, task.question, judgments)
-        prompts = {judgment.prompt for judgment in said}
-        source = {
-            (judgment.topic_id, judgment.document_id): judgment.readings["stance"].probabilities
-            for judgment in said
-            if "stance" in judgment.readings
-        }
+        check_judgments(said, task.question, path)
+        for judgment in said:
+            prompts.add(judgment.prompt)
+            reading = judgment.readings.get("stance")
+            source[judgment.topic_id, judgment.document_id] = None if reading is None else reading.probabilities
     judged = [(topic, document, label) for topic, labels in truth.items() for document, label in labels.items()]
     used = [(*row, found) for row in judged if (found := source.get(row[:2])) is not None]
     for topic, document, _, found in used:

@@ -249,7 +249,14 @@ async def retrieve(
     with progress.stage("retrieving", len(topics)) as done:
         rankings = await corpus.search(topics, fields, depth, done)
     if expander is not None and queries:
-        rankings = await _add_queries(topics, rankings, queries, corpus, depth, expander.settings)
+        other = {expanded.topic_id: expanded.queries for expanded in queries}
+        additional = [replace(topic, title=query) for topic in topics for query in other.get(topic.id, ())]
+        further = iter(await corpus.search(additional, ("title",), depth, lambda: None))
+        for place, topic in enumerate(topics):
+            if others := [next(further) for _ in other.get(topic.id, ())]:
+                weights = [1.0, *(expander.settings.weight for _ in others)]
+                rankings[place] = fuse_candidates([rankings[place], *others], weights, expander.settings.k)
+        rankings = _cut(rankings, corpus, depth)
     if not any(rankings):
         raise NoCandidates(corpus.empty)
     found = normalise_rankings(rankings)
@@ -273,25 +280,10 @@ def list_empty(candidates: Candidates) -> list[str]:
     return [topic.id for topic in candidates.topics if not candidates.rankings.get(topic.id)]
 
 
-async def _add_queries(
-    topics: list[Topic],
-    rankings: list[list[Candidate]],
-    queries: Sequence[Queries],
-    corpus: Corpus,
-    depth: int,
-    settings: ExpansionSettings,
-) -> list[list[Candidate]]:
-    """Search for the additional queries too, and fuse the rankings of each topic."""
-    other = {expanded.topic_id: expanded.queries for expanded in queries}
-    additional = [replace(topic, title=query) for topic in topics for query in other.get(topic.id, ())]
-    found = iter(await corpus.search(additional, ("title",), depth, lambda: None))
-    fused = []
-    for topic, own in zip(topics, rankings, strict=True):
-        others = [next(found) for _ in other.get(topic.id, ())]
-        weights = [1.0, *(settings.weight for _ in others)]
-        fused.append(fuse_candidates([own, *others], weights, settings.k) if others else own)
+def _cut(rankings: list[list[Candidate]], corpus: Corpus, depth: int) -> list[list[Candidate]]:
+    """Return fused rankings, cut to the depth or, if pairs are made, to distinct sentences."""
     if isinstance(corpus, LocalCorpus) and corpus.sentences is not None:
         # The ranking of one query has no near-duplicates, but two queries can find the same text.
         analyzer = Analyzer()
-        return [select_distinct(ranking, corpus.store.parts, corpus.sentences, analyzer) for ranking in fused]
-    return [ranking[:depth] for ranking in fused]
+        return [select_distinct(ranking, corpus.store.parts, corpus.sentences, analyzer) for ranking in rankings]
+    return [ranking[:depth] for ranking in rankings]

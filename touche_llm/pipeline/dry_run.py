@@ -82,7 +82,7 @@ async def estimate_cost(
             engine = make_dry_engine(task=context.task.name, answered=answered)
             retry = config.cache.retry_failures
             context.model = ModelClient(engine_info=facts, engine=engine, cache=cache, retry_failures=retry)
-            context.open_pooling = partial(_open_pooling, engine, context.model)
+            context.open_pooling = partial(_open_pooling, context.model)
             earlier = None if isinstance(output, Ranking) else output
             output = await compute_stage(stage, context, directory, earlier)
             if config.expansion.use:
@@ -123,17 +123,17 @@ def _bound_comparisons(context: RunContext, ranking: Ranking, usage: Mapping[str
 
 @asynccontextmanager
 async def _open_pooling(
-    engine: RecordingEngine,
     model: ModelClient,
     purpose: PoolingPurpose,
     asked: PoolingConfig,
     answers: CacheConfig,
     dimensions: int | None = None,
 ) -> AsyncIterator[PoolingClient]:
-    """Open a pooling model that sends nothing, and whose requests `engine` records."""
+    """Open a pooling model that sends nothing, and whose requests the engine of `model` records."""
+    assert isinstance(model.engine, RecordingEngine)
     yield PoolingClient(
         engine_info=assume_engine_info(asked, model.cache, purpose),
-        engine=engine,
+        engine=model.engine,
         cache=model.cache,
         purpose=purpose,
         counts=model.counts,
