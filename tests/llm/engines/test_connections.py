@@ -64,6 +64,24 @@ async def test_requests_behind_those_of_others_are_sent_once() -> None:
     assert all(completion.text for completion in found) and len(server.bodies) == 6
 
 
+async def test_a_queue_is_read_from_the_server_alone() -> None:
+    class Elsewhere(FakeServer):
+        def add_routes(self, app: web.Application) -> None:
+            super().add_routes(app)
+
+            async def metrics(_: web.Request) -> web.Response:
+                raise web.HTTPFound(other.url + "/metrics")
+
+            app.router.add_get("/metrics", metrics)
+
+    async with BehindOthers().running() as other, Elsewhere().running() as server:
+        other.ready = asyncio.get_running_loop().time() + 60.0
+        async with ChatServer(server.url, concurrency=8, request_timeout=5.0, chat_template_kwargs={}) as client:
+            assert await client.count_waiting() == 0
+        async with ChatServer(other.url, concurrency=8, request_timeout=5.0, chat_template_kwargs={}) as client:
+            assert await client.count_waiting() == 1
+
+
 @pytest.mark.parametrize(
     ("limits", "raised"),
     [
