@@ -15,16 +15,7 @@ from touche_llm.judging.sentence_pairs import PairSettings
 from touche_llm.llm.settings import CacheConfig, EngineConfig, SamplingConfig
 from touche_llm.prompts.fields import JudgePer
 from touche_llm.prompts.prompt import PromptsConfig
-from touche_llm.ranking.steps import (
-    BALANCE,
-    FUSION,
-    JUDGE,
-    METHODS,
-    RankingSettings,
-    Step,
-    check_balance,
-    parse_steps,
-)
+from touche_llm.ranking.steps import BALANCE, FUSION, JUDGE, METHODS, RankingSettings, Step, check_balance, parse_steps
 from touche_llm.retrieval.base import RETRIEVERS, ExpansionSettings, RetrieverConfig, to_texts
 from touche_llm.retrieval.chatnoir import ChatNoirSettings
 from touche_llm.retrieval.dense import DenseSettings, find_dense_problem
@@ -65,14 +56,10 @@ class Config(Section):
         Scope.RETRIEVE,
     ] = None
     topics: Annotated[
-        Path,
-        Option("--topics", "topics.xml, or queries.jsonl or queries.xml of TIRA", "Input"),
-        Scope.RETRIEVE,
+        Path, Option("--topics", "topics.xml, or queries.jsonl or queries.xml of TIRA", "Input"), Scope.RETRIEVE
     ]
     corpus: Annotated[
-        Path | None,
-        Option("--corpus", "Corpus as published: .jsonl, .csv (args.me), or .gz", "Input"),
-        Scope.RETRIEVE,
+        Path | None, Option("--corpus", "Corpus as published: .jsonl, .csv (args.me), or .gz", "Input"), Scope.RETRIEVE
     ] = None
     # None only if the first stage is a search engine, which stores the documents.
     index: Annotated[
@@ -92,9 +79,7 @@ class Config(Section):
     ] = False
     depth: Annotated[int, Option("--depth", "Candidates per topic", "Retrieval"), Scope.JUDGE] = Field(100, ge=1)
     limit_topics: Annotated[
-        int | None,
-        Option("--limit-topics", "Only the first N topics of the file", "Input"),
-        Scope.RETRIEVE,
+        int | None, Option("--limit-topics", "Only the first N topics of the file", "Input"), Scope.RETRIEVE
     ] = Field(None, ge=1)
     topic: Annotated[
         tuple[str, ...],
@@ -163,9 +148,7 @@ class Config(Section):
     dense: Annotated[DenseSettings | None, Scope.RETRIEVE] = None
     cache: Annotated[CacheConfig, Scope.DELIVERY] = CacheConfig()
     tag: Annotated[
-        str,
-        AfterValidator(_require_one_word),
-        Option("--tag", "Last column of the run, one word", "Output"),
+        str, AfterValidator(_require_one_word), Option("--tag", "Last column of the run, one word", "Output")
     ] = "touche-llm"
     actor: Annotated[ActorConfig, Scope.DELIVERY] = ActorConfig()
 

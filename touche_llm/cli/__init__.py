@@ -116,8 +116,7 @@ def _callback(
     context: typer.Context,
     debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
     log_file: Annotated[
-        Path | None,
-        typer.Option("--log-file", metavar="FILE", help="Log requests, retries and timings to this file."),
+        Path | None, typer.Option("--log-file", metavar="FILE", help="Log requests, retries and timings to this file.")
     ] = None,
     show_version: Annotated[
         bool, typer.Option("--version", help="Print the version.", callback=_version, is_eager=True)

@@ -94,8 +94,7 @@ def show_(given: s.GivenSettings, name: NameArgument, output: FormatOption = For
 def check_(
     given: s.GivenSettings,
     names: Annotated[
-        list[str] | None,
-        typer.Argument(metavar="NAME|FILE", help="Prompts: names or .jinja files (default: all)."),
+        list[str] | None, typer.Argument(metavar="NAME|FILE", help="Prompts: names or .jinja files (default: all).")
     ] = None,
     task: Annotated[
         str | None,

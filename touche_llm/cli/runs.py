@@ -22,13 +22,7 @@ from touche_llm.data.io import check_output
 from touche_llm.errors import UsageError
 from touche_llm.evaluation.qrels import read_qrels
 from touche_llm.pipeline.run_directory import REPORT, RunDirectory, is_page
-from touche_llm.pipeline.runs import (
-    COMPLETE,
-    RunOverview,
-    RunUsage,
-    find_runs,
-    read_overview,
-)
+from touche_llm.pipeline.runs import COMPLETE, RunOverview, RunUsage, find_runs, read_overview
 from touche_llm.prompt_lab.holdout import record_evaluations
 from touche_llm.tasks import get_task
 

@@ -7,15 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeVar
 
-from touche_llm.data.io import (
-    ID_FORM,
-    MAX_LINE,
-    is_word,
-    parse_json_object,
-    read_file_state,
-    read_lines,
-    sha256,
-)
+from touche_llm.data.io import ID_FORM, MAX_LINE, is_word, parse_json_object, read_file_state, read_lines, sha256
 from touche_llm.data.records import Document, Model
 from touche_llm.data.topics import recognize, require_kind
 from touche_llm.errors import BadLine, DataError, Warn

@@ -15,12 +15,7 @@ if TYPE_CHECKING:
 
 
 def evaluate(
-    run: ParsedRun,
-    qrels: Qrels,
-    *,
-    name: str = "run",
-    depth: int | None = None,
-    per_topic: bool = False,
+    run: ParsedRun, qrels: Qrels, *, name: str = "run", depth: int | None = None, per_topic: bool = False
 ) -> DataFrame:
     """Evaluate a run.
 

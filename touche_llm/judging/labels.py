@@ -45,10 +45,7 @@ def check_judgments(judgments: Iterable[Judgment], question: Question, place: ob
 
 
 def combine_grades(
-    judgment: Judgment,
-    weights: Mapping[str, float],
-    scales: Mapping[str, Scale],
-    first_stage: float | None = None,
+    judgment: Judgment, weights: Mapping[str, float], scales: Mapping[str, Scale], first_stage: float | None = None
 ) -> float:
     """Return the weighted mean of a judgment's grades and, if given, of the first-stage score, from 0 to 1.
 

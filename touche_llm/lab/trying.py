@@ -136,10 +136,7 @@ async def _render(bench: Bench, prompt: Prompt, topic: Topic, document: str) -> 
         trials = await ask_for_parts(prompt, subject, dry)
     return {
         "messages": [
-            {
-                "role": message.role,
-                "parts": [asdict(part) for part in parts if part.message == place],
-            }
+            {"role": message.role, "parts": [asdict(part) for part in parts if part.message == place]}
             for trial, parts in trials
             for place, message in enumerate(trial.messages)
         ]

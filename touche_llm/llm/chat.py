@@ -263,12 +263,7 @@ class ChatServer(HttpClient):
     """
 
     def __init__(
-        self,
-        base_url: str,
-        *,
-        concurrency: int,
-        request_timeout: float,
-        chat_template_kwargs: Mapping[str, Any],
+        self, base_url: str, *, concurrency: int, request_timeout: float, chat_template_kwargs: Mapping[str, Any]
     ) -> None:
         """Initialise the client like an `HttpClient`; nothing is sent yet."""
         super().__init__(base_url, concurrency=concurrency, request_timeout=request_timeout)

@@ -96,9 +96,7 @@ class EngineConfig(Section):
         str, Option("--revision", "Your name for the version of the weights", "Model", metavar="NAME"), Scope.MODEL
     ] = ""
     context: Annotated[
-        int | None,
-        Option("--context", "Context in tokens (default: the server's)", "Model"),
-        Scope.MODEL,
+        int | None, Option("--context", "Context in tokens (default: the server's)", "Model"), Scope.MODEL
     ] = Field(None, ge=1)
     tokenizer: Annotated[
         Path | None,

@@ -9,12 +9,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from touche_llm.config import Config
-from touche_llm.corpus.ir_dataset import (
-    dataset_folder,
-    read_dataset_judgments,
-    read_dataset_topics,
-    topics_file,
-)
+from touche_llm.corpus.ir_dataset import dataset_folder, read_dataset_judgments, read_dataset_topics, topics_file
 from touche_llm.data.io import replace_folder
 from touche_llm.data.records import Topic
 from touche_llm.data.topics import normalise_title, read_topics, require_kind, write_topics

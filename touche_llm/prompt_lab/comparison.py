@@ -19,15 +19,7 @@ from touche_llm.pipeline.dry_run import Cost, DryRun
 from touche_llm.pipeline.engines import assume_engine_info, make_request_builder, open_model
 from touche_llm.pipeline.progress import ForwardedProgress, Progress
 from touche_llm.pipeline.stages import report_known_failures
-from touche_llm.prompt_lab.holdout import (
-    HOLD_OUT,
-    Access,
-    Kind,
-    access_log,
-    check_log,
-    record_access,
-    select_counted,
-)
+from touche_llm.prompt_lab.holdout import HOLD_OUT, Access, Kind, access_log, check_log, record_access, select_counted
 from touche_llm.prompt_lab.sample import Plan, Sampled, check_parts, choose_sample
 from touche_llm.prompt_lab.variants import (
     PartMeasures,

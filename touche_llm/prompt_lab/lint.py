@@ -11,15 +11,7 @@ from touche_llm.data.records import Topic
 from touche_llm.errors import DataError, PromptError
 from touche_llm.llm.answers import AnswerForm, get_labels
 from touche_llm.llm.recorder import TOKEN_CHARS
-from touche_llm.prompt_lab.trial import (
-    Messages,
-    Subject,
-    Texts,
-    ask,
-    count_common,
-    make_other_subject,
-    offline_builder,
-)
+from touche_llm.prompt_lab.trial import Messages, Subject, Texts, ask, count_common, make_other_subject, offline_builder
 from touche_llm.prompts.prompt import Prompt, Purpose
 from touche_llm.prompts.purposes import list_copyable_answers
 from touche_llm.tasks.task import Task

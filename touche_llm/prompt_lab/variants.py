@@ -132,11 +132,7 @@ class Verdict:
 
 
 def measure_part(
-    name: str,
-    sample: Sequence[Sampled],
-    judgments: Mapping[str, Judgments],
-    qrels: Qrels,
-    weights: Mapping[str, float],
+    name: str, sample: Sequence[Sampled], judgments: Mapping[str, Judgments], qrels: Qrels, weights: Mapping[str, float]
 ) -> PartMeasures:
     """Measure the judgments of several variants for the documents of a part.
 

@@ -41,9 +41,7 @@ class PromptsConfig(Section):
         Scope.JUDGE,
     ] = None
     judge: Annotated[
-        str,
-        Option("--prompt", "Judge prompt: a name or a .jinja file", "Judging", metavar="NAME|FILE"),
-        Scope.JUDGE,
+        str, Option("--prompt", "Judge prompt: a name or a .jinja file", "Judging", metavar="NAME|FILE"), Scope.JUDGE
     ] = "judge"
     objects: Annotated[
         str,

@@ -56,8 +56,7 @@ class CrossEncoderSettings(TemplateConfig, RankingMethod):
         None
     )
     preset: Annotated[
-        str,
-        Option("--reranker-preset", f"Templates of its texts: {' or '.join(presets)}", "Model", metavar="NAME"),
+        str, Option("--reranker-preset", f"Templates of its texts: {' or '.join(presets)}", "Model", metavar="NAME")
     ] = "plain"
     query: Annotated[tuple[QueryField, ...], BeforeValidator(to_texts), Field(min_length=1)] = ("title",)
 

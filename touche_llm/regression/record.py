@@ -36,14 +36,7 @@ from touche_llm.pipeline.progress import SilentProgress
 from touche_llm.pipeline.run_directory import RunDirectory
 from touche_llm.prompts.prompt import Prompt
 from touche_llm.prompts.purposes import purposes_of
-from touche_llm.regression.check import (
-    ReplayResult,
-    compare_runs,
-    format_differences,
-    list_missing,
-    list_texts,
-    replay,
-)
+from touche_llm.regression.check import ReplayResult, compare_runs, format_differences, list_missing, list_texts, replay
 from touche_llm.regression.snapshot import (
     CASSETTE,
     DECISIVE,

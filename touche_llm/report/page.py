@@ -72,11 +72,7 @@ def create_environment() -> Environment:
     document can run, and nothing is fetched.
     """
     environment = Environment(
-        loader=FileSystemLoader(_HERE),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
+        loader=FileSystemLoader(_HERE), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
     style, script = ((_HERE / name).read_text(encoding="utf-8") for name in ("style.css", "script.js"))
     environment.globals |= {

@@ -21,14 +21,7 @@ from touche_llm.evaluation.stances import count_confusion
 from touche_llm.pipeline.run_directory import read_counts
 from touche_llm.regression.snapshot import run_settings
 from touche_llm.report.folder import DocumentRow, RunFolder, get_assessments, open_folder
-from touche_llm.report.page import (
-    COSTS,
-    LETTERS,
-    compute_label_shares,
-    describe_run,
-    extract_costs,
-    tabulate_measures,
-)
+from touche_llm.report.page import COSTS, LETTERS, compute_label_shares, describe_run, extract_costs, tabulate_measures
 from touche_llm.tasks.task import Task
 
 # Maximum number of rows per topic, including those with text.
