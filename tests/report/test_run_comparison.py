@@ -58,10 +58,9 @@ def runs(comparative: Path, tmp_path_factory: pytest.TempPathFactory) -> list[Na
     ]
 
 
-def gathered(runs: Sequence[Named], qrels: Qrels, baseline: int = 0, top: int = TOP) -> SimpleNamespace:
+def gathered(runs: Sequence[Named], qrels: Qrels, top: int = TOP) -> SimpleNamespace:
     evaluations = [evaluate_run(name, run, qrels, 30) for name, run, _ in runs]
-    others = [each for each in evaluations if each is not evaluations[baseline]]
-    frame, remarks = compare_runs(evaluations[baseline], others)
+    frame, remarks = compare_runs(evaluations[0], evaluations[1:])
     return gather_comparison(
         evaluations, [run[2] for run in runs], TASK, {"relevance": Path("qrels.txt")}, frame, remarks, top
     )
@@ -69,7 +68,7 @@ def gathered(runs: Sequence[Named], qrels: Qrels, baseline: int = 0, top: int = 
 
 @pytest.fixture(scope="module")
 def found(runs: list[Named], qrels: Qrels) -> SimpleNamespace:
-    return gathered(runs, qrels, baseline=1)
+    return gathered(runs, qrels)
 
 
 def test_every_document_at_the_top_of_some_run_is_there_with_its_place_in_each(
@@ -109,17 +108,17 @@ def test_texts_are_those_of_the_corpus_also_for_documents_of_a_run_file(found: S
 def test_figures_are_those_of_the_evaluations_and_differences_those_to_the_baseline(
     runs: list[Named], qrels: Qrels, found: SimpleNamespace
 ) -> None:
-    assert found.baseline == "B"
+    assert found.baseline == "A"
     expected = [evaluate_run(name, run, qrels, 30) for name, run, _ in runs]
     measured = found.measured
     assert measured.headline == ["relevance nDCG@5", "quality nDCG@5", "stance macro-F1"]
     for measure in measured.measures[:2]:
         values = {each.name: each.estimates[measure].value for each in expected}
         assert {name: measured.rows[name, measure].value for name in values} == values
-        assert ("turned", measure) not in measured.changes
-        for name in ("first", "alone.txt"):
+        assert ("first", measure) not in measured.changes
+        for name in ("turned", "alone.txt"):
             change = measured.changes[name, measure]
-            assert change.difference == pytest.approx(values[name] - values["turned"])
+            assert change.difference == pytest.approx(values[name] - values["first"])
             assert change.wins + change.ties + change.losses == measured.rows[name, measure].n
     assert [set(each) for each in measured.by_topic["relevance nDCG@5"]] == [set(qrels.grades["relevance"])] * 3
 
