@@ -63,10 +63,13 @@ LINE = '{"qid": "1", "query": "Q"}\n'
         (SECOND.format("<number>1</number><title>T</title>"), "", ["topic 1:", "twice"]),
         (LINE + '{"qid": "2"\n', ":2", ["not JSON"]),
         (LINE + '{"qid": "2", "query": "Q", "original_query": {"narrative": 1}}\n', "", ["topic 2", "<narrative>"]),
-        (
-            LINE + '{"qid": "2", "query": "Q", "original_query": {"objects": "(\'a\', x)"}}\n',
-            "",
-            ["topic 2", "<objects>"],
+        *(
+            (
+                LINE + f'{{"qid": "2", "query": "Q", "original_query": {{"objects": {bad}}}}}\n',
+                "",
+                ["topic 2", "<objects>"],
+            )
+            for bad in ("\"('a', x)\"", "1", '["a", "b", 3]')
         ),
     ],
 )

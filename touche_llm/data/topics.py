@@ -194,12 +194,13 @@ def _parse_objects(value: Any, place: str) -> tuple[str, str] | None:
         return None
     if isinstance(parts, str) and parts.startswith(("('", '("', "['", '["')):
         # TIRA's XML has the Python representation of a tuple.
-        with suppress(ValueError, SyntaxError, MemoryError, RecursionError):
+        with suppress(ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
             parts = ast.literal_eval(parts)
     elif isinstance(parts, str):
         parts = parts.split(",")
-    objects = [" ".join(part.split()) for part in parts if isinstance(part, str)] if type(parts) is not str else []
-    if len(objects) != 2 or not all(objects) or objects[0].casefold() == objects[1].casefold():
+    parts = parts if isinstance(parts, list | tuple) else ()
+    objects = [" ".join(part.split()) for part in parts if isinstance(part, str)]
+    if len(objects) != 2 or len(parts) != 2 or not all(objects) or objects[0].casefold() == objects[1].casefold():
         raise DataError(f"{place}: <objects> must be two different texts, separated by a comma, not {value!r:.200}")
     return objects[0], objects[1]
 
