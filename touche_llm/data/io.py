@@ -218,9 +218,12 @@ def replace_folder(path: Path, own: Collection[str]) -> Iterator[Path]:
 
 
 def recover(path: Path) -> None:
-    """Restore a folder whose replacement was interrupted between its two renames."""
-    if not os.path.lexists(path) and _get_old(path).exists():
-        _get_old(path).rename(path)
+    """Restore a folder whose replacement was interrupted between its two renames, or remove what a later end left."""
+    old = _get_old(path)
+    if os.path.lexists(path):
+        shutil.rmtree(old, ignore_errors=True)
+    elif old.exists():
+        old.rename(path)
 
 
 def _get_old(path: Path) -> Path:
