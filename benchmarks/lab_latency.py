@@ -62,7 +62,7 @@ _EDIT = """([words]) => new Promise((resolve) => {
 async def make_run(folder: Path, depth: int) -> None:
     """Judge and rank the candidates, with answers from their schema alone."""
     given: dict[str, Any] = {"topics": folder / "topics.xml", "corpus": folder / "passages.jsonl", "depth": depth}
-    given |= {"index": folder / "index", "cache.file": folder / "answers.sqlite", "stance.depth": 0}
+    given |= {"index": folder / "index", "cache.file": folder / "answers.sqlite"}
     config, directory = load_config(None, given), RunDirectory(folder / "runs" / "large")
     with Cache(config.cache.file) as cache:
         store_engine_info(_FACTS, cache)
@@ -112,8 +112,7 @@ def edit(page: Page, times: int) -> list[float]:
 
 def main() -> None:
     """Make the run, and measure."""
-    parser = parse_sizes(__doc__, topics=(1, 50), depth=(10, 1000), passages=(10, 50_000), edits=(1, 20))
-    options = parser.parse_args()
+    options = parse_sizes(__doc__, topics=(1, 50), depth=(10, 1000), passages=(10, 50_000), edits=(1, 20)).parse_args()
     with tempfile.TemporaryDirectory() as name, FakeServer().in_thread() as server:
         folder = Path(name)
         prepare(folder, options.topics, options.depth, options.passages)
