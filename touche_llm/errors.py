@@ -21,6 +21,7 @@ _ADVICE = {
     **dict.fromkeys((errno.ENOSPC, errno.EDQUOT), "; free some space and run the same command again"),
     errno.EFBIG: "; raise the limit (`ulimit -f`) and run the same command again",
     **dict.fromkeys((errno.EMFILE, errno.ENFILE), "; raise the limit (`ulimit -n`) and run the same command again"),
+    **dict.fromkeys((errno.EEXIST, errno.ENOTDIR), "; a folder is needed there: name another one"),
 }
 
 

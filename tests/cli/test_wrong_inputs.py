@@ -87,6 +87,9 @@ def test_a_dry_run_says_of_the_folder_what_the_run_would_say(touche: Touche, tmp
     assert [done.returncode for done in refused] == [2, 2]
     assert refused[0].stderr == refused[1].stderr and "holds a run with other settings" in refused[0].stderr
     assert touche("run", "--dry-run", *REPLAY, *DATA, "--depth", "5", "--out", "out", "--overwrite").returncode == 0
+    Path("file").touch()
+    done = touche("run", *REPLAY, *DATA, "--out", "file")
+    assert done.returncode == 1 and "error: file: " in done.stderr and "a folder is needed" in done.stderr
     retrieve = ("retrieve", *DATA, "--depth", "5", "--out", "out")
     assert touche(*retrieve, "--dry-run").stderr == touche(*retrieve).stderr
 
