@@ -29,8 +29,9 @@ def touche(*arguments: object) -> str:
 
 
 def alone() -> None:
-    """The program without extras: the pages of the demo are there."""
+    """The program without extras: the demo runs, and a page of it is written."""
     touche("demo", "--out", "alone", "--task", "comparative")
+    touche("report", "alone/comparative")
     page = Path("alone/comparative/report.html").read_text()
     assert page.count("<svg") >= 3, page.count("<svg")
 
