@@ -16,7 +16,7 @@ from tests.faults.tally import Tally
 from tests.faults.trials import Trial, Undisturbed, plan_kill, plan_want, prepare, try_fault
 from tests.faults.workplace import Workplace
 
-# Trials per scenario, twice as many with requests to a model: enough to kill 500 commands.
+# Trials per scenario, twice as many with requests to a model: enough to kill more than 400 commands.
 _KILLS = 14
 # Of each scenario: each kind once.
 _WANTS = 7
