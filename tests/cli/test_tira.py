@@ -195,6 +195,21 @@ def test_libraries_write_to_the_cache_folder_unless_they_have_one(
     assert {Path(os.environ[name]).parent for name in names} == {tmp_path / "cache"}
 
 
+def test_without_a_home_the_message_asks_for_a_cache_folder(
+    touche: Touche, prepared: Prepare, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given = prepared("comparative")
+    for name in ("TOUCHE_LLM_CACHE", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+
+    def nowhere() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.setattr(Path, "home", nowhere)
+    done = touche("tira", "-i", str(given), "-o", "out")
+    assert (done.returncode, "--cache-folder: " in done.stderr) == (2, True)
+
+
 # In namespaces of its own: no network, the input and the cache mounted for reading alone.
 ISOLATED = """
 set -e

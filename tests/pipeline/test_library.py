@@ -144,7 +144,10 @@ def test_an_existing_file_is_replaced_only_on_demand(topics: list[tl.Topic], cor
     assert len(file.read_text().splitlines()) == sum(map(len, candidates.rankings.values()))
 
 
-def test_a_closed_corpus_is_refused(topics: list[tl.Topic], corpus: Any) -> None:
+def test_a_topic_given_twice_and_a_closed_corpus_are_refused(topics: list[tl.Topic], corpus: Any) -> None:
+    with pytest.raises(tl.DataError) as caught:
+        tl.retrieve([*topics, topics[0]], corpus)
+    assert caught.value.location == "topics"
     candidates = tl.retrieve(topics, corpus, depth=2)
     corpus.close()
     with pytest.raises(tl.UsageError), replayed("comparative") as model:

@@ -313,7 +313,10 @@ def tira(
             "tira: missing folders; give -i INPUT -o OUTPUT, or set TIRA_INPUT_DATASET and TIRA_OUTPUT_DIR"
         )
     found = detect_input(input_folder)
-    cache = cache_folder or Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "touche-llm"
+    try:
+        cache = cache_folder or Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "touche-llm"
+    except RuntimeError as error:
+        raise UsageError(f"--cache-folder: no default ({error}); give a folder, or set TOUCHE_LLM_CACHE") from error
     flags: dict[str, Any] = {
         "task": found.task.name,
         "topics": found.topics,

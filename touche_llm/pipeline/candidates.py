@@ -51,10 +51,9 @@ def group_rankings(frame: DataFrame) -> dict[str, list[Candidate]]:
     used = frame[columns]
     if used.isna().any().any():
         raise DataError("frame: missing values in topic, document, rank or score; drop these rows")
-    for topic, document in used.loc[used.duplicated(["topic", "document"]), ["topic", "document"]].itertuples(
-        index=False
-    ):
-        raise DataError(f"frame: topic {topic}: document {document} occurs twice; keep one row")
+    if len(repeated := used[used.duplicated(["topic", "document"])]):
+        first = repeated.iloc[0]
+        raise DataError(f"frame: topic {first['topic']}: document {first['document']} occurs twice; keep one row")
     try:
         used = used.astype(dict.fromkeys(order, float))
     except (TypeError, ValueError) as error:
@@ -96,6 +95,11 @@ class Candidates:
     are_pairs: bool = False
     queries: Sequence[Queries] = ()
     failures: Sequence[Failure] = ()
+
+    def __post_init__(self) -> None:
+        ids = [topic.id for topic in self.topics]
+        if len(set(ids)) < len(ids):
+            raise DataError(f"topics: {next(each for each in ids if ids.count(each) > 1)} occurs twice; give it once")
 
     def __repr__(self) -> str:
         count = sum(map(len, self.rankings.values()))
