@@ -9,6 +9,7 @@ import asyncio
 import math
 import tempfile
 from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
 from string import ascii_uppercase
 from typing import Any
@@ -47,6 +48,7 @@ OFF_TOPIC_STANCE: Mapping[str, Mapping[Label, float]] = {
 }
 
 
+@cache
 def script_of(task: str) -> Script:
     """The answers written for a task's sample."""
     answers = yaml.safe_load((SAMPLES / task / "answers.yaml").read_text(encoding="utf-8"))

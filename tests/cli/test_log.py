@@ -52,8 +52,8 @@ def test_the_log_of_a_run_has_requests_retries_and_timings_but_no_key_and_no_tex
     assert len(known) > 10
     assert not [passage for passage in known if passage in text]
     assert "sample 0" not in done.stderr
-    # Another run is appended.
-    run()
+    # Another command is appended.
+    touche("--log-file", str(log), "validate", "out/run.txt")
     assert log.read_text().startswith(text) and len(log.read_text()) > len(text)
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import shutil
+from contextlib import chdir
 from pathlib import Path
 
 import pytest
@@ -10,7 +12,10 @@ import yaml
 
 import touche_llm as tl
 from tests.cli.conftest import Touche
+from tests.sample_runs import Silent
 from touche_llm.cli.demo import SAMPLES
+from touche_llm.pipeline.config_file import load_config
+from touche_llm.pipeline.stages import run_all
 from touche_llm.prompt_lab.holdout import HALVES_FILE
 from touche_llm.tasks import TASKS, prompts_folder
 
@@ -19,18 +24,27 @@ INPUTS = ("--topics", str(SAMPLE / "topics.xml"), "--corpus", str(SAMPLE / "pass
 RUN = ("run", "--config", "mine.yaml", *INPUTS, "--out", "runs/mine")
 
 
-@pytest.fixture
-def mine(touche: Touche, tmp_path: Path) -> Path:
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A copy of one of the project's own tasks under another name, and a run of it in `runs/mine`."""
-    folder = tmp_path / "mine"
-    shutil.copytree(prompts_folder() / "comparative", folder)
-    change(folder, name="mine", title="My task")
+    folder = tmp_path_factory.mktemp("made")
+    shutil.copytree(prompts_folder() / "comparative", folder / "mine")
+    change(folder / "mine", name="mine", title="My task")
     settings = yaml.safe_load((SAMPLE / "demo.yaml").read_text())
     settings |= {"cache": {"file": str(SAMPLE / "cassette.jsonl"), "mode": "replay"}}
-    (tmp_path / "mine.yaml").write_text(yaml.safe_dump(settings))
-    done = touche(*RUN, "--task", "mine")
-    assert done.returncode == 0, done.stderr
+    (folder / "mine.yaml").write_text(yaml.safe_dump(settings))
+    inputs = {"topics": SAMPLE / "topics.xml", "corpus": SAMPLE / "passages.jsonl", "task": "mine"}
+    with chdir(folder):
+        config = load_config(Path("mine.yaml"), inputs)
+        asyncio.run(run_all(config, Path("runs/mine"), Silent()))
     return folder
+
+
+@pytest.fixture
+def mine(made: Path, touche: Touche, tmp_path: Path) -> Path:
+    """A copy of the task, beside one of its run."""
+    shutil.copytree(made, tmp_path, dirs_exist_ok=True)
+    return tmp_path / "mine"
 
 
 def change(folder: Path, **values: object) -> None:

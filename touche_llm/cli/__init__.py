@@ -54,24 +54,26 @@ class _Program(TyperGroup):
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings)
-        # Names for the help and for suggestions; `get_command` loads the commands.
+        # Names for the help; `get_command` loads the commands.
         self.commands = cast(dict[str, Any], dict.fromkeys(COMMANDS))
 
     def get_command(self, ctx: Any, cmd_name: str) -> TyperCommand | TyperGroup | None:
         """Return a command, whose module is loaded only now, as libraries are slow to load; None if there is none."""
-        if cmd_name not in COMMANDS:
-            return None
+        if cmd_name not in COMMANDS or self.commands[cmd_name] is not None:
+            return cast(TyperCommand | TyperGroup | None, self.commands.get(cmd_name))
         module = import_module(f"{__name__}.{COMMANDS[cmd_name]}")
         if (several := getattr(module, f"{cmd_name}_app", None)) is not None:
             several.rich_markup_mode = None
             for each in several.registered_commands:
                 each.cls = Command
-            command = typer.main.get_group(several)
+            command: TyperCommand | TyperGroup = typer.main.get_group(several)
             command.name = cmd_name
-            return command
-        alone = typer.Typer(add_completion=False, rich_markup_mode=None)
-        alone.command(cmd_name, cls=Command)(getattr(module, cmd_name))
-        return cast(TyperCommand, typer.main.get_command(alone))
+        else:
+            alone = typer.Typer(add_completion=False, rich_markup_mode=None)
+            alone.command(cmd_name, cls=Command)(getattr(module, cmd_name))
+            command = cast(TyperCommand, typer.main.get_command(alone))
+        self.commands[cmd_name] = command
+        return command
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         """Write the commands by panel, each with the first sentence of its help."""

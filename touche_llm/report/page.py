@@ -7,6 +7,7 @@ import hashlib
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -65,6 +66,7 @@ def write_page(text: str, path: Path) -> int:
         return stream.write(text.encode())
 
 
+@cache
 def create_environment() -> Environment:
     """Create the Jinja environment of the page templates, which escapes every value.
 
