@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from itertools import accumulate
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -249,7 +250,7 @@ def find_settings(scope: Scope) -> tuple[str, ...]:
 
 def is_one_of(name: str, places: Collection[str]) -> bool:
     """Return whether a setting or one of its sections is among these names."""
-    return any(f"{name}.".startswith(f"{place}.") for place in places)
+    return any(section in places for section in accumulate(name.split("."), "{}.{}".format))
 
 
 def flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
