@@ -22,7 +22,7 @@ help:
 	@echo "make demo       set up what runs need, run every task on its sample, offline, and measure the runs"
 	@echo "make test       set up the rest and run the tests (offline, about two minutes)"
 	@echo "make check      format, lint, types, all of the tests that need neither a browser nor vLLM"
-	@echo "make nightly    kill, starve and mislead every command, start and stop servers (about 40 minutes)"
+	@echo "make nightly    kill, starve and mislead every command, start and stop servers (about half an hour)"
 	@echo "make test-vllm  install the CPU build of vLLM, once for all clones, and run the tests against a real server"
 	@echo "make serve-small serve a small real model with it at http://127.0.0.1:8000, to try runs without a GPU"
 	@echo "make test-model run every task with that model on vLLM, llama.cpp's server and LiteLLM (half an hour)"

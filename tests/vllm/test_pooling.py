@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
+from tests.fake_server import FakeServer
 from tests.vllm.command import touche
 from tests.vllm.conftest import Tell
 from tests.vllm.real_data import TaskInput
@@ -47,14 +48,15 @@ def stages_of(out: Path) -> dict[str, Any]:
 
 
 def test_a_cross_encoder_ranks_and_is_replayed_without_its_server(
-    data: TaskInput, vllm_url: str, reranker_url: str, tmp_path: Path, tell: Tell
+    data: TaskInput, reranker_url: str, tmp_path: Path, tell: Tell
 ) -> None:
-    command = ["run", *data.options, "--model", "tiny", "--depth", DEPTH, "--cache", tmp_path / "answers.sqlite"]
+    command = ["run", *data.options, "--depth", DEPTH, "--cache", tmp_path / "answers.sqlite"]
     command += ["--stance-depth", 0, "--rank", f"judge,cross_encoder:{DEPTH}"]
     asked, replayed = tmp_path / "asked", tmp_path / "replayed"
-    tell(
-        touche(*command, "--base-url", vllm_url, "--reranker-url", reranker_url, "--out", asked).stderr.splitlines()[-1]
-    )
+    # The judgments are not what is tried here, and another start of vLLM takes a minute.
+    with FakeServer().in_thread() as judge:
+        done = touche(*command, "--base-url", judge.url, "--reranker-url", reranker_url, "--out", asked)
+    tell(done.stderr.splitlines()[-1])
     found = stages_of(asked)["rank"]["cross-encoder"]
     with Cache(tmp_path / "answers.sqlite") as cache:
         scores = {(entry.topic, entry.document): entry.value["score"] for entry in cache.find("score")}

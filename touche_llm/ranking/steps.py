@@ -192,8 +192,8 @@ def _fuse(
         The fused documents; empty if no ranking with a weight has any, as where a topic could not be compared.
     """
     weights = [settings.weights.get(name, 1.0) for name, _ in rankings]
-    parts = [[scored for scored in part if scored.document_id in documents] for _, part in rankings]
     fused = set(documents)
+    parts = [[scored for scored in part if scored.document_id in fused] for _, part in rankings]
     for number, (name, _) in enumerate(rankings):
         if name == JUDGE and weights[number] and settings.method == "interpolation":
             parts[number] = [scored for scored in parts[number] if is_judged(scored)]
