@@ -37,7 +37,7 @@ def kill_half_way(url: str, requests: int, arguments: list[object]) -> None:
             start = finished_requests(url)
             while finished_requests(url) - start < requests:
                 assert process.poll() is None, "the run ended before it could be killed"
-                time.sleep(0.2)
+                time.sleep(0.05)
         finally:
             process.kill()
     time.sleep(3)  # what the killed run had sent may still be finished by the server
