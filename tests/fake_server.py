@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
@@ -23,10 +24,14 @@ Behaviour = Callable[[web.Request, dict[str, Any]], Awaitable[web.StreamResponse
 def reply(
     text: str | None, finish_reason: str = "stop", usage: dict[str, Any] | None = None, **message: Any
 ) -> web.Response:
-    """A chat completion as vLLM sends it, one token a character; `usage` is added to what it says of tokens."""
+    """A chat completion as vLLM sends it; `usage` is added to what it says of tokens.
+
+    Words, digits and what is between them are tokens, as with the tokenizers of most models: a quotation mark is in one
+    with the brace or comma after it.
+    """
     tokens = [
         {"token": c, "bytes": list(c.encode()), "logprob": 0.0, "top_logprobs": [{"token": c, "logprob": 0.0}]}
-        for c in text or ""
+        for c in re.findall(r"[^\W\d_]+|\d|[\W_]+", text or "")
     ]
     body = {
         "choices": [

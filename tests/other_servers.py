@@ -177,7 +177,7 @@ class FakeFewAlternatives(FakeServer):
     """vLLM that masks tokens and shows few of them, or labels in other tokens than those of the answer.
 
     Attributes:
-        shown: Probabilities of the tokens at the first character of a label; the others are certain.
+        shown: Probabilities of the tokens with which a label begins; the others are certain.
     """
 
     shown: dict[str, float] = field(default_factory=dict)

@@ -185,6 +185,9 @@ def test_any_split_gives_a_distribution_over_the_labels(case: tuple[str, list[To
         assert all(share >= 0 for share in reading.probabilities.values())
         assert reading.probabilities[str(answered[field])] > 0
         assert reading.off_label_mass is not None and reading.off_label_mass >= 0
+        # The only label of the start-up check.
+        alone = read_label(text, tokens, LAYOUT, field, (answered[field],), answered[field])
+        assert alone.probabilities == {str(answered[field]): 1.0}
 
 
 def test_offsets_are_in_bytes() -> None:

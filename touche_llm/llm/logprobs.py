@@ -91,9 +91,11 @@ def read_label(
             break
         followed, written = ambiguous, written + squeeze(token.token)
     else:
-        if written not in spelled:
+        # The last token may go on after the value: `"}`.
+        complete = [place for place, label in enumerate(spelled) if written.startswith(label)]
+        if not complete:
             return Reading(answered=answered)
-        mass[spelled.index(written)] += followed
+        mass[complete[0]] += followed
         shared += followed
     total = math.fsum(mass)
     if total <= 0.0:

@@ -32,7 +32,7 @@ SCHEMAS = [build_schema(Examined, AnswerForm.ARRAY)]
 
 @dataclass
 class Model:
-    """A server like vLLM with the recommended flags: log-probabilities after the mask, one token a character."""
+    """A server like vLLM with the recommended flags: log-probabilities after the mask."""
 
     faults: tuple[str, ...] = ()
     number: count[int] = field(default_factory=count)
@@ -50,7 +50,7 @@ class Model:
             text = text.replace(",", ", ")
         message = {"reasoning_content": "Hm."} if "thinks" in faults else {}
         sent = orjson.loads(reply(text, "stop", self.usage(body), **message).body)  # type: ignore[arg-type]
-        self.spread(text, sent["choices"][0]["logprobs"]["content"])
+        self.spread(sent["choices"][0]["logprobs"]["content"])
         return web.json_response(sent)
 
     def usage(self, body: dict[str, Any]) -> dict[str, Any]:
@@ -61,22 +61,23 @@ class Model:
         details = {} if "silent" in self.faults else {"prompt_tokens_details": {"cached_tokens": known}}
         return {"prompt_tokens": words, **details}
 
-    def spread(self, text: str, tokens: list[dict[str, Any]]) -> None:
-        """Set the alternatives: labels differ in their first characters, and the rest is certain."""
+    def spread(self, tokens: list[dict[str, Any]]) -> None:
+        """Set the alternatives: labels differ in their first tokens, and the rest is certain."""
         for place, token in enumerate(tokens):
-            alternatives = {text[place]: 1.0}
-            if text[place] == "0":
+            own = token["token"]
+            alternatives = {own: 1.0}
+            if own == "0":
                 alternatives = {"0": 0.4, "1": 0.3, "2": 0.2, "3": 0.1}
-            elif text[place:].startswith("FIRST"):
+            elif own == "FIRST":
                 shared = {"N": 0.3} if "shared" in self.faults else {"NE": 0.2, "NO": 0.1}
-                alternatives = {"F": 0.4, "S": 0.3, **shared} if "rare" not in self.faults else {"F": 0.6, "NO": 0.4}
-            elif text[place:].startswith('F"'):
+                alternatives = {own: 0.4, "S": 0.3, **shared} if "rare" not in self.faults else {own: 0.6, "NO": 0.4}
+            elif own == "F":
                 alternatives = {"F": 0.6, "S": 0.4}
             elif place == 0 and "optional" in self.faults:
-                alternatives = {text[0]: 0.9, f"{text[0]}\n": 0.1}
+                alternatives = {own: 0.9, f"{own}\n": 0.1}
             if "raw" in self.faults:
                 alternatives = {name: value / 2 for name, value in alternatives.items()} | {"the": 0.5}
-            token["logprob"] = math.log(alternatives[text[place]])
+            token["logprob"] = math.log(alternatives[own])
             token["top_logprobs"] = [{"token": name, "logprob": math.log(p)} for name, p in alternatives.items()]
             token["top_logprobs"].append({"token": "!", "logprob": -9999.0})
 

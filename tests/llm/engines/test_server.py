@@ -256,7 +256,7 @@ def grade_token(logprob: float, *alternatives: tuple[str, float]) -> Behaviour:
 
     async def behave(_: web.Request, __: dict[str, Any]) -> web.StreamResponse:
         sent = orjson.loads(reply(GOOD).body)  # type: ignore[arg-type]
-        token = sent["choices"][0]["logprobs"]["content"][GOOD.index("2")]
+        token = next(each for each in sent["choices"][0]["logprobs"]["content"] if each["token"] == "2")
         token["logprob"] = logprob
         token["top_logprobs"] = [{"token": name, "logprob": value} for name, value in alternatives]
         return web.json_response(sent)

@@ -130,7 +130,7 @@ async def refuse_logprobs(_: web.Request, body: dict[str, Any]) -> web.StreamRes
 async def spell_another_answer(_: web.Request, __: dict[str, Any]) -> web.StreamResponse:
     sent = reply('{"word":"quokka-7351"}')
     assert isinstance(sent.body, bytes)
-    return web.Response(body=sent.body.replace(b'"bytes":[113]', b'"bytes":[114]'), content_type="application/json")
+    return web.Response(body=sent.body.replace(b'"bytes":[113,', b'"bytes":[114,'), content_type="application/json")
 
 
 async def ignore_schema(_: web.Request, __: dict[str, Any]) -> web.StreamResponse:
@@ -224,7 +224,7 @@ async def unaligned(request: web.Request, body: dict[str, Any]) -> web.StreamRes
 @pytest.mark.parametrize(
     ("server", "message"),
     [
-        (FakeFewAlternatives(shown={"F": 0.6, "S": 0.2}), "NEUTRAL, NO of stance.*0.200.*`form`.*`object`"),
+        (FakeFewAlternatives(shown={"FIRST": 0.6, "S": 0.2}), "NEUTRAL, NO of stance.*0.200.*`form`.*`object`"),
         (FakeServer(labels=unaligned), "label of relevance .0, 1, 2, 3..*`sampling.logprobs: false`"),
         (FakeServer(labels=refuse_arrays), "prefixItems is not supported.*`form`"),
         (FakeServer(labels=says("Hello! How can I help?")), "label of relevance .*'Hello!.*`form`"),
@@ -241,8 +241,8 @@ async def test_labels_that_cannot_be_read_are_named_with_the_setting(server: Fak
     "server",
     [
         # Nothing is left out, so the others are improbable; a raw probability goes to other words.
-        FakeFewAlternatives(shown={"F": 0.6, "S": 0.39}),
-        FakeFewAlternatives(shown={"F": 0.3, "S": 0.2}, renormalised=False),
+        FakeFewAlternatives(shown={"FIRST": 0.6, "S": 0.39}),
+        FakeFewAlternatives(shown={"FIRST": 0.3, "S": 0.2}, renormalised=False),
         # A weak model can write white space until its answer is cut off; a run requests another one.
         FakeServer(labels=says("[ 0" + " " * 50, "length")),
     ],
