@@ -9,7 +9,7 @@ import orjson
 import pytest
 from aiohttp import web
 
-from tests.cli.conftest import Done, Touche
+from tests.cli.conftest import Touche
 from tests.fake_server import FakeServer, good, reply
 from touche_llm.cli.demo import SAMPLES
 
@@ -35,13 +35,10 @@ def test_the_log_of_a_run_has_requests_retries_and_timings_but_no_key_and_no_tex
     sizes = ["--topic", "3", "--depth", "12", "--cache-mode", "refresh", "--cache", "answers.sqlite"]
     log = tmp_path / "run.log"
 
-    def run() -> Done:
-        server = Misbehaving()
-        server.rest = server.misbehave
-        with server.in_thread():
-            return touche("--log-file", str(log), "run", *files, *sizes, "--base-url", server.url)
-
-    done = run()
+    server = Misbehaving()
+    server.rest = server.misbehave
+    with server.in_thread():
+        done = touche("--log-file", str(log), "run", *files, *sizes, "--base-url", server.url)
     text = log.read_text()
     assert done.returncode in (0, 3), done.stderr
     assert "comparative/judge, topic 3, document" in text and " in 0." in text
@@ -53,7 +50,7 @@ def test_the_log_of_a_run_has_requests_retries_and_timings_but_no_key_and_no_tex
     assert not [passage for passage in known if passage in text]
     assert "sample 0" not in done.stderr
     # Another command is appended.
-    touche("--log-file", str(log), "validate", "out/run.txt")
+    assert touche("--log-file", str(log), "validate", "out/run.txt", "--task", "comparative").returncode == 0
     assert log.read_text().startswith(text) and len(log.read_text()) > len(text)
 
 

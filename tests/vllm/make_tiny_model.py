@@ -5,8 +5,7 @@
 With `classifier` it is a cross-encoder: the same layers with a head that gives one number. Served with
 `--runner pooling`, the chat model is an embedding model.
 
-The tokeniser is a byte-level BPE trained on the English text that ships with CPython, and on JSON, so that signs of an
-answer are in one token as in those of real models, such as `"}`. Its special tokens are the
+The tokeniser is a byte-level BPE trained on the English text that ships with CPython. Its special tokens are the
 control tokens of several model families, so that a test can see whether text from outside reaches the model as one.
 The attention heads have size 32, the smallest that vLLM's CPU attention takes. Answers of this model mean nothing.
 """
@@ -32,7 +31,6 @@ SPECIAL_TOKENS = [
     *("<tool_call>", "</tool_call>", "[TOOL_CALLS]", "[SYSTEM_PROMPT]", "<|START_OF_TURN_TOKEN|>"),
     *("[|user|]", "[|endofturn|]", "[UNUSED_TOKEN_145]", "[control_8]", "[e~[", "]~b]"),  # EXAONE, InternLM2, MiniMax
 ]
-JSON = ['{"word":"a","quality":1,"stance":"NO"}', '[2,"NO"]', '{"order":["A","B"]}']
 VOCABULARY = 4096
 CONTEXT = 2048
 HIDDEN = 64
@@ -53,8 +51,7 @@ def make_tokenizer() -> Any:
         show_progress=False,
     )
     topics = pydoc_data.topics.topics
-    texts = [part for key in sorted(topics) for part in topics[key].split("\n\n")]
-    tokenizer.train_from_iterator(texts + JSON * 100, trainer)
+    tokenizer.train_from_iterator((part for key in sorted(topics) for part in topics[key].split("\n\n")), trainer)
     fast = PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
         eos_token="<|im_end|>",
@@ -72,7 +69,7 @@ def main(out: Path, kind: str = "chat") -> None:
     from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, LlamaConfig
 
     tokenizer = make_tokenizer()
-    torch.manual_seed(1)
+    torch.manual_seed(0)
     config = LlamaConfig(
         vocab_size=len(tokenizer),
         hidden_size=HIDDEN,

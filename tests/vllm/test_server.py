@@ -35,9 +35,7 @@ pytestmark = pytest.mark.vllm
 def test_every_part_is_found(vllm_url: str) -> None:
     rows = orjson.loads(touche("doctor", vllm_url, "--thorough", "--format", "json").stdout)
     found = {row["name"]: row for row in rows}
-    # Whether labels share tokens of some probability is up to the random weights.
-    assert {name for name, row in found.items() if row["is_ok"] is not True} <= {"label tokens"}
-    assert found["label tokens"]["value"].startswith("13 of 13 labels can be read")
+    assert [name for name, row in found.items() if row["is_ok"] is not True] == []
     assert found["schema"]["value"] == "enforced with structured_outputs"
     assert found["logprobs"]["value"] == "for each token of an answer, renormalised"
     assert found["prefix cache"]["value"].startswith("384 of ")
